@@ -1,0 +1,31 @@
+"""The one error users see: what happened, to whom, and what to do about it."""
+
+from __future__ import annotations
+
+DONE = 0
+ANSWER_IS_NO = 1
+WRONG_USAGE = 2
+
+
+class HolmesError(Exception):
+    """Something the user can act on.
+
+    `what` names the host, file, key or rank and the value seen; `hint` says what to do. `exit_code` is
+    `WRONG_USAGE` for bad input and `ANSWER_IS_NO` where the input was fine but the world is not.
+    """
+
+    def __init__(self, what: str, hint: str, exit_code: int = WRONG_USAGE) -> None:
+        super().__init__(f"{what}\nhint: {hint}")
+        self.what = what
+        self.hint = hint
+        self.exit_code = exit_code
+
+
+class HostError(HolmesError):
+    """A host that could not be reached, entered or used; `rule` is its id in the audit catalogue."""
+
+    def __init__(self, host: str, rule: str, what: str, hint: str) -> None:
+        super().__init__(f"host {host}: {what}", hint, ANSWER_IS_NO)
+        self.host = host
+        self.rule = rule
+        self.evidence = what

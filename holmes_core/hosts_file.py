@@ -1,0 +1,93 @@
+"""hosts.yaml: which machines to look at and how to reach them. All but the names is optional."""
+
+from __future__ import annotations
+
+import getpass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from holmes_core.errors import HolmesError
+from holmes_core.record import Record, read_user_file
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=253)]
+TransportName = Literal["ssh", "local"]
+
+
+class Access(Record):
+    """How to reach one host. `address`, `port`, `user` and `identity_file` left out come from the SSH configuration."""
+
+    transport: TransportName = "ssh"
+    address: str | None = None
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    user: str | None = None
+    identity_file: str | None = None
+    ssh_config: str | None = None
+    python: str = "python3"
+
+
+class HostEntry(Record):
+    """One host of hosts.yaml. `cluster` pins a label; `speeds_gbps` gives netdev rates that ethtool cannot tell."""
+
+    name: Name
+    address: str | None = None
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    user: str | None = None
+    identity_file: str | None = None
+    python: str | None = None
+    cluster: Name | None = None
+    speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}
+
+
+def _entry(value: Any) -> Any:
+    """A bare string is a host's name."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+class HostsFile(Record):
+    """The whole of hosts.yaml: defaults at the top, then the hosts."""
+
+    transport: TransportName = "ssh"
+    ssh_config: str | None = None
+    user: str | None = None
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    identity_file: str | None = None
+    python: str = "python3"
+    speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}
+    hosts: tuple[Annotated[HostEntry, BeforeValidator(_entry)], ...] = Field(min_length=1)
+
+    @field_validator("hosts")
+    @classmethod
+    def _names_are_unique(cls, hosts: tuple[HostEntry, ...]) -> tuple[HostEntry, ...]:
+        names = [host.name for host in hosts]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"host {twice[0]} stands twice")
+        return hosts
+
+    def access(self, entry: HostEntry) -> Access:
+        """How to reach `entry`: its own settings, then the file's."""
+        return Access(
+            transport=self.transport,
+            address=entry.address,
+            port=entry.port or self.port,
+            user=entry.user or self.user or (getpass.getuser() if self.transport == "local" else None),
+            identity_file=entry.identity_file or self.identity_file,
+            ssh_config=self.ssh_config,
+            python=entry.python or self.python,
+        )
+
+
+def read_hosts_file(path: Path) -> HostsFile:
+    """hosts.yaml, with relative paths taken from the file's own folder."""
+    hosts = read_user_file(HostsFile, path)
+    updates = {}
+    for key in ("ssh_config", "identity_file"):
+        value = getattr(hosts, key)
+        if value is not None:
+            full = path.parent.absolute() / Path(value).expanduser()
+            if not full.exists():
+                raise HolmesError(f"{path}: {key}: {value}: no such file", "correct the path, or leave the key out")
+            updates[key] = str(full)
+    return hosts.model_copy(update=updates)

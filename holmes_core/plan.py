@@ -1,0 +1,165 @@
+"""Plan: every rank, every group and its network, every variable with its reason, and what it should cost."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from holmes_core.hosts_file import Access
+from holmes_core.job import Job
+from holmes_core.record import FileRecord, Record
+
+Axis = Literal["tp", "dp", "pp_forward", "pp_backward"]
+Order = Literal["holmes", "usual"]
+
+
+class EnvironmentVariable(Record):
+    """One variable of a node's environment, and why it is set."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
+    value: Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
+    reason: str
+
+
+class Node(Record):
+    """A host inside the job. `shared_address` is where the other nodes reach it for control traffic."""
+
+    node_rank: int
+    host: str
+    cluster: str
+    access: Access
+    num_ranks: int
+    shared_netdev: str
+    shared_address: str
+    environment: tuple[EnvironmentVariable, ...]
+
+
+class PlanStage(Record):
+    """Layers [first_layer, stop_layer) and the clusters whose slots hold them (several only when one is too small)."""
+
+    index: int
+    first_layer: int
+    stop_layer: int
+    clusters: tuple[str, ...]
+
+    @property
+    def num_layers(self) -> int:
+        return self.stop_layer - self.first_layer
+
+
+class PlanRank(Record):
+    """One tasklet on its slot. `gpu` is the device index on the host, None on CPU."""
+
+    rank: int
+    host: str
+    cluster: str
+    local_rank: int
+    gpu: int | None
+    pp_rank: int
+    dp_rank: int
+    tp_rank: int
+
+
+class PlanGroup(Record):
+    """One process group: its members, and the network it must use.
+
+    `network` is a cluster's fabric or "shared"; `interfaces` are the netdevs there, one a member in the order of
+    `ranks`; `net_name` is NCCL's name for the transport ("IB" covers RoCE).
+    """
+
+    name: str
+    axis: Axis
+    ranks: tuple[int, ...]
+    network: str
+    interfaces: tuple[str, ...]
+    net_name: Literal["IB", "Socket"] | None
+    bandwidth_bytes_per_s: float
+
+
+class InterfaceTraffic(Record):
+    """Bytes one interface carries per step, by what they are for."""
+
+    host: str
+    netdev: str
+    network: str
+    sent_bytes: int
+    received_bytes: int
+
+
+class Prediction(Record):
+    """Seconds of one step and its parts, and what travels. Parts add up to `step_s` along the critical path.
+
+    `memory_bytes` is per rank, one number a stage.
+    """
+
+    step_s: float
+    compute_s: float
+    bubble_s: float
+    exposed_edge_s: float
+    exposed_dp_s: float
+    tokens_per_s: float
+    memory_bytes: tuple[int, ...]
+    traffic: tuple[InterfaceTraffic, ...]
+
+
+class SolveReport(Record):
+    """How the answer was found. `gap` is (objective - bound) / objective; 0 is a proof.
+
+    `objective_s` is the closed form the integer program minimises; Prediction.step_s is the simulated schedule.
+    """
+
+    solver: str
+    status: Literal["optimal", "time limit", "fixed"]
+    objective_s: float
+    bound_s: float
+    gap: float
+    candidates: int
+    programs: int
+
+
+class Source(Record):
+    """A file the plan was made from: its path as seen from the plan's folder, and its digest."""
+
+    path: str
+    digest: str
+
+
+class Plan(FileRecord):
+    """The whole placement of one job on one inventory."""
+
+    KIND: ClassVar[str] = "plan"
+    RENEW: ClassVar[str] = "holmes plan job.yaml"
+
+    schema_version: Literal[1] = 1
+    inventory: Source
+    job_source: Source
+    job: Job
+    order: Order
+    tp: int
+    pp: int
+    dp: int
+    micro_batch_size: int
+    num_microbatches: int
+    nodes: tuple[Node, ...]
+    stages: tuple[PlanStage, ...]
+    ranks: tuple[PlanRank, ...]
+    groups: tuple[PlanGroup, ...]
+    prediction: Prediction
+    solve: SolveReport
+    usual_order: Prediction | None
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    @model_validator(mode="after")
+    def _ranks_are_complete(self) -> Plan:
+        if [rank.rank for rank in self.ranks] != list(range(self.world_size)):
+            raise ValueError(f"ranks are not 0..{self.world_size - 1} in order")
+        coordinates = {(rank.pp_rank, rank.dp_rank, rank.tp_rank) for rank in self.ranks}
+        if len(coordinates) != self.world_size:
+            raise ValueError("two ranks have the same coordinates")
+        if sum(node.num_ranks for node in self.nodes) != self.world_size:
+            raise ValueError("the nodes' ranks do not add up to the world size")
+        return self

@@ -1,0 +1,202 @@
+"""Records and their files: strict reading, errors that name file and key, digests, atomic writes.
+
+Two kinds of file. Files people write (hosts.yaml, job.yaml) hold the record alone. Files Holmes writes
+(inventory, plan, run) hold a header as well: which record it is, and the digest of the rest, so that a hand
+edit is noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import json
+import os
+import secrets
+import types
+import typing
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, Union
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from holmes_core.errors import HolmesError
+
+SCHEMA_VERSION = 1
+
+
+class Record(BaseModel):
+    """Frozen, and strict about keys: an unknown one is an error that names its nearest neighbour."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class FileRecord(Record):
+    """A record with a file of its own. `KIND` names it in the file, `RENEW` is the command that makes it anew."""
+
+    KIND: ClassVar[str]
+    RENEW: ClassVar[str]
+
+    def digest(self) -> str:
+        """`sha256:...` over the record as canonical JSON: sorted keys, no spaces."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """The text of the record's file: header, then the record, readable and diffable."""
+        header = {"kind": self.KIND, "digest": self.digest()}
+        return json.dumps({**header, **self.model_dump(mode="json")}, indent=1, ensure_ascii=False) + "\n"
+
+
+R = TypeVar("R", bound=Record)
+F = TypeVar("F", bound=FileRecord)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` to `path` so that readers see the old file or the new one, never a part.
+
+    Raises HolmesError when the folder is missing or not writable.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(temporary, "x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise HolmesError(
+            f"{path}: cannot be written: {error.strerror or error}", "choose a folder that exists and is writable"
+        ) from error
+
+
+def read_user_file(cls: type[R], path: Path) -> R:
+    """The record in a YAML or JSON file a person wrote. Raises HolmesError naming file, key and value."""
+    return parse(cls, _load(path), str(path))
+
+
+def read_file(cls: type[F], path: Path) -> F:
+    """The record in a file Holmes wrote, with kind and digest checked.
+
+    Raises HolmesError if it is another kind of file, or was changed since it was written.
+    """
+    data = _load(path)
+    if not isinstance(data, dict) or data.get("kind") != cls.KIND:
+        kind = data.get("kind") if isinstance(data, dict) else None
+        raise HolmesError(f"{path}: not a {cls.KIND} (kind: {kind!r})", f"make one with `{cls.RENEW}`")
+    body = {key: value for key, value in data.items() if key not in ("kind", "digest")}
+    record = parse(cls, body, str(path))
+    if data.get("digest") != record.digest():
+        raise HolmesError(
+            f"{path}: changed since it was written (digest {data.get('digest')!r}, content {record.digest()!r})",
+            f"make it anew with `{cls.RENEW}`; what may be chosen is chosen in hosts.yaml and job.yaml",
+        )
+    return record
+
+
+def parse(cls: type[R], data: object, source: str) -> R:
+    """`data` as a record of `cls`; `source` (a file name) is named in the errors."""
+    if not isinstance(data, dict):
+        raise HolmesError(f"{source}: holds {type(data).__name__}, not keys and values", f"write {_keys(cls)} into it")
+    version = data.get("schema_version", SCHEMA_VERSION)
+    if "schema_version" in cls.model_fields and version != SCHEMA_VERSION:
+        raise HolmesError(
+            f"{source}: schema_version {version!r}, this Holmes reads {SCHEMA_VERSION}",
+            "use the Holmes that wrote the file, or make the file anew",
+        )
+    try:
+        return cls.model_validate(data)
+    except ValidationError as error:
+        raise _explain(cls, error, source) from None
+
+
+def _explain(cls: type[BaseModel], error: ValidationError, source: str) -> HolmesError:
+    """One line a fault: key path, value seen, what is wrong; the hint is the nearest valid key where one is unknown."""
+    faults, hints = [], []
+    for fault in error.errors():
+        location = list(fault["loc"])
+        path = ".".join(str(part) for part in location) or "(whole file)"
+        if fault["type"] == "extra_forbidden":
+            model = _model_at(cls, location[:-1])
+            near = difflib.get_close_matches(str(location[-1]), list(model.model_fields), n=1, cutoff=0.5)
+            faults.append(f"{path}: unknown key (value {_shown(fault['input'])})")
+            hints.append(f"did you mean `{near[0]}`?" if near else f"known here: {_keys(model)}")
+        elif fault["type"] == "missing":
+            faults.append(f"{path}: missing")
+            hints.append(f"add `{location[-1]}:`")
+        else:
+            message = fault["msg"].removeprefix("Value error, ")
+            faults.append(f"{path}: {message} (value {_shown(fault['input'])})")
+    hint = "; ".join(dict.fromkeys(hints)) or "correct the value"
+    return HolmesError(f"{source}: " + "; ".join(faults), hint)
+
+
+def _model_at(cls: type[BaseModel], location: list[int | str]) -> type[BaseModel]:
+    """The model whose keys stand at `location` below `cls`."""
+    for part in location:
+        if isinstance(part, str) and part in cls.model_fields:
+            found = _model_in(cls.model_fields[part].annotation)
+            cls = found or cls
+    return cls
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The record class inside an annotation such as `tuple[Host, ...]` or `Parallel | None`."""
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return annotation if issubclass(annotation, BaseModel) else None
+    if typing.get_origin(annotation) in (tuple, list, dict, Union, types.UnionType, typing.Annotated):
+        for argument in typing.get_args(annotation):
+            found = _model_in(argument)
+            if found is not None:
+                return found
+    return None
+
+
+def _keys(cls: type[BaseModel]) -> str:
+    return ", ".join(f"`{name}`" for name in cls.model_fields)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """safe_load that refuses a key written twice, where YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable):
+                if key in seen:
+                    problem = f"key {key!r} stands twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _load(path: Path) -> object:
+    """The plain data in a JSON or YAML file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        what = f"{path}: cannot be read: {error.strerror or error}"
+        raise HolmesError(what, "check the path and its permissions") from None
+    except UnicodeDecodeError as error:
+        raise HolmesError(f"{path}: not text: byte {error.start} is not UTF-8", "save the file as UTF-8") from None
+    try:
+        return json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_UniqueKeyLoader)
+    except json.JSONDecodeError as error:
+        what = f"{path}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}"
+        raise HolmesError(what, "correct that line, or make the file anew") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        what = f"{path}: {where}not YAML: {problem}"
+        raise HolmesError(what, "correct that line (indentation, colons, quotes)") from None

@@ -1,0 +1,43 @@
+"""Conversions at the edge: text to bytes and seconds when read, GiB and GB/s when shown."""
+
+from __future__ import annotations
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+
+
+def bytes_per_s_from_gbps(gbps: float) -> float:
+    """Bytes per second of a line rate in gigabits per second (10**9 bits)."""
+    return gbps * 1e9 / 8
+
+
+def bytes_per_s_from_mbps(mbps: float) -> float:
+    """Bytes per second of a line rate in megabits per second (10**6 bits), the unit of ethtool."""
+    return mbps * 1e6 / 8
+
+
+def format_rate(bytes_per_s: float | None) -> str:
+    """A line rate as people say it: `100 Mbit/s`, `2 Gbit/s`; `unknown` for None."""
+    if bytes_per_s is None:
+        return "unknown"
+    bits = bytes_per_s * 8
+    return f"{bits / 1e9:.4g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.4g} Mbit/s"
+
+
+def format_bytes(size_bytes: float) -> str:
+    """An amount of data in decimal units: `31.3 MB`."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.2f} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration: `1.24 s`, `35 ms`."""
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def format_gib(size_bytes: float | None) -> str:
+    """An amount of memory in GiB; `unknown` for None."""
+    return "unknown" if size_bytes is None else f"{size_bytes / GIB:.2f} GiB"
