@@ -1,0 +1,95 @@
+"""From what each rank reports to one record a step: loss, tokens/s, and bytes of every interface."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from holmes_core.plan import InterfaceTraffic, Plan
+
+
+@dataclass(frozen=True)
+class InterfaceBytes:
+    """Increase of one interface's counters over one step."""
+
+    host: str
+    netdev: str
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One step of the whole job; `step_s` is the slowest rank's."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    step_s: float
+    tokens_per_s: float
+    interfaces: tuple[InterfaceBytes, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """For metrics.jsonl."""
+        return asdict(self)
+
+
+class StepCollector:
+    """Holds the ranks' reports of a step until all have come."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._reports: dict[int, dict[int, dict[str, Any]]] = {}
+
+    def add(self, report: dict[str, Any]) -> StepMetrics | None:
+        """The step's record, once the last of its ranks has reported; None before."""
+        reports = self._reports.setdefault(report["step"], {})
+        reports[report["rank"]] = report
+        if len(reports) < self._plan.world_size:
+            return None
+        del self._reports[report["step"]]
+        return self._merge(report["step"], reports)
+
+    def _merge(self, step: int, reports: dict[int, dict[str, Any]]) -> StepMetrics:
+        losses = [report["loss"] for report in reports.values() if report["loss"] is not None]
+        step_s = max(report["step_s"] for report in reports.values())
+        tokens = self._plan.job.global_batch_size * self._plan.job.model.seq_length
+        return StepMetrics(
+            step=step,
+            loss=statistics.fmean(losses),
+            grad_norm=reports[0]["grad_norm"],
+            step_s=step_s,
+            tokens_per_s=tokens / step_s,
+            interfaces=tuple(self._interfaces(reports)),
+        )
+
+    def _interfaces(self, reports: dict[int, dict[str, Any]]) -> Iterable[InterfaceBytes]:
+        hosts = {rank.rank: rank.host for rank in self._plan.ranks}
+        for rank in sorted(reports):
+            for netdev, counted in sorted(reports[rank]["interfaces"].items()):
+                yield InterfaceBytes(hosts[rank], netdev, counted["sent_bytes"], counted["received_bytes"])
+
+
+def settled(steps: Sequence[StepMetrics]) -> Sequence[StepMetrics]:
+    """The steps to judge speed by: all but the first, which sets up connections and caches, if there are others."""
+    return steps[1:] if len(steps) > 1 else steps
+
+
+def median_step_s(steps: Sequence[StepMetrics]) -> float:
+    """Median seconds of the settled steps."""
+    return statistics.median(step.step_s for step in settled(steps))
+
+
+def traffic_per_step(steps: Sequence[StepMetrics], planned: Sequence[InterfaceTraffic]) -> tuple[InterfaceTraffic, ...]:
+    """Mean bytes a settled step moved over each interface the plan names, in the plan's order."""
+    counted = settled(steps)
+    result = []
+    for expected in planned:
+        place = (expected.host, expected.netdev)
+        found = [port for step in counted for port in step.interfaces if (port.host, port.netdev) == place]
+        sent = sum(port.sent_bytes for port in found) // len(counted)
+        received = sum(port.received_bytes for port in found) // len(counted)
+        result.append(expected.model_copy(update={"sent_bytes": sent, "received_bytes": received}))
+    return tuple(result)

@@ -1,0 +1,98 @@
+"""Decide everything a launch will do, touching nothing: this is the dry run, and what is sent is equal to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from holmes_core.errors import HolmesError
+from holmes_core.plan import Node, Plan, PlanGroup
+from holmes_runtime.agent import NodeConfig
+from holmes_runtime.run_config import Corpus, Emulation, Group, ModelShape, Optimizer, Rank, RunConfig, Stage
+from launcher.bundle import ENVIRONMENT_FILE, NODE_CONFIG_FILE, RUN_CONFIG_FILE, NodeBundle, node_folder
+
+SILENCE_LIMIT_S = 30.0
+
+
+def prepare(plan: Plan, run_id: str) -> tuple[NodeBundle, ...]:
+    """Every file and command of every node, nodes in order. Raises HolmesError if the runtime cannot run the plan."""
+    run_config = run_config_of(plan, run_id)
+    return tuple(_bundle(plan, node, run_config) for node in plan.nodes)
+
+
+def run_config_of(plan: Plan, run_id: str) -> RunConfig:
+    """The plan in the runtime's own words."""
+    if plan.tp != 1:
+        raise HolmesError(
+            f"the plan has tp={plan.tp}; the bundled runtime does not split layers yet",
+            "set `parallel: {tp: 1}` in job.yaml and plan again",
+        )
+    job = plan.job
+    try:
+        return RunConfig(
+            schema_version=1,
+            run_id=run_id,
+            device=job.device,
+            seed=job.seed,
+            steps=job.steps,
+            global_batch_size=job.global_batch_size,
+            micro_batch_size=plan.micro_batch_size,
+            pp=plan.pp,
+            dp=plan.dp,
+            tp=plan.tp,
+            model=ModelShape(**job.model.model_dump()),
+            emulation=Emulation(**job.compute.emulate.model_dump()) if job.compute.emulate else None,
+            corpus=Corpus(**job.data.model_dump()),
+            optimizer=Optimizer(**job.optimizer.model_dump()),
+            stages=tuple(Stage(stage.index, stage.first_layer, stage.stop_layer) for stage in plan.stages),
+            ranks=tuple(
+                Rank(rank.rank, rank.host, rank.cluster, rank.pp_rank, rank.dp_rank, rank.tp_rank)
+                for rank in plan.ranks
+            ),
+            groups=tuple(_group(group) for group in plan.groups),
+            schedule="1f1b",
+            timeout_s=job.timeout_s,
+            threads_per_rank=job.threads_per_slot,
+        )
+    except ValueError as error:
+        raise HolmesError(f"the runtime refuses the plan: {error}", "correct job.yaml and plan again") from None
+
+
+def _group(group: PlanGroup) -> Group:
+    assert group.axis != "tp"
+    return Group(group.name, group.axis, group.ranks, group.interfaces, group.net_name)
+
+
+def _bundle(plan: Plan, node: Node, run_config: RunConfig) -> NodeBundle:
+    first = plan.nodes[0]
+    config = NodeConfig(
+        run_id=run_config.run_id,
+        host=node.host,
+        node_rank=node.node_rank,
+        num_nodes=len(plan.nodes),
+        num_ranks=node.num_ranks,
+        master_address=first.shared_address,
+        master_port=plan.job.master_port,
+        interfaces=_interfaces(plan, node),
+        environment={variable.name: variable.value for variable in node.environment},
+        silence_limit_s=SILENCE_LIMIT_S,
+    )
+    files = {
+        RUN_CONFIG_FILE: run_config.to_json(),
+        NODE_CONFIG_FILE: json.dumps(asdict(config), indent=1) + "\n",
+        ENVIRONMENT_FILE: "".join(f"{variable.name}={variable.value}\n" for variable in node.environment),
+    }
+    return NodeBundle(node, node_folder(run_config.run_id, node.node_rank), files, node.environment)
+
+
+def _interfaces(plan: Plan, node: Node) -> tuple[str, ...]:
+    """Every interface the node's ranks will use, each once."""
+    hosts: Mapping[int, str] = {rank.rank: rank.host for rank in plan.ranks}
+    used = {
+        interface
+        for group in plan.groups
+        for rank, interface in zip(group.ranks, group.interfaces, strict=True)
+        if hosts[rank] == node.host
+    }
+    return tuple(sorted(used | {node.shared_netdev}))

@@ -1,0 +1,205 @@
+"""Which hosts share a fabric, and which network all of them share. Found from facts; hosts.yaml may pin labels.
+
+InfiniBand hosts belong together when subnet prefix, subnet manager and IPoIB networks do not differ, RoCE hosts when
+their RDMA netdevs share an IP network, hosts without RDMA when their fastest netdevs do.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from holmes_core.inventory import Cluster, FabricKind, Finding, Host, Netdev, Network, NetworkPort, Nic
+from holmes_core.units import bytes_per_s_from_gbps
+
+_VIRTUAL = ("docker", "br-", "veth", "virbr", "cni", "flannel", "lo")
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """What one host shows of its fastest fabric. None or empty: not known, and agrees with anything."""
+
+    kind: FabricKind
+    subnet_prefix: str | None
+    sm_lid: int | None
+    networks: frozenset[str]
+    rails: tuple[Nic, ...]
+    netdev: Netdev | None
+
+    def agrees_with(self, other: Fabric) -> bool:
+        """No known fact speaks against the two being one fabric."""
+        return (
+            self.kind == other.kind
+            and (None in (self.subnet_prefix, other.subnet_prefix) or self.subnet_prefix == other.subnet_prefix)
+            and (None in (self.sm_lid, other.sm_lid) or self.sm_lid == other.sm_lid)
+            and (not self.networks or not other.networks or bool(self.networks & other.networks))
+        )
+
+    def joined_with(self, other: Fabric) -> Fabric:
+        """The facts of both; `self` must agree with `other`."""
+        return replace(
+            self,
+            subnet_prefix=self.subnet_prefix or other.subnet_prefix,
+            sm_lid=self.sm_lid if self.sm_lid is not None else other.sm_lid,
+            networks=self.networks | other.networks,
+        )
+
+
+def fabric_of(host: Host) -> Fabric:
+    """The fabric of the host's rails: usable RDMA ports of the kind with most bandwidth, at that kind's top rate.
+
+    Slower ports of the kind (a front-end card, a storage bond) are no rails. A host without usable RDMA has the
+    Ethernet of its fastest netdev; a local one has the loopback.
+    """
+    if host.access.transport == "local":
+        loopback = next((netdev for netdev in host.netdevs if netdev.name == "lo"), None)
+        return Fabric("loopback", None, None, _networks([loopback] if loopback else []), (), loopback)
+    usable = [nic for nic in host.nics if nic.usable_by_nccl_ib and nic.rate_gbps]
+    if not usable:
+        netdev = _fastest(netdev for netdev in host.netdevs if _carries_traffic(netdev))
+        return Fabric("Ethernet", None, None, _networks([netdev] if netdev else []), (), netdev)
+    totals = {nic.kind: sum(other.rate_gbps or 0 for other in usable if other.kind == nic.kind) for nic in usable}
+    kind = max(totals, key=lambda kind: totals[kind])
+    top_rate = max(nic.rate_gbps or 0 for nic in usable if nic.kind == kind)
+    rails = tuple(nic for nic in usable if nic.kind == kind and nic.rate_gbps == top_rate)
+    netdevs = [netdev for nic in rails for netdev in host.netdevs if netdev.name == nic.netdev]
+    return Fabric(
+        kind="InfiniBand" if kind == "InfiniBand" else "RoCE",
+        subnet_prefix=next((nic.subnet_prefix for nic in rails if nic.subnet_prefix), None),
+        sm_lid=next((nic.sm_lid for nic in rails if nic.sm_lid), None) if kind == "InfiniBand" else None,
+        networks=_networks(netdevs),
+        rails=rails,
+        netdev=next((netdev for netdev in netdevs if netdev.addresses), netdevs[0] if netdevs else None),
+    )
+
+
+def find_clusters(hosts: Sequence[Host], pinned: Mapping[str, str]) -> tuple[tuple[Cluster, ...], tuple[Finding, ...]]:
+    """Clusters of the reachable hosts, in order of their first host. `pinned`: host name to label."""
+    groups: list[tuple[str | None, Fabric, list[tuple[Host, Fabric]]]] = []
+    findings: list[Finding] = []
+    for host in (host for host in hosts if host.reachable):
+        fabric, label = fabric_of(host), pinned.get(host.name)
+        for index, (name, joined, members) in enumerate(groups):
+            if (label is not None and label == name) or (label is None and joined.agrees_with(fabric)):
+                if not joined.agrees_with(fabric):
+                    findings.append(_pinned_against_facts(host.name, label or "", joined, fabric))
+                else:
+                    groups[index] = (name, joined.joined_with(fabric), members)
+                members.append((host, fabric))
+                break
+        else:
+            groups.append((label, fabric, [(host, fabric)]))
+    return tuple(_clusters(groups)), tuple(findings)
+
+
+def _clusters(groups: Iterable[tuple[str | None, Fabric, list[tuple[Host, Fabric]]]]) -> Iterable[Cluster]:
+    taken: dict[str, int] = {}
+    for label, joined, members in groups:
+        kind = joined.kind.lower()
+        taken[kind] = taken.get(kind, 0) + (label is None)
+        name = label or f"{kind}-{taken[kind]}"
+        ports = tuple(_fabric_port(host, fabric) for host, fabric in members)
+        subnet = min(joined.networks) if len(joined.networks) == 1 else None
+        yield Cluster(
+            name=name,
+            hosts=tuple(host.name for host, _ in members),
+            fabric=Network(name=name, kind=joined.kind, subnet=subnet, ports=ports),
+            pinned=label is not None,
+        )
+
+
+def find_shared_network(hosts: Sequence[Host]) -> Network | None:
+    """The IPv4 network on which every reachable host has an address; the fastest if there are several.
+
+    Without one: the networks of the default routes, taken as routed to each other. None if a host has no such way.
+    """
+    reachable = [host for host in hosts if host.reachable]
+    local = any(host.access.transport == "local" for host in reachable)
+    networks: dict[str, dict[str, NetworkPort]] = {}
+    for host in reachable:
+        for netdev in host.netdevs:
+            if (netdev.name == "lo") if local else _carries_traffic(netdev):
+                for network in _networks([netdev]):
+                    networks.setdefault(network, {}).setdefault(host.name, _port(host.name, netdev, network))
+    kind: FabricKind = "loopback" if local else "Ethernet"
+    common = {
+        subnet: tuple(ports.values())
+        for subnet, ports in networks.items()
+        if len(ports) == len(reachable) and (local or _all_differ(ports.values()))
+    }
+    if common:
+        subnet = max(common, key=lambda subnet: (_slowest(common[subnet]), subnet))
+        return Network(name="shared", kind=kind, subnet=subnet, ports=common[subnet])
+    routed = [
+        (host, netdev) for host in reachable for netdev in host.netdevs if netdev.name == host.default_route_netdev
+    ]
+    if reachable and len(routed) == len(reachable) and all(netdev.addresses for _, netdev in routed):
+        ports = tuple(_port(host.name, netdev, None) for host, netdev in routed)
+        return Network(name="shared", kind="Ethernet", subnet=None, ports=ports)
+    return None
+
+
+def _fabric_port(host: Host, fabric: Fabric) -> NetworkPort:
+    port = _port(host.name, fabric.netdev, None)
+    if not fabric.rails:
+        return port
+    total_gbps = sum(nic.rate_gbps or 0 for nic in fabric.rails)
+    return port.model_copy(
+        update={
+            "hcas": tuple(f"{nic.device}:{nic.port}" for nic in fabric.rails),
+            "rdma_bandwidth_bytes_per_s": bytes_per_s_from_gbps(total_gbps),
+        }
+    )
+
+
+def _port(host: str, netdev: Netdev | None, subnet: str | None) -> NetworkPort:
+    addresses = netdev.addresses if netdev else ()
+    inside = [address for address in addresses if subnet is None or _network(address) == subnet]
+    return NetworkPort(
+        host=host,
+        netdev=netdev.name if netdev else None,
+        address=inside[0].partition("/")[0] if inside else None,
+        bandwidth_bytes_per_s=netdev.speed_bytes_per_s if netdev else None,
+    )
+
+
+def _carries_traffic(netdev: Netdev) -> bool:
+    return netdev.up and bool(netdev.addresses) and not netdev.name.startswith(_VIRTUAL)
+
+
+def _fastest(netdevs: Iterable[Netdev]) -> Netdev | None:
+    return max(netdevs, key=lambda netdev: netdev.speed_bytes_per_s or 0, default=None)
+
+
+def _slowest(ports: Iterable[NetworkPort]) -> float:
+    return min(port.bandwidth_bytes_per_s or 0 for port in ports)
+
+
+def _all_differ(ports: Collection[NetworkPort]) -> bool:
+    """The same address on two hosts means two networks that merely look alike, such as container bridges."""
+    return len({port.address for port in ports}) == len(ports)
+
+
+def _networks(netdevs: Iterable[Netdev]) -> frozenset[str]:
+    return frozenset(_network(address) for netdev in netdevs for address in netdev.addresses)
+
+
+def _network(address: str) -> str:
+    return str(ipaddress.ip_interface(address).network)
+
+
+def _pinned_against_facts(host: str, label: str, cluster: Fabric, fabric: Fabric) -> Finding:
+    return Finding(
+        rule="CLUSTER-PIN-CONTRADICTS",
+        severity="W",
+        hosts=(host,),
+        evidence=f"pinned to {label}: it shows {_shown(fabric)}, the cluster {_shown(cluster)}",
+        effect="groups inside this cluster may have no common fabric",
+        remedy="correct `cluster:` in hosts.yaml, or leave it out and let the probe find it",
+    )
+
+
+def _shown(fabric: Fabric) -> str:
+    networks = ", ".join(sorted(fabric.networks)) or "no network"
+    return f"{fabric.kind} on {networks}" + (f", SM lid {fabric.sm_lid}" if fabric.sm_lid else "")

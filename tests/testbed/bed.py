@@ -1,0 +1,220 @@
+"""A test bed: two clusters of two hosts on this machine, with real networks of given rates and real sshd.
+
+Each host is a network namespace with its own host name, a fast interface inside its cluster and a slow one to
+everywhere. GPU and InfiniBand tools on the hosts replay recorded outputs of real machines. The controller namespace,
+on the slow network, is where `holmes` is run. `python -m tests.testbed.bed` starts one and waits for Ctrl-C.
+"""
+
+import secrets
+import shlex
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import yaml
+
+from tests.testbed import bed_layout
+from tests.testbed.bed_estate import Estate
+from tests.testbed.bed_layout import BedHost
+from tests.testbed.bed_machine import BedMachine
+from tests.testbed.bed_needs import BedUnavailable, missing_for_bed
+from tests.testbed.bed_network import make_network
+from tests.testbed.bed_process import SYSTEM_PATH, run_tool
+from tests.testbed.bed_ssh import make_keys
+from tests.testbed.bed_tools import install_tools
+from tests.testbed.reaper import NAMESPACE_FOLDER, pids_in_namespaces
+
+__all__ = ["Bed", "BedHost", "BedUnavailable", "missing_for_bed"]
+
+
+class Bed:
+    """Two clusters of two hosts, from `with` to the end of the block or of this process, however it ends."""
+
+    def __init__(self, fast_mbps: int = 2000, slow_mbps: int = 100, python: Path | None = None) -> None:
+        """Makes nothing yet. `python` is the interpreter hosts.yaml names; by default the one running.
+
+        Raises ValueError for a rate below 1 Mbit/s: tc would take it and mean something else.
+        """
+        for name, rate_mbps in (("fast_mbps", fast_mbps), ("slow_mbps", slow_mbps)):
+            if rate_mbps < 1:
+                raise ValueError(f"{name} is {rate_mbps}; a link carries at least 1 Mbit/s")
+        self.fast_mbps = fast_mbps
+        self.slow_mbps = slow_mbps
+        self.python = Path(sys.executable) if python is None else python
+        self.suffix = _free_suffix()
+        self.folder = _bed_folder(self.suffix)
+        self.hosts_yaml = self.folder / "hosts.yaml"
+        self.ssh_config = self.folder / "ssh_config"
+        self.hosts: tuple[BedHost, ...] = bed_layout.bed_hosts(self.suffix, self.folder)
+        self.controller_namespace = bed_layout.host_namespace(self.suffix, "controller")
+        self.switch_namespace = bed_layout.host_namespace(self.suffix, "switch")
+        self._estate: Estate | None = None
+        self._machines: dict[str, BedMachine] = {}
+
+    def __enter__(self) -> "Bed":
+        """Sets everything up; raises BedUnavailable where that cannot work, and leaves nothing if it fails half-way."""
+        missing = missing_for_bed()
+        if missing:
+            raise BedUnavailable(missing)
+        assert self._estate is None, "a Bed is used once"
+        self._estate = Estate()
+        try:
+            self._set_up(self._estate)
+        except BaseException:
+            self._take_down()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Removes everything the bed made; raises BedError if something stays."""
+        self._take_down()
+
+    def host(self, name: str) -> BedHost:
+        """The host called `name`."""
+        return next(host for host in self.hosts if host.name == name)
+
+    def controller_command(self, command: Sequence[str]) -> list[str]:
+        """`command` as run on the controller, which reaches every host over the slow network."""
+        return ["ip", "netns", "exec", self.controller_namespace, *command]
+
+    def on_host_command(self, host: str, command: Sequence[str]) -> list[str]:
+        """`command` as run on `host`, without SSH, with the host's name, files and tools."""
+        return self._machines[host].inside(command)
+
+    def pids(self, host: str) -> list[int]:
+        """Every process on `host`, the bed's own included."""
+        return pids_in_namespaces([self._machines[host].host.namespace])
+
+    def guest_pids(self, host: str) -> list[int]:
+        """Every process on `host` but the bed's own two: SSH sessions and what they started."""
+        machine = self._machines[host]
+        return [pid for pid in self.pids(host) if pid not in (machine.init_pid, machine.sshd_pid)]
+
+    def sshd_pid(self, host: str) -> int | None:
+        """The listening sshd of `host`; None while it is stopped."""
+        return self._machines[host].sshd_pid
+
+    def stop_sshd(self, host: str) -> None:
+        """Ends the listening sshd of `host`: new logins are refused, open sessions go on."""
+        self._machines[host].stop_sshd()
+
+    def start_sshd(self, host: str) -> None:
+        """Starts the stopped sshd of `host` and returns when it listens."""
+        self._machines[host].start_sshd()
+        self._machines[host].wait_sshd()
+
+    def counters(self, host: str) -> dict[str, tuple[int, int]]:
+        """Bytes received and bytes sent by each interface of `host` since the bed began."""
+        lines = Path(f"/proc/{self._machines[host].init_pid}/net/dev").read_text().splitlines()[2:]
+        counted = {}
+        for line in lines:
+            interface, _, columns = line.partition(":")
+            counts = [int(column) for column in columns.split()]
+            counted[interface.strip()] = (counts[0], counts[8])
+        return counted
+
+    def set_link(self, host: str, interface: str, up: bool) -> None:
+        """Takes an interface of `host` down, as if its cable were pulled, or up again."""
+        namespace = self._machines[host].host.namespace
+        run_tool(["ip", "-n", namespace, "link", "set", "dev", interface, "up" if up else "down"])
+
+    def _set_up(self, estate: Estate) -> None:
+        estate.record_folder(self.folder)
+        self.folder.mkdir(mode=0o700)
+        for host in self.hosts:
+            self._make_host_folder(host)
+        make_keys(self.folder, self.hosts)
+        self.hosts_yaml.write_text(self._hosts_yaml_text())
+        wires = bed_layout.bed_wires(self.hosts, self.controller_namespace, self.fast_mbps, self.slow_mbps)
+        make_network(estate, self.switch_namespace, wires)
+        self._start_hosts(estate)
+
+    def _make_host_folder(self, host: BedHost) -> None:
+        """The host's home, tools, temporary folder, and the few files it has in place of the machine's own in /etc."""
+        for folder in (host.folder, host.home, host.folder / "tmp", host.folder / "etc"):
+            folder.mkdir(mode=0o700)
+        install_tools(host, self.fast_mbps, self.slow_mbps)
+        etc = host.folder / "etc"
+        (etc / "passwd").write_text(_passwd_text(Path("/etc/passwd").read_text(), host.home))
+        (etc / "shadow").write_text("root:*:19000:0:99999:7:::\n")  # no password, yet not locked
+        names = "".join(f"{other.slow_address} {other.name}\n" for other in self.hosts)
+        (etc / "hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{names}")
+        # Login shells read /etc/profile, which sets PATH anew.
+        (host.home / ".profile").write_text(f"export PATH={shlex.quote(f'{host.tools}:{SYSTEM_PATH}')}\n")
+
+    def _hosts_yaml_text(self) -> str:
+        content = {
+            "ssh_config": str(self.ssh_config),
+            "python": str(self.python),
+            "hosts": [host.name for host in self.hosts],
+        }
+        return yaml.safe_dump(content, sort_keys=False)
+
+    def _start_hosts(self, estate: Estate) -> None:
+        """Boots all hosts and starts their sshds, side by side."""
+        self._machines = {host.name: BedMachine(host, estate) for host in self.hosts}
+        machines = self._machines.values()
+        for machine in machines:
+            machine.boot()
+        for machine in machines:
+            machine.wait_booted()
+            machine.start_sshd()
+        for machine in machines:
+            machine.wait_sshd()
+
+    def _take_down(self) -> None:
+        assert self._estate is not None, "the bed was never set up"
+        self._estate.settle()
+        for machine in self._machines.values():
+            machine.collect()
+
+
+def _bed_folder(suffix: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"holmes-bed-{suffix}"
+
+
+def _free_suffix() -> str:
+    """A random suffix that no folder and no namespace carries yet."""
+    while True:
+        suffix = secrets.token_hex(4)
+        taken = NAMESPACE_FOLDER / bed_layout.host_namespace(suffix, "switch")
+        if not _bed_folder(suffix).exists() and not taken.exists():
+            return suffix
+
+
+def _passwd_text(passwd: str, home: Path) -> str:
+    """/etc/passwd with `home` as root's home and a shell that can be used."""
+    lines = []
+    for line in passwd.splitlines():
+        fields = line.split(":")
+        if fields[0] == "root":
+            shell = fields[6] if fields[6].endswith("sh") else "/bin/sh"
+            line = ":".join([*fields[:5], str(home), shell])
+        lines.append(f"{line}\n")
+    return "".join(lines)
+
+
+def main() -> int:
+    """Starts a bed, says how to use it, and takes it down on Ctrl-C."""
+    try:
+        with Bed() as bed:
+            print(f"test bed {bed.suffix} is up, folder {bed.folder}")
+            print("run holmes:", shlex.join(bed.controller_command(["holmes", "probe", str(bed.hosts_yaml)])))
+            print("log in:    ", shlex.join(bed.controller_command(["ssh", "-F", str(bed.ssh_config), "a1"])))
+            print("Ctrl-C takes it down", flush=True)
+            threading.Event().wait()
+    except KeyboardInterrupt:
+        return 0
+    except BedUnavailable as missing:
+        print(f"error: {missing}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""Who is who in a bed: hosts, names, addresses and wires. Computes only; makes nothing."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+# The clusters name their interfaces differently on purpose, as sites do.
+FAST_INTERFACES = {"A": "ib0", "B": "ens6"}
+SLOW_INTERFACES = {"A": "eth0", "B": "eno1"}
+FAST_NETWORKS = {"A": "10.1.0", "B": "10.2.0"}
+SLOW_NETWORK = "10.9.0"
+CONTROLLER_ADDRESS = f"{SLOW_NETWORK}.254"
+CLUSTER_MEMBERS = {"A": ("a1", "a2"), "B": ("b1", "b2")}
+
+
+@dataclass(frozen=True)
+class BedHost:
+    """One host of the bed; `folder` holds its keys, home, tools and logs."""
+
+    name: str
+    cluster: str
+    namespace: str
+    fast_interface: str
+    slow_interface: str
+    fast_address: str
+    slow_address: str
+    folder: Path
+
+    @property
+    def home(self) -> Path:
+        """Root's home on this host."""
+        return self.folder / "home"
+
+    @property
+    def tools(self) -> Path:
+        """The stub tools, first on the host's search path."""
+        return self.folder / "bin"
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A cable from an interface in a namespace to a port of a bridge; `rate_mbps` None means not shaped."""
+
+    namespace: str
+    interface: str
+    address: str
+    bridge: str
+    port: str
+    rate_mbps: int | None
+
+
+def host_namespace(suffix: str, name: str) -> str:
+    """The namespace of the host, switch or controller called `name`."""
+    return f"holmes-{suffix}-{name}"
+
+
+def bed_hosts(suffix: str, folder: Path) -> tuple[BedHost, ...]:
+    """The four hosts of the bed in `folder`."""
+    members = [(cluster, name) for cluster, names in CLUSTER_MEMBERS.items() for name in names]
+    return tuple(
+        BedHost(
+            name=name,
+            cluster=cluster,
+            namespace=host_namespace(suffix, name),
+            fast_interface=FAST_INTERFACES[cluster],
+            slow_interface=SLOW_INTERFACES[cluster],
+            fast_address=f"{FAST_NETWORKS[cluster]}.{CLUSTER_MEMBERS[cluster].index(name) + 1}",
+            slow_address=f"{SLOW_NETWORK}.{number}",
+            folder=folder / name,
+        )
+        for number, (cluster, name) in enumerate(members, start=1)
+    )
+
+
+def bed_wires(hosts: tuple[BedHost, ...], controller: str, fast_mbps: int, slow_mbps: int) -> list[Wire]:
+    """Every cable of the bed: a fast and a slow one for each host, an unshaped one for the controller."""
+    wires = [Wire(controller, "eth0", CONTROLLER_ADDRESS, "slow", "controller", None)]
+    for host in hosts:
+        fast_bridge = f"fast-{host.cluster.lower()}"
+        wires.append(
+            Wire(host.namespace, host.fast_interface, host.fast_address, fast_bridge, f"{host.name}-fast", fast_mbps)
+        )
+        wires.append(
+            Wire(host.namespace, host.slow_interface, host.slow_address, "slow", f"{host.name}-slow", slow_mbps)
+        )
+    return wires
