@@ -12,6 +12,7 @@ from holmes_core.record import FileRecord, Record
 
 Axis = Literal["tp", "dp", "pp_forward", "pp_backward"]
 Order = Literal["holmes", "usual"]
+NetName = Literal["IB", "Socket"]
 
 
 class EnvironmentVariable(Record):
@@ -65,7 +66,8 @@ class PlanGroup(Record):
     """One process group: its members, and the network it must use.
 
     `network` is a cluster's fabric or "shared"; `interfaces` are the netdevs there, one a member in the order of
-    `ranks`; `net_name` is NCCL's name for the transport ("IB" covers RoCE).
+    `ranks`; `net_name` is NCCL's name for the transport ("IB" covers RoCE). The bandwidth is the least share of a NIC
+    that a member gets; None where all members are on one host and the NIC's rate is not known.
     """
 
     name: str
@@ -73,8 +75,8 @@ class PlanGroup(Record):
     ranks: tuple[int, ...]
     network: str
     interfaces: tuple[str, ...]
-    net_name: Literal["IB", "Socket"] | None
-    bandwidth_bytes_per_s: float
+    net_name: NetName | None
+    bandwidth_bytes_per_s: float | None
 
 
 class InterfaceTraffic(Record):

@@ -12,7 +12,6 @@ import getpass
 import hashlib
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -394,7 +393,7 @@ def _explain_connect(host: str, settings: _SshSettings, error: Exception) -> Hol
             f"{target} refused the login ({error}); tried {tried}",
             "put your public key into the host's authorized_keys, or name the right `user` and `identity_file`",
         )
-    reason = "timed out" if isinstance(error, TimeoutError | socket.timeout) else str(error) or type(error).__name__
+    reason = _reason(error)
     return HostError(
         host,
         "HOST-UNREACHABLE",
@@ -402,6 +401,14 @@ def _explain_connect(host: str, settings: _SshSettings, error: Exception) -> Hol
         f"check that the host is up and its sshd runs: `ssh -p {settings.port} {settings.user}@{settings.address}`; "
         "or take the host out of hosts.yaml",
     )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
+        return "; ".join(str(getattr(cause, "strerror", cause)).lower() for cause in error.errors.values())
+    return str(error) or type(error).__name__
 
 
 def _is_about_keys(error: Exception) -> bool:

@@ -19,30 +19,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holmes_runtime.node_config import NodeConfig
 from holmes_runtime.process_tree import adopt_orphans, die_with_parent, end_descendants
 
 POLL_S = 0.05
 GRACE_S = 3.0
-
-
-@dataclass(frozen=True)
-class NodeConfig:
-    """What one node needs to know beyond the run configuration."""
-
-    run_id: str
-    host: str
-    node_rank: int
-    num_nodes: int
-    num_ranks: int
-    master_address: str
-    master_port: int
-    interfaces: tuple[str, ...]
-    environment: dict[str, str]
-    silence_limit_s: float
 
 
 class Refused(Exception):
@@ -255,9 +239,7 @@ class Agent:
 def main() -> int:
     """`python -m holmes_runtime.agent NODE.json`, in the folder that was shipped."""
     path = Path(sys.argv[1]).absolute()
-    data = json.loads(path.read_text(encoding="utf-8"))
-    config = NodeConfig(**{**data, "interfaces": tuple(data["interfaces"])})
-    return Agent(config, path.parent).run()
+    return Agent(NodeConfig.from_json(path.read_text(encoding="utf-8")), path.parent).run()
 
 
 if __name__ == "__main__":

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict
 
 from holmes_core.errors import HolmesError
 from holmes_core.plan import Node, Plan, PlanGroup
-from holmes_runtime.agent import NodeConfig
+from holmes_runtime.node_config import NodeConfig
 from holmes_runtime.run_config import Corpus, Emulation, Group, ModelShape, Optimizer, Rank, RunConfig, Stage
 from launcher.bundle import ENVIRONMENT_FILE, NODE_CONFIG_FILE, RUN_CONFIG_FILE, NodeBundle, node_folder
 
@@ -80,7 +78,7 @@ def _bundle(plan: Plan, node: Node, run_config: RunConfig) -> NodeBundle:
     )
     files = {
         RUN_CONFIG_FILE: run_config.to_json(),
-        NODE_CONFIG_FILE: json.dumps(asdict(config), indent=1) + "\n",
+        NODE_CONFIG_FILE: config.to_json(),
         ENVIRONMENT_FILE: "".join(f"{variable.name}={variable.value}\n" for variable in node.environment),
     }
     return NodeBundle(node, node_folder(run_config.run_id, node.node_rank), files, node.environment)

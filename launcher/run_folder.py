@@ -12,7 +12,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.plan import Plan
 from holmes_core.record import write_atomically
 from holmes_core.run import Run
-from launcher.metrics import StepMetrics
+from launcher.step_metrics import StepMetrics
 
 
 def new_run_id() -> str:

@@ -11,7 +11,7 @@ from typing import Protocol
 from holmes_core.plan import Plan
 from holmes_core.run import Failure, Run
 from launcher.failure import first_cause, shell_exit_code
-from launcher.metrics import StepCollector, StepMetrics, median_step_s, traffic_per_step
+from launcher.step_metrics import StepCollector, StepMetrics, median_step_s, traffic_per_step
 from launcher.run_folder import RunFolder
 from launcher.start import Event, RunningNodes
 

@@ -1,0 +1,43 @@
+# `make demo` and `make test` set themselves up. Everything runs in .venv; nothing else on the machine is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-cluster check bench bed clean
+.DEFAULT_GOAL := test
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python >= 3.10 is needed: make PYTHON=/path/to/python3"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+# Probe, plan, launch and train on two clusters of two hosts made of network namespaces; on local processes without root.
+demo: $(READY)
+	$(BIN)/python -m tests.testbed.demo
+
+# All tests that need no root, no network and no GPU.
+test: $(READY)
+	$(BIN)/python -m pytest -q
+
+# Tests on the network-namespace bed; needs root, iproute2 and openssh-server.
+test-cluster: $(READY)
+	$(BIN)/python -m pytest -q -m cluster
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# One benchmark (make bench NAME=two_clusters) or all of them.
+bench: $(READY)
+	set -e; for file in $(or $(NAME:%=benchmarks/%.py),$(filter-out benchmarks/__init__.py,$(wildcard benchmarks/*.py))); do \
+		$(BIN)/python -m $$(echo $${file%.py} | tr / .); done
+
+# The bed alone, until Ctrl-C: two clusters to try commands on.
+bed: $(READY)
+	$(BIN)/python -m tests.testbed.bed
+
+clean:
+	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,219 @@
+"""Records: what goes into a file comes out of it, and errors say which file, key and value."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holmes_core.errors import WRONG_USAGE, HolmesError
+from holmes_core.hosts_file import Access, HostsFile, read_hosts_file
+from holmes_core.inventory import Cluster, Finding, Gpu, Host, Inventory, Netdev, Network, NetworkPort, Nic
+from holmes_core.job import Job
+from holmes_core.plan import InterfaceTraffic
+from holmes_core.record import parse, read_file, read_user_file, write_atomically
+from holmes_core.run import Failure, Run
+
+JOB_TEXT = """
+model: {num_layers: 4, hidden_size: 32, num_heads: 2, seq_length: 16}
+data: {path: /data/text}
+steps: 3
+global_batch_size: 8
+"""
+
+names = st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True)
+texts = st.text(max_size=20)
+rates = st.none() | st.floats(min_value=1, max_value=1e12)
+counts = st.integers(min_value=0, max_value=2**60)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@st.composite
+def inventories(draw: Any) -> Inventory:
+    hosts = [
+        Host(
+            name=name,
+            access=Access(address=draw(st.none() | texts), python=draw(texts)),
+            reachable=draw(st.booleans()),
+            gpus=tuple(draw(st.lists(st.builds(Gpu, name=texts, index=st.integers(0, 15), memory_bytes=counts)))),
+            nics=tuple(draw(st.lists(st.builds(Nic, device=texts, rate_gbps=rates), max_size=2))),
+            netdevs=tuple(draw(st.lists(st.builds(Netdev, name=texts, speed_bytes_per_s=rates), max_size=2))),
+        )
+        for name in draw(st.lists(names, unique=True, max_size=4))
+    ]
+    reachable = [host.name for host in hosts if host.reachable]
+    ports = tuple(NetworkPort(host=name, netdev=None, address=None, bandwidth_bytes_per_s=None) for name in reachable)
+    fabric = Network(name="c", kind="RoCE", subnet=None, ports=ports)
+    clusters = (Cluster(name="c", hosts=tuple(reachable), fabric=fabric),) if reachable else ()
+    findings = draw(st.lists(st.builds(Finding, evidence=texts, remedy=texts), max_size=2))
+    return Inventory(hosts=tuple(hosts), clusters=clusters, shared=None, findings=tuple(findings))
+
+
+failures = st.builds(Failure, message=texts, rank=st.none() | counts, time_s=finite)
+runs = st.builds(
+    Run,
+    run_id=texts,
+    started_at_s=finite,
+    ended_at_s=st.none() | finite,
+    first_loss=st.none() | finite,
+    last_loss=st.none() | finite,
+    tokens_per_s=st.none() | finite,
+    step_s=st.none() | finite,
+    traffic=st.lists(st.builds(InterfaceTraffic, sent_bytes=counts), max_size=2).map(tuple),
+    failures=st.lists(failures, max_size=2).map(tuple),
+)
+
+
+@given(inventory=inventories())
+def test_inventory_survives_its_file(inventory: Inventory, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("inventory") / "inventory.json"
+    write_atomically(path, inventory.to_json())
+    assert read_file(Inventory, path) == inventory
+
+
+@given(run=runs)
+def test_run_survives_its_file(run: Run, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("run") / "run.json"
+    write_atomically(path, run.to_json())
+    assert read_file(Run, path) == run
+
+
+@given(layers=st.integers(1, 200), batch=st.integers(1, 10**6), rate=st.floats(1e-9, 1))
+def test_job_survives_its_file(layers: int, batch: int, rate: float) -> None:
+    data = {
+        "model": {"num_layers": layers, "hidden_size": 32, "num_heads": 2, "seq_length": 16},
+        "data": {"path": "x"},
+        "steps": 1,
+        "global_batch_size": batch,
+        "optimizer": {"learning_rate": rate},
+    }
+    job = parse(Job, data, "job.yaml")
+    assert parse(Job, json.loads(job.model_dump_json()), "again") == job
+
+
+def job_error(tmp_path: Path, text: str) -> HolmesError:
+    path = tmp_path / "job.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(HolmesError) as caught:
+        read_user_file(Job, path)
+    assert caught.value.exit_code == WRONG_USAGE
+    assert str(path) in caught.value.what
+    return caught.value
+
+
+def test_unknown_key_names_value_and_nearest_key(tmp_path: Path) -> None:
+    error = job_error(tmp_path, JOB_TEXT + "parallel: {microbatch_size: 4}\n")
+    assert "parallel.microbatch_size: unknown key (value 4)" in error.what
+    assert error.hint == "did you mean `micro_batch_size`?"
+
+
+def test_wrong_value_names_key_and_value(tmp_path: Path) -> None:
+    error = job_error(tmp_path, JOB_TEXT.replace("steps: 3", "steps: many"))
+    assert "steps: " in error.what
+    assert "'many'" in error.what
+
+
+def test_missing_key_is_named(tmp_path: Path) -> None:
+    error = job_error(tmp_path, JOB_TEXT.replace("num_heads: 2, ", ""))
+    assert "model.num_heads: missing" in error.what
+    assert error.hint == "add `num_heads:`"
+
+
+def test_key_written_twice_is_refused_with_its_line(tmp_path: Path) -> None:
+    error = job_error(tmp_path, JOB_TEXT + "steps: 4\n")
+    assert "line 6" in error.what
+    assert "'steps' stands twice" in error.what
+
+
+def test_broken_yaml_names_line_and_column(tmp_path: Path) -> None:
+    error = job_error(tmp_path, "model: {num_layers: 4\nsteps: 3\n")
+    assert "line 2" in error.what
+
+
+def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(HolmesError, match="not UTF-8"):
+        read_user_file(Job, path)
+
+
+def test_missing_file_names_path(tmp_path: Path) -> None:
+    with pytest.raises(HolmesError, match=r"gone\.yaml: cannot be read: No such file"):
+        read_user_file(Job, tmp_path / "gone.yaml")
+
+
+def test_layers_must_add_up(tmp_path: Path) -> None:
+    error = job_error(tmp_path, JOB_TEXT + "parallel: {layers: [1, 2]}\n")
+    assert "parallel.layers add up to 3, num_layers is 4" in error.what
+
+
+def test_file_of_another_schema_version_is_refused(tmp_path: Path) -> None:
+    error = job_error(tmp_path, JOB_TEXT + "schema_version: 2\n")
+    assert "schema_version 2, this Holmes reads 1" in error.what
+
+
+EMPTY = Inventory(hosts=(), clusters=(), shared=None, findings=())
+
+
+def test_edited_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.json"
+    path.write_text(EMPTY.to_json().replace('"shared": null', '"shared": null, "schema_version": 1'), encoding="utf-8")
+    assert read_file(Inventory, path) == EMPTY
+    finding = {"rule": "X", "severity": "I", "hosts": [], "evidence": "", "effect": "", "remedy": ""}
+    path.write_text(EMPTY.to_json().replace('"findings": []', f'"findings": [{json.dumps(finding)}]'), encoding="utf-8")
+    with pytest.raises(HolmesError, match="changed since it was written") as caught:
+        read_file(Inventory, path)
+    assert "holmes probe" in caught.value.hint
+
+
+def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.json"
+    path.write_text(EMPTY.to_json(), encoding="utf-8")
+    with pytest.raises(HolmesError, match="not a run"):
+        read_file(Run, path)
+
+
+def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    path.mkdir()
+    with pytest.raises(HolmesError, match=r"out\.json: cannot be written"):
+        write_atomically(path, "new")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_write_replaces_the_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    path.write_text("a longer old text", encoding="utf-8")
+    write_atomically(path, "new")
+    assert path.read_text(encoding="utf-8") == "new"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_bare_string_is_a_host_name_and_defaults_reach_it() -> None:
+    hosts = parse(HostsFile, {"user": "me", "hosts": ["a", {"name": "b", "user": "you"}]}, "hosts.yaml")
+    assert [hosts.access(entry).user for entry in hosts.hosts] == ["me", "you"]
+
+
+def test_host_written_twice_is_refused() -> None:
+    with pytest.raises(HolmesError, match="host a stands twice"):
+        parse(HostsFile, {"hosts": ["a", "a"]}, "hosts.yaml")
+
+
+@pytest.mark.parametrize("name", ["a b", "$(id)", "-o", "a;b", "a\nb", ""])
+def test_host_name_that_a_shell_could_misread_is_refused(name: str) -> None:
+    with pytest.raises(HolmesError, match=r"hosts\.0\.name"):
+        parse(HostsFile, {"hosts": [{"name": name}]}, "hosts.yaml")
+
+
+def test_paths_in_hosts_file_are_taken_from_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "ssh_config").touch()
+    path = tmp_path / "hosts.yaml"
+    path.write_text("ssh_config: ssh_config\nhosts: [a]\n", encoding="utf-8")
+    assert read_hosts_file(path).ssh_config == str(tmp_path / "ssh_config")
+    path.write_text("ssh_config: gone\nhosts: [a]\n", encoding="utf-8")
+    with pytest.raises(HolmesError, match="ssh_config: gone: no such file"):
+        read_hosts_file(path)

@@ -1,0 +1,133 @@
+"""Clusters are found from facts; labels may be pinned; contradictions are reported."""
+
+from __future__ import annotations
+
+from holmes_core.hosts_file import Access
+from holmes_core.inventory import Host, Netdev, Nic, Software
+from prober.audit import audit
+from prober.clusters import find_clusters, find_shared_network
+
+
+def netdev(name: str, *addresses: str, speed: float | None = 1.25e9, up: bool = True) -> Netdev:
+    return Netdev(name=name, up=up, mtu=1500, addresses=addresses, speed_bytes_per_s=speed)
+
+
+def nic(device: str, kind: str, rate: float = 200, state: str = "Active", **facts: object) -> Nic:
+    data = {"device": device, "port": 1, "kind": kind, "rate_gbps": rate, "state": state, "phys_state": "LinkUp"}
+    rest = {"netdev": None, "subnet_prefix": None, "sm_lid": None, "why": ""}
+    return Nic.model_validate({**rest, **data, "usable_by_nccl_ib": state == "Active", **facts})
+
+
+def host(name: str, *netdevs: Netdev, nics: tuple[Nic, ...] = (), **facts: object) -> Host:
+    software = Software(python="3.11.7", torch="2.13.0")
+    data = {"name": name, "access": Access(), "reachable": True, "netdevs": netdevs, "nics": nics, "software": software}
+    return Host.model_validate({**data, **facts})
+
+
+def ib(name: str, number: int, sm_lid: int = 1, network: int = 1) -> Host:
+    rail = nic("mlx5_0", "InfiniBand", netdev="ib0", sm_lid=sm_lid)
+    return host(name, netdev("ib0", f"10.{network}.0.{number}/24"), netdev("eth0", f"10.9.0.{number}/24"), nics=(rail,))
+
+
+def roce(name: str, number: int, network: int = 2) -> Host:
+    rail = nic("mlx5_0", "RoCE", netdev="ens6")
+    return host(
+        name, netdev("ens6", f"10.{network}.0.{number}/24"), netdev("eno1", f"10.9.0.{number}/24"), nics=(rail,)
+    )
+
+
+def members(*hosts: Host, pinned: dict[str, str] | None = None) -> dict[str, tuple[str, ...]]:
+    clusters, _ = find_clusters(hosts, pinned or {})
+    return {cluster.name: cluster.hosts for cluster in clusters}
+
+
+def test_infiniband_and_roce_hosts_are_two_clusters() -> None:
+    found = members(ib("a", 1), roce("c", 3), ib("b", 2), roce("d", 4))
+    assert found == {"infiniband-1": ("a", "b"), "roce-1": ("c", "d")}
+
+
+def test_two_subnet_managers_are_two_infiniband_clusters() -> None:
+    assert members(ib("a", 1, sm_lid=1), ib("b", 2, sm_lid=7)) == {"infiniband-1": ("a",), "infiniband-2": ("b",)}
+
+
+def test_two_ipoib_networks_are_two_infiniband_clusters() -> None:
+    assert members(ib("a", 1, network=1), ib("b", 2, network=3)) == {"infiniband-1": ("a",), "infiniband-2": ("b",)}
+
+
+def test_roce_networks_separate_clusters() -> None:
+    assert members(roce("a", 1), roce("b", 2, network=3)) == {"roce-1": ("a",), "roce-2": ("b",)}
+
+
+def test_hosts_without_rdma_are_an_ethernet_cluster() -> None:
+    assert members(host("a", netdev("eth0", "10.9.0.1/24")), ib("b", 2)) == {
+        "ethernet-1": ("a",),
+        "infiniband-1": ("b",),
+    }
+
+
+def test_pinned_label_wins_and_a_contradiction_is_reported() -> None:
+    clusters, findings = find_clusters([ib("a", 1), roce("b", 2)], {"a": "x", "b": "x"})
+    assert [(cluster.name, cluster.hosts, cluster.pinned) for cluster in clusters] == [("x", ("a", "b"), True)]
+    assert [(finding.rule, finding.hosts) for finding in findings] == [("CLUSTER-PIN-CONTRADICTS", ("b",))]
+
+
+def test_rails_are_the_ports_of_the_fastest_kind_at_its_top_rate() -> None:
+    rails = (nic("mlx5_0", "InfiniBand", 400), nic("mlx5_1", "InfiniBand", 400), nic("mlx5_2", "InfiniBand", 100))
+    machine = host("a", nics=(*rails, nic("mlx5_bond_0", "RoCE", 200)))
+    (cluster,), _ = find_clusters([machine], {})
+    (port,) = cluster.fabric.ports
+    assert port.hcas == ("mlx5_0:1", "mlx5_1:1")
+    assert port.rdma_bandwidth_bytes_per_s == 100e9
+    rules = [finding.rule for finding in audit([machine], (cluster,), None)]
+    assert rules == ["NIC-RATE-OUTLIER", "NIC-MIXED-LINK-LAYER"]
+
+
+def test_shared_network_is_the_one_every_host_is_on() -> None:
+    shared = find_shared_network([ib("a", 1), roce("b", 2)])
+    assert shared is not None
+    assert (shared.subnet, [port.netdev for port in shared.ports]) == ("10.9.0.0/24", ["eth0", "eno1"])
+
+
+def test_container_bridges_are_no_shared_network() -> None:
+    hosts = [host(name, netdev("docker0", "172.17.0.1/16"), netdev("cbr0", "172.18.0.1/16")) for name in "ab"]
+    assert find_shared_network(hosts) is None
+
+
+def test_default_routes_serve_where_no_network_is_common() -> None:
+    hosts = [host(name, netdev("eth0", f"10.{n}.0.1/24"), default_route_netdev="eth0") for n, name in enumerate("ab")]
+    shared = find_shared_network(hosts)
+    assert shared is not None
+    assert (shared.subnet, shared.ports[1].address) == (None, "10.1.0.1")
+
+
+def test_clusters_that_cannot_reach_each_other_are_reported() -> None:
+    hosts = [host("a", netdev("eth0", "10.1.0.1/24")), host("b", netdev("eth0", "10.2.0.1/24"))]
+    clusters, _ = find_clusters(hosts, {})
+    findings = audit(hosts, clusters, find_shared_network(hosts))
+    assert [(finding.rule, finding.severity) for finding in findings] == [("NET-NO-SHARED-SUBNET", "F")]
+
+
+def test_healthy_host_has_no_findings() -> None:
+    assert audit([ib("a", 1)], (), None) == ()
+
+
+def test_missing_torch_and_missing_python_refuse_launch() -> None:
+    no_torch = host("a", software=Software(python="3.11.7", torch=None))
+    no_python = host("b", software=Software(python=None, torch=None))
+    findings = audit([no_torch, no_python], (), None)
+    assert [(finding.rule, finding.severity, finding.hosts) for finding in findings] == [
+        ("HOST-OS-LIB", "F", ("a",)),
+        ("HOST-OS-LIB", "F", ("b",)),
+    ]
+
+
+def test_port_without_subnet_manager_is_told_from_a_port_that_is_down() -> None:
+    waiting = nic("mlx5_0", "InfiniBand", state="Initializing")
+    unplugged = nic("mlx5_1", "InfiniBand", state="Down", phys_state="Polling")
+    rules = [finding.rule for finding in audit([host("a", nics=(waiting, unplugged))], (), None)]
+    assert rules == ["NIC-NO-SM", "NIC-PORT-DOWN"]
+
+
+def test_roce_rail_without_address_is_reported() -> None:
+    rules = [finding.rule for finding in audit([host("a", nics=(nic("mlx5_0", "RoCE"),))], (), None)]
+    assert rules == ["ROCE-NO-V2-GID"]

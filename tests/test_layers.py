@@ -1,0 +1,76 @@
+"""Who may import whom: the house of docs/architecture.md, held by reading every import."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("holmes_cli", "holmes_core", "prober", "planner", "launcher", "holmes_runtime", "templates")
+TORCH_FREE_RUNTIME = {"holmes_runtime.run_config", "holmes_runtime.schedule"}
+ALLOWED: dict[str, set[str]] = {
+    "holmes_core": {"holmes_core"},
+    "holmes_runtime": {"holmes_runtime"},
+    "templates": set(),
+    "prober": {"prober", "holmes_core"},
+    "planner": {"planner", "holmes_core", "holmes_runtime.schedule"},
+    "launcher": {"launcher", "holmes_core", "templates", "holmes_runtime.node_config", *TORCH_FREE_RUNTIME},
+    "holmes_cli": {"holmes_cli", "holmes_core", "prober", "planner", "launcher", "templates"},
+}
+
+
+def imports(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_allowed(name: str, allowed: set[str]) -> bool:
+    return any(name == entry or name.startswith(f"{entry}.") or entry.startswith(f"{name}.") for entry in allowed)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_imports_only_what_the_house_allows(package: str) -> None:
+    broken = [
+        f"{file.relative_to(ROOT)} imports {name}"
+        for file in sorted((ROOT / package).rglob("*.py"))
+        for name in imports(file)
+        if name.split(".")[0] in (*PACKAGES, "tests", "benchmarks") and not is_allowed(name, ALLOWED[package])
+    ]
+    assert broken == []
+
+
+def test_runtime_imports_torch_and_the_standard_library_only() -> None:
+    import sys
+
+    known = {*sys.stdlib_module_names, "torch", "holmes_runtime"}
+    files = sorted((ROOT / "holmes_runtime").glob("*.py"))
+    foreign = [f"{file.name}: {name}" for file in files for name in imports(file) if name.split(".")[0] not in known]
+    assert foreign == []
+
+
+@pytest.mark.parametrize("module", ["run_config", "schedule", "node_config", "agent", "process_tree"])
+def test_runtime_module_for_nodes_and_controller_is_free_of_torch(module: str) -> None:
+    names = list(imports(ROOT / "holmes_runtime" / f"{module}.py"))
+    assert [name for name in names if name.split(".")[0] == "torch"] == []
+
+
+def test_only_ilp_imports_pulp() -> None:
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    users = {file.name for file in files for name in imports(file) if name.split(".")[0] == "pulp"}
+    assert users == {"ilp.py"}
+
+
+def test_file_names_are_unique_and_none_is_a_catch_all() -> None:
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if not file.name.startswith("__")]
+    names = sorted(file.name for file in files)
+    assert [name for name in names if names.count(name) > 1] == []
+    assert not {"utils.py", "common.py", "helpers.py"} & set(names)
