@@ -18,6 +18,7 @@ from launcher.ship import runtime_files, ship
 
 HEARTBEAT_S = 2.0
 READY_TIMEOUT_S = 60.0
+REMOVE_TIMEOUT_S = 2.0
 
 Progress = Callable[[str, str], None]
 
@@ -79,15 +80,14 @@ class RunningNodes:
         """Node ranks whose agent was started."""
         return frozenset(self._streams)
 
-    @property
-    def reached(self) -> frozenset[int]:
-        """Node ranks that were connected to, and so may hold files."""
-        return frozenset(self._connections)
+    def remove_files(self) -> None:
+        """Remove the run's folder wherever it may still be; its agent has done so unless it was killed."""
+        with ThreadPoolExecutor(max_workers=64) as pool:
+            list(pool.map(self._remove_files_of, self._connections))
 
-    def remove_files(self, node_rank: int) -> None:
-        """Remove a node's folder over a fresh channel; for a node whose agent did not end by itself."""
+    def _remove_files_of(self, node_rank: int) -> None:
         with contextlib.suppress(HolmesError, OSError, EOFError):
-            self._connections[node_rank].run(self.bundles[node_rank].remove_command, b"", 3.0)
+            self._connections[node_rank].run(self.bundles[node_rank].remove_command, b"", REMOVE_TIMEOUT_S)
 
     def _listen(self, node_rank: int, stream: Stream) -> None:
         for line in stream.lines():

@@ -13,8 +13,8 @@ STOP_LIMIT_S = 8.0
 def stop(nodes: RunningNodes, already_gone: set[int]) -> tuple[str, ...]:
     """End all ranks and connections; at most `STOP_LIMIT_S` plus one clean-up. Returns hosts that never answered.
 
-    An agent ends its ranks when its input ends (TERM, then KILL), removes its folder and goes. Other processes are
-    not touched: everything is found through the agent's own descendants.
+    An agent ends its ranks when its input ends (TERM, then KILL), removes its folder and goes; an agent that was
+    killed has taken its ranks along, and its folder is removed from here. Nothing is found by name.
     """
     nodes.end_input()
     waiting = set(nodes.started) - already_gone
@@ -26,7 +26,6 @@ def stop(nodes: RunningNodes, already_gone: set[int]) -> tuple[str, ...]:
             continue
         if event.kind == "gone":
             waiting.discard(event.node_rank)
-    for node_rank in sorted(nodes.reached - nodes.started | waiting):
-        nodes.remove_files(node_rank)
+    nodes.remove_files()
     nodes.close()
     return tuple(nodes.bundles[node_rank].node.host for node_rank in sorted(waiting))

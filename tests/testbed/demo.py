@@ -1,0 +1,114 @@
+"""`make demo`: probe, plan, launch and train a small GPT on two clusters, then the same job in the usual rank order."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from holmes_core.plan import Plan
+from holmes_core.record import read_file
+from holmes_core.run import Run
+from tests.testbed.bed import missing_for_bed
+from tests.testbed.rehearsal import (
+    LOCAL_HOSTS,
+    Site,
+    bed_site,
+    local_site,
+    measured_flops_per_s,
+    only_run,
+    standard_library_corpus,
+)
+
+FOLDER = Path("demo")
+MODEL = {"num_layers": 8, "hidden_size": 256, "num_heads": 4, "seq_length": 128}
+MICRO_BATCH_SIZE = 2
+STEPS = 12
+
+
+def main() -> None:
+    """Run the demo in ./demo, which is made anew."""
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir()
+    missing = missing_for_bed()
+    with contextlib.ExitStack() as stack:
+        if missing:
+            print(f"No test bed here (missing: {', '.join(missing)}): four local processes stand in for the hosts.")
+            print("Same commands, same code; no SSH, and one loopback instead of two kinds of network.")
+            site = local_site(FOLDER)
+        else:
+            site = stack.enter_context(bed_site(FOLDER))
+            assert site.bed is not None
+            print("Two clusters of two hosts on this machine: network namespaces with real sshd; 2 Gbit/s inside a")
+            print("cluster, 100 Mbit/s across. Recorded outputs of real machines stand in for the RDMA and GPU tools.")
+            print(f"The commands below run in the controller's namespace: {' '.join(site.prefix)}")
+        run_demo(site)
+
+
+def run_demo(site: Site) -> None:
+    """The three commands, then on a bed the usual order, then the summary."""
+    slot_flops_per_s = measured_flops_per_s(MODEL, MICRO_BATCH_SIZE, at_once=len(LOCAL_HOSTS), seconds=1.0)
+    print(f"One training process computes {slot_flops_per_s / 1e9:.1f} GFLOP/s while all four do (measured just now).")
+    job = {
+        "model": MODEL,
+        "data": standard_library_corpus(),
+        "global_batch_size": 16,
+        "steps": STEPS,
+        "optimizer": {"learning_rate": 1e-3},
+        "device": "cpu",
+        "compute": {"flops_per_s": slot_flops_per_s},
+        "parallel": {"pp": 2, "dp": 2, "micro_batch_size": MICRO_BATCH_SIZE},
+    }
+    job_yaml = str(site.write_job("job", job))
+    inventory, plan = str(site.folder / "inventory.json"), str(site.folder / "plan.json")
+    site.show("probe", str(site.hosts_yaml), "-o", inventory)
+    site.show("plan", job_yaml, "-i", inventory, "-o", plan)
+    site.show("launch", plan, "--runs", str(site.folder / "runs"))
+    plans = {"Holmes": (Path(plan), site.folder / "runs")}
+    if site.bed is not None:
+        usual = site.folder / "plan-usual.json"
+        print(
+            "\nNow the same job in the usual rank order: each cluster holds whole replicas, gradients cross clusters."
+        )
+        site.show("plan", job_yaml, "-i", inventory, "-o", str(usual), "--usual-order")
+        site.show("launch", str(usual), "--runs", str(site.folder / "runs-usual"))
+        plans["usual order"] = (usual, site.folder / "runs-usual")
+    show_summary({name: (read_file(Plan, path), read_run(runs)) for name, (path, runs) in plans.items()})
+
+
+def read_run(runs: Path) -> Run:
+    """The record of the one run in `runs`."""
+    return read_file(Run, only_run(runs) / "run.json")
+
+
+def show_summary(results: dict[str, tuple[Plan, Run]]) -> None:
+    """One line an order, and the ratio."""
+    out = Console(highlight=False)
+    table = Table(title="\nSummary", title_justify="left")
+    for heading in ("order", "stages on", "loss", "tokens/s", "predicted", "across clusters a step", "planned"):
+        table.add_column(heading)
+    for name, (plan, run) in results.items():
+        shared = [(port, expected) for port, expected in zip(run.traffic, plan.prediction.traffic, strict=True)]
+        across = [(port.sent_bytes, expected.sent_bytes) for port, expected in shared if port.network == "shared"]
+        table.add_row(
+            name,
+            " | ".join(" + ".join(stage.clusters) for stage in plan.stages),
+            f"{run.first_loss:.3f} -> {run.last_loss:.3f}",
+            f"{run.tokens_per_s:.0f}",
+            f"{plan.prediction.tokens_per_s:.0f}",
+            f"{sum(seen for seen, _ in across) / 1e6:.2f} MB",
+            f"{sum(expected for _, expected in across) / 1e6:.2f} MB",
+        )
+    out.print(table)
+    if "usual order" in results:
+        ours, usual = results["Holmes"][1].tokens_per_s, results["usual order"][1].tokens_per_s
+        assert ours is not None
+        assert usual is not None
+        out.print(f"Holmes over the usual order: {ours / usual:.2f}x, with the same losses.")
+
+
+if __name__ == "__main__":
+    main()
