@@ -32,7 +32,7 @@ check: $(READY)
 
 # One benchmark (make bench NAME=two_clusters) or all of them.
 bench: $(READY)
-	set -e; for file in $(or $(NAME:%=benchmarks/%.py),$(filter-out benchmarks/__init__.py,$(wildcard benchmarks/*.py))); do \
+	set -e; for file in $(or $(NAME:%=benchmarks/%.py),$(filter-out %__init__.py %figure.py,$(wildcard benchmarks/*.py))); do \
 		$(BIN)/python -m $$(echo $${file%.py} | tr / .); done
 
 # The bed alone, until Ctrl-C: two clusters to try commands on.

@@ -11,9 +11,9 @@ from typing import Protocol
 from holmes_core.plan import Plan
 from holmes_core.run import Failure, Run
 from launcher.failure import first_cause, shell_exit_code
-from launcher.step_metrics import StepCollector, StepMetrics, median_step_s, traffic_per_step
 from launcher.run_folder import RunFolder
 from launcher.start import Event, RunningNodes
+from launcher.step_metrics import StepCollector, StepMetrics, median_step_s, traffic_per_step
 
 LAST_LINES = 20
 # Peers of a dead rank fail within 0.2 s on Gloo (measured); torchrun looks every 0.1 s. Wait a little longer than both.

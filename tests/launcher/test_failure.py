@@ -1,0 +1,34 @@
+"""The first failure is the one shown: a lost peer is a consequence, not a cause."""
+
+from __future__ import annotations
+
+from holmes_core.run import Failure
+from launcher.failure import first_cause, shell_exit_code
+
+
+def failure(host: str, exit_code: int, message: str, time_s: float) -> Failure:
+    lines = ()
+    return Failure(
+        host=host, cluster="c", rank=0, exit_code=exit_code, message=message, last_lines=lines, time_s=time_s
+    )
+
+
+def test_killed_rank_goes_before_peers_that_lost_it_even_if_reported_later() -> None:
+    peer = failure("a", 1, "RuntimeError: Connection closed by peer [10.0.0.1]:1", time_s=1.0)
+    killed = failure("b", -9, "Signal 9 (SIGKILL) received", time_s=2.0)
+    assert first_cause([peer, killed]) is killed
+
+
+def test_rank_ended_by_its_torchrun_is_no_cause() -> None:
+    ended = failure("a", -15, "Signal 15 (SIGTERM) received", time_s=1.0)
+    raised = failure("b", 1, "ValueError: bad", time_s=2.0)
+    assert first_cause([ended, raised]) is raised
+
+
+def test_earliest_of_equal_causes_is_first() -> None:
+    late, early = failure("a", 1, "ValueError: x", 2.0), failure("b", 1, "ValueError: y", 1.0)
+    assert first_cause([late, early]) is early
+
+
+def test_signal_becomes_the_exit_code_of_a_shell() -> None:
+    assert (shell_exit_code(-9), shell_exit_code(3)) == (137, 3)
