@@ -159,11 +159,13 @@ class SshConnection:
                 if not chunk:
                     break
                 stdout += chunk
+            if not channel.status_event.wait(max(0.01, deadline - time.monotonic())):
+                raise TimeoutError
         except TimeoutError:
             raise _too_slow(self._host, timeout_s) from None
         finally:
             channel.close()
-        return Completed(channel.recv_exit_status(), bytes(stdout), stderr.text().encode())
+        return Completed(channel.exit_status, bytes(stdout), stderr.text().encode())
 
     def open(self, command: str) -> Stream:
         return _SshStream(self._channel(command))
