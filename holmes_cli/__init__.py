@@ -1,0 +1,1 @@
+"""The command line: Typer declares it, Rich draws it; nothing below knows about terminals."""

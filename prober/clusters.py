@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from holmes_core.inventory import Cluster, FabricKind, Finding, Host, Netdev, Network, NetworkPort, Nic
 from holmes_core.units import bytes_per_s_from_gbps
 
+_SHORT: dict[FabricKind, str] = {"InfiniBand": "ib", "RoCE": "roce", "Ethernet": "eth", "loopback": "local"}
 _VIRTUAL = ("docker", "br-", "veth", "virbr", "cni", "flannel", "lo")
 
 
@@ -96,9 +97,9 @@ def find_clusters(hosts: Sequence[Host], pinned: Mapping[str, str]) -> tuple[tup
 def _clusters(groups: Iterable[tuple[str | None, Fabric, list[tuple[Host, Fabric]]]]) -> Iterable[Cluster]:
     taken: dict[str, int] = {}
     for label, joined, members in groups:
-        kind = joined.kind.lower()
-        taken[kind] = taken.get(kind, 0) + (label is None)
-        name = label or f"{kind}-{taken[kind]}"
+        short = _SHORT[joined.kind]
+        taken[short] = taken.get(short, 0) + (label is None)
+        name = label or f"{short}-{taken[short]}"
         ports = tuple(_fabric_port(host, fabric) for host, fabric in members)
         subnet = min(joined.networks) if len(joined.networks) == 1 else None
         yield Cluster(

@@ -43,15 +43,15 @@ def members(*hosts: Host, pinned: dict[str, str] | None = None) -> dict[str, tup
 
 def test_infiniband_and_roce_hosts_are_two_clusters() -> None:
     found = members(ib("a", 1), roce("c", 3), ib("b", 2), roce("d", 4))
-    assert found == {"infiniband-1": ("a", "b"), "roce-1": ("c", "d")}
+    assert found == {"ib-1": ("a", "b"), "roce-1": ("c", "d")}
 
 
 def test_two_subnet_managers_are_two_infiniband_clusters() -> None:
-    assert members(ib("a", 1, sm_lid=1), ib("b", 2, sm_lid=7)) == {"infiniband-1": ("a",), "infiniband-2": ("b",)}
+    assert members(ib("a", 1, sm_lid=1), ib("b", 2, sm_lid=7)) == {"ib-1": ("a",), "ib-2": ("b",)}
 
 
 def test_two_ipoib_networks_are_two_infiniband_clusters() -> None:
-    assert members(ib("a", 1, network=1), ib("b", 2, network=3)) == {"infiniband-1": ("a",), "infiniband-2": ("b",)}
+    assert members(ib("a", 1, network=1), ib("b", 2, network=3)) == {"ib-1": ("a",), "ib-2": ("b",)}
 
 
 def test_roce_networks_separate_clusters() -> None:
@@ -60,8 +60,8 @@ def test_roce_networks_separate_clusters() -> None:
 
 def test_hosts_without_rdma_are_an_ethernet_cluster() -> None:
     assert members(host("a", netdev("eth0", "10.9.0.1/24")), ib("b", 2)) == {
-        "ethernet-1": ("a",),
-        "infiniband-1": ("b",),
+        "eth-1": ("a",),
+        "ib-1": ("b",),
     }
 
 

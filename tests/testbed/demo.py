@@ -57,7 +57,7 @@ def run_demo(site: Site) -> None:
         "data": standard_library_corpus(),
         "global_batch_size": 16,
         "steps": STEPS,
-        "optimizer": {"learning_rate": 1e-3},
+        "optimizer": {"learning_rate": 5e-4},
         "device": "cpu",
         "compute": {"flops_per_s": slot_flops_per_s},
         "parallel": {"pp": 2, "dp": 2, "micro_batch_size": MICRO_BATCH_SIZE},
@@ -86,7 +86,7 @@ def read_run(runs: Path) -> Run:
 
 def show_summary(results: dict[str, tuple[Plan, Run]]) -> None:
     """One line an order, and the ratio."""
-    out = Console(highlight=False)
+    out = Console(highlight=False, width=110)
     table = Table(title="\nSummary", title_justify="left")
     for heading in ("order", "stages on", "loss", "tokens/s", "predicted", "across clusters a step", "planned"):
         table.add_column(heading)
