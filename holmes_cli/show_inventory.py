@@ -9,7 +9,7 @@ from rich.text import Text
 
 from holmes_cli.terminal import out
 from holmes_core.inventory import Cluster, Finding, Host, Inventory
-from holmes_core.units import format_gib, format_rate
+from holmes_core.units import format_memory, format_rate
 
 _SEVERITIES = {"F": ("refuses launch", "bold red"), "W": ("warning", "yellow"), "I": ("note", "dim")}
 
@@ -61,7 +61,7 @@ def _host_row(inventory: Inventory, cluster: Cluster, host: Host) -> tuple[str, 
 
 def _gpus(host: Host) -> str:
     kinds = Counter((gpu.name, gpu.memory_bytes) for gpu in host.gpus)
-    return ", ".join(f"{count} x {name} {format_gib(memory)}" for (name, memory), count in kinds.items()) or "none"
+    return ", ".join(f"{count} x {name} {format_memory(memory)}" for (name, memory), count in kinds.items()) or "none"
 
 
 def _show_finding(finding: Finding) -> None:

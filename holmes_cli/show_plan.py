@@ -7,7 +7,7 @@ from rich.tree import Tree
 
 from holmes_cli.terminal import out
 from holmes_core.plan import InterfaceTraffic, Plan, PlanRank, SolveReport
-from holmes_core.units import format_bytes, format_gib, format_rate, format_seconds
+from holmes_core.units import format_bytes, format_memory, format_rate, format_seconds
 
 
 def show_plan(plan: Plan) -> None:
@@ -29,7 +29,7 @@ def _stages_table(plan: Plan) -> Table:
     for stage, memory in zip(plan.stages, plan.prediction.memory_bytes, strict=True):
         ranks = ", ".join(str(rank.rank) for rank in plan.ranks if rank.pp_rank == stage.index)
         layers = f"{stage.first_layer}-{stage.stop_layer - 1} ({stage.num_layers})"
-        table.add_row(str(stage.index), layers, " + ".join(stage.clusters), ranks, format_gib(memory))
+        table.add_row(str(stage.index), layers, " + ".join(stage.clusters), ranks, format_memory(memory))
     return table
 
 

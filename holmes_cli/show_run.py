@@ -9,6 +9,7 @@ from holmes_core.plan import Plan
 from holmes_core.run import Failure
 from holmes_core.units import format_bytes, format_seconds
 from launcher.launch import Ended
+from launcher.step_metrics import by_interface
 
 
 def show_run(plan: Plan, ended: Ended) -> None:
@@ -46,10 +47,13 @@ def _show_result(plan: Plan, ended: Ended) -> None:
         f"step {format_seconds(run.step_s)} (predicted {format_seconds(guess.step_s)}), "
         f"{run.tokens_per_s:.0f} tokens/s (predicted {guess.tokens_per_s:.0f})"
     )
+    if any(node.access.transport == "local" for node in plan.nodes):
+        out.print("traffic: local hosts share one loopback, whose bytes cannot be told apart by host")
+        return
     table = Table(title="Traffic a step: sent, measured against planned", title_justify="left")
     for heading in ("host", "interface", "network", "measured", "planned"):
         table.add_column(heading)
-    for seen, expected in zip(run.traffic, guess.traffic, strict=True):
+    for seen, expected in zip(run.traffic, by_interface(guess.traffic), strict=True):
         measured, planned = format_bytes(seen.sent_bytes), format_bytes(expected.sent_bytes)
         table.add_row(seen.host, seen.netdev, seen.network, measured, planned)
     out.print(table)

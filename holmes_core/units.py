@@ -38,6 +38,8 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
-def format_gib(size_bytes: float | None) -> str:
-    """An amount of memory in GiB; `unknown` for None."""
-    return "unknown" if size_bytes is None else f"{size_bytes / GIB:.2f} GiB"
+def format_memory(size_bytes: float | None) -> str:
+    """An amount of memory in GiB, or MiB where that says more; `unknown` for None."""
+    if size_bytes is None:
+        return "unknown"
+    return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes / MIB:.0f} MiB"

@@ -82,11 +82,30 @@ def median_step_s(steps: Sequence[StepMetrics]) -> float:
     return statistics.median(step.step_s for step in settled(steps))
 
 
-def traffic_per_step(steps: Sequence[StepMetrics], planned: Sequence[InterfaceTraffic]) -> tuple[InterfaceTraffic, ...]:
+def by_interface(traffic: Iterable[InterfaceTraffic]) -> tuple[InterfaceTraffic, ...]:
+    """One entry an interface, which is what counters count: where two networks share one, their bytes add up."""
+    merged: dict[tuple[str, str], InterfaceTraffic] = {}
+    for port in traffic:
+        known = merged.get((port.host, port.netdev))
+        merged[port.host, port.netdev] = port if known is None else _added(known, port)
+    return tuple(merged.values())
+
+
+def _added(one: InterfaceTraffic, other: InterfaceTraffic) -> InterfaceTraffic:
+    return InterfaceTraffic(
+        host=one.host,
+        netdev=one.netdev,
+        network=f"{one.network} + {other.network}",
+        sent_bytes=one.sent_bytes + other.sent_bytes,
+        received_bytes=one.received_bytes + other.received_bytes,
+    )
+
+
+def traffic_per_step(steps: Sequence[StepMetrics], planned: Iterable[InterfaceTraffic]) -> tuple[InterfaceTraffic, ...]:
     """Mean bytes a settled step moved over each interface the plan names, in the plan's order."""
     counted = settled(steps)
     result = []
-    for expected in planned:
+    for expected in by_interface(planned):
         place = (expected.host, expected.netdev)
         found = [port for step in counted for port in step.interfaces if (port.host, port.netdev) == place]
         sent = sum(port.sent_bytes for port in found) // len(counted)

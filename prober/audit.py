@@ -94,6 +94,15 @@ def audit(hosts: Sequence[Host], clusters: Sequence[Cluster], shared: Network | 
     return tuple(findings)
 
 
+def joined(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Findings that say the same of several hosts as one, in order of first mention."""
+    merged: dict[Finding, tuple[str, ...]] = {}
+    for finding in findings:
+        anonymous = finding.model_copy(update={"hosts": ()})
+        merged[anonymous] = (*merged.get(anonymous, ()), *finding.hosts)
+    return tuple(finding.model_copy(update={"hosts": hosts}) for finding, hosts in merged.items())
+
+
 def refuses(inventory: Inventory) -> bool:
     """Whether a finding stands against launching on these hosts."""
     return any(finding.severity == "F" for finding in inventory.findings)

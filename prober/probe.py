@@ -10,7 +10,7 @@ from holmes_core.errors import HostError
 from holmes_core.hosts_file import Access, HostEntry, HostsFile
 from holmes_core.inventory import Finding, Host, Inventory
 from holmes_core.transport import connect
-from prober.audit import audit
+from prober.audit import audit, joined
 from prober.clusters import find_clusters, find_shared_network
 from prober.facts.question import Output, cut, script
 from prober.read_host import commands, read_host, tool_findings
@@ -38,7 +38,7 @@ def probe(hosts_file: HostsFile, progress: Progress) -> Inventory:
     clusters, pin_findings = find_clusters(hosts, pins)
     shared = find_shared_network(hosts)
     host_findings = [finding for entry in entries for finding in results[entry.name][1]]
-    findings = (*host_findings, *pin_findings, *audit(hosts, clusters, shared))
+    findings = joined((*host_findings, *pin_findings, *audit(hosts, clusters, shared)))
     return Inventory(hosts=hosts, clusters=clusters, shared=shared, findings=findings)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holmes_core.hosts_file import Access
 from holmes_core.inventory import Host, Netdev, Nic, Software
-from prober.audit import audit
+from prober.audit import audit, joined
 from prober.clusters import find_clusters, find_shared_network
 
 
@@ -131,3 +131,9 @@ def test_port_without_subnet_manager_is_told_from_a_port_that_is_down() -> None:
 def test_roce_rail_without_address_is_reported() -> None:
     rules = [finding.rule for finding in audit([host("a", nics=(nic("mlx5_0", "RoCE"),))], (), None)]
     assert rules == ["ROCE-NO-V2-GID"]
+
+
+def test_equal_findings_of_several_hosts_are_one() -> None:
+    bare = Software(python="3.11.7", torch=None)
+    findings = joined(audit([host("a", software=bare), ib("b", 2), host("c", software=bare)], (), None))
+    assert [(finding.rule, finding.hosts) for finding in findings] == [("HOST-OS-LIB", ("a", "c"))]
