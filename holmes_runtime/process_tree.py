@@ -6,10 +6,11 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -19,11 +20,16 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies; exits at once if that has already happened."""
+    """Ask Linux to kill this process when its parent ends; does nothing on other systems.
+
+    Raises OSError if the kernel refuses and SystemExit if the parent ended meanwhile.
+    """
+    if not sys.platform.startswith("linux"):
+        return
     parent = os.getppid()
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)
+        raise SystemExit(f"process {parent}, which started this one, has ended")
 
 
 def descendants() -> list[int]:

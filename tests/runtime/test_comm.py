@@ -10,10 +10,10 @@ from holmes_runtime.run_config import Group
 
 from .launched_runs import make_config
 
-NET_DEV = """Inter-|   Receive                                                |  Transmit
- face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
-    lo:    3193      29    0    0    0     0          0         0     3194      29    0    0    0     0       0          0
-  eth0:66792941    1977    0    0    0     0          0         0   134142    1226    0    0    0     0       0          0
+NET_DEV = """Inter-|   Receive                            |  Transmit
+ face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
+    lo:    3193   29    0    0    0     0          0         0     3194   29    0    0    0     0       0          0
+  eth0:66792941 1977    0    0    0     0          0         0   134142 1226    0    0    0     0       0          0
 """
 
 

@@ -1,0 +1,179 @@
+"""Process groups bound to the network each was planned on, and byte counters of the interfaces.
+
+Gloo groups are bound to an interface per rank, NCCL groups to a network module per group. The default group is Gloo
+and carries control traffic only: set-up checks and barriers.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, ProcessGroupGloo
+
+from holmes_runtime.run_config import Axis, Group, Rank, RunConfig
+
+BACKEND = "holmes"
+GLOO_THREADS = 2  # torch's own default for a Gloo group
+NET_DEV = Path("/proc/net/dev")
+
+
+@dataclass(frozen=True)
+class InterfaceBytes:
+    """Bytes an interface has sent and received since it came up, or their increase."""
+
+    sent_bytes: int
+    received_bytes: int
+
+    def since(self, before: InterfaceBytes) -> InterfaceBytes:
+        """The increase from `before` to this reading."""
+        return InterfaceBytes(self.sent_bytes - before.sent_bytes, self.received_bytes - before.received_bytes)
+
+
+@dataclass(frozen=True)
+class RankGroups:
+    """The process groups one rank uses; None where it has no such neighbour or is the only replica.
+
+    Activations come over `forward_in` and leave over `forward_out`; gradients come over `backward_in` and leave over
+    `backward_out`.
+    """
+
+    dp: ProcessGroup | None
+    forward_in: ProcessGroup | None
+    forward_out: ProcessGroup | None
+    backward_in: ProcessGroup | None
+    backward_out: ProcessGroup | None
+
+
+class GlooInterface(ProcessGroupGloo._Options):  # type: ignore[misc,name-defined]
+    """Options of one group of backend "holmes": the interface of this rank."""
+
+    def __init__(self, group_name: str, interface: str) -> None:
+        super().__init__()
+        self.holmes_group = group_name
+        self.interface = interface
+
+
+def parse_net_dev(text: str) -> dict[str, InterfaceBytes]:
+    """Byte counters per interface from the text of /proc/net/dev (two header lines; bytes are columns 1 and 9)."""
+    counters = {}
+    for line in text.splitlines()[2:]:
+        name, _, columns = line.partition(":")
+        values = columns.split()
+        counters[name.strip()] = InterfaceBytes(sent_bytes=int(values[8]), received_bytes=int(values[0]))
+    return counters
+
+
+def read_interface_bytes() -> dict[str, InterfaceBytes]:
+    """Byte counters of this host's interfaces; empty where the system keeps no /proc/net/dev."""
+    return parse_net_dev(NET_DEV.read_text()) if NET_DEV.exists() else {}
+
+
+def nccl_fields(group: Group) -> dict[str, str]:
+    """The fields of NCCL's communicator configuration that bind `group` to its network."""
+    return {} if group.net_name is None else {"net_name": group.net_name}
+
+
+def check_interfaces(config: RunConfig, rank: int) -> None:
+    """Raises RuntimeError, naming host, group and interface, if this host lacks an interface of the plan."""
+    placed = config.placement(rank)
+    present = sorted(name for _, name in socket.if_nameindex())
+    for group in config.groups:
+        if rank in group.ranks and group.interface_of(rank) not in present:
+            raise RuntimeError(
+                f"host {placed.host}, rank {rank}: group {group.name} needs interface {group.interface_of(rank)!r}, "
+                f"but this host has only: {', '.join(present)}"
+            )
+
+
+def select_device(device: str, local_rank: int, environ: Mapping[str, str]) -> torch.device:
+    """The device of this rank; on "cuda" makes GPU `local_rank` the current one.
+
+    Raises RuntimeError if NCCL_NET is set for a "cuda" run: it would override the network of every group.
+    """
+    if device == "cpu":
+        return torch.device("cpu")
+    if "NCCL_NET" in environ:
+        raise RuntimeError(
+            f"NCCL_NET={environ['NCCL_NET']!r} is set and would override the network of every group: unset it"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def register_backend() -> None:
+    """Registers backend "holmes" with torch.distributed; again is harmless."""
+    if BACKEND not in dist.Backend.backend_list:
+        dist.Backend.register_backend(BACKEND, _create_gloo, extended_api=True, devices=["cpu"])
+
+
+def _create_gloo(options: Any, interface: GlooInterface) -> ProcessGroupGloo:
+    """A Gloo group on the device of one interface. Raises RuntimeError naming group and interface."""
+    gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    try:
+        gloo._devices = [ProcessGroupGloo.create_device(interface=interface.interface)]
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"host {socket.gethostname()}: group {interface.holmes_group} cannot use interface "
+            f"{interface.interface!r}: {error}"
+        ) from error
+    gloo._threads = GLOO_THREADS
+    gloo._timeout = options.timeout
+    return ProcessGroupGloo(options.store, options.group_rank, options.group_size, gloo)
+
+
+def connect(config: RunConfig, rank: int, world_size: int) -> None:
+    """Joins the default group (Gloo, control traffic). Raises RuntimeError if the launch is of another size."""
+    if world_size != config.world_size:
+        raise RuntimeError(f"rank {rank}: launched with WORLD_SIZE {world_size}, the run has {config.world_size} ranks")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=config.timeout_s))
+
+
+def open_groups(config: RunConfig, rank: int) -> RankGroups:
+    """Creates all groups of the run, on all ranks in the order of the configuration, and picks those of `rank`."""
+    register_backend()
+    opened = {(group.axis, frozenset(group.ranks)): _open_group(config, group, rank) for group in config.groups}
+    me = config.placement(rank)
+    before = config.rank_at(me.pp_rank - 1, me.dp_rank) if me.pp_rank > 0 else None
+    after = config.rank_at(me.pp_rank + 1, me.dp_rank) if me.pp_rank + 1 < config.pp else None
+
+    def edge(axis: Axis, neighbour: Rank | None) -> ProcessGroup | None:
+        return None if neighbour is None else opened[(axis, frozenset((rank, neighbour.rank)))]
+
+    replicas = frozenset(config.rank_at(me.pp_rank, dp_rank).rank for dp_rank in range(config.dp))
+    return RankGroups(
+        dp=opened[("dp", replicas)] if config.dp > 1 else None,
+        forward_in=edge("pp_forward", before),
+        forward_out=edge("pp_forward", after),
+        backward_in=edge("pp_backward", after),
+        backward_out=edge("pp_backward", before),
+    )
+
+
+def _open_group(config: RunConfig, group: Group, rank: int) -> ProcessGroup | None:
+    """The process group of `group`, or None on ranks outside it, which take part in its creation all the same."""
+    timeout = timedelta(seconds=config.timeout_s)
+    member = rank in group.ranks
+    backend, options = BACKEND, None
+    if config.device == "cuda":
+        backend, options = "nccl", _nccl_options(group)
+    elif member:
+        options = GlooInterface(group.name, group.interface_of(rank))
+    opened = dist.new_group(
+        list(group.ranks), timeout=timeout, backend=backend, pg_options=options, group_desc=group.name
+    )
+    return opened if member else None
+
+
+def _nccl_options(group: Group) -> Any:
+    """NCCL options of one group; a fresh object for each, as torch keeps and writes to them."""
+    options = dist.ProcessGroupNCCL.Options()
+    for field, value in nccl_fields(group).items():
+        setattr(options.config, field, value)
+    return options

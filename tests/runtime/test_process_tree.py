@@ -1,0 +1,74 @@
+"""What a process started is found and ended by ids, wherever it has moved to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+
+SCRIPT = """
+import subprocess, sys, time
+from holmes_runtime.process_tree import adopt_orphans, descendants, end_descendants
+adopt_orphans()
+# A child in a session of its own that ignores TERM, started by a shell that ends at once: an orphan.
+stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+shell = subprocess.Popen(["/bin/sh", "-c", "setsid " + sys.executable + ' -c "$0" &', stubborn], stdout=subprocess.PIPE)
+assert shell.stdout.readline() == b"up\\n"
+shell.wait()
+before = len(descendants())
+end_descendants(0.3)
+print(before, len(descendants()))
+"""
+
+
+def test_orphan_that_ignores_term_is_ended() -> None:
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout.split() == ["1", "0"]
+    assert time.monotonic() - started < 15
+
+
+CHILD = """
+import time
+from holmes_runtime.process_tree import die_with_parent
+die_with_parent()
+print("ready", flush=True)
+time.sleep(60)
+"""
+PARENT = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def test_a_killed_parent_takes_its_child_along() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert parent.stdout is not None
+    child_pid = int(parent.stdout.readline())
+    assert is_running(child_pid)
+
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+
+    deadline_s = time.monotonic() + 5
+    while is_running(child_pid) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert not is_running(child_pid)
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists and is no zombie waiting for whoever inherited it."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
