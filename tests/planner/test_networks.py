@@ -1,0 +1,102 @@
+"""Which network each group uses, and the environment that goes with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holmes_core.errors import HolmesError
+from holmes_core.inventory import FabricKind, Inventory
+from planner.networks import route
+from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+
+SMALL = {"num_layers": 8, "hidden_size": 1024, "num_heads": 16, "seq_length": 512, "vocab_size": 1000}
+
+
+def gpu_job(**changes: Any) -> Any:
+    """A small GPT on GPUs."""
+    return gpt_7b(**({"model": SMALL, "global_batch_size": 64} | changes))
+
+
+def variables(inventory: Inventory) -> dict[str, dict[str, str]]:
+    """By host, the environment of a plan that uses all hosts, two GPUs each."""
+    plan = plan_for(inventory, gpu_job(parallel={"pp": 2, "dp": 4}))
+    return {node.host: {v.name: v.value for v in node.environment} for node in plan.nodes}
+
+
+def mixed(second: FabricKind = "RoCE") -> Inventory:
+    """Two hosts on InfiniBand, two on `second`, two GPUs each."""
+    return gpu_inventory([2, 2], gpus_per_host=2, kinds=("InfiniBand", second))
+
+
+def test_rdma_is_used_inside_clusters_and_sockets_between() -> None:
+    plan = plan_for(mixed(), gpu_job(parallel={"pp": 2, "dp": 4}))
+    used = {(group.axis, group.network, group.net_name) for group in plan.groups}
+    assert {("dp", "a", "IB"), ("dp", "b", "IB"), ("pp_forward", "shared", "Socket")} <= used
+
+
+def test_rdma_bandwidth_counts_inside_a_cluster() -> None:
+    assert route(mixed(), gpu_job(), ["a1", "a2"]).bandwidths == (1600 * GBPS, 1600 * GBPS)
+
+
+def test_sockets_of_an_ethernet_cluster_use_the_shared_network_on_cuda() -> None:
+    # NCCL takes one list of socket interfaces for the whole process.
+    path = route(mixed("Ethernet"), gpu_job(), ["b1", "b2"])
+    assert (path.network, path.net_name, path.interfaces) == ("shared", "Socket", ("eth0", "eth0"))
+
+
+def test_gloo_of_an_ethernet_cluster_uses_its_fabric() -> None:
+    path = route(cpu_inventory([2, 2]), bed_job(), ["b1", "b2"])
+    assert (path.network, path.net_name, path.interfaces) == ("b", None, ("eth1", "eth1"))
+
+
+def test_unknown_rdma_rate_falls_back_to_sockets() -> None:
+    inventory = mixed()
+    fabric = inventory.clusters[0].fabric
+    ports = tuple(port.model_copy(update={"rdma_bandwidth_bytes_per_s": None}) for port in fabric.ports)
+    cluster = inventory.clusters[0].model_copy(update={"fabric": fabric.model_copy(update={"ports": ports})})
+    inventory = inventory.model_copy(update={"clusters": (cluster, inventory.clusters[1])})
+    assert route(inventory, gpu_job(), ["a1", "a2"]).net_name == "Socket"
+
+
+def test_replicas_of_one_host_share_its_nic() -> None:
+    plan = plan_for(cpu_inventory([1, 1]), bed_job(slots_per_host=2))
+    edges = [group.bandwidth_bytes_per_s for group in plan.groups if group.axis == "pp_forward"]
+    assert edges == [0.1 * GBPS / 2] * 2
+
+
+def test_host_without_an_interface_on_the_network_is_named() -> None:
+    inventory = cpu_inventory([2, 2])
+    assert inventory.shared is not None
+    shared = inventory.shared.model_copy(update={"ports": inventory.shared.ports[:3]})
+    with pytest.raises(HolmesError, match="host b2: no interface on network shared"):
+        plan_for(inventory.model_copy(update={"shared": shared}), bed_job())
+
+
+def test_each_node_gets_its_own_adapters_and_exact_interfaces() -> None:
+    found = variables(mixed("Ethernet"))
+    hcas = ",".join(f"mlx5_{index}:1" for index in range(8))
+    assert found["a1"] == {
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "OMP_NUM_THREADS": "1",
+        "NCCL_SOCKET_IFNAME": "=eth0",
+        "NCCL_IB_HCA": f"={hcas}",
+    }
+    assert found["b1"] == {
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "OMP_NUM_THREADS": "1",
+        "NCCL_SOCKET_IFNAME": "=eth0",
+        "NCCL_IB_DISABLE": "1",
+    }
+
+
+def test_cpu_nodes_get_no_nccl_variables() -> None:
+    plan = plan_for(cpu_inventory([2, 2]), bed_job(threads_per_slot=3))
+    names = {variable.name: variable.value for variable in plan.nodes[0].environment}
+    assert names == {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "3"}
+
+
+def test_nodes_carry_their_shared_address() -> None:
+    plan = plan_for(cpu_inventory([2, 2]), bed_job())
+    assert [(node.host, node.shared_address) for node in plan.nodes][:2] == [("a1", "10.0.0.1"), ("a2", "10.0.0.2")]
