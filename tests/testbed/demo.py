@@ -24,7 +24,7 @@ from tests.testbed.rehearsal import (
 )
 
 FOLDER = Path("demo")
-MODEL = {"num_layers": 8, "hidden_size": 256, "num_heads": 4, "seq_length": 128}
+MODEL = {"num_layers": 8, "hidden_size": 192, "num_heads": 4, "seq_length": 64}
 MICRO_BATCH_SIZE = 2
 STEPS = 12
 

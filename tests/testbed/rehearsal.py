@@ -75,13 +75,12 @@ def standard_library_corpus() -> dict[str, str]:
 
 def measured_flops_per_s(model: dict[str, int], micro_batch_size: int, at_once: int, seconds: float) -> float:
     """FLOP/s one slot achieves on a layer of `model` while `at_once` slots share this machine; the slowest's."""
-    arguments = ["--micro-batch-size", str(micro_batch_size), "--seconds", str(seconds)]
+    arguments = ["--micro-batch-size", str(micro_batch_size), "--seconds", str(seconds), "--slots", str(at_once)]
     for key in ("hidden_size", "num_heads", "seq_length"):
         arguments += [f"--{key.replace('_', '-')}", str(model[key])]
     command = [sys.executable, "-m", "holmes_runtime.calibrate", *arguments]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(at_once)]
-    answers = [process.communicate()[0] for process in processes]
-    return min(float(json.loads(answer)["flops_per_s"]) for answer in answers)
+    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return float(json.loads(answer)["flops_per_s"])
 
 
 def loopback_gbps(size_bytes: int = 256 * 1024**2) -> float:
