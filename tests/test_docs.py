@@ -18,7 +18,8 @@ DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 def blocks(language: str) -> list[str]:
     """Fenced blocks of the README in `language` ("" for none)."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+    return [text for name, text in found if name == language]
 
 
 def session() -> list[tuple[str, str]]:
