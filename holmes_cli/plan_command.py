@@ -14,6 +14,7 @@ from holmes_core.inventory import Inventory
 from holmes_core.job import Job
 from holmes_core.plan import Source
 from holmes_core.record import FileRecord, read_file, read_user_file, write_atomically
+from holmes_core.units import format_seconds
 from planner.make_plan import make_plan
 
 
@@ -31,13 +32,19 @@ def plan_command(
     """Place every training tasklet on a GPU by integer programming, and predict the step."""
     job_record = read_user_file(Job, job)
     inventory_record = read_file(Inventory, inventory)
-    with err.status("planning"):
+    with err.status("planning") as status:
+
+        def progress(settled: int, total: int, best_s: float | None) -> None:
+            best = f", best step so far {format_seconds(best_s)}" if best_s is not None else ""
+            status.update(f"{settled} of {total} placements settled{best}")
+
         plan = make_plan(
             inventory_record,
             job_record,
             _source(inventory, inventory_record, output),
             _source(job, job_record, output),
             "usual" if usual_order else "holmes",
+            progress,
         )
     write_atomically(output, plan.to_json())
     if as_json:

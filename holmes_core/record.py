@@ -84,10 +84,11 @@ def read_file(cls: type[F], path: Path) -> F:
 
     Raises HolmesError if it is another kind of file, or was changed since it was written.
     """
-    data = _load(path)
+    data = _load(path, f"; `{cls.RENEW}` makes it")
     if not isinstance(data, dict) or data.get("kind") != cls.KIND:
         kind = data.get("kind") if isinstance(data, dict) else None
-        raise HolmesError(f"{path}: not a {cls.KIND} (kind: {kind!r})", f"make one with `{cls.RENEW}`")
+        seen = f"its kind is {kind}" if isinstance(kind, str) else "Holmes did not write it"
+        raise HolmesError(f"{path}: not of kind {cls.KIND}: {seen}", f"make one with `{cls.RENEW}`")
     body = {key: value for key, value in data.items() if key not in ("kind", "digest")}
     record = parse(cls, body, str(path))
     if data.get("digest") != record.digest():
@@ -180,13 +181,13 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _load(path: Path) -> object:
-    """The plain data in a JSON or YAML file."""
+def _load(path: Path, make: str = "") -> object:
+    """The plain data in a JSON or YAML file; `make` is added to the hint when there is none."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         what = f"{path}: cannot be read: {error.strerror or error}"
-        raise HolmesError(what, "check the path and its permissions") from None
+        raise HolmesError(what, f"check the path and its permissions{make}") from None
     except UnicodeDecodeError as error:
         raise HolmesError(f"{path}: not text: byte {error.start} is not UTF-8", "save the file as UTF-8") from None
     try:

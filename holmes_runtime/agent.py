@@ -27,6 +27,7 @@ from holmes_runtime.process_tree import adopt_orphans, die_with_parent, end_desc
 
 POLL_S = 0.05
 GRACE_S = 3.0
+ALIVE_S = 2.0
 
 
 class Refused(Exception):
@@ -93,6 +94,7 @@ class Agent:
         self._tails: dict[Path, Tail] = {}
         self._torchrun: subprocess.Popen[bytes] | None = None
         self._told_to_stop = False
+        self._last_report_s = time.monotonic()
 
     def run(self) -> int:
         """The exit code to end with: 0 done, 1 failed or refused, 3 stopped."""
@@ -110,8 +112,14 @@ class Agent:
             return 1
         finally:
             end_descendants(GRACE_S)
-            os.chdir("/")
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        """Removes the node's folder, and the run's if no other node of it is on this machine."""
+        os.chdir("/")
+        shutil.rmtree(self._folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._folder.parent.rmdir()
 
     def _check(self) -> None:
         """Raises Refused unless torch is there, the planned interfaces exist and the master's port is free."""
@@ -163,12 +171,18 @@ class Agent:
                 return 3
             self._input.lines(POLL_S)
             self._forward_output()
+            self._show_life()
         end_descendants(0.0)
         self._forward_output(last=True)
         if process.returncode != 0:
             self._report_failures(verdict, process.returncode)
         self._report(event="exit", exit_code=process.returncode)
         return 0 if process.returncode == 0 else 1
+
+    def _show_life(self) -> None:
+        """A sign of life for the controller when there has been nothing else to say."""
+        if time.monotonic() - self._last_report_s > ALIVE_S:
+            self._report(event="alive")
 
     def _start_torchrun(self, verdict: Path) -> subprocess.Popen[bytes]:
         config, logs = self._config, self._folder / "logs"
@@ -229,6 +243,7 @@ class Agent:
 
     def _report(self, **event: Any) -> None:
         """One line to the controller; if it is gone, there is nobody to tell and the ranks must end."""
+        self._last_report_s = time.monotonic()
         try:
             sys.stdout.write(json.dumps(event) + "\n")
             sys.stdout.flush()

@@ -39,7 +39,7 @@ class NodeBundle:
     @property
     def remove_command(self) -> str:
         """Removes the private folder; for a node whose agent could not do it."""
-        return _shell(f'rm -rf -- "{self.folder}"')
+        return _shell(f'rm -rf -- "{self.folder}"; rmdir -- "$(dirname -- "{self.folder}")" 2>/dev/null')
 
 
 def node_folder(run_id: str, node_rank: int) -> str:

@@ -10,7 +10,7 @@ from holmes_runtime.node_config import NodeConfig
 from holmes_runtime.run_config import Corpus, Emulation, Group, ModelShape, Optimizer, Rank, RunConfig, Stage
 from launcher.bundle import ENVIRONMENT_FILE, NODE_CONFIG_FILE, RUN_CONFIG_FILE, NodeBundle, node_folder
 
-SILENCE_LIMIT_S = 30.0
+SILENCE_LIMIT_S = 15.0  # a node or a controller not heard for so long is taken for lost; both speak every 2 s
 
 
 def prepare(plan: Plan, run_id: str) -> tuple[NodeBundle, ...]:

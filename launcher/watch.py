@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
 from collections import deque
@@ -11,6 +12,7 @@ from typing import Protocol
 from holmes_core.plan import Plan
 from holmes_core.run import Failure, Run
 from launcher.failure import first_cause, shell_exit_code
+from launcher.prepare import SILENCE_LIMIT_S
 from launcher.run_folder import RunFolder
 from launcher.start import Event, RunningNodes
 from launcher.step_metrics import StepCollector, StepMetrics, median_step_s, traffic_per_step
@@ -42,6 +44,7 @@ class Watch:
         self._last_lines: dict[int, deque[str]] = {}
         self._exited: set[int] = set()
         self.gone: set[int] = set()
+        self._heard_s = {node.node_rank: time.monotonic() for node in plan.nodes}
         self._rank_at = {(rank.host, rank.local_rank): rank.rank for rank in plan.ranks}
 
     def until_end(self) -> None:
@@ -50,12 +53,20 @@ class Watch:
         while len(self.gone) < len(self._plan.nodes):
             if give_up_at is not None and time.monotonic() > give_up_at:
                 return
-            try:
+            with contextlib.suppress(queue.Empty):
                 self._take(self._nodes.events.get(timeout=0.1))
-            except queue.Empty:
-                continue
+            self._notice_silence()
             if self._failures and give_up_at is None:
                 give_up_at = time.monotonic() + CAUSE_WINDOW_S
+
+    def _notice_silence(self) -> None:
+        """A host that is gone without a word (no power, no link) is a failure too."""
+        for node in self._plan.nodes:
+            silent_s = time.monotonic() - self._heard_s[node.node_rank]
+            if node.node_rank not in self.gone and silent_s > SILENCE_LIMIT_S:
+                self.gone.add(node.node_rank)
+                text = f"no word from the node agent for {silent_s:.0f} s: the host or its network is down"
+                self._fail(node.node_rank, None, 1, text, (), time.time())
 
     def result(self, interrupted: bool) -> Run:
         """The run as it stands now, ended."""
@@ -94,6 +105,7 @@ class Watch:
     def _take(self, event: Event) -> None:
         node = self._plan.nodes[event.node_rank]
         data = event.data
+        self._heard_s[event.node_rank] = time.monotonic()
         if event.kind == "log":
             rank = self._rank_at[node.host, data["local_rank"]]
             self._last_lines.setdefault(rank, deque(maxlen=LAST_LINES)).append(data["line"])
@@ -108,20 +120,21 @@ class Watch:
         elif event.kind == "failure":
             seen: Iterable[str] = self._last_lines.get(data["rank"], ())
             lines = tuple(data.get("last_lines", seen))
-            self._fail(event, data["rank"], data["exit_code"], data["message"], lines, data["time_s"])
+            self._fail(event.node_rank, data["rank"], data["exit_code"], data["message"], lines, data["time_s"])
         elif event.kind == "exit":
             self._exited.add(event.node_rank)
         elif event.kind == "gone":
+            lost_before = event.node_rank in self.gone
             self.gone.add(event.node_rank)
-            if event.node_rank not in self._exited:
+            if event.node_rank not in self._exited and not lost_before:
                 lines = tuple(data["stderr"].splitlines()[-LAST_LINES:])
                 text = f"lost the node agent (exit code {data['exit_code']}): the host or its sshd went away"
-                self._fail(event, None, data["exit_code"] or 1, text, lines, time.time())
+                self._fail(event.node_rank, None, data["exit_code"] or 1, text, lines, time.time())
 
     def _fail(
-        self, event: Event, rank: int | None, exit_code: int, message: str, lines: tuple[str, ...], time_s: float
+        self, node_rank: int, rank: int | None, exit_code: int, message: str, lines: tuple[str, ...], time_s: float
     ) -> None:
-        node = self._plan.nodes[event.node_rank]
+        node = self._plan.nodes[node_rank]
         self._failures.append(
             Failure(
                 host=node.host,

@@ -37,14 +37,18 @@ def _node(
         num_ranks=sum(rank.host == host for rank in ranks),
         shared_netdev=str(port.netdev),
         shared_address=port.address,
-        environment=make_environment(job, cluster, port),
+        environment=make_environment(job, cluster, port, [rank.gpu for rank in ranks if rank.host == host]),
     )
 
 
-def make_environment(job: Job, cluster: Cluster, shared: NetworkPort) -> tuple[EnvironmentVariable, ...]:
-    """The variables of one node; `shared` is its port on the network all nodes share. NCCL_NET is never among them.
+def make_environment(
+    job: Job, cluster: Cluster, shared: NetworkPort, gpus: Sequence[int | None]
+) -> tuple[EnvironmentVariable, ...]:
+    """The variables of one node.
 
-    NCCL reads `=` as "exactly these", so the values of its lists begin with one.
+    `shared` is its port on the network all nodes share, `gpus` the GPU of each local rank. NCCL_NET is never among
+    them: it would override the network of every group. NCCL reads `=` as "exactly these", so the values of its lists
+    begin with one.
     """
     variables = [
         EnvironmentVariable(
@@ -58,7 +62,18 @@ def make_environment(job: Job, cluster: Cluster, shared: NetworkPort) -> tuple[E
             reason="threads_per_slot in job.yaml",
         ),
     ]
-    return (*variables, *(_nccl(cluster, shared) if job.device == "cuda" else ()))
+    if job.device == "cpu":
+        return tuple(variables)
+    return (*variables, *_gpus(gpus), *_nccl(cluster, shared))
+
+
+def _gpus(gpus: Sequence[int | None]) -> tuple[EnvironmentVariable, ...]:
+    """Local rank i trains on the i-th visible GPU; nvidia-smi, which the probe asked, numbers by PCI address."""
+    visible = ",".join(str(gpu) for gpu in gpus)
+    return (
+        EnvironmentVariable(name="CUDA_DEVICE_ORDER", value="PCI_BUS_ID", reason="GPU numbers as nvidia-smi has them"),
+        EnvironmentVariable(name="CUDA_VISIBLE_DEVICES", value=visible, reason="the planned GPUs, by local rank"),
+    )
 
 
 def _nccl(cluster: Cluster, shared: NetworkPort) -> tuple[EnvironmentVariable, ...]:

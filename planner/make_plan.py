@@ -49,7 +49,7 @@ def make_plan(
     else:
         raise HolmesError(
             f"the usual order does not fit: {problem}",
-            "plan without `--order usual`, or give GPUs more room: larger parallel.pp, smaller micro_batch_size",
+            "plan without `--usual-order`, or give GPUs more room: larger parallel.pp, smaller micro_batch_size",
             ANSWER_IS_NO,
         )
     plan = Plan(

@@ -173,7 +173,7 @@ def test_edited_file_is_refused(tmp_path: Path) -> None:
 def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "inventory.json"
     path.write_text(EMPTY.to_json(), encoding="utf-8")
-    with pytest.raises(HolmesError, match="not a run"):
+    with pytest.raises(HolmesError, match="not of kind run: its kind is inventory"):
         read_file(Run, path)
 
 

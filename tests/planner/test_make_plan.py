@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from holmes_core.errors import HolmesError
 from holmes_core.inventory import Inventory
 from holmes_core.plan import Plan
+from holmes_core.record import read_file, write_atomically
 from planner.verify import verify
 from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
@@ -275,3 +278,17 @@ def test_usual_order_is_none_where_an_even_cut_does_not_fit() -> None:
     assert plan_for(tight, job).usual_order is None
     with pytest.raises(HolmesError, match="the usual order does not fit: stage 0"):
         plan_for(tight, job, order="usual")
+
+
+@given(
+    sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3), shared_gbps=st.floats(0.01, 100), slots=st.integers(1, 2)
+)
+@settings(max_examples=15, deadline=None)
+def test_plan_survives_its_file(
+    sizes: list[int], shared_gbps: float, slots: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    job = bed_job(slots_per_host=slots, parallel={"pp": 1, "micro_batch_size": 2})
+    plan = plan_for(cpu_inventory(sizes, shared_gbps=shared_gbps), job, time_limit_s=5.0)
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    write_atomically(path, plan.to_json())
+    assert read_file(Plan, path) == plan

@@ -1,0 +1,179 @@
+"""The command line without a bed: bad input, local processes, what Ctrl-C leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from holmes_core.record import read_file
+from holmes_core.run import Run
+
+ROOT = Path(__file__).parent.parent.parent
+HOSTS: dict[str, Any] = {
+    "transport": "local",
+    "python": sys.executable,
+    "speeds_gbps": {"lo": 20},
+    "hosts": [{"name": "a1", "cluster": "a"}, {"name": "b1", "cluster": "b"}],
+}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def job(folder: Path, **changes: Any) -> dict[str, Any]:
+    text = folder / "text.txt"
+    text.write_text("It is a capital mistake to theorize before one has data. " * 50, encoding="utf-8")
+    base = {
+        "model": {"num_layers": 2, "hidden_size": 16, "num_heads": 2, "seq_length": 16},
+        "data": {"path": str(text)},
+        "global_batch_size": 4,
+        "steps": 4,
+        "device": "cpu",
+        "compute": {"flops_per_s": 1e10},
+        "parallel": {"pp": 2, "dp": 1, "micro_batch_size": 1},
+        "master_port": free_port(),
+    }
+    return {**base, **changes}
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """A home of its own, so that what is left there is seen."""
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    return {**os.environ, "HOME": str(home), "PYTHONPATH": str(ROOT), "COLUMNS": "160"}
+
+
+def holmes(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "holmes_cli", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def planned(folder: Path, **changes: Any) -> None:
+    """inventory.json and plan.json of the local hosts in `folder`."""
+    (folder / "hosts.yaml").write_text(yaml.safe_dump(HOSTS), encoding="utf-8")
+    (folder / "job.yaml").write_text(yaml.safe_dump(job(folder, **changes)), encoding="utf-8")
+    for arguments in (("probe", "hosts.yaml"), ("plan", "job.yaml")):
+        done = holmes(folder, *arguments)
+        assert done.returncode == 0, done.stderr
+
+
+def nothing_is_left(folder: Path) -> bool:
+    return list((folder / "home" / ".cache" / "holmes").glob("*")) == []
+
+
+def test_three_commands_train_on_local_processes(tmp_path: Path) -> None:
+    planned(tmp_path)
+    done = holmes(tmp_path, "launch", "plan.json")
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    run = read_file(Run, folder / "run.json")
+    assert (run.state, run.exit_code, run.steps_done) == ("done", 0, 4)
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert run.last_loss == steps[-1]["loss"]
+    assert {path.name for path in (folder / "logs").iterdir()} == {"a1-rank0.log", "b1-rank1.log"}
+    assert nothing_is_left(tmp_path)
+
+
+def test_failing_rank_is_shown_first_with_its_last_lines(tmp_path: Path) -> None:
+    planned(tmp_path, data={"path": str(tmp_path / "gone")})
+    done = holmes(tmp_path, "launch", "plan.json")
+    assert done.returncode == 1
+    assert done.stderr.index("error: host ") < done.stderr.index("hint: ")
+    assert str(tmp_path / "gone") in done.stderr
+    assert nothing_is_left(tmp_path)
+
+
+def test_ctrl_c_ends_a_local_run_and_says_so(tmp_path: Path) -> None:
+    planned(tmp_path, steps=100000)
+    command = [sys.executable, "-m", "holmes_cli", "launch", "plan.json"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    seen = next(line for line in process.stderr if line.startswith("step 2/"))
+    assert "loss" in seen
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "no rank is left running" in stderr
+    assert nothing_is_left(tmp_path)
+
+
+def refusal(folder: Path, *arguments: str) -> str:
+    """The message of a command that must be refused as wrong usage, leaving the folder as it was."""
+    before = sorted(path.name for path in folder.iterdir())
+    done = holmes(folder, *arguments)
+    assert done.returncode == 2, done.stderr
+    assert "hint: " in done.stderr
+    assert "Traceback" not in done.stderr
+    after = sorted(path.name for path in folder.iterdir() if path.name != "home")
+    assert after == [name for name in before if name != "home"]
+    return done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_hosts_file_without_permission_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yaml").write_text("hosts: [a]\n", encoding="utf-8")
+    (tmp_path / "hosts.yaml").chmod(0)
+    assert "hosts.yaml: cannot be read: Permission denied" in refusal(tmp_path, "probe", "hosts.yaml")
+
+
+def test_missing_hosts_file_is_refused(tmp_path: Path) -> None:
+    assert "hosts.yaml: cannot be read: No such file" in refusal(tmp_path, "probe", "hosts.yaml")
+
+
+def test_hosts_file_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yaml").mkdir()
+    assert "hosts.yaml: cannot be read: Is a directory" in refusal(tmp_path, "probe", "hosts.yaml")
+
+
+def test_misspelt_key_of_hosts_file_names_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yaml").write_text("hosts: [{name: a, adress: 10.0.0.1}]\n", encoding="utf-8")
+    text = refusal(tmp_path, "probe", "hosts.yaml")
+    assert "hosts.yaml: hosts.0.adress: unknown key (value '10.0.0.1')" in text
+    assert "did you mean `address`?" in text
+
+
+def test_plan_without_inventory_says_which_command_makes_it(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(tmp_path)), encoding="utf-8")
+    text = refusal(tmp_path, "plan", "job.yaml")
+    assert "inventory.json: cannot be read" in text
+    assert "`holmes probe hosts.yaml -o inventory.json` makes it" in text
+
+
+def test_plan_given_for_an_inventory_is_named(tmp_path: Path) -> None:
+    planned(tmp_path)
+    text = refusal(tmp_path, "plan", "job.yaml", "-i", "plan.json", "-o", "other.json")
+    assert "plan.json: not of kind inventory: its kind is plan" in text
+    assert "holmes probe hosts.yaml -o inventory.json" in text
+
+
+def test_output_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yaml").write_text(yaml.safe_dump(HOSTS), encoding="utf-8")
+    assert "gone/inventory.json: cannot be written" in refusal(
+        tmp_path, "probe", "hosts.yaml", "-o", "gone/inventory.json"
+    )
+
+
+def test_json_on_standard_output_is_the_file(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yaml").write_text(yaml.safe_dump(HOSTS), encoding="utf-8")
+    done = holmes(tmp_path, "probe", "hosts.yaml", "--json")
+    assert done.stdout == (tmp_path / "inventory.json").read_text(encoding="utf-8")
+    assert [host["name"] for host in json.loads(done.stdout)["hosts"]] == ["a1", "b1"]
+
+
+def test_help_names_the_three_commands(tmp_path: Path) -> None:
+    done = holmes(tmp_path, "--help")
+    assert done.returncode == 0
+    assert all(f" {name} " in done.stdout for name in ("probe", "plan", "launch"))
