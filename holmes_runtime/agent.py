@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -60,6 +61,31 @@ class Input:
         return [line.decode(errors="replace") for line in whole]
 
 
+class Output:
+    """Standard output, written without ever waiting longer than `patience_s`: a lost controller must not hold us up."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(1, selectors.EVENT_WRITE)
+        self.lost = False
+
+    def write(self, line: str) -> None:
+        """Write one line; sets `lost` when nobody takes it, and writes nothing from then on."""
+        data = line.encode()
+        while data and not self.lost:
+            if not self._selector.select(self._patience_s):
+                self.lost = True
+                return
+            try:
+                # No more than a pipe takes at once when it takes anything, so that the write does not block.
+                written = os.write(1, data[: select.PIPE_BUF])
+            except OSError:
+                self.lost = True
+                return
+            data = data[written:]
+
+
 class Tail:
     """New lines of a growing file; a last line without its end waits until it has one, or until `rest`."""
 
@@ -91,6 +117,7 @@ class Agent:
         self._config = config
         self._folder = folder
         self._input = Input()
+        self._output = Output(config.silence_limit_s)
         self._tails: dict[Path, Tail] = {}
         self._torchrun: subprocess.Popen[bytes] | None = None
         self._told_to_stop = False
@@ -158,7 +185,7 @@ class Agent:
 
     def _left_alone(self) -> bool:
         silent_s = time.monotonic() - self._input.last_heard_s
-        return self._input.ended or self._told_to_stop or silent_s > self._config.silence_limit_s
+        return self._input.ended or self._output.lost or self._told_to_stop or silent_s > self._config.silence_limit_s
 
     def _train(self) -> int:
         verdict = self._folder / "verdict.json"
@@ -242,13 +269,9 @@ class Agent:
         )
 
     def _report(self, **event: Any) -> None:
-        """One line to the controller; if it is gone, there is nobody to tell and the ranks must end."""
+        """One line to the controller."""
         self._last_report_s = time.monotonic()
-        try:
-            sys.stdout.write(json.dumps(event) + "\n")
-            sys.stdout.flush()
-        except OSError:
-            self._told_to_stop = True
+        self._output.write(json.dumps(event) + "\n")
 
 
 def main() -> int:

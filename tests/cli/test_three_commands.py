@@ -19,6 +19,7 @@ import yaml
 from holmes_core.plan import Plan
 from holmes_core.record import read_file
 from holmes_core.run import Run
+from launcher.prepare import SILENCE_LIMIT_S
 from tests.testbed.bed import Bed, missing_for_bed
 from tests.testbed.rehearsal import Site, bed_site, only_run, standard_library_corpus
 
@@ -96,14 +97,23 @@ def trained(site: Site, folder: Path, path: Path) -> tuple[Run, list[float]]:
 
 def nothing_is_left(bed: Bed, within_s: float = ENDED_WITHIN_S) -> bool:
     """No process of ours on any host, and no file of a run, within the time a run may take to end."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
+
+    def is_clean() -> bool:
         left = [pid for host in bed.hosts for pid in bed.guest_pids(host.name)]
-        files = [path for host in bed.hosts for path in (host.home / ".cache" / "holmes").glob("*/*")]
-        if not left and not files:
-            return True
+        files = [path for host in bed.hosts for path in (host.home / ".cache" / "holmes").glob("*")]
+        return not left and not files
+
+    return eventually(is_clean, within_s)
+
+
+def eventually(holds: Callable[[], bool], within_s: float) -> bool:
+    """Whether `holds` becomes true in time."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.1)
-    return False
+    return True
 
 
 @pytest.fixture(scope="module")
@@ -186,16 +196,22 @@ def long_run(site: Site, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, float]:
+def ended(process: subprocess.Popen[str], within_s: float = 30) -> tuple[int, str, float]:
     """Exit code, standard error and seconds until the launch ended."""
     started = time.monotonic()
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=within_s)
     return process.returncode, stderr, time.monotonic() - started
 
 
 def rank_pids(bed: Bed, host: str) -> list[int]:
     """Processes on `host` that run a rank, among those the bed knows to be there."""
     return [pid for pid in bed.guest_pids(host) if is_running(pid, "holmes_runtime.train") and not is_agent(pid)]
+
+
+def ours_on(bed: Bed, host: str) -> list[int]:
+    """Agent, torchrun and ranks on `host`; sshd's own session process is not counted."""
+    modules = ("holmes_runtime.agent", "holmes_runtime.elastic", "holmes_runtime.train")
+    return [pid for pid in bed.guest_pids(host) if any(is_running(pid, module) for module in modules)]
 
 
 def is_agent(pid: int) -> bool:
@@ -250,6 +266,20 @@ def test_killed_agent_leaves_no_rank_and_no_file(bed: Bed, long_run: subprocess.
     assert code != 0
     assert "error: host b2" in stderr
     assert nothing_is_left(bed)
+
+
+def test_host_without_a_link_is_noticed_and_ends_by_itself(bed: Bed, long_run: subprocess.Popen[str]) -> None:
+    bed.set_link("b2", "eno1", up=False)
+    try:
+        code, stderr, seconds = ended(long_run, within_s=60)
+        assert eventually(lambda: not ours_on(bed, "b2"), within_s=SILENCE_LIMIT_S + ENDED_WITHIN_S)
+    finally:
+        bed.set_link("b2", "eno1", up=True)
+    assert nothing_is_left(bed)
+    assert code == 1
+    assert "error: host b2 (roce-1): the node failed first" in stderr
+    assert "no word from the node agent" in stderr
+    assert seconds < SILENCE_LIMIT_S + 2 * ENDED_WITHIN_S
 
 
 def refused(site: Site, tmp_path: Path, path: Path) -> subprocess.CompletedProcess[str]:
@@ -314,7 +344,7 @@ def test_unknown_host_key_is_refused_with_its_fingerprint(site: Site, bed: Bed, 
 
 def test_host_without_python_is_reported_by_probe_and_launch(site: Site, bed: Bed, tmp_path: Path) -> None:
     hosts = altered_hosts(bed, tmp_path, lambda text: text, python="/no/such/python")
-    assert "HOST-OS-LIB on a1: `/no/such/python` does not run" in probe_refusal(site, tmp_path, hosts)
+    assert "HOST-OS-LIB on a1, b1: `/no/such/python` does not run" in probe_refusal(site, tmp_path, hosts)
     path = plan_from(site, tmp_path)
     done = refused(site, tmp_path, path)
     assert "`/no/such/python` could not start the node agent" in done.stderr
@@ -326,7 +356,7 @@ def test_host_without_torch_is_reported_by_probe_and_launch(site: Site, bed: Bed
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
     bare = str(tmp_path / "bare" / "bin" / "python")
     hosts = altered_hosts(bed, tmp_path, lambda text: text, python=bare)
-    assert f"HOST-OS-LIB on a1: `{bare}` (Python " in probe_refusal(site, tmp_path, hosts)
+    assert f"HOST-OS-LIB on a1, b1: `{bare}` (Python " in probe_refusal(site, tmp_path, hosts)
     done = refused(site, tmp_path, plan_from(site, tmp_path))
     assert f"{bare} has no torch" in done.stderr
     assert "-m pip install torch" in done.stderr
