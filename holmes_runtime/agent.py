@@ -220,14 +220,14 @@ class Agent:
             *("--master-addr", config.master_address, "--master-port", str(config.master_port)),
             *("--rdzv-id", config.run_id, "--max-restarts", "0", "--monitor-interval", "0.1"),
             *("--log-dir", str(logs), "--redirects", "3"),
-            *("-m", "holmes_runtime.train", str(self._folder / "run_config.json")),
+            *("-m", "holmes_runtime.lean_start", "holmes_runtime.train", str(self._folder / "run_config.json")),
         ]
         environment = {**os.environ, **config.environment, "PYTHONUNBUFFERED": "1"}
         environment["HOLMES_VERDICT_FILE"] = str(verdict)
         environment["HOLMES_METRICS_DIR"] = str(self._folder)
         with open(self._folder / "torchrun.log", "wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "holmes_runtime.elastic", *arguments],
+                [sys.executable, "-m", "holmes_runtime.lean_start", "holmes_runtime.elastic", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -26,7 +26,7 @@ from tests.testbed.rehearsal import (
 FOLDER = Path("demo")
 MODEL = {"num_layers": 8, "hidden_size": 192, "num_heads": 4, "seq_length": 64}
 MICRO_BATCH_SIZE = 2
-STEPS = 12
+STEPS = 8
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
 
 def run_demo(site: Site) -> None:
     """The three commands, then on a bed the usual order, then the summary."""
-    slot_flops_per_s = measured_flops_per_s(MODEL, MICRO_BATCH_SIZE, at_once=len(LOCAL_HOSTS), seconds=1.0)
+    slot_flops_per_s = measured_flops_per_s(MODEL, MICRO_BATCH_SIZE, at_once=len(LOCAL_HOSTS), seconds=0.5)
     print(f"One training process computes {slot_flops_per_s / 1e9:.1f} GFLOP/s while all four do (measured just now).")
     job = {
         "model": MODEL,

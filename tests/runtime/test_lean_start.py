@@ -1,0 +1,39 @@
+"""The lean start runs a module's main with its own arguments and gives back its exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MODULE = """
+import gc, sys
+
+def main():
+    print(sys.argv, gc.isenabled())
+    if sys.argv[1] == "raise":
+        raise ValueError("on purpose")
+    return int(sys.argv[1])
+"""
+
+
+def started(folder: Path, argument: str) -> subprocess.CompletedProcess[str]:
+    (folder / "given.py").write_text(MODULE, encoding="utf-8")
+    command = [sys.executable, "-m", "holmes_runtime.lean_start", "given", argument]
+    environment = {"PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_exit_code_and_output_are_those_of_main(tmp_path: Path, code: int) -> None:
+    done = started(tmp_path, str(code))
+    assert done.returncode == code
+    assert done.stdout == f"['given', '{code}'] True\n"
+
+
+def test_exception_takes_the_ordinary_way_out(tmp_path: Path) -> None:
+    done = started(tmp_path, "raise")
+    assert done.returncode == 1
+    assert "ValueError: on purpose" in done.stderr
