@@ -142,7 +142,9 @@ class Bed:
         etc = host.folder / "etc"
         (etc / "passwd").write_text(_passwd_text(Path("/etc/passwd").read_text(), host.home))
         (etc / "shadow").write_text("root:*:19000:0:99999:7:::\n")  # no password, yet not locked
-        names = "".join(f"{other.slow_address} {other.name}\n" for other in self.hosts)
+        # A dual-stack server sees its peers by mapped addresses, and torch asks for their names.
+        forms = ("{}", "::ffff:{}")
+        names = "".join(f"{form.format(host.slow_address)} {host.name}\n" for form in forms for host in self.hosts)
         (etc / "hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{names}")
         # Login shells read /etc/profile, which sets PATH anew.
         (host.home / ".profile").write_text(f"export PATH={shlex.quote(f'{host.tools}:{SYSTEM_PATH}')}\n")
