@@ -7,38 +7,94 @@ from typing import Annotated
 
 import typer
 
-from holmes_cli.show_inventory import show_inventory
+from holmes_cli.inventory_page import inventory_page
+from holmes_cli.show_inventory import show_differences, show_inventory
 from holmes_cli.terminal import err, out
-from holmes_core.errors import ANSWER_IS_NO
-from holmes_core.hosts_file import read_hosts_file
-from holmes_core.record import write_atomically
-from prober.audit import refuses
-from prober.probe import probe
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.host_lists import read_host_list
+from holmes_core.host_pattern import expand_pattern
+from holmes_core.hosts_file import HostsFile, read_hosts_file
+from holmes_core.inventory import Inventory
+from holmes_core.record import parse, read_file, write_atomically
+from prober.audit import joined, refuses
+from prober.differences import changes
+from prober.link_audit import audit_links
+from prober.links import measure_links
+from prober.probe import probe, replay
 
 
 def probe_command(
-    hosts: Annotated[Path, typer.Argument(help="hosts.yaml: the machines and how to reach them.")],
+    hosts: Annotated[
+        str | None,
+        typer.Argument(help="hosts.yaml, an MPI or DeepSpeed hostfile, or host names such as node[[01-16]]."),
+    ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the inventory.")] = Path(
         "inventory.json"
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print the inventory as JSON instead of tables.")] = False,
+    links: Annotated[
+        bool, typer.Option("--links", help="Measure latency and bandwidth between sampled pairs.")
+    ] = False,
+    record: Annotated[Path | None, typer.Option("--record", help="Keep every raw output in this folder.")] = None,
+    replay_folder: Annotated[
+        Path | None, typer.Option("--replay", help="Read the outputs in this folder instead of asking hosts.")
+    ] = None,
+    diff: Annotated[Path | None, typer.Option("--diff", help="Show what changed since this inventory.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page with a picture.")] = None,
 ) -> None:
     """Ask every host for its GPUs and NICs, find the clusters, and say what is wrong."""
-    hosts_file = read_hosts_file(hosts)
-    done = 0
-    with err.status(f"asking {len(hosts_file.hosts)} hosts") as status:
-
-        def progress(host: str, state: str) -> None:
-            nonlocal done
-            done += 1
-            status.update(f"{done} of {len(hosts_file.hosts)} hosts answered; {host}: {state}")
-
-        inventory = probe(hosts_file, progress)
+    older = read_file(Inventory, diff) if diff else None
+    inventory = _replayed(replay_folder, hosts, links) if replay_folder else _probed(hosts, record)
+    if links:
+        inventory = _with_links(inventory)
     write_atomically(output, inventory.to_json())
+    if html:
+        write_atomically(html, inventory_page(inventory))
     if as_json:
         out.file.write(inventory.to_json())
     else:
         show_inventory(inventory)
+        if older:
+            show_differences(f"Changed since {diff}", changes(older, inventory))
         out.print(f"\ninventory: {output}\nnext: holmes plan job.yaml -i {output}", markup=False, soft_wrap=True)
     if refuses(inventory):
         raise typer.Exit(ANSWER_IS_NO)
+
+
+def _replayed(folder: Path, hosts: str | None, links: bool) -> Inventory:
+    if hosts is not None or links:
+        raise HolmesError("--replay asks no host", "leave the hosts and `--links` out, or leave out `--replay`")
+    return replay(folder)
+
+
+def _probed(hosts: str | None, record: Path | None) -> Inventory:
+    if hosts is None:
+        raise HolmesError("no hosts given", "`holmes probe hosts.yaml`, or `--replay DIR` for a recording")
+    hosts_file = _hosts_file(hosts)
+    count, done = len(hosts_file.hosts), 0
+    with err.status(f"asking {count} hosts") as status:
+
+        def progress(host: str, state: str) -> None:
+            nonlocal done
+            done += 1
+            status.update(f"{done} of {count} hosts answered; {host}: {state}")
+
+        return probe(hosts_file, progress, record)
+
+
+def _hosts_file(hosts: str) -> HostsFile:
+    """A hosts.yaml, a plain host list, or host names on the command line."""
+    path = Path(hosts)
+    if path.suffix in (".yaml", ".yml", ".json"):
+        return read_hosts_file(path)
+    if path.is_file():
+        return HostsFile(hosts=read_host_list(path))
+    return parse(HostsFile, {"hosts": list(expand_pattern(hosts))}, hosts)
+
+
+def _with_links(inventory: Inventory) -> Inventory:
+    """The inventory with measured links, and what they and the tests themselves showed."""
+    with err.status("measuring links") as status:
+        measured = measure_links(inventory, lambda pair, state: status.update(f"{pair}: {state}"))
+    found = (*inventory.findings, *measured.problems, *audit_links(inventory, measured.links))
+    return inventory.model_copy(update={"links": tuple(measured.links), "findings": joined(found)})

@@ -1,59 +1,80 @@
-"""An inventory as tables: hosts by cluster, then findings with what to do."""
+"""An inventory as tables: a table a cluster, differences between peers, measured links, findings with what to do."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
 from holmes_cli.terminal import out
-from holmes_core.inventory import Cluster, Finding, Host, Inventory
-from holmes_core.units import format_memory, format_rate
+from holmes_core.inventory import Cluster, Finding, Host, Inventory, Nic
+from holmes_core.link import Link
+from holmes_core.units import format_memory, format_rate, format_seconds
+from prober.differences import Difference, peer_differences
 
 _SEVERITIES = {"F": ("refuses launch", "bold red"), "W": ("warning", "yellow"), "I": ("note", "dim")}
+_MOST_HOSTS_IN_A_LINE = 6
+TABLE_WIDTH = 100
 
 
 def show_inventory(inventory: Inventory) -> None:
-    """Print hosts, the shared network and the findings."""
-    out.print(_hosts_table(inventory))
-    if inventory.shared:
-        netdevs = ", ".join(dict.fromkeys(str(port.netdev) for port in inventory.shared.ports))
-        rates = {port.bandwidth_bytes_per_s for port in inventory.shared.ports}
-        slowest = None if None in rates else min(rate for rate in rates if rate is not None)
-        subnet = inventory.shared.subnet or "routed"
-        out.print(f"shared by all: {subnet} over {netdevs}, {format_rate(slowest)}", markup=False, soft_wrap=True)
-    for finding in inventory.findings:
+    """Print clusters, the shared network, differences, links and findings."""
+    for cluster in inventory.clusters:
+        out.print(_cluster_table(inventory, cluster), width=TABLE_WIDTH)
+    for host in inventory.hosts:
+        if not host.reachable:
+            out.print(Text(f"{host.name}: not reachable", style="bold red"))
+    _show_shared(inventory)
+    differences = peer_differences(inventory)
+    if differences:
+        show_differences("Peers of a cluster that differ", differences)
+    if inventory.links:
+        out.print(_links_table(inventory.links), width=TABLE_WIDTH)
+    for finding in sorted(inventory.findings, key=lambda finding: "FWI".index(finding.severity)):
         _show_finding(finding)
 
 
-def _hosts_table(inventory: Inventory) -> Table:
-    table = Table(title="Hosts", title_justify="left")
-    for heading in ("cluster", "host", "GPUs", "RDMA", "fabric netdev", "shared netdev", "torch"):
+def show_differences(title: str, differences: Iterable[Difference]) -> None:
+    """Each differing fact, its values and who has them."""
+    table = Table(title=title, title_justify="left")
+    for heading in ("where", "fact", "values"):
         table.add_column(heading, overflow="fold")
-    for cluster in inventory.clusters:
-        for name in cluster.hosts:
-            table.add_row(*_host_row(inventory, cluster, inventory.host(name)))
-        table.add_section()
-    for host in inventory.hosts:
-        if not host.reachable:
-            table.add_row(Text("-"), host.name, Text("not reachable", style="bold red"), "", "", "", "")
+    for difference in differences:
+        values = "\n".join(f"{value}: {_named(hosts)}" for value, hosts in difference.values)
+        table.add_row(difference.place, difference.fact, values)
+    out.print(table, width=TABLE_WIDTH)
+
+
+def _show_shared(inventory: Inventory) -> None:
+    if inventory.shared is None:
+        return
+    netdevs = ", ".join(dict.fromkeys(str(port.netdev) for port in inventory.shared.ports))
+    rates = {port.bandwidth_bytes_per_s for port in inventory.shared.ports}
+    slowest = None if None in rates else min(rate for rate in rates if rate is not None)
+    subnet = inventory.shared.subnet or "routed"
+    out.print(f"shared by all: {subnet} over {netdevs}, {format_rate(slowest)}", markup=False, soft_wrap=True)
+
+
+def _cluster_table(inventory: Inventory, cluster: Cluster) -> Table:
+    pinned = " (pinned)" if cluster.pinned else ""
+    table = Table(title=f"Cluster {cluster.name}{pinned}: {cluster.fabric.kind}", title_justify="left")
+    for heading in ("host", "GPUs", "RDMA ports", "fabric netdev", "shared netdev", "torch"):
+        table.add_column(heading, overflow="fold")
+    for name in cluster.hosts:
+        table.add_row(*_host_row(inventory, cluster, inventory.host(name)))
     return table
 
 
 def _host_row(inventory: Inventory, cluster: Cluster, host: Host) -> tuple[str, ...]:
     fabric = cluster.fabric.port_of(host.name)
     shared = inventory.shared.port_of(host.name) if inventory.shared else None
-    rdma = "none"
-    if fabric and fabric.hcas:
-        rate = format_rate(fabric.rdma_bandwidth_bytes_per_s)
-        rdma = f"{cluster.fabric.kind} {rate}: {', '.join(fabric.hcas)}"
     return (
-        f"{cluster.name}{' (pinned)' if cluster.pinned else ''}",
         host.name,
         _gpus(host),
-        rdma,
-        f"{fabric.netdev} {format_rate(fabric.bandwidth_bytes_per_s)}" if fabric and fabric.netdev else "unknown",
+        _ports(host),
+        f"{fabric.netdev} {format_rate(fabric.bandwidth_bytes_per_s)}" if fabric and fabric.netdev else "not known",
         f"{shared.netdev} {format_rate(shared.bandwidth_bytes_per_s)}" if shared else "none",
         host.software.torch or "none",
     )
@@ -61,10 +82,46 @@ def _host_row(inventory: Inventory, cluster: Cluster, host: Host) -> tuple[str, 
 
 def _gpus(host: Host) -> str:
     kinds = Counter((gpu.name, gpu.memory_bytes) for gpu in host.gpus)
-    return ", ".join(f"{count} x {name} {format_memory(memory)}" for (name, memory), count in kinds.items()) or "none"
+    listed = [f"{count} x {name or 'GPU'} {format_memory(memory)}" for (name, memory), count in kinds.items()]
+    return "\n".join(listed) or "none"
+
+
+def _ports(host: Host) -> str:
+    """Ports of one kind, rate and state as one line: `8 x InfiniBand 400 Active`."""
+    kinds = Counter(_port_words(nic) for nic in host.nics if nic.kind != "Ethernet")
+    return "\n".join(f"{count} x {words}" for words, count in kinds.items()) or "none"
+
+
+def _port_words(nic: Nic) -> str:
+    rate = f" {nic.rate_gbps:g} Gbit/s" if nic.rate_gbps and nic.state in ("Active", None) else ""
+    return f"{nic.kind}{rate} {nic.state or 'state not known'}"
+
+
+def _links_table(links: Sequence[Link]) -> Table:
+    table = Table(title="Measured links", title_justify="left")
+    for heading in ("link", "hosts", "method", "median", "least", "latency"):
+        table.add_column(heading, overflow="fold")
+    for link in links:
+        arrow = "->" if link.direction == "forward" else "<-"
+        table.add_row(
+            f"{link.kind} {link.network}",
+            f"{link.hosts[0]} {arrow} {link.hosts[1]}",
+            f"{link.method} x{link.streams}",
+            format_rate(link.bandwidth_bytes_per_s.median),
+            format_rate(link.bandwidth_bytes_per_s.min),
+            format_seconds(link.latency_s.median) if link.latency_s else "not known",
+        )
+    return table
 
 
 def _show_finding(finding: Finding) -> None:
     word, style = _SEVERITIES[finding.severity]
-    out.print(Text(f"{word}: {finding.rule} on {', '.join(finding.hosts)}: ", style=style), end="", soft_wrap=True)
+    out.print(Text(f"{word}: {finding.rule} on {_named(finding.hosts)}: ", style=style), end="", soft_wrap=True)
     out.print(f"{finding.evidence}\n  effect: {finding.effect}\n  do: {finding.remedy}", markup=False, soft_wrap=True)
+
+
+def _named(hosts: Sequence[str]) -> str:
+    """The hosts by name; of many, the first few and how many more."""
+    if len(hosts) <= _MOST_HOSTS_IN_A_LINE:
+        return ", ".join(hosts)
+    return f"{', '.join(hosts[:_MOST_HOSTS_IN_A_LINE])} and {len(hosts) - _MOST_HOSTS_IN_A_LINE} more"

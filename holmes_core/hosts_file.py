@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import getpass
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
 from holmes_core.errors import HolmesError
+from holmes_core.host_pattern import NAME_LENGTH, NAME_PATTERN, expand_pattern, is_pattern
 from holmes_core.record import Record, read_user_file
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=253)]
+Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=NAME_LENGTH)]
 TransportName = Literal["ssh", "local"]
 
 
@@ -45,6 +48,33 @@ def _entry(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
+def expand_entries(entries: Iterable[Any]) -> Iterator[Any]:
+    """The entries of `hosts:` as written, each whose name is a pattern once for every host it stands for.
+
+    `address` may be a pattern of as many addresses, taken in order. What is no entry passes, to be refused as such.
+    Raises HolmesError for a malformed pattern.
+    """
+    for entry in map(_entry, entries):
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if isinstance(name, str) and is_pattern(name):
+            names = expand_pattern(name)
+            addresses = _addresses(name, len(names), entry.get("address"))
+            yield from ({**entry, "name": one, "address": at} for one, at in zip(names, addresses, strict=True))
+        else:
+            yield entry
+
+
+def _addresses(name: str, count: int, address: Any) -> tuple[str | None, ...]:
+    """One address for each of the `count` hosts of pattern `name`, None where there are none."""
+    if address is None:
+        return (None,) * count
+    addresses = expand_pattern(str(address))
+    if len(addresses) != count:
+        what = f"address {address} gives {len(addresses)} for the {count} hosts of {name}"
+        raise HolmesError(what, "write an address pattern of as many, such as 10.0.0.[1-16], or leave it out")
+    return addresses
+
+
 class HostsFile(Record):
     """The whole of hosts.yaml: defaults at the top, then the hosts."""
 
@@ -57,11 +87,19 @@ class HostsFile(Record):
     speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}
     hosts: tuple[Annotated[HostEntry, BeforeValidator(_entry)], ...] = Field(min_length=1)
 
+    @field_validator("hosts", mode="before")
+    @classmethod
+    def _patterns_are_expanded(cls, hosts: Any) -> Any:
+        try:
+            return tuple(expand_entries(hosts)) if isinstance(hosts, (list, tuple)) else hosts
+        except HolmesError as error:
+            raise ValueError(f"{error.what}; {error.hint}") from None
+
     @field_validator("hosts")
     @classmethod
     def _names_are_unique(cls, hosts: tuple[HostEntry, ...]) -> tuple[HostEntry, ...]:
-        names = [host.name for host in hosts]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        counts = Counter(host.name for host in hosts)
+        twice = sorted(name for name, count in counts.items() if count > 1)
         if twice:
             raise ValueError(f"host {twice[0]} stands twice")
         return hosts

@@ -86,9 +86,9 @@ def _flops_per_s(host: Host, job: Job) -> float | None:
         raise _unknown_speed(host.name, "CPU slots")
     speeds = []
     for gpu in host.gpus:
-        speed = achieved_flops_per_s(gpu.name, job.model.hidden_size)
+        speed = achieved_flops_per_s(gpu.name, job.model.hidden_size) if gpu.name else None
         if speed is None:
-            raise _unknown_speed(host.name, f"GPU {gpu.index} ({gpu.name})")
+            raise _unknown_speed(host.name, f"GPU {gpu.index} ({gpu.name or 'name not known'})")
         speeds.append(speed)
     return min(speeds)
 

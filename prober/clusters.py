@@ -56,14 +56,14 @@ def fabric_of(host: Host) -> Fabric:
     if host.access.transport == "local":
         loopback = next((netdev for netdev in host.netdevs if netdev.name == "lo"), None)
         return Fabric("loopback", None, None, _networks([loopback] if loopback else []), (), loopback)
-    usable = [nic for nic in host.nics if nic.usable_by_nccl_ib and nic.rate_gbps]
+    usable = [nic for nic in host.nics if nic.usable_by_nccl_ib and nic.kind in ("InfiniBand", "RoCE")]
     if not usable:
         netdev = _fastest(netdev for netdev in host.netdevs if _carries_traffic(netdev))
         return Fabric("Ethernet", None, None, _networks([netdev] if netdev else []), (), netdev)
-    totals = {nic.kind: sum(other.rate_gbps or 0 for other in usable if other.kind == nic.kind) for nic in usable}
-    kind = max(totals, key=lambda kind: totals[kind])
-    top_rate = max(nic.rate_gbps or 0 for nic in usable if nic.kind == kind)
-    rails = tuple(nic for nic in usable if nic.kind == kind and nic.rate_gbps == top_rate)
+    totals = {kind: sum(_rate(nic) for nic in usable if nic.kind == kind) for kind in {nic.kind for nic in usable}}
+    kind = max(totals, key=lambda kind: (totals[kind], sum(nic.kind == kind for nic in usable), kind))
+    top_rate = max(_rate(nic) for nic in usable if nic.kind == kind)
+    rails = tuple(nic for nic in usable if nic.kind == kind and _rate(nic) == top_rate)
     netdevs = [netdev for nic in rails for netdev in host.netdevs if netdev.name == nic.netdev]
     return Fabric(
         kind="InfiniBand" if kind == "InfiniBand" else "RoCE",
@@ -73,6 +73,21 @@ def fabric_of(host: Host) -> Fabric:
         rails=rails,
         netdev=next((netdev for netdev in netdevs if netdev.addresses), netdevs[0] if netdevs else None),
     )
+
+
+def _rate(nic: Nic) -> float:
+    """Gbit/s for comparing; a rate that is not known counts least."""
+    return nic.rate_gbps or 0.0
+
+
+def is_rail_class(host: Host, nic: Nic) -> bool:
+    """Whether a port that is not Active should be a rail: it is of the rails' kind and card model.
+
+    Where no port is a rail, every port should be; where the models are not known, none is taken to be.
+    """
+    rails = fabric_of(host).rails
+    same_model = nic.hca_type is not None and nic.hca_type in {rail.hca_type for rail in rails}
+    return not rails or (nic.kind == rails[0].kind and same_model)
 
 
 def find_clusters(hosts: Sequence[Host], pinned: Mapping[str, str]) -> tuple[tuple[Cluster, ...], tuple[Finding, ...]]:
@@ -166,7 +181,7 @@ def _port(host: str, netdev: Netdev | None, subnet: str | None) -> NetworkPort:
 
 
 def _carries_traffic(netdev: Netdev) -> bool:
-    return netdev.up and bool(netdev.addresses) and not netdev.name.startswith(_VIRTUAL)
+    return bool(netdev.up) and bool(netdev.addresses) and not netdev.name.startswith(_VIRTUAL)
 
 
 def _fastest(netdevs: Iterable[Netdev]) -> Netdev | None:

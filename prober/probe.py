@@ -1,10 +1,12 @@
-"""Ask all hosts at once, one SSH round trip each, and put the Inventory together."""
+"""Ask all hosts at once, one SSH round trip each, or read a recording; and put the Inventory together."""
 
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 
 from holmes_core.errors import HostError
 from holmes_core.hosts_file import Access, HostEntry, HostsFile
@@ -12,8 +14,18 @@ from holmes_core.inventory import Finding, Host, Inventory
 from holmes_core.transport import connect
 from prober.audit import audit, joined
 from prober.clusters import find_clusters, find_shared_network
-from prober.facts.question import Output, cut, script
-from prober.read_host import commands, read_host, tool_findings
+from prober.facts.limits import parse_clock
+from prober.facts.question import cut, script
+from prober.read_host import commands, read_host
+from prober.recording import (
+    HostNotes,
+    HostRecording,
+    Recorded,
+    read_recorded_hosts,
+    refuse_used_folder,
+    write_recording,
+)
+from prober.tool_findings import tool_findings
 
 HOST_TIMEOUT_S = 60.0
 MAX_AT_ONCE = 64
@@ -21,33 +33,67 @@ MAX_AT_ONCE = 64
 Progress = Callable[[str, str], None]
 
 
-def probe(hosts_file: HostsFile, progress: Progress) -> Inventory:
-    """The Inventory of all hosts. `progress(host, state)` is called as each one is done.
+def probe(hosts_file: HostsFile, progress: Progress, record: Path | None = None) -> Inventory:
+    """The Inventory of all hosts. `progress(host, state)` is called as each one is done; `record` keeps raw outputs.
 
     A host that cannot be reached or read stays in the inventory with a finding, and hides no other.
     """
+    if record is not None:
+        refuse_used_folder(record)
     entries = hosts_file.hosts
     with ThreadPoolExecutor(max_workers=min(MAX_AT_ONCE, len(entries))) as pool:
-        jobs = {pool.submit(_probe_host, hosts_file, entry): entry.name for entry in entries}
-        results = {}
+        jobs = {
+            pool.submit(_ask_host, hosts_file, entry, position): entry.name for position, entry in enumerate(entries)
+        }
+        answers = {}
         for job in as_completed(jobs):
-            host, _ = results[jobs[job]] = job.result()
-            progress(host.name, "read" if host.reachable else "not reachable")
-    hosts = tuple(results[entry.name][0] for entry in entries)
-    pins = {entry.name: entry.cluster for entry in entries if entry.cluster is not None}
-    clusters, pin_findings = find_clusters(hosts, pins)
+            name = jobs[job]
+            answers[name] = job.result()
+            progress(name, "read" if answers[name].notes.failure is None else "not reachable")
+    recorded = {entry.name: answers[entry.name] for entry in entries}
+    if record is not None:
+        for name, answer in recorded.items():
+            write_recording(record, name, answer.outputs, answer.notes)
+    return inventory_of(recorded)
+
+
+def replay(folder: Path) -> Inventory:
+    """The Inventory of the recording in `folder`. Raises HolmesError naming file and key."""
+    return inventory_of(read_recorded_hosts(folder))
+
+
+def inventory_of(recorded: Mapping[str, HostRecording]) -> Inventory:
+    """The Inventory of what hosts answered, by host name. The same answers give the same inventory."""
+    read = [_read(name, recording) for name, recording in recorded.items()]
+    hosts = tuple(host for host, _ in read)
+    pins = {name: recording.notes.cluster for name, recording in recorded.items()}
+    clusters, pin_findings = find_clusters(hosts, {name: label for name, label in pins.items() if label is not None})
     shared = find_shared_network(hosts)
-    host_findings = [finding for entry in entries for finding in results[entry.name][1]]
+    host_findings = [finding for _, findings in read for finding in findings]
     findings = joined((*host_findings, *pin_findings, *audit(hosts, clusters, shared)))
     return Inventory(hosts=hosts, clusters=clusters, shared=shared, findings=findings)
 
 
-def _probe_host(hosts_file: HostsFile, entry: HostEntry) -> tuple[Host, list[Finding]]:
+def _read(name: str, recording: HostRecording) -> tuple[Host, list[Finding]]:
+    notes = recording.notes
+    if notes.failure is not None:
+        return Host(name=name, access=notes.access, reachable=False), [notes.failure]
+    host = read_host(name, notes.access, recording.outputs, notes.speeds_gbps, notes)
+    return host, tool_findings(name, recording.outputs)
+
+
+def _ask_host(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRecording:
     access = hosts_file.access(entry)
+    notes = HostNotes(
+        position=position,
+        access=access,
+        cluster=entry.cluster,
+        speeds_gbps={**hosts_file.speeds_gbps, **entry.speeds_gbps},
+    )
     try:
-        outputs = _ask(entry.name, access)
+        outputs, asked_at, answered_at = _ask(entry.name, access)
     except HostError as error:
-        finding = Finding(
+        failure = Finding(
             rule=error.rule,
             severity="F",
             hosts=(entry.name,),
@@ -55,18 +101,25 @@ def _probe_host(hosts_file: HostsFile, entry: HostEntry) -> tuple[Host, list[Fin
             effect="nothing is known of this host; the plan leaves it out",
             remedy=error.hint,
         )
-        return Host(name=entry.name, access=access, reachable=False), [finding]
-    host = read_host(entry.name, access, outputs, {**hosts_file.speeds_gbps, **entry.speeds_gbps})
-    return host, tool_findings(entry.name, outputs)
+        return HostRecording((), notes.model_copy(update={"failure": failure}))
+    clock = parse_clock(outputs)
+    if clock is not None:
+        began, ended = clock
+        round_trip_s = max(0.0, (answered_at - asked_at) - (ended - began))
+        skew_s = began - (asked_at + round_trip_s / 2)
+        notes = notes.model_copy(update={"round_trip_s": round(round_trip_s, 4), "clock_skew_s": round(skew_s, 4)})
+    return HostRecording(outputs, notes)
 
 
-def _ask(name: str, access: Access) -> Mapping[str, Output]:
-    """All outputs of one host, in one round trip; nothing is written there."""
+def _ask(name: str, access: Access) -> tuple[tuple[Recorded, ...], float, float]:
+    """All outputs of one host, in one round trip, and when it was asked and answered; nothing is written there."""
     token = f"@@{secrets.token_hex(8)}"
     text = script(commands(access), token)
     connection = connect(name, access)
     try:
+        asked_at = time.time()
         answer = connection.run("sh -s", text.encode(), HOST_TIMEOUT_S)
+        answered_at = time.time()
     finally:
         connection.close()
-    return cut(answer.stdout.decode(errors="replace"), token)
+    return cut(answer.stdout.decode(errors="replace"), token), asked_at, answered_at

@@ -2,100 +2,208 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from holmes_core.hosts_file import Access
-from holmes_core.inventory import Finding, Host
-from prober.facts import gpus, netdevs, rdma_ports, software
-from prober.facts.question import NOTHING, Command, Output
+from holmes_core.inventory import Host, Nic
+from prober.facts import (
+    ethtool,
+    flow_control,
+    gpu_query,
+    gpu_text,
+    gpus,
+    ibdev2netdev,
+    ibstat,
+    ibv_devinfo,
+    ip_tool,
+    kernel,
+    limits,
+    mlxlink,
+    nccl_settings,
+    netdev_sysfs,
+    netdevs,
+    nics,
+    pci_tree,
+    rdma_sysfs,
+    rdma_tool,
+    software,
+)
+from prober.facts.netdev_facts import NetdevFacts
+from prober.facts.port_facts import PortFacts
+from prober.facts.question import Command
+from prober.facts.sysfs_tree import Tree, read_tree
+from prober.recording import HostNotes, Recorded
+
+F = TypeVar("F")
 
 
 def commands(access: Access) -> tuple[Command, ...]:
     """Everything one probe asks a host, in the order of asking."""
     return (
-        software.HOSTNAME,
-        netdevs.ADDRESSES,
-        netdevs.DEFAULT_ROUTE,
-        netdevs.SPEEDS,
-        rdma_ports.SYSFS,
-        rdma_ports.IBSTAT,
-        rdma_ports.IBDEV2NETDEV,
-        gpus.QUERY,
-        software.software_command(access.python),
+        limits.CLOCK,
+        kernel.UNAME,
+        limits.USER,
+        *(ip_tool.ADDRESSES, ip_tool.ROUTES),
+        *(netdev_sysfs.LIST, netdev_sysfs.ATTRIBUTES, netdev_sysfs.DRIVERS, netdev_sysfs.CONF, netdev_sysfs.BONDS),
+        *(ethtool.SETTINGS, ethtool.DRIVER),
+        *(rdma_sysfs.LIST, rdma_sysfs.ATTRIBUTES, rdma_sysfs.GIDS, rdma_sysfs.GID_TYPES, rdma_sysfs.VIRTUAL),
+        *(rdma_tool.RDMA_LINK, rdma_tool.RDMA_DEV),
+        *(ibstat.IBSTAT, ibv_devinfo.IBV_DEVINFO, ibdev2netdev.IBDEV2NETDEV, ibdev2netdev.SHOW_GIDS),
+        *(flow_control.MLNX_QOS, flow_control.DCB),
+        *(pci_tree.SYSFS, pci_tree.PATHS, pci_tree.LSPCI, pci_tree.LSPCI_VVV),
+        *(gpu_query.QUERY, *gpu_query.OTHER_QUERIES, gpu_text.TABLE),
+        *(gpu_text.LIST, gpu_text.NVLINKS, gpu_text.TOPOLOGY, kernel.FABRIC_MANAGER),
+        *(
+            kernel.LSMOD,
+            kernel.MODULES,
+            kernel.FILES,
+            kernel.MEMORY,
+            kernel.CPUS,
+            kernel.IOMMU,
+            kernel.VIRTUAL,
+            kernel.LOG,
+        ),
+        *(limits.MEMLOCK, limits.NOFILE, limits.SHM, limits.UVERBS, limits.OWN_NAME),
+        *(nccl_settings.ENVIRONMENT, nccl_settings.CONF_FILES),
+        *(software.software_command(access.python), software.OFED),
+        limits.CLOCK,
     )
 
 
 def read_host(
-    name: str, access: Access, outputs: Mapping[str, Output], pinned_speeds_gbps: Mapping[str, float]
+    name: str,
+    access: Access,
+    outputs: Sequence[Recorded],
+    pinned_speeds_gbps: Mapping[str, float],
+    notes: HostNotes | None = None,
 ) -> Host:
-    """The Host in `outputs`; what no output tells is None."""
-
-    def output(command: Command) -> Output:
-        return outputs.get(command.name, NOTHING)
-
-    speeds = netdevs.parse_speeds(output(netdevs.SPEEDS))
-    ports = (
-        rdma_ports.parse_sysfs(output(rdma_ports.SYSFS)),
-        rdma_ports.parse_ibstat(output(rdma_ports.IBSTAT)),
-        rdma_ports.parse_ibdev2netdev(output(rdma_ports.IBDEV2NETDEV)),
+    """The Host in `outputs`; what no output tells is None. `notes` has what the asking side measured."""
+    tree = read_tree(outputs)
+    about = kernel.read_kernel(outputs, tree)
+    pci = pci_tree.merge_pci(
+        [pci_tree.parse_pci_sysfs(tree), *_all(outputs, "lspci", lambda output: [pci_tree.parse_lspci(output)])]
     )
+    ports = _port_sources(outputs, tree)
+    netdev_reading = netdevs.read_netdevs(_netdev_sources(outputs, tree), pinned_speeds_gbps, _netdevs_by_pci(ports))
+    links = {address: device.link for address, device in pci.items() if device.link is not None}
+    nic_reading = nics.read_nics(
+        ports,
+        {netdev.name: netdev for netdev in netdev_reading.netdevs},
+        links,
+        _rdma_ruled_out(tree, about),
+        netdev_reading.physical,
+    )
+    lspci_gpus = pci_tree.gpus_of(pci.values())
+    gpu_reading = gpus.read_gpus(outputs, lspci_gpus)
+    uverbs, openable = limits.parse_uverbs(outputs)
     return Host(
         name=name,
         access=access,
         reachable=True,
-        hostname=output(software.HOSTNAME).text.strip() or None,
-        gpus=gpus.parse_query(output(gpus.QUERY)),
-        nics=rdma_ports.merge(ports),
-        netdevs=netdevs.parse_addresses(output(netdevs.ADDRESSES), speeds, pinned_speeds_gbps),
-        default_route_netdev=netdevs.parse_default_route(output(netdevs.DEFAULT_ROUTE)),
-        software=software.parse_software(output(software.software_command(access.python))),
+        hostname=about.hostname,
+        gpus=gpus.gpu_records(gpu_reading.gpus, *_gpu_places(pci, nic_reading.nics)),
+        nics=nic_reading.nics,
+        netdevs=netdev_reading.netdevs,
+        default_route_netdev=ip_tool.parse_default_route(outputs),
+        software=software.read_software(outputs),
+        kernel=about.release,
+        cpu_count=about.cpu_count,
+        memory_bytes=about.memory_bytes,
+        hugepages=about.hugepages,
+        kernel_modules=about.modules,
+        kernel_modules_complete=about.modules_complete,
+        peermem=about.peermem,
+        open_gpu_driver=about.open_gpu_driver,
+        gpu_driver_version=gpu_reading.driver_version or tree.value("/sys/module/nvidia/version"),
+        gpu_count_lspci=len(lspci_gpus) if pci else None,
+        nvidia_smi_failure=gpu_reading.failure,
+        fabric_manager=about.fabric_manager,
+        warnings=gpus.warnings_of(outputs),
+        pci=pci_tree.pci_devices(pci),
+        iommu_groups=about.iommu_groups,
+        kernel_command_line=about.command_line,
+        virtual_machine=about.virtual_machine,
+        memlock_bytes=limits.parse_ulimit(outputs, "-l", 1024),
+        nofile=limits.parse_ulimit(outputs, "-n"),
+        shm_bytes=limits.parse_shm(outputs),
+        clock_skew_s=notes.clock_skew_s if notes else None,
+        round_trip_s=notes.round_trip_s if notes else None,
+        user_is_root=limits.parse_user_is_root(outputs),
+        name_resolves_to=limits.parse_own_name(outputs),
+        uverbs=uverbs,
+        uverbs_openable=openable,
+        nccl_settings=nccl_settings.read_nccl_settings(outputs, tree),
+        sources=_sources(outputs),
+        conflicts=(*nic_reading.conflicts, *netdev_reading.conflicts),
     )
 
 
-def tool_findings(name: str, outputs: Mapping[str, Output]) -> list[Finding]:
-    """What went wrong with the asking itself: tools missing, failed, or cut off."""
-    findings = []
-    missing = sorted(tool for tool, output in outputs.items() if output.tool_missing)
-    if missing:
-        findings.append(
-            Finding(
-                rule="PROBE-TOOL-MISSING",
-                severity="I",
-                hosts=(name,),
-                evidence=f"not found: {', '.join(missing)}",
-                effect="facts only these tools show are unknown",
-                remedy="install rdma-core, infiniband-diags, iproute2, ethtool or the GPU driver where they apply",
-            )
-        )
-    for tool, output in outputs.items():
-        if output.exit_code is None:
-            findings.append(_broken(name, tool, "PROBE-TRUNCATED", "its answer was cut off"))
-        elif tool == "nvidia-smi" and output.exit_code == 18:
-            findings.append(
-                _broken(name, tool, "GPU-DRIVER-MISMATCH", _last_line(output), "reload the driver or reboot")
-            )
-        elif tool in ("ibstat", "nvidia-smi", "ip-addr") and output.exit_code not in (0, 127):
-            findings.append(_broken(name, tool, "PROBE-TOOL-FAILED", f"exit {output.exit_code}: {_last_line(output)}"))
-    return findings
+def _all(outputs: Iterable[Recorded], tool: str, parse: Callable[[Recorded], Iterable[F]]) -> list[F]:
+    """What `parse` finds in every output of `tool`, in order."""
+    return [found for output in outputs if output.tool == tool for found in parse(output)]
 
 
-def _broken(
-    host: str,
-    tool: str,
-    rule: str,
-    evidence: str,
-    remedy: str = "run the tool on the host by hand and read its message",
-) -> Finding:
-    return Finding(
-        rule=rule,
-        severity="F" if rule.startswith("GPU-") else "W",
-        hosts=(host,),
-        evidence=f"{tool}: {evidence}",
-        effect="what was read of it is kept; the rest is unknown",
-        remedy=remedy,
-    )
+def _port_sources(outputs: Sequence[Recorded], tree: Tree) -> list[tuple[str, Sequence[PortFacts]]]:
+    """What each source says of RDMA ports, in order of trust."""
+    return [
+        ("sysfs", rdma_sysfs.parse_sysfs(tree)),
+        ("rdma", _all(outputs, "rdma", rdma_tool.parse_rdma)),
+        ("ibstat", _all(outputs, "ibstat", ibstat.parse_ibstat)),
+        ("ibstatus", _all(outputs, "ibstatus", ibstat.parse_ibstatus)),
+        ("ibv_devinfo", _all(outputs, "ibv_devinfo", ibv_devinfo.parse_ibv_devinfo)),
+        ("ibdev2netdev", _all(outputs, "ibdev2netdev", ibdev2netdev.parse_ibdev2netdev)),
+        ("show_gids", _all(outputs, "show_gids", ibdev2netdev.parse_show_gids)),
+        ("mlxlink", _all(outputs, "mlxlink", mlxlink.parse_mlxlink)),
+    ]
 
 
-def _last_line(output: Output) -> str:
-    lines = output.text.strip().splitlines()
-    return lines[-1].strip()[:200] if lines else "no output"
+def _netdev_sources(outputs: Sequence[Recorded], tree: Tree) -> list[tuple[str, Sequence[NetdevFacts]]]:
+    """What each source says of netdevs, in order of trust.
+
+    /sys may show another network namespace than the one the host is in; `ip` tells which interfaces are ours.
+    """
+    from_ip = _all(outputs, "ip", ip_tool.parse_ip)
+    ours = {netdev.name for netdev in from_ip}
+    from_sysfs = [netdev for netdev in netdev_sysfs.parse_netdev_sysfs(tree) if not ours or netdev.name in ours]
+    return [
+        ("ip", from_ip),
+        ("ethtool", _all(outputs, "ethtool", ethtool.parse_ethtool)),
+        ("sysfs", from_sysfs),
+        ("ifconfig", _all(outputs, "ifconfig", ip_tool.parse_ifconfig)),
+        ("mlnx_qos", _all(outputs, "mlnx_qos", flow_control.parse_mlnx_qos)),
+        ("dcb", _all(outputs, "dcb", flow_control.parse_dcb)),
+    ]
+
+
+def _netdevs_by_pci(ports: Iterable[tuple[str, Iterable[PortFacts]]]) -> dict[str, str]:
+    return {port.pci_address: port.netdev for _, facts in ports for port in facts if port.pci_address and port.netdev}
+
+
+def _rdma_ruled_out(tree: Tree, about: kernel.Kernel) -> bool | None:
+    """Whether the host has no RDMA device: sysfs has none, or the kernel has no RDMA core loaded."""
+    place = "/sys/class/infiniband"
+    if place in tree.absent:
+        return True
+    if about.modules is not None and about.modules_complete and "ib_core" not in about.modules:
+        return "ib_uverbs" not in about.modules
+    return None
+
+
+def _gpu_places(
+    pci: Mapping[str, pci_tree.PciFacts], known_nics: Iterable[Nic]
+) -> tuple[dict[str, tuple[str | None, tuple[str, ...]]], dict[str, int]]:
+    """The nearest NICs of each GPU, by device name where it is known, and its NUMA node; by PCI address."""
+    names = {nic.pci_address: nic.device for nic in known_nics if nic.pci_address}
+    nearest, numa = {}, {}
+    for device in pci_tree.gpus_of(pci.values()):
+        path, addresses = pci_tree.nearest_nics(pci, device.address)
+        nearest[device.address] = (path, tuple(names.get(address, address) for address in addresses))
+        if device.numa_node is not None:
+            numa[device.address] = device.numa_node
+    return nearest, numa
+
+
+def _sources(outputs: Iterable[Recorded]) -> tuple[str, ...]:
+    answered = [output.tool for output in outputs if output.plain.strip() and not output.tool_missing]
+    return tuple(dict.fromkeys(answered))

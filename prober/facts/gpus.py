@@ -1,37 +1,129 @@
-"""GPUs, from nvidia-smi."""
+"""GPUs: all outputs of nvidia-smi put together by index, and lspci where nvidia-smi tells of none."""
 
 from __future__ import annotations
 
-import csv
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from holmes_core.inventory import Gpu
-from holmes_core.units import MIB
-from prober.facts.question import Command, Output
+from prober.facts.gpu_query import GpuFacts, parse_query
+from prober.facts.gpu_text import (
+    parse_driver_version,
+    parse_list,
+    parse_nvlinks,
+    parse_table,
+    parse_topology,
+    says_no_nvlink,
+)
+from prober.facts.merge import filled, updated
+from prober.facts.pci_tree import PciFacts
+from prober.recording import Recorded
 
-_FIELDS = ("index", "name", "uuid", "memory.total", "pci.bus_id")
+_FAILURES = (
+    "Failed to initialize NVML",
+    "NVIDIA-SMI has failed",
+    "Unable to determine the device handle",
+    "No devices were found",
+    "couldn't communicate with the NVIDIA driver",
+)
+_WARNINGS = re.compile(
+    r"infoROM is corrupted|NVRM: Xid|nvidia-peermem.*invalid context|limited by .*PCIe", re.IGNORECASE
+)
 
-QUERY = Command("nvidia-smi", f"nvidia-smi --query-gpu={','.join(_FIELDS)} --format=csv,noheader,nounits")
+
+@dataclass(frozen=True)
+class GpuReading:
+    """The GPUs of a host, and what nvidia-smi said of itself."""
+
+    gpus: tuple[GpuFacts, ...]
+    driver_version: str | None
+    failure: str | None
 
 
-def parse_query(output: Output) -> tuple[Gpu, ...]:
-    """The GPUs of a `--query-gpu` answer; lines that are no such row (warnings, a cut end) are left out."""
+def read_gpus(outputs: Sequence[Recorded], from_lspci: Sequence[PciFacts]) -> GpuReading:
+    """GPUs by index. lspci's count only where nvidia-smi was not asked, or did not fail at it."""
+    asked = [output for output in outputs if output.tool == "nvidia-smi"]
+    failure = next((text for output in asked if (text := _failure(output))), None)
+    known = _by_index(asked)
+    missing = any(output.tool_missing for output in asked)
+    if not known and failure is None and not missing:
+        known = {number: _from_lspci(number, device) for number, device in enumerate(from_lspci)}
+    if any(_kind(output) == "nvlink" and says_no_nvlink(output) for output in asked):
+        known = {
+            index: gpu if gpu.nvlinks_total is not None else replace(gpu, nvlinks_up=0, nvlinks_total=0)
+            for index, gpu in known.items()
+        }
+    versions = [gpu.driver_version for gpu in known.values() if gpu.driver_version]
+    versions += [version for output in asked if (version := parse_driver_version(output))]
+    return GpuReading(tuple(known[index] for index in sorted(known)), versions[0] if versions else None, failure)
+
+
+def _by_index(asked: Sequence[Recorded]) -> dict[int, GpuFacts]:
+    known: dict[int, GpuFacts] = {}
+    for kind, parse in _PARSERS.items():
+        latest: dict[int, GpuFacts] = {}
+        for output in asked:
+            for gpu in parse(output) if _kind(output) == kind else ():
+                latest[gpu.index] = updated(latest[gpu.index], gpu) if gpu.index in latest else gpu
+        for index, gpu in latest.items():
+            known[index] = filled(known[index], gpu) if index in known else gpu
+    return known
+
+
+_PARSERS = {
+    "query": parse_query,
+    "list": parse_list,
+    "nvlink": parse_nvlinks,
+    "topology": parse_topology,
+    "table": parse_table,
+}
+
+
+def _kind(output: Recorded) -> str:
+    words = output.words[1:]
+    if any(word.startswith("--query-gpu") for word in words):
+        return "query"
+    if "nvlink" in words:
+        return "nvlink"
+    if "topo" in words:
+        return "topology"
+    if "-L" in words or "--list-gpus" in words:
+        return "list"
+    return "version" if "--version" in words else "other" if words and words[0].startswith("-q") else "table"
+
+
+def _from_lspci(index: int, device: PciFacts) -> GpuFacts:
+    return GpuFacts(index, name=device.name, pci_address=device.address)
+
+
+def _failure(output: Recorded) -> str | None:
+    """What nvidia-smi said when it failed as a whole; a field or a subcommand it does not know is no such failure."""
+    said = [line.strip() for line in output.lines if any(text in line for text in _FAILURES)]
+    if said or output.exit_code in (9, 15, 18):
+        first = said[0] if said else (output.plain.strip().split("\n")[0] or "no output")
+        return f"exit {output.exit_code}: {first}"[:200] if output.exit_code else first[:200]
+    return None
+
+
+def warnings_of(outputs: Sequence[Recorded]) -> tuple[str, ...]:
+    """Lines of nvidia-smi and the kernel log that are faults in themselves."""
+    lines = []
+    for output in outputs:
+        if output.tool in ("nvidia-smi", "dmesg", "journalctl"):
+            lines += [line.strip()[:300] for line in output.lines if _WARNINGS.search(line)]
+    return tuple(dict.fromkeys(lines))
+
+
+def gpu_records(
+    facts: Sequence[GpuFacts], nearest: dict[str, tuple[str | None, tuple[str, ...]]], numa: dict[str, int]
+) -> tuple[Gpu, ...]:
+    """The records; `nearest` (path, NIC names) and `numa` by PCI address fill what `topo -m` does not tell."""
     gpus = []
-    for row in csv.reader(output.text.splitlines(), skipinitialspace=True):
-        if len(row) == len(_FIELDS) and row[0].isdecimal():
-            gpus.append(_gpu(row))
-    return tuple(sorted(gpus, key=lambda gpu: gpu.index))
-
-
-def _gpu(row: list[str]) -> Gpu:
-    index, name, uuid, memory_mib, pci_address = (cell.strip() for cell in row)
-    return Gpu(
-        index=int(index),
-        name=name,
-        uuid=_known(uuid),
-        memory_bytes=int(memory_mib) * MIB if memory_mib.isdecimal() else None,
-        pci_address=_known(pci_address),
-    )
-
-
-def _known(cell: str) -> str | None:
-    return None if cell.startswith("[") or not cell else cell
+    for gpu in facts:
+        path, nics = nearest.get(gpu.pci_address or "", (None, ()))
+        told = filled(
+            gpu, GpuFacts(gpu.index, nearest_nics=nics, nearest_path=path, numa_node=numa.get(gpu.pci_address or ""))
+        )
+        gpus.append(Gpu.model_validate(vars(told)))
+    return tuple(gpus)

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-TOOL_MISSING = 127
+from prober.recording import CUT_OFF, Recorded
+
+TOOL_LIMIT_S = 20
 
 
 @dataclass(frozen=True)
 class Command:
-    """A read-only shell command and the name its output goes by."""
+    """A read-only POSIX shell command on one line; its first word is the tool.
 
-    name: str
+    `each`: a glob of paths; the command runs once for each, with `$n` its last part, leaving out the names that match
+    a pattern of `skip`. `when`: a shell test without which it is not run; `$code` is the exit code before. `limited`:
+    a simple command that may hang, ended after TOOL_LIMIT_S. `shown`: what the recording calls the command where the
+    shell text is no name for it.
+    """
+
     shell: str
-
-
-@dataclass(frozen=True)
-class Output:
-    """What a command printed (standard error included) and its exit code; None if the answer ended before it did."""
-
-    text: str
-    exit_code: int | None
-
-    @property
-    def tool_missing(self) -> bool:
-        return self.exit_code == TOOL_MISSING
-
-
-NOTHING = Output("", TOOL_MISSING)
+    each: str | None = None
+    skip: str | None = None
+    when: str | None = None
+    limited: bool = False
+    shown: str | None = None
 
 
 def script(commands: Iterable[Command], token: str) -> str:
@@ -37,22 +34,42 @@ def script(commands: Iterable[Command], token: str) -> str:
 
     `token` is fresh for every probe, so that no output can look like a marker.
     """
-    parts = ["export LC_ALL=C PATH=$PATH:/usr/sbin:/sbin:/usr/local/sbin"]
+    parts = [
+        "export LC_ALL=C PATH=$PATH:/usr/sbin:/sbin:/usr/local/sbin",
+        f"limit=; command -v timeout >/dev/null 2>&1 && limit='timeout -k 2 {TOOL_LIMIT_S}'",
+    ]
     for command in commands:
-        parts.append(f"printf '%s\\n' '{token} begin {command.name}'")
-        parts.append(f"( {command.shell} ) </dev/null 2>&1")
-        parts.append(f"printf '\\n%s\\n' \"{token} end {command.name} $?\"")
+        parts.append(_guarded(command, _marked(command, token)))
     return "\n".join(parts) + "\n"
 
 
-def cut(answer: str, token: str) -> Mapping[str, Output]:
-    """Each command's output by name. A command whose end is missing keeps what came, with exit code None."""
-    outputs = {}
+def _marked(command: Command, token: str) -> str:
+    shown = (command.shown or command.shell).replace("'", "'\\''")
+    if command.each:
+        shown = re.sub(r'"?\$n"?', "'\"$n\"'", shown)
+    run = f"$limit {command.shell}" if command.limited else command.shell
+    return (
+        f"printf '%s\\n' '{token} begin '{_quoted(shown)}\n( {run} ) </dev/null 2>&1\ncode=$?\n"
+        f"printf '\\n%s\\n' \"{token} end $code\""
+    )
+
+
+def _quoted(shown: str) -> str:
+    return f"'{shown}'"
+
+
+def _guarded(command: Command, text: str) -> str:
+    if command.each:
+        leave = f"case $n in {command.skip.replace(' ', '|')}) continue;; esac\n" if command.skip else ""
+        text = f'for d in {command.each}; do [ -e "$d" ] || continue; n=${{d##*/}}\n{leave}{text}\ndone'
+    return f"if {command.when}; then\n{text}\nfi" if command.when else text
+
+
+def cut(answer: str, token: str) -> tuple[Recorded, ...]:
+    """The outputs in order of asking. One whose end is missing keeps what came, with exit code CUT_OFF."""
+    outputs = []
     for block in answer.split(f"{token} begin ")[1:]:
-        name, _, rest = block.partition("\n")
-        end = re.search(rf"\n{re.escape(token)} end {re.escape(name)} (\d+)\n", rest)
-        if end:
-            outputs[name] = Output(rest[: end.start()], int(end.group(1)))
-        else:
-            outputs[name] = Output(rest, None)
-    return outputs
+        command, _, rest = block.partition("\n")
+        end = re.search(rf"(?:^|\n){re.escape(token)} end (\d+)(?:\n|$)", rest)
+        outputs.append(Recorded(command, rest[: end.start()] if end else rest, int(end.group(1)) if end else CUT_OFF))
+    return tuple(outputs)

@@ -1,31 +1,49 @@
-"""Python and torch where the run would use them."""
+"""Python, torch, CUDA and NCCL where the run would use them, and the OFED release."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 
 from holmes_core.inventory import Software
-from prober.facts.question import Command, Output
+from prober.facts.question import Command
+from prober.recording import Recorded
 
-_ASK = """
-import platform
-print("python", platform.python_version())
-import importlib.util
-if importlib.util.find_spec("torch"):
-    import importlib.metadata
-    print("torch", importlib.metadata.version("torch"))
-"""
+# torch is looked at without importing it: that would take seconds.
+_ASK = (
+    "import sys, re, pathlib, platform, importlib.util as u, importlib.metadata as m; "
+    'print("python", platform.python_version()); '
+    's = u.find_spec("torch"); '
+    's and print("torch", m.version("torch")); '
+    'p = s and s.origin and pathlib.Path(s.origin).with_name("version.py"); '
+    't = p.read_text() if p and p.exists() else ""; '
+    'c = re.search(r"^cuda\\b[^=]*= *.([0-9.]+)", t, re.M); '
+    'c and print("cuda", c.group(1)); '
+    '[print("nccl", d.version) for d in m.distributions(path=[str(p.parent.parent)] if p else []) '
+    'if str(d.metadata["Name"]).startswith("nvidia-nccl-cu")]'
+)
 
-HOSTNAME = Command("hostname", "uname -n")
+OFED = Command("ofed_info -s", limited=True, when="command -v ofed_info >/dev/null 2>&1")
 
 
 def software_command(python: str) -> Command:
-    """Asks `python` (a path or name) for versions, without importing torch: that would take seconds."""
-    return Command("software", f"{shlex.quote(python)} -c {shlex.quote(_ASK)}")
+    """Asks `python` (a path or name) for versions."""
+    return Command(f"{shlex.quote(python)} -c {shlex.quote(_ASK)}", limited=True)
 
 
-def parse_software(output: Output) -> Software:
+def read_software(outputs: Sequence[Recorded]) -> Software:
     """Versions; None for what is not there."""
-    found = dict(re.findall(r"^(python|torch) (\S+)$", output.text, flags=re.MULTILINE))
-    return Software(python=found.get("python"), torch=found.get("torch"))
+    found: dict[str, str] = {}
+    for output in outputs:
+        if re.search(r"\s-c\s", output.command):
+            found.update(re.findall(r"^(python|torch|cuda|nccl) (\S+)$", output.plain, flags=re.MULTILINE))
+        elif output.tool == "ofed_info" and output.exit_code in (0, None):
+            found["ofed"] = output.plain.strip().rstrip(":")[:100]
+    return Software(
+        python=found.get("python"),
+        torch=found.get("torch"),
+        cuda=found.get("cuda"),
+        nccl=found.get("nccl"),
+        ofed=found.get("ofed") or None,
+    )

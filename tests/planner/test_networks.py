@@ -80,12 +80,16 @@ def test_each_node_gets_its_own_adapters_and_exact_interfaces() -> None:
     assert found["a1"] == {
         "GLOO_SOCKET_IFNAME": "eth0",
         "OMP_NUM_THREADS": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "0,1",
         "NCCL_SOCKET_IFNAME": "=eth0",
         "NCCL_IB_HCA": f"={hcas}",
     }
     assert found["b1"] == {
         "GLOO_SOCKET_IFNAME": "eth0",
         "OMP_NUM_THREADS": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "0,1",
         "NCCL_SOCKET_IFNAME": "=eth0",
         "NCCL_IB_DISABLE": "1",
     }

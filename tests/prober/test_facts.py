@@ -1,107 +1,110 @@
-"""Parsers against recorded outputs of real machines; each folder's expected.json is its right reading."""
+"""Parsers of single tools, on outputs that the recorded machines do not show."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
+import subprocess
 
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holmes_core.inventory import Nic
-from prober.facts import gpus, netdevs, rdma_ports, software
-from prober.facts.question import NOTHING, Command, Output, cut, script
-
-RECORDINGS = Path(__file__).parent.parent / "data" / "probe"
-PARSERS = {"sysfs_infiniband.txt": rdma_ports.parse_sysfs, "ibstat.txt": rdma_ports.parse_ibstat}
-WITH_PORTS = sorted(folder.name for folder in RECORDINGS.iterdir() if (folder / "ibstat.txt").exists())
-COMPARED = ("device", "port", "kind", "rate_gbps", "state", "phys_state", "usable_by_nccl_ib")
-
-
-def recorded(scenario: str, file: str) -> Output:
-    return Output((RECORDINGS / scenario / file).read_text(encoding="utf-8"), 0)
+from holmes_core.hosts_file import Access
+from holmes_core.inventory import Host
+from prober.facts.gpu_query import parse_query
+from prober.facts.question import Command, cut, script
+from prober.read_host import commands, read_host
+from prober.recording import CUT_OFF, Recorded
+from prober.tool_findings import tool_findings
 
 
-def nics_of(scenario: str) -> tuple[Nic, ...]:
-    present = [file for file in PARSERS if (RECORDINGS / scenario / file).exists()]
-    return rdma_ports.merge(PARSERS[file](recorded(scenario, file)) for file in present)
+def read(*outputs: Recorded, **pinned: float) -> Host:
+    return read_host("host", Access(), outputs, pinned)
 
 
-def expected_nics(scenario: str) -> list[dict[str, Any]]:
-    data = json.loads((RECORDINGS / scenario / "expected.json").read_text(encoding="utf-8"))
-    return list(data["nics"])
+def output(command: str, text: str, exit_code: int | None = 0) -> Recorded:
+    return Recorded(command, text, exit_code)
 
 
-@pytest.mark.parametrize("scenario", WITH_PORTS)
-def test_ports_of_a_recorded_machine_are_read_right(scenario: str) -> None:
-    seen = {(nic.device, nic.port): nic.model_dump() for nic in nics_of(scenario)}
-    expected = expected_nics(scenario)
-    assert sorted(seen) == sorted((nic["device"], nic["port"]) for nic in expected)
-    for nic in expected:
-        found = seen[nic["device"], nic["port"]]
-        assert {key: found[key] for key in COMPARED} == {key: nic[key] for key in COMPARED}
-
-
-def test_sysfs_alone_reads_the_same_ports_as_ibstat() -> None:
-    scenario = "h100-ndr-8rail-bf3-bond"
-    from_sysfs = rdma_ports.merge([rdma_ports.parse_sysfs(recorded(scenario, "sysfs_infiniband.txt"))])
-    from_ibstat = rdma_ports.merge([rdma_ports.parse_ibstat(recorded(scenario, "ibstat.txt"))])
-    compared = set(COMPARED)
-    assert [nic.model_dump(include=compared) for nic in from_sysfs] == [
-        nic.model_dump(include=compared) for nic in from_ibstat
-    ]
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=400), command=st.sampled_from([command.shell for command in commands(Access())]))
+def test_no_tool_s_foreign_output_crashes_the_reading(text: str, command: str) -> None:
+    read(output(command, text, 1), output(command, text, None))
+    tool_findings("host", (output(command, text, 1),))
 
 
 def test_devices_are_ordered_by_number_not_as_text() -> None:
-    devices = [nic.device for nic in nics_of("h100-roce-400g-8rail")]
-    assert devices == [f"mlx5_{number}" for number in range(12)]
+    lines = "".join(f"mlx5_{number} port 1 ==> ib{number} (Up)\n" for number in (10, 2, 0))
+    assert [nic.device for nic in read(output("ibdev2netdev", lines)).nics] == ["mlx5_0", "mlx5_2", "mlx5_10"]
 
 
-def test_first_source_wins_and_later_ones_fill_gaps() -> None:
-    sysfs = (rdma_ports.PortFacts("mlx5_0", 1, link_layer="InfiniBand", state="Active"),)
-    ibstat = (rdma_ports.PortFacts("mlx5_0", 1, link_layer="Ethernet", state="Down", rate_gbps=200.0),)
-    (nic,) = rdma_ports.merge([sysfs, ibstat])
-    assert (nic.kind, nic.state, nic.rate_gbps) == ("InfiniBand", "Active", 200.0)
+def test_first_source_wins_and_the_conflict_is_kept() -> None:
+    sysfs = "/sys/class/infiniband/mlx5_0/ports/1/state:4: ACTIVE\n"
+    ibstat = "CA 'mlx5_0'\n\tPort 1:\n\t\tState: Down\n\t\tRate: 200\n\t\tLink layer: InfiniBand\n"
+    host = read(output("grep -Hs . /sys/class/infiniband/*", sysfs), output("ibstat", ibstat))
+    (nic,), (conflict,) = host.nics, host.conflicts
+    assert (nic.state, nic.rate_gbps, nic.kind) == ("Active", 200, "InfiniBand")
+    assert (conflict.subject, conflict.fact, conflict.value_a, conflict.value_b) == (
+        "mlx5_0:1",
+        "state",
+        "Active",
+        "Down",
+    )
 
 
-@given(cut_at=st.integers(min_value=0, max_value=4225))
-def test_ibstat_cut_anywhere_gives_only_ports_and_facts_that_are_there(cut_at: int) -> None:
-    text = recorded("h100-roce-400g-8rail", "ibstat.txt").text[:cut_at]
-    whole = {nic["device"] for nic in expected_nics("h100-roce-400g-8rail")}
-    for nic in rdma_ports.merge([rdma_ports.parse_ibstat(Output(text, None))]):
-        assert nic.device in whole
-        assert nic.rate_gbps is None or str(int(nic.rate_gbps)) in text
+def test_a_rate_that_may_be_cut_is_not_known() -> None:
+    (nic,) = read(output("ibstat", "CA 'mlx5_0'\n\tPort 1:\n\t\tState: Active\n\t\tRate: 40")).nics
+    assert nic.rate_gbps is None
 
 
-@given(text=st.text(max_size=400))
-def test_parsers_never_crash_on_foreign_text(text: str) -> None:
-    output = Output(text, 1)
-    for parse in (rdma_ports.parse_sysfs, rdma_ports.parse_ibstat, rdma_ports.parse_ibdev2netdev):
-        rdma_ports.merge([parse(output)])
-    gpus.parse_query(output)
-    netdevs.parse_addresses(output, netdevs.parse_speeds(output), {})
-    netdevs.parse_default_route(output)
-    software.parse_software(output)
+def test_rdma_json_and_text_say_the_same() -> None:
+    text = "link mlx5_0/1 state ACTIVE physical_state LINK_UP netdev ens6 netdev_index 3 \n"
+    json = '[{"ifindex":0,"ifname":"mlx5_0","port":1,"state":"ACTIVE","physical_state":"LINK_UP","netdev":"ens6"}]'
+    assert read(output("rdma link", text)).nics == read(output("rdma -j link show", json)).nics
 
 
-def test_ibdev2netdev_names_the_netdev_whether_up_or_down() -> None:
-    text = "mlx5_0 port 1 ==> ens4f0 (Down)\nmlx5_5 port 1 ==> ib0 (Up)\n"
-    ports = rdma_ports.parse_ibdev2netdev(Output(text, 0))
-    assert [(port.device, port.port, port.netdev) for port in ports] == [("mlx5_0", 1, "ens4f0"), ("mlx5_5", 1, "ib0")]
+def test_iwarp_is_told_by_its_protocol() -> None:
+    text = "0: irdma0: node_type rnic protocol iw fw 1.0 \n"
+    link = "link irdma0/1 state ACTIVE physical_state LINK_UP netdev ens1 \n"
+    (nic,) = read(output("rdma dev", text), output("rdma link", link)).nics
+    assert (nic.kind, nic.usable_by_nccl_ib) == ("iWARP", False)
+
+
+def test_omni_path_is_no_infiniband() -> None:
+    text = "Infiniband device 'hfi1_0' port 1 status:\n\tstate:\t4: ACTIVE\n\tlink_layer:\tInfiniBand\n"
+    (nic,) = read(output("ibstatus", text)).nics
+    assert (nic.kind, nic.usable_by_nccl_ib) == ("Omni-Path", False)
+
+
+def test_a_virtual_function_is_told_by_its_link_in_sysfs() -> None:
+    sysfs = "/sys/class/infiniband/mlx5_7/ports/1/state:4: ACTIVE\n"
+    links = "lrwxrwxrwx 1 root root 0 Jan 1 00:00 /sys/class/infiniband/mlx5_7/device/physfn -> ../0000:1a:00.0\n"
+    (nic,) = read(
+        output("grep -r . /sys/class/infiniband/", sysfs), output("ls -ld /sys/class/infiniband/*", links)
+    ).nics
+    assert nic.virtual_function is True
 
 
 def test_gpu_rows_are_read_and_warnings_left_out() -> None:
     text = "WARNING: infoROM is corrupted\n0, NVIDIA L40S, GPU-0, 46068, 00000000:01:00.0\n1, X, [N/A], [N/A], [N/A]\n"
-    first, second = gpus.parse_query(Output(text, 0))
-    assert (first.name, first.memory_bytes) == ("NVIDIA L40S", 46068 * 1024**2)
+    query = "nvidia-smi --query-gpu=index,name,uuid,memory.total,pci.bus_id --format=csv,noheader,nounits"
+    first, second = parse_query(output(query, text))
+    assert (first.name, first.memory_bytes, first.pci_address) == ("NVIDIA L40S", 46068 * 1024**2, "0000:01:00.0")
     assert (second.uuid, second.memory_bytes, second.pci_address) == (None, None, None)
 
 
-def test_ethtool_speed_is_bytes_per_second() -> None:
-    text = "== enp1s0\n" + recorded("ethtool-40g-fibre", "ethtool.txt").text + "\n== ib0\n\tSpeed: Unknown!\n"
-    assert netdevs.parse_speeds(Output(text, 0)) == {"enp1s0": 5e9}
+def test_a_field_the_driver_does_not_know_is_no_failure() -> None:
+    refused = output(
+        "nvidia-smi --query-gpu=nonsense --format=csv", 'Field "nonsense" is not a valid field to query.\n', 2
+    )
+    answered = output("nvidia-smi --query-gpu=index,name --format=csv", "index, name\n0, NVIDIA L40S\n")
+    host = read(refused, answered)
+    assert ([gpu.name for gpu in host.gpus], host.nvidia_smi_failure) == (["NVIDIA L40S"], None)
+
+
+def test_gpus_of_lspci_do_not_stand_in_for_a_failing_nvidia_smi() -> None:
+    lspci = output("lspci -nn", "06:00.0 3D controller [0302]: NVIDIA Corporation GA102GL [A10] [10de:2236] (rev a1)\n")
+    missing = output("nvidia-smi -L", "sh: nvidia-smi: not found\n", 127)
+    host = read(lspci, missing)
+    assert (host.gpus, host.gpu_count_lspci) == ((), 1)
 
 
 IP_ADDR = """[{"ifname":"lo","flags":["LOOPBACK","UP"],"mtu":65536,"addr_info":[{"family":"inet","local":"127.0.0.1",
@@ -110,33 +113,71 @@ IP_ADDR = """[{"ifname":"lo","flags":["LOOPBACK","UP"],"mtu":65536,"addr_info":[
 
 
 def test_netdevs_have_ipv4_addresses_and_the_pinned_speed_wins() -> None:
-    lo, eth0, eth1 = netdevs.parse_addresses(Output(IP_ADDR, 0), {"eth0": 1.25e9, "eth1": 1.0}, {"eth0": 25})
+    speed = output("ethtool eth0", "Settings for eth0:\n\tSpeed: 10000Mb/s\n\tLink detected: yes\n")
+    lo, eth0, eth1 = read(output("ip -j addr show", IP_ADDR), speed, eth0=25.0).netdevs
     assert (lo.addresses, lo.speed_bytes_per_s) == (("127.0.0.1/8",), None)
     assert (eth0.addresses, eth0.speed_bytes_per_s, eth0.up) == (("10.9.0.1/24",), 3.125e9, True)
-    assert not eth1.up
+    assert eth1.up is False
+
+
+def test_interfaces_of_another_network_namespace_are_not_the_host_s() -> None:
+    sysfs = output("grep -Hs . /sys/class/net/*/mtu", "/sys/class/net/eth9/mtu:1500\n/sys/class/net/eth0/mtu:1500\n")
+    assert [netdev.name for netdev in read(output("ip -j addr show", IP_ADDR), sysfs).netdevs] == ["lo", "eth0", "eth1"]
+
+
+def test_bond_slaves_have_their_mii_status() -> None:
+    lines = ("Bonding Mode: 802.3ad", "MII Status: up", "Slave Interface: ens1", "MII Status: down")
+    text = "".join(f"/proc/net/bonding/bond0:{line}\n" for line in lines)
+    (bond,) = read(output("grep -Hs . /proc/net/bonding/*", text)).netdevs
+    assert bond.kind == "bond"
+    assert [(slave.name, slave.mii_status) for slave in bond.bond_slaves or ()] == [("ens1", "down")]
+
+
+def test_limits_are_bytes_and_unlimited_is_minus_one() -> None:
+    host = read(output("ulimit -l", "unlimited\n"), output("ulimit -n", "1024\n"))
+    assert (host.memlock_bytes, host.nofile) == (-1, 1024)
+    assert read(output("ulimit -l", "64\n")).memlock_bytes == 65536
+
+
+def test_nccl_settings_name_where_they_stand() -> None:
+    host = read(
+        output("env | grep '^NCCL_'", "NCCL_IB_HCA==mlx5_0\n"),
+        output("grep -Hs . /etc/nccl.conf", "/etc/nccl.conf:NCCL_SOCKET_IFNAME==ens1f0\n/etc/nccl.conf:# a word\n"),
+    )
+    assert [(found.where, found.name, found.value) for found in host.nccl_settings] == [
+        ("environment", "NCCL_IB_HCA", "=mlx5_0"),
+        ("/etc/nccl.conf", "NCCL_SOCKET_IFNAME", "=ens1f0"),
+    ]
 
 
 def test_software_without_torch_is_known_to_lack_it() -> None:
-    assert software.parse_software(Output("python 3.11.7\n", 0)).torch is None
-    assert software.parse_software(Output("python 3.11.7\ntorch 2.13.0+cpu\n", 0)).torch == "2.13.0+cpu"
-    assert software.parse_software(NOTHING).python is None
+    assert read(output("python3 -c 'print()'", "python 3.11.7\n")).software.torch is None
+    assert read(output("python3 -c 'print()'", "python 3.11.7\ntorch 2.13.0+cpu\n")).software.torch == "2.13.0+cpu"
+    assert read().software.python is None
 
 
 def test_answer_is_cut_where_the_script_marked_it() -> None:
-    answer = "@@t begin a\nline\n\n@@t end a 0\n@@t begin b\nsh: no such tool\n\n@@t end b 127\n@@t begin c\nhalf"
-    outputs = cut("banner\n" + answer, "@@t")
-    assert outputs["a"] == Output("line\n", 0)
-    assert outputs["b"].tool_missing
-    assert outputs["c"] == Output("half", None)
+    answer = "@@t begin ls a\nline\n\n@@t end 0\n@@t begin b\nsh: no such tool\n\n@@t end 127\n@@t begin c\nhalf"
+    whole, missing, half = cut("banner\n" + answer, "@@t")
+    assert whole == Recorded("ls a", "line\n", 0)
+    assert missing.tool_missing
+    assert half == Recorded("c", "half", CUT_OFF)
+    assert [finding.rule for finding in tool_findings("host", (half,))][-1] == "PROBE-TRUNCATED"
 
 
 def test_script_runs_every_command_whatever_the_others_do() -> None:
-    import subprocess
-
-    commands = (Command("fails", "exit 3"), Command("reads", "cat"), Command("works", "echo out; echo err >&2"))
-    text = script(commands, "@@token")
+    asked = (
+        Command("exit 3"),
+        Command("cat"),
+        Command("echo out; echo err >&2"),
+        Command("echo 'it''s' \"$n\"", each="/proc/self /no/such", skip="a* b*"),
+        Command("echo never", when='[ "$code" != 0 ]'),
+    )
+    text = script(asked, "@@token")
     answer = subprocess.run(["sh", "-s"], input=text, capture_output=True, text=True, check=True).stdout
-    outputs = cut(answer, "@@token")
-    assert outputs["fails"].exit_code == 3
-    assert outputs["reads"] == Output("", 0)
-    assert outputs["works"] == Output("out\nerr\n", 0)
+    assert cut(answer, "@@token") == (
+        Recorded("exit 3", "", 3),
+        Recorded("cat", "", 0),
+        Recorded("echo out; echo err >&2", "out\nerr\n", 0),
+        Recorded("echo 'it''s' self", "its self\n", 0),
+    )

@@ -7,7 +7,7 @@ from tests.testbed.bed_layout import BedHost
 
 RECORDINGS = Path(__file__).parent / "recordings"
 STUBS = Path(__file__).parent / "stubs"
-STUB_NAMES = ("ibstat", "ibdev2netdev", "nvidia-smi", "ethtool")
+STUB_NAMES = ("ibstat", "ibdev2netdev", "nvidia-smi", "ethtool", "sh")
 
 
 def install_tools(host: BedHost, fast_mbps: int, slow_mbps: int) -> None:

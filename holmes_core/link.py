@@ -1,0 +1,47 @@
+"""Link: what one test between two hosts measured."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from holmes_core.record import Record
+
+LinkKind = Literal["inside", "between"]
+LinkMethod = Literal["ib_write_bw", "iperf3", "tcp"]
+Direction = Literal["forward", "backward"]
+
+
+class Spread(Record):
+    """Smallest and middle value of several samples, in the unit of the field that holds it."""
+
+    min: float = Field(gt=0)
+    median: float = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _min_is_smallest(self) -> Spread:
+        if self.median < self.min:
+            raise ValueError(f"median {self.median} is below min {self.min}")
+        return self
+
+
+class Link(Record):
+    """One test between two hosts, inside a cluster's fabric or between clusters over the network all share.
+
+    `forward` means hosts[0] sent to hosts[1]. `devices` are the netdevs used, or the HCAs (`mlx5_0:1`) of
+    `ib_write_bw`. `latency_s` is half a TCP round trip, None for `ib_write_bw`. `samples` counts
+    those behind `bandwidth_bytes_per_s`: windows of one transfer, or repeated runs of `ib_write_bw`.
+    """
+
+    kind: LinkKind
+    network: str
+    clusters: tuple[str, str]
+    hosts: tuple[str, str]
+    devices: tuple[str, str]
+    method: LinkMethod
+    streams: int = Field(ge=1)
+    direction: Direction
+    latency_s: Spread | None
+    bandwidth_bytes_per_s: Spread
+    samples: int = Field(ge=1)

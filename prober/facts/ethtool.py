@@ -1,0 +1,71 @@
+"""Netdevs as ethtool shows them: the settings (whole, or cut by grep) and, with -i, the driver."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from prober.facts.netdev_facts import NetdevFacts
+from prober.facts.question import Command
+from prober.recording import Recorded
+
+_CARDS = "/sys/class/net/*/device"
+_NETDEVS = "/sys/class/net/*"
+_SKIPPED = "lo docker* veth* br-* cali* cni* virbr* bonding_masters"
+SETTINGS = Command('ethtool "$n"', each=_NETDEVS, skip=_SKIPPED, limited=True)
+DRIVER = Command('ethtool -i "$n"', each=_NETDEVS, skip=_SKIPPED, limited=True, when=f"ls -d {_CARDS} >/dev/null 2>&1")
+
+
+def parse_ethtool(output: Recorded) -> tuple[NetdevFacts, ...]:
+    """Netdevs of an `ethtool` or `ethtool -i` answer."""
+    if any(word in ("-i", "--driver") for word in output.words[1:]):
+        return _driver(output)
+    blocks = re.split(r"^Settings for (\S+):[ \t]*$", output.plain, flags=re.MULTILINE)
+    if len(blocks) > 1:
+        return tuple(_settings(name, text) for name, text in zip(blocks[1::2], blocks[2::2], strict=True))
+    return _cut_by_grep(output)
+
+
+def _settings(name: str, text: str) -> NetdevFacts:
+    speed = re.search(r"^\s*Speed:\s*(\d{1,9})\s*Mb/s", text, flags=re.MULTILINE)
+    link = re.search(r"^\s*Link detected:\s*(yes|no)\b", text, flags=re.MULTILINE)
+    modes = re.findall(r"\b(\d{1,7})base\w+/(?:Full|Half)", _supported(text))
+    return NetdevFacts(
+        name,
+        speed_mbps=float(speed.group(1)) if speed else None,
+        max_speed_mbps=max((float(mode) for mode in modes), default=None),
+        link_detected=link.group(1) == "yes" if link else None,
+        port_shown=True if "Supported ports:" in text and not re.search(r"Supported ports: \[\s*\]", text) else None,
+    )
+
+
+def _supported(text: str) -> str:
+    """The part with the supported modes; empty where it is cut off before its end."""
+    match = re.search(r"Supported link modes:(.*?)\n\s*Supported pause", text, flags=re.DOTALL)
+    return match.group(1) if match else ""
+
+
+def _cut_by_grep(output: Recorded) -> tuple[NetdevFacts, ...]:
+    """Speed lines without their interface: they belong to the interfaces of the command line, if as many."""
+    names = re.findall(r"\bethtool\s+([^\s|;&<>-][^\s|;&<>]*)", output.command)
+    speeds = re.findall(r"^\s*Speed:\s*(\d{1,9}Mb/s|Unknown!)", output.plain, flags=re.MULTILINE)
+    if len(names) != len(speeds):
+        return ()
+    known = zip(names, speeds, strict=True)
+    return tuple(NetdevFacts(name, speed_mbps=float(speed[:-4])) for name, speed in known if speed.endswith("Mb/s"))
+
+
+def _driver(output: Recorded) -> tuple[NetdevFacts, ...]:
+    """One netdev; without its name where the command does not give it, to be found by its PCI address."""
+    names = [word for word in output.words[1:] if not word.startswith(("-", "<")) and not word.endswith(">")]
+    lines = dict(re.findall(r"^([a-z-]+): *(.*?) *\n", output.plain, flags=re.MULTILINE))
+    bus = lines.get("bus-info", "").lower()
+    facts = NetdevFacts(
+        names[-1] if names else "",
+        driver=lines.get("driver") or None,
+        firmware=lines.get("firmware-version", "").partition(" ")[0] or None,
+        pci_address=bus if re.fullmatch(r"[0-9a-f]{4,8}:\w\w:\w\w\.\d", bus) else None,
+    )
+    if "[ib_ipoib]" in (facts.driver or ""):
+        facts = replace(facts, kind="ipoib")
+    return (facts,) if facts.driver else ()

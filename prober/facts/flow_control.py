@@ -1,0 +1,55 @@
+"""Priority flow control of netdevs: mlnx_qos, and iproute2's dcb."""
+
+from __future__ import annotations
+
+import re
+
+from prober.facts.json_list import json_list
+from prober.facts.netdev_facts import NetdevFacts
+from prober.facts.question import Command
+from prober.recording import Recorded
+
+_RDMA_NETDEVS = "/sys/class/infiniband/*/device/net/*"
+MLNX_QOS = Command('mlnx_qos -i "$n"', each=_RDMA_NETDEVS, limited=True, when="command -v mlnx_qos >/dev/null 2>&1")
+DCB = Command(
+    'dcb -j pfc show dev "$n"',
+    each=_RDMA_NETDEVS,
+    limited=True,
+    when="! command -v mlnx_qos >/dev/null 2>&1 && command -v dcb >/dev/null 2>&1",
+)
+
+
+def parse_mlnx_qos(output: Recorded) -> tuple[NetdevFacts, ...]:
+    """Trust state and enabled priorities of the netdev that `-i` names."""
+    name = re.search(r"(?:-i|--interface)[ =]([^\s|;<>]+)", output.command)
+    trust = re.search(r"^Priority trust state: (pcp|dscp)$", output.plain, flags=re.MULTILINE)
+    row = re.search(
+        r"^PFC configuration:\n\s+priority((?:\s+\d)+)\s*\n\s+enabled((?:\s+[01])+)\s*\n",
+        output.plain,
+        flags=re.MULTILINE,
+    )
+    if not name or not (trust or row):
+        return ()
+    priorities = None
+    if row and len(row.group(1).split()) == len(row.group(2).split()):
+        pairs = zip(row.group(1).split(), row.group(2).split(), strict=True)
+        priorities = tuple(int(priority) for priority, enabled in pairs if enabled == "1")
+    kept = None if trust is None else "pcp" if trust.group(1) == "pcp" else "dscp"
+    return (NetdevFacts(name.group(1), pfc_enabled_priorities=priorities, trust=kept),)  # type: ignore[arg-type]
+
+
+def parse_dcb(output: Recorded) -> tuple[NetdevFacts, ...]:
+    """Enabled priorities of `dcb pfc show dev NAME`, as text and as JSON."""
+    name = re.search(r"\bdev\s+([^\s|;<>]+)", output.command)
+    if not name or "pfc" not in output.words:
+        return ()
+    entries = json_list("[" + output.plain.strip().strip("[]") + "]")
+    states = entries[0].get("prio_pfc") if entries else None
+    if isinstance(states, list):
+        on = tuple(number for number, state in enumerate(states) if state in (True, "on"))
+        return (NetdevFacts(name.group(1), pfc_enabled_priorities=on),)
+    row = re.search(r"^\s*prio-pfc((?: \d:(?:on|off)){8})\s*$", output.plain, flags=re.MULTILINE)
+    if not row:
+        return ()
+    on = tuple(int(word[0]) for word in row.group(1).split() if word.endswith(":on"))
+    return (NetdevFacts(name.group(1), pfc_enabled_priorities=on),)

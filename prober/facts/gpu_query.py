@@ -1,0 +1,143 @@
+"""GPUs from `nvidia-smi --query-gpu`, whatever fields were asked for."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holmes_core.units import MIB
+from prober.facts.pci_tree import normal_address
+from prober.facts.port_facts import whole_number
+from prober.facts.question import Command
+from prober.recording import Recorded
+
+_SAFE = "index,name,uuid,memory.total,pci.bus_id,driver_version,persistence_mode,compute_mode"
+_LINKS = "pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,pcie.link.width.max"
+_HEALTH = "ecc.errors.uncorrected.volatile.total,mig.mode.current"
+_REMAPPED = "remapped_rows.pending,remapped_rows.failure"
+_REASONS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown", "sw_power_cap")
+
+
+def _query(*fields: str, when: str | None = None) -> Command:
+    return Command(f"nvidia-smi --query-gpu={','.join(fields)} --format=csv", limited=True, when=when)
+
+
+def _reasons(prefix: str) -> str:
+    return ",".join(f"{prefix}.{reason}" for reason in _REASONS)
+
+
+# A driver that does not know one of the fields answers none, so the next list is asked for: drivers before 535 have
+# the reasons under their old name, those before 450 know no remapped rows.
+UNKNOWN_FIELD = "case $code in 0|9|15|18|124|127|137) false;; esac"
+QUERY = _query(_SAFE, _LINKS, _HEALTH, _REMAPPED, _reasons("clocks_event_reasons"))
+OTHER_QUERIES = (
+    _query(_SAFE, _LINKS, _HEALTH, _REMAPPED, _reasons("clocks_throttle_reasons"), when=UNKNOWN_FIELD),
+    _query(_SAFE, _LINKS, _HEALTH, when=UNKNOWN_FIELD),
+    _query(_SAFE, when=UNKNOWN_FIELD),
+)
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """What one output says of one GPU; None where it says nothing. `no_nvlink`: the tool says there is none."""
+
+    index: int
+    name: str | None = None
+    uuid: str | None = None
+    memory_bytes: int | None = None
+    pci_address: str | None = None
+    driver_version: str | None = None
+    mig: bool | None = None
+    mig_devices: int | None = None
+    nvlinks_up: int | None = None
+    nvlinks_total: int | None = None
+    compute_mode: str | None = None
+    persistence_mode: bool | None = None
+    ecc_uncorrected: int | None = None
+    row_remap_pending: bool | None = None
+    row_remap_failure: bool | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    pci_gen: int | None = None
+    pci_gen_max: int | None = None
+    pci_width: int | None = None
+    pci_width_max: int | None = None
+    fabric_state: str | None = None
+    fabric_status: str | None = None
+    numa_node: int | None = None
+    cpus: str | None = None
+    nearest_nics: tuple[str, ...] = ()
+    nearest_path: str | None = None
+
+
+def parse_query(output: Recorded) -> tuple[GpuFacts, ...]:
+    """The GPUs of a `--query-gpu` answer; lines that are no such row (warnings, a cut end) are left out."""
+    asked = re.search(r"--query-gpu=([A-Za-z0-9_.,]+)", output.command)
+    fields = asked.group(1).split(",") if asked else []
+    gpus: list[GpuFacts] = []
+    for row in csv.reader(output.lines, skipinitialspace=True):
+        cells = [cell.strip() for cell in row]
+        names = [re.sub(r" \[[^\]]*\]$", "", cell) for cell in cells]
+        if {"index", "name", "uuid", "pci.bus_id", "driver_version"} & set(names):
+            fields = names
+        elif len(cells) == len(fields) and len(fields) > 1:
+            known = {name: cell for name, cell in zip(fields, cells, strict=True) if _is_known(cell)}
+            if dict(zip(fields, cells, strict=True)).get("mig.mode.current") in ("[N/A]", "[Not Supported]"):
+                known["mig.mode.current"] = "Disabled"
+            index = whole_number(known.get("index", str(len(gpus))))
+            if index is not None and 0 <= index < 1024:
+                gpus.append(_facts(index, known))
+    return tuple(gpus)
+
+
+def _is_known(cell: str) -> bool:
+    return bool(cell) and not cell.startswith("[") and cell not in ("N/A", "ERR!")
+
+
+def _facts(index: int, cells: Mapping[str, str]) -> GpuFacts:
+    mode = cells.get("mig.mode.current")
+    bus_id = cells.get("pci.bus_id")
+    return GpuFacts(
+        index,
+        name=cells.get("name", cells.get("gpu_name")),
+        uuid=cells.get("uuid", cells.get("gpu_uuid")),
+        memory_bytes=_mib(cells.get("memory.total")),
+        pci_address=normal_address(bus_id)
+        if bus_id and re.fullmatch(r"[0-9A-Fa-f]{4,8}(:\w\w){2}\.\d", bus_id)
+        else None,
+        driver_version=cells.get("driver_version"),
+        mig=_flag(mode),
+        compute_mode=cells.get("compute_mode"),
+        persistence_mode=_flag(cells.get("persistence_mode")),
+        ecc_uncorrected=whole_number(cells.get("ecc.errors.uncorrected.volatile.total")),
+        row_remap_pending=_flag(cells.get("remapped_rows.pending")),
+        row_remap_failure=_flag(cells.get("remapped_rows.failure")),
+        throttle_reasons=_throttle_reasons(cells),
+        pci_gen=whole_number(cells.get("pcie.link.gen.current")),
+        pci_gen_max=whole_number(cells.get("pcie.link.gen.max")),
+        pci_width=whole_number(cells.get("pcie.link.width.current")),
+        pci_width_max=whole_number(cells.get("pcie.link.width.max")),
+        fabric_state=cells.get("fabric.state"),
+        fabric_status=cells.get("fabric.status"),
+    )
+
+
+def _mib(cell: str | None) -> int | None:
+    match = re.fullmatch(r"(\d{1,9})(?: MiB)?", cell or "")
+    return int(match.group(1)) * MIB if match else None
+
+
+def _flag(cell: str | None) -> bool | None:
+    return {"yes": True, "enabled": True, "no": False, "disabled": False, "0": False, "1": True}.get(
+        (cell or "").lower()
+    )
+
+
+def _throttle_reasons(cells: Mapping[str, str]) -> tuple[str, ...]:
+    reasons = []
+    for name, cell in cells.items():
+        match = re.fullmatch(r"clocks_(?:event|throttle)_reasons\.(\w+)", name)
+        if match and cell == "Active" and match.group(1) != "gpu_idle":
+            reasons.append(match.group(1))
+    return tuple(reasons)

@@ -1,0 +1,151 @@
+"""GPUs from nvidia-smi's texts for people: `-L`, `nvlink -s`, `topo -m`, `--version`, and the plain table."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from holmes_core.units import MIB
+from prober.facts.gpu_query import UNKNOWN_FIELD, GpuFacts
+from prober.facts.pci_tree import normal_address
+from prober.facts.port_facts import whole_number
+from prober.facts.question import Command
+from prober.recording import Recorded
+
+_WORKS = '[ "$code" = 0 ]'
+TABLE = Command("nvidia-smi", limited=True, when=UNKNOWN_FIELD)
+LIST = Command("nvidia-smi -L", limited=True, when=_WORKS)
+NVLINKS = Command("nvidia-smi nvlink -s", limited=True, when=_WORKS)
+TOPOLOGY = Command("nvidia-smi topo -m", limited=True, when=_WORKS)
+
+_GPU_LINE = re.compile(r"^GPU (\d{1,3}): (.+?)(?: \(UUID: ([^)]+)\))?$")
+
+
+def parse_list(output: Recorded) -> tuple[GpuFacts, ...]:
+    """GPUs of `-L`, with the MIG devices below each."""
+    gpus: list[GpuFacts] = []
+    for line in output.lines:
+        if match := _gpu_line(line):
+            gpus.append(replace(match, mig_devices=0))
+        elif gpus and re.match(r"\s+MIG .*Device\s+\d+:", line):
+            gpus[-1] = replace(gpus[-1], mig_devices=(gpus[-1].mig_devices or 0) + 1)
+    return tuple(gpu if gpu.mig_devices else replace(gpu, mig_devices=None) for gpu in gpus)
+
+
+def _gpu_line(line: str) -> GpuFacts | None:
+    match = _GPU_LINE.match(line.strip())
+    if not match or (match.group(3) is None and "(UUID" in line):
+        return None
+    return GpuFacts(int(match.group(1)), name=match.group(2), uuid=match.group(3))
+
+
+def says_no_nvlink(output: Recorded) -> bool:
+    """`nvlink -s` came back with nothing at all: no GPU of the host has NVLink."""
+    return output.exit_code in (0, None) and not output.plain.strip()
+
+
+def parse_nvlinks(output: Recorded) -> tuple[GpuFacts, ...]:
+    """GPUs of `nvlink -s` with their links; a sentence in place of links says why there are none."""
+    gpus: list[GpuFacts] = []
+    for line in output.lines:
+        if found := _gpu_line(line):
+            gpus.append(found)
+        elif gpus:
+            gpus[-1] = _with_link_line(gpus[-1], line.strip())
+    return tuple(gpus)
+
+
+def _with_link_line(gpu: GpuFacts, text: str) -> GpuFacts:
+    if match := re.match(r"Link \d{1,2}: (<inactive>|[\d.]+ GB/s)", text):
+        up = (gpu.nvlinks_up or 0) + (match.group(1) != "<inactive>")
+        return replace(gpu, nvlinks_up=up, nvlinks_total=(gpu.nvlinks_total or 0) + 1)
+    if "does not have or support Nvlink" in text:
+        return replace(gpu, nvlinks_up=0, nvlinks_total=0)
+    if "all links are inActive" in text:
+        return replace(gpu, nvlinks_up=0)
+    return gpu
+
+
+_NEAR = ("LOC", "PIX", "PXB", "PHB", "NODE", "SYS")
+
+
+def parse_topology(output: Recorded) -> tuple[GpuFacts, ...]:
+    """GPUs of `topo -m`: nearest NICs by name, CPUs and NUMA node."""
+    lines = [line.strip() for line in output.lines]
+    legend = dict(re.findall(r"^\s*(NIC\d+): (\S+)$", output.plain, flags=re.MULTILINE))
+    columns: list[str] = []
+    gpus = []
+    for line in lines:
+        words = line.split()
+        if not columns and words[:1] and re.fullmatch(r"GPU\d+", words[0]) and "Affinity" in words:
+            columns = words[: words.index("CPU")] if "CPU" in words else []
+        elif columns and words and re.fullmatch(r"GPU\d{1,3}", words[0]) and len(words) > len(columns):
+            gpus.append(_topology_row(int(words[0][3:]), columns, words[1:], legend))
+    return tuple(gpus)
+
+
+def _topology_row(index: int, columns: list[str], words: list[str], legend: dict[str, str]) -> GpuFacts:
+    cells = dict(zip(columns, words, strict=False))
+    rest = words[len(columns) :]
+    cpus = rest[0] if rest and re.fullmatch(r"[\d,-]+", rest[0]) else None
+    nics = {name: cell for name, cell in cells.items() if not re.fullmatch(r"GPU\d+", name)}
+    path = next((near for near in _NEAR if near in nics.values()), None)
+    return GpuFacts(
+        index,
+        numa_node=whole_number(rest[1]) if cpus and len(rest) > 1 else None,
+        cpus=cpus,
+        nearest_nics=tuple(legend.get(name, name) for name, cell in nics.items() if path and cell == path),
+        nearest_path=path,
+    )
+
+
+_VERSION = re.compile(r"(?:Driver Version|DRIVER version)\s*:\s*([\d.]+\d)(?=\s)", re.IGNORECASE)
+
+
+def parse_driver_version(output: Recorded) -> str | None:
+    """The driver's version in `--version` or in the head of the plain table."""
+    match = _VERSION.search(output.plain)
+    return match.group(1) if match else None
+
+
+_ROW = re.compile(
+    r"^\|\s+(?P<index>\d{1,3})\s+(?P<name>.+?)\s+(?P<persistence>On|Off|N/A)\s*\|\s*(?P<pci>[0-9A-Fa-f]{4,8}:\w\w:\w\w\.\d)"
+    r"\s+\S+\s*\|\s*(?P<ecc>\S+)\s*\|"
+)
+_COMPUTE_MODES = {
+    "Default": "Default",
+    "E. Process": "Exclusive_Process",
+    "E. Thread": "Exclusive_Thread",
+    "Prohibited": "Prohibited",
+}
+
+
+def parse_table(output: Recorded) -> tuple[GpuFacts, ...]:
+    """GPUs of the plain table, the last resort: names are shortened there, and such a name is not known."""
+    driver = parse_driver_version(output)
+    gpus: list[GpuFacts] = []
+    for line in output.lines:
+        if match := _ROW.match(line):
+            gpus.append(_from_row(match, driver))
+        elif gpus and line.startswith("|") and gpus[-1].compute_mode is None:
+            gpus[-1] = _with_second_row(gpus[-1], line)
+    return tuple(gpus)
+
+
+def _from_row(match: re.Match[str], driver: str | None) -> GpuFacts:
+    name = match["name"]
+    return GpuFacts(
+        int(match["index"]),
+        name=None if name.endswith("...") else name,
+        pci_address=normal_address(match["pci"]),
+        driver_version=driver,
+        persistence_mode={"On": True, "Off": False}.get(match["persistence"]),
+        ecc_uncorrected=whole_number(match["ecc"]),
+    )
+
+
+def _with_second_row(gpu: GpuFacts, line: str) -> GpuFacts:
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    memory = re.search(r"/\s*(\d{1,9})MiB", cells[1]) if len(cells) > 1 else None
+    mode = next((name for text, name in _COMPUTE_MODES.items() if cells[-1].endswith(text)), None)
+    return replace(gpu, memory_bytes=int(memory.group(1)) * MIB if memory else gpu.memory_bytes, compute_mode=mode)

@@ -1,0 +1,67 @@
+"""Which netdev belongs to which RDMA port: ibdev2netdev, with -v and without, and the GID table of show_gids."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from prober.facts.port_facts import PortFacts, gid, state_word
+from prober.facts.question import Command
+from prober.recording import Recorded
+
+IBDEV2NETDEV = Command("ibdev2netdev", limited=True)
+SHOW_GIDS = Command(
+    "show_gids",
+    limited=True,
+    when="[ -d /sys/class/infiniband ] && ! ls -d /sys/class/infiniband/*/ports/*/gids >/dev/null 2>&1",
+)
+
+_PLAIN = re.compile(r"^(\S+) port (\d{1,3}) ==> (\S+) \((Up|Down)\)")
+_VERBOSE = re.compile(
+    r"^(?P<pci>[0-9a-fA-F:.]{7,16}) (?P<device>\S+) \((?P<type>[^ )]+) - (?P<part>[^)]*)\).* fw (?P<fw>\S+)"
+    r" port (?P<port>\d{1,3}) \((?P<state>\w+)\s*\) ==> (?P<netdev>\S+) \((?P<up>Up|Down)\)"
+)
+
+
+def parse_ibdev2netdev(output: Recorded) -> tuple[PortFacts, ...]:
+    """Ports with their netdevs, from `mlx5_0 port 1 ==> ib0 (Up)`, and with model and PCI address from `-v`."""
+    ports = []
+    for line in output.lines:
+        if match := _PLAIN.match(line.strip()):
+            device, port, netdev, up = match.groups()
+            ports.append(PortFacts(device, int(port), netdev=netdev, netdev_up=up == "Up"))
+        elif match := _VERBOSE.match(line.strip()):
+            ports.append(_verbose(match))
+    return tuple(ports)
+
+
+def _verbose(match: re.Match[str]) -> PortFacts:
+    return PortFacts(
+        match["device"],
+        int(match["port"]),
+        state=state_word(match["state"]),
+        netdev=match["netdev"],
+        netdev_up=match["up"] == "Up",
+        firmware=match["fw"],
+        hca_type=match["type"],
+        pci_address=match["pci"].lower(),
+    )
+
+
+_GID_LINE = re.compile(
+    r"^(?P<device>\S+)\s+(?P<port>\d{1,3})\s+(?P<index>\d{1,4})\s+(?P<gid>[0-9a-f:]{39})"
+    r"(?:\s+(?P<ipv4>\d+\.\d+\.\d+\.\d+))?\s+(?P<version>v[12])(?:\s+(?P<netdev>\S+))?\s*$"
+)
+
+
+def parse_show_gids(output: Recorded) -> tuple[PortFacts, ...]:
+    """Ports with their GID tables; columns are apart by tabs or blanks, and the IPv4 column may be empty."""
+    ports: dict[tuple[str, int], PortFacts] = {}
+    for line in output.whole_lines:
+        match = _GID_LINE.match(line.strip())
+        found = match and gid(int(match["index"]), match["gid"], match["version"], match["netdev"])
+        if match and found:
+            key = (match["device"], int(match["port"]))
+            port = ports.get(key, PortFacts(*key))
+            ports[key] = replace(port, gids=(*port.gids, found), netdev=port.netdev or match["netdev"])
+    return tuple(ports.values())

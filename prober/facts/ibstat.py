@@ -1,0 +1,107 @@
+"""RDMA ports as ibstat and ibstatus show them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from prober.facts.port_facts import (
+    PortFacts,
+    guid,
+    link_layer_word,
+    number,
+    phys_state_word,
+    state_word,
+    subnet_prefix,
+    whole_number,
+)
+from prober.facts.question import Command
+from prober.recording import Recorded
+
+IBSTAT = Command("ibstat", limited=True)
+
+
+def parse_ibstat(output: Recorded) -> tuple[PortFacts, ...]:
+    """Ports of ibstat's blocks. A block that was cut off keeps the lines that are there."""
+    ports: list[PortFacts] = []
+    device: PortFacts | None = None
+    inside_port = False
+    for line in output.lines_with_whole_numbers:
+        text = line.strip()
+        key, _, value = (part.strip() for part in text.partition(":"))
+        if match := re.match(r"CA '([^']+)'$", text):
+            device, inside_port = PortFacts(match.group(1), 0), False
+        elif device and (match := re.match(r"Port (\d{1,3}):$", text)):
+            ports.append(replace(device, port=int(match.group(1))))
+            inside_port = True
+        elif device and inside_port:
+            ports[-1] = _with_port_line(ports[-1], key, value)
+        elif device:
+            device = _with_device_line(device, key, value)
+    return tuple(ports)
+
+
+def _with_device_line(device: PortFacts, key: str, value: str) -> PortFacts:
+    if key == "CA type":
+        return replace(device, hca_type=value or None)
+    if key == "Firmware version":
+        return replace(device, firmware=value or None)
+    if key == "Node GUID":
+        return replace(device, node_guid=guid(value))
+    if key == "System image GUID":
+        return replace(device, sys_image_guid=guid(value))
+    return device
+
+
+def _with_port_line(port: PortFacts, key: str, value: str) -> PortFacts:
+    if key == "State":
+        return replace(port, state=state_word(value))
+    if key == "Physical state":
+        return replace(port, phys_state=phys_state_word(value))
+    if key == "Rate":
+        return replace(port, rate_gbps=number(value))
+    if key == "Base lid":
+        return replace(port, lid=whole_number(value))
+    if key == "SM lid":
+        return replace(port, sm_lid=whole_number(value))
+    if key == "Port GUID":
+        return replace(port, port_guid=guid(value))
+    if key == "Link layer":
+        return replace(port, link_layer=link_layer_word(value))
+    return port
+
+
+def parse_ibstatus(output: Recorded) -> tuple[PortFacts, ...]:
+    """Ports of ibstatus's blocks."""
+    ports: list[PortFacts] = []
+    for line in output.lines_with_whole_numbers:
+        key, _, value = (part.strip() for part in line.partition(":"))
+        if match := re.match(r"Infiniband device '([^']+)' port (\d{1,3}) status$", key):
+            ports.append(PortFacts(match.group(1), int(match.group(2))))
+        elif ports:
+            ports[-1] = _with_status_line(ports[-1], key, value)
+    return tuple(_prefixed(port) for port in ports)
+
+
+def _with_status_line(port: PortFacts, key: str, value: str) -> PortFacts:
+    if key == "default gid":
+        prefix = subnet_prefix(value)
+        return replace(port, subnet_prefix=prefix, gid_unknown=True if value == "unknown" else None)
+    if key == "base lid":
+        return replace(port, lid=whole_number(value))
+    if key == "sm lid":
+        return replace(port, sm_lid=whole_number(value))
+    if key == "state":
+        return replace(port, state=state_word(value))
+    if key == "phys state":
+        return replace(port, phys_state=phys_state_word(value))
+    if key == "rate":
+        return replace(port, rate_gbps=number(value))
+    if key == "link_layer":
+        return replace(port, link_layer=link_layer_word(value))
+    return port
+
+
+def _prefixed(port: PortFacts) -> PortFacts:
+    """A default GID is a subnet prefix only on InfiniBand."""
+    return port if port.link_layer == "InfiniBand" else replace(port, subnet_prefix=None)

@@ -1,0 +1,23 @@
+"""JSON lists in the output of iproute2's tools."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def json_list(text: str) -> list[dict[str, Any]]:
+    """The JSON list in `text`, which may have warnings around it. Cut off: the entries that are whole."""
+    start = text.find("[{")
+    if start < 0:
+        return []
+    decoder, entries, at = json.JSONDecoder(), [], start + 1
+    while at < len(text) and text[at] == "{":
+        try:
+            entry, at = decoder.raw_decode(text, at)
+        except (json.JSONDecodeError, RecursionError):
+            break
+        entries.append(entry)
+        while at < len(text) and text[at] in ", \t\r\n":
+            at += 1
+    return entries

@@ -1,0 +1,141 @@
+"""The kernel: its release, modules, command line, what machine it runs on, and its log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prober.facts.port_facts import whole_number
+from prober.facts.question import Command
+from prober.facts.sysfs_tree import Tree
+from prober.recording import Recorded
+
+UNAME = Command("uname -a")
+LSMOD = Command("lsmod")
+MODULES = Command("cat /proc/modules", when='[ "$code" = 127 ]')
+FILES = Command(
+    "grep -Hs . /proc/cmdline /proc/driver/nvidia/version /sys/class/dmi/id/sys_vendor /sys/class/dmi/id/product_name "
+    "/sys/hypervisor/type /sys/module/mlx5_core/version /sys/module/nvidia/version "
+    "/sys/module/nvidia_peermem/version /sys/kernel/mm/memory_peers/*/version"
+)
+MEMORY = Command("grep -Hs -e MemTotal: -e HugePages_Total: /proc/meminfo")
+CPUS = Command("nproc")
+IOMMU = Command("ls /sys/kernel/iommu_groups")
+VIRTUAL = Command("grep -Hsm1 -ow hypervisor /proc/cpuinfo")
+LOG = Command("dmesg | grep -e 'NVRM: Xid' -e nvidia-peermem -e 'limited by'", when="command -v dmesg >/dev/null 2>&1")
+FABRIC_MANAGER = Command(
+    "systemctl is-active nvidia-fabricmanager", limited=True, when="command -v nvidia-smi >/dev/null 2>&1"
+)
+
+_VIRTUAL_MAKERS = ("QEMU", "KVM", "VMware", "Xen", "Amazon EC2", "Google Compute Engine", "Microsoft Corporation")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What is known of the kernel; None where it is not."""
+
+    hostname: str | None
+    release: str | None
+    modules: tuple[str, ...] | None
+    modules_complete: bool
+    peermem: bool | None
+    open_gpu_driver: bool | None
+    iommu_groups: int | None
+    command_line: str | None
+    virtual_machine: bool | None
+    cpu_count: int | None
+    memory_bytes: int | None
+    hugepages: int | None
+    fabric_manager: str | None
+
+
+def read_kernel(outputs: Sequence[Recorded], tree: Tree) -> Kernel:
+    """The kernel in the outputs of uname, lsmod, nproc, systemctl, and in files."""
+    hostname, release = _uname(outputs)
+    modules, complete = _modules(outputs)
+    memory = dict(re.findall(r"(\w+):\s*(\d{1,12})", "\n".join(tree.values.get("/proc/meminfo", []))))
+    return Kernel(
+        hostname=hostname,
+        release=release,
+        modules=modules,
+        modules_complete=complete,
+        peermem=_peermem(tree, modules, complete),
+        open_gpu_driver=_open_driver(tree),
+        iommu_groups=_iommu_groups(outputs, tree),
+        command_line=tree.value("/proc/cmdline"),
+        virtual_machine=_virtual_machine(outputs, tree),
+        cpu_count=next((whole_number(output.plain) for output in outputs if output.tool == "nproc"), None),
+        memory_bytes=int(memory["MemTotal"]) * 1024 if "MemTotal" in memory else None,
+        hugepages=int(memory["HugePages_Total"]) if "HugePages_Total" in memory else None,
+        fabric_manager=_service(outputs, "nvidia-fabricmanager"),
+    )
+
+
+def _uname(outputs: Sequence[Recorded]) -> tuple[str | None, str | None]:
+    for output in outputs:
+        words = output.plain.split()
+        if output.tool == "uname" and words[:1] == ["Linux"] and len(words) > 3 and "-a" in output.words:
+            return words[1], words[2]
+        if output.tool == "uname" and len(words) == 1 and output.exit_code in (0, None):
+            return (words[0], None) if "-n" in output.words else (None, words[0] if "-r" in output.words else None)
+        if output.tool == "hostname" and len(words) == 1 and output.exit_code in (0, None):
+            return words[0], None
+    return None, None
+
+
+def _modules(outputs: Sequence[Recorded]) -> tuple[tuple[str, ...] | None, bool]:
+    """Modules that lsmod names, users of others too, and whether the list is whole."""
+    names: set[str] = set()
+    read = complete = False
+    for output in outputs:
+        from_proc = output.tool == "cat" and "/proc/modules" in output.words
+        if not (output.tool == "lsmod" or from_proc) or output.exit_code not in (0, None):
+            continue
+        for line in output.whole_lines:
+            match = re.match(r"(\w+)\s+(\d+)\s+\d+\s*([\w,]*)-?\s*(?:(?:Live|Loading|Unloading) .*)?$", line)
+            if match:
+                read = True
+                names |= {match.group(1), *filter(None, match.group(3).split(","))}
+        complete = complete or (not output.filtered and (from_proc or output.plain.startswith("Module ")))
+    return (tuple(sorted(names)), complete) if read or complete else (None, False)
+
+
+def _peermem(tree: Tree, modules: tuple[str, ...] | None, complete: bool) -> bool | None:
+    names = ("nvidia_peermem", "nv_peer_mem")
+    if modules is not None and any(name in modules for name in names):
+        return True
+    if any(True for _ in tree.matching(r"/sys/kernel/mm/memory_peers/nv_mem(_nc)?/version")):
+        return True
+    return False if modules is not None and complete else None
+
+
+def _open_driver(tree: Tree) -> bool | None:
+    version = tree.value("/proc/driver/nvidia/version")
+    return None if version is None else "Open Kernel Module" in version
+
+
+def _iommu_groups(outputs: Sequence[Recorded], tree: Tree) -> int | None:
+    place = "/sys/kernel/iommu_groups"
+    asked = [output for output in outputs if output.tool == "ls" and place in output.words]
+    if place in tree.absent:
+        return 0
+    return len(tree.listed.get(place, [])) if asked and asked[-1].exit_code == 0 else None
+
+
+def _virtual_machine(outputs: Sequence[Recorded], tree: Tree) -> bool | None:
+    maker = f"{tree.value('/sys/class/dmi/id/sys_vendor')} {tree.value('/sys/class/dmi/id/product_name')}"
+    if tree.value("/proc/cpuinfo") == "hypervisor" or tree.value("/sys/hypervisor/type"):
+        return True
+    if any(name in maker for name in _VIRTUAL_MAKERS) and "Surface" not in maker:
+        return True
+    asked = [output for output in outputs if output.tool == "grep" and "/proc/cpuinfo" in output.words]
+    return False if asked and asked[-1].exit_code == 1 else None
+
+
+def _service(outputs: Sequence[Recorded], name: str) -> str | None:
+    for output in outputs:
+        if output.tool == "systemctl" and name in output.words:
+            word = output.plain.strip()
+            return word if re.fullmatch(r"active|inactive|failed|activating|deactivating|unknown", word) else None
+    return None

@@ -1,0 +1,78 @@
+"""Limits of the login shell: locked memory, open files, shared memory, verbs devices, and the host's own name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from prober.facts.question import Command
+from prober.recording import Recorded
+
+UNLIMITED = -1
+
+MEMLOCK = Command("ulimit -l")
+NOFILE = Command("ulimit -n")
+SHM = Command("df -kP /dev/shm")
+CLOCK = Command("date +%s.%N")
+USER = Command("id -u")
+OWN_NAME = Command('getent ahosts "$(uname -n)"', shown="getent ahosts $(uname -n)")
+UVERBS = Command(
+    'for d in /dev/infiniband/uverbs*; do if [ -r "$d" ] && [ -w "$d" ]; then w=open; else w=closed; fi; '
+    'echo "$d $w"; done',
+    when="ls -d /sys/class/infiniband/* >/dev/null 2>&1",
+    shown="test -r /dev/infiniband/uverbs* -a -w /dev/infiniband/uverbs*",
+)
+
+
+def parse_ulimit(outputs: Sequence[Recorded], option: str, unit_bytes: int = 1) -> int | None:
+    """The limit in bytes (or pieces), UNLIMITED, or None if it was not read."""
+    for output in outputs:
+        if output.tool == "ulimit" and option in output.words and output.exit_code in (0, None):
+            word = output.plain.strip()
+            if word == "unlimited":
+                return UNLIMITED
+            return int(word) * unit_bytes if re.fullmatch(r"\d{1,15}", word) else None
+    return None
+
+
+def parse_shm(outputs: Sequence[Recorded]) -> int | None:
+    """Bytes of /dev/shm, from `df -k`."""
+    for output in outputs:
+        if output.tool == "df":
+            match = re.search(r"^\S+\s+(\d{1,15})\s+\d+\s+-?\d+\s+\d+%\s+/dev/shm$", output.plain, flags=re.MULTILINE)
+            if match:
+                return int(match.group(1)) * 1024
+    return None
+
+
+def parse_user_is_root(outputs: Sequence[Recorded]) -> bool | None:
+    """Whether the probe ran as root."""
+    for output in outputs:
+        if output.tool == "id" and re.fullmatch(r"\d+\s*", output.plain):
+            return output.plain.strip() == "0"
+    return None
+
+
+def parse_own_name(outputs: Sequence[Recorded]) -> tuple[str, ...]:
+    """Addresses that the host's own name resolves to there."""
+    for output in outputs:
+        if output.tool == "getent":
+            return tuple(dict.fromkeys(re.findall(r"^([0-9a-f.:]+)\s", output.plain, flags=re.MULTILINE)))
+    return ()
+
+
+def parse_uverbs(outputs: Sequence[Recorded]) -> tuple[int | None, int | None]:
+    """How many verbs devices there are, and how many of them this user may open."""
+    for output in outputs:
+        if output.tool == "test" and "/dev/infiniband/uverbs*" in output.words:
+            states = re.findall(r"^/dev/infiniband/uverbs(?:\d+) (open|closed)$", output.plain, flags=re.MULTILINE)
+            return len(states), states.count("open")
+    return None, None
+
+
+def parse_clock(outputs: Sequence[Recorded]) -> tuple[float, float] | None:
+    """The host's clock at the start and the end of the probe, in seconds since 1970."""
+    times = [output.plain.strip() for output in outputs if output.tool == "date"]
+    if len(times) < 2 or not all(re.fullmatch(r"\d{9,11}\.\d{3,9}", time) for time in (times[0], times[-1])):
+        return None
+    return float(times[0]), float(times[-1])

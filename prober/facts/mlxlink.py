@@ -1,0 +1,39 @@
+"""An RDMA port as mlxlink shows it; read where recorded, never asked live: it needs root."""
+
+from __future__ import annotations
+
+import re
+
+from prober.facts.port_facts import PortFacts, phys_state_word, state_word
+from prober.recording import Recorded
+
+# Gbit/s a lane. Source: InfiniBand Architecture Specification, link speeds.
+_LANE_GBPS = {"SDR": 2.5, "DDR": 5, "QDR": 10, "FDR10": 10, "FDR": 14, "EDR": 25, "HDR": 50, "NDR": 100, "XDR": 200}
+
+
+def parse_mlxlink(output: Recorded) -> tuple[PortFacts, ...]:
+    """The port that `-d DEVICE` and `-p PORT` (1 if left out) of the command name."""
+    device = re.search(r"(?:-d|--device)[ =]([A-Za-z][\w-]*)(?=\s|$)", output.command)
+    port = re.search(r"(?:-p|--port)[ =](\d{1,3})\b", output.command)
+    lines = dict(re.findall(r"^(\w[^:\n]*?)\s+: *(.*)\n", output.plain, flags=re.MULTILINE))
+    if not device or "State" not in lines:
+        return ()
+    state = state_word(lines.get("State"))
+    return (
+        PortFacts(
+            device.group(1),
+            int(port.group(1)) if port else 1,
+            state=state,
+            phys_state=phys_state_word(lines.get("Physical state")),
+            rate_gbps=_rate_gbps(lines) if state == "Active" else None,
+            firmware=lines.get("Firmware Version") or None,
+        ),
+    )
+
+
+def _rate_gbps(lines: dict[str, str]) -> float | None:
+    speed = lines.get("Speed", "")
+    if match := re.match(r"(\d{1,4})G(?:bE|\b)", speed):
+        return float(match.group(1))
+    lane, width = _LANE_GBPS.get(speed.removeprefix("IB-")), re.match(r"(\d{1,2})x", lines.get("Width", ""))
+    return lane * int(width.group(1)) if lane and width else None

@@ -1,0 +1,31 @@
+"""NCCL variables that are set already: in the environment of a login, in /etc/nccl.conf and ~/.nccl.conf."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from holmes_core.inventory import NcclSetting
+from prober.facts.question import Command
+from prober.facts.sysfs_tree import Tree
+from prober.recording import Recorded
+
+ENVIRONMENT = Command("env | grep '^NCCL_'")
+CONF_FILES = Command('grep -Hs . /etc/nccl.conf "$HOME/.nccl.conf"', shown="grep -Hs . /etc/nccl.conf ~/.nccl.conf")
+
+_SETTING = re.compile(r"\s*(NCCL_\w+)\s*=(.*)$")
+
+
+def read_nccl_settings(outputs: Sequence[Recorded], tree: Tree) -> tuple[NcclSetting, ...]:
+    """The settings, those of the environment first: they win."""
+    found = []
+    for output in outputs:
+        if output.command.split(" ")[0].rpartition("/")[2] in ("env", "printenv", "export"):
+            found += [("environment", line) for line in output.lines]
+    for path, lines in tree.values.items():
+        if path.endswith("nccl.conf"):
+            found += [(path, line) for line in lines]
+    matches = [(where, _SETTING.match(line)) for where, line in found]
+    return tuple(
+        NcclSetting(where=where, name=match.group(1), value=match.group(2).strip()) for where, match in matches if match
+    )

@@ -1,0 +1,123 @@
+"""Netdevs in /sys/class/net, /proc/sys/net and /proc/net/bonding."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from holmes_core.inventory import BondSlave, NetdevKind
+from prober.facts.netdev_facts import NetdevFacts
+from prober.facts.port_facts import whole_number
+from prober.facts.question import Command
+from prober.facts.rdma_sysfs import numa
+from prober.facts.sysfs_tree import Tree, pci_path
+
+_ROOT = "/sys/class/net"
+_CONF = "/proc/sys/net/ipv4/conf"
+_FILES = [
+    "operstate",
+    "carrier",
+    "speed",
+    "mtu",
+    "type",
+    "address",
+    "flags",
+    "bonding/slaves",
+    "device/numa_node",
+    "qos/trust",
+]
+
+LIST = Command(f"ls -l {_ROOT}")
+ATTRIBUTES = Command(f"grep -Hs . {' '.join(f'{_ROOT}/*/{file}' for file in _FILES)}")
+DRIVERS = Command(
+    f"ls -ld {_ROOT}/*/device/driver {_ROOT}/*/device/physfn", when=f"ls -d {_ROOT}/*/device >/dev/null 2>&1"
+)
+CONF = Command(f"grep -Hs . {_CONF}/*/rp_filter {_CONF}/*/arp_ignore {_CONF}/*/arp_announce")
+BONDS = Command("grep -Hs . /proc/net/bonding/*", when="ls -d /proc/net/bonding/* >/dev/null 2>&1")
+
+_ARPHRD_INFINIBAND, _ARPHRD_LOOPBACK = 32, 772  # include/uapi/linux/if_arp.h
+_IFF_UP = 1
+
+
+def parse_netdev_sysfs(tree: Tree) -> tuple[NetdevFacts, ...]:
+    """The netdevs in the tree."""
+    names = [match.group(1) for match, _ in tree.matching(rf"{_ROOT}/([^/]+)/.+")]
+    names += [path.rpartition("/")[2] for path in tree.links if re.fullmatch(rf"{_ROOT}/[^/]+", path)]
+    names += [match.group(1) for match, _ in tree.matching(r"/proc/net/bonding/([^/]+)")]
+    conf = [match.group(1) for match, _ in tree.matching(rf"{_CONF}/([^/]+)/.+")]
+    known = dict.fromkeys(names)
+    return tuple(_netdev(tree, name) for name in known or dict.fromkeys(n for n in conf if n not in ("all", "default")))
+
+
+def _netdev(tree: Tree, name: str) -> NetdevFacts:
+    def value(file: str) -> str | None:
+        return tree.value(f"{_ROOT}/{name}/{file}")
+
+    link = tree.links.get(f"{_ROOT}/{name}", "")
+    path = pci_path(link)
+    driver = tree.links.get(f"{_ROOT}/{name}/device/driver")
+    speed, carrier = whole_number(value("speed")), value("carrier")
+    trust = value("qos/trust")
+    facts = NetdevFacts(
+        name,
+        up=_is_up(value("flags"), carrier),
+        mtu=whole_number(value("mtu")),
+        speed_mbps=float(speed) if speed is not None and speed > 0 else None,
+        kind=_kind(tree, name, link, whole_number(value("type"))),
+        driver=driver.rpartition("/")[2] if driver else None,
+        pci_address=path[-1] if path else None,
+        numa_node=numa(value("device/numa_node")),
+        mac=value("address"),
+        operstate=value("operstate"),
+        link_detected={"1": True, "0": False}.get(carrier or ""),
+        bond_slaves=_slaves(tree, name, value("bonding/slaves")),
+        trust="pcp" if trust == "pcp" else "dscp" if trust == "dscp" else None,
+    )
+    return replace(
+        facts,
+        rp_filter=_conf(tree, name, "rp_filter"),
+        arp_ignore=_conf(tree, name, "arp_ignore"),
+        arp_announce=_conf(tree, name, "arp_announce"),
+    )
+
+
+def _is_up(flags: str | None, carrier: str | None) -> bool | None:
+    bits = whole_number(flags)
+    if bits is None:
+        return None
+    return bool(bits & _IFF_UP) and carrier != "0"
+
+
+def _kind(tree: Tree, name: str, link: str, link_type: int | None) -> NetdevKind | None:
+    if link_type == _ARPHRD_LOOPBACK or name == "lo":
+        return "loopback"
+    if link_type == _ARPHRD_INFINIBAND:
+        return "ipoib"
+    if f"{_ROOT}/{name}/bonding/slaves" in tree.values or f"/proc/net/bonding/{name}" in tree.values:
+        return "bond"
+    if f"{_ROOT}/{name}/device/physfn" in tree.links:
+        return "virtual function"
+    if "/devices/virtual/" in link:
+        return "virtual"
+    return "physical" if link else None
+
+
+def _conf(tree: Tree, name: str, key: str) -> int | None:
+    """The kernel takes the larger of the interface's value and that of `all`."""
+    values = [whole_number(tree.value(f"{_CONF}/{place}/{key}")) for place in (name, "all")]
+    known = [value for value in values if value is not None]
+    return max(known) if values[0] is not None else None
+
+
+def _slaves(tree: Tree, name: str, listed: str | None) -> tuple[BondSlave, ...] | None:
+    """Slaves with their MII status, in the order of /proc/net/bonding; without it, the names sysfs lists."""
+    slaves: list[BondSlave] = []
+    for line in tree.values.get(f"/proc/net/bonding/{name}", []):
+        key, _, value = (part.strip() for part in line.partition(":"))
+        if key == "Slave Interface" and value:
+            slaves.append(BondSlave(name=value, mii_status=None))
+        elif key == "MII Status" and slaves:
+            slaves[-1] = BondSlave(name=slaves[-1].name, mii_status=value or None)
+    if not slaves and listed:
+        slaves = [BondSlave(name=word, mii_status=None) for word in listed.split()]
+    return tuple(slaves) or None

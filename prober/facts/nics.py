@@ -1,0 +1,273 @@
+"""NICs: all that is known of each RDMA port put together, its kind, and whether NCCL's verbs transport takes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from holmes_core.inventory import Conflict, Gid, Netdev, Nic, NicKind, PciLink
+from prober.facts.merge import merged, updated
+from prober.facts.port_facts import WHOLE_DEVICE, PortFacts
+
+Source = tuple[str, PortFacts]
+
+_COMPARED = (
+    "link_layer",
+    "state",
+    "phys_state",
+    "rate_gbps",
+    "netdev",
+    "firmware",
+    "lid",
+    "sm_lid",
+    "node_guid",
+    "sys_image_guid",
+)
+_AMAZON, _NOBODY = "0x1d0f", "0x0000"
+
+# PCI device ids of virtual functions, ConnectX-3 to ConnectX-8, as hca_type spells them. Source: pci.ids, vendor 15b3.
+_VIRTUAL_TYPES = {"MT4100", "MT4110", "MT4114", "MT4116", "MT4118", "MT4120", "MT4122", "MT4124", "MT4126"}
+
+
+@dataclass(frozen=True)
+class NicReading:
+    """The NICs of a host, and where its sources disagree about them."""
+
+    nics: tuple[Nic, ...]
+    conflicts: tuple[Conflict, ...]
+
+
+def by_port(facts: Iterable[PortFacts]) -> dict[tuple[str, int], PortFacts]:
+    """Facts of one tool by device and port: of several outputs, the later one is the newer."""
+    known: dict[tuple[str, int], PortFacts] = {}
+    for port in facts:
+        key = (port.device, port.port)
+        known[key] = updated(known[key], port) if key in known else port
+    return known
+
+
+def read_nics(
+    sources: Sequence[tuple[str, Iterable[PortFacts]]],
+    netdevs: Mapping[str, Netdev],
+    links: Mapping[str, PciLink],
+    rdma_ruled_out: bool | None,
+    physical: Iterable[str],
+) -> NicReading:
+    """The NICs in (source, facts) in order of trust.
+
+    `links` are PCI links by address. `physical` names the netdevs that are cards; those of no RDMA port are NICs of
+    kind Ethernet. `rdma_ruled_out`: the host has no RDMA at all, so that they have none either.
+    """
+    collected: dict[tuple[str, int], list[Source]] = {}
+    whole: dict[str, list[Source]] = {}
+    for source, facts in sources:
+        for (device, port), told in by_port(facts).items():
+            if port == WHOLE_DEVICE:
+                whole.setdefault(device, []).append((source, told))
+            else:
+                collected.setdefault((device, port), []).append((source, told))
+    nics, conflicts = [], []
+    for (device, port), told_by in collected.items():
+        about_device = [(source, replace(told, port=port)) for source, told in whole.get(device, [])]
+        known, found = merged(f"{device}:{port}", told_by + about_device, _COMPARED)
+        nics.append(_nic(known, netdevs, links))
+        conflicts += [conflict for conflict in found if not _is_void(conflict, known)]
+        conflicts += _rate_conflict(nics[-1], netdevs)
+    rdma_netdevs = {nic.netdev for nic in nics}
+    cards = [netdevs[name] for name in physical if name not in rdma_netdevs]
+    nics += [_ethernet(card, rdma_ruled_out, links) for card in cards]
+    return NicReading(tuple(sorted(nics, key=_natural)), tuple(conflicts))
+
+
+def _is_void(conflict: Conflict, facts: PortFacts) -> bool:
+    """Rates and lids mean nothing on a port that is not Active."""
+    return conflict.fact in ("rate_gbps", "lid", "sm_lid") and facts.state != "Active"
+
+
+def _rate_conflict(nic: Nic, netdevs: Mapping[str, Netdev]) -> list[Conflict]:
+    netdev = netdevs.get(nic.netdev or "")
+    speed = netdev.speed_bytes_per_s if netdev else None
+    if nic.kind == "InfiniBand" or nic.state != "Active" or nic.rate_gbps is None or speed is None:
+        return []
+    netdev_gbps = speed * 8 / 1e9
+    if netdev_gbps == nic.rate_gbps:
+        return []
+    return [
+        Conflict(
+            subject=f"{nic.device}:{nic.port}",
+            fact="rate_gbps",
+            source_a="RDMA port",
+            value_a=f"{nic.rate_gbps:g}",
+            source_b=f"netdev {nic.netdev}",
+            value_b=f"{netdev_gbps:g}",
+        )
+    ]
+
+
+def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, PciLink]) -> Nic:
+    netdev = netdevs.get(port.netdev or "")
+    kind = _kind(port, netdev)
+    state = port.state or {True: "Active", False: "Down", None: None}[port.netdev_up]
+    gids = tuple(_with_right_type(entry, kind) for entry in port.gids)
+    usable, why = usability(kind, state, port.gid_unknown is True and not gids)
+    pci_address = port.pci_address or (netdev.pci_address if netdev else None)
+    return Nic(
+        device=port.device,
+        port=port.port,
+        kind=kind,
+        rate_gbps=_rate_gbps(port, kind, state, netdev),
+        state=state,
+        phys_state=port.phys_state,
+        netdev=port.netdev,
+        subnet_prefix=port.subnet_prefix if kind == "InfiniBand" else None,
+        sm_lid=port.sm_lid,
+        usable_by_nccl_ib=usable,
+        why=why,
+        lid=port.lid,
+        driver=port.driver or (netdev.driver if netdev else None),
+        firmware=port.firmware or (netdev.firmware if netdev else None),
+        hca_type=port.hca_type,
+        board_id=port.board_id,
+        vendor_id=port.vendor_id,
+        transport=port.transport,
+        node_type=port.node_type,
+        node_guid=port.node_guid,
+        sys_image_guid=port.sys_image_guid,
+        port_guid=port.port_guid,
+        pci_address=pci_address,
+        pci=port.pci or links.get(pci_address or "", PciLink()),
+        numa_node=port.numa_node if port.numa_node is not None else (netdev.numa_node if netdev else None),
+        active_mtu=port.active_mtu,
+        virtual_function=_is_virtual(port),
+        bond="bond" in port.device or bool(netdev and netdev.kind == "bond"),
+        gids=gids,
+        gid_choice=_gid_choice(gids),
+        counters=port.counters,
+    )
+
+
+def _kind(port: PortFacts, netdev: Netdev | None) -> NicKind:
+    """By vendor and transport where the link layer misleads, then by link layer, then by what only one kind has."""
+    for test, kind in _SPECIAL_KINDS:
+        if test(port):
+            return kind
+    by_layer: dict[str | None, NicKind] = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
+    if port.link_layer in by_layer:
+        return by_layer[port.link_layer]
+    if any(entry.type == "RoCE v2" for entry in port.gids) or port.protocol == "roce":
+        return "RoCE"
+    if port.protocol == "ib" or (netdev and netdev.kind == "ipoib"):
+        return "InfiniBand"
+    if port.netdev:
+        return "InfiniBand" if re.match(r"ib[\dps]", port.netdev) else "RoCE"
+    return "unknown"
+
+
+def _is_efa(port: PortFacts) -> bool:
+    return port.vendor_id == _AMAZON or port.driver == "efa" or bool(re.match(r"(efa|rdmap)[_\d]", port.device))
+
+
+def _is_soft_roce(port: PortFacts) -> bool:
+    return (
+        port.driver == "rdma_rxe"
+        or bool(re.match(r"rxe", port.device))
+        or (port.vendor_id == _NOBODY and not re.match(r"siw", port.device))
+    )
+
+
+def _is_iwarp(port: PortFacts) -> bool:
+    words = f"{port.protocol} {port.transport} {port.node_type}".lower()
+    return bool(re.match(r"(siw|iwp)", port.device)) or bool(re.search(r"\b(iw|iwarp|rnic)\b", words))
+
+
+def _is_omni_path(port: PortFacts) -> bool:
+    return port.device.startswith(("hfi1", "opap"))
+
+
+_SPECIAL_KINDS: tuple[tuple[Callable[[PortFacts], bool], NicKind], ...] = (
+    (_is_efa, "EFA"),
+    (_is_omni_path, "Omni-Path"),
+    (_is_iwarp, "iWARP"),
+    (_is_soft_roce, "SoftRoCE"),
+)
+
+
+def usability(kind: NicKind, state: str | None, gid_unknown: bool = False) -> tuple[bool | None, str]:
+    """Whether NCCL's verbs transport takes the port, and why; None where the tools did not say enough."""
+    if kind == "unknown":
+        return None, "link layer not known"
+    if kind == "EFA":
+        return False, "EFA: only by way of the aws-ofi-nccl plugin and libfabric, not by NCCL's own verbs transport"
+    if kind in ("Omni-Path", "iWARP"):
+        return False, f"NCCL's own verbs transport does not take {kind}"
+    if state is None:
+        return None, "port state not known"
+    if state != "Active":
+        return False, f"port is {state}; NCCL takes only Active ports and skips this one"
+    if kind == "RoCE" and gid_unknown:
+        return None, "RoCE port Active, its GID not known"
+    if kind == "SoftRoCE":
+        return True, "Active verbs device, but software RDMA on a plain NIC: never worth it for NCCL"
+    return True, "port ACTIVE and a link layer NCCL accepts"
+
+
+def _rate_gbps(port: PortFacts, kind: NicKind, state: str | None, netdev: Netdev | None) -> float | None:
+    """The port's own rate; for RoCE, where the RDMA tools tell none, the speed of its netdev."""
+    if port.rate_gbps is not None:
+        return port.rate_gbps
+    if kind == "RoCE" and state == "Active" and netdev and netdev.speed_bytes_per_s:
+        return netdev.speed_bytes_per_s * 8 / 1e9
+    return None
+
+
+def _with_right_type(entry: Gid, kind: NicKind) -> Gid:
+    """The kernel and show_gids say v1 of InfiniBand's GIDs as well."""
+    return entry.model_copy(update={"type": "IB"}) if kind == "InfiniBand" and entry.type == "RoCE v1" else entry
+
+
+def _gid_choice(gids: Iterable[Gid]) -> int | None:
+    return next((entry.index for entry in gids if entry.type == "RoCE v2" and entry.ipv4), None)
+
+
+def _is_virtual(port: PortFacts) -> bool | None:
+    if port.virtual_function is not None:
+        return port.virtual_function
+    if re.fullmatch(r"MT\d{4,5}", port.hca_type or ""):
+        return port.hca_type in _VIRTUAL_TYPES
+    return None
+
+
+_FASTEST_WITHOUT_RDMA_BYTES_PER_S = 2.5e9 / 8  # no RDMA card was ever made whose best mode is 2.5 Gbit/s or less
+
+
+def _ethernet(netdev: Netdev, rdma_ruled_out: bool | None, links: Mapping[str, PciLink]) -> Nic:
+    """A card as a NIC of sockets; whether it can do RDMA is not known from Ethernet tools alone."""
+    top = netdev.max_speed_bytes_per_s
+    without = rdma_ruled_out or (top is not None and top <= _FASTEST_WITHOUT_RDMA_BYTES_PER_S)
+    up = netdev.link_detected
+    return Nic(
+        device=netdev.name,
+        port=0,
+        kind="Ethernet",
+        rate_gbps=netdev.speed_bytes_per_s * 8 / 1e9 if netdev.speed_bytes_per_s else None,
+        state=None if up is None else "Active" if up else "Down",
+        phys_state="LinkUp" if up else None,
+        netdev=netdev.name,
+        subnet_prefix=None,
+        sm_lid=None,
+        usable_by_nccl_ib=False if without else None,
+        why="no RDMA: NCCL uses sockets" if without else "whether RoCE is there, only RDMA tools or sysfs can say",
+        driver=netdev.driver,
+        firmware=netdev.firmware,
+        pci_address=netdev.pci_address,
+        pci=links.get(netdev.pci_address or "", PciLink()),
+        numa_node=netdev.numa_node,
+        virtual_function=True if netdev.kind == "virtual function" else None,
+    )
+
+
+def _natural(nic: Nic) -> tuple[bool, list[tuple[int, str]], int]:
+    """Sort key that puts RDMA ports first, and mlx5_2 before mlx5_10."""
+    parts = re.split(r"(\d+)", nic.device)
+    return nic.kind == "Ethernet", [(int(part), "") if part.isdecimal() else (-1, part) for part in parts], nic.port

@@ -1,0 +1,238 @@
+"""GPUs, NICs and the bridges above them: lspci and /sys/bus/pci; which NIC is nearest to which GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from holmes_core.inventory import PciDevice, PciLink
+from prober.facts.merge import filled
+from prober.facts.port_facts import number
+from prober.facts.question import Command
+from prober.facts.rdma_sysfs import numa, pci_link
+from prober.facts.sysfs_tree import Tree, pci_path
+from prober.recording import Recorded
+
+_ROOT = "/sys/bus/pci/devices"
+_FILES = [
+    "class",
+    "vendor",
+    "device",
+    "numa_node",
+    "current_link_speed",
+    "current_link_width",
+    "max_link_speed",
+    "max_link_width",
+]
+_PICK = (
+    f'list=; for d in {_ROOT}/*; do read -r c <"$d/class"; '
+    'case $c in 0x0200*|0x0207*|0x0300*|0x0302*|0x0604*) list="$list $d";; esac; done; '
+)
+_WORTH = f"ls -d /sys/class/infiniband/* >/dev/null 2>&1 || grep -qs 0x10de {_ROOT}/*/vendor"
+SYSFS = Command(
+    _PICK + "for d in $list; do for f in " + " ".join(_FILES) + '; do echo "$d/$f"; done; done | xargs -r grep -Hs .',
+    when=_WORTH,
+    shown=f"grep -Hs . {_ROOT}/*/[GPUs, NICs and bridges]",
+)
+PATHS = Command(_PICK + "ls -ld $list", when=_WORTH, shown=f"ls -ld {_ROOT}/*")
+LSPCI = Command("lspci -Dnn", limited=True)
+LSPCI_VVV = Command("lspci -Dvvv", limited=True, when=f'[ "$(id -u)" = 0 ] && {{ {_WORTH}; }}')
+
+What = Literal["gpu", "nic", "bridge"]
+
+
+@dataclass(frozen=True)
+class PciFacts:
+    """What one source says of one PCI device. `secondary_bus` of a bridge: the bus below it, `0000:19`."""
+
+    address: str
+    what: What | None = None
+    nvidia: bool | None = None
+    name: str | None = None
+    device_id: str | None = None
+    parent: str | None = None
+    secondary_bus: str | None = None
+    link: PciLink | None = None
+    numa_node: int | None = None
+    acs_redirects: bool | None = None
+    max_read_request_bytes: int | None = None
+
+
+def normal_address(text: str) -> str:
+    """`0000:19:00.0` of `19:00.0`, `00000000:19:00.0` and `0000:19:00.0`."""
+    *domain, bus, device = text.lower().strip().split(":")
+    number = domain[0].lstrip("0").rjust(4, "0") if domain else "0000"
+    return f"{number}:{bus}:{device}"
+
+
+_FIRST_LINE = re.compile(
+    r"^((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]) ([^:\[]+?)(?: \[([0-9a-f]{4})\])?: (.+)$"
+)
+
+
+def parse_lspci(output: Recorded) -> tuple[PciFacts, ...]:
+    """Devices of lspci, with -nn and -vvv or without."""
+    devices: list[PciFacts] = []
+    for line in output.lines:
+        if match := _FIRST_LINE.match(line):
+            devices.append(_from_first_line(*match.groups()))
+        elif devices and line.startswith(("\t", " ")):
+            devices[-1] = _with_line(devices[-1], line.strip())
+    return tuple(devices)
+
+
+def _from_first_line(address: str, kind: str, code: str | None, rest: str) -> PciFacts:
+    nvidia = rest.startswith("NVIDIA")
+    what: What | None = None
+    if nvidia and (code in ("0300", "0302") or kind in ("3D controller", "VGA compatible controller")):
+        what = "gpu"
+    elif code in ("0200", "0207") or kind in ("Ethernet controller", "Infiniband controller"):
+        what = "nic"
+    elif code == "0604" or kind == "PCI bridge":
+        what = "bridge"
+    ids = re.search(r"\[([0-9a-f]{4}:[0-9a-f]{4})\]", rest)
+    names = re.findall(r"\[([^\[\]]*)\]", rest.replace(ids.group(0), "") if ids else rest)
+    return PciFacts(
+        normal_address(address),
+        what=what,
+        nvidia=nvidia,
+        name=names[0] if names else None,
+        device_id=ids.group(1) if ids else None,
+    )
+
+
+def _with_line(device: PciFacts, text: str) -> PciFacts:
+    if match := re.match(r"NUMA node: (\d{1,4})$", text):
+        return replace(device, numa_node=int(match.group(1)))
+    if match := re.match(r"Bus: primary=\w\w, secondary=(\w\w),", text):
+        return replace(device, secondary_bus=f"{device.address.rpartition(':')[0].rpartition(':')[0]}:{match.group(1)}")
+    if match := re.match(r"Lnk(Cap|Sta):.*?Speed ([\d.]+)GT/s[^,]*, Width x(\d{1,2})\b", text):
+        return replace(device, link=_with_link(device.link or PciLink(), *match.groups()))
+    if match := re.search(r"MaxReadReq (\d{1,5}) bytes", text):
+        return replace(device, max_read_request_bytes=int(match.group(1)))
+    if text.startswith("ACSCtl:") and "CmpltRedir" in text:
+        return replace(device, acs_redirects="ReqRedir+" in text or "CmpltRedir+" in text)
+    return device
+
+
+def _with_link(link: PciLink, which: str, speed: str, width: str) -> PciLink:
+    if which == "Cap":
+        return link.model_copy(update={"max_speed_gts": number(speed), "max_width": int(width) or None})
+    return link.model_copy(update={"speed_gts": number(speed), "width": int(width) or None})
+
+
+def parse_pci_sysfs(tree: Tree) -> tuple[PciFacts, ...]:
+    """Devices below /sys/bus/pci/devices whose class was read."""
+    devices = []
+    for match, code in tree.matching(rf"{_ROOT}/([0-9a-f:.]+)/class"):
+        address = match.group(1)
+
+        def value(file: str, address: str = address) -> str | None:
+            return tree.value(f"{_ROOT}/{address}/{file}")
+
+        path = pci_path(tree.links.get(f"{_ROOT}/{address}", ""))
+        nvidia = value("vendor") == "0x10de"
+        devices.append(
+            PciFacts(
+                address,
+                what=_what(code, nvidia),
+                nvidia=nvidia,
+                parent=path[-2] if len(path) > 1 else None,
+                link=pci_link(value),
+                numa_node=numa(value("numa_node")),
+            )
+        )
+    return tuple(devices)
+
+
+def _what(code: str, nvidia: bool) -> What | None:
+    if nvidia and code[:6] in ("0x0300", "0x0302"):
+        return "gpu"
+    return {"0x0200": "nic", "0x0207": "nic", "0x0604": "bridge"}.get(code[:6])  # type: ignore[return-value]
+
+
+def merge_pci(sources: Sequence[tuple[PciFacts, ...]]) -> dict[str, PciFacts]:
+    """One record an address, the first source first; parents from bus numbers where no path was read."""
+    known: dict[str, PciFacts] = {}
+    for facts in sources:
+        for device in facts:
+            known[device.address] = filled(known[device.address], device) if device.address in known else device
+    below = {device.secondary_bus: device.address for device in known.values() if device.secondary_bus}
+    return {
+        address: device if device.parent else replace(device, parent=below.get(address.rpartition(":")[0]))
+        for address, device in sorted(known.items())
+    }
+
+
+def pci_devices(known: Mapping[str, PciFacts]) -> tuple[PciDevice, ...]:
+    """GPUs, NICs and the bridges above them, in order of address."""
+    wanted = {address for address, device in known.items() if device.what in ("gpu", "nic")}
+    wanted |= {bridge for address in list(wanted) for bridge in bridges_above(known, address)}
+    return tuple(_record(known[address]) for address in sorted(wanted) if address in known)
+
+
+def _record(device: PciFacts) -> PciDevice:
+    return PciDevice(
+        address=device.address,
+        what=device.what or "bridge",
+        parent=device.parent,
+        link=device.link or PciLink(),
+        numa_node=device.numa_node,
+        acs_redirects=device.acs_redirects,
+        max_read_request_bytes=device.max_read_request_bytes,
+    )
+
+
+def bridges_above(known: Mapping[str, PciFacts], address: str) -> list[str]:
+    """Bridges from the one right above the device to the root."""
+    above: list[str] = []
+    device = known.get(address)
+    while device and device.parent and device.parent not in above:
+        above.append(device.parent)
+        device = known.get(device.parent)
+    return above
+
+
+_NEARNESS = ("PIX", "PXB", "NODE", "SYS")
+
+
+def nearest_nics(known: Mapping[str, PciFacts], gpu: str) -> tuple[str | None, tuple[str, ...]]:
+    """Path name and addresses of the NICs nearest to a GPU; of equally near ones those with the widest PCI link.
+
+    (None, ()) where the tree is not known.
+    """
+    nics = [device for device in known.values() if device.what == "nic"]
+    paths = {nic.address: _path(known, gpu, nic.address) for nic in nics}
+    near = [name for name in _NEARNESS if name in paths.values()]
+    if not near:
+        return None, ()
+    nearest = [nic for nic in nics if paths[nic.address] == near[0]]
+    top = max(_bandwidth(nic.link) for nic in nearest)
+    return near[0], tuple(nic.address for nic in nearest if _bandwidth(nic.link) == top)
+
+
+def _path(known: Mapping[str, PciFacts], gpu: str, nic: str) -> str | None:
+    """nvidia-smi's word for the way between two devices; None where not known.
+
+    A switch is an upstream bridge and the downstream bridges below it, so two devices of one switch have different
+    bridges right above them and the same one above those: that is PIX.
+    """
+    ours, theirs = bridges_above(known, gpu), bridges_above(known, nic)
+    common = [bridge for bridge in ours if bridge in theirs]
+    if common:
+        return "PIX" if ours.index(common[0]) <= 1 and theirs.index(common[0]) <= 1 else "PXB"
+    nodes = known[gpu].numa_node if gpu in known else None, known[nic].numa_node
+    if None in nodes or not (ours and theirs):
+        return None
+    return "NODE" if nodes[0] == nodes[1] else "SYS"
+
+
+def _bandwidth(link: PciLink | None) -> float:
+    return (link.max_speed_gts or 0) * (link.max_width or 0) if link else 0
+
+
+def gpus_of(known: Iterable[PciFacts]) -> list[PciFacts]:
+    """The GPUs in order of address, which is nvidia-smi's order too."""
+    return [device for device in known if device.what == "gpu"]

@@ -1,0 +1,144 @@
+"""What one source says of one RDMA port, and the words all sources are translated to (ibstat's)."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from holmes_core.inventory import Gid, GidType, PciLink
+
+WHOLE_DEVICE = 0  # the port number of facts that hold for all ports of a device
+
+_STATES = {
+    "nop": "No state change",
+    "down": "Down",
+    "init": "Initializing",
+    "initializing": "Initializing",
+    "initialize": "Initializing",
+    "armed": "Armed",
+    "active": "Active",
+    "activedefer": "Active deferred",
+}
+_PHYS_STATES = {
+    "sleep": "Sleep",
+    "polling": "Polling",
+    "disabled": "Disabled",
+    "portconfigurationtraining": "PortConfigurationTraining",
+    "training": "PortConfigurationTraining",
+    "linkup": "LinkUp",
+    "linkerrorrecovery": "LinkErrorRecovery",
+    "linkerrorrecover": "LinkErrorRecovery",
+    "phytest": "Phy Test",
+}
+_LINK_LAYERS = {"infiniband": "InfiniBand", "ethernet": "Ethernet", "unknown": "Unknown", "unspecified": "Unknown"}
+
+
+@dataclass(frozen=True)
+class PortFacts:
+    """Facts of a port; None where the source says nothing. `netdev_up` is a netdev's state, told by ibdev2netdev."""
+
+    device: str
+    port: int
+    link_layer: str | None = None
+    protocol: str | None = None
+    transport: str | None = None
+    vendor_id: str | None = None
+    node_type: str | None = None
+    state: str | None = None
+    phys_state: str | None = None
+    rate_gbps: float | None = None
+    netdev: str | None = None
+    netdev_up: bool | None = None
+    subnet_prefix: str | None = None
+    sm_lid: int | None = None
+    lid: int | None = None
+    driver: str | None = None
+    firmware: str | None = None
+    hca_type: str | None = None
+    board_id: str | None = None
+    node_guid: str | None = None
+    sys_image_guid: str | None = None
+    port_guid: str | None = None
+    pci_address: str | None = None
+    pci: PciLink | None = None
+    numa_node: int | None = None
+    active_mtu: int | None = None
+    virtual_function: bool | None = None
+    gid_unknown: bool | None = None
+    gids: tuple[Gid, ...] = ()
+    counters: tuple[tuple[str, int], ...] = ()
+
+
+def state_word(text: str | None) -> str | None:
+    """`Active` of `4: ACTIVE`, `PORT_ACTIVE (4)`, `ACTIVE`; None for what is no state."""
+    return _STATES.get(_letters(text).removeprefix("port"))
+
+
+def phys_state_word(text: str | None) -> str | None:
+    """`LinkUp` of `5: LinkUp`, `LINK_UP (5)`, `LINK_UP`; None for what is no physical state."""
+    return _PHYS_STATES.get(_letters(text))
+
+
+def link_layer_word(text: str | None) -> str | None:
+    """InfiniBand, Ethernet or Unknown; None for anything else."""
+    return _LINK_LAYERS.get(_letters(text))
+
+
+def _letters(text: str | None) -> str:
+    return re.sub(r"[^a-z]", "", (text or "").lower())
+
+
+def number(text: str | None) -> float | None:
+    """The number a text begins with."""
+    match = re.match(r"\s*(\d{1,9}(?:\.\d{1,9})?)(?![\d.])", text or "")
+    return float(match.group(1)) if match else None
+
+
+def whole_number(text: str | None) -> int | None:
+    """A decimal or 0x number with nothing after it but blanks or a bracket."""
+    match = re.fullmatch(r"\s*(0[xX][0-9a-fA-F]{1,16}|-?\d{1,18})\s*(?:\(.*\))?\s*", text or "")
+    if not match:
+        return None
+    return int(match.group(1), 16) if match.group(1)[:2].lower() == "0x" else int(match.group(1))
+
+
+def guid(text: str | None) -> str | None:
+    """`xxxx:xxxx:xxxx:xxxx` of any spelling of a GUID; None for zeros and for what is no GUID."""
+    digits = re.sub(r"^0[xX]|[:\s]", "", (text or "").strip()).lower()
+    if not re.fullmatch(r"[0-9a-f]{16}", digits) or set(digits) == {"0"}:
+        return None
+    return ":".join(digits[start : start + 4] for start in range(0, 16, 4))
+
+
+def gid(index: int, text: str, version: str | None, netdev: str | None) -> Gid | None:
+    """A GID entry; None for zeros and for what is no GID. `version`: v1, v2 or the words of sysfs."""
+    try:
+        address = ipaddress.IPv6Address(text.strip())
+    except ValueError:
+        return None
+    if int(address) == 0:
+        return None
+    mapped = address.ipv4_mapped
+    return Gid(
+        index=index,
+        gid=address.exploded,
+        type=_gid_type(version),
+        ipv4=str(mapped) if mapped else None,
+        netdev=netdev or None,
+    )
+
+
+def _gid_type(version: str | None) -> GidType | None:
+    """`IB/RoCE v1` is told apart later, by the link layer."""
+    if version is None:
+        return None
+    return "RoCE v2" if "v2" in version.lower() else "RoCE v1" if "v1" in version.lower() else None
+
+
+def subnet_prefix(gid_text: str | None) -> str | None:
+    """The first half of a default GID, `fe80:0000:0000:0000`."""
+    try:
+        return ipaddress.IPv6Address((gid_text or "").strip()).exploded[:19]
+    except ValueError:
+        return None

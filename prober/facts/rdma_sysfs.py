@@ -1,0 +1,157 @@
+"""RDMA ports in /sys/class/infiniband: no tool and no root needed, so this source comes first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from holmes_core.inventory import Gid, PciLink
+from prober.facts.port_facts import (
+    PortFacts,
+    gid,
+    guid,
+    link_layer_word,
+    number,
+    phys_state_word,
+    state_word,
+    subnet_prefix,
+    whole_number,
+)
+from prober.facts.question import Command
+from prober.facts.sysfs_tree import Tree, pci_path
+
+_ROOT = "/sys/class/infiniband"
+_DEVICE_FILES = [
+    "board_id",
+    "fw_ver",
+    "hca_type",
+    "node_guid",
+    "node_type",
+    "sys_image_guid",
+    "device/vendor",
+    "device/numa_node",
+    "device/current_link_speed",
+    "device/current_link_width",
+    "device/max_link_speed",
+    "device/max_link_width",
+]
+_PORT_FILES = [
+    "link_layer",
+    "state",
+    "phys_state",
+    "rate",
+    "lid",
+    "sm_lid",
+    "counters/link_downed",
+    "counters/link_error_recovery",
+    "counters/symbol_error",
+    "counters/port_rcv_errors",
+    "counters/local_link_integrity_errors",
+    "counters/excessive_buffer_overrun_errors",
+    "counters/port_xmit_discards",
+    "hw_counters/out_of_sequence",
+    "hw_counters/packet_seq_err",
+    "hw_counters/local_ack_timeout_err",
+    "hw_counters/rnr_nak_retry_err",
+    "hw_counters/roce_adp_retrans",
+]
+COUNTERS = tuple(name.partition("/")[2] for name in _PORT_FILES if "counters/" in name)
+
+_ANY = f"ls -d {_ROOT}/* >/dev/null 2>&1"
+LIST = Command(f"ls -l {_ROOT}")
+ATTRIBUTES = Command(
+    f"grep -Hs . {' '.join(f'{_ROOT}/*/{file}' for file in _DEVICE_FILES)}"
+    f" {' '.join(f'{_ROOT}/*/ports/*/{file}' for file in _PORT_FILES)}",
+    when=_ANY,
+)
+GIDS = Command(f"grep -Hsv '^0000:0000:0000:0000:0000:0000:0000:0000$' {_ROOT}/*/ports/*/gids/*", when=_ANY)
+GID_TYPES = Command(f"grep -Hs . {_ROOT}/*/ports/*/gid_attrs/types/* {_ROOT}/*/ports/*/gid_attrs/ndevs/*", when=_ANY)
+VIRTUAL = Command(f"ls -ld {_ROOT}/*/device/physfn {_ROOT}/*/device/driver", when=_ANY)
+
+
+def parse_sysfs(tree: Tree) -> tuple[PortFacts, ...]:
+    """Ports of the tree, with what their devices' files say."""
+    devices: dict[str, dict[str, str]] = {}
+    ports: dict[tuple[str, int], dict[str, str]] = {}
+    for match, value in tree.matching(rf"{_ROOT}/([^/]+)/(?:ports/(\d{{1,3}})/)?(.+)"):
+        device, port, file = match.groups()
+        if port is None:
+            devices.setdefault(device, {})[file] = value
+        else:
+            ports.setdefault((device, int(port)), {})[file] = value
+    return tuple(_port(tree, device, port, devices.get(device, {}), files) for (device, port), files in ports.items())
+
+
+def _port(tree: Tree, device: str, port: int, about: Mapping[str, str], files: Mapping[str, str]) -> PortFacts:
+    path = pci_path(tree.links.get(f"{_ROOT}/{device}", ""))
+    link_layer = link_layer_word(files.get("link_layer"))
+    gids = _gids(files)
+    driver = tree.links.get(f"{_ROOT}/{device}/device/driver")
+    return PortFacts(
+        device,
+        port,
+        link_layer=link_layer,
+        vendor_id=about.get("device/vendor"),
+        node_type=about.get("node_type", "").partition(":")[2].strip() or None,
+        state=state_word(files.get("state")),
+        phys_state=phys_state_word(files.get("phys_state")),
+        rate_gbps=number(files.get("rate")),
+        netdev=next((entry.netdev for entry in gids if entry.netdev), files.get("gid_attrs/ndevs/0")),
+        subnet_prefix=subnet_prefix(files.get("gids/0")) if link_layer == "InfiniBand" else None,
+        sm_lid=whole_number(files.get("sm_lid")),
+        lid=whole_number(files.get("lid")),
+        driver=driver.rpartition("/")[2] if driver else None,
+        firmware=about.get("fw_ver"),
+        hca_type=about.get("hca_type"),
+        board_id=about.get("board_id"),
+        node_guid=guid(about.get("node_guid")),
+        sys_image_guid=guid(about.get("sys_image_guid")),
+        pci_address=path[-1] if path else None,
+        pci=pci_link(lambda file: about.get(f"device/{file}")),
+        numa_node=numa(about.get("device/numa_node")),
+        virtual_function=_is_virtual(tree, device),
+        gids=gids,
+        counters=_counters(files),
+    )
+
+
+def _gids(files: Mapping[str, str]) -> tuple[Gid, ...]:
+    entries = []
+    for file, value in files.items():
+        if match := re.fullmatch(r"gids/(\d{1,4})", file):
+            index = match.group(1)
+            version, netdev = files.get(f"gid_attrs/types/{index}"), files.get(f"gid_attrs/ndevs/{index}")
+            if entry := gid(int(index), value, version, netdev):
+                entries.append(entry)
+    return tuple(sorted(entries, key=lambda entry: entry.index))
+
+
+def _counters(files: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
+    found = []
+    for name in _PORT_FILES:
+        value = whole_number(files.get(name)) if "counters/" in name else None
+        if value is not None:
+            found.append((name.partition("/")[2], value))
+    return tuple(found)
+
+
+def _is_virtual(tree: Tree, device: str) -> bool | None:
+    path = f"{_ROOT}/{device}/device/physfn"
+    if path in tree.links:
+        return True
+    return False if path in tree.absent else None
+
+
+def pci_link(value: object) -> PciLink | None:
+    """The PCI Express link in the four files that `value` reads by name; None if none is there."""
+    assert callable(value)
+    speed, top = value("current_link_speed"), value("max_link_speed")
+    width, most = whole_number(value("current_link_width")), whole_number(value("max_link_width"))
+    link = PciLink(speed_gts=number(speed), width=width or None, max_speed_gts=number(top), max_width=most or None)
+    return None if link == PciLink() else link
+
+
+def numa(text: str | None) -> int | None:
+    """The NUMA node; -1, which the kernel writes on machines with one, is None."""
+    node = whole_number(text)
+    return node if node is not None and node >= 0 else None

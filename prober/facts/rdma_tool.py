@@ -1,0 +1,86 @@
+"""RDMA ports and devices as iproute2's `rdma` shows them, as JSON and as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prober.facts.json_list import json_list
+from prober.facts.port_facts import WHOLE_DEVICE, PortFacts, guid, phys_state_word, state_word, whole_number
+from prober.facts.question import Command
+from prober.recording import Recorded
+
+RDMA_LINK = Command("rdma -j link show", limited=True)
+RDMA_DEV = Command("rdma -j dev show", limited=True)
+
+_WITH_VALUE = [
+    "subnet_prefix",
+    "lid",
+    "sm_lid",
+    "lmc",
+    "state",
+    "physical_state",
+    "netdev",
+    "netdev_index",
+    "caps",
+    "node_type",
+    "protocol",
+    "fw",
+    "node_guid",
+    "sys_image_guid",
+    "adaptive-moderation",
+]
+
+
+def parse_rdma(output: Recorded) -> tuple[PortFacts, ...]:
+    """Ports of `rdma link` and devices (port WHOLE_DEVICE) of `rdma dev`, whichever this is."""
+    entries = json_list(output.plain) or list(_text_entries(output))
+    return tuple(port for entry in entries if (port := _facts(entry)) is not None)
+
+
+def _text_entries(output: Recorded) -> Iterator[dict[str, Any]]:
+    """Lines such as `link mlx5_0/1 state ACTIVE ...` and `0: mlx5_0: node_type ca ...` as the JSON has them."""
+    for line in output.whole_lines:
+        words = line.split()
+        facts: dict[str, Any] = {word: words[at + 1] for at, word in enumerate(words[:-1]) if word in _WITH_VALUE}
+        numbered = re.match(r"(?:\d+/\d+: |link )(\S+)/(\d{1,3})\s", line)
+        if numbered:
+            yield {**facts, "ifname": numbered.group(1), "port": int(numbered.group(2))}
+        elif match := re.match(r"\d+: (\S+): ", line):
+            yield {**facts, "ifname": match.group(1)}
+
+
+def _facts(entry: Mapping[str, Any]) -> PortFacts | None:
+    def text(key: str) -> str | None:
+        value = entry.get(key)
+        return str(value) if isinstance(value, (str, int)) else None
+
+    device, port = entry.get("ifname"), entry.get("port")
+    if not isinstance(device, str) or not device:
+        return None
+    if "state" in entry and not isinstance(port, int):
+        return None
+    return PortFacts(
+        device,
+        port if isinstance(port, int) else WHOLE_DEVICE,
+        link_layer=_link_layer(entry),
+        protocol=text("protocol"),
+        node_type=text("node_type"),
+        state=state_word(text("state")),
+        phys_state=phys_state_word(text("physical_state")),
+        netdev=text("netdev"),
+        subnet_prefix=text("subnet_prefix"),
+        sm_lid=whole_number(text("sm_lid")),
+        lid=whole_number(text("lid")),
+        firmware=text("fw"),
+        node_guid=guid(text("node_guid")),
+        sys_image_guid=guid(text("sys_image_guid")),
+    )
+
+
+def _link_layer(entry: Mapping[str, Any]) -> str | None:
+    """Not printed, but only InfiniBand ports have lids here, and only Ethernet ports a netdev."""
+    if "lid" in entry or "sm_lid" in entry:
+        return "InfiniBand"
+    return "Ethernet" if "netdev" in entry else {"roce": "Ethernet", "ib": "InfiniBand"}.get(str(entry.get("protocol")))

@@ -1,0 +1,116 @@
+"""Files below /sys, /proc and /etc as text: `grep -H` lines, `cat` of named files, and links from `ls -l`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from prober.recording import Recorded
+
+_GREP_LINE = re.compile(
+    r"^(/(?:sys|proc|etc|root|home)/[^:]*?(?:[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7][^:]*)?):(.*)$"
+)
+
+
+@dataclass
+class Tree:
+    """What the outputs show of a host's file tree. `listed` are folders that were listed, with their entries."""
+
+    values: dict[str, list[str]] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    listed: dict[str, list[str]] = field(default_factory=dict)
+    absent: set[str] = field(default_factory=set)
+
+    def value(self, path: str) -> str | None:
+        """The first line of a file, None if it was not read."""
+        lines = self.values.get(path)
+        return lines[0].strip() if lines else None
+
+    def matching(self, pattern: str) -> Iterator[tuple[re.Match[str], str]]:
+        """Matches of `pattern` over whole paths, with the first line of each file."""
+        compiled = re.compile(pattern)
+        for path, lines in self.values.items():
+            match = compiled.fullmatch(path)
+            if match:
+                yield match, lines[0].strip()
+
+
+def read_tree(outputs: Iterable[Recorded]) -> Tree:
+    """All files and links in the outputs of grep, cat and ls."""
+    tree = Tree()
+    for output in outputs:
+        if output.tool in ("grep", "find", "head", "tail"):
+            _read_grep(tree, output)
+        elif output.tool == "cat":
+            _read_cat(tree, output)
+        elif output.tool == "ls":
+            _read_ls(tree, output)
+    return tree
+
+
+def _read_grep(tree: Tree, output: Recorded) -> None:
+    found: dict[str, list[str]] = {}
+    for line in output.lines:
+        match = _GREP_LINE.match(line)
+        if match and not match.group(2).startswith(" No such file"):
+            found.setdefault(match.group(1), []).append(match.group(2))
+    tree.values.update(found)
+
+
+def _read_cat(tree: Tree, output: Recorded) -> None:
+    """One named file has all lines; several have one line each, if their number is the same."""
+    if output.exit_code not in (0, None):
+        return
+    paths = [word for word in output.words[1:] if word.startswith("/") and "*" not in word]
+    lines = output.plain.rstrip("\n").split("\n")
+    if len(paths) == 1 and lines != [""]:
+        tree.values[paths[0]] = lines
+    elif len(paths) == len(lines):
+        tree.values.update({path: [line] for path, line in zip(paths, lines, strict=True)})
+
+
+def _read_ls(tree: Tree, output: Recorded) -> None:
+    paths = [word for word in output.words[1:] if word.startswith("/")]
+    folder = paths[0] if len(paths) == 1 else ""
+    for line in output.lines:
+        if match := re.match(
+            r"ls: cannot (?:access|open directory) '?(/[^':]+(?::[0-9a-f.:]+)?)'?: No such file", line
+        ):
+            tree.absent.add(match.group(1).rstrip("/"))
+        elif match := re.match(r"(/\S+):$", line):
+            folder = match.group(1)
+            tree.listed.setdefault(folder.rstrip("/"), [])
+        elif " -> " in line:
+            name, _, target = line.partition(" -> ")
+            path = _below(folder, name.split()[-1])
+            tree.links[path] = _resolved(path, target.strip())
+            _list(tree, path)
+        elif line.strip() and not line.startswith(("total ", "ls:")):
+            _list(tree, _below(folder, line.split()[-1]))
+
+
+def _below(folder: str, name: str) -> str:
+    return name if name.startswith("/") else f"{folder.rstrip('/')}/{name}"
+
+
+def _list(tree: Tree, path: str) -> None:
+    parent, _, name = path.rpartition("/")
+    tree.listed.setdefault(parent, []).append(name)
+
+
+def _resolved(path: str, target: str) -> str:
+    """The absolute path a relative link leads to."""
+    parts: list[str] = [] if target.startswith("/") else list(PurePosixPath(path).parts[1:-1])
+    for part in PurePosixPath(target).parts:
+        if part == "..":
+            parts = parts[:-1]
+        elif part not in ("/", "."):
+            parts.append(part)
+    return "/" + "/".join(parts)
+
+
+def pci_path(link: str) -> tuple[str, ...]:
+    """PCI addresses from the root to the device in a path below /sys/devices, `0000:17:01.0`, `0000:19:00.0`."""
+    return tuple(re.findall(r"(?<=/)[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7](?=/|$)", link))

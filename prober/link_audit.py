@@ -1,0 +1,91 @@
+"""Audit rules on measured links: is the network as fast as its cables? Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from holmes_core.inventory import Finding, Inventory
+from holmes_core.link import Link, LinkMethod
+from holmes_core.units import bytes_per_s_from_gbps, format_rate
+
+TCP_SHARE = 0.70
+RDMA_SHARE = 0.90
+# What one process on one core surely moves; a slower figure on a faster link says nothing about the link.
+TOOL_CEILING_BYTES_PER_S: Mapping[LinkMethod, float] = {
+    "tcp": bytes_per_s_from_gbps(10),
+    "iperf3": bytes_per_s_from_gbps(20),
+}
+
+_Way = tuple[str, tuple[str, str], tuple[str, str], str]  # network, hosts, devices, direction
+
+
+def audit_links(inventory: Inventory, links: Sequence[Link]) -> tuple[Finding, ...]:
+    """NET-BW-LOW and RDMA-BW-LOW findings; a link whose rate is not known gives none."""
+    return (*_tcp_findings(inventory, links), *_rdma_findings(inventory, links))
+
+
+def _tcp_findings(inventory: Inventory, links: Iterable[Link]) -> Iterator[Finding]:
+    """One finding a direction whose best number of streams stays below 70 % of the slower port's rate."""
+    for link in _best(link for link in links if link.method != "ib_write_bw"):
+        rate = _tcp_rate(inventory, link)
+        measured = link.bandwidth_bytes_per_s.median
+        if rate is not None and measured < TCP_SHARE * min(rate, TOOL_CEILING_BYTES_PER_S[link.method]):
+            yield _finding(
+                "NET-BW-LOW",
+                link,
+                rate,
+                "traffic over this network, such as activations between clusters, takes longer than planned by rate",
+                "look at MTU, duplex and drops on both interfaces, and at what else uses the way; "
+                "the plan goes by the measured value",
+            )
+
+
+def _rdma_findings(inventory: Inventory, links: Iterable[Link]) -> Iterator[Finding]:
+    """One finding a direction whose HCAs stay below 90 % of the slower one's rate."""
+    for link in _best(link for link in links if link.method == "ib_write_bw"):
+        rates = [_hca_rate(inventory, host, hca) for host, hca in zip(link.hosts, link.devices, strict=True)]
+        known = [rate for rate in rates if rate is not None]
+        if len(known) == len(rates) and link.bandwidth_bytes_per_s.median < RDMA_SHARE * min(known):
+            yield _finding(
+                "RDMA-BW-LOW",
+                link,
+                min(known),
+                "all-reduce and all-gather inside the cluster run at this rate, not the port's",
+                "compare PCIe width and speed, ACS and the cable of both HCAs",
+            )
+
+
+def _best(links: Iterable[Link]) -> Iterable[Link]:
+    """Of the links that differ in streams alone, the one with the highest median."""
+    best: dict[_Way, Link] = {}
+    for link in links:
+        way = (link.network, link.hosts, link.devices, link.direction)
+        if way not in best or link.bandwidth_bytes_per_s.median > best[way].bandwidth_bytes_per_s.median:
+            best[way] = link
+    return best.values()
+
+
+def _tcp_rate(inventory: Inventory, link: Link) -> float | None:
+    """Bytes per second of the slower of both netdevs, None if one is not known."""
+    rates = [_netdev_rate(inventory, host, netdev) for host, netdev in zip(link.hosts, link.devices, strict=True)]
+    known = [rate for rate in rates if rate is not None]
+    return min(known) if len(known) == len(rates) else None
+
+
+def _netdev_rate(inventory: Inventory, host: str, name: str) -> float | None:
+    netdevs = inventory.host(host).netdevs
+    return next((netdev.speed_bytes_per_s for netdev in netdevs if netdev.name == name), None)
+
+
+def _hca_rate(inventory: Inventory, host: str, hca: str) -> float | None:
+    nics = inventory.host(host).nics
+    gbps = next((nic.rate_gbps for nic in nics if f"{nic.device}:{nic.port}" == hca), None)
+    return None if gbps is None else bytes_per_s_from_gbps(gbps)
+
+
+def _finding(rule: str, link: Link, rate_bytes_per_s: float, effect: str, remedy: str) -> Finding:
+    sender, receiver = link.hosts if link.direction == "forward" else link.hosts[::-1]
+    measured = format_rate(link.bandwidth_bytes_per_s.median)
+    share = f"{link.bandwidth_bytes_per_s.median / rate_bytes_per_s:.0%} of {format_rate(rate_bytes_per_s)}"
+    evidence = f"{sender} to {receiver} on {link.network}: {measured}, {share} ({link.method}, {link.streams} streams)"
+    return Finding(rule=rule, severity="W", hosts=link.hosts, evidence=evidence, effect=effect, remedy=remedy)

@@ -1,0 +1,278 @@
+"""The node's part of the link test: a program of the standard library alone, sent to a host over SSH and never stored.
+
+It reads one JSON command a line and answers with lines that begin with MARK. It ends when its input does, when no
+command came for IDLE_S, and takes what it started with it. Python >= 3.7.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import selectors
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+MARK = "@@link "
+IDLE_S = 60.0
+CONNECT_S = 5.0
+POINT_S = 0.002
+CHUNK = bytes(256 * 1024)
+_SYSTEM_FOLDERS = "/usr/sbin:/sbin:/usr/local/bin:/usr/local/sbin"
+_CHILDREN: list[subprocess.Popen[str]] = []
+
+
+def main() -> None:
+    """Obey the controller until it goes."""
+    os.environ["PATH"] = f"{os.environ.get('PATH', '/usr/bin:/bin')}:{_SYSTEM_FOLDERS}"
+    os.environ["LC_ALL"] = "C"
+    commands: queue.Queue[dict[str, Any]] = queue.Queue()
+    threading.Thread(target=_listen_to_controller, args=(commands,), daemon=True).start()
+    while True:
+        try:
+            command = commands.get(timeout=IDLE_S)
+        except queue.Empty:
+            _end()
+        try:
+            _COMMANDS[command.pop("do")](**command)
+        except OSError as error:
+            say(error=f"{error.strerror or error}", closed=False)
+
+
+def _listen_to_controller(commands: queue.Queue[dict[str, Any]]) -> None:
+    for line in sys.stdin.buffer:
+        commands.put(json.loads(line.decode()))
+    _end()
+
+
+def _end() -> None:
+    """End this process at once, whatever it is waiting for, and everything it started."""
+    for child in _CHILDREN:
+        if child.poll() is None:
+            child.terminate()  # `timeout` hands this on
+    os._exit(0)
+
+
+def say(**answer: Any) -> None:
+    """One answer to the controller."""
+    sys.stdout.write(MARK + json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def tools() -> None:
+    """Which of the test tools are installed here."""
+    say(tools=[name for name in ("iperf3", "ib_write_bw") if shutil.which(name) and shutil.which("timeout")])
+
+
+def echo(address: str, token: str, seconds: float) -> None:
+    """Send back what one connection sends, for at most `seconds`."""
+    deadline = time.monotonic() + CONNECT_S + seconds
+    (connection,) = _accept(address, token, 1)
+    with connection:
+        connection.settimeout(CONNECT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):
+            while time.monotonic() < deadline:
+                data = connection.recv(64)
+                if not data:
+                    break
+                connection.sendall(data)
+    say(done=True)
+
+
+def ping(source: str, address: str, port: int, token: str, count: int, seconds: float) -> None:
+    """Seconds of up to `count` round trips of one byte, within `seconds`."""
+    connections = _connect(source, address, port, token, 1)
+    if not connections:
+        return
+    round_trips: list[float] = []
+    with connections[0] as connection:
+        connection.settimeout(CONNECT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        deadline = time.perf_counter() + seconds
+        while len(round_trips) < count and time.perf_counter() < deadline:
+            started = time.perf_counter()
+            connection.sendall(b".")
+            if not connection.recv(1):
+                break
+            round_trips.append(time.perf_counter() - started)
+    say(round_trips_s=round_trips)
+
+
+def receive(address: str, token: str, streams: int, seconds: float, size_bytes: int) -> None:
+    """Read `streams` connections together until `seconds` or `size_bytes` are reached.
+
+    Answers with points [seconds since the first read, bytes so far].
+    """
+    connections = _accept(address, token, streams)
+    buffer = bytearray(1 << 20)
+    points, total = [[0.0, 0]], 0
+    with selectors.DefaultSelector() as selector:
+        for connection in connections:
+            connection.setblocking(False)
+            selector.register(connection, selectors.EVENT_READ)
+        started = time.perf_counter()
+        elapsed = 0.0
+        while elapsed < seconds and total < size_bytes and selector.get_map():
+            for key, _ in selector.select(timeout=max(0.0, seconds - elapsed)):
+                total += _read(selector, key.fileobj, buffer)
+            elapsed = time.perf_counter() - started
+            if elapsed - points[-1][0] >= POINT_S:
+                points.append([elapsed, total])
+    for connection in connections:
+        connection.close()
+    points.append([elapsed, total])
+    say(points=points)
+
+
+def _read(selector: selectors.BaseSelector, connection: Any, buffer: bytearray) -> int:
+    """Bytes read; a connection that ended leaves the selector."""
+    try:
+        count: int = connection.recv_into(buffer)
+    except BlockingIOError:
+        return 0
+    except OSError:
+        count = 0
+    if count == 0:
+        selector.unregister(connection)
+    return count
+
+
+def send(source: str, address: str, port: int, token: str, streams: int, seconds: float, size_bytes: int) -> None:
+    """Fill `streams` connections until the receiver closes them; bounded by `seconds` and `size_bytes` here too."""
+    connections = _connect(source, address, port, token, streams)
+    if not connections:
+        return
+    total, deadline = 0, time.monotonic() + seconds + 1.0
+    with selectors.DefaultSelector() as selector:
+        for connection in connections:
+            connection.setblocking(False)
+            selector.register(connection, selectors.EVENT_WRITE)
+        while selector.get_map() and total < size_bytes and time.monotonic() < deadline:
+            for key, _ in selector.select(timeout=0.1):
+                total += _write(selector, key.fileobj)
+    for connection in connections:
+        connection.close()
+    say(sent_bytes=total)
+
+
+def _write(selector: selectors.BaseSelector, connection: Any) -> int:
+    """Bytes taken; a connection the receiver closed leaves the selector."""
+    try:
+        count: int = connection.send(CHUNK)
+    except BlockingIOError:
+        return 0
+    except OSError:
+        selector.unregister(connection)
+        return 0
+    return count
+
+
+def _accept(address: str, token: str, count: int) -> list[socket.socket]:
+    """`count` connections that began with `token`, at `address` and a port that is told; others are dropped.
+
+    Raises OSError when they have not all come in time.
+    """
+    connections: list[socket.socket] = []
+    with socket.socket() as server:
+        server.bind((address, 0))
+        server.listen(64)
+        say(port=server.getsockname()[1])
+        deadline = time.monotonic() + CONNECT_S
+        while len(connections) < count:
+            server.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                connection, _ = server.accept()
+            except socket.timeout:  # noqa: UP041  # it is no TimeoutError before Python 3.10
+                raise OSError(f"{len(connections)} of {count} connections came within {CONNECT_S:g} s") from None
+            connection.settimeout(CONNECT_S)
+            if connection.recv(len(token), socket.MSG_WAITALL) == token.encode():
+                connections.append(connection)
+            else:
+                connection.close()
+    return connections
+
+
+def _connect(source: str, address: str, port: int, token: str, count: int) -> list[socket.socket]:
+    """`count` connections from `source`, introduced by `token`; none, and the reason told, where one was refused."""
+    connections: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            connection = socket.create_connection((address, port), timeout=CONNECT_S, source_address=(source, 0))
+            connections.append(connection)
+            connection.sendall(token.encode())
+    except OSError as error:
+        for connection in connections:
+            connection.close()
+        say(error=f"connecting to {address} port {port}: {error.strerror or error}", closed=True)
+        return []
+    return connections
+
+
+def serve_tool(words: list[str], seconds: float) -> None:
+    """Run a tool's server, with `{port}` in `words` a free port, which is told once the tool listens there."""
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        port = taken.getsockname()[1]
+    child = _start([word.replace("{port}", str(port)) for word in words], seconds)
+    deadline = time.monotonic() + CONNECT_S
+    while not _listens(port) and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    say(port=port)
+    _finish(child)
+
+
+def run_tool(words: list[str], seconds: float) -> None:
+    """Run a tool to its end, or for `seconds`."""
+    _finish(_start(words, seconds))
+
+
+def _start(words: list[str], seconds: float) -> subprocess.Popen[str]:
+    """The tool below `timeout`, which ends it even if nobody is left to do so."""
+    pipe = subprocess.PIPE
+    child = subprocess.Popen(
+        ["timeout", "-k", "1", f"{seconds:g}", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        universal_newlines=True,
+    )
+    _CHILDREN[:] = [child]
+    return child
+
+
+def _finish(child: subprocess.Popen[str]) -> None:
+    output, errors = child.communicate()
+    say(exit_code=child.returncode, output=output, errors=errors)
+
+
+def _listens(port: int) -> bool:
+    """Whether some socket here listens on `port`; the kernel's state 0A is LISTEN."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                words = line.split()
+                if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
+                    return True
+    return False
+
+
+_COMMANDS: dict[str, Any] = {
+    "tools": tools,
+    "echo": echo,
+    "ping": ping,
+    "receive": receive,
+    "send": send,
+    "serve_tool": serve_tool,
+    "run_tool": run_tool,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Which pairs of hosts to measure, and which of them at the same time. Pure and deterministic."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from holmes_core.inventory import Cluster, Inventory, Network, NetworkPort
+from holmes_core.link import LinkKind
+
+Rounds = tuple[tuple["Pair", ...], ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two hosts and where each touches the network between them. `number` counts the pairs of that network."""
+
+    kind: LinkKind
+    network: str
+    clusters: tuple[str, str]
+    ports: tuple[NetworkPort, NetworkPort]
+    number: int
+
+    @property
+    def hosts(self) -> tuple[str, str]:
+        return self.ports[0].host, self.ports[1].host
+
+    @property
+    def claims(self) -> frozenset[str]:
+        """What no other test may use meanwhile: both hosts, and between clusters the way out of each."""
+        uplinks = [f"uplink of {cluster}" for cluster in self.clusters] if self.kind == "between" else []
+        return frozenset((*(f"host {host}" for host in self.hosts), *uplinks))
+
+
+def choose_pairs(inventory: Inventory, limit: int) -> tuple[Pair, ...]:
+    """Pairs inside every cluster and between every two, at most `limit` for each, hosts used about equally.
+
+    Without a limit in the way every host is in a pair of its cluster. A cluster of one host, or hosts without an
+    address on the network in question, give no pair.
+    """
+    used: Counter[str] = Counter()
+    pairs = [pair for cluster in inventory.clusters for pair in _inside(cluster, limit, used)]
+    if inventory.shared is not None:
+        for one, other in itertools.combinations(inventory.clusters, 2):
+            pairs += _between(one, other, inventory.shared, limit, used)
+    return tuple(pairs)
+
+
+def into_rounds(pairs: Iterable[Pair]) -> Rounds:
+    """The pairs in rounds, such that no two of a round share a host or the way out of a cluster.
+
+    Each pair goes into the first round that has room for it.
+    """
+    rounds: list[list[Pair]] = []
+    claimed: list[set[str]] = []
+    for pair in pairs:
+        number = next((number for number, claims in enumerate(claimed) if not claims & pair.claims), len(rounds))
+        if number == len(rounds):
+            rounds.append([])
+            claimed.append(set())
+        rounds[number].append(pair)
+        claimed[number] |= pair.claims
+    return tuple(tuple(members) for members in rounds)
+
+
+def _inside(cluster: Cluster, limit: int, used: Counter[str]) -> Iterable[Pair]:
+    ports = [port for port in cluster.fabric.ports if port.address is not None or port.hcas]
+    for number in range(min(limit, (len(ports) + 1) // 2) if len(ports) > 1 else 0):
+        first = _least_used(ports, used)
+        second = _least_used([port for port in ports if port is not first], used)
+        used.update((first.host, second.host))
+        yield Pair("inside", cluster.fabric.name, (cluster.name, cluster.name), (first, second), number)
+
+
+def _between(one: Cluster, other: Cluster, shared: Network, limit: int, used: Counter[str]) -> Iterable[Pair]:
+    sides = [_addressed(shared, cluster.hosts) for cluster in (one, other)]
+    if not all(sides):
+        return
+    for number in range(min(limit, max(len(ports) for ports in sides))):
+        first, second = (_least_used(ports, used) for ports in sides)
+        used.update((first.host, second.host))
+        yield Pair("between", shared.name, (one.name, other.name), (first, second), number)
+
+
+def _addressed(network: Network, hosts: Iterable[str]) -> list[NetworkPort]:
+    members = set(hosts)
+    return [port for port in network.ports if port.host in members and port.address is not None]
+
+
+def _least_used(ports: Sequence[NetworkPort], used: Counter[str]) -> NetworkPort:
+    """The first of those whose hosts are in fewest pairs."""
+    return min(ports, key=lambda port: used[port.host])

@@ -1,0 +1,75 @@
+"""What iperf3 and ib_write_bw are asked, and what their answers say. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+RDMA_MESSAGE_BYTES = 65536
+_SKIPPED = 0.2  # of a transfer: TCP's slow start, and what buffers and token buckets take at once
+_WINDOWS = 8
+_BITS_PER_S_OF = {"Gb/sec": 1e9, "MB/sec": 8 * 2**20}  # perftest's MB are binary
+
+
+def iperf3_server(address: str) -> list[str]:
+    """A server for one test, bound to `address`; its answer holds what arrived."""
+    return ["iperf3", "--server", "--one-off", "--json", "--interval", "0.1", "--bind", address, "--port", "{port}"]
+
+
+def iperf3_client(
+    source: str, address: str, port: int, streams: int, seconds: float, size_bytes: int | None
+) -> list[str]:
+    """One test from `source`: for whole `seconds`, or of `size_bytes` where that is given; iperf3 knows no "or"."""
+    bound = ["--time", str(max(1, round(seconds)))] if size_bytes is None else ["--bytes", str(size_bytes)]
+    words = ["iperf3", "--client", address, "--port", str(port), "--bind", source, "--parallel", str(streams), *bound]
+    return [*words, "--interval", "0.1", "--json"]
+
+
+def parse_iperf3(answer: str) -> tuple[float, ...]:
+    """Bytes per second of each 0.1 s of a server's answer but the first fifth. ValueError if there are none."""
+    data = json.loads(answer)
+    if not isinstance(data, dict) or data.get("error"):
+        raise ValueError(str(data.get("error") if isinstance(data, dict) else "no iperf3 answer"))
+    points, elapsed, total = [(0.0, 0.0)], 0.0, 0.0
+    for interval in data.get("intervals", []):
+        elapsed += float(interval["sum"]["seconds"])
+        total += float(interval["sum"]["bytes"])
+        points.append((elapsed, total))
+    return window_rates(points)
+
+
+def ib_write_bw(hca: str, address: str | None, port: str, size_bytes: int) -> list[str]:
+    """One test of `size_bytes` on `mlx5_0:1`; a client if `address` is given, else the server."""
+    device, _, number = hca.partition(":")
+    iterations = max(100, size_bytes // RDMA_MESSAGE_BYTES)
+    words = ["ib_write_bw", "-d", device, "-i", number or "1", "-s", str(RDMA_MESSAGE_BYTES), "-n", str(iterations)]
+    return [*words, "-F", "--report_gbits", "-p", port, *([address] if address else [])]
+
+
+def parse_ib_write_bw(answer: str) -> float:
+    """Average bytes per second in a perftest table. ValueError if there is none."""
+    match = re.search(
+        r"#bytes +#iterations +BW peak\[\S+\] +BW average\[(\S+)\].*\n *((?:[0-9.]+ +){3}[0-9.]+)", answer
+    )
+    if match is None or match[1] not in _BITS_PER_S_OF:
+        raise ValueError("no perftest table")
+    return float(match[2].split()[3]) * _BITS_PER_S_OF[match[1]] / 8
+
+
+def window_rates(points: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Bytes per second in up to 8 equal windows of a transfer but its first fifth.
+
+    `points` are seconds and bytes so far, in order, from (0, 0). A window in which nothing came counts with its
+    neighbour. Raises ValueError where there are not enough points to tell.
+    """
+    rates = []
+    start = next((point for point in points if point[0] >= _SKIPPED * points[-1][0]), points[-1])
+    window_s = (points[-1][0] - start[0]) / _WINDOWS
+    for point in points:
+        if point[0] - start[0] >= 0.999 * window_s > 0 and point[1] > start[1]:
+            rates.append((point[1] - start[1]) / (point[0] - start[0]))
+            start = point
+    if not rates:
+        raise ValueError("too little arrived to tell a rate")
+    return tuple(rates)

@@ -1,0 +1,216 @@
+"""Raw outputs of hosts as files: what was asked, what came back. All reading of a host starts from these.
+
+A recording is `DIR/<host>/recording.json`, a list of {file, command, exit_code}, beside the files. `host.json` beside
+it keeps what only the one who asked can know; a recording made by hand does without.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from holmes_core.errors import HolmesError
+from holmes_core.hosts_file import Access
+from holmes_core.inventory import Finding
+from holmes_core.record import Record, parse, write_atomically
+
+TOOL_MISSING = 127
+TIMED_OUT = 124
+CUT_OFF = -1  # the answer ended before the command did
+
+_ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_PREFIXES = ("sudo", "env", "nice", "command")
+
+
+@functools.lru_cache(maxsize=4096)
+def _words(command: str) -> tuple[str, ...]:
+    """See `Recorded.words`. Every parser asks, of every output of every host, and the commands are mostly the same."""
+    first = re.split(r"\||;|&&", command, maxsplit=1)[0]
+    try:
+        words = shlex.split(first)
+    except ValueError:
+        words = first.split()
+    while words and (words[0] in _PREFIXES or re.match(r"[A-Z_]+=", words[0])):
+        rest = list(itertools.dropwhile(lambda word: word.startswith("-"), words[1:]))
+        if not rest:
+            break
+        words = rest
+    return (PurePosixPath(words[0]).name, *words[1:]) if words else ("",)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a command printed (standard error included) and its exit code; None if that is not known."""
+
+    command: str
+    text: str
+    exit_code: int | None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The first command of the line, from the tool's name on: no sudo, no variables, nothing after a pipe."""
+        return _words(self.command)
+
+    @property
+    def tool(self) -> str:
+        """The tool's name: `ibstat` of `sudo /usr/sbin/ibstat mlx5_7 | head`."""
+        return self.words[0]
+
+    @property
+    def filtered(self) -> bool:
+        """The output went through a pipe, so that what is missing from it may still be there."""
+        return "|" in self.command
+
+    @property
+    def tool_missing(self) -> bool:
+        return self.exit_code == TOOL_MISSING
+
+    @property
+    def plain(self) -> str:
+        """The text without terminal escapes, carriage returns and NUL bytes."""
+        return _ESCAPE.sub("", self.text).replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines of the plain text."""
+        return self.plain.split("\n")
+
+    @property
+    def whole_lines(self) -> list[str]:
+        """Lines that end in a newline: the last one may be cut inside a number or a name."""
+        return self.plain.split("\n")[:-1]
+
+    @property
+    def lines_with_whole_numbers(self) -> list[str]:
+        """Lines, without a last one that ends in a digit but not in a newline: more digits may have followed."""
+        *whole, last = self.plain.split("\n")
+        return whole if last[-1:].isdigit() else [*whole, last]
+
+
+class HostNotes(Record):
+    """What the asking side adds to a host's outputs: how it was reached, pins of hosts.yaml, and its own clock.
+
+    `position` is the host's place in hosts.yaml; `failure` is the finding of a host that could not be reached.
+    """
+
+    position: int | None = None
+    access: Access = Access()
+    cluster: str | None = None
+    speeds_gbps: dict[str, float] = {}
+    clock_skew_s: float | None = None
+    round_trip_s: float | None = None
+    failure: Finding | None = None
+
+
+@dataclass(frozen=True)
+class HostRecording:
+    """One host of a recording."""
+
+    outputs: tuple[Recorded, ...]
+    notes: HostNotes = field(default_factory=HostNotes)
+
+
+def write_recording(folder: Path, host: str, outputs: Sequence[Recorded], notes: HostNotes | None = None) -> None:
+    """Write `folder/<host>/`. Raises HolmesError where that cannot be written."""
+    place = folder / host
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"{place}: cannot be made: {error.strerror or error}"
+        raise HolmesError(what, "choose a folder that exists and is writable") from error
+    entries = []
+    for number, output in enumerate(outputs):
+        file = f"{number:02d}-{_file_name(output)}.txt"
+        write_atomically(place / file, output.text)
+        entries.append({"file": file, "command": output.command, "exit_code": output.exit_code})
+    write_atomically(place / "recording.json", json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
+    if notes is not None:
+        write_atomically(place / "host.json", json.dumps(notes.model_dump(mode="json"), indent=1) + "\n")
+
+
+def refuse_used_folder(folder: Path) -> None:
+    """Raises HolmesError when `folder` holds a recording already: the two would be mixed."""
+    used = next(folder.glob("*/recording.json"), None)
+    if used is not None:
+        raise HolmesError(f"{folder}: holds a recording of {used.parent.name}", "name a new folder, or remove this one")
+
+
+def _file_name(output: Recorded) -> str:
+    words = [re.sub(r"[^A-Za-z0-9.]+", "_", word).strip("_.") for word in output.words[:3]]
+    return "_".join(word for word in words if word)[:60] or "output"
+
+
+def read_recordings(folder: Path) -> dict[str, tuple[Recorded, ...]]:
+    """The outputs of every host in `folder`, by host name. Raises HolmesError naming file and key."""
+    return {host: recording.outputs for host, recording in read_recorded_hosts(folder).items()}
+
+
+def read_recorded_hosts(folder: Path) -> dict[str, HostRecording]:
+    """Every host in `folder`, in the order they were asked, else by name. Raises HolmesError naming file and key."""
+    if not folder.is_dir():
+        raise HolmesError(f"{folder}: no such folder", "name the folder that `holmes probe --record` wrote")
+    places = sorted((file.parent for file in folder.glob("*/recording.json")), key=lambda place: place.name)
+    if not places:
+        hint = "it should hold one folder a host, each with a recording.json: a list of {file, command, exit_code}"
+        raise HolmesError(f"{folder}: no recording in it", hint)
+    recorded = {place.name: HostRecording(_read_outputs(place), _read_notes(place)) for place in places}
+    return dict(sorted(recorded.items(), key=lambda item: _asked_at(item[1])))
+
+
+def _asked_at(recording: HostRecording) -> float:
+    """Hosts without a place come last; sorting keeps them in order of name."""
+    return math.inf if recording.notes.position is None else recording.notes.position
+
+
+def _read_outputs(place: Path) -> tuple[Recorded, ...]:
+    file = place / "recording.json"
+    entries = _json(file)
+    if not isinstance(entries, list):
+        raise _malformed(file, "(whole file)", entries, "a list of {file, command, exit_code}")
+    return tuple(_read_output(file, number, entry) for number, entry in enumerate(entries))
+
+
+def _read_output(file: Path, number: int, entry: object) -> Recorded:
+    if not isinstance(entry, Mapping):
+        raise _malformed(file, str(number), entry, "{file, command, exit_code}")
+    unknown = sorted(set(entry) - {"file", "command", "exit_code", "note", "complete"})
+    if unknown:
+        raise _malformed(file, f"{number}.{unknown[0]}", entry[unknown[0]], "one of file, command, exit_code")
+    name, command, exit_code = (entry.get(key) for key in ("file", "command", "exit_code"))
+    if not isinstance(command, str) or not command.strip():
+        raise _malformed(file, f"{number}.command", command, "the command as it was run")
+    if not (exit_code is None or (isinstance(exit_code, int) and not isinstance(exit_code, bool))):
+        raise _malformed(file, f"{number}.exit_code", exit_code, "a whole number or null")
+    if not isinstance(name, str) or not name or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise _malformed(file, f"{number}.file", name, "a file beside recording.json")
+    try:
+        text = (file.parent / name).read_bytes().decode("utf-8", errors="replace")
+    except OSError as error:
+        raise _malformed(file, f"{number}.file", name, f"a readable file ({error.strerror or error})") from None
+    return Recorded(command, text, exit_code)
+
+
+def _read_notes(place: Path) -> HostNotes:
+    file = place / "host.json"
+    return parse(HostNotes, _json(file), str(file)) if file.exists() else HostNotes()
+
+
+def _json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HolmesError(f"{file}: cannot be read: {error.strerror or error}", "check its permissions") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise HolmesError(f"{file}: not JSON: {error}", "correct it, or record anew") from None
+
+
+def _malformed(file: Path, key: str, value: object, wanted: str) -> HolmesError:
+    return HolmesError(f"{file}: {key}: {str(value)[:60]!r} is not {wanted}", "correct recording.json, or record anew")

@@ -1,0 +1,145 @@
+"""What went wrong with the asking itself: tools missing, failed, slow, cut off, or not known to Holmes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from holmes_core.inventory import Finding
+from prober.facts.gpus import read_gpus
+from prober.recording import CUT_OFF, TIMED_OUT, Recorded
+
+_READ = frozenset(
+    [
+        "cat",
+        "date",
+        "dcb",
+        "df",
+        "dmesg",
+        "env",
+        "ethtool",
+        "find",
+        "getent",
+        "grep",
+        "head",
+        "hostname",
+        "ibdev2netdev",
+        "ibstat",
+        "ibstatus",
+        "ibv_devinfo",
+        "id",
+        "ifconfig",
+        "ip",
+        "journalctl",
+        "ls",
+        "lsmod",
+        "lspci",
+        "mlnx_qos",
+        "mlxlink",
+        "nproc",
+        "nvidia-smi",
+        "ofed_info",
+        "printenv",
+        "rdma",
+        "show_gids",
+        "systemctl",
+        "tail",
+        "test",
+        "ulimit",
+        "uname",
+    ]
+)
+_RDMA_TOOLS = ("ibstat", "ibstatus", "ibv_devinfo", "rdma", "ibdev2netdev", "show_gids")
+_FAILURE_MATTERS = (*_RDMA_TOOLS, "ip", "lspci")
+_DYING_WORDS = ("ibpanic:", "Segmentation fault", "core dumped")
+
+
+def tool_findings(name: str, outputs: Sequence[Recorded]) -> list[Finding]:
+    """The findings about host `name`, each tool named once."""
+    return [*_missing(name, outputs), *_unread(name, outputs), *_gpu_tool(name, outputs), *_broken_tools(name, outputs)]
+
+
+def _missing(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
+    missing = sorted({output.tool for output in outputs if output.tool_missing and " -c " not in output.command})
+    if missing:
+        yield Finding(
+            rule="PROBE-TOOL-MISSING",
+            severity="I",
+            hosts=(name,),
+            evidence=f"not found: {', '.join(missing)}",
+            effect="facts only these tools show are unknown",
+            remedy="install rdma-core, infiniband-diags, iproute2, ethtool or the GPU driver where they apply",
+        )
+
+
+def _unread(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
+    foreign = sorted({output.tool for output in outputs if output.tool not in _READ and " -c " not in output.command})
+    if foreign:
+        yield Finding(
+            rule="PROBE-TOOL-UNREAD",
+            severity="I",
+            hosts=(name,),
+            evidence=f"outputs of {', '.join(foreign)} are not read",
+            effect="what they show is not in the inventory",
+            remedy="nothing to do; docs/probe.md says how to add a fact",
+        )
+
+
+def _gpu_tool(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
+    failure = read_gpus(outputs, ()).failure
+    if failure is None:
+        return
+    if "exit 18" in failure or "version mismatch" in failure:
+        yield _broken(name, "nvidia-smi", "GPU-DRIVER-MISMATCH", failure, "reload the driver or reboot")
+    else:
+        yield _broken(name, "nvidia-smi", "PROBE-TOOL-FAILED", failure)
+
+
+def _broken_tools(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
+    """Failing RDMA tools are no news on a host without RDMA devices."""
+    without_rdma = any(
+        output.tool == "ls" and "/sys/class/infiniband" in output.words and "No such file" in output.text
+        for output in outputs
+    )
+    told: set[str] = set()
+    for output in outputs:
+        tool = output.tool
+        fault = _fault(output)
+        if fault is None or tool in told or (without_rdma and tool in _RDMA_TOOLS and fault[0] == "PROBE-TOOL-FAILED"):
+            continue
+        told.add(tool)
+        yield _broken(name, tool, *fault)
+
+
+def _fault(output: Recorded) -> tuple[str, str] | None:
+    if output.exit_code == CUT_OFF:
+        return "PROBE-TRUNCATED", "its answer was cut off"
+    if output.exit_code in (TIMED_OUT, 137) and output.tool in _READ:
+        return "PROBE-TRUNCATED", "it did not end in time"
+    if output.tool in _FAILURE_MATTERS and output.exit_code not in (None, 0, 127) and not output.filtered:
+        return "PROBE-TOOL-FAILED", f"exit {output.exit_code}: {_last_line(output)}"
+    dying = [line.strip() for line in output.lines if any(word in line for word in _DYING_WORDS)]
+    if dying and output.tool in _FAILURE_MATTERS:
+        return "PROBE-TOOL-FAILED", dying[0][:200]
+    return None
+
+
+def _broken(
+    host: str,
+    tool: str,
+    rule: str,
+    evidence: str,
+    remedy: str = "run the tool on the host by hand and read its message",
+) -> Finding:
+    return Finding(
+        rule=rule,
+        severity="F" if rule.startswith("GPU-") else "W",
+        hosts=(host,),
+        evidence=f"{tool}: {evidence}",
+        effect="what was read of it is kept; the rest is unknown",
+        remedy=remedy,
+    )
+
+
+def _last_line(output: Recorded) -> str:
+    lines = output.plain.strip().splitlines()
+    return lines[-1].strip()[:200] if lines else "no output"

@@ -1,0 +1,71 @@
+"""The page of an inventory: self-contained, and drawn by a real browser where there is one."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from holmes_cli.inventory_page import draw, inventory_page
+from holmes_core.inventory import Finding, Inventory
+from prober.clusters import find_clusters, find_shared_network
+from tests.prober.test_clusters import ib, roce
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def inventory() -> Inventory:
+    hosts = (ib("a1", 1), ib("a2", 2), roce("b1", 3), roce("b2", 4))
+    clusters, _ = find_clusters(hosts, {})
+    finding = Finding(
+        rule="X", severity="W", hosts=("a1",), evidence="<script>alert(1)</script>", effect="e", remedy="r"
+    )
+    shared = find_shared_network(hosts)
+    return Inventory(hosts=hosts, clusters=clusters, shared=shared, findings=(finding,))
+
+
+def test_page_fetches_nothing_and_escapes_what_hosts_said() -> None:
+    page = inventory_page(inventory())
+    assert re.findall(r"(?:src|href)=|@import|url\(", page) == []
+    assert "<script>" not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+def test_every_host_and_port_is_drawn_inside_its_cluster() -> None:
+    picture = draw(inventory())
+    boxes = {role: [box for box in picture.boxes if box.role == role] for role in ("cluster", "host", "nic")}
+    assert [len(boxes[role]) for role in ("cluster", "host", "nic")] == [2, 4, 4]
+    for inner, outer in (("host", "cluster"), ("nic", "host")):
+        for box in boxes[inner]:
+            around = [o for o in boxes[outer] if o.x < box.x and box.x + box.width < o.x + o.width and o.y < box.y]
+            assert any(box.y + box.height < o.y + o.height for o in around)
+    assert len([line for line in picture.lines if line.role == "shared"]) == 1
+
+
+def test_large_cluster_wraps_into_rows() -> None:
+    hosts = tuple(ib(f"h{number}", number) for number in range(1, 20))
+    clusters, _ = find_clusters(hosts, {})
+    picture = draw(Inventory(hosts=hosts, clusters=clusters, shared=None, findings=()))
+    assert len({box.y for box in picture.boxes if box.role == "host"}) == 3
+    assert picture.width < 1400
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no headless browser here (Debian: chromium)")
+def test_browser_draws_the_picture(tmp_path: Path) -> None:
+    page = tmp_path / "inventory.html"
+    page.write_text(inventory_page(inventory()), encoding="utf-8")
+    shot = tmp_path / "page.png"
+    assert BROWSER is not None
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    subprocess.run(
+        [BROWSER, *options, f"--screenshot={shot}", page.as_uri()], check=True, capture_output=True, timeout=90
+    )
+    dumped = subprocess.run(
+        [BROWSER, *options, "--dump-dom", page.as_uri()], check=True, capture_output=True, text=True, timeout=90
+    ).stdout
+    assert shot.stat().st_size > 5000
+    assert dumped.count('<g class="host">') == 4
+    assert dumped.count("<tr><td>") >= 4

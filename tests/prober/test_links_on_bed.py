@@ -1,0 +1,185 @@
+"""The link test on the bed: the rates measured are those the network is shaped to, and nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holmes_core.hosts_file import Access
+from holmes_core.inventory import Cluster, Finding, Host, Inventory, Netdev, Network, NetworkPort
+from holmes_core.link import Link
+from holmes_core.units import bytes_per_s_from_mbps
+from prober.link_audit import audit_links
+from tests.testbed.bed import Bed, BedHost, missing_for_bed
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(bool(missing_for_bed()), reason=f"no bed here: {', '.join(missing_for_bed())}"),
+]
+
+ROOT = Path(__file__).parent.parent.parent
+CONTROLLER = """
+import json, sys
+from pathlib import Path
+from holmes_core.inventory import Inventory
+from holmes_core.record import read_file
+from prober.links import Limits, measure_links
+
+inventory = read_file(Inventory, Path(sys.argv[1]))
+limits = Limits(**json.loads(sys.argv[2]))
+measured = measure_links(inventory, lambda pair, state: print(pair, state, file=sys.stderr, flush=True), limits)
+print(json.dumps([[record.model_dump(mode="json") for record in part] for part in (measured.links, measured.problems)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def bed() -> Iterator[Bed]:
+    with Bed() as bed:
+        yield bed
+
+
+def bed_inventory(bed: Bed) -> Inventory:
+    """What a probe of the bed finds, without asking it."""
+    access = Access(ssh_config=str(bed.ssh_config), python=sys.executable)
+    hosts = tuple(
+        Host(name=host.name, access=access, reachable=True, netdevs=bed_netdevs(bed, host)) for host in bed.hosts
+    )
+    clusters = tuple(
+        Cluster(name=name, hosts=tuple(host.name for host in members), fabric=fabric(bed, name, members))
+        for name in ("A", "B")
+        for members in [[host for host in bed.hosts if host.cluster == name]]
+    )
+    ports = tuple(port(host.name, host.slow_interface, host.slow_address, bed.slow_mbps) for host in bed.hosts)
+    shared = Network(name="shared", kind="Ethernet", subnet="10.9.0.0/24", ports=ports)
+    return Inventory(hosts=hosts, clusters=clusters, shared=shared, findings=())
+
+
+def bed_netdevs(bed: Bed, host: BedHost) -> tuple[Netdev, ...]:
+    fast = (host.fast_interface, host.fast_address, bed.fast_mbps)
+    slow = (host.slow_interface, host.slow_address, bed.slow_mbps)
+    return tuple(
+        Netdev(name=name, up=True, mtu=1500, addresses=(f"{at}/24",), speed_bytes_per_s=bytes_per_s_from_mbps(mbps))
+        for name, at, mbps in (fast, slow)
+    )
+
+
+def fabric(bed: Bed, name: str, hosts: list[BedHost]) -> Network:
+    ports = tuple(port(host.name, host.fast_interface, host.fast_address, bed.fast_mbps) for host in hosts)
+    return Network(name=name, kind="Ethernet", subnet=None, ports=ports)
+
+
+def port(host: str, netdev: str, address: str, mbps: int) -> NetworkPort:
+    rate = bytes_per_s_from_mbps(mbps)
+    return NetworkPort(host=host, netdev=netdev, address=address, bandwidth_bytes_per_s=rate)
+
+
+def controller(bed: Bed, folder: Path, inventory: Inventory, **limits: object) -> subprocess.Popen[str]:
+    """The link test as the controller runs it."""
+    path = folder / "inventory.json"
+    path.write_text(inventory.to_json(), encoding="utf-8")
+    command = bed.controller_command([sys.executable, "-c", CONTROLLER, str(path), json.dumps(limits)])
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def measure(bed: Bed, folder: Path, inventory: Inventory, **limits: object) -> tuple[list[Link], list[Finding]]:
+    process = controller(bed, folder, inventory, **limits)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    links, problems = json.loads(stdout)
+    return [Link.model_validate(link) for link in links], [Finding.model_validate(finding) for finding in problems]
+
+
+def best_streams(links: list[Link]) -> list[Link]:
+    """Of each pair and direction the link with the highest median: what the network can carry."""
+    ordered = sorted(links, key=lambda link: link.bandwidth_bytes_per_s.median)
+    return list({(link.network, link.hosts, link.direction): link for link in ordered}.values())
+
+
+def eventually(true: Callable[[], bool], within_s: float = 10.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if true():
+            return True
+        time.sleep(0.05)
+    return true()
+
+
+def nothing_is_left(bed: Bed) -> bool:
+    return eventually(lambda: not any(bed.guest_pids(host.name) for host in bed.hosts))
+
+
+@pytest.mark.parametrize("method", ["tcp", "iperf3"])
+def test_measured_bandwidth_is_the_shaped_rate(bed: Bed, tmp_path: Path, method: str) -> None:
+    inventory = bed_inventory(bed)
+    if method == "iperf3" and subprocess.run(["which", "iperf3"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs iperf3")
+    links, problems = measure(bed, tmp_path, inventory, methods=[method])
+    assert problems == []
+    assert len(links) == (2 + 2) * 2 * 3
+    for link in best_streams(links):
+        shaped = bytes_per_s_from_mbps(bed.fast_mbps if link.kind == "inside" else bed.slow_mbps)
+        assert link.bandwidth_bytes_per_s.median == pytest.approx(shaped, rel=0.10), link
+        assert link.latency_s is not None
+        assert link.latency_s.median < 0.01
+        assert link.samples >= 4
+    assert audit_links(inventory, links) == ()
+    assert nothing_is_left(bed)
+
+
+def test_slow_direction_is_a_finding(bed: Bed, tmp_path: Path) -> None:
+    switch = ["ip", "netns", "exec", bed.switch_namespace]
+    shape = "qdisc replace dev b1-fast root tbf rate {}mbit burst 512kb latency 50ms"
+    subprocess.run([*switch, "tc", *shape.format(800).split()], check=True)
+    try:
+        links, problems = measure(bed, tmp_path, bed_inventory(bed), methods=["tcp"], streams=[1, 4])
+    finally:
+        subprocess.run([*switch, "tc", *shape.format(bed.fast_mbps).split()], check=True)
+    (finding,) = audit_links(bed_inventory(bed), links)
+    assert problems == []
+    assert finding.rule == "NET-BW-LOW"
+    assert finding.evidence.startswith("b2 to b1 on B: 7")
+    assert "of 2 Gbit/s (tcp, " in finding.evidence
+
+
+def test_unreachable_address_is_a_finding_and_hides_no_other_pair(bed: Bed, tmp_path: Path) -> None:
+    bed.set_link("a2", "ib0", up=False)
+    try:
+        links, problems = measure(bed, tmp_path, bed_inventory(bed), methods=["tcp"], streams=[1])
+    finally:
+        bed.set_link("a2", "ib0", up=True)
+    assert {problem.rule for problem in problems} == {"NET-PORT-CLOSED"}
+    assert {problem.hosts for problem in problems} == {("a1", "a2")}
+    assert any("a1 to a2 on A: connecting to 10.1.0.2 port" in problem.evidence for problem in problems)
+    assert sorted({link.network for link in links}) == ["B", "shared"]
+    assert nothing_is_left(bed)
+
+
+def test_host_without_python_is_a_finding_and_hides_no_other_pair(bed: Bed, tmp_path: Path) -> None:
+    inventory = bed_inventory(bed)
+    missing = inventory.host("b1").access.model_copy(update={"python": "/no/such/python"})
+    hosts = [host.model_copy(update={"access": missing}) if host.name == "b1" else host for host in inventory.hosts]
+    links, problems = measure(bed, tmp_path, inventory.model_copy(update={"hosts": tuple(hosts)}), streams=[1])
+    (problem,) = problems
+    assert (problem.rule, problem.hosts) == ("PROBE-TOOL-FAILED", ("b1",))
+    assert "`/no/such/python` ended the link test with 127" in problem.evidence
+    assert {link.hosts for link in links} == {("a1", "a2"), ("a2", "b2")}
+
+
+@pytest.mark.parametrize("method", ["tcp", "iperf3"])
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+def test_ended_controller_leaves_no_process(bed: Bed, tmp_path: Path, method: str, ending: signal.Signals) -> None:
+    process = controller(bed, tmp_path, bed_inventory(bed), methods=[method], seconds=4, streams=[8])
+    try:
+        assert eventually(lambda: all(len(bed.guest_pids(host.name)) >= 2 for host in bed.hosts))
+        time.sleep(1.5)
+    finally:
+        process.send_signal(ending)
+        process.communicate(timeout=30)
+    assert nothing_is_left(bed)

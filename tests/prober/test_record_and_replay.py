@@ -1,0 +1,80 @@
+"""Recording and replay: the same outputs give the same inventory, and a malformed recording names its fault."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holmes_core.errors import HolmesError
+from holmes_core.hosts_file import Access, HostsFile
+from prober.probe import probe, replay
+from prober.recording import HostNotes, Recorded, read_recordings, write_recording
+
+
+def silent(_host: str, _state: str) -> None:
+    """Progress that nobody watches."""
+
+
+def test_replay_gives_the_inventory_of_the_live_run_byte_for_byte(tmp_path: Path) -> None:
+    hosts = HostsFile.model_validate({"transport": "local", "hosts": ["b", "a"], "speeds_gbps": {"lo": 3}})
+    live = probe(hosts, silent, record=tmp_path / "recording")
+    assert replay(tmp_path / "recording").to_json() == live.to_json()
+
+
+def test_outputs_come_back_as_they_were(tmp_path: Path) -> None:
+    outputs = (Recorded("ibstat", "CA 'mlx5_0'\r\n\x1b[4m", None), Recorded("sudo ibstat mlx5_0", "", 255))
+    write_recording(tmp_path, "a", outputs, HostNotes(access=Access(user="me"), clock_skew_s=0.25))
+    assert read_recordings(tmp_path) == {"a": outputs}
+
+
+def test_a_recording_of_one_ibstat_file_is_enough(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "recording.json").write_text('[{"file": "x.txt", "command": "sudo ibstat", "exit_code": null}]')
+    (tmp_path / "a" / "x.txt").write_text("CA 'mlx5_0'\n\tPort 1:\n\t\tState: Active\n\t\tLink layer: InfiniBand\n")
+    (host,) = replay(tmp_path).hosts
+    assert [(nic.device, nic.kind) for nic in host.nics] == [("mlx5_0", "InfiniBand")]
+
+
+def test_a_used_folder_is_not_recorded_into(tmp_path: Path) -> None:
+    write_recording(tmp_path, "a", ())
+    hosts = HostsFile.model_validate({"transport": "local", "hosts": ["a"]})
+    with pytest.raises(HolmesError, match="holds a recording of a"):
+        probe(hosts, silent, record=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entries", "key"),
+    [
+        ({}, "whole file"),
+        ([3], "0"),
+        ([{"file": "x.txt", "command": "", "exit_code": 0}], "0.command"),
+        ([{"file": "../x.txt", "command": "ibstat", "exit_code": 0}], "0.file"),
+        ([{"file": "x.txt", "command": "ibstat", "exit_code": "0"}], "0.exit_code"),
+        ([{"file": "x.txt", "comand": "ibstat"}], "0.comand"),
+        ([{"file": "none.txt", "command": "ibstat", "exit_code": 0}], "0.file"),
+    ],
+)
+def test_a_malformed_recording_names_file_and_key(tmp_path: Path, entries: object, key: str) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.txt").write_text("")
+    (tmp_path / "a" / "recording.json").write_text(json.dumps(entries))
+    with pytest.raises(HolmesError, match=r"recording\.json") as raised:
+        read_recordings(tmp_path)
+    assert key in raised.value.what
+
+
+@pytest.mark.parametrize(
+    ("command", "tool"),
+    [
+        ("ibstat mlx5_7", "ibstat"),
+        ("sudo -n /usr/sbin/ibstat", "ibstat"),
+        ("LC_ALL=C lsmod | grep nvidia", "lsmod"),
+        ("nvidia-smi --query-gpu=<every field the driver lists> --format=csv", "nvidia-smi"),
+        ("env | grep '^NCCL_'", "env"),
+        ("it's odd", "it's"),
+    ],
+)
+def test_the_first_word_names_the_tool(command: str, tool: str) -> None:
+    assert Recorded(command, "", 0).tool == tool

@@ -1,0 +1,313 @@
+"""Every rule of the audit fires where it should and is quiet where it should not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holmes_core.hosts_file import Access
+from holmes_core.inventory import (
+    BondSlave,
+    Conflict,
+    Gid,
+    Gpu,
+    Host,
+    NcclSetting,
+    Netdev,
+    Nic,
+    PciDevice,
+    PciLink,
+    Software,
+)
+from prober.audit import HOST_RULES, PEER_RULES, audit, joined
+from prober.clusters import find_clusters, find_shared_network
+from prober.rules.rule import PeerRule, Rule
+
+GOOD = Software(python="3.11.7", torch="2.13.0", nccl="2.29.7")
+
+
+def nic(device: str = "mlx5_0", kind: str = "InfiniBand", **facts: Any) -> Nic:
+    state = facts.get("state", "Active")
+    base = {
+        "device": device,
+        "port": 1,
+        "kind": kind,
+        "rate_gbps": 400.0,
+        "state": state,
+        "phys_state": "LinkUp" if state == "Active" else "Disabled",
+        "netdev": None,
+        "subnet_prefix": None,
+        "sm_lid": 1,
+        "usable_by_nccl_ib": state == "Active" and kind in ("InfiniBand", "RoCE"),
+        "why": "",
+    }
+    return Nic.model_validate({**base, **facts})
+
+
+def roce(device: str = "mlx5_0", netdev: str = "ens1", **facts: Any) -> Nic:
+    return nic(device, "RoCE", netdev=netdev, **facts)
+
+
+def gpu(index: int = 0, **facts: Any) -> Gpu:
+    base = {"index": index, "name": "H100", "uuid": None, "memory_bytes": None, "pci_address": None}
+    return Gpu.model_validate({**base, **facts})
+
+
+def netdev(name: str = "ens1", address: str | None = "10.2.0.1/24", **facts: Any) -> Netdev:
+    addresses = (address,) if address else ()
+    base = {"name": name, "up": True, "mtu": 9000, "addresses": addresses, "speed_bytes_per_s": 50e9}
+    return Netdev.model_validate({**base, **facts})
+
+
+def host(name: str = "a", **facts: Any) -> Host:
+    return Host.model_validate({"name": name, "access": Access(), "reachable": True, "software": GOOD, **facts})
+
+
+def nics(*ports: Nic, **facts: Any) -> Host:
+    return host(nics=ports, **facts)
+
+
+def gpus(*cards: Gpu, **facts: Any) -> Host:
+    return host(gpus=cards, **facts)
+
+
+def roce_host(port: Nic | None = None, own: Netdev | None = None, **facts: Any) -> Host:
+    return host(nics=(port or roce(),), netdevs=(own or netdev(),), **facts)
+
+
+V1, V2 = Gid(index=0, gid="fe80::1", type="RoCE v1"), Gid(index=3, gid="::ffff:a02:1", type="RoCE v2", ipv4="10.2.0.1")
+V6 = Gid(index=1, gid="fd00::1", type="RoCE v2")
+NARROW = PciLink(speed_gts=32, width=8, max_speed_gts=32, max_width=16)
+SLOW = PciLink(speed_gts=2.5, width=16, max_speed_gts=32, max_width=16)
+FULL = PciLink(speed_gts=32, width=16, max_speed_gts=32, max_width=16)
+EFA = nic("efa_0", "EFA", usable_by_nccl_ib=False)
+
+
+def pci(acs_below: bool) -> tuple[PciDevice, ...]:
+    """A GPU and a NIC below two ports of one switch."""
+    ports = [PciDevice(address=f"0:{i}", what="bridge", parent="0:0", acs_redirects=acs_below) for i in ("1", "2")]
+    below = (PciDevice(address="1:0", what="gpu", parent="0:1"), PciDevice(address="2:0", what="nic", parent="0:2"))
+    return (PciDevice(address="0:0", what="bridge"), *ports, *below)
+
+
+HOST_CASES: dict[str, tuple[Host, Host]] = {
+    "HOST-OS-LIB": (
+        host(sources=("software",), software=Software(python="3.11.7", torch=None)),
+        host(software=Software(python=None, torch=None)),
+    ),
+    "HOST-MEMLOCK": (nics(nic(), memlock_bytes=65536), nics(nic(), memlock_bytes=-1)),
+    "HOST-NOFILE": (host(nofile=1024), host(nofile=-1)),
+    "HOST-SHM": (host(shm_bytes=64 * 1024**2), host(shm_bytes=2**34)),
+    "HOST-TIME-SKEW": (host(clock_skew_s=-2.0), host(clock_skew_s=0.4)),
+    "PROBE-SLOW-SSH": (host(round_trip_s=3.0), host(round_trip_s=0.2)),
+    "HOST-NAME-LOOPBACK": (host(name_resolves_to=("127.0.1.1",)), host(name_resolves_to=("10.0.0.1",))),
+    "HOST-NCCL-CONF": (
+        host(nccl_settings=(NcclSetting(where="/etc/nccl.conf", name="NCCL_NET", value="IB"),)),
+        host(nccl_settings=(NcclSetting(where="/etc/nccl.conf", name="NCCL_DEBUG", value="WARN"),)),
+    ),
+    "HOST-NCCL-VERSION": (
+        nics(roce(), software=Software(python="3", torch="2", nccl="2.18.5")),
+        nics(nic(), software=Software(python="3", torch="2", nccl="2.18.5")),
+    ),
+    "HOST-HUGEPAGES": (nics(EFA, hugepages=0), nics(nic(), hugepages=0)),
+    "NET-DOCKER-CANDIDATE": (host(netdevs=(netdev("docker0", "172.17.0.1/16"),)), host(netdevs=(netdev(),))),
+    "NIC-NONE-USABLE": (nics(nic(state="Down")), nics(nic())),
+    "NIC-NO-SM": (nics(nic(state="Initializing", phys_state="LinkUp")), nics(nic(state="Down"))),
+    "NIC-PORT-DOWN": (nics(nic(), nic("mlx5_1", state="Down")), nics(nic())),
+    "NIC-LINK-DOWN": (
+        host(netdevs=(netdev(kind="physical", link_detected=False),)),
+        host(netdevs=(netdev(kind="physical", link_detected=False, up=False),)),
+    ),
+    "NIC-MIXED-LINK-LAYER": (nics(nic(), roce("mlx5_1")), nics(nic(), roce("mlx5_1", state="Down"))),
+    "NIC-RATE-OUTLIER": (nics(nic(), nic("mlx5_1", rate_gbps=100.0)), nics(nic(), nic("mlx5_1"))),
+    "NIC-RATE-BELOW-CLASS": (
+        nics(nic(hca_type="MT4129"), nic("mlx5_1", hca_type="MT4129", rate_gbps=200.0)),
+        nics(nic(hca_type="MT4129"), nic("mlx5_1", hca_type="MT4125", rate_gbps=200.0)),
+    ),
+    "NIC-RATE-CONFLICT": (roce_host(own=netdev(speed_bytes_per_s=12.5e9)), roce_host()),
+    "NIC-FLAP": (nics(nic(counters=(("link_downed", 7),))), nics(nic(counters=(("link_downed", 3),)))),
+    "NIC-SOFT-RDMA": (nics(nic("rxe0", "SoftRoCE")), nics(nic())),
+    "NIC-EFA-NEEDS-PLUGIN": (nics(EFA), nics(nic())),
+    "NIC-OMNIPATH": (nics(nic("hfi1_0", "Omni-Path")), nics(nic())),
+    "NIC-IWARP": (nics(nic("irdma0", "iWARP")), nics(nic())),
+    "NIC-DUPLICATE-FACE": (
+        nics(nic(sys_image_guid="1"), nic("mlx5_1", sys_image_guid="1")),
+        nics(nic(sys_image_guid="1"), nic("mlx5_1", sys_image_guid="2")),
+    ),
+    "NIC-BOND-ONE-QP": (nics(nic("mlx5_bond_0", bond=True)), nics(nic())),
+    "NIC-BOND-DEGRADED": (
+        host(netdevs=(netdev("bond0", bond_slaves=(BondSlave(name="e1", mii_status="down"),)),)),
+        host(netdevs=(netdev("bond0", bond_slaves=(BondSlave(name="e1", mii_status="up"),)),)),
+    ),
+    "NIC-NO-NETDEV-IN-NS": (
+        nics(nic(kind="RoCE", node_type="ca")),
+        nics(nic(kind="RoCE")),
+    ),
+    "NIC-NO-UVERBS": (nics(nic(), uverbs=4, uverbs_openable=0), nics(nic(), uverbs=4, uverbs_openable=4)),
+    "IB-IPOIB-BOOTSTRAP": (host(netdevs=(netdev("ib0"),)), host(netdevs=(netdev("ib0", None),))),
+    "ROCE-NO-V2-GID": (roce_host(roce(gids=(V1,))), roce_host(roce(gids=(V1, V2)))),
+    "ROCE-GID-NOT-3": (roce_host(roce(gid_choice=7)), roce_host(roce(gid_choice=3))),
+    "ROCE-GID-IPV6-ONLY": (roce_host(roce(gids=(V1, V6))), roce_host(roce(gids=(V2, V6)))),
+    "ROCE-MTU-SMALL": (roce_host(own=netdev(mtu=1500)), roce_host(roce(active_mtu=4096), netdev(mtu=1500))),
+    "ROCE-PFC-OFF": (
+        roce_host(own=netdev(pfc_enabled_priorities=(), trust="pcp")),
+        roce_host(own=netdev(pfc_enabled_priorities=(), trust="dscp")),
+    ),
+    "ROCE-RP-FILTER": (
+        host(
+            nics=(roce(), roce("mlx5_1", "ens2")),
+            netdevs=(netdev(rp_filter=1), netdev("ens2", "10.2.0.2/24", rp_filter=1)),
+        ),
+        host(
+            nics=(roce(), roce("mlx5_1", "ens2")),
+            netdevs=(netdev(rp_filter=1), netdev("ens2", "10.3.0.2/24", rp_filter=1)),
+        ),
+    ),
+    "GPU-NONE": (
+        host(kernel_modules=("mlx5_core",), kernel_modules_complete=True),
+        host(kernel_modules=("mlx5_core",), kernel_modules_complete=False),
+    ),
+    "GPU-COUNT": (
+        gpus(gpu(), gpu_count_lspci=8, sources=("nvidia-smi",)),
+        gpus(gpu(), gpu_count_lspci=1, sources=("nvidia-smi",)),
+    ),
+    "GPU-DRIVER-MISMATCH": (
+        host(nvidia_smi_failure="Failed to initialize NVML: Driver/library version mismatch"),
+        host(nvidia_smi_failure="NVIDIA-SMI has failed because it couldn't communicate with the driver"),
+    ),
+    "GPU-MIG-ENABLED": (gpus(gpu(mig=True)), gpus(gpu(mig=False))),
+    "GPU-COMPUTE-MODE": (gpus(gpu(compute_mode="E. Process")), gpus(gpu(compute_mode="Default"))),
+    "GPU-ECC-UNCORR": (gpus(gpu(ecc_uncorrected=1)), gpus(gpu(ecc_uncorrected=0))),
+    "GPU-ROW-REMAP": (gpus(gpu(row_remap_pending=True)), gpus(gpu(row_remap_pending=False))),
+    "GPU-XID": (host(warnings=("NVRM: Xid (PCI:0000:01:00): 79",)), host(warnings=("other",))),
+    "GPU-THROTTLE": (gpus(gpu(throttle_reasons=("hw_slowdown",))), gpus(gpu(throttle_reasons=("sw_power_cap",)))),
+    "GPU-PERSISTENCE-OFF": (gpus(gpu(persistence_mode=False)), gpus(gpu(persistence_mode=True))),
+    "GPU-NVLINK-INACTIVE": (gpus(gpu(nvlinks_up=4, nvlinks_total=6)), gpus(gpu(nvlinks_up=0, nvlinks_total=None))),
+    "GPU-FABRIC": (gpus(gpu(fabric_state="In Progress")), gpus(gpu(fabric_state="Completed", fabric_status="Success"))),
+    "GPU-INFOROM": (host(warnings=("WARNING: infoROM is corrupted at gpu 0000:3B:00.0",)), host()),
+    "GDR-NO-PEERMEM": (gpus(gpu(), peermem=False), gpus(gpu(), peermem=False, open_gpu_driver=True)),
+    "PCI-LINK-DEGRADED": (nics(nic(pci=NARROW)), host(pci=(PciDevice(address="1:0", what="gpu", link=SLOW),))),
+    "PCI-MPS-SMALL": (
+        nics(nic(pci_address="2:0"), pci=(PciDevice(address="2:0", what="nic", max_read_request_bytes=512),)),
+        nics(nic(pci_address="2:0"), pci=(PciDevice(address="2:0", what="nic", max_read_request_bytes=4096),)),
+    ),
+    "PCI-ACS-ON-PATH": (host(pci=pci(acs_below=True)), host(pci=pci(acs_below=False))),
+    "PCI-IOMMU-ON": (
+        host(iommu_groups=9, virtual_machine=False, kernel_command_line="quiet"),
+        host(iommu_groups=9, virtual_machine=False, kernel_command_line="quiet iommu=pt"),
+    ),
+    "TOPO-FLAT-PCI": (
+        gpus(gpu(pci_address="0001:00:00.0"), gpu(1, pci_address="0002:00:00.0")),
+        gpus(gpu(pci_address="0000:01:00.0"), gpu(1, pci_address="0000:02:00.0")),
+    ),
+    "TOPO-FAR-NIC": (
+        gpus(gpu(nearest_path="SYS", nearest_nics=("mlx5_0",))),
+        gpus(gpu(nearest_path="PIX", nearest_nics=("mlx5_0",))),
+    ),
+}
+
+PEER_CASES: dict[str, tuple[tuple[Host, Host], tuple[Host, Host]]] = {
+    "HOST-OS-LIB": (
+        (host(), host("b", software=Software(python="3.11.9", torch="2.12.0"))),
+        (host(), host("b", software=Software(python="3.11.9", torch="2.13.0"))),
+    ),
+    "HOST-NCCL-VERSION": ((host(), host("b", software=GOOD.model_copy(update={"nccl": "2.28"}))), (host(), host("b"))),
+    "NIC-FW-MISMATCH": (
+        (nics(nic(hca_type="A", firmware="1")), nics(nic(hca_type="A", firmware="2"), name="b")),
+        (nics(nic(hca_type="A", firmware="1")), nics(nic(hca_type="B", firmware="2"), name="b")),
+    ),
+    "NIC-DRIVER-MISMATCH": ((host(kernel="6.1"), host("b", kernel="6.8")), (host(kernel="6.1"), host("b"))),
+    "NIC-SET-DIFFERS": ((nics(nic()), nics(nic("mlx5_1"), name="b")), (nics(nic()), nics(nic(), name="b"))),
+    "ROCE-GID-DIFFERS-BY-HOST": (
+        (roce_host(roce(gid_choice=3)), roce_host(roce(gid_choice=5), name="b")),
+        (roce_host(roce(gid_choice=3)), roce_host(roce(), name="b")),
+    ),
+    "ROCE-MTU-DIFFERS": (
+        (roce_host(), roce_host(own=netdev(mtu=4200), name="b")),
+        (roce_host(), roce_host(name="b")),
+    ),
+    "ROCE-PFC-DIFFERS": (
+        (
+            roce_host(own=netdev(pfc_enabled_priorities=(3,))),
+            roce_host(own=netdev(pfc_enabled_priorities=()), name="b"),
+        ),
+        (roce_host(own=netdev(pfc_enabled_priorities=(3,))), roce_host(name="b")),
+    ),
+    "GPU-DRIVER-DIFFERS": (
+        (host(gpu_driver_version="550"), host("b", gpu_driver_version="560")),
+        (host(gpu_driver_version="550"), host("b")),
+    ),
+    "TOPO-RAIL-MISMATCH": (
+        (gpus(gpu(nearest_nics=("mlx5_0",))), gpus(gpu(nearest_nics=("mlx5_1",)), name="b")),
+        (gpus(gpu(nearest_nics=("mlx5_0",))), gpus(gpu(), name="b")),
+    ),
+}
+
+
+def fired(rule_id: str, *hosts: Host) -> bool:
+    rules = [rule for rule in HOST_RULES if rule.id == rule_id]
+    return any(list(rule.findings(one)) for rule in rules for one in hosts)
+
+
+def peers_fired(rule_id: str, hosts: tuple[Host, Host]) -> list[tuple[str, ...]]:
+    rules = [rule for rule in PEER_RULES if rule.id == rule_id]
+    return [finding.hosts for rule in rules for finding in rule.findings(hosts)]
+
+
+@pytest.mark.parametrize("rule_id", sorted(HOST_CASES))
+def test_host_rule_fires_on_the_fault_and_on_nothing_else(rule_id: str) -> None:
+    faulty, healthy = HOST_CASES[rule_id]
+    assert fired(rule_id, faulty)
+    assert not fired(rule_id, healthy)
+    assert not fired(rule_id, host())
+
+
+@pytest.mark.parametrize("rule_id", sorted(PEER_CASES))
+def test_peer_rule_fires_on_the_difference_and_names_the_hosts(rule_id: str) -> None:
+    differing, alike = PEER_CASES[rule_id]
+    assert peers_fired(rule_id, differing) == [("a", "b")]
+    assert peers_fired(rule_id, alike) == []
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {rule.id for rule in HOST_RULES} == set(HOST_CASES)
+    assert {rule.id for rule in PEER_RULES} == set(PEER_CASES)
+
+
+def test_every_rule_says_what_it_does_and_what_to_do() -> None:
+    rules: tuple[Rule | PeerRule, ...] = (*HOST_RULES, *PEER_RULES)
+    assert all(rule.effect and rule.remedy for rule in rules)
+
+
+def test_rail_that_is_down_refuses_launch_and_a_spare_port_informs() -> None:
+    down = nic("mlx5_1", state="Down", hca_type="MT4129", phys_state="Disabled")
+    rail = nic(hca_type="MT4129")
+    spare = nic("mlx5_2", "RoCE", state="Down", hca_type="MT4125")
+    found = [(f.rule, f.severity) for f in audit([nics(rail, down, spare)], (), None) if f.rule == "NIC-PORT-DOWN"]
+    assert found == [("NIC-PORT-DOWN", "F"), ("NIC-PORT-DOWN", "I")]
+
+
+def test_conflicting_rates_are_shown_with_their_sources() -> None:
+    conflict = Conflict(
+        subject="mlx5_0:1", fact="rate_gbps", source_a="sysfs", value_a="400", source_b="ibstat", value_b="200"
+    )
+    (finding,) = [f for f in audit([nics(nic(), conflicts=(conflict,))], (), None) if f.rule == "NIC-RATE-CONFLICT"]
+    assert finding.evidence == "mlx5_0:1: sysfs says 400, ibstat 200 Gbit/s"
+
+
+def test_container_bridge_over_a_peer_is_a_conflict() -> None:
+    bridge = netdev("br-1", "10.9.0.254/16")
+    hosts = [
+        host("a", netdevs=(netdev("eth0", "10.9.0.1/24"), bridge)),
+        host("b", netdevs=(netdev("eth0", "10.9.0.2/24"),)),
+    ]
+    clusters, _ = find_clusters(hosts, {})
+    findings = audit(hosts, clusters, find_shared_network(hosts))
+    (conflict,) = [finding for finding in findings if finding.rule == "NET-SUBNET-CONFLICT"]
+    assert conflict.evidence == "br-1 (10.9.0.254/16) covers the address of a, b"
+
+
+def test_equal_findings_of_several_hosts_are_one_row() -> None:
+    findings = joined(audit([nics(EFA, name=name) for name in "abc"], (), None))
+    assert [finding.hosts for finding in findings if finding.rule == "NIC-EFA-NEEDS-PLUGIN"] == [("a", "b", "c")]
