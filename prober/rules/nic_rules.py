@@ -158,6 +158,17 @@ def iwarp(host: Host) -> Evidence:
             yield f"{place(nic)} speaks iWARP"
 
 
+def two_fabrics(host: Host) -> Evidence:
+    """InfiniBand rails below different subnet managers: the host joins only the cluster of the first."""
+    fabrics: dict[str, list[str]] = {}
+    for nic in fabric_of(host).rails:
+        if nic.kind == "InfiniBand" and nic.sm_lid:
+            key = f"subnet {nic.subnet_prefix or 'not known'}, SM lid {nic.sm_lid}"
+            fabrics.setdefault(key, []).append(place(nic))
+    if len(fabrics) > 1:
+        yield "; ".join(f"{key}: {', '.join(ports)}" for key, ports in fabrics.items())
+
+
 def duplicate_faces(host: Host) -> Evidence:
     cards: dict[str, list[str]] = {}
     for nic in host.nics:
@@ -292,6 +303,13 @@ HOST_RULES = (
     ),
     Rule(
         "NIC-IWARP", "F", "NCCL's verbs transport needs InfiniBand or RoCE", "`irdma roce_ena=1` where possible", iwarp
+    ),
+    Rule(
+        "NIC-TWO-FABRICS",
+        "W",
+        "rails of different islands cannot talk to each other",
+        "pin `cluster:` in hosts.yaml; by hand, name the rails of one island in NCCL_IB_HCA",
+        two_fabrics,
     ),
     Rule("NIC-DUPLICATE-FACE", "I", "their rates do not add up", "count the card once", duplicate_faces),
     Rule("NIC-BOND-ONE-QP", "I", "half the bond's rate", "NCCL_IB_QPS_PER_CONNECTION=2 or 4", bond_one_qp),

@@ -131,6 +131,7 @@ HOST_CASES: dict[str, tuple[Host, Host]] = {
     "NIC-EFA-NEEDS-PLUGIN": (nics(EFA), nics(nic())),
     "NIC-OMNIPATH": (nics(nic("hfi1_0", "Omni-Path")), nics(nic())),
     "NIC-IWARP": (nics(nic("irdma0", "iWARP")), nics(nic())),
+    "NIC-TWO-FABRICS": (nics(nic(), nic("mlx5_1", sm_lid=9)), nics(nic(), nic("mlx5_1"))),
     "NIC-DUPLICATE-FACE": (
         nics(nic(sys_image_guid="1"), nic("mlx5_1", sys_image_guid="1")),
         nics(nic(sys_image_guid="1"), nic("mlx5_1", sys_image_guid="2")),
