@@ -228,6 +228,7 @@ class Host(Record):
     netdevs: tuple[Netdev, ...] = ()
     default_route_netdev: str | None = None
     software: Software = Software(python=None, torch=None)
+    python_asked: bool = False
     kernel: str | None = None
     cpu_count: int | None = None
     memory_bytes: int | None = None

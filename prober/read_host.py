@@ -107,6 +107,7 @@ def read_host(
         netdevs=netdev_reading.netdevs,
         default_route_netdev=ip_tool.parse_default_route(outputs),
         software=software.read_software(outputs),
+        python_asked=software.python_was_asked(outputs),
         kernel=about.release,
         cpu_count=about.cpu_count,
         memory_bytes=about.memory_bytes,

@@ -32,6 +32,11 @@ def software_command(python: str) -> Command:
     return Command(f"{shlex.quote(python)} -c {shlex.quote(_ASK)}", limited=True)
 
 
+def python_was_asked(outputs: Sequence[Recorded]) -> bool:
+    """Whether the outputs could tell of a Python: a recording of other tools says nothing of it."""
+    return any(re.search(r"\s-c\s", output.command) for output in outputs)
+
+
 def read_software(outputs: Sequence[Recorded]) -> Software:
     """Versions; None for what is not there."""
     found: dict[str, str] = {}

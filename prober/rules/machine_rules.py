@@ -19,7 +19,7 @@ VIRTUAL_NAMES = ("docker", "br-", "veth", "virbr", "cni", "flannel")
 
 
 def software_missing(host: Host) -> Evidence:
-    if "software" not in host.sources:
+    if not host.python_asked:
         return
     python, software = host.access.python, host.software
     if software.python is None:

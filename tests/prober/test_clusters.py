@@ -21,7 +21,7 @@ def nic(device: str, kind: str, rate: float = 200, state: str = "Active", **fact
 def host(name: str, *netdevs: Netdev, nics: tuple[Nic, ...] = (), **facts: object) -> Host:
     software = Software(python="3.11.7", torch="2.13.0")
     data = {"name": name, "access": Access(), "reachable": True, "netdevs": netdevs, "nics": nics, "software": software}
-    data["sources"] = ("software",)
+    data["python_asked"] = True
     return Host.model_validate({**data, **facts})
 
 

@@ -93,7 +93,7 @@ def pci(acs_below: bool) -> tuple[PciDevice, ...]:
 
 HOST_CASES: dict[str, tuple[Host, Host]] = {
     "HOST-OS-LIB": (
-        host(sources=("software",), software=Software(python="3.11.7", torch=None)),
+        host(python_asked=True, software=Software(python="3.11.7", torch=None)),
         host(software=Software(python=None, torch=None)),
     ),
     "HOST-MEMLOCK": (nics(nic(), memlock_bytes=65536), nics(nic(), memlock_bytes=-1)),
