@@ -176,6 +176,13 @@ class Netdev(Record):
     trust: Literal["pcp", "dscp"] | None = None
 
 
+class Route(Record):
+    """An IPv4 route of the kernel other than the default one: the prefix it leads to, and the netdev it takes."""
+
+    prefix: str
+    netdev: str
+
+
 class Software(Record):
     """What the run would use there. `torch` is None where it cannot be imported.
 
@@ -227,6 +234,7 @@ class Host(Record):
     nics: tuple[Nic, ...] = ()
     netdevs: tuple[Netdev, ...] = ()
     default_route_netdev: str | None = None
+    routes: tuple[Route, ...] = ()
     software: Software = Software(python=None, torch=None)
     python_asked: bool = False
     kernel: str | None = None

@@ -1,7 +1,7 @@
 """Which hosts share a fabric, and which network all of them share. Found from facts; hosts.yaml may pin labels.
 
 InfiniBand hosts belong together when subnet prefix, subnet manager and IPoIB networks do not differ, RoCE hosts when
-their RDMA netdevs share an IP network, hosts without RDMA when their fastest netdevs do.
+their RDMA netdevs share an IP network or are routed to each other, hosts without RDMA when their fastest netdevs do.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Fabric:
     networks: frozenset[str]
     rails: tuple[Nic, ...]
     netdev: Netdev | None
+    routed: frozenset[str] = frozenset()
 
     def agrees_with(self, other: Fabric) -> bool:
         """No known fact speaks against the two being one fabric."""
@@ -34,8 +35,13 @@ class Fabric:
             self.kind == other.kind
             and (None in (self.subnet_prefix, other.subnet_prefix) or self.subnet_prefix == other.subnet_prefix)
             and (None in (self.sm_lid, other.sm_lid) or self.sm_lid == other.sm_lid)
-            and (not self.networks or not other.networks or bool(self.networks & other.networks))
+            and (not self.networks or not other.networks or self._meets(other))
         )
+
+    def _meets(self, other: Fabric) -> bool:
+        """A network in common; or, for RoCE, routes over the rails in both directions (one subnet a rail or a host)."""
+        both_ways = _leads_to(self.routed, other.networks) and _leads_to(other.routed, self.networks)
+        return bool(self.networks & other.networks) or (self.kind == "RoCE" and both_ways)
 
     def joined_with(self, other: Fabric) -> Fabric:
         """The facts of both; `self` must agree with `other`."""
@@ -44,6 +50,7 @@ class Fabric:
             subnet_prefix=self.subnet_prefix or other.subnet_prefix,
             sm_lid=self.sm_lid if self.sm_lid is not None else other.sm_lid,
             networks=self.networks | other.networks,
+            routed=self.routed | other.routed,
         )
 
 
@@ -72,7 +79,14 @@ def fabric_of(host: Host) -> Fabric:
         networks=_networks(netdevs),
         rails=rails,
         netdev=next((netdev for netdev in netdevs if netdev.addresses), netdevs[0] if netdevs else None),
+        routed=frozenset(route.prefix for route in host.routes if route.netdev in {netdev.name for netdev in netdevs}),
     )
+
+
+def _leads_to(prefixes: Iterable[str], networks: Iterable[str]) -> bool:
+    """Whether a route to one of `prefixes` covers one of `networks`."""
+    targets = [ipaddress.IPv4Network(network) for network in networks]
+    return any(target.subnet_of(ipaddress.IPv4Network(prefix)) for prefix in prefixes for target in targets)
 
 
 def _rate(nic: Nic) -> float:

@@ -106,6 +106,7 @@ def read_host(
         nics=nic_reading.nics,
         netdevs=netdev_reading.netdevs,
         default_route_netdev=ip_tool.parse_default_route(outputs),
+        routes=ip_tool.parse_routes(outputs),
         software=software.read_software(outputs),
         python_asked=software.python_was_asked(outputs),
         kernel=about.release,

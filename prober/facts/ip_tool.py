@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from holmes_core.inventory import NetdevKind
+from holmes_core.inventory import NetdevKind, Route
 from prober.facts.json_list import json_list
 from prober.facts.netdev_facts import NetdevFacts
 from prober.facts.question import Command
@@ -92,6 +92,25 @@ def parse_default_route(outputs: Iterable[Recorded]) -> str | None:
                 if entry.get("dst") == "default" and isinstance(device, str) and isinstance(metric, int):
                     routes.append((metric, device))
     return min(routes, key=lambda route: route[0])[1] if routes else None
+
+
+def parse_routes(outputs: Iterable[Recorded]) -> tuple[Route, ...]:
+    """The IPv4 routes that are not the default one, in order."""
+    routes = []
+    for output in outputs:
+        for entry in json_list(output.plain) if output.tool == "ip" else ():
+            prefix, device = entry.get("dst"), entry.get("dev")
+            if isinstance(prefix, str) and isinstance(device, str) and _is_network(prefix):
+                routes.append(Route(prefix=prefix, netdev=device))
+    return tuple(dict.fromkeys(routes))
+
+
+def _is_network(prefix: str) -> bool:
+    try:
+        ipaddress.IPv4Network(prefix)
+    except ValueError:
+        return False
+    return True
 
 
 def parse_ifconfig(output: Recorded) -> tuple[NetdevFacts, ...]:

@@ -78,7 +78,9 @@ def test_hostile_tools_cost_their_facts_and_hide_nothing_else(site: Site, bed: B
     tool(bed, "a2", "nvidia-smi", "sleep 300")
     tool(bed, "b1", "nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
     (bed.host("b2").tools / "nvidia-smi").unlink()
+    tool(bed, "b2", "date", 'exec /bin/date -d "@$(( $(/bin/date +%s) + 5 ))" "$@"')
     _, inventory = probe(site, str(site.hosts_yaml))
+    assert "HOST-TIME-SKEW" in rules(inventory, "b2")
     assert all(host["reachable"] for host in inventory["hosts"])
     assert {"PROBE-TOOL-FAILED", "PROBE-TRUNCATED"} & set(rules(inventory, "a1"))
     assert any(rule.startswith("PROBE-") and "nvidia-smi" in text for rule, text in rules(inventory, "a2").items())
@@ -107,3 +109,18 @@ def test_changed_host_key_is_refused_and_hides_no_other_host(site: Site, bed: Be
     assert code == 1
     assert "SSH-HOSTKEY-CHANGED" in rules(inventory, "a1")
     assert [host["reachable"] for host in inventory["hosts"]] == [False, True, True, True]
+
+
+def test_host_behind_a_jump_host_is_reached_through_it(site: Site, bed: Bed) -> None:
+    text = bed.ssh_config.read_text(encoding="utf-8")
+    jumping = site.folder / "ssh_config"
+    jumping.write_text(f"Host b1\n    ProxyJump a1\n{text}", encoding="utf-8")
+    hosts = site.folder / "hosts.yaml"
+    hosts.write_text(site.hosts_yaml.read_text(encoding="utf-8").replace(str(bed.ssh_config), str(jumping)))
+    # b1 listens to a1 alone now: the controller has no way there but the jump host.
+    rule = ["ip", "route", "add", "blackhole", "10.9.0.254/32"]
+    subprocess.run(bed.on_host_command("b1", rule), check=True)
+    _, inventory = probe(site, str(hosts))
+    assert [host["reachable"] for host in inventory["hosts"]] == [True, True, True, True]
+    _, direct = probe(site, str(site.hosts_yaml))
+    assert [host["reachable"] for host in direct["hosts"]] == [True, True, False, True]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holmes_core.hosts_file import Access
-from holmes_core.inventory import Host, Netdev, Nic, Software
+from holmes_core.inventory import Host, Netdev, Nic, Route, Software
 from prober.audit import audit
 from prober.clusters import find_clusters, find_shared_network
 
@@ -57,6 +57,16 @@ def test_two_ipoib_networks_are_two_infiniband_clusters() -> None:
 
 def test_roce_networks_separate_clusters() -> None:
     assert members(roce("a", 1), roce("b", 2, network=3)) == {"roce-1": ("a",), "roce-2": ("b",)}
+
+
+def routed(machine: Host, prefix: str) -> Host:
+    return machine.model_copy(update={"routes": (Route(prefix=prefix, netdev="ens6"),)})
+
+
+def test_roce_hosts_with_a_subnet_each_are_one_cluster_when_routed_both_ways() -> None:
+    a, b = routed(roce("a", 1, network=20), "10.0.0.0/8"), routed(roce("b", 1, network=21), "10.20.0.0/16")
+    assert members(a, b) == {"roce-1": ("a", "b")}
+    assert members(a, roce("b", 1, network=21)) == {"roce-1": ("a",), "roce-2": ("b",)}
 
 
 def test_hosts_without_rdma_are_an_ethernet_cluster() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from holmes_core.hosts_file import Access
 from holmes_core.inventory import Host
+from prober.facts import ip_tool
 from prober.facts.gpu_query import parse_query
 from prober.facts.question import Command, cut, script
 from prober.read_host import commands, read_host
@@ -105,6 +106,13 @@ def test_gpus_of_lspci_do_not_stand_in_for_a_failing_nvidia_smi() -> None:
     missing = output("nvidia-smi -L", "sh: nvidia-smi: not found\n", 127)
     host = read(lspci, missing)
     assert (host.gpus, host.gpu_count_lspci) == ((), 1)
+
+
+def test_routes_leave_out_the_default_and_what_is_no_prefix() -> None:
+    text = """[{"dst":"default","dev":"eth0"},{"dst":"10.20.0.0/16","dev":"ens6"},{"dst":"10.9.0.5","dev":"eth0"},
+    {"dst":"unreachable","dev":"eth0"},{"dst":"10.20.0.0/16"}]"""
+    routes = ip_tool.parse_routes([Recorded("ip -j route show", text, 0)])
+    assert [(route.prefix, route.netdev) for route in routes] == [("10.20.0.0/16", "ens6"), ("10.9.0.5", "eth0")]
 
 
 IP_ADDR = """[{"ifname":"lo","flags":["LOOPBACK","UP"],"mtu":65536,"addr_info":[{"family":"inet","local":"127.0.0.1",
