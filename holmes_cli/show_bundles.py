@@ -17,7 +17,7 @@ def show_bundles(bundles: Sequence[NodeBundle], runtime: Mapping[str, str]) -> N
         _line(f"\n== node {node.node_rank}: {node.cluster}/{node.host}")
         _line(f"$ {bundle.unpack_command}    (a tar archive on its standard input)")
         _line(f"$ {bundle.start_command}")
-        for variable in bundle.environment:
+        for variable in node.environment:
             _line(f"{variable.name}={variable.value}    # {variable.reason}")
         for name, text in bundle.files.items():
             _line(f"-- {name}\n{text.rstrip()}")

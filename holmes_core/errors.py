@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-DONE = 0
 ANSWER_IS_NO = 1
 WRONG_USAGE = 2
 

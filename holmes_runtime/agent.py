@@ -194,7 +194,6 @@ class Agent:
             if self._left_alone():
                 end_descendants(GRACE_S)
                 self._forward_output(last=True)
-                self._report(event="stopped")
                 return 3
             self._input.lines(POLL_S)
             self._forward_output()

@@ -8,11 +8,10 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holmes_core.plan import EnvironmentVariable, Node
+from holmes_core.plan import Node
 
 RUN_CONFIG_FILE = "run_config.json"
 NODE_CONFIG_FILE = "node.json"
-ENVIRONMENT_FILE = "node.env"
 RUNTIME_PACKAGE = "holmes_runtime"
 
 
@@ -23,7 +22,6 @@ class NodeBundle:
     node: Node
     folder: str
     files: Mapping[str, str]
-    environment: tuple[EnvironmentVariable, ...]
 
     @property
     def unpack_command(self) -> str:

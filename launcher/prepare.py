@@ -8,7 +8,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.plan import Node, Plan, PlanGroup
 from holmes_runtime.node_config import NodeConfig
 from holmes_runtime.run_config import Corpus, Emulation, Group, ModelShape, Optimizer, Rank, RunConfig, Stage
-from launcher.bundle import ENVIRONMENT_FILE, NODE_CONFIG_FILE, RUN_CONFIG_FILE, NodeBundle, node_folder
+from launcher.bundle import NODE_CONFIG_FILE, RUN_CONFIG_FILE, NodeBundle, node_folder
 
 SILENCE_LIMIT_S = 15.0  # a node or a controller not heard for so long is taken for lost; both speak every 2 s
 
@@ -79,9 +79,8 @@ def _bundle(plan: Plan, node: Node, run_config: RunConfig) -> NodeBundle:
     files = {
         RUN_CONFIG_FILE: run_config.to_json(),
         NODE_CONFIG_FILE: config.to_json(),
-        ENVIRONMENT_FILE: "".join(f"{variable.name}={variable.value}\n" for variable in node.environment),
     }
-    return NodeBundle(node, node_folder(run_config.run_id, node.node_rank), files, node.environment)
+    return NodeBundle(node, node_folder(run_config.run_id, node.node_rank), files)
 
 
 def _interfaces(plan: Plan, node: Node) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from holmes_core.inventory import Cluster, FabricKind, Finding, Host, Netdev, Ne
 from holmes_core.units import bytes_per_s_from_gbps
 
 _SHORT: dict[FabricKind, str] = {"InfiniBand": "ib", "RoCE": "roce", "Ethernet": "eth", "loopback": "local"}
-_VIRTUAL = ("docker", "br-", "veth", "virbr", "cni", "flannel", "lo")
+VIRTUAL_NAMES = ("docker", "br-", "veth", "virbr", "cni", "flannel")  # container and VM bridges and their ends
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def _port(host: str, netdev: Netdev | None, subnet: str | None) -> NetworkPort:
 
 
 def _carries_traffic(netdev: Netdev) -> bool:
-    return bool(netdev.up) and bool(netdev.addresses) and not netdev.name.startswith(_VIRTUAL)
+    return bool(netdev.up) and bool(netdev.addresses) and not netdev.name.startswith((*VIRTUAL_NAMES, "lo"))
 
 
 def _fastest(netdevs: Iterable[Netdev]) -> Netdev | None:

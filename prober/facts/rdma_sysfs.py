@@ -55,7 +55,6 @@ _PORT_FILES = [
     "hw_counters/rnr_nak_retry_err",
     "hw_counters/roce_adp_retrans",
 ]
-COUNTERS = tuple(name.partition("/")[2] for name in _PORT_FILES if "counters/" in name)
 
 _ANY = f"ls -d {_ROOT}/* >/dev/null 2>&1"
 LIST = Command(f"ls -l {_ROOT}")

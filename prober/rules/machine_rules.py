@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holmes_core.inventory import Host
+from prober.clusters import VIRTUAL_NAMES
+from prober.facts.limits import UNLIMITED
 from prober.rules.nic_rules import active
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 
-UNLIMITED = -1
 FEWEST_FILES = 65536
 DOCKER_SHM_BYTES = 64 * 1024**2
 MOST_SKEW_S = 1.0
 SLOW_SSH_S = 2.0
 ROCE_NEEDS_NCCL = (2, 21)
 PLANNED_VARIABLES = ("NCCL_NET", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX")
-VIRTUAL_NAMES = ("docker", "br-", "veth", "virbr", "cni", "flannel")
 
 
 def software_missing(host: Host) -> Evidence:

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Sequence
 
 from holmes_core.inventory import Cluster, Finding, Host, Network
-from prober.rules.machine_rules import VIRTUAL_NAMES
+from prober.clusters import VIRTUAL_NAMES
 
 
 def network_findings(hosts: Sequence[Host], clusters: Sequence[Cluster], shared: Network | None) -> list[Finding]:
