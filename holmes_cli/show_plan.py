@@ -13,7 +13,7 @@ from holmes_core.units import format_bytes, format_memory, format_rate, format_s
 def show_plan(plan: Plan) -> None:
     """Print placement, networks, traffic and prediction."""
     order = "usual rank order" if plan.order == "usual" else "placed by Holmes"
-    batches = f"micro-batch {plan.micro_batch_size} x {plan.num_microbatches}"
+    batches = f"micro-batch {plan.micro_batch_size} x {max(plan.microbatches)}"
     out.print(f"tp={plan.tp} pp={plan.pp} dp={plan.dp}, {batches}; {order}")
     out.print(_stages_table(plan))
     out.print(_placement_tree(plan))

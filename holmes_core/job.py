@@ -2,47 +2,112 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from holmes_core.presets import PRESETS
 from holmes_core.record import FileRecord, Record
 
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0)]
+Precision = Literal["fp32", "bf16", "fp16"]
+Recompute = Literal["none", "selective", "full"]
+ScheduleName = Literal["gpipe", "1f1b", "eager", "interleaved", "zero-bubble"]
 
 
 class Model(Record):
-    """A GPT: its shape in the field's words. The output head is not tied to the embedding."""
+    """A decoder of one family: its shape in the field's words. The output head is not tied to the embedding.
 
+    gpt: learned positions, LayerNorm, GELU, biases. llama: rotary positions, RMSNorm, SwiGLU, grouped-query attention,
+    no biases. `preset` takes a published shape (holmes_core/presets.py), which other keys override. `factory` is
+    FILE.py:FUNCTION, a model of the user's own; the shape must still describe it, since the planner prices the shape.
+    """
+
+    preset: str | None = None
+    family: Literal["gpt", "llama"] = "gpt"
     num_layers: Positive
     hidden_size: Positive
     num_heads: Positive
+    num_kv_heads: Positive | None = None
+    ffn_hidden_size: Positive | None = None
     seq_length: Positive
     vocab_size: Positive = 256
+    rope_theta: Annotated[float, Field(gt=0)] = 10000.0
+    factory: Annotated[str, Field(pattern=r"^[^:]+\.py:[A-Za-z_]\w*$")] | None = None
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads: as many as query heads unless given."""
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def ffn_size(self) -> int:
+        """Width of the feed-forward network: 4 h unless given."""
+        return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset_fills_in(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("preset") is None:
+            return data
+        name = data["preset"]
+        if name not in PRESETS:
+            raise ValueError(f"preset {name!r} is not known; there are {', '.join(PRESETS)}")
+        return {**PRESETS[name], **data}
 
     @model_validator(mode="after")
-    def _heads_divide_hidden_size(self) -> Model:
+    def _heads_divide(self) -> Model:
         if self.hidden_size % self.num_heads:
             raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
+        if self.num_heads % self.kv_heads:
+            raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
+        if self.family == "llama" and (self.hidden_size // self.num_heads) % 2:
+            raise ValueError(f"hidden_size / num_heads is {self.hidden_size // self.num_heads}: rotation needs it even")
+        if self.family == "gpt" and self.kv_heads != self.num_heads:
+            raise ValueError(f"num_kv_heads {self.num_kv_heads}: a gpt has as many as num_heads {self.num_heads}")
         return self
 
 
 class Data(Record):
-    """Text to train on, byte level, at the same path on every host: a file, or a folder and a file pattern."""
+    """Text or tokens to train on, at the same path on every host: a file, or a folder and a file pattern.
+
+    Read as: .bin with its .idx beside it (Megatron tokens), .jsonl (the field "text"), else raw text. Text becomes
+    bytes, or the tokens of `tokenizer`, a `tokenizers` JSON file. The last `validation_fraction` is for evaluation.
+    """
 
     path: str
     pattern: str = "*"
+    tokenizer: str | None = None
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class Evaluation(Record):
+    """Loss on `num_batches` global batches of the validation split, every `every_steps` steps."""
+
+    every_steps: Positive
+    num_batches: Positive = 1
 
 
 class OptimizerSettings(Record):
-    """AdamW."""
+    """AdamW. The rate rises linearly over `warmup_steps`, then follows `decay` down to `min_learning_rate`."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    min_learning_rate: Annotated[float, Field(ge=0)] = 0.0
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    decay: Literal["constant", "linear", "cosine"] = "constant"
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
     grad_clip: Annotated[float, Field(gt=0)] | None = 1.0
+
+
+class Checkpointing(Record):
+    """Where to save, a folder that all hosts share, how often, and how many to keep. The last step is always saved."""
+
+    path: str
+    every_steps: Positive
+    keep_last: Positive = 2
 
 
 class Parallel(Record):
@@ -53,13 +118,20 @@ class Parallel(Record):
     dp: Positive | None = None
     micro_batch_size: Positive | None = None
     layers: tuple[Positive, ...] | None = None
+    schedule: ScheduleName | None = None
+    chunks: Positive | None = None
+    recompute: Recompute | None = None
 
 
 class Emulation(Record):
-    """Rehearse on the real network without the GPUs: a layer's compute is a sleep of this many seconds."""
+    """Rehearse on the real network without the GPUs: a layer's compute is a sleep of this many seconds.
+
+    `slowdown` multiplies them on the hosts of the clusters it names.
+    """
 
     forward_s_per_layer: Seconds
     backward_s_per_layer: Seconds
+    slowdown: dict[str, Annotated[float, Field(gt=0)]] = {}
 
 
 class Compute(Record):
@@ -70,7 +142,10 @@ class Compute(Record):
 
 
 class Job(FileRecord):
-    """job.yaml. `device: cpu` gives every host `slots_per_host` training slots whatever GPUs it has."""
+    """job.yaml. `device: cpu` gives every host `slots_per_host` training slots whatever GPUs it has.
+
+    `precision` left out is bf16 on GPUs and fp32 on CPUs; masters, moments and gradient sums are always fp32.
+    """
 
     KIND: ClassVar[str] = "job"
     RENEW: ClassVar[str] = "your editor"
@@ -81,7 +156,11 @@ class Job(FileRecord):
     steps: Positive
     global_batch_size: Positive
     seed: int = 0
+    precision: Precision | None = None
+    compile: bool = False
     optimizer: OptimizerSettings = OptimizerSettings()
+    evaluation: Evaluation | None = None
+    checkpoint: Checkpointing | None = None
     device: Literal["cuda", "cpu"] = "cuda"
     slots_per_host: Positive = 1
     threads_per_slot: Positive = 1
@@ -90,6 +169,11 @@ class Job(FileRecord):
     master_port: Annotated[int, Field(ge=1024, le=65535)] = 29500
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
 
+    @property
+    def value_type(self) -> Precision:
+        """The precision of weights, activations and what travels between stages."""
+        return self.precision or ("bf16" if self.device == "cuda" else "fp32")
+
     @model_validator(mode="after")
     def _fixed_values_fit_together(self) -> Job:
         fixed = self.parallel
@@ -97,9 +181,15 @@ class Job(FileRecord):
             total, wanted = sum(fixed.layers), self.model.num_layers
             if total != wanted:
                 raise ValueError(f"parallel.layers add up to {total}, num_layers is {wanted}")
-            if fixed.pp is not None and len(fixed.layers) != fixed.pp:
+            if fixed.pp is not None and len(fixed.layers) != fixed.pp * (fixed.chunks or 1):
                 raise ValueError(f"parallel.layers has {len(fixed.layers)} stages, parallel.pp is {fixed.pp}")
+        if fixed.chunks is not None and fixed.chunks > 1 and fixed.schedule not in (None, "interleaved"):
+            raise ValueError(
+                f"parallel.chunks {fixed.chunks} needs parallel.schedule interleaved, not {fixed.schedule}"
+            )
         samples, batch = (fixed.dp or 1) * (fixed.micro_batch_size or 1), self.global_batch_size
         if batch % samples:
             raise ValueError(f"global_batch_size {batch} is not a multiple of dp x micro_batch_size = {samples}")
+        if self.evaluation is not None and self.data.validation_fraction == 0:
+            raise ValueError("evaluation is asked for, data.validation_fraction is 0: there is nothing to evaluate on")
         return self

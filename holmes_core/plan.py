@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from holmes_core.hosts_file import Access
-from holmes_core.job import Job
+from holmes_core.job import Job, Recompute, ScheduleName
 from holmes_core.record import FileRecord, Record
 
 Axis = Literal["tp", "dp", "pp_forward", "pp_backward"]
@@ -37,7 +37,10 @@ class Node(Record):
 
 
 class PlanStage(Record):
-    """Layers [first_layer, stop_layer) and the clusters whose slots hold them (several only when one is too small)."""
+    """Layers [first_layer, stop_layer) and the clusters whose slots hold them (several only when one is too small).
+
+    Stage `index` is on pipeline rank index % pp.
+    """
 
     index: int
     first_layer: int
@@ -92,7 +95,7 @@ class InterfaceTraffic(Record):
 class Prediction(Record):
     """Seconds of one step and its parts, and what travels. Parts add up to `step_s` along the critical path.
 
-    `memory_bytes` is per rank, one number a stage.
+    `memory_bytes` is per rank, one number a pipeline rank.
     """
 
     step_s: float
@@ -128,7 +131,11 @@ class Source(Record):
 
 
 class Plan(FileRecord):
-    """The whole placement of one job on one inventory."""
+    """The whole placement of one job on one inventory.
+
+    `microbatches[i]` is how many micro-batches replica i runs per step; `chunks` how many stages a pipeline rank
+    holds; `extra_in_flight` one number an edge, for the schedule "eager", else empty.
+    """
 
     KIND: ClassVar[str] = "plan"
     RENEW: ClassVar[str] = "holmes plan job.yaml"
@@ -142,7 +149,11 @@ class Plan(FileRecord):
     pp: int
     dp: int
     micro_batch_size: int
-    num_microbatches: int
+    microbatches: tuple[int, ...]
+    schedule: ScheduleName
+    chunks: int
+    extra_in_flight: tuple[int, ...]
+    recompute: Recompute
     nodes: tuple[Node, ...]
     stages: tuple[PlanStage, ...]
     ranks: tuple[PlanRank, ...]
@@ -162,6 +173,10 @@ class Plan(FileRecord):
         coordinates = {(rank.pp_rank, rank.dp_rank, rank.tp_rank) for rank in self.ranks}
         if len(coordinates) != self.world_size:
             raise ValueError("two ranks have the same coordinates")
+        if len(self.microbatches) != self.dp:
+            raise ValueError(f"microbatches are of {len(self.microbatches)} replicas, dp is {self.dp}")
+        if len(self.stages) != self.pp * self.chunks:
+            raise ValueError(f"{len(self.stages)} stages, pp x chunks is {self.pp * self.chunks}")
         if sum(node.num_ranks for node in self.nodes) != self.world_size:
             raise ValueError("the nodes' ranks do not add up to the world size")
         return self

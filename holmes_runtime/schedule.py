@@ -1,16 +1,26 @@
-"""Pipeline schedules as lists of actions: what the planner simulates is what the runtime executes. Free of torch."""
+"""Pipeline schedules as lists of actions: what the planner simulates is what the runtime executes. Free of torch.
+
+A rank holds `chunks` stages; stage s is on pipeline rank s % pp (only interleaving has more than one chunk). A
+backward may be split in two: its input's gradient, which the stage before waits for, and its weights' gradients.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
+
+ScheduleName = Literal["gpipe", "1f1b", "eager", "interleaved", "zero-bubble"]
 
 
 class ActionKind(Enum):
-    """What a stage computes for one micro-batch."""
+    """What a stage computes for one micro-batch; BACKWARD is both halves at once."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    BACKWARD_INPUT = "backward input"
+    BACKWARD_WEIGHT = "backward weight"
 
 
 @dataclass(frozen=True)
@@ -22,16 +32,61 @@ class Action:
     microbatch: int
 
 
-def one_f_one_b(num_stages: int, num_microbatches: int) -> dict[int, tuple[Action, ...]]:
-    """For each stage, its actions of one step in order: 1F1B without interleaving.
+Schedule = dict[int, tuple[Action, ...]]
+"""The actions of one step, in order, by pipeline rank."""
+
+
+def make_schedule(
+    name: ScheduleName, pp: int, num_microbatches: int, chunks: int = 1, extra_in_flight: Sequence[int] = ()
+) -> Schedule:
+    """The schedule `name` of `pp` pipeline ranks.
+
+    `extra_in_flight[e]` is, for "eager" only, how many more micro-batches than under 1F1B are under way across the
+    edge from stage e to e+1. Raises ValueError for values the schedule cannot take.
+    """
+    if chunks < 1 or (chunks > 1 and name != "interleaved"):
+        raise ValueError(f"schedule {name} holds one chunk of the model on a rank, got {chunks}")
+    if any(extra_in_flight) and name != "eager":
+        raise ValueError(f"schedule {name} has no extra micro-batches in flight, got {tuple(extra_in_flight)}")
+    if name == "gpipe":
+        return gpipe(pp, num_microbatches)
+    if name == "eager":
+        return eager(pp, num_microbatches, extra_in_flight or (0,) * (pp - 1))
+    if name == "interleaved":
+        return interleaved(pp, num_microbatches, chunks)
+    if name == "zero-bubble":
+        return zero_bubble(pp, num_microbatches)
+    return one_f_one_b(pp, num_microbatches)
+
+
+def gpipe(pp: int, num_microbatches: int) -> Schedule:
+    """All forwards, then all backwards. Source: Huang et al., GPipe, 2019."""
+    _check(pp, num_microbatches)
+    return {stage: _one_stage(stage, num_microbatches, num_microbatches) for stage in range(pp)}
+
+
+def one_f_one_b(pp: int, num_microbatches: int) -> Schedule:
+    """1F1B without interleaving.
 
     Stage s runs min(p - s, m) forwards, then alternates backward and forward until all m micro-batches are done, so
     it never holds the activations of more than min(p - s, m) micro-batches.
     Source: Narayanan et al., PipeDream-Flush, 2021. Raises ValueError for fewer than one stage or micro-batch.
     """
-    if num_stages < 1 or num_microbatches < 1:
-        raise ValueError(f"need at least one stage and one micro-batch, got {num_stages} and {num_microbatches}")
-    return {stage: _one_stage(stage, num_stages - stage, num_microbatches) for stage in range(num_stages)}
+    return eager(pp, num_microbatches, (0,) * (pp - 1))
+
+
+def eager(pp: int, num_microbatches: int, extra_in_flight: Sequence[int]) -> Schedule:
+    """1F1B with more forwards ahead, so that a slow edge has something to carry while it waits.
+
+    Stage s runs p - s forwards first, and those of the extra micro-batches of every edge after it. Source: the idea is
+    CrossPipe's (Chen et al., 2025). Raises ValueError unless `extra_in_flight` has p - 1 numbers, none negative.
+    """
+    _check(pp, num_microbatches)
+    if len(extra_in_flight) != pp - 1 or any(extra < 0 for extra in extra_in_flight):
+        raise ValueError(f"extra_in_flight must be {pp - 1} numbers, none negative, got {tuple(extra_in_flight)}")
+    return {
+        stage: _one_stage(stage, pp - stage + sum(extra_in_flight[stage:]), num_microbatches) for stage in range(pp)
+    }
 
 
 def _one_stage(stage: int, max_in_flight: int, num_microbatches: int) -> tuple[Action, ...]:
@@ -42,3 +97,82 @@ def _one_stage(stage: int, max_in_flight: int, num_microbatches: int) -> tuple[A
         if microbatch + warmup < num_microbatches:
             actions.append(Action(stage, ActionKind.FORWARD, microbatch + warmup))
     return tuple(actions)
+
+
+def zero_bubble(pp: int, num_microbatches: int) -> Schedule:
+    """1F1B whose weight gradients wait for idle time: on stage s each comes s micro-batches after its input gradient.
+
+    A stage keeps what min(p, m) micro-batches need at most. Source: Qi et al., Zero Bubble Pipeline Parallelism, 2023,
+    schedule ZB-H1.
+    """
+    return {stage: _delay_weights(actions, stage) for stage, actions in one_f_one_b(pp, num_microbatches).items()}
+
+
+def _delay_weights(actions: Iterable[Action], lag: int) -> tuple[Action, ...]:
+    """The actions with each backward split, its weight half after the input half of `lag` micro-batches later."""
+    split: list[Action] = []
+    waiting: list[Action] = []
+    for action in actions:
+        if action.kind is not ActionKind.BACKWARD:
+            split.append(action)
+            continue
+        split.append(Action(action.stage, ActionKind.BACKWARD_INPUT, action.microbatch))
+        waiting.append(Action(action.stage, ActionKind.BACKWARD_WEIGHT, action.microbatch))
+        if len(waiting) > lag:
+            split.append(waiting.pop(0))
+    return tuple(split + waiting)
+
+
+def interleaved(pp: int, num_microbatches: int, chunks: int) -> Schedule:
+    """1F1B over pp * chunks stages, of which rank r holds r, r + pp, r + 2 pp ...: a shorter bubble for more messages.
+
+    Micro-batches go in rounds of pp through the first chunk, then the same round through the next. Source: Narayanan
+    et al., Megatron-LM, SC 2021. Raises ValueError unless pp divides the micro-batches.
+    """
+    _check(pp, num_microbatches)
+    if chunks > 1 and num_microbatches % pp:
+        raise ValueError(f"interleaving needs micro-batches in rounds of {pp} pipeline ranks, got {num_microbatches}")
+    if chunks == 1:
+        return one_f_one_b(pp, num_microbatches)
+    return {rank: _one_rank_interleaved(rank, pp, num_microbatches, chunks) for rank in range(pp)}
+
+
+def _one_rank_interleaved(rank: int, pp: int, num_microbatches: int, chunks: int) -> tuple[Action, ...]:
+    order = [
+        (chunk, first + offset)
+        for first in range(0, num_microbatches, pp)
+        for chunk in range(chunks)
+        for offset in range(pp)
+    ]
+    forwards = [Action(chunk * pp + rank, ActionKind.FORWARD, microbatch) for chunk, microbatch in order]
+    backwards = [
+        Action((chunks - 1 - chunk) * pp + rank, ActionKind.BACKWARD, microbatch) for chunk, microbatch in order
+    ]
+    warmup = min(2 * (pp - rank - 1) + (chunks - 1) * pp + 1, len(forwards))
+    actions = forwards[:warmup]
+    for position, backward in enumerate(backwards):
+        actions.append(backward)
+        actions.extend(forwards[warmup + position : warmup + position + 1])
+    return tuple(actions)
+
+
+def most_in_flight(actions: Iterable[Action]) -> dict[int, int]:
+    """By stage, how many micro-batches' activations a rank running `actions` keeps at the worst moment of the rank.
+
+    The moment is the one when the rank keeps most micro-batches over all its stages.
+    """
+    held: dict[int, int] = {}
+    worst: dict[int, int] = {}
+    for action in actions:
+        if action.kind is ActionKind.FORWARD:
+            held[action.stage] = held.get(action.stage, 0) + 1
+        elif action.kind is not ActionKind.BACKWARD_INPUT:
+            held[action.stage] -= 1
+        if sum(held.values()) > sum(worst.values()):
+            worst = dict(held)
+    return worst
+
+
+def _check(pp: int, num_microbatches: int) -> None:
+    if pp < 1 or num_microbatches < 1:
+        raise ValueError(f"need at least one stage and one micro-batch, got {pp} and {num_microbatches}")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
 
 from holmes_core.errors import HolmesError
 from holmes_core.plan import Node, Plan, PlanGroup
+from holmes_core.record import Record
 from holmes_runtime.node_config import NodeConfig
 from holmes_runtime.run_config import Corpus, Emulation, Group, ModelShape, Optimizer, Rank, RunConfig, Stage
 from launcher.bundle import NODE_CONFIG_FILE, RUN_CONFIG_FILE, NodeBundle, node_folder
@@ -39,10 +42,10 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             pp=plan.pp,
             dp=plan.dp,
             tp=plan.tp,
-            model=ModelShape(**job.model.model_dump()),
-            emulation=Emulation(**job.compute.emulate.model_dump()) if job.compute.emulate else None,
-            corpus=Corpus(**job.data.model_dump()),
-            optimizer=Optimizer(**job.optimizer.model_dump()),
+            model=ModelShape(**_shared_fields(job.model, ModelShape)),
+            emulation=Emulation(**_shared_fields(job.compute.emulate, Emulation)) if job.compute.emulate else None,
+            corpus=Corpus(**_shared_fields(job.data, Corpus)),
+            optimizer=Optimizer(**_shared_fields(job.optimizer, Optimizer)),
             stages=tuple(Stage(stage.index, stage.first_layer, stage.stop_layer) for stage in plan.stages),
             ranks=tuple(
                 Rank(rank.rank, rank.host, rank.cluster, rank.pp_rank, rank.dp_rank, rank.tp_rank)
@@ -55,6 +58,11 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
         )
     except ValueError as error:
         raise HolmesError(f"the runtime refuses the plan: {error}", "correct job.yaml and plan again") from None
+
+
+def _shared_fields(record: Record, kind: type) -> dict[str, Any]:
+    """What `record` says under the names that the runtime's `kind` knows."""
+    return record.model_dump(include={field.name for field in fields(kind)})
 
 
 def _group(group: PlanGroup) -> Group:

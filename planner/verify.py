@@ -45,7 +45,7 @@ def check_degrees(plan: Plan, inventory: Inventory) -> list[str]:
     """Degrees and micro-batches make up the global batch, and are what the job fixes."""
     del inventory
     fixed, faults = plan.job.parallel, []
-    samples = plan.dp * plan.micro_batch_size * plan.num_microbatches
+    samples = plan.micro_batch_size * sum(plan.microbatches)
     if samples != plan.job.global_batch_size:
         faults.append(f"dp x micro-batch size x micro-batches is {samples}, not {plan.job.global_batch_size}")
     for key in ("tp", "pp", "dp", "micro_batch_size"):

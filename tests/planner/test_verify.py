@@ -23,8 +23,8 @@ def changed(plan: Plan, field: str, index: int, /, **update: Any) -> Plan:
 
 
 TAMPERED: dict[str, Callable[[], Plan]] = {
-    "not 32": lambda: PLAN.model_copy(update={"num_microbatches": 5}),
-    "the job fixes 2": lambda: PLAN.model_copy(update={"dp": 1, "num_microbatches": 2 * PLAN.num_microbatches}),
+    "not 32": lambda: PLAN.model_copy(update={"microbatches": (5, 5)}),
+    "the job fixes 2": lambda: PLAN.model_copy(update={"dp": 1}),
     "host b1 is not in cluster a": lambda: changed(PLAN, "ranks", 2, cluster="a"),
     "host c9 is not in cluster b": lambda: changed(PLAN, "ranks", 2, host="c9"),
     "are held 2 times": lambda: changed(PLAN, "ranks", 1, dp_rank=0),

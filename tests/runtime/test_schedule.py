@@ -21,7 +21,7 @@ def microbatches(actions: tuple[Action, ...], kind: ActionKind) -> list[int]:
 def test_every_microbatch_runs_forward_and_backward_once_and_in_order(num_stages: int, num_microbatches: int) -> None:
     for stage, actions in one_f_one_b(num_stages, num_microbatches).items():
         assert {action.stage for action in actions} == {stage}
-        for kind in ActionKind:
+        for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
             assert microbatches(actions, kind) == list(range(num_microbatches))
 
 

@@ -1,0 +1,59 @@
+"""Shapes of published models by name, for `model: {preset: llama-3-8b}` in job.yaml; keys beside `preset` override.
+
+Sources: gpt-3.6b, gpt-7.5b and gpt-39.1b are the Holmes paper's (arXiv 2312.03549, table 2); gpt-175b and gpt-1t
+Megatron-LM's (Narayanan et al., SC 2021, table 1); the Llama shapes are those of Meta's published configurations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _gpt(num_layers: int, hidden_size: int, num_heads: int) -> dict[str, Any]:
+    return {
+        "family": "gpt",
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "num_heads": num_heads,
+        "seq_length": 2048,
+        "vocab_size": 51200,
+    }
+
+
+def _llama(
+    num_layers: int,
+    hidden_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    ffn_hidden_size: int,
+    vocab_size: int,
+    seq_length: int,
+    rope_theta: float,
+) -> dict[str, Any]:
+    return {
+        "family": "llama",
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "ffn_hidden_size": ffn_hidden_size,
+        "vocab_size": vocab_size,
+        "seq_length": seq_length,
+        "rope_theta": rope_theta,
+    }
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "gpt-3.6b": _gpt(30, 3072, 32),
+    "gpt-7.5b": _gpt(36, 4096, 32),
+    "gpt-39.1b": _gpt(48, 8192, 64),
+    "gpt-175b": _gpt(96, 12288, 96),
+    "gpt-1t": _gpt(128, 25600, 160),
+    "llama-3.2-1b": _llama(16, 2048, 32, 8, 8192, 128256, 8192, 500000.0),
+    "llama-2-7b": _llama(32, 4096, 32, 32, 11008, 32000, 4096, 10000.0),
+    "llama-2-13b": _llama(40, 5120, 40, 40, 13824, 32000, 4096, 10000.0),
+    "llama-2-70b": _llama(80, 8192, 64, 8, 28672, 32000, 4096, 10000.0),
+    "llama-3-8b": _llama(32, 4096, 32, 8, 14336, 128256, 8192, 500000.0),
+    "llama-3-70b": _llama(80, 8192, 64, 8, 28672, 128256, 8192, 500000.0),
+    "llama-3.1-405b": _llama(126, 16384, 128, 8, 53248, 128256, 8192, 500000.0),
+}
