@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-cluster check bench bed clean
+.PHONY: demo test test-slow test-cluster check bench bed clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -20,6 +20,10 @@ demo: $(READY)
 # All tests that need no root, no network and no GPU.
 test: $(READY)
 	$(BIN)/python -m pytest -q
+
+# The probe's parsers on every recording, cut at every byte.
+test-slow: $(READY)
+	$(BIN)/python -m pytest -q -m slow
 
 # Tests on the network-namespace bed; needs root, iproute2 and openssh-server.
 test-cluster: $(READY)

@@ -88,6 +88,15 @@ class Gpu(Record):
     nearest_path: str | None = None
 
 
+class GpuProcess(Record):
+    """A process that computes on a GPU. `gpu` is the GPU's index; None where the tool did not say which."""
+
+    pid: int
+    gpu: int | None
+    name: str | None
+    memory_bytes: int | None
+
+
 class Gid(Record):
     """One entry of a port's GID table."""
 
@@ -103,7 +112,8 @@ class Nic(Record):
 
     `state` and `phys_state` in ibstat's words; `rate_gbps` is void unless the port is Active. `gid_choice` is the index
     of the RoCE v2 entry with an IPv4 address, which NCCL chooses by itself. `node_type`: ca, rnic, ...
-    `counters` are (name, value) of the error counters since boot.
+    `counters` are (name, value) of the error counters since boot, `counter_growth` those that grew between two readings
+    of one probe, and by how much; None where they were read once.
     """
 
     device: str
@@ -137,6 +147,7 @@ class Nic(Record):
     gids: tuple[Gid, ...] = ()
     gid_choice: int | None = None
     counters: tuple[tuple[str, int], ...] = ()
+    counter_growth: tuple[tuple[str, int], ...] | None = None
 
 
 class BondSlave(Record):
@@ -221,7 +232,8 @@ class Host(Record):
     `kernel_modules` is what the outputs show loaded; only when `kernel_modules_complete` does absence mean not loaded.
     `memlock_bytes` and `nofile` are -1 for unlimited. `clock_skew_s` is the host's clock minus the controller's.
     `gpu_count_lspci` is None where lspci was not read. `peermem`: GPUDirect RDMA through nvidia_peermem or nv_peer_mem;
-    `open_gpu_driver`: the open kernel module, which has DMA-BUF. `iommu_groups` counts /sys/kernel/iommu_groups.
+    `open_gpu_driver`: the open kernel module, which has DMA-BUF. `gpu_processes` is None where nobody asked for them.
+    `iommu_groups` counts /sys/kernel/iommu_groups. `counter_interval_s`: between the two readings of NIC counters.
     `uverbs` counts /dev/infiniband/uverbs*, `uverbs_openable` those that this user may open. `sources` are the tools
     that gave something. `warnings` are lines of tools that are faults in themselves (infoROM, Xid).
     """
@@ -248,6 +260,7 @@ class Host(Record):
     gpu_driver_version: str | None = None
     gpu_count_lspci: int | None = None
     nvidia_smi_failure: str | None = None
+    gpu_processes: tuple[GpuProcess, ...] | None = None
     fabric_manager: str | None = None
     warnings: tuple[str, ...] = ()
     pci: tuple[PciDevice, ...] = ()
@@ -259,6 +272,7 @@ class Host(Record):
     shm_bytes: int | None = None
     clock_skew_s: float | None = None
     round_trip_s: float | None = None
+    counter_interval_s: float | None = None
     user_is_root: bool | None = None
     name_resolves_to: tuple[str, ...] = ()
     uverbs: int | None = None
@@ -274,9 +288,9 @@ class NetworkPort(Record):
     host: str
     netdev: str | None
     address: str | None
-    bandwidth_bytes_per_s: float | None
+    bandwidth_bytes_per_s: float | None = Field(ge=0)
     hcas: tuple[str, ...] = ()
-    rdma_bandwidth_bytes_per_s: float | None = None
+    rdma_bandwidth_bytes_per_s: float | None = Field(default=None, ge=0)
 
 
 class Network(Record):

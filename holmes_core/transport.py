@@ -12,12 +12,13 @@ import functools
 import getpass
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -174,7 +175,7 @@ class SshConnection:
         return _SshStream(self._channel(command))
 
     def close(self) -> None:
-        self._client.close()
+        _close(self._client)
 
     def _channel(self, command: str) -> paramiko.Channel:
         transport = self._client.get_transport()
@@ -256,9 +257,14 @@ def _too_slow(host: str, timeout_s: float) -> HostError:
     )
 
 
-def _ssh_client(host: str, access: Access) -> paramiko.SSHClient:
-    """A connected client, or a HostError that says what to do."""
-    settings = _ssh_settings(host, access)
+def _ssh_client(host: str, access: Access, jumps_before: str | None = None) -> paramiko.SSHClient:
+    """A connected client, or a HostError that says what to do.
+
+    `jumps_before`: hosts of a ProxyJump list on the way to this one, in place of its own proxy.
+    """
+    settings = ssh_settings(host, access)
+    if jumps_before:
+        settings = replace(settings, proxy_jump=jumps_before, proxy_command=None)
     client = paramiko.SSHClient()
     client.set_missing_host_key_policy(_RefuseUnknownKey())
     for file in settings.known_hosts:
@@ -274,16 +280,25 @@ def _ssh_client(host: str, access: Access) -> paramiko.SSHClient:
             timeout=CONNECT_TIMEOUT_S,
             banner_timeout=CONNECT_TIMEOUT_S,
             auth_timeout=CONNECT_TIMEOUT_S,
-            sock=_proxy(settings, access),
+            sock=open_proxy(settings, access),
         )
     except Exception as error:
-        client.close()
-        raise _explain_connect(host, settings, error) from None
+        _close(client)
+        raise explain_connect(host, settings, error) from None
     return client
 
 
+def _close(client: paramiko.SSHClient) -> None:
+    """End the connection, and those to the jump hosts on its way."""
+    transport = client.get_transport()
+    client.close()
+    while transport is not None and isinstance(transport.sock, paramiko.Channel):
+        transport = transport.sock.get_transport()
+        transport.close()
+
+
 @dataclass(frozen=True)
-class _SshSettings:
+class SshSettings:
     address: str
     port: int
     user: str
@@ -297,8 +312,13 @@ class _SshSettings:
     def target(self) -> str:
         return f"{self.user}@{self.address}:{self.port}"
 
+    @property
+    def known_name(self) -> str:
+        """The host's name in known-hosts files."""
+        return self.address if self.port == SSH_PORT else f"[{self.address}]:{self.port}"
 
-def _ssh_settings(host: str, access: Access) -> _SshSettings:
+
+def ssh_settings(host: str, access: Access) -> SshSettings:
     """hosts.yaml first, then the SSH configuration, then ssh's own defaults."""
     file = Path(access.ssh_config) if access.ssh_config else Path("~/.ssh/config").expanduser()
     config = paramiko.SSHConfig()
@@ -315,7 +335,7 @@ def _ssh_settings(host: str, access: Access) -> _SshSettings:
     if "userknownhostsfile" not in found:
         known.append(found.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts"))
     proxy_jump = found.get("proxyjump")
-    return _SshSettings(
+    return SshSettings(
         address=found["hostname"],
         port=access.port or int(found.get("port", 22)),
         user=access.user or found.get("user") or getpass.getuser(),
@@ -327,29 +347,36 @@ def _ssh_settings(host: str, access: Access) -> _SshSettings:
     )
 
 
-def _proxy(settings: _SshSettings, access: Access) -> paramiko.ProxyCommand | paramiko.Channel | None:
+def open_proxy(settings: SshSettings, access: Access) -> paramiko.ProxyCommand | paramiko.Channel | None:
     """The socket through a proxy command or a chain of jump hosts, None for a direct connection."""
     if settings.proxy_command:
         return paramiko.ProxyCommand(settings.proxy_command)
     if not settings.proxy_jump:
         return None
-    *before, last = settings.proxy_jump.split(",")
-    user, _, place = last.strip().rpartition("@")
-    name, _, port = place.partition(":")
-    jump = Access(address=name, user=user or None, port=int(port) if port else None, ssh_config=access.ssh_config)
-    if before:
-        raise HolmesError(
-            f"ProxyJump {settings.proxy_jump}: more than one jump", "give the last jump host a ProxyJump of its own"
-        )
-    transport = _ssh_client(name, jump).get_transport()
+    before, _, last = settings.proxy_jump.rpartition(",")
+    user, _, place = last.strip().removeprefix("ssh://").rpartition("@")
+    name, port = _name_and_port(place)
+    jump = Access(address=name, user=user or None, port=port, ssh_config=access.ssh_config)
+    transport = _ssh_client(name, jump, jumps_before=before.strip()).get_transport()
     assert transport is not None
     return transport.open_channel("direct-tcpip", (settings.address, settings.port), ("", 0), timeout=CONNECT_TIMEOUT_S)
 
 
+def _name_and_port(place: str) -> tuple[str, int | None]:
+    """Host and port of `host`, `host:port`, `[2001:db8::1]:port` and `2001:db8::1`."""
+    match = re.fullmatch(r"\[?((?<=\[)[^\]]+|[^:\]]+)\]?:(\d+)", place)
+    return (match.group(1), int(match.group(2))) if match else (place.strip("[]"), None)
+
+
 class _UnknownHostKey(Exception):
     def __init__(self, key: paramiko.PKey) -> None:
-        digest = base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
-        super().__init__(f"{key.get_name()} SHA256:{digest}")
+        super().__init__(fingerprint(key))
+
+
+def fingerprint(key: paramiko.PKey) -> str:
+    """`ssh-ed25519 SHA256:...`, as ssh shows it."""
+    digest = base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
+    return f"{key.get_name()} SHA256:{digest}"
 
 
 class _RefuseUnknownKey(paramiko.MissingHostKeyPolicy):
@@ -357,11 +384,11 @@ class _RefuseUnknownKey(paramiko.MissingHostKeyPolicy):
         raise _UnknownHostKey(key)
 
 
-def _add_known_keys(client: paramiko.SSHClient, host: str, settings: _SshSettings, file: Path) -> None:
+def _add_known_keys(client: paramiko.SSHClient, host: str, settings: SshSettings, file: Path) -> None:
     """Tell `client` the keys `file` has for this one address; of several of a type the first counts, as in ssh."""
-    name = settings.address if settings.port == SSH_PORT else f"[{settings.address}]:{settings.port}"
+    name = settings.known_name
     try:
-        found = _known_hosts(file).lookup(name)
+        found = known_keys_in(file).lookup(name)
     except (OSError, paramiko.SSHException) as error:
         text = f"known-hosts file {file} cannot be read: {error}"
         raise HostError(host, "SSH-HOSTKEY-UNKNOWN", text, "correct or remove that file") from None
@@ -371,7 +398,7 @@ def _add_known_keys(client: paramiko.SSHClient, host: str, settings: _SshSetting
             known.add(name, key_type, key)
 
 
-def _known_hosts(file: Path) -> paramiko.HostKeys:
+def known_keys_in(file: Path) -> paramiko.HostKeys:
     """The keys in `file`, parsed once for all hosts: 512 lines take 0.1 s, which 512 hosts would each spend."""
     with _KNOWN_HOSTS_LOCK:
         try:
@@ -387,7 +414,7 @@ def _parsed_known_hosts(file: Path, _mtime_ns: int, _size_bytes: int) -> paramik
     return paramiko.HostKeys(str(file))
 
 
-def _explain_connect(host: str, settings: _SshSettings, error: Exception) -> HolmesError:
+def explain_connect(host: str, settings: SshSettings, error: Exception) -> HolmesError:
     """What went wrong on the way to `host`, in words that say what to do."""
     target, known = settings.target, settings.known_hosts[0]
     scan = f"ssh-keyscan -p {settings.port} {settings.address} >> {known}"
@@ -398,7 +425,7 @@ def _explain_connect(host: str, settings: _SshSettings, error: Exception) -> Hol
             host,
             "SSH-HOSTKEY-UNKNOWN",
             f"host key of {target} is not known: {error}",
-            f"compare this fingerprint with the host's own, then add it: `{scan}`",
+            f"compare this fingerprint with the host's own, then add it: `holmes trust {host}`, or `{scan}`",
         )
     if isinstance(error, paramiko.BadHostKeyException):
         return HostError(

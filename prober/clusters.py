@@ -1,7 +1,9 @@
 """Which hosts share a fabric, and which network all of them share. Found from facts; hosts.yaml may pin labels.
 
 InfiniBand hosts belong together when subnet prefix, subnet manager and IPoIB networks do not differ, RoCE hosts when
-their RDMA netdevs share an IP network or are routed to each other, hosts without RDMA when their fastest netdevs do.
+their RDMA netdevs share an IP network or are routed to each other, hosts without RDMA when their fastest netdevs share
+a network. A RoCE or Ethernet host whose networks are not known is a cluster of its own, and a finding says so: sockets
+between hosts of one fabric are slow, RDMA between hosts of two fails.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ VIRTUAL_NAMES = ("docker", "br-", "veth", "virbr", "cni", "flannel")  # containe
 
 @dataclass(frozen=True)
 class Fabric:
-    """What one host shows of its fastest fabric. None or empty: not known, and agrees with anything."""
+    """What one host shows of its fastest fabric. None or empty: not known, and contradicts nothing."""
 
     kind: FabricKind
     subnet_prefix: str | None
@@ -29,14 +31,23 @@ class Fabric:
     netdev: Netdev | None
     routed: frozenset[str] = frozenset()
 
-    def agrees_with(self, other: Fabric) -> bool:
-        """No known fact speaks against the two being one fabric."""
+    def contradicts(self, other: Fabric) -> bool:
+        """A known fact speaks against the two being one fabric."""
         return (
-            self.kind == other.kind
-            and (None in (self.subnet_prefix, other.subnet_prefix) or self.subnet_prefix == other.subnet_prefix)
-            and (None in (self.sm_lid, other.sm_lid) or self.sm_lid == other.sm_lid)
-            and (not self.networks or not other.networks or self._meets(other))
+            self.kind != other.kind
+            or (None not in (self.subnet_prefix, other.subnet_prefix) and self.subnet_prefix != other.subnet_prefix)
+            or (None not in (self.sm_lid, other.sm_lid) and self.sm_lid != other.sm_lid)
+            or bool(self.networks and other.networks and not self._meets(other))
         )
+
+    def is_one_with(self, other: Fabric) -> bool:
+        """The two are one fabric: nothing speaks against it, and on Ethernet a network or routes speak for it.
+
+        Every InfiniBand fabric looks the same by default, so there what is not known is taken to be alike.
+        """
+        if self.kind in ("RoCE", "Ethernet") and not self._meets(other):
+            return False
+        return not self.contradicts(other)
 
     def _meets(self, other: Fabric) -> bool:
         """A network in common; or, for RoCE, routes over the rails in both directions (one subnet a rail or a host)."""
@@ -44,7 +55,7 @@ class Fabric:
         return bool(self.networks & other.networks) or (self.kind == "RoCE" and both_ways)
 
     def joined_with(self, other: Fabric) -> Fabric:
-        """The facts of both; `self` must agree with `other`."""
+        """The facts of both, which must not contradict each other."""
         return replace(
             self,
             subnet_prefix=self.subnet_prefix or other.subnet_prefix,
@@ -111,8 +122,8 @@ def find_clusters(hosts: Sequence[Host], pinned: Mapping[str, str]) -> tuple[tup
     for host in (host for host in hosts if host.reachable):
         fabric, label = fabric_of(host), pinned.get(host.name)
         for index, (name, joined, members) in enumerate(groups):
-            if (label is not None and label == name) or (label is None and joined.agrees_with(fabric)):
-                if not joined.agrees_with(fabric):
+            if (label is not None and label == name) or (label is None and joined.is_one_with(fabric)):
+                if joined.contradicts(fabric):
                     findings.append(_pinned_against_facts(host.name, label or "", joined, fabric))
                 else:
                     groups[index] = (name, joined.joined_with(fabric), members)
@@ -120,6 +131,12 @@ def find_clusters(hosts: Sequence[Host], pinned: Mapping[str, str]) -> tuple[tup
                 break
         else:
             groups.append((label, fabric, [(host, fabric)]))
+    if len(groups) > 1:
+        findings += [
+            _not_told(members[0][0].name, fabric.kind)
+            for label, fabric, members in groups
+            if label is None and fabric.kind in ("RoCE", "Ethernet") and not fabric.networks
+        ]
     return tuple(_clusters(groups)), tuple(findings)
 
 
@@ -227,6 +244,17 @@ def _pinned_against_facts(host: str, label: str, cluster: Fabric, fabric: Fabric
         evidence=f"pinned to {label}: it shows {_shown(fabric)}, the cluster {_shown(cluster)}",
         effect="groups inside this cluster may have no common fabric",
         remedy="correct `cluster:` in hosts.yaml, or leave it out and let the probe find it",
+    )
+
+
+def _not_told(host: str, kind: FabricKind) -> Finding:
+    return Finding(
+        rule="CLUSTER-NOT-KNOWN",
+        severity="W",
+        hosts=(host,),
+        evidence=f"no IPv4 network is known of its {kind} interfaces",
+        effect="which hosts share its fabric cannot be told, so it is a cluster of its own",
+        remedy="give the interfaces addresses, or pin `cluster:` in hosts.yaml",
     )
 
 

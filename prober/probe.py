@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -28,7 +29,9 @@ from prober.recording import (
 from prober.tool_findings import tool_findings
 
 HOST_TIMEOUT_S = 60.0
-MAX_AT_ONCE = 64
+MAX_AT_ONCE = 256  # most of them wait for the second reading of the NIC counters
+MAX_CONNECTING = 64  # logging in costs this side some 50 ms of a core, and more at once would run into SSH's time-outs
+_connecting = threading.BoundedSemaphore(MAX_CONNECTING)
 
 Progress = Callable[[str, str], None]
 
@@ -115,7 +118,8 @@ def _ask(name: str, access: Access) -> tuple[tuple[Recorded, ...], float, float]
     """All outputs of one host, in one round trip, and when it was asked and answered; nothing is written there."""
     token = f"@@{secrets.token_hex(8)}"
     text = script(commands(access), token)
-    connection = connect(name, access)
+    with _connecting:
+        connection = connect(name, access)
     try:
         asked_at = time.time()
         answer = connection.run("sh -s", text.encode(), HOST_TIMEOUT_S)

@@ -10,7 +10,9 @@ from holmes_core.inventory import Host, Nic
 from prober.facts import (
     ethtool,
     flow_control,
+    gpu_processes,
     gpu_query,
+    gpu_report,
     gpu_text,
     gpus,
     ibdev2netdev,
@@ -42,18 +44,27 @@ def commands(access: Access) -> tuple[Command, ...]:
     """Everything one probe asks a host, in the order of asking."""
     return (
         limits.CLOCK,
+        rdma_sysfs.COUNTERS,
         kernel.UNAME,
         limits.USER,
-        *(ip_tool.ADDRESSES, ip_tool.ROUTES),
+        *(ip_tool.ADDRESSES, ip_tool.ADDRESSES_TEXT, ip_tool.ROUTES, ip_tool.ROUTES_TEXT),
         *(netdev_sysfs.LIST, netdev_sysfs.ATTRIBUTES, netdev_sysfs.DRIVERS, netdev_sysfs.CONF, netdev_sysfs.BONDS),
         *(ethtool.SETTINGS, ethtool.DRIVER),
         *(rdma_sysfs.LIST, rdma_sysfs.ATTRIBUTES, rdma_sysfs.GIDS, rdma_sysfs.GID_TYPES, rdma_sysfs.VIRTUAL),
         *(rdma_tool.RDMA_LINK, rdma_tool.RDMA_DEV),
         *(ibstat.IBSTAT, ibv_devinfo.IBV_DEVINFO, ibdev2netdev.IBDEV2NETDEV, ibdev2netdev.SHOW_GIDS),
+        mlxlink.MLXLINK,
         *(flow_control.MLNX_QOS, flow_control.DCB),
-        *(pci_tree.SYSFS, pci_tree.PATHS, pci_tree.LSPCI, pci_tree.LSPCI_VVV),
+        *(pci_tree.SYSFS, pci_tree.PATHS, pci_tree.LSPCI, pci_tree.LSPCI_VVV, pci_tree.LSPCI_DENIED),
         *(gpu_query.QUERY, *gpu_query.OTHER_QUERIES, gpu_text.TABLE),
-        *(gpu_text.LIST, gpu_text.NVLINKS, gpu_text.TOPOLOGY, kernel.FABRIC_MANAGER),
+        *(
+            gpu_text.LIST,
+            gpu_text.NVLINKS,
+            gpu_text.TOPOLOGY,
+            gpu_processes.PROCESSES,
+            gpu_report.REPORT,
+            kernel.FABRIC_MANAGER,
+        ),
         *(
             kernel.LSMOD,
             kernel.MODULES,
@@ -67,6 +78,7 @@ def commands(access: Access) -> tuple[Command, ...]:
         *(limits.MEMLOCK, limits.NOFILE, limits.SHM, limits.UVERBS, limits.OWN_NAME),
         *(nccl_settings.ENVIRONMENT, nccl_settings.CONF_FILES),
         *(software.software_command(access.python), software.OFED),
+        rdma_sysfs.COUNTERS_AGAIN,
         limits.CLOCK,
     )
 
@@ -91,7 +103,7 @@ def read_host(
         ports,
         {netdev.name: netdev for netdev in netdev_reading.netdevs},
         links,
-        _rdma_ruled_out(tree, about),
+        _rdma_ruled_out(outputs, tree, about),
         netdev_reading.physical,
     )
     lspci_gpus = pci_tree.gpus_of(pci.values())
@@ -120,6 +132,7 @@ def read_host(
         gpu_driver_version=gpu_reading.driver_version or tree.value("/sys/module/nvidia/version"),
         gpu_count_lspci=len(lspci_gpus) if pci else None,
         nvidia_smi_failure=gpu_reading.failure,
+        gpu_processes=gpu_processes.read_gpu_processes(outputs, gpu_reading.gpus),
         fabric_manager=about.fabric_manager,
         warnings=gpus.warnings_of(outputs),
         pci=pci_tree.pci_devices(pci),
@@ -131,6 +144,7 @@ def read_host(
         shm_bytes=limits.parse_shm(outputs),
         clock_skew_s=notes.clock_skew_s if notes else None,
         round_trip_s=notes.round_trip_s if notes else None,
+        counter_interval_s=_counter_interval_s(outputs, nic_reading.nics),
         user_is_root=limits.parse_user_is_root(outputs),
         name_resolves_to=limits.parse_own_name(outputs),
         uverbs=uverbs,
@@ -149,7 +163,7 @@ def _all(outputs: Iterable[Recorded], tool: str, parse: Callable[[Recorded], Ite
 def _port_sources(outputs: Sequence[Recorded], tree: Tree) -> list[tuple[str, Sequence[PortFacts]]]:
     """What each source says of RDMA ports, in order of trust."""
     return [
-        ("sysfs", rdma_sysfs.parse_sysfs(tree)),
+        ("sysfs", rdma_sysfs.parse_sysfs(tree, rdma_sysfs.counter_growth(outputs))),
         ("rdma", _all(outputs, "rdma", rdma_tool.parse_rdma)),
         ("ibstat", _all(outputs, "ibstat", ibstat.parse_ibstat)),
         ("ibstatus", _all(outputs, "ibstatus", ibstat.parse_ibstatus)),
@@ -182,14 +196,26 @@ def _netdevs_by_pci(ports: Iterable[tuple[str, Iterable[PortFacts]]]) -> dict[st
     return {port.pci_address: port.netdev for _, facts in ports for port in facts if port.pci_address and port.netdev}
 
 
-def _rdma_ruled_out(tree: Tree, about: kernel.Kernel) -> bool | None:
+def _rdma_ruled_out(outputs: Iterable[Recorded], tree: Tree, about: kernel.Kernel) -> bool | None:
     """Whether the host has no RDMA device: sysfs has none, or the kernel has no RDMA core loaded."""
     place = "/sys/class/infiniband"
-    if place in tree.absent:
+    if place in tree.absent or any(_lists_no_device(output) for output in outputs):
         return True
     if about.modules is not None and about.modules_complete and "ib_core" not in about.modules:
         return "ib_uverbs" not in about.modules
     return None
+
+
+def _lists_no_device(output: Recorded) -> bool:
+    """The kernel lists no RDMA device to `rdma`: the answer is empty, or the empty list."""
+    return output.tool == "rdma" and output.exit_code == 0 and output.plain.strip() in ("", "[]", "[ ]")
+
+
+def _counter_interval_s(outputs: Sequence[Recorded], known_nics: Iterable[Nic]) -> float | None:
+    """Seconds between the two readings of NIC counters: right after the first clock, and right before the last."""
+    clock = limits.parse_clock(outputs)
+    read_twice = any(nic.counter_growth is not None for nic in known_nics)
+    return round(clock[1] - clock[0], 1) if clock and read_twice and clock[1] > clock[0] else None
 
 
 def _gpu_places(

@@ -7,7 +7,6 @@ it keeps what only the one who asked can know; a recording made by hand does wit
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import math
 import re
@@ -27,23 +26,44 @@ TIMED_OUT = 124
 CUT_OFF = -1  # the answer ended before the command did
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_PREFIXES = ("sudo", "env", "nice", "command")
+# Words before the tool's name, each with those of its options that take a word of their own.
+_PREFIXES: dict[str, tuple[str, ...]] = {
+    "sudo": ("-u", "-g", "-p", "-h", "-C", "-D", "-R", "-T"),
+    "env": ("-u", "-C"),
+    "nice": ("-n",),
+    "timeout": ("-k", "-s"),
+    "stdbuf": ("-i", "-o", "-e"),
+    "command": (),
+    "exec": (),
+    "nohup": (),
+    "time": (),
+}
 
 
 @functools.lru_cache(maxsize=4096)
 def _words(command: str) -> tuple[str, ...]:
     """See `Recorded.words`. Every parser asks, of every output of every host, and the commands are mostly the same."""
+    if inner := re.match(r"\S*sh -[a-z]*c (['\"])(.+)\1\s*$", command):
+        return _words(inner.group(2))
     first = re.split(r"\||;|&&", command, maxsplit=1)[0]
     try:
         words = shlex.split(first)
     except ValueError:
         words = first.split()
-    while words and (words[0] in _PREFIXES or re.match(r"[A-Z_]+=", words[0])):
-        rest = list(itertools.dropwhile(lambda word: word.startswith("-"), words[1:]))
+    while words and (words[0].rpartition("/")[2] in _PREFIXES or re.match(r"[A-Za-z_]\w*=", words[0])):
+        rest = _after_options(words)
         if not rest:
             break
         words = rest
     return (PurePosixPath(words[0]).name, *words[1:]) if words else ("",)
+
+
+def _after_options(words: Sequence[str]) -> list[str]:
+    """The words after a prefix and its options, and after the seconds of `timeout`."""
+    prefix, rest = words[0].rpartition("/")[2], list(words[1:])
+    while rest and rest[0].startswith("-"):
+        rest = rest[2 if rest[0] in _PREFIXES.get(prefix, ()) else 1 :]
+    return rest[1:] if prefix == "timeout" else rest
 
 
 @dataclass(frozen=True)
@@ -65,6 +85,11 @@ class Recorded:
         return self.words[0]
 
     @property
+    def asks_python(self) -> bool:
+        """It is a question to a Python, whatever that is called."""
+        return " -c " in self.command and (self.tool.startswith("python") or "import " in self.command)
+
+    @property
     def filtered(self) -> bool:
         """The output went through a pipe, so that what is missing from it may still be there."""
         return "|" in self.command
@@ -75,8 +100,14 @@ class Recorded:
 
     @property
     def plain(self) -> str:
-        """The text without terminal escapes, carriage returns and NUL bytes."""
-        return _ESCAPE.sub("", self.text).replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
+        """The text without byte order mark, terminal escapes, carriage returns and NUL bytes."""
+        return (
+            _ESCAPE.sub("", self.text)
+            .replace("\r\n", "\n")
+            .replace("\r", "\n")
+            .replace("\0", "")
+            .removeprefix("\ufeff")
+        )
 
     @property
     def lines(self) -> list[str]:
@@ -88,11 +119,10 @@ class Recorded:
         """Lines that end in a newline: the last one may be cut inside a number or a name."""
         return self.plain.split("\n")[:-1]
 
-    @property
-    def lines_with_whole_numbers(self) -> list[str]:
-        """Lines, without a last one that ends in a digit but not in a newline: more digits may have followed."""
+    def lines_ending(self, *ends: str) -> list[str]:
+        """Lines that end in a newline; and a last one without, if it ends in one of `ends` and so is whole."""
         *whole, last = self.plain.split("\n")
-        return whole if last[-1:].isdigit() else [*whole, last]
+        return [*whole, last] if last.endswith(ends) else whole
 
 
 class HostNotes(Record):
@@ -182,7 +212,7 @@ def _read_output(file: Path, number: int, entry: object) -> Recorded:
     if not isinstance(entry, Mapping):
         raise _malformed(file, str(number), entry, "{file, command, exit_code}")
     unknown = sorted(set(entry) - {"file", "command", "exit_code", "note", "complete"})
-    if unknown:
+    if unknown and not {"file", "command"} <= set(entry):
         raise _malformed(file, f"{number}.{unknown[0]}", entry[unknown[0]], "one of file, command, exit_code")
     name, command, exit_code = (entry.get(key) for key in ("file", "command", "exit_code"))
     if not isinstance(command, str) or not command.strip():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from holmes_core.inventory import Finding
@@ -49,17 +50,29 @@ _READ = frozenset(
     ]
 )
 _RDMA_TOOLS = ("ibstat", "ibstatus", "ibv_devinfo", "rdma", "ibdev2netdev", "show_gids")
-_FAILURE_MATTERS = (*_RDMA_TOOLS, "ip", "lspci")
-_DYING_WORDS = ("ibpanic:", "Segmentation fault", "core dumped")
+_FAILURE_MATTERS = (*_RDMA_TOOLS, "ip", "lspci", "mlnx_qos")
+_REFUSED = re.compile(
+    r"<access denied>|operation not permitted|permission denied|insufficient permissions|must be root|root privileges",
+    re.IGNORECASE,
+)
+_UNKNOWN_OPTION = re.compile(r"is unknown|(?:unrecognized|invalid) option")  # iproute2, busybox
+_NO_DEVICE = re.compile(r"No IB devices found|sys files not found")  # an answer of ibv_devinfo and ibstatus, no failure
+_DYING_WORDS = ("ibpanic:", "Segmentation fault", "core dumped", "Traceback (most recent call last)")
 
 
 def tool_findings(name: str, outputs: Sequence[Recorded]) -> list[Finding]:
     """The findings about host `name`, each tool named once."""
-    return [*_missing(name, outputs), *_unread(name, outputs), *_gpu_tool(name, outputs), *_broken_tools(name, outputs)]
+    return [
+        *_missing(name, outputs),
+        *_unread(name, outputs),
+        *_no_permission(name, outputs),
+        *_gpu_tool(name, outputs),
+        *_broken_tools(name, outputs),
+    ]
 
 
 def _missing(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
-    missing = sorted({output.tool for output in outputs if output.tool_missing and " -c " not in output.command})
+    missing = sorted({output.tool for output in outputs if output.tool_missing and not output.asks_python})
     if missing:
         yield Finding(
             rule="PROBE-TOOL-MISSING",
@@ -72,7 +85,7 @@ def _missing(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
 
 
 def _unread(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
-    foreign = sorted({output.tool for output in outputs if output.tool not in _READ and " -c " not in output.command})
+    foreign = sorted({output.tool for output in outputs if output.tool not in _READ and not output.asks_python})
     if foreign:
         yield Finding(
             rule="PROBE-TOOL-UNREAD",
@@ -84,9 +97,26 @@ def _unread(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
         )
 
 
+def _no_permission(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
+    told: dict[str, str] = {}
+    for output in outputs:
+        refused = next((line.strip() for line in output.lines if _REFUSED.search(line)), None)
+        if refused is not None and output.tool in _READ:
+            told.setdefault(output.tool, refused[:100])
+    if told:
+        yield Finding(
+            rule="PROBE-NO-PERMISSION",
+            severity="I",
+            hosts=(name,),
+            evidence="; ".join(f"{tool}: {line}" for tool, line in sorted(told.items())),
+            effect="what only root may read there is not known, and the rules that need it are silent",
+            remedy="probe as root, or record these tools with sudo",
+        )
+
+
 def _gpu_tool(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
     failure = read_gpus(outputs, ()).failure
-    if failure is None:
+    if failure is None or "No devices were found" in failure:  # an answer, which GPU-NONE tells
         return
     if "exit 18" in failure or "version mismatch" in failure:
         yield _broken(name, "nvidia-smi", "GPU-DRIVER-MISMATCH", failure, "reload the driver or reboot")
@@ -110,11 +140,34 @@ def _broken_tools(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
         yield _broken(name, tool, *fault)
 
 
+_BLOCK = re.compile(r"^\s*Port \d+:$|^\s*port:|^Infiniband device", re.MULTILINE)  # ibstat, ibv_devinfo, ibstatus
+_CLOSING = re.compile(r"^\s*link[ _]layer:\s*\w", re.MULTILINE | re.IGNORECASE)
+
+
+def _cut_block(output: Recorded) -> str | None:
+    """What is missing from the blocks of an RDMA tool. Versions that print no link layer at all are whole without."""
+    if output.tool not in ("ibstat", "ibv_devinfo", "ibstatus") or output.filtered:
+        return None
+    device, *blocks = _BLOCK.split(output.plain)
+    if output.tool == "ibv_devinfo" and blocks and "hca_id" not in device and "-d" not in output.words:
+        return "a port without the hca_id line of its device; whose port it is cannot be told"
+    closed = [bool(_CLOSING.search(block)) for block in blocks]
+    if blocks and not closed[-1] and (any(closed) or not output.plain.endswith("\n")):
+        return "its last block has no link layer: the rest was cut off"
+    return None
+
+
 def _fault(output: Recorded) -> tuple[str, str] | None:
     if output.exit_code == CUT_OFF:
         return "PROBE-TRUNCATED", "its answer was cut off"
     if output.exit_code in (TIMED_OUT, 137) and output.tool in _READ:
         return "PROBE-TRUNCATED", "it did not end in time"
+    if _NO_DEVICE.search(output.text):
+        return None
+    if cut := _cut_block(output):
+        return "PROBE-TRUNCATED", cut
+    if output.tool == "ip" and "-j" in output.words and _UNKNOWN_OPTION.search(output.text):
+        return None
     if output.tool in _FAILURE_MATTERS and output.exit_code not in (None, 0, 127) and not output.filtered:
         return "PROBE-TOOL-FAILED", f"exit {output.exit_code}: {_last_line(output)}"
     dying = [line.strip() for line in output.lines if any(word in line for word in _DYING_WORDS)]

@@ -55,6 +55,11 @@ def _cut_by_grep(output: Recorded) -> tuple[NetdevFacts, ...]:
     return tuple(NetdevFacts(name, speed_mbps=float(speed[:-4])) for name, speed in known if speed.endswith("Mb/s"))
 
 
+def _firmware(text: str) -> str | None:
+    """The version itself, of `22.36.1010 (MT_0000000359)` and `227.0.131.0/pkg 227.1.111.0`."""
+    return None if text == "N/A" else text.partition(" ")[0].removesuffix("/pkg") or None
+
+
 def _driver(output: Recorded) -> tuple[NetdevFacts, ...]:
     """One netdev; without its name where the command does not give it, to be found by its PCI address."""
     names = [word for word in output.words[1:] if not word.startswith(("-", "<")) and not word.endswith(">")]
@@ -63,7 +68,7 @@ def _driver(output: Recorded) -> tuple[NetdevFacts, ...]:
     facts = NetdevFacts(
         names[-1] if names else "",
         driver=lines.get("driver") or None,
-        firmware=lines.get("firmware-version", "").partition(" ")[0] or None,
+        firmware=_firmware(lines.get("firmware-version", "")),
         pci_address=bus if re.fullmatch(r"[0-9a-f]{4,8}:\w\w:\w\w\.\d", bus) else None,
     )
     if "[ib_ipoib]" in (facts.driver or ""):

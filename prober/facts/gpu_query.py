@@ -31,6 +31,7 @@ def _reasons(prefix: str) -> str:
 # A driver that does not know one of the fields answers none, so the next list is asked for: drivers before 535 have
 # the reasons under their old name, those before 450 know no remapped rows.
 UNKNOWN_FIELD = "case $code in 0|9|15|18|124|127|137) false;; esac"
+ANSWERED = "case $code in 9|15|18|124|127|137) false;; esac"  # there is a driver, and nvidia-smi does not hang
 QUERY = _query(_SAFE, _LINKS, _HEALTH, _REMAPPED, _reasons("clocks_event_reasons"))
 OTHER_QUERIES = (
     _query(_SAFE, _LINKS, _HEALTH, _REMAPPED, _reasons("clocks_throttle_reasons"), when=UNKNOWN_FIELD),
@@ -76,12 +77,16 @@ def parse_query(output: Recorded) -> tuple[GpuFacts, ...]:
     asked = re.search(r"--query-gpu=([A-Za-z0-9_.,]+)", output.command)
     fields = asked.group(1).split(",") if asked else []
     gpus: list[GpuFacts] = []
-    for row in csv.reader(output.lines, skipinitialspace=True):
+    *lines, last = output.lines
+    if "," in last:  # its last cell may be cut, unless another row has the same
+        before, _, cell = last.rpartition(",")
+        lines.append(last if any(line.endswith(f",{cell}") for line in lines) else f"{before}, [not known]")
+    for row in csv.reader(lines, skipinitialspace=True):
         cells = [cell.strip() for cell in row]
         names = [re.sub(r" \[[^\]]*\]$", "", cell) for cell in cells]
         if {"index", "name", "uuid", "pci.bus_id", "driver_version"} & set(names):
             fields = names
-        elif len(cells) == len(fields) and len(fields) > 1:
+        elif len(cells) == len(fields) and (len(cells) > 1 or _is_one_cell_row(output, fields[0], cells[0])):
             known = {name: cell for name, cell in zip(fields, cells, strict=True) if _is_known(cell)}
             if dict(zip(fields, cells, strict=True)).get("mig.mode.current") in ("[N/A]", "[Not Supported]"):
                 known["mig.mode.current"] = "Disabled"
@@ -89,6 +94,13 @@ def parse_query(output: Recorded) -> tuple[GpuFacts, ...]:
             if index is not None and 0 <= index < 1024:
                 gpus.append(_facts(index, known))
     return tuple(gpus)
+
+
+def _is_one_cell_row(output: Recorded, field: str, cell: str) -> bool:
+    """Whether the line is a row of a query for one field: a failing nvidia-smi prints sentences instead."""
+    if field in ("name", "gpu_name"):
+        return output.exit_code in (0, None) and bool(cell) and not re.search(r"[:.!]|WARNING|NVML| found$", cell)
+    return field in ("uuid", "gpu_uuid") and cell.startswith("GPU-")
 
 
 def _is_known(cell: str) -> bool:

@@ -6,17 +6,16 @@ import re
 from dataclasses import replace
 
 from holmes_core.units import MIB
-from prober.facts.gpu_query import UNKNOWN_FIELD, GpuFacts
+from prober.facts.gpu_query import ANSWERED, UNKNOWN_FIELD, GpuFacts
 from prober.facts.pci_tree import normal_address
 from prober.facts.port_facts import whole_number
 from prober.facts.question import Command
 from prober.recording import Recorded
 
-_WORKS = '[ "$code" = 0 ]'
 TABLE = Command("nvidia-smi", limited=True, when=UNKNOWN_FIELD)
-LIST = Command("nvidia-smi -L", limited=True, when=_WORKS)
-NVLINKS = Command("nvidia-smi nvlink -s", limited=True, when=_WORKS)
-TOPOLOGY = Command("nvidia-smi topo -m", limited=True, when=_WORKS)
+LIST = Command("nvidia-smi -L", limited=True, when=ANSWERED)
+NVLINKS = Command("nvidia-smi nvlink -s", limited=True, when=ANSWERED)
+TOPOLOGY = Command("nvidia-smi topo -m", limited=True, when=ANSWERED)
 
 _GPU_LINE = re.compile(r"^GPU (\d{1,3}): (.+?)(?: \(UUID: ([^)]+)\))?$")
 
@@ -24,7 +23,7 @@ _GPU_LINE = re.compile(r"^GPU (\d{1,3}): (.+?)(?: \(UUID: ([^)]+)\))?$")
 def parse_list(output: Recorded) -> tuple[GpuFacts, ...]:
     """GPUs of `-L`, with the MIG devices below each."""
     gpus: list[GpuFacts] = []
-    for line in output.lines:
+    for line in output.lines_ending(")", "GB/s", "<inactive>"):
         if match := _gpu_line(line):
             gpus.append(replace(match, mig_devices=0))
         elif gpus and re.match(r"\s+MIG .*Device\s+\d+:", line):
@@ -47,7 +46,7 @@ def says_no_nvlink(output: Recorded) -> bool:
 def parse_nvlinks(output: Recorded) -> tuple[GpuFacts, ...]:
     """GPUs of `nvlink -s` with their links; a sentence in place of links says why there are none."""
     gpus: list[GpuFacts] = []
-    for line in output.lines:
+    for line in output.lines_ending(")", "GB/s", "<inactive>"):
         if found := _gpu_line(line):
             gpus.append(found)
         elif gpus:
@@ -56,8 +55,8 @@ def parse_nvlinks(output: Recorded) -> tuple[GpuFacts, ...]:
 
 
 def _with_link_line(gpu: GpuFacts, text: str) -> GpuFacts:
-    if match := re.match(r"Link \d{1,2}: (<inactive>|[\d.]+ GB/s)", text):
-        up = (gpu.nvlinks_up or 0) + (match.group(1) != "<inactive>")
+    if match := re.match(r"Link \d{1,2}: (<inactive>|Disabled|[\d.]+ GB/s)", text):
+        up = (gpu.nvlinks_up or 0) + match.group(1).endswith("GB/s")
         return replace(gpu, nvlinks_up=up, nvlinks_total=(gpu.nvlinks_total or 0) + 1)
     if "does not have or support Nvlink" in text:
         return replace(gpu, nvlinks_up=0, nvlinks_total=0)
@@ -71,7 +70,7 @@ _NEAR = ("LOC", "PIX", "PXB", "PHB", "NODE", "SYS")
 
 def parse_topology(output: Recorded) -> tuple[GpuFacts, ...]:
     """GPUs of `topo -m`: nearest NICs by name, CPUs and NUMA node."""
-    lines = [line.strip() for line in output.lines]
+    lines = [line.strip() for line in output.whole_lines]
     legend = dict(re.findall(r"^\s*(NIC\d+): (\S+)$", output.plain, flags=re.MULTILINE))
     columns: list[str] = []
     gpus = []
@@ -129,6 +128,8 @@ def parse_table(output: Recorded) -> tuple[GpuFacts, ...]:
             gpus.append(_from_row(match, driver))
         elif gpus and line.startswith("|") and gpus[-1].compute_mode is None:
             gpus[-1] = _with_second_row(gpus[-1], line)
+        elif gpus and gpus[-1].mig is None and (match := re.match(r"\|\s+\|\s+\|\s+(Enabled|Disabled)\*? \|", line)):
+            gpus[-1] = replace(gpus[-1], mig=match.group(1) == "Enabled")
     return tuple(gpus)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from holmes_core.inventory import Gpu
 from prober.facts.gpu_query import GpuFacts, parse_query
+from prober.facts.gpu_report import parse_report
 from prober.facts.gpu_text import (
     parse_driver_version,
     parse_list,
@@ -73,6 +74,7 @@ def _by_index(asked: Sequence[Recorded]) -> dict[int, GpuFacts]:
 
 _PARSERS = {
     "query": parse_query,
+    "report": parse_report,
     "list": parse_list,
     "nvlink": parse_nvlinks,
     "topology": parse_topology,
@@ -84,13 +86,15 @@ def _kind(output: Recorded) -> str:
     words = output.words[1:]
     if any(word.startswith("--query-gpu") for word in words):
         return "query"
+    if any(word.startswith("--query-") for word in words):
+        return "other"
     if "nvlink" in words:
         return "nvlink"
     if "topo" in words:
         return "topology"
     if "-L" in words or "--list-gpus" in words:
         return "list"
-    return "version" if "--version" in words else "other" if words and words[0].startswith("-q") else "table"
+    return "version" if "--version" in words else "report" if {"-q", "--query"} & set(words) else "table"
 
 
 def _from_lspci(index: int, device: PciFacts) -> GpuFacts:

@@ -16,10 +16,10 @@ SHOW_GIDS = Command(
     when="[ -d /sys/class/infiniband ] && ! ls -d /sys/class/infiniband/*/ports/*/gids >/dev/null 2>&1",
 )
 
-_PLAIN = re.compile(r"^(\S+) port (\d{1,3}) ==> (\S+) \((Up|Down)\)")
+_PLAIN = re.compile(r"^(\S+) port (\d{1,3}) ==> +(\S*) *\((Up|Down)\)")
 _VERBOSE = re.compile(
-    r"^(?P<pci>[0-9a-fA-F:.]{7,16}) (?P<device>\S+) \((?P<type>[^ )]+) - (?P<part>[^)]*)\).* fw (?P<fw>\S+)"
-    r" port (?P<port>\d{1,3}) \((?P<state>\w+)\s*\) ==> (?P<netdev>\S+) \((?P<up>Up|Down)\)"
+    r"^(?:(?P<pci>[0-9a-fA-F:.]{7,16}) )?(?P<device>\S+) \((?P<type>[^ )]+) - (?P<part>[^)]*)\).* fw (?P<fw>\S+)"
+    r" port (?P<port>\d{1,3}) \((?P<state>\w+)\s*\) ==> +(?P<netdev>\S*) *\((?P<up>Up|Down)\)"
 )
 
 
@@ -29,7 +29,7 @@ def parse_ibdev2netdev(output: Recorded) -> tuple[PortFacts, ...]:
     for line in output.lines:
         if match := _PLAIN.match(line.strip()):
             device, port, netdev, up = match.groups()
-            ports.append(PortFacts(device, int(port), netdev=netdev, netdev_up=up == "Up"))
+            ports.append(PortFacts(device, int(port), netdev=netdev or None, netdev_up=up == "Up"))
         elif match := _VERBOSE.match(line.strip()):
             ports.append(_verbose(match))
     return tuple(ports)
@@ -40,17 +40,17 @@ def _verbose(match: re.Match[str]) -> PortFacts:
         match["device"],
         int(match["port"]),
         state=state_word(match["state"]),
-        netdev=match["netdev"],
+        netdev=match["netdev"] or None,
         netdev_up=match["up"] == "Up",
         firmware=match["fw"],
         hca_type=match["type"],
-        pci_address=match["pci"].lower(),
+        pci_address=match["pci"].lower() if match["pci"] else None,
     )
 
 
 _GID_LINE = re.compile(
-    r"^(?P<device>\S+)\s+(?P<port>\d{1,3})\s+(?P<index>\d{1,4})\s+(?P<gid>[0-9a-f:]{39})"
-    r"(?:\s+(?P<ipv4>\d+\.\d+\.\d+\.\d+))?\s+(?P<version>v[12])(?:\s+(?P<netdev>\S+))?\s*$"
+    r"^(?P<device>\S+)\s+(?P<port>\d{1,3})\s+(?P<index>\d{1,4})\s+(?P<gid>[0-9a-fA-F:]{39})"
+    r"(?:\s+(?P<ipv4>\d+\.\d+\.\d+\.\d+))?\s+(?:RoCE )?(?P<version>v[12])(?:\s+(?P<netdev>\S+))?\s*$"
 )
 
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from prober.facts.port_facts import (
+    LINK_LAYER_ENDS,
     PortFacts,
     guid,
     link_layer_word,
@@ -26,10 +27,10 @@ def parse_ibstat(output: Recorded) -> tuple[PortFacts, ...]:
     ports: list[PortFacts] = []
     device: PortFacts | None = None
     inside_port = False
-    for line in output.lines_with_whole_numbers:
+    for line in output.lines_ending(*LINK_LAYER_ENDS):
         text = line.strip()
         key, _, value = (part.strip() for part in text.partition(":"))
-        if match := re.match(r"CA '([^']+)'$", text):
+        if match := re.match(r"CA:? '([^']+)'$", text):
             device, inside_port = PortFacts(match.group(1), 0), False
         elif device and (match := re.match(r"Port (\d{1,3}):$", text)):
             ports.append(replace(device, port=int(match.group(1))))
@@ -74,7 +75,7 @@ def _with_port_line(port: PortFacts, key: str, value: str) -> PortFacts:
 def parse_ibstatus(output: Recorded) -> tuple[PortFacts, ...]:
     """Ports of ibstatus's blocks."""
     ports: list[PortFacts] = []
-    for line in output.lines_with_whole_numbers:
+    for line in output.lines_ending(*LINK_LAYER_ENDS):
         key, _, value = (part.strip() for part in line.partition(":"))
         if match := re.match(r"Infiniband device '([^']+)' port (\d{1,3}) status$", key):
             ports.append(PortFacts(match.group(1), int(match.group(2))))

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from prober.facts.port_facts import (
+    LINK_LAYER_ENDS,
     PortFacts,
     gid,
     guid,
@@ -27,7 +28,7 @@ def parse_ibv_devinfo(output: Recorded) -> tuple[PortFacts, ...]:
     ports: list[PortFacts] = []
     inside_port = False
     width = None
-    for line in output.lines_with_whole_numbers:
+    for line in output.lines_ending(*LINK_LAYER_ENDS):
         key, _, value = (part.strip() for part in line.partition(":"))
         if key == "hca_id":
             device, inside_port = (PortFacts(value, 0) if value else None), False
@@ -85,7 +86,16 @@ def _with_port_line(port: PortFacts, key: str, value: str) -> PortFacts:
 
 
 # Lane rates that the tool prints as a round code, in Gbit/s. Source: rdma-core libibverbs/examples/devinfo.c.
-_LANE_GBPS = {"2.5": 2.5, "5.0": 5.0, "10.0": 10.0, "14.0": 14.0, "25.0": 25.0, "50.0": 50.0, "100.0": 100.0}
+_LANE_GBPS = {
+    "2.5": 2.5,
+    "5.0": 5.0,
+    "10.0": 10.0,
+    "14.0": 14.0,
+    "25.0": 25.0,
+    "50.0": 50.0,
+    "100.0": 100.0,
+    "200.0": 200.0,
+}
 
 
 def _with_speed(port: PortFacts, width: int | None, value: str) -> PortFacts:

@@ -1,29 +1,33 @@
-"""Netdevs, addresses and the default route: `ip -j addr`, `ip -j link`, `ip -j route`, and ifconfig."""
+"""Netdevs, addresses and routes: `ip addr`, `ip link` and `ip route`, as JSON and as text, and ifconfig."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from holmes_core.inventory import NetdevKind, Route
 from prober.facts.json_list import json_list
 from prober.facts.netdev_facts import NetdevFacts
+from prober.facts.port_facts import whole_number
 from prober.facts.question import Command
 from prober.recording import Recorded
 
 ADDRESSES = Command("ip -j addr show")
 ROUTES = Command("ip -j route show")
+_NO_JSON = "case $code in 0|127) false;; esac"  # iproute2 before 4.14 and busybox have no -j
+ADDRESSES_TEXT = Command("ip addr show", when=_NO_JSON)
+ROUTES_TEXT = Command("ip route show", when=_NO_JSON)
 
 
 def parse_ip(output: Recorded) -> tuple[NetdevFacts, ...]:
-    """Netdevs of `ip -j addr` or `ip -j link`."""
+    """Netdevs of `ip addr` or `ip link`, with -j, -d, -o, -br, -s or without."""
     return tuple(
         _netdev(entry["ifname"], entry)
-        for entry in json_list(output.plain)
-        if isinstance(entry.get("ifname"), str) and entry["ifname"] and "flags" in entry
+        for entry in json_list(output.plain) or _text_entries(output)
+        if isinstance(entry.get("ifname"), str) and entry["ifname"]
     )
 
 
@@ -31,9 +35,10 @@ def _netdev(name: str, entry: Mapping[str, Any]) -> NetdevFacts:
     flags = entry.get("flags")
     words = [str(flag) for flag in flags] if isinstance(flags, list) else []
     mac, operstate, mtu = entry.get("address"), entry.get("operstate"), entry.get("mtu")
+    by_state = {"UP": True, "DOWN": False}.get(str(operstate))
     return NetdevFacts(
         name,
-        up="UP" in words and "NO-CARRIER" not in words,
+        up="UP" in words and "NO-CARRIER" not in words if words else by_state,
         mtu=mtu if isinstance(mtu, int) else None,
         addresses=_addresses(entry, "inet"),
         ipv6_addresses=_addresses(entry, "inet6"),
@@ -45,22 +50,64 @@ def _netdev(name: str, entry: Mapping[str, Any]) -> NetdevFacts:
     )
 
 
+_LINK_LINE = re.compile(r"\d+: ([^\s:@]+)(?:@[^\s:]+)?: <([A-Z0-9_,-]*)>(?= )(.*)")
+_ADDRESS_LINE = re.compile(r"\d+: ([^\s:@]+)(?:@\S+)?\s+(inet6? .*)")
+_BRIEF_LINE = re.compile(r"([^\s:@]+)(?:@\S+)?\s+(UP|DOWN|UNKNOWN|LOWERLAYERDOWN|DORMANT)((?:\s+\S+)*)\s*")
+
+
+def _text_entries(output: Recorded) -> list[dict[str, Any]]:
+    """The blocks of `ip addr` and `ip link` as the JSON has them; with -o, a block is one line for each address."""
+    entries: dict[str, dict[str, Any]] = {}
+    entry: dict[str, Any] = {}
+    for line in output.plain.replace("\\", "\n").split("\n")[:-1]:
+        words = line.split()
+        if match := _LINK_LINE.match(line):
+            name, flags, rest = match.groups()
+            about = dict(zip(rest.split()[::2], rest.split()[1::2], strict=False))
+            entry = entries.setdefault(name, {"ifname": name, "addr_info": []})
+            entry |= {"flags": flags.split(","), "operstate": about.get("state"), "mtu": whole_number(about.get("mtu"))}
+        elif match := _ADDRESS_LINE.match(line):
+            entry = entries.setdefault(match.group(1), {"ifname": match.group(1), "addr_info": []})
+            _add_words(entry, match.group(2).split())
+        elif any(word.startswith("-br") for word in output.words) and (match := _BRIEF_LINE.fullmatch(line)):
+            entry = entries.setdefault(match.group(1), {"ifname": match.group(1), "addr_info": []})
+            entry["operstate"] = match.group(2)
+            for word in match.group(3).split():
+                _add_words(entry, ["inet6" if ":" in word else "inet", word] if "/" in word else ["", ""])
+        elif len(words) > 1 and entry:
+            _add_words(entry, words)
+    return list(entries.values())
+
+
+def _add_words(entry: dict[str, Any], words: Sequence[str]) -> None:
+    """What a line below an interface's first one says of it."""
+    if words[0].startswith("link/"):
+        entry |= {"link_type": words[0].removeprefix("link/"), "address": words[1]}
+    elif words[0] in ("inet", "inet6"):
+        local, _, length = words[1].partition("/")
+        entry["addr_info"].append({"family": words[0], "local": local, "prefixlen": length or "32"})
+    elif words[0] in _KINDS:
+        entry["linkinfo"] = {"info_kind": words[0]}
+
+
+_KINDS: dict[object, NetdevKind] = {
+    "bond": "bond",
+    "vlan": "vlan",
+    "bridge": "bridge",
+    "veth": "virtual",
+    "macvlan": "virtual",
+    "ipvlan": "virtual",
+    "vxlan": "virtual",
+    "dummy": "virtual",
+    "tun": "virtual",
+}
+
+
 def _kind(entry: Mapping[str, Any]) -> NetdevKind | None:
     by_type: dict[object, NetdevKind] = {"infiniband": "ipoib", "loopback": "loopback"}
     about = entry.get("linkinfo")
-    by_info: dict[object, NetdevKind] = {
-        "bond": "bond",
-        "vlan": "vlan",
-        "bridge": "bridge",
-        "veth": "virtual",
-        "macvlan": "virtual",
-        "ipvlan": "virtual",
-        "vxlan": "virtual",
-        "dummy": "virtual",
-        "tun": "virtual",
-    }
     info = about.get("info_kind") if isinstance(about, Mapping) else None
-    return by_type.get(entry.get("link_type")) or by_info.get(info)
+    return by_type.get(entry.get("link_type")) or _KINDS.get(info, "virtual" if info else None)
 
 
 def _addresses(entry: Mapping[str, Any], family: str) -> tuple[str, ...]:
@@ -82,26 +129,39 @@ def _is_interface(address: str) -> bool:
     return True
 
 
+def _route_entries(outputs: Iterable[Recorded]) -> Iterator[dict[str, Any]]:
+    """Routes of `ip route`, as JSON and as text."""
+    for output in outputs:
+        if output.tool == "ip":
+            yield from json_list(output.plain) or _text_routes(output)
+
+
+def _text_routes(output: Recorded) -> Iterator[dict[str, Any]]:
+    if {"route", "r", "ro"} & set(output.words):
+        for line in output.whole_lines:
+            words = line.split()
+            if "dev" in words[1:-1]:
+                metric = whole_number(words[words.index("metric") + 1]) if "metric" in words[:-1] else 0
+                yield {"dst": words[0], "dev": words[words.index("dev") + 1], "metric": metric}
+
+
 def parse_default_route(outputs: Iterable[Recorded]) -> str | None:
     """The netdev of the default route with the lowest metric, None if there is none."""
     routes = []
-    for output in outputs:
-        if output.tool == "ip":
-            for entry in json_list(output.plain):
-                device, metric = entry.get("dev"), entry.get("metric", 0)
-                if entry.get("dst") == "default" and isinstance(device, str) and isinstance(metric, int):
-                    routes.append((metric, device))
+    for entry in _route_entries(outputs):
+        device, metric = entry.get("dev"), entry.get("metric", 0)
+        if entry.get("dst") == "default" and isinstance(device, str) and isinstance(metric, int):
+            routes.append((metric, device))
     return min(routes, key=lambda route: route[0])[1] if routes else None
 
 
 def parse_routes(outputs: Iterable[Recorded]) -> tuple[Route, ...]:
     """The IPv4 routes that are not the default one, in order."""
     routes = []
-    for output in outputs:
-        for entry in json_list(output.plain) if output.tool == "ip" else ():
-            prefix, device = entry.get("dst"), entry.get("dev")
-            if isinstance(prefix, str) and isinstance(device, str) and _is_network(prefix):
-                routes.append(Route(prefix=prefix, netdev=device))
+    for entry in _route_entries(outputs):
+        prefix, device = entry.get("dst"), entry.get("dev")
+        if isinstance(prefix, str) and isinstance(device, str) and _is_network(prefix):
+            routes.append(Route(prefix=prefix, netdev=device))
     return tuple(dict.fromkeys(routes))
 
 
@@ -130,13 +190,22 @@ def parse_ifconfig(output: Recorded) -> tuple[NetdevFacts, ...]:
                     port_shown=True,
                 )
             )
+        elif match := re.match(r"(\S+)\s+Link encap:(.*)", line):  # net-tools before 2.0
+            kind: NetdevKind | None = "loopback" if "Loopback" in match.group(2) else None
+            if match.group(1).startswith("ib"):
+                kind = "ipoib"
+            netdevs.append(NetdevFacts(match.group(1), kind=kind, port_shown=True))
         elif netdevs:
             netdevs[-1] = _with_ifconfig_line(netdevs[-1], line.strip())
     return tuple(netdevs)
 
 
 def _with_ifconfig_line(netdev: NetdevFacts, text: str) -> NetdevFacts:
-    if match := re.match(r"inet (\d+(?:\.\d+){3})\s+netmask (\d+(?:\.\d+){3})", text):
+    if match := re.match(r"([A-Z ]*)\bMTU:(\d{1,6})\b", text):
+        up = "UP" in text.split()
+        running = "RUNNING" in text.split()
+        return replace(netdev, up=up and running, mtu=int(match.group(2)), link_detected=running if up else None)
+    if match := re.match(r"inet (?:addr:)?(\d+(?:\.\d+){3})\s.*?(?:netmask |Mask:)(\d+(?:\.\d+){3})", text):
         if not _is_interface("/".join(match.groups())):
             return netdev
         interface = ipaddress.ip_interface("/".join(match.groups()))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 
 def json_list(text: str) -> list[dict[str, Any]]:
     """The JSON list in `text`, which may have warnings around it. Cut off: the entries that are whole."""
-    start = text.find("[{")
-    if start < 0:
+    start = re.search(r"\[\s*(?=\{)", text)
+    if not start:
         return []
-    decoder, entries, at = json.JSONDecoder(), [], start + 1
+    decoder, entries, at = json.JSONDecoder(), [], start.end()
     while at < len(text) and text[at] == "{":
         try:
             entry, at = decoder.raw_decode(text, at)

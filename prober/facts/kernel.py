@@ -73,15 +73,18 @@ def read_kernel(outputs: Sequence[Recorded], tree: Tree) -> Kernel:
 
 
 def _uname(outputs: Sequence[Recorded]) -> tuple[str | None, str | None]:
+    hostname = release = None
     for output in outputs:
         words = output.plain.split()
-        if output.tool == "uname" and words[:1] == ["Linux"] and len(words) > 3 and "-a" in output.words:
-            return words[1], words[2]
-        if output.tool == "uname" and len(words) == 1 and output.exit_code in (0, None):
-            return (words[0], None) if "-n" in output.words else (None, words[0] if "-r" in output.words else None)
-        if output.tool == "hostname" and len(words) == 1 and output.exit_code in (0, None):
-            return words[0], None
-    return None, None
+        if output.exit_code not in (0, None) or output.tool not in ("uname", "hostname"):
+            continue
+        if words[:1] == ["Linux"] and len(words) > 3 and "-a" in output.words:
+            hostname, release = hostname or words[1], release or words[2]
+        elif len(words) == 1 and (output.tool == "hostname" or "-n" in output.words):
+            hostname = hostname or words[0]
+        elif len(words) == 1 and "-r" in output.words:
+            release = release or words[0]
+    return hostname, release
 
 
 def _modules(outputs: Sequence[Recorded]) -> tuple[tuple[str, ...] | None, bool]:
@@ -135,7 +138,8 @@ def _virtual_machine(outputs: Sequence[Recorded], tree: Tree) -> bool | None:
 
 def _service(outputs: Sequence[Recorded], name: str) -> str | None:
     for output in outputs:
-        if output.tool == "systemctl" and name in output.words:
-            word = output.plain.strip()
+        if output.tool == "systemctl" and {name, f"{name}.service"} & set(output.words):
+            status = re.search(r"^\s*Active: (\w+)", output.plain, flags=re.MULTILINE)
+            word = status.group(1) if status else output.plain.strip()
             return word if re.fullmatch(r"active|inactive|failed|activating|deactivating|unknown", word) else None
     return None

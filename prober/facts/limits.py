@@ -27,8 +27,9 @@ UVERBS = Command(
 def parse_ulimit(outputs: Sequence[Recorded], option: str, unit_bytes: int = 1) -> int | None:
     """The limit in bytes (or pieces), UNLIMITED, or None if it was not read."""
     for output in outputs:
-        if output.tool == "ulimit" and option in output.words and output.exit_code in (0, None):
-            word = output.plain.strip()
+        if output.tool == "ulimit" and {option, "-a"} & set(output.words) and output.exit_code in (0, None):
+            listed = re.search(rf"\(.*{option}\)\s+(\S+)$", output.plain, flags=re.MULTILINE)
+            word: str = listed.group(1) if listed else output.plain.strip()
             if word == "unlimited":
                 return UNLIMITED
             return int(word) * unit_bytes if re.fullmatch(r"\d{1,15}", word) else None
@@ -36,12 +37,14 @@ def parse_ulimit(outputs: Sequence[Recorded], option: str, unit_bytes: int = 1) 
 
 
 def parse_shm(outputs: Sequence[Recorded]) -> int | None:
-    """Bytes of /dev/shm, from `df -k`."""
+    """Bytes of /dev/shm, from `df -k` and `df -h`."""
     for output in outputs:
         if output.tool == "df":
-            match = re.search(r"^\S+\s+(\d{1,15})\s+\d+\s+-?\d+\s+\d+%\s+/dev/shm$", output.plain, flags=re.MULTILINE)
+            match = re.search(
+                r"^\S+\s+(\d{1,15}(?:\.\d)?)([KMGT]?)\s+\S+\s+\S+\s+\d+%\s+/dev/shm$", output.plain, flags=re.MULTILINE
+            )
             if match:
-                return int(match.group(1)) * 1024
+                return round(float(match.group(1)) * 1024.0 ** " KMGT".index(match.group(2) or "K"))
     return None
 
 

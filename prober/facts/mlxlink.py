@@ -1,11 +1,20 @@
-"""An RDMA port as mlxlink shows it; read where recorded, never asked live: it needs root."""
+"""An RDMA port as mlxlink shows it. It needs root, and it cannot ask virtual functions."""
 
 from __future__ import annotations
 
 import re
 
 from prober.facts.port_facts import PortFacts, phys_state_word, state_word
+from prober.facts.question import Command
 from prober.recording import Recorded
+
+MLXLINK = Command(
+    'mlxlink -d "$n"',
+    each="/sys/class/infiniband/*",
+    only='grep -qs 0x15b3 "$d/device/vendor" && [ ! -e "$d/device/physfn" ]',
+    limited=True,
+    when='[ "$(id -u)" = 0 ] && command -v mlxlink >/dev/null 2>&1',
+)
 
 # Gbit/s a lane. Source: InfiniBand Architecture Specification, link speeds.
 _LANE_GBPS = {"SDR": 2.5, "DDR": 5, "QDR": 10, "FDR10": 10, "FDR": 14, "EDR": 25, "HDR": 50, "NDR": 100, "XDR": 200}
@@ -18,17 +27,27 @@ def parse_mlxlink(output: Recorded) -> tuple[PortFacts, ...]:
     lines = dict(re.findall(r"^(\w[^:\n]*?)\s+: *(.*)\n", output.plain, flags=re.MULTILINE))
     if not device or "State" not in lines:
         return ()
-    state = state_word(lines.get("State"))
+    # Where the link is not up, the tool prints the physical layer's state twice.
+    seeking = phys_state_word(lines["State"])
+    state = "Down" if seeking else state_word(lines["State"])
     return (
         PortFacts(
             device.group(1),
             int(port.group(1)) if port else 1,
             state=state,
-            phys_state=phys_state_word(lines.get("Physical state")),
+            link_layer=_link_layer(lines),
+            phys_state=phys_state_word(lines.get("Physical state")) or seeking,
             rate_gbps=_rate_gbps(lines) if state == "Active" else None,
             firmware=lines.get("Firmware Version") or None,
         ),
     )
+
+
+def _link_layer(lines: dict[str, str]) -> str | None:
+    if lines.get("Speed", "").startswith("IB-"):
+        return "InfiniBand"
+    is_ethernet = lines.get("Physical state", "").startswith("ETH_") or re.match(r"\d+G", lines.get("Speed", ""))
+    return "Ethernet" if is_ethernet else None
 
 
 def _rate_gbps(lines: dict[str, str]) -> float | None:

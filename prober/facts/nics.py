@@ -144,6 +144,7 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
         gids=gids,
         gid_choice=_gid_choice(gids),
         counters=port.counters,
+        counter_growth=port.counter_growth,
     )
 
 
@@ -159,6 +160,10 @@ def _kind(port: PortFacts, netdev: Netdev | None) -> NicKind:
         return "RoCE"
     if port.protocol == "ib" or (netdev and netdev.kind == "ipoib"):
         return "InfiniBand"
+    if port.sm_lid:  # RoCE has no subnet manager
+        return "InfiniBand"
+    if match := re.match(r"(ib|roce)[posx]", port.device):  # names that rdma-core gives by link layer and PCI place
+        return "InfiniBand" if match.group(1) == "ib" else "RoCE"
     if port.netdev:
         return "InfiniBand" if re.match(r"ib[\dps]", port.netdev) else "RoCE"
     return "unknown"
@@ -195,7 +200,7 @@ _SPECIAL_KINDS: tuple[tuple[Callable[[PortFacts], bool], NicKind], ...] = (
 
 def usability(kind: NicKind, state: str | None, gid_unknown: bool = False) -> tuple[bool | None, str]:
     """Whether NCCL's verbs transport takes the port, and why; None where the tools did not say enough."""
-    if kind == "unknown":
+    if kind == "unknown" and state in (None, "Active"):
         return None, "link layer not known"
     if kind == "EFA":
         return False, "EFA: only by way of the aws-ofi-nccl plugin and libfabric, not by NCCL's own verbs transport"

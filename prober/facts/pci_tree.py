@@ -39,6 +39,10 @@ SYSFS = Command(
 PATHS = Command(_PICK + "ls -ld $list", when=_WORTH, shown=f"ls -ld {_ROOT}/*")
 LSPCI = Command("lspci -Dnn", limited=True)
 LSPCI_VVV = Command("lspci -Dvvv", limited=True, when=f'[ "$(id -u)" = 0 ] && {{ {_WORTH}; }}')
+# Without root it hides what the rules need, so one line that says so is enough.
+LSPCI_DENIED = Command(
+    "lspci -Dvvv | grep -m1 '<access denied>'", limited=True, when=f'[ "$(id -u)" != 0 ] && {{ {_WORTH}; }}'
+)
 
 What = Literal["gpu", "nic", "bridge"]
 

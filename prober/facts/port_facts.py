@@ -24,6 +24,7 @@ _PHYS_STATES = {
     "sleep": "Sleep",
     "polling": "Polling",
     "disabled": "Disabled",
+    "disable": "Disabled",
     "portconfigurationtraining": "PortConfigurationTraining",
     "training": "PortConfigurationTraining",
     "linkup": "LinkUp",
@@ -31,6 +32,7 @@ _PHYS_STATES = {
     "linkerrorrecover": "LinkErrorRecovery",
     "phytest": "Phy Test",
 }
+LINK_LAYER_ENDS = ("InfiniBand", "Ethernet", "Unspecified", "Unknown")  # the last word that RDMA tools print of a port
 _LINK_LAYERS = {"infiniband": "InfiniBand", "ethernet": "Ethernet", "unknown": "Unknown", "unspecified": "Unknown"}
 
 
@@ -68,6 +70,7 @@ class PortFacts:
     gid_unknown: bool | None = None
     gids: tuple[Gid, ...] = ()
     counters: tuple[tuple[str, int], ...] = ()
+    counter_growth: tuple[tuple[str, int], ...] | None = None
 
 
 def state_word(text: str | None) -> str | None:

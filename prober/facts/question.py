@@ -15,17 +15,20 @@ TOOL_LIMIT_S = 20
 class Command:
     """A read-only POSIX shell command on one line; its first word is the tool.
 
-    `each`: a glob of paths; the command runs once for each, with `$n` its last part, leaving out the names that match
-    a pattern of `skip`. `when`: a shell test without which it is not run; `$code` is the exit code before. `limited`:
-    a simple command that may hang, ended after TOOL_LIMIT_S. `shown`: what the recording calls the command where the
-    shell text is no name for it.
+    `each`: a glob of paths; the command runs once for each until one hangs, with `$d` the path and `$n` its last part,
+    leaving out the names that match a pattern of `skip` and those for which the shell test `only` fails. `when`: a
+    shell test without which it is not run; `$code` is the exit code before. `limited`: a simple command that may hang,
+    ended after TOOL_LIMIT_S. `after_s`: it runs no sooner than so many seconds after the script began. `shown`: what
+    the recording calls the command where the shell text is no name.
     """
 
     shell: str
     each: str | None = None
     skip: str | None = None
+    only: str | None = None
     when: str | None = None
     limited: bool = False
+    after_s: int | None = None
     shown: str | None = None
 
 
@@ -37,6 +40,7 @@ def script(commands: Iterable[Command], token: str) -> str:
     parts = [
         "export LC_ALL=C PATH=$PATH:/usr/sbin:/sbin:/usr/local/sbin",
         f"limit=; command -v timeout >/dev/null 2>&1 && limit='timeout -k 2 {TOOL_LIMIT_S}'",
+        "began=$(date +%s)",
     ]
     for command in commands:
         parts.append(_guarded(command, _marked(command, token)))
@@ -61,7 +65,14 @@ def _quoted(shown: str) -> str:
 def _guarded(command: Command, text: str) -> str:
     if command.each:
         leave = f"case $n in {command.skip.replace(' ', '|')}) continue;; esac\n" if command.skip else ""
-        text = f'for d in {command.each}; do [ -e "$d" ] || continue; n=${{d##*/}}\n{leave}{text}\ndone'
+        leave += f"{command.only} || continue\n" if command.only else ""
+        # Where the tool hangs at one device, it is not asked about the next.
+        hangs = "case $code in 124|137) break;; esac"
+        text = f'for d in {command.each}; do [ -e "$d" ] || continue; n=${{d##*/}}\n{leave}{text}\n{hangs}\ndone'
+    if command.after_s is not None:
+        # A clock that was set meanwhile must not make it wait for ever.
+        rest = f"left=$((began + {command.after_s} - $(date +%s)))"
+        text = f'{rest}\nif [ "$left" -gt 0 ] && [ "$left" -le {command.after_s} ]; then sleep "$left"; fi\n{text}'
     return f"if {command.when}; then\n{text}\nfi" if command.when else text
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from holmes_core.inventory import Gid, PciLink
 from prober.facts.port_facts import (
@@ -18,7 +19,10 @@ from prober.facts.port_facts import (
     whole_number,
 )
 from prober.facts.question import Command
-from prober.facts.sysfs_tree import Tree, pci_path
+from prober.facts.sysfs_tree import Tree, pci_path, read_tree
+from prober.recording import Recorded
+
+GROWTH_INTERVAL_S = 10
 
 _ROOT = "/sys/class/infiniband"
 _DEVICE_FILES = [
@@ -42,6 +46,8 @@ _PORT_FILES = [
     "rate",
     "lid",
     "sm_lid",
+]
+_COUNTER_FILES = [
     "counters/link_downed",
     "counters/link_error_recovery",
     "counters/symbol_error",
@@ -63,13 +69,47 @@ ATTRIBUTES = Command(
     f" {' '.join(f'{_ROOT}/*/ports/*/{file}' for file in _PORT_FILES)}",
     when=_ANY,
 )
+_READ_COUNTERS = f"grep -Hs . {' '.join(f'{_ROOT}/*/ports/*/{file}' for file in _COUNTER_FILES)}"
+COUNTERS = Command(_READ_COUNTERS, when=_ANY)
+COUNTERS_AGAIN = Command(_READ_COUNTERS, when=_ANY, after_s=GROWTH_INTERVAL_S)
 GIDS = Command(f"grep -Hsv '^0000:0000:0000:0000:0000:0000:0000:0000$' {_ROOT}/*/ports/*/gids/*", when=_ANY)
 GID_TYPES = Command(f"grep -Hs . {_ROOT}/*/ports/*/gid_attrs/types/* {_ROOT}/*/ports/*/gid_attrs/ndevs/*", when=_ANY)
 VIRTUAL = Command(f"ls -ld {_ROOT}/*/device/physfn {_ROOT}/*/device/driver", when=_ANY)
 
 
-def parse_sysfs(tree: Tree) -> tuple[PortFacts, ...]:
-    """Ports of the tree, with what their devices' files say."""
+Growth = Mapping[tuple[str, int], tuple[tuple[str, int], ...]]
+
+
+def counter_growth(outputs: Iterable[Recorded]) -> Growth:
+    """By device and port, the counters that grew between the first reading and the last, and by how much.
+
+    Empty unless there are two readings. A counter that became smaller was reset, and tells nothing.
+    """
+    readings = [reading for output in outputs if "counters/" in output.text and (reading := _counter_reading(output))]
+    if len(readings) < 2:
+        return {}
+    first, last = readings[0], readings[-1]
+    return {
+        port: tuple(
+            (name, value - first[port][name])
+            for name, value in counters.items()
+            if value > first[port].get(name, value)
+        )
+        for port, counters in last.items()
+        if port in first
+    }
+
+
+def _counter_reading(output: Recorded) -> dict[tuple[str, int], dict[str, int]]:
+    ports: dict[tuple[str, int], dict[str, str]] = {}
+    for match, value in read_tree([output]).matching(rf"{_ROOT}/([^/]+)/ports/(\d{{1,3}})/(.+)"):
+        ports.setdefault((match.group(1), int(match.group(2))), {})[match.group(3)] = value
+    readings = {port: dict(_counters(files)) for port, files in ports.items()}
+    return {port: counters for port, counters in readings.items() if counters}
+
+
+def parse_sysfs(tree: Tree, growth: Growth) -> tuple[PortFacts, ...]:
+    """Ports of the tree, with what their devices' files say and how their counters grew."""
     devices: dict[str, dict[str, str]] = {}
     ports: dict[tuple[str, int], dict[str, str]] = {}
     for match, value in tree.matching(rf"{_ROOT}/([^/]+)/(?:ports/(\d{{1,3}})/)?(.+)"):
@@ -78,7 +118,10 @@ def parse_sysfs(tree: Tree) -> tuple[PortFacts, ...]:
             devices.setdefault(device, {})[file] = value
         else:
             ports.setdefault((device, int(port)), {})[file] = value
-    return tuple(_port(tree, device, port, devices.get(device, {}), files) for (device, port), files in ports.items())
+    return tuple(
+        replace(_port(tree, device, port, devices.get(device, {}), files), counter_growth=growth.get((device, port)))
+        for (device, port), files in ports.items()
+    )
 
 
 def _port(tree: Tree, device: str, port: int, about: Mapping[str, str], files: Mapping[str, str]) -> PortFacts:
@@ -127,8 +170,8 @@ def _gids(files: Mapping[str, str]) -> tuple[Gid, ...]:
 
 def _counters(files: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
     found = []
-    for name in _PORT_FILES:
-        value = whole_number(files.get(name)) if "counters/" in name else None
+    for name in _COUNTER_FILES:
+        value = whole_number(files.get(name))
         if value is not None:
             found.append((name.partition("/")[2], value))
     return tuple(found)

@@ -41,10 +41,13 @@ def parse_rdma(output: Recorded) -> tuple[PortFacts, ...]:
 
 def _text_entries(output: Recorded) -> Iterator[dict[str, Any]]:
     """Lines such as `link mlx5_0/1 state ACTIVE ...` and `0: mlx5_0: node_type ca ...` as the JSON has them."""
-    for line in output.whole_lines:
+    *lines, last = output.lines
+    if not last.endswith(("ACTIVE", "DOWN", "LINK_UP", "DISABLED", "POLLING")):  # its last word may be cut
+        last = last.rpartition(" ")[0] + " "
+    for line in [*lines, last]:
         words = line.split()
         facts: dict[str, Any] = {word: words[at + 1] for at, word in enumerate(words[:-1]) if word in _WITH_VALUE}
-        numbered = re.match(r"(?:\d+/\d+: |link )(\S+)/(\d{1,3})\s", line)
+        numbered = re.match(r"(?:\d+/\d+: |link )(\S+)/(\d{1,3}):?\s", line)
         if numbered:
             yield {**facts, "ifname": numbered.group(1), "port": int(numbered.group(2))}
         elif match := re.match(r"\d+: (\S+): ", line):
@@ -62,7 +65,7 @@ def _facts(entry: Mapping[str, Any]) -> PortFacts | None:
     if "state" in entry and not isinstance(port, int):
         return None
     return PortFacts(
-        device,
+        device.partition("/")[0],
         port if isinstance(port, int) else WHOLE_DEVICE,
         link_layer=_link_layer(entry),
         protocol=text("protocol"),

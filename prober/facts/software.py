@@ -34,14 +34,14 @@ def software_command(python: str) -> Command:
 
 def python_was_asked(outputs: Sequence[Recorded]) -> bool:
     """Whether the outputs could tell of a Python: a recording of other tools says nothing of it."""
-    return any(re.search(r"\s-c\s", output.command) for output in outputs)
+    return any(output.asks_python for output in outputs)
 
 
 def read_software(outputs: Sequence[Recorded]) -> Software:
     """Versions; None for what is not there."""
     found: dict[str, str] = {}
     for output in outputs:
-        if re.search(r"\s-c\s", output.command):
+        if output.asks_python:
             found.update(re.findall(r"^(python|torch|cuda|nccl) (\S+)$", output.plain, flags=re.MULTILINE))
         elif output.tool == "ofed_info" and output.exit_code in (0, None):
             found["ofed"] = output.plain.strip().rstrip(":")[:100]

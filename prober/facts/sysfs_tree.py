@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from prober.facts.port_facts import LINK_LAYER_ENDS
 from prober.recording import Recorded
 
 _GREP_LINE = re.compile(
     r"^(/(?:sys|proc|etc|root|home)/[^:]*?(?:[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7][^:]*)?):(.*)$"
 )
+_WHOLE_VALUE_ENDS = (")", "ACTIVE", "DOWN", "LinkUp", "Polling", "Disabled", *LINK_LAYER_ENDS)
 
 
 @dataclass
@@ -41,9 +43,11 @@ def read_tree(outputs: Iterable[Recorded]) -> Tree:
     """All files and links in the outputs of grep, cat and ls."""
     tree = Tree()
     for output in outputs:
-        if output.tool in ("grep", "find", "head", "tail"):
+        if output.tool in ("head", "tail") and "==> /" in output.text:
+            _read_headed(tree, output)
+        elif output.tool in ("grep", "find", "tail"):
             _read_grep(tree, output)
-        elif output.tool == "cat":
+        elif output.tool in ("cat", "head"):
             _read_cat(tree, output)
         elif output.tool == "ls":
             _read_ls(tree, output)
@@ -52,23 +56,40 @@ def read_tree(outputs: Iterable[Recorded]) -> Tree:
 
 def _read_grep(tree: Tree, output: Recorded) -> None:
     found: dict[str, list[str]] = {}
-    for line in output.lines:
+    for line in output.lines_ending(*_WHOLE_VALUE_ENDS):
         match = _GREP_LINE.match(line)
         if match and not match.group(2).startswith(" No such file"):
             found.setdefault(match.group(1), []).append(match.group(2))
     tree.values.update(found)
 
 
+def _read_headed(tree: Tree, output: Recorded) -> None:
+    """`head` and `tail` of several files write a line `==> /sys/... <==` above each."""
+    lines: list[str] = []
+    for line in output.whole_lines:
+        if match := re.match(r"==> (/.+) <==$", line):
+            lines = tree.values.setdefault(match.group(1), [])
+        elif line:
+            lines.append(line)
+    tree.values = {path: lines for path, lines in tree.values.items() if lines}
+
+
 def _read_cat(tree: Tree, output: Recorded) -> None:
     """One named file has all lines; several have one line each, if their number is the same."""
     if output.exit_code not in (0, None):
         return
-    paths = [word for word in output.words[1:] if word.startswith("/") and "*" not in word]
+    paths = [path for word in output.words[1:] if word.startswith("/") and "*" not in word for path in _braced(word)]
     lines = output.plain.rstrip("\n").split("\n")
     if len(paths) == 1 and lines != [""]:
         tree.values[paths[0]] = lines
     elif len(paths) == len(lines):
         tree.values.update({path: [line] for path, line in zip(paths, lines, strict=True)})
+
+
+def _braced(word: str) -> list[str]:
+    """The words that a shell makes of `/sys/class/net/eth0/{mtu,speed}`."""
+    match = re.fullmatch(r"([^{}]*)\{([^{}]*,[^{}]*)\}([^{}]*)", word)
+    return [f"{match[1]}{part}{match[3]}" for part in match[2].split(",")] if match else [word]
 
 
 def _read_ls(tree: Tree, output: Recorded) -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 from holmes_core.inventory import Host, PciLink
+from holmes_core.units import format_memory
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 
 BAD_THROTTLES = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
+NO_FABRIC = ("N/A", "Not Supported")
+FATAL_XIDS = (48, 64, 74, 79, 95)  # ECC, row remapping, NVLink, fallen off the bus, contained ECC
 LARGE_READS_FROM_GBPS = 200
 FEWEST_LANES = 8
 
 
 def gpu_none(host: Host) -> Evidence:
-    if host.access.transport == "local" or host.gpus or host.nvidia_smi_failure:
+    if host.access.transport == "local" or host.gpus:
+        return
+    if host.nvidia_smi_failure:
+        if "No devices were found" in host.nvidia_smi_failure:
+            yield "nvidia-smi: No devices were found"
         return
     without_driver = host.kernel_modules_complete and not _has_module(host, "nvidia")
     if without_driver or host.gpu_count_lspci == 0:
@@ -76,9 +84,12 @@ def nvlink_inactive(host: Host) -> Evidence:
 
 
 def fabric(host: Host) -> Evidence:
+    """`N/A` and `Not Supported`: the GPU is on no NVSwitch."""
+    manager = f", fabric manager {host.fabric_manager}" if host.fabric_manager else ""
     for gpu in host.gpus:
-        if gpu.fabric_state not in (None, "Completed", "N/A") or gpu.fabric_status not in (None, "Success", "N/A"):
-            yield f"GPU {gpu.index}: fabric state {gpu.fabric_state}, status {gpu.fabric_status}"
+        unfinished = gpu.fabric_state not in (None, "Completed", *NO_FABRIC)
+        if unfinished or gpu.fabric_status not in (None, "Success", *NO_FABRIC):
+            yield f"GPU {gpu.index}: fabric state {gpu.fabric_state}, status {gpu.fabric_status}{manager}"
 
 
 def inforom(host: Host) -> Evidence:
@@ -87,10 +98,32 @@ def inforom(host: Host) -> Evidence:
             yield line
 
 
-def xid(host: Host) -> Evidence:
+def _xids(host: Host) -> Iterable[tuple[int | None, str]]:
     for line in host.warnings:
         if "Xid" in line:
+            match = re.search(r"Xid \([^)]*\): (\d+)", line)
+            yield int(match.group(1)) if match else None, line
+
+
+def fatal_xid(host: Host) -> Evidence:
+    yield from (line for number, line in _xids(host) if number in FATAL_XIDS)
+
+
+def xid(host: Host) -> Evidence:
+    yield from (line for number, line in _xids(host) if number not in FATAL_XIDS)
+
+
+def peermem_errors(host: Host) -> Evidence:
+    for line in host.warnings:
+        if "nvidia-peermem" in line and "invalid context" in line:
             yield line
+
+
+def busy(host: Host) -> Evidence:
+    for process in host.gpu_processes or ():
+        gpu = "a GPU" if process.gpu is None else f"GPU {process.gpu}"
+        held = "" if process.memory_bytes is None else f", {format_memory(process.memory_bytes)}"
+        yield f"{gpu}: process {process.pid} ({process.name or 'name not known'}){held}"
 
 
 def no_peermem(host: Host) -> Evidence:
@@ -201,6 +234,7 @@ HOST_RULES = (
     Rule("GPU-COMPUTE-MODE", "W", "a second process on the GPU fails", "`nvidia-smi -c 0`", compute_mode),
     Rule("GPU-ECC-UNCORR", "F", "wrong results or a crash", "reset the GPU or drain the host", ecc),
     Rule("GPU-ROW-REMAP", "F", "memory errors may return", "reset the GPU; if it failed, replace it", row_remap),
+    Rule("GPU-XID", "F", "the GPU needs a reset or is lost", "reset or drain; NVIDIA's Xid catalogue", fatal_xid),
     Rule("GPU-XID", "W", "the driver reported an error", "look it up in NVIDIA's Xid catalogue", xid),
     Rule("GPU-THROTTLE", "W", "slow GPU, and all wait for it", "cooling, power", throttle),
     Rule("GPU-PERSISTENCE-OFF", "I", "slow first use", "`nvidia-smi -pm 1`", persistence_off),
@@ -213,6 +247,8 @@ HOST_RULES = (
     ),
     Rule("GPU-FABRIC", "F", "NVSwitch is not set up; CUDA fails", "match and restart nvidia-fabricmanager", fabric),
     Rule("GPU-INFOROM", "W", "the GPU may fail", "replace it", inforom),
+    Rule("GPU-BUSY", "W", "less memory and a slow rank, and all wait for it", "wait, or choose other GPUs", busy),
+    Rule("GDR-PEERMEM-ERRORS", "W", "GPUDirect RDMA fails or hangs", "update the GPU driver", peermem_errors),
     Rule(
         "GDR-NO-PEERMEM",
         "W",

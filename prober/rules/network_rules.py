@@ -13,7 +13,8 @@ def network_findings(hosts: Sequence[Host], clusters: Sequence[Cluster], shared:
     """Findings about what joins the clusters."""
     reachable = [host for host in hosts if host.reachable]
     findings = []
-    if shared is None and len(clusters) > 1:
+    addresses_known = all(any(netdev.addresses for netdev in host.netdevs) for host in reachable)
+    if shared is None and len(clusters) > 1 and addresses_known:
         findings.append(_no_shared_network(reachable))
     if shared is not None:
         findings += _interface_names_differ(shared)

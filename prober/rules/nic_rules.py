@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from holmes_core.inventory import Host, Nic
 from holmes_core.units import bytes_per_s_from_gbps, format_rate
@@ -11,6 +11,16 @@ from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 
 MOST_FLAPS = 3
 GB10_PORT_GBPS = 200  # ConnectX-7 of DGX Spark; NVIDIA/dgx-spark-playbooks, multi-sparks-through-switch
+FLAP_COUNTERS = ("link_downed", "link_error_recovery")
+ERROR_COUNTERS = (
+    "symbol_error",
+    "port_rcv_errors",
+    "out_of_sequence",
+    "packet_seq_err",
+    "local_ack_timeout_err",
+    "rnr_nak_retry_err",
+    "roce_adp_retrans",
+)
 RDMA = ("InfiniBand", "RoCE")
 
 
@@ -127,11 +137,27 @@ def rate_conflicts(host: Host) -> Evidence:
             yield f"{conflict.subject}: {both} Gbit/s"
 
 
+def grown(host: Host, names: Collection[str]) -> Evidence:
+    """Counters of that name that grew while the probe ran."""
+    seconds = host.counter_interval_s
+    during = "between two readings" if seconds is None else f"in {seconds:g} s"
+    for nic in host.nics:
+        for name, growth in nic.counter_growth or ():
+            if name in names:
+                yield f"{place(nic)}: {name} grew by {growth} {during}"
+
+
 def flaps(host: Host) -> Evidence:
+    yield from grown(host, FLAP_COUNTERS)
     for nic in active(host):
         for name, value in nic.counters:
-            if name in ("link_downed", "link_error_recovery") and value > MOST_FLAPS:
+            if name in FLAP_COUNTERS and value > MOST_FLAPS:
                 yield f"{place(nic)}: {name} is {value} since boot"
+
+
+def errors(host: Host) -> Evidence:
+    """What was counted since boot may be years old; only growth tells of a fault that is there now."""
+    yield from grown(host, ERROR_COUNTERS)
 
 
 def soft_rdma(host: Host) -> Evidence:
@@ -290,6 +316,13 @@ HOST_RULES = (
         rate_conflicts,
     ),
     Rule("NIC-FLAP", "W", "NCCL jobs hang or abort when a link goes", "cable or optic; drain the host", flaps),
+    Rule(
+        "NIC-ERRORS",
+        "W",
+        "packets are lost and sent again; error 12 (retries exceeded) follows",
+        "cable or optic, or congestion: look at the switch port, PFC and ECN",
+        errors,
+    ),
     Rule("NIC-SOFT-RDMA", "W", "NCCL takes it and is slow", "leave it out of NCCL_IB_HCA", soft_rdma),
     Rule(
         "NIC-EFA-NEEDS-PLUGIN",

@@ -9,7 +9,7 @@ import paramiko
 import pytest
 
 from holmes_core.errors import HostError
-from holmes_core.transport import _add_known_keys, _SshSettings
+from holmes_core.transport import SshSettings, _add_known_keys
 
 KEYS = (
     "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFapCyu/XqXr8yAaAGqkP7bHgKHBReXMwnMOxkc8BR6F",
@@ -17,8 +17,8 @@ KEYS = (
 )
 
 
-def settings(port: int = 22) -> _SshSettings:
-    return _SshSettings("10.0.0.1", port, "bob", (), False, (), None, None)
+def settings(port: int = 22) -> SshSettings:
+    return SshSettings("10.0.0.1", port, "bob", (), False, (), None, None)
 
 
 def known_key(name: str, *files: Path, port: int = 22) -> str | None:

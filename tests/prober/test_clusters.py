@@ -69,6 +69,32 @@ def test_roce_hosts_with_a_subnet_each_are_one_cluster_when_routed_both_ways() -
     assert members(a, roce("b", 1, network=21)) == {"roce-1": ("a",), "roce-2": ("b",)}
 
 
+def unknown_roce(name: str) -> Host:
+    return host(name, nics=(nic("mlx5_0", "RoCE"),))
+
+
+def test_roce_hosts_whose_networks_are_not_known_are_not_guessed_to_be_one_cluster() -> None:
+    clusters, findings = find_clusters([unknown_roce("a"), unknown_roce("b"), roce("c", 3)], {})
+    assert [cluster.hosts for cluster in clusters] == [("a",), ("b",), ("c",)]
+    assert [(finding.rule, finding.hosts) for finding in findings] == [
+        ("CLUSTER-NOT-KNOWN", ("a",)),
+        ("CLUSTER-NOT-KNOWN", ("b",)),
+    ]
+
+
+def test_pins_say_what_the_networks_do_not_without_contradicting_them() -> None:
+    clusters, findings = find_clusters([unknown_roce("a"), roce("b", 2)], {"a": "x", "b": "x"})
+    assert ([cluster.hosts for cluster in clusters], findings) == ([("a", "b")], ())
+
+
+def test_a_single_host_has_nothing_to_be_told_apart_from() -> None:
+    assert find_clusters([unknown_roce("a")], {})[1] == ()
+
+
+def test_infiniband_hosts_of_which_little_is_known_are_one_cluster() -> None:
+    assert members(host("a", nics=(nic("mlx5_0", "InfiniBand"),)), ib("b", 2)) == {"ib-1": ("a", "b")}
+
+
 def test_hosts_without_rdma_are_an_ethernet_cluster() -> None:
     assert members(host("a", netdev("eth0", "10.9.0.1/24")), ib("b", 2)) == {
         "eth-1": ("a",),

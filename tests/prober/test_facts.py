@@ -145,6 +145,30 @@ def test_limits_are_bytes_and_unlimited_is_minus_one() -> None:
     host = read(output("ulimit -l", "unlimited\n"), output("ulimit -n", "1024\n"))
     assert (host.memlock_bytes, host.nofile) == (-1, 1024)
     assert read(output("ulimit -l", "64\n")).memlock_bytes == 65536
+    listed = "max locked memory       (kbytes, -l) 64\nopen files                      (-n) 1024\n"
+    assert (read(output("ulimit -a", listed)).memlock_bytes, read(output("ulimit -a", listed)).nofile) == (65536, 1024)
+
+
+def test_shared_memory_is_read_in_every_unit() -> None:
+    head = "Filesystem 1K-blocks Used Available Use% Mounted on\n"
+    assert read(output("df -kP /dev/shm", head + "shm 65536 0 65536 0% /dev/shm\n")).shm_bytes == 64 * 1024**2
+    assert read(output("df -h /dev/shm", head + "tmpfs 1.5G 0 1.5G 0% /dev/shm\n")).shm_bytes == 1536 * 1024**2
+
+
+def test_name_and_kernel_of_single_questions() -> None:
+    host = read(output("hostname -s", "node1\n"), output("uname -r", "5.15.0-91-generic\n"))
+    assert (host.hostname, host.kernel) == ("node1", "5.15.0-91-generic")
+
+
+def test_files_of_a_braced_cat_are_told_apart() -> None:
+    command = "cat /sys/class/infiniband/mlx5_0/ports/1/{rate,state,link_layer}"
+    (nic,) = read(output(command, "400 Gb/sec (4X NDR)\n4: ACTIVE\nInfiniBand\n")).nics
+    assert (nic.rate_gbps, nic.state, nic.kind) == (400, "Active", "InfiniBand")
+
+
+def test_a_service_is_read_from_is_active_and_from_status() -> None:
+    for command, text in (("is-active", "failed\n"), ("status", "x.service\n   Active: failed (Result: exit)\n")):
+        assert read(output(f"systemctl {command} nvidia-fabricmanager", text, 3)).fabric_manager == "failed"
 
 
 def test_nccl_settings_name_where_they_stand() -> None:
@@ -189,3 +213,78 @@ def test_script_runs_every_command_whatever_the_others_do() -> None:
         Recorded("echo out; echo err >&2", "out\nerr\n", 0),
         Recorded("echo 'it''s' self", "its self\n", 0),
     )
+
+
+def test_a_command_waits_for_its_time_since_the_first_one() -> None:
+    text = script((Command("date +%s%N"), Command("date +%s%N", after_s=1), Command("date +%s%N", after_s=1)), "@@t")
+    answer = subprocess.run(["sh", "-s"], input=text, capture_output=True, text=True, check=True).stdout
+    first, second, third = (int(found.text) / 1e9 for found in cut(answer, "@@t"))
+    assert 0 < second - first < 1.5
+    assert third - second < 0.5
+
+
+def test_a_tool_that_hangs_at_one_device_is_not_asked_about_the_next() -> None:
+    text = script((Command('echo "$n"; exit 124', each="/proc/self /proc/1"),), "@@t")
+    answer = subprocess.run(["sh", "-s"], input=text, capture_output=True, text=True, check=True).stdout
+    assert [found.text for found in cut(answer, "@@t")] == ["self\n"]
+
+
+def counters(port: str, **values: int) -> str:
+    return "".join(f"/sys/class/infiniband/{port}/counters/{name}:{value}\n" for name, value in values.items())
+
+
+def test_counters_grow_between_the_first_reading_and_the_last() -> None:
+    one, two = "mlx5_0/ports/1", "mlx5_1/ports/1"
+    first = counters(one, link_downed=2, symbol_error=5) + counters(two, link_downed=7)
+    last = counters(one, link_downed=3, symbol_error=5) + counters(two, link_downed=0)
+    read_counters = "grep -Hs . /sys/class/infiniband/*/ports/*/counters/link_downed"
+    host = read(
+        output("date +%s.%N", "1700000000.250000000\n"),
+        output(read_counters, first),
+        output(read_counters, last),
+        output("date +%s.%N", "1700000010.450000000\n"),
+    )
+    assert [nic.counter_growth for nic in host.nics] == [(("link_downed", 1),), ()]
+    assert host.counter_interval_s == 10.2
+    once = read(output(read_counters, first))
+    assert ([nic.counter_growth for nic in once.nics], once.counter_interval_s) == ([None, None], None)
+
+
+def test_what_only_root_may_read_is_told_once() -> None:
+    lspci = output("lspci -vvv", "19:00.0 PCI bridge: PLX\n\tCapabilities: <access denied>\n" * 3)
+    kernel_log = output("dmesg | grep Xid", "dmesg: read kernel buffer failed: Operation not permitted\n", 1)
+    (finding,) = tool_findings("host", (lspci, kernel_log))
+    assert (finding.rule, finding.severity) == ("PROBE-NO-PERMISSION", "I")
+    assert finding.evidence == (
+        "dmesg: dmesg: read kernel buffer failed: Operation not permitted; lspci: Capabilities: <access denied>"
+    )
+    assert tool_findings("host", (output("lspci -vvv", "19:00.0 PCI bridge: PLX\n"),)) == []
+
+
+def tool_faults(*outputs: Recorded) -> list[str]:
+    return [finding.rule for finding in tool_findings("host", outputs)]
+
+
+IBSTAT_PORT = "CA 'mlx5_0'\n\tPort 1:\n\t\tState: Active\n\t\tRate: 400\n"
+
+
+def test_a_block_without_its_closing_field_is_told_as_cut_off() -> None:
+    whole = IBSTAT_PORT + "\t\tLink layer: InfiniBand\n"
+    assert tool_faults(output("ibstat", whole + IBSTAT_PORT)) == ["PROBE-TRUNCATED"]
+    assert tool_faults(output("ibstat", IBSTAT_PORT.rstrip("\n"))) == ["PROBE-TRUNCATED"]
+    assert tool_faults(output("ibstat", whole + whole)) == []
+    assert tool_faults(output("ibstat", IBSTAT_PORT)) == [], "ibstat of OFED 1.4 prints no link layer"
+
+
+def test_a_port_without_its_device_belongs_to_nobody_and_is_told() -> None:
+    text = "\t\tport:\t1\n\t\t\tstate:\t\t\tPORT_ACTIVE (4)\n\t\t\tlink_layer:\t\tEthernet\n"
+    nameless = output("ibv_devinfo -v", text)
+    assert read(nameless).nics == ()
+    assert tool_faults(nameless) == ["PROBE-TRUNCATED"]
+    assert [nic.device for nic in read(output("ibv_devinfo -d mlx5_3", text)).nics] == ["mlx5_3"]
+    assert tool_faults(output("ibv_devinfo -d mlx5_3", text)) == []
+
+
+def test_ip_that_knows_no_json_is_no_failure() -> None:
+    assert tool_faults(output("ip -j addr show", 'Option "-j" is unknown, try "ip -help".\n', 255)) == []
+    assert tool_faults(output("ip -j addr show", "Cannot open netlink socket\n", 1)) == ["PROBE-TOOL-FAILED"]

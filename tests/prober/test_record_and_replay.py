@@ -37,6 +37,28 @@ def test_a_recording_of_one_ibstat_file_is_enough(tmp_path: Path) -> None:
     assert [(nic.device, nic.kind) for nic in host.nics] == [("mlx5_0", "InfiniBand")]
 
 
+def test_a_recording_by_other_hands_is_read(tmp_path: Path) -> None:
+    port = "CA 'mlx5_0'\n\tPort 1:\n\t\tState: Active\n\t\tLink layer: InfiniBand\n"
+    entries = [
+        {"file": "sub/odd name (1).log", "command": "ibstat", "taken_by": "a script of theirs"},
+        {"file": "empty", "command": "nvidia-smi", "exit_code": 0},
+        {"file": "empty", "command": "some-tool --all", "exit_code": 3},
+    ]
+    (tmp_path / "a" / "sub").mkdir(parents=True)
+    (tmp_path / "a" / "recording.json").write_text(json.dumps(entries))
+    (tmp_path / "a" / "empty").write_text("")
+    (tmp_path / "a" / "sub" / "odd name (1).log").write_bytes(b"\xff\xfe\n" + port.encode() + b"\x80")
+    inventory = replay(tmp_path)
+    assert [(nic.device, nic.state) for nic in inventory.hosts[0].nics] == [("mlx5_0", "Active")]
+    assert [finding.rule for finding in inventory.findings] == ["PROBE-TOOL-UNREAD"]
+
+
+def test_hosts_of_which_no_address_is_known_are_not_said_to_be_apart(tmp_path: Path) -> None:
+    for host, device in (("a", "mlx5_0"), ("b", "bnxt_re0")):
+        write_recording(tmp_path, host, (Recorded("ibdev2netdev", f"{device} port 1 ==> ens1 (Up)\n", 0),))
+    assert [finding.rule for finding in replay(tmp_path).findings] == ["CLUSTER-NOT-KNOWN"]
+
+
 def test_a_used_folder_is_not_recorded_into(tmp_path: Path) -> None:
     write_recording(tmp_path, "a", ())
     hosts = HostsFile.model_validate({"transport": "local", "hosts": ["a"]})
@@ -74,6 +96,10 @@ def test_a_malformed_recording_names_file_and_key(tmp_path: Path, entries: objec
         ("nvidia-smi --query-gpu=<every field the driver lists> --format=csv", "nvidia-smi"),
         ("env | grep '^NCCL_'", "env"),
         ("it's odd", "it's"),
+        ("sudo -u root /usr/sbin/ibstat", "ibstat"),
+        ("env LC_ALL=C LANG=C nice -n 19 ibstat", "ibstat"),
+        ("timeout -k 2 20 ibv_devinfo -v", "ibv_devinfo"),
+        ("bash -lc 'sudo ibstat | head'", "ibstat"),
     ],
 )
 def test_the_first_word_names_the_tool(command: str, tool: str) -> None:

@@ -12,6 +12,7 @@ from holmes_core.inventory import (
     Conflict,
     Gid,
     Gpu,
+    GpuProcess,
     Host,
     NcclSetting,
     Netdev,
@@ -127,6 +128,10 @@ HOST_CASES: dict[str, tuple[Host, Host]] = {
     ),
     "NIC-RATE-CONFLICT": (roce_host(own=netdev(speed_bytes_per_s=12.5e9)), roce_host()),
     "NIC-FLAP": (nics(nic(counters=(("link_downed", 7),))), nics(nic(counters=(("link_downed", 3),)))),
+    "NIC-ERRORS": (
+        nics(nic(counter_growth=(("symbol_error", 2),)), counter_interval_s=10.2),
+        nics(nic(counters=(("symbol_error", 9000),), counter_growth=(("port_xmit_discards", 4),))),
+    ),
     "NIC-SOFT-RDMA": (nics(nic("rxe0", "SoftRoCE")), nics(nic())),
     "NIC-EFA-NEEDS-PLUGIN": (nics(EFA), nics(nic())),
     "NIC-OMNIPATH": (nics(nic("hfi1_0", "Omni-Path")), nics(nic())),
@@ -187,6 +192,11 @@ HOST_CASES: dict[str, tuple[Host, Host]] = {
     "GPU-NVLINK-INACTIVE": (gpus(gpu(nvlinks_up=4, nvlinks_total=6)), gpus(gpu(nvlinks_up=0, nvlinks_total=None))),
     "GPU-FABRIC": (gpus(gpu(fabric_state="In Progress")), gpus(gpu(fabric_state="Completed", fabric_status="Success"))),
     "GPU-INFOROM": (host(warnings=("WARNING: infoROM is corrupted at gpu 0000:3B:00.0",)), host()),
+    "GPU-BUSY": (
+        gpus(gpu(), gpu_processes=(GpuProcess(pid=7, gpu=0, name="python", memory_bytes=2**30),)),
+        gpus(gpu(), gpu_processes=()),
+    ),
+    "GDR-PEERMEM-ERRORS": (host(warnings=("nvidia-peermem: invalid context",)), host(warnings=("NVRM: Xid",))),
     "GDR-NO-PEERMEM": (gpus(gpu(), peermem=False), gpus(gpu(), peermem=False, open_gpu_driver=True)),
     "PCI-LINK-DEGRADED": (nics(nic(pci=NARROW)), host(pci=(PciDevice(address="1:0", what="gpu", link=SLOW),))),
     "PCI-MPS-SMALL": (
@@ -279,6 +289,25 @@ def test_every_rule_has_a_case() -> None:
 def test_every_rule_says_what_it_does_and_what_to_do() -> None:
     rules: tuple[Rule | PeerRule, ...] = (*HOST_RULES, *PEER_RULES)
     assert all(rule.effect and rule.remedy for rule in rules)
+
+
+def test_growth_says_how_many_seconds_lay_between() -> None:
+    flapping = nics(nic(counter_growth=(("link_downed", 1), ("symbol_error", 40))), counter_interval_s=10.2)
+    found = {finding.rule: finding.evidence for finding in audit([flapping], (), None)}
+    assert found["NIC-FLAP"] == "mlx5_0:1: link_downed grew by 1 in 10.2 s"
+    assert found["NIC-ERRORS"] == "mlx5_0:1: symbol_error grew by 40 in 10.2 s"
+
+
+@pytest.mark.parametrize(("number", "severity"), [(79, "F"), (31, "W")])
+def test_an_xid_that_needs_a_reset_refuses_launch_and_others_warn(number: int, severity: str) -> None:
+    line = f"NVRM: Xid (PCI:0000:3b:00): {number}, pid=1"
+    found = [f.severity for f in audit([host(warnings=(line,))], (), None) if f.rule == "GPU-XID"]
+    assert found == [severity]
+
+
+def test_nvidia_smi_that_finds_no_gpu_has_not_failed() -> None:
+    assert fired("GPU-NONE", host(nvidia_smi_failure="exit 6: No devices were found"))
+    assert not fired("GPU-NONE", host(nvidia_smi_failure="exit 9: NVIDIA-SMI has failed"))
 
 
 def test_rail_that_is_down_refuses_launch_and_a_spare_port_informs() -> None:

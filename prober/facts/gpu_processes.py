@@ -1,0 +1,111 @@
+"""Processes that compute on a GPU: `nvidia-smi --query-compute-apps`, else the plain table or `nvidia-smi -q`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from holmes_core.inventory import GpuProcess
+from holmes_core.units import MIB
+from prober.facts.gpu_query import ANSWERED, GpuFacts
+from prober.facts.pci_tree import normal_address
+from prober.facts.port_facts import whole_number
+from prober.facts.question import Command
+from prober.recording import Recorded
+
+PROCESSES = Command(
+    "nvidia-smi --query-compute-apps=gpu_uuid,pid,used_memory,process_name --format=csv", limited=True, when=ANSWERED
+)
+
+_FIELDS = {"name": "process_name", "used_gpu_memory": "used_memory"}  # nvidia-smi takes both names
+
+
+def read_gpu_processes(outputs: Sequence[Recorded], gpus: Sequence[GpuFacts]) -> tuple[GpuProcess, ...] | None:
+    """The processes of the newest answer that tells of them; None where none does. `gpus` name their GPU."""
+    asked = [output for output in reversed(outputs) if output.tool == "nvidia-smi"]
+    for parse in (_from_query, _from_table, _from_report):
+        for output in asked:
+            found = parse(output, gpus)
+            if found is not None:
+                return found
+    return None
+
+
+def _from_query(output: Recorded, gpus: Sequence[GpuFacts]) -> tuple[GpuProcess, ...] | None:
+    asked = re.search(r"--query-compute-apps=([a-z_,]+)", output.command)
+    if not asked or output.exit_code not in (0, None):
+        return None
+    fields = [_FIELDS.get(name, name) for name in asked.group(1).split(",")]
+    rows = [line.split(", ") for line in output.whole_lines if line.strip()]
+    if not rows and output.exit_code is None:
+        return None
+    processes = []
+    for row in rows:
+        if fields[-1] == "process_name":
+            row = [*row[: len(fields) - 1], ", ".join(row[len(fields) - 1 :])]
+        cells = {name: cell.strip() for name, cell in zip(fields, row, strict=False) if not cell.startswith("[")}
+        pid = whole_number(cells.get("pid"))
+        if len(row) == len(fields) and pid is not None:
+            processes.append(
+                GpuProcess(
+                    pid=pid,
+                    gpu=_index(gpus, cells.get("gpu_uuid"), cells.get("gpu_bus_id")),
+                    name=cells.get("process_name"),
+                    memory_bytes=_mib(cells.get("used_memory")),
+                )
+            )
+    return tuple(processes)
+
+
+def _index(gpus: Sequence[GpuFacts], uuid: str | None, bus_id: str | None) -> int | None:
+    address = normal_address(bus_id) if bus_id and ":" in bus_id else None
+    for gpu in gpus:
+        if (uuid is not None and gpu.uuid == uuid) or (address is not None and gpu.pci_address == address):
+            return gpu.index
+    return None
+
+
+def _mib(cell: str | None) -> int | None:
+    match = re.fullmatch(r"(\d{1,9}) ?(?:MiB)?", cell or "")
+    return int(match.group(1)) * MIB if match else None
+
+
+_TABLE_ROW = re.compile(
+    r"^\|\s+(?P<gpu>\d{1,3})\s+(?:(?:N/A|\d+)\s+(?:N/A|\d+)\s+)?(?P<pid>\d{1,10})\s+(?:M\+)?C(?:\+G)?\s+"
+    r"(?P<name>.+?)\s+(?P<memory>\d{1,9}MiB|N/A)\s*\|$"
+)
+
+
+def _from_table(output: Recorded, _gpus: Sequence[GpuFacts]) -> tuple[GpuProcess, ...] | None:
+    """Rows of the type C (computing); those of type G draw. Long names are shortened there, and kept so."""
+    table = output.plain.partition("| Processes:")[2]
+    if "==" not in table:
+        return None
+    rows = [match for line in table.split("\n") if (match := _TABLE_ROW.match(line.strip()))]
+    return tuple(
+        GpuProcess(pid=int(row["pid"]), gpu=int(row["gpu"]), name=row["name"], memory_bytes=_mib(row["memory"]))
+        for row in rows
+    )
+
+
+def _from_report(output: Recorded, gpus: Sequence[GpuFacts]) -> tuple[GpuProcess, ...] | None:
+    if not re.search(r"^ {4}Processes\b", output.plain, flags=re.MULTILINE):
+        return None
+    return tuple(_report_processes(output, gpus))
+
+
+def _report_processes(output: Recorded, gpus: Sequence[GpuFacts]) -> Iterator[GpuProcess]:
+    """The processes of `nvidia-smi -q`, each a line with its id and lines with type, name and memory below it."""
+    gpu: int | None = None
+    about: dict[str, str] = {}
+    for line in [*output.whole_lines, "GPU end"]:
+        key, _, value = (part.strip() for part in line.partition(" : "))
+        if line.startswith("GPU ") or key == "Process ID":
+            pid = whole_number(about.get("Process ID"))
+            if pid is not None and "C" in about.get("Type", ""):
+                memory = _mib(about.get("Used GPU Memory"))
+                yield GpuProcess(pid=pid, gpu=gpu, name=about.get("Name") or None, memory_bytes=memory)
+            about = {}
+        if line.startswith("GPU "):
+            gpu = _index(gpus, None, line.removeprefix("GPU "))
+        about[key] = value

@@ -1,0 +1,98 @@
+"""GPUs from `nvidia-smi -q`, whole or cut by grep: names and values, set in by four blanks a level."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from holmes_core.units import MIB
+from prober.facts.gpu_query import ANSWERED, GpuFacts
+from prober.facts.pci_tree import normal_address
+from prober.facts.port_facts import whole_number
+from prober.facts.question import Command
+from prober.recording import Recorded
+
+# The state of the NVLink fabric stands only here; all of the report would be 60 kB for eight GPUs.
+REPORT = Command("nvidia-smi -q | grep -A5 -e '^GPU ' -e '^    Fabric$'", limited=True, when=ANSWERED)
+
+Path = tuple[str, ...]
+_FLAGS = {"enabled": True, "yes": True, "disabled": False, "no": False}
+
+
+def parse_report(output: Recorded) -> tuple[GpuFacts, ...]:
+    """The GPUs in order, which is that of their indices; with `-i`, the one GPU it names by index."""
+    named = re.search(r"(?:-i|--id)[ =](\d{1,3})\b", output.command)
+    driver: str | None = None
+    gpus: list[tuple[str, dict[Path, str]]] = []
+    path: list[str] = []
+    for line in output.whole_lines:
+        key, _, value = (part.strip() for part in line.partition(" : "))
+        if match := re.fullmatch(r"GPU ([0-9A-Fa-f]{4,8}(?::\w\w){2}\.\d)", line.rstrip()):
+            gpus.append((match.group(1), {}))
+        elif key == "Driver Version":
+            driver = value
+        elif gpus and line.startswith("    ") and key:
+            depth = (len(line) - len(line.lstrip())) // 4
+            path = [*path[: depth - 1], key]
+            if value and value != "N/A":
+                gpus[-1][1][tuple(path)] = value
+    first = int(named.group(1)) if named else 0
+    if named and len(gpus) != 1:
+        return ()
+    return tuple(_facts(first + at, address, about, driver) for at, (address, about) in enumerate(gpus))
+
+
+def _facts(index: int, address: str, about: Mapping[Path, str], driver: str | None) -> GpuFacts:
+    def size_bytes(text: str | None) -> int | None:
+        match = re.fullmatch(r"(\d{1,9}) MiB", text or "")
+        return int(match.group(1)) * MIB if match else None
+
+    def lanes(text: str | None) -> int | None:
+        return whole_number((text or "").removesuffix("x"))
+
+    return GpuFacts(
+        index,
+        name=about.get(("Product Name",)),
+        uuid=about.get(("GPU UUID",)),
+        memory_bytes=size_bytes(about.get(("FB Memory Usage", "Total"))),
+        pci_address=normal_address(address),
+        driver_version=driver,
+        mig=_flag(about.get(("MIG Mode", "Current"))),
+        compute_mode=about.get(("Compute Mode",)),
+        persistence_mode=_flag(about.get(("Persistence Mode",))),
+        ecc_uncorrected=_uncorrected(about),
+        row_remap_pending=_flag(about.get(("Remapped Rows", "Pending"))),
+        row_remap_failure=_flag(about.get(("Remapped Rows", "Remapping Failure Occurred"))),
+        throttle_reasons=_throttle_reasons(about),
+        pci_gen=whole_number(about.get(("PCI", "GPU Link Info", "PCIe Generation", "Current"))),
+        pci_gen_max=whole_number(about.get(("PCI", "GPU Link Info", "PCIe Generation", "Max"))),
+        pci_width=lanes(about.get(("PCI", "GPU Link Info", "Link Width", "Current"))),
+        pci_width_max=lanes(about.get(("PCI", "GPU Link Info", "Link Width", "Max"))),
+        fabric_state=about.get(("Fabric", "State")),
+        fabric_status=about.get(("Fabric", "Status")),
+    )
+
+
+def _flag(text: str | None) -> bool | None:
+    return _FLAGS.get((text or "").lower())
+
+
+def _uncorrected(about: Mapping[Path, str]) -> int | None:
+    """Uncorrected errors since the driver was loaded, of SRAM and DRAM together."""
+    counts = [
+        whole_number(value)
+        for path, value in about.items()
+        if path[:2] == ("ECC Errors", "Volatile")
+        and ("Uncorrectable" in path[-1] or path[2:] == ("Double Bit", "Total"))
+    ]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def _throttle_reasons(about: Mapping[Path, str]) -> tuple[str, ...]:
+    """In the words of `--query-gpu`: `hw_thermal_slowdown`."""
+    reasons = []
+    for path, value in about.items():
+        if path[0] in ("Clocks Event Reasons", "Clocks Throttle Reasons") and value == "Active":
+            reasons.append(path[-1].lower().replace(" ", "_"))
+    return tuple(reason for reason in reasons if reason not in ("idle", "gpu_idle"))

@@ -1,0 +1,115 @@
+"""ProxyJump lists against real sshd on loopback ports; each lets connections through to the next hop alone."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holmes_core.errors import HostError
+from holmes_core.hosts_file import Access
+from holmes_core.transport import _name_and_port, connect
+
+SSHD = shutil.which("sshd", path=os.environ["PATH"] + ":/usr/sbin")
+needs_sshd = pytest.mark.skipif(SSHD is None or shutil.which("ssh-keygen") is None, reason="no openssh-server here")
+
+
+def make_key(path: Path) -> str:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(path)], check=True)
+    return path.with_suffix(".pub").read_text(encoding="utf-8")
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        servers = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in servers]
+
+
+@pytest.fixture
+def ssh_config(tmp_path: Path) -> Iterator[Path]:
+    """An SSH configuration with hosts `first`, `second` and `target`, which is reached through the other two."""
+    ports = free_ports(3)
+    (tmp_path / "authorized").write_text(make_key(tmp_path / "client"), encoding="utf-8")
+    lines, known, sshds = [], [], []
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    for name, port, onward in zip(("first", "second", "target"), ports, (*ports[1:], None), strict=True):
+        known.append(f"[127.0.0.1]:{port} {make_key(tmp_path / name)}")
+        opened = f"PermitOpen 127.0.0.1:{onward}" if onward else "AllowTcpForwarding no"
+        (tmp_path / f"{name}.conf").write_text(
+            f"ListenAddress 127.0.0.1:{port}\nHostKey {tmp_path / name}\nAuthorizedKeysFile {tmp_path}/authorized\n"
+            f"PidFile none\nUsePAM no\nStrictModes no\nPermitRootLogin prohibit-password\n{opened}\n",
+            encoding="utf-8",
+        )
+        lines.append(f"Host {name}\n    HostName 127.0.0.1\n    Port {port}\n")
+        assert SSHD is not None
+        sshds.append(subprocess.Popen([SSHD, "-D", "-f", str(tmp_path / f"{name}.conf")], stderr=subprocess.DEVNULL))
+    lines.append("Host target\n    ProxyJump first,second\n")
+    lines.append(f"Host *\n    User {getpass.getuser()}\n    IdentityFile {tmp_path}/client\n    IdentitiesOnly yes\n")
+    lines.append(f"    UserKnownHostsFile {tmp_path}/known_hosts\n    GlobalKnownHostsFile /dev/null\n")
+    (tmp_path / "known_hosts").write_text("".join(known), encoding="utf-8")
+    (tmp_path / "ssh_config").write_text("".join(lines), encoding="utf-8")
+    try:
+        for port in ports:
+            wait_listening(port)
+        yield tmp_path / "ssh_config"
+    finally:
+        for sshd in sshds:
+            sshd.terminate()
+            sshd.wait()
+
+
+def wait_listening(port: int) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.02)
+
+
+@needs_sshd
+def test_a_host_is_reached_through_every_hop_in_order(ssh_config: Path) -> None:
+    connection = connect("target", Access(ssh_config=str(ssh_config)))
+    try:
+        assert connection.run("echo here", b"", 10).stdout == b"here\n"
+    finally:
+        connection.close()
+
+
+@needs_sshd
+def test_hops_in_the_wrong_order_do_not_let_it_through(ssh_config: Path) -> None:
+    ssh_config.write_text(ssh_config.read_text(encoding="utf-8").replace("first,second", "second,first"))
+    with pytest.raises(HostError, match="cannot connect"):
+        connect("target", Access(ssh_config=str(ssh_config)))
+
+
+@needs_sshd
+def test_the_key_of_every_hop_must_be_known(ssh_config: Path) -> None:
+    known = ssh_config.parent / "known_hosts"
+    first, _, target = known.read_text(encoding="utf-8").splitlines(keepends=True)
+    known.write_text(first + target, encoding="utf-8")
+    with pytest.raises(HostError) as raised:
+        connect("target", Access(ssh_config=str(ssh_config)))
+    assert (raised.value.rule, raised.value.host) == ("SSH-HOSTKEY-UNKNOWN", "second")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "port"),
+    [
+        ("jump", "jump", None),
+        ("jump:2222", "jump", 2222),
+        ("[2001:db8::1]:2222", "2001:db8::1", 2222),
+        ("[2001:db8::1]", "2001:db8::1", None),
+        ("2001:db8::1", "2001:db8::1", None),
+    ],
+)
+def test_name_and_port_of_a_hop(place: str, name: str, port: int | None) -> None:
+    assert _name_and_port(place) == (name, port)
