@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-cluster check bench bed clean
+.PHONY: demo test test-slow test-torch test-cluster check bench bed clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -25,6 +25,10 @@ test: $(READY)
 test-slow: $(READY)
 	$(BIN)/python -m pytest -q -m slow
 
+# The training runtime on several processes against one.
+test-torch: $(READY)
+	$(BIN)/python -m pytest -q -m torch
+
 # Tests on the network-namespace bed; needs root, iproute2 and openssh-server.
 test-cluster: $(READY)
 	$(BIN)/python -m pytest -q -m cluster
@@ -36,7 +40,7 @@ check: $(READY)
 
 # One benchmark (make bench NAME=two_clusters) or all of them.
 bench: $(READY)
-	set -e; for file in $(or $(NAME:%=benchmarks/%.py),$(filter-out %__init__.py %figure.py,$(wildcard benchmarks/*.py))); do \
+	set -e; for file in $(or $(NAME:%=benchmarks/%.py),$(filter-out %__init__.py %figure.py %torch_rivals.py,$(wildcard benchmarks/*.py))); do \
 		$(BIN)/python -m $$(echo $${file%.py} | tr / .); done
 
 # The bed alone, until Ctrl-C: two clusters to try commands on.

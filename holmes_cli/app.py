@@ -9,10 +9,17 @@ from typing import NoReturn
 
 import typer
 
-from holmes_cli.launch_command import launch_command
+from holmes_cli.attach_command import attach_command
+from holmes_cli.data_command import data_command
+from holmes_cli.launch_command import control_command, launch_command
+from holmes_cli.logs_command import logs_command
 from holmes_cli.plan_command import plan_command
 from holmes_cli.probe_command import probe_command
+from holmes_cli.ps_command import ps_command
+from holmes_cli.status_command import status_command
+from holmes_cli.stop_command import stop_command
 from holmes_cli.terminal import show_error
+from holmes_cli.trust_command import trust_command
 from holmes_core.errors import HolmesError
 
 app = typer.Typer(
@@ -26,6 +33,14 @@ app = typer.Typer(
 app.command("probe")(probe_command)
 app.command("plan")(plan_command)
 app.command("launch")(launch_command)
+app.command("control", hidden=True)(control_command)
+app.command("ps")(ps_command)
+app.command("status")(status_command)
+app.command("logs")(logs_command)
+app.command("attach")(attach_command)
+app.command("stop")(stop_command)
+app.command("trust")(trust_command)
+app.command("data")(data_command)
 
 
 def main() -> NoReturn:

@@ -1,23 +1,36 @@
-"""`holmes launch`."""
+"""`holmes launch`, and the command in the background that a detached launch leaves behind."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast, get_args
 
 import typer
 
+from holmes_cli.replan import Replanner
 from holmes_cli.run_view import RunView
 from holmes_cli.show_bundles import show_bundles
+from holmes_cli.show_preflight import show_preflight
 from holmes_cli.show_run import show_run
+from holmes_cli.terminal import out
 from holmes_core.errors import HolmesError
 from holmes_core.inventory import Inventory
 from holmes_core.job import Job
 from holmes_core.plan import Plan, Source
 from holmes_core.record import FileRecord, read_file, read_user_file
-from launcher.launch import launch
-from launcher.prepare import prepare
-from launcher.ship import runtime_files
+from holmes_core.run import OnLoss, Settings
+from launcher.follow_folder import read_plan
+from launcher.launch import Launch, PreflightFailed, new_folder
+from launcher.preflight import CHECKS
+from launcher.prepare import Attempt, prepare
+from launcher.run_events import Silent
+from launcher.run_folder import INVENTORY_FILE, RunFolder, read_run
+from launcher.user_variables import read_user_variables
+
+PLAN_CURRENT = "plan-current"
 
 
 def launch_command(
@@ -26,18 +39,108 @@ def launch_command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print every file, command and variable; touch nothing.")
     ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once the ranks start; the run goes on without this shell.")
+    ] = False,
+    force: Annotated[
+        list[str] | None,
+        typer.Option("--force", metavar="CHECK", help="Go on though this preflight check fails; may be given again."),
+    ] = None,
+    restarts: Annotated[
+        int, typer.Option("--restarts", min=0, help="After a failure start again this often, from the last checkpoint.")
+    ] = 0,
+    on_loss: Annotated[
+        str, typer.Option("--on-loss", help="When a host is lost: replan without it, wait for it, or stop.")
+    ] = "stop",
+    replan_when_slow: Annotated[
+        bool, typer.Option("--replan-when-slow", help="Take the new plan when a host or link is slower than planned.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the last checkpoint, if there is one.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON, one a line.")] = False,
 ) -> None:
-    """Start the plan on its hosts, watch it, and end it everywhere when it ends anywhere."""
+    """Check the hosts, start the plan on them, watch it, and end it everywhere when it ends anywhere."""
     record = read_file(Plan, plan)
-    _refuse_stale(plan, record)
+    forced = _forced(force or [])
+    if PLAN_CURRENT not in forced:
+        _refuse_stale(plan, record)
+    settings = Settings(
+        detached=detach,
+        resume=resume,
+        restarts=restarts,
+        on_loss=_on_loss(on_loss),
+        replan_when_slow=replan_when_slow,
+    )
+    if resume and record.job.checkpoint is None:
+        raise HolmesError(f"{plan}: --resume: the job saves no checkpoints", "add `checkpoint:` to job.yaml")
+    variables = read_user_variables(record.job.launch, os.environ)
     if dry_run:
-        show_bundles(prepare(record, "dry-run"), runtime_files())
+        show_bundles(prepare(record, Attempt("dry-run", detached=detach, resume=resume), variables), record)
         return
-    with RunView(record) as view:
-        ended = launch(record, runs, view, view.progress)
-    show_run(record, ended)
+    inventory = _inventory(plan, record)
+    folder = new_folder(runs)
+    with RunView(record, as_json) as view:
+        run = Launch(folder, record, settings, variables, view, Replanner(inventory) if inventory else None)
+        try:
+            run.start(inventory, forced)
+        except PreflightFailed as failed:
+            show_preflight(failed.preflight)
+            raise
+        if detach:
+            run.leave()
+            watch_in_background(folder.path)
+            out.print(folder.run_id, markup=False)
+            return
+        ended = run.run_to_end()
+    show_run(read_plan(folder.path), ended)
     if ended.run.exit_code:
         raise typer.Exit(ended.run.exit_code)
+
+
+def control_command(folder: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
+    """Watch a detached run to its end; `holmes launch --detach` starts this in the background."""
+    stored, plan = read_run(folder), read_plan(folder)
+    inventory = read_file(Inventory, folder / INVENTORY_FILE) if (folder / INVENTORY_FILE).exists() else None
+    variables = read_user_variables(plan.job.launch, os.environ)
+    run = Launch(
+        RunFolder(folder), plan, stored.settings, variables, Silent(), Replanner(inventory) if inventory else None
+    )
+    run.take_over(stored)
+    ended = run.run_to_end()
+    show_run(read_plan(folder), ended)
+
+
+def watch_in_background(folder: Path) -> None:
+    """Start a process of its own session that watches the run; what it says goes to controller.log."""
+    with open(folder / "controller.log", "ab") as log:
+        subprocess.Popen(
+            [sys.executable, "-m", "holmes_cli", "control", str(folder.absolute())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _forced(names: list[str]) -> frozenset[str]:
+    """The names, each that of a check that can be forced."""
+    known = [PLAN_CURRENT, *(check.name for check in CHECKS if check.can_be_forced)]
+    for name in names:
+        if name not in known:
+            raise HolmesError(f"--force {name}: no check that can be forced", f"there are {', '.join(known)}")
+    return frozenset(names)
+
+
+def _on_loss(word: str) -> OnLoss:
+    for known in get_args(OnLoss):
+        if word == known:
+            return cast(OnLoss, word)
+    raise HolmesError(f"--on-loss {word}: not known", f"one of {', '.join(get_args(OnLoss))}")
+
+
+def _inventory(path: Path, plan: Plan) -> Inventory | None:
+    """The inventory the plan was made from, if it is still beside it."""
+    file = _source_file(path, plan.inventory)
+    return read_file(Inventory, file) if file.exists() else None
 
 
 def _refuse_stale(path: Path, plan: Plan) -> None:
@@ -58,5 +161,5 @@ def _compare(path: Path, file: Path, record: FileRecord, source: Source) -> None
     if record.digest() != source.digest:
         raise HolmesError(
             f"{path}: stale: {file} has changed since (the plan is from {source.digest}, it is now {record.digest()})",
-            "plan again: `holmes plan job.yaml`",
+            f"plan again: `holmes plan job.yaml`; or go on with `--force {PLAN_CURRENT}`",
         )

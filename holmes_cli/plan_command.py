@@ -7,15 +7,27 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.status import Status
 
-from holmes_cli.show_plan import show_plan
+from holmes_cli.change_tables import advice_sheet, what_if_sheet
+from holmes_cli.comparison_tables import comparison_sheets
+from holmes_cli.plan_page import plan_page
+from holmes_cli.plan_tables import plan_sheets
+from holmes_cli.show_plan import proof_sentence, show_plan, show_sheet, usual_sentence
 from holmes_cli.terminal import err, out
+from holmes_core.errors import HolmesError
 from holmes_core.inventory import Inventory
-from holmes_core.job import Job
-from holmes_core.plan import Source
+from holmes_core.job import Calibration, Job
+from holmes_core.plan import Order, Plan, Source
 from holmes_core.record import FileRecord, read_file, read_user_file, write_atomically
 from holmes_core.units import format_seconds
-from planner.make_plan import make_plan
+from planner.advise import advise
+from planner.calibration import calibrate, calibrated
+from planner.explain import bottleneck
+from planner.make_plan import TIME_LIMIT_S, make_plan
+from planner.reprice import plan_timeline
+from planner.search import Progress
+from planner.what_if import what_if
 
 
 def plan_command(
@@ -27,31 +39,93 @@ def plan_command(
     usual_order: Annotated[
         bool, typer.Option("--usual-order", help="Place ranks in the usual order instead, to compare with.")
     ] = False,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--what-if",
+            metavar="CHANGE",
+            help="Also plan for link:A-B=10Gb/s, fabric:A=400Gb/s, nic:HOST/NETDEV=25Gb/s, +host:NAME=like:HOST or "
+            "-host:NAME, several joined by commas; may be given many times.",
+        ),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--calibrate", metavar="RUN", help="Learn from a run's folder how fast compute and networks are."),
+    ] = None,
+    compare: Annotated[Path | None, typer.Option("--compare", help="Another plan.json to compare with.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Also write a self-contained page of the plan.")] = None,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", min=0.0, help="Seconds to search; then the best so far, with its gap.")
+    ] = TIME_LIMIT_S,
+    write_lp: Annotated[
+        Path | None, typer.Option("--write-lp", metavar="FILE", help="Also write the last integer program.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of tables.")] = False,
 ) -> None:
     """Place every training tasklet on a GPU by integer programming, and predict the step."""
     job_record = read_user_file(Job, job)
     inventory_record = read_file(Inventory, inventory)
+    other = read_file(Plan, compare) if compare else None
+    changed = {change: what_if(inventory_record, change) for change in changes or ()}
+    sources = (_source(inventory, inventory_record, output), _source(job, job_record, output))
+    order: Order = "usual" if usual_order else "holmes"
+    if run is not None:
+        job_record = _calibrated(job_record, calibrate(inventory_record, run))
     with err.status("planning") as status:
-
-        def progress(settled: int, total: int, best_s: float | None) -> None:
-            best = f", best step so far {format_seconds(best_s)}" if best_s is not None else ""
-            status.update(f"{settled} of {total} placements settled{best}")
-
-        plan = make_plan(
-            inventory_record,
-            job_record,
-            _source(inventory, inventory_record, output),
-            _source(job, job_record, output),
-            "usual" if usual_order else "holmes",
-            progress,
-        )
+        plan = make_plan(inventory_record, job_record, *sources, order, _progress(status), time_limit, write_lp)
+        outcomes = {}
+        for change, as_changed in changed.items():
+            status.update(f"planning with {change}")
+            outcomes[change] = _plan_or_error(as_changed, job_record, sources, order)
+        status.update("trying what would help most")
+        advised = None if as_json and not html else advise(inventory_record, plan)
+    asked = [what_if_sheet(plan, outcomes)] if outcomes else []
+    asked += comparison_sheets(plan, other, str(compare)) if other else []
+    advice = [advice_sheet(plan, advised)] if advised else []
+    if html:
+        sentences = (bottleneck(plan), *usual_sentence(plan), proof_sentence(plan.solve))
+        sheets = (*plan_sheets(plan, inventory_record), *advice, *asked)
+        spans = plan_timeline(inventory_record, plan)
+        write_atomically(html, plan_page(plan, inventory_record, spans, sentences, sheets))
     write_atomically(output, plan.to_json())
     if as_json:
         out.file.write(plan.to_json())
+    else:
+        show_plan(plan, inventory_record)
+    for sheet in asked if as_json else (*advice, *asked):
+        show_sheet(sheet, err if as_json else out)  # with --json standard output is the plan alone
+    if as_json:
         return
-    show_plan(plan)
+    if html:
+        out.print(f"\npage: {html}", markup=False, soft_wrap=True, end="")
     out.print(f"\nplan: {output}\nnext: holmes launch {output}", markup=False, soft_wrap=True)
+
+
+def _calibrated(job: Job, calibration: Calibration) -> Job:
+    """The job as the run knows it; says so."""
+    err.print(
+        f"calibrated with {calibration.run}: compute takes {calibration.compute_factor:.2f} times the model's seconds, "
+        f"networks give {calibration.network_efficiency:.0%} of their bandwidth",
+        markup=False,
+        soft_wrap=True,
+    )
+    return calibrated(job, calibration)
+
+
+def _plan_or_error(inventory: Inventory, job: Job, sources: tuple[Source, Source], order: Order) -> Plan | HolmesError:
+    """What a change leads to; that nothing fits is an answer too."""
+    try:
+        return make_plan(inventory, job, *sources, order)
+    except HolmesError as error:
+        return error
+
+
+def _progress(status: Status) -> Progress:
+    def show(settled: int, total: int, best_s: float | None) -> None:
+        best = f", best step so far {format_seconds(best_s)}" if best_s is not None else ""
+        status.update(f"{settled} of {total} placements settled{best}")
+
+    return show
 
 
 def _source(path: Path, record: FileRecord, output: Path) -> Source:

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from holmes_cli.terminal import out
+from holmes_core.plan import Plan
 from launcher.bundle import NodeBundle
 
 
-def show_bundles(bundles: Sequence[NodeBundle], runtime: Mapping[str, str]) -> None:
-    """Print every node's files, variables with reasons, and commands; nothing is touched."""
-    size = sum(len(text) for text in runtime.values())
-    _line(f"the bundled runtime goes to every node: {len(runtime)} files, {size} bytes: {', '.join(runtime)}")
+def show_bundles(bundles: Sequence[NodeBundle], plan: Plan) -> None:
+    """Print what goes to all nodes, then every node's own files, variables with reasons, and commands."""
+    _line("to every node that does not have it yet:")
+    for parcel in bundles[0].parcels:
+        size = sum(len(text) for text in parcel.files.values())
+        _line(f"\n== parcel {parcel.digest}: {len(parcel.files)} files, {size} bytes")
+        _line(f"$ {parcel.unpack_command}    (a compressed tar archive on its standard input)")
+    for name, text in bundles[0].parcels[1].files.items():
+        _line(f"-- {name}\n{text.rstrip()}")
+    _line(f"-- of the runtime: {', '.join(bundles[0].parcels[0].files)}")
+    first, port = plan.nodes[0], plan.job.master_port
+    _line(f"\nrendezvous: {first.host} {first.shared_address}, the first free port from {port} on")
     for bundle in bundles:
-        node = bundle.node
-        _line(f"\n== node {node.node_rank}: {node.cluster}/{node.host}")
-        _line(f"$ {bundle.unpack_command}    (a tar archive on its standard input)")
-        _line(f"$ {bundle.start_command}")
-        for variable in node.environment:
-            _line(f"{variable.name}={variable.value}    # {variable.reason}")
-        for name, text in bundle.files.items():
-            _line(f"-- {name}\n{text.rstrip()}")
+        _show_bundle(bundle, plan)
+
+
+def _show_bundle(bundle: NodeBundle, plan: Plan) -> None:
+    node = bundle.node
+    _line(f"\n== node {node.node_rank}: {node.cluster}/{node.host}")
+    _line(f"$ {bundle.unpack_command}    (a compressed tar archive on its standard input)")
+    _line(f"$ {bundle.start_command}")
+    for variable in node.environment:
+        _line(f"{variable.name}={variable.value}    # {variable.reason}")
+    for name in sorted(plan.job.launch.environment):
+        _line(f"{name}=...    # launch.environment in job.yaml; the value is in node-{node.node_rank}.env below")
+    for name, file in sorted(plan.job.launch.secrets.items()):
+        _line(f"{name}=...    # launch.secrets in job.yaml: the text of {file}, which is not shown")
+    for name, text in bundle.files.items():
+        _line(f"-- {name}\n{'(not shown)' if name in bundle.secrets else text.rstrip()}")
 
 
 def _line(text: str) -> None:

@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from rich.table import Table
 
 from holmes_cli.terminal import err, out
 from holmes_core.plan import Plan
-from holmes_core.run import Failure
+from holmes_core.run import Failure, Run
 from holmes_core.units import format_bytes, format_seconds
+from launcher.failure import first_cause
 from launcher.launch import Ended
-from launcher.step_metrics import by_interface
+from launcher.step_metrics import StepMetrics, by_interface, median_step_s
 
 
 def show_run(plan: Plan, ended: Ended) -> None:
-    """Print the outcome."""
-    if ended.cause is not None:
-        _show_failure(ended.cause, len(ended.run.failures))
-    for host in ended.unanswered:
-        err.print(f"host {host} did not confirm its end: its node agent ends its ranks by itself when left alone")
-    run = ended.run
+    """Print the outcome of a launch, and what could not be ended."""
+    for what in ended.stuck:
+        err.print(f"not ended: {what}", markup=False, soft_wrap=True)
+    show_ended(plan, ended.run, ended.folder)
+
+
+def show_ended(plan: Plan, run: Run, folder: Path) -> None:
+    """Print how a run ended."""
+    if run.state == "failed":
+        _show_failure(first_cause(run.failures), len(run.failures))
     if run.state == "stopped":
         err.print(f"stopped after {run.steps_done} of {plan.job.steps} steps; no rank is left running")
     if run.state == "done":
-        _show_result(plan, ended)
-    out.print(f"run: {ended.folder}", markup=False, soft_wrap=True)
+        _show_result(plan, run)
+    out.print(f"run: {folder}", markup=False, soft_wrap=True)
+
+
+def show_speed(plan: Plan, steps: Sequence[StepMetrics]) -> None:
+    """Print the last step of a run under way, and its speed so far."""
+    if not steps:
+        out.print("no step is done yet")
+        return
+    seconds, guess = median_step_s(steps), plan.prediction
+    tokens_per_s = plan.job.global_batch_size * plan.job.model.seq_length / seconds
+    out.print(f"step {steps[-1].step + 1} of {plan.job.steps}, loss {steps[-1].loss:.4f}")
+    out.print(
+        f"step {format_seconds(seconds)} (predicted {format_seconds(guess.step_s)}), "
+        f"{tokens_per_s:.0f} tokens/s (predicted {guess.tokens_per_s:.0f})"
+    )
 
 
 def _show_failure(failure: Failure, count: int) -> None:
@@ -33,15 +55,16 @@ def _show_failure(failure: Failure, count: int) -> None:
     err.print(failure.message.strip().splitlines()[-1] if failure.message.strip() else "", markup=False, soft_wrap=True)
     for line in failure.last_lines:
         err.print(f"  | {line}", markup=False, soft_wrap=True)
+    if failure.likely:
+        err.print(f"likely: {failure.likely}", markup=False, soft_wrap=True)
     err.print(f"[bold]hint:[/] every rank's log is in the run folder; {count} ranks or nodes failed in all")
 
 
-def _show_result(plan: Plan, ended: Ended) -> None:
-    run, guess = ended.run, plan.prediction
-    assert run.first_loss is not None
-    assert run.last_loss is not None
-    assert run.step_s is not None
-    assert run.tokens_per_s is not None
+def _show_result(plan: Plan, run: Run) -> None:
+    guess = plan.prediction
+    if run.first_loss is None or run.last_loss is None or run.step_s is None or run.tokens_per_s is None:
+        out.print("all ranks ended well, without a step")
+        return
     out.print(f"loss {run.first_loss:.4f} -> {run.last_loss:.4f} in {run.steps_done} steps")
     out.print(
         f"step {format_seconds(run.step_s)} (predicted {format_seconds(guess.step_s)}), "

@@ -18,8 +18,26 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=NAME_LENGTH)]
 TransportName = Literal["ssh", "local"]
 
 
+OneLine = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
+
+
+class Container(Record):
+    """The image in which a host's ranks run. `options` go to the engine as they are, such as `--volume`, `/data:/data`.
+
+    Holmes adds what training needs: the host's network and shared memory, its GPUs, and the run's own folder.
+    """
+
+    engine: Literal["docker", "apptainer"]
+    image: Annotated[str, Field(min_length=1)]
+    options: tuple[str, ...] = ()
+
+
 class Access(Record):
-    """How to reach one host. `address`, `port`, `user` and `identity_file` left out come from the SSH configuration."""
+    """How to reach one host and its Python.
+
+    `address`, `port`, `user` and `identity_file` left out come from the SSH configuration. `activate` is a shell line
+    that runs before Python, such as `source /opt/conda/bin/activate train` or `module load cuda`.
+    """
 
     transport: TransportName = "ssh"
     address: str | None = None
@@ -28,6 +46,8 @@ class Access(Record):
     identity_file: str | None = None
     ssh_config: str | None = None
     python: str = "python3"
+    activate: OneLine | None = None
+    container: Container | None = None
 
 
 class HostEntry(Record):
@@ -39,6 +59,8 @@ class HostEntry(Record):
     user: str | None = None
     identity_file: str | None = None
     python: str | None = None
+    activate: OneLine | None = None
+    container: Container | None = None
     cluster: Name | None = None
     speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}
 
@@ -84,6 +106,8 @@ class HostsFile(Record):
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     identity_file: str | None = None
     python: str = "python3"
+    activate: OneLine | None = None
+    container: Container | None = None
     speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}
     hosts: tuple[Annotated[HostEntry, BeforeValidator(_entry)], ...] = Field(min_length=1)
 
@@ -114,6 +138,8 @@ class HostsFile(Record):
             identity_file=entry.identity_file or self.identity_file,
             ssh_config=self.ssh_config,
             python=entry.python or self.python,
+            activate=entry.activate or self.activate,
+            container=entry.container or self.container,
         )
 
 

@@ -134,11 +134,49 @@ class Emulation(Record):
     slowdown: dict[str, Annotated[float, Field(gt=0)]] = {}
 
 
+class Calibration(Record):
+    """What a run measured against the planner's cost model, as `holmes plan --calibrate` found it.
+
+    `run` is the folder it comes from. Compute takes `compute_factor` times the seconds of the model; traffic gets
+    `network_efficiency` of the bandwidths in the inventory.
+    """
+
+    run: str
+    compute_factor: Annotated[float, Field(gt=0)]
+    network_efficiency: Annotated[float, Field(gt=0, le=1)]
+
+
 class Compute(Record):
     """Speed of one training slot (a GPU, or a CPU process): achieved FLOP/s, measured; or emulated seconds."""
 
     flops_per_s: Annotated[float, Field(gt=0)] | None = None
     emulate: Emulation | None = None
+    calibration: Calibration | None = None
+
+
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+OneLine = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
+
+
+class LaunchSettings(Record):
+    """What travels to the ranks besides the plan. Nothing of the launching shell does unless it is named here.
+
+    `environment`: variables by name; one without a value takes it from the shell that runs `holmes launch`. `secrets`:
+    variables whose value is the text of a file on the controller; it goes into a private file on each node, never onto
+    a command line or into the dry run.
+    """
+
+    environment: dict[VariableName, OneLine | None] = {}
+    secrets: dict[VariableName, str] = {}
+
+    @model_validator(mode="after")
+    def _leaves_the_network_alone(self) -> LaunchSettings:
+        for name in (*self.environment, *self.secrets):
+            if name == "NCCL_NET":
+                raise ValueError("NCCL_NET would override the network of every process group of the plan")
+            if name in self.environment and name in self.secrets:
+                raise ValueError(f"{name} is both in environment and in secrets")
+        return self
 
 
 class Job(FileRecord):
@@ -166,6 +204,7 @@ class Job(FileRecord):
     threads_per_slot: Positive = 1
     compute: Compute = Compute()
     parallel: Parallel = Parallel()
+    launch: LaunchSettings = LaunchSettings()
     master_port: Annotated[int, Field(ge=1024, le=65535)] = 29500
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
 

@@ -13,6 +13,8 @@ from holmes_core.record import FileRecord, Record
 Axis = Literal["tp", "dp", "pp_forward", "pp_backward"]
 Order = Literal["holmes", "usual"]
 NetName = Literal["IB", "Socket"]
+Crossing = Literal["nothing", "pipeline", "data", "both"]
+"""What travels between clusters: messages between stages, the gradients of replicas."""
 
 
 class EnvironmentVariable(Record):
@@ -95,32 +97,55 @@ class InterfaceTraffic(Record):
 class Prediction(Record):
     """Seconds of one step and its parts, and what travels. Parts add up to `step_s` along the critical path.
 
+    `compute_s` is the busiest rank's, `exposed_*_s` what each kind of traffic adds, and the optimizer comes last.
     `memory_bytes` is per rank, one number a pipeline rank.
     """
 
     step_s: float
     compute_s: float
     bubble_s: float
+    exposed_tp_s: float
     exposed_edge_s: float
     exposed_dp_s: float
+    optimizer_s: float
     tokens_per_s: float
     memory_bytes: tuple[int, ...]
     traffic: tuple[InterfaceTraffic, ...]
 
 
+class Alternative(Record):
+    """A runner-up of the search: its degrees, what of it crosses between clusters, its seconds a step, why it lost."""
+
+    tp: int
+    pp: int
+    dp: int
+    micro_batch_size: int
+    schedule: ScheduleName
+    chunks: int = 1
+    recompute: Recompute
+    crossing: Crossing
+    step_s: float
+    why: str
+
+
 class SolveReport(Record):
     """How the answer was found. `gap` is (objective - bound) / objective; 0 is a proof.
 
-    `objective_s` is the closed form the integer program minimises; Prediction.step_s is the simulated schedule.
+    `objective_s` is the least closed form found, which the integer program minimises, and `placement_s` that of this
+    plan, which is larger where simulation preferred another of the best. Prediction.step_s is the simulated schedule.
+    `alternatives` are the next best and the best of every other crossing, best first.
     """
 
     solver: str
-    status: Literal["optimal", "time limit", "fixed"]
+    status: Literal["optimal", "near optimal", "time limit", "fixed"]
     objective_s: float
     bound_s: float
     gap: float
+    placement_s: float
     candidates: int
     programs: int
+    crossing: Crossing
+    alternatives: tuple[Alternative, ...] = ()
 
 
 class Source(Record):

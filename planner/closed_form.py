@@ -1,154 +1,115 @@
-"""The closed form of a step's time, which the integer program minimises, and a bound below all of a candidate's.
+"""The closed form of a step's time, which the integer program minimises.
 
-A placement is `layers[stage]` and `sites[stage][replica]`, the cluster (as an index) of each.
+A placement is `layers[stage]` and for each lane its sites and edges. A lane is replicas that never meet others between
+their averagings of gradients: all of them, unless every replica keeps to one class of hosts; then each class is one.
 
-    step = (m-1) T + sum_s S_s + 2 sum_s E_s + G
+    step = max over lanes ((m-1) T + sum_s S_s + 2 sum_s E_s) + G
 
-S_s is a stage's forward and backward of one micro-batch, E_s one message over edge s -> s+1 (forward and backward once
-in the fill), G the longest all-reduce of a stage's gradients, not hidden by the backward. T is the pace of the steady
-state: no stage and no edge in either direction is faster, and no loop through neighbouring stages s..k either. 1F1B
-makes these loops: stage s runs forward j, stage k gets it and next runs a backward, whose gradient returns to s, which
-then runs forward j + (k-s+1). So (k-s+1) T >= S_s + ... + S_k + 2 (E_s + ... + E_{k-1}), where m > p - s: an edge
-delays every micro-batch, even with sends that nobody waits for.
-Approximations, which the simulation does without: clusters count as their weakest host, an edge is as slow as its
-slowest replica, a replica's edge between hosts of one cluster always crosses the fabric, nothing is hidden.
+m is the lane's micro-batches, S_s a stage's forward and backward of one micro-batch, E_s one message over the edge
+s -> s+1 (forward and backward once in the fill). T is the pace of the steady state: no stage and no edge in either
+direction is faster. That takes a schedule that keeps enough micro-batches in flight, as `eager` does; where job.yaml
+fixes another one, each micro-batch waits for the slowest edge once per stage: T = max S_s + max E_s.
+G is the longest exchange of a stage's gradients and weights that its own last micro-batch does not hide; one layer's
+is never hidden.
+Approximations, which the simulation of the best placements does without: a site is as slow as its slowest class, an
+edge as its slowest replica, several dp groups share a NIC as `Terms.rings` says, and 1F1B's memory is what must fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from planner.terms import Terms
+from planner.terms import RINGS_WHERE_HOSTS_ARE_SHARED, Terms, joined_s
 
-
-def step_s(terms: Terms, layers: Sequence[int], sites: Sequence[Sequence[int]]) -> float:
-    """Seconds of one step of the placement."""
-    stages = range(len(layers))
-    last = len(layers) - 1
-    stage_s = [site_stage_s(terms, set(sites[s]), layers[s], s == last) for s in stages]
-    edge_s = [_edge_s(terms, sites[s], sites[s + 1]) for s in range(last)]
-    sync_s = [site_sync_s(terms, set(sites[s]), s, layers[s]) for s in stages]
-    pace_s = max([*stage_s, *edge_s, *_loops_s(terms, stage_s, edge_s)])
-    return (terms.num_microbatches - 1) * pace_s + sum(stage_s) + 2 * sum(edge_s) + max(sync_s)
+Site = tuple[int, ...]
+"""The classes that hold the replicas of one stage, ascending."""
+Reach = Literal["host", "near", "far"]
+"""How far the messages of an edge travel: inside hosts, inside one cluster, between clusters."""
 
 
-def site_stage_s(terms: Terms, site: Collection[int], num_layers: int, is_last: bool) -> float:
-    """Seconds of forward and backward of one micro-batch, at the pace of the slowest cluster of `site`."""
+@dataclass(frozen=True)
+class Lane:
+    """Replicas with the same sites: site and seconds by stage, seconds of one message by edge."""
+
+    microbatches: int
+    stage_s: tuple[float, ...]
+    edge_s: tuple[float, ...]
+
+
+def lane_s(terms: Terms, lane: Lane) -> float:
+    """Seconds of the lane's micro-batches, without gradients."""
+    slowest_edge_s = max(lane.edge_s, default=0.0)
+    pace_s = pace_of(terms, max(lane.stage_s), slowest_edge_s)
+    return (lane.microbatches - 1) * pace_s + sum(lane.stage_s) + 2 * sum(lane.edge_s)
+
+
+def pace_of(terms: Terms, stage_s: float, edge_s: float) -> float:
+    """Seconds per micro-batch of the steady state, of the slowest stage and the slowest edge."""
+    return max(stage_s, edge_s) if terms.hides_edges else stage_s + edge_s
+
+
+def site_stage_s(terms: Terms, site: Site, num_layers: int, is_last: bool) -> float:
+    """Seconds of forward and backward of one micro-batch, at the pace of the slowest class of `site`."""
     layer_s = max(terms.layer_s[c] for c in site)
     head_s = max(terms.head_s[c] for c in site)
     return num_layers * layer_s + head_s * is_last
 
 
-def site_sync_s(terms: Terms, site: Collection[int], stage: int, num_layers: int) -> float:
-    """Seconds of the all-reduce of a stage's gradients."""
-    size = num_layers * terms.layer_gradient_bytes + terms.extra_gradient_bytes(stage)
-    return size * site_sync_s_per_byte(terms, site)
+def edge_s(terms: Terms, before: Site, after: Site) -> float:
+    """Seconds of one message between stages on two sites, on hosts that differ."""
+    return joined_s(terms, {*before, *after}, terms.fabric_edge_s, terms.shared_edge_s)
 
 
-def site_sync_s_per_byte(terms: Terms, site: Collection[int]) -> float:
-    """Seconds per gradient byte: on the fabric for one cluster, else on the shared network.
+def sync_s_per_byte(terms: Terms, site: Site, rings: int | None = None) -> float:
+    """Seconds per byte of a stage's exchange. `rings` of one host share its NIC; None: as stages are laid out."""
+    per_ring = joined_s(terms, site, terms.fabric_sync_s_per_byte, terms.shared_sync_s_per_byte)
+    if rings is None:
+        rings = terms.rings[site[0]] if len(site) == 1 else site_rings(terms, site)
+    return per_ring * rings
 
-    There, as many stages of a host synchronise at once as fit beside each other, each with dp / clusters replicas.
+
+def site_rings(terms: Terms, site: Site) -> int:
+    """Dp groups at once on a NIC of a stage over several classes: it uses what others leave, so hosts are shared.
+
+    Over several clusters it is the only one on the shared network.
     """
-    if len(site) == 1:
-        return max(terms.fabric_sync_s_per_byte[c] for c in site)
-    replicas = max(1, terms.candidate.dp // len(site))
-    groups = {c: min(terms.candidate.pp, -(-terms.stage_groups_per_nic[c] // replicas)) for c in site}
-    return max(terms.shared_sync_s_per_byte[c] * groups[c] for c in site)
+    return RINGS_WHERE_HOSTS_ARE_SHARED if len({terms.cluster[c] for c in site}) == 1 else 1
 
 
-def shared_edge_s(terms: Terms, clusters: Collection[int]) -> float:
-    """Seconds of one message between stages on `clusters` when at least one replica crosses."""
-    return max(terms.shared_edge_s[c] for c in clusters)
+def exposed_sync_s(terms: Terms, s_per_byte: float, size_bytes: int, stage_s: float) -> float:
+    """Seconds of a stage's exchange that its own last micro-batch does not hide; one layer's at least."""
+    return max(s_per_byte * terms.layer_sync_bytes, s_per_byte * size_bytes - stage_s)
 
 
-def fabric_edge_s(terms: Terms, clusters: Collection[int]) -> float:
-    """Seconds of one message between stages on `clusters` when every replica stays in its cluster."""
-    return max(terms.fabric_edge_s[c] for c in clusters)
+@dataclass(frozen=True)
+class Block:
+    """Consecutive stages on one site: the layers of each, in order."""
+
+    site: Site
+    layers: tuple[int, ...]
 
 
-def _edge_s(terms: Terms, before: Sequence[int], after: Sequence[int]) -> float:
-    clusters = {*before, *after}
-    return fabric_edge_s(terms, clusters) if tuple(before) == tuple(after) else shared_edge_s(terms, clusters)
-
-
-def _loops_s(terms: Terms, stage_s: Sequence[float], edge_s: Sequence[float]) -> list[float]:
-    """Seconds of each loop through stages s..k, per micro-batch that enters it."""
-    p, loops = len(stage_s), []
-    for s in range(p):
-        if terms.num_microbatches > p - s:
-            loop_s = stage_s[s]
-            for k in range(s + 1, p):
-                loop_s += 2 * edge_s[k - 1] + stage_s[k]
-                loops.append(loop_s / (k - s + 1))
-    return loops
-
-
-def lower_bound_s(terms: Terms) -> float | None:
-    """Seconds no placement of the candidate can beat; None if memory holds the layers nowhere.
-
-    Each term is bounded alone: the pace by the fractional knapsack of `least_pace_s` and the loop through all, stages
-    and edges by the fastest cluster, the all-reduce by a stage of at least L/p layers. If no cluster holds all, then
-    an edge or every all-reduce crosses.
-    """
-    compute_s = least_pace_s(terms)
-    if compute_s is None:
-        return None
-    p, m = terms.candidate.pp, terms.num_microbatches
-    sum_s = terms.num_layers * min(terms.layer_s) + min(terms.head_s)
-    bounds = []
-    for crossing_edges, all_cross in _ways_to_cross(terms):
-        edges_s = (p - 1 - crossing_edges) * min(terms.fabric_edge_s) + crossing_edges * min(terms.shared_edge_s)
-        loop_s = (sum_s + 2 * edges_s) / p if m > p else 0.0
-        pace_s = max(compute_s, loop_s, min(terms.shared_edge_s) * (crossing_edges > 0))
-        bounds.append((m - 1) * pace_s + sum_s + 2 * edges_s + _least_sync_s(terms, all_cross))
-    return min(bounds)
-
-
-def _ways_to_cross(terms: Terms) -> list[tuple[int, bool]]:
-    """(edges that cross at least, whether every stage spans clusters): what a placement must choose between."""
-    p = terms.candidate.pp
-    if p * terms.candidate.dp <= max(terms.places):
-        return [(0, False)]
-    ways = [(1, False)] if p > 1 else []
-    return ways + [(0, True)] * (terms.candidate.dp > 1)
-
-
-def _least_sync_s(terms: Terms, all_cross: bool) -> float:
-    """Seconds of the all-reduce of a stage of ceil(L/p) layers on the best network it could have."""
-    per_byte = terms.shared_sync_s_per_byte if all_cross else [*terms.fabric_sync_s_per_byte]
-    if not all_cross and len(terms.places) > 1:
-        per_byte = [*per_byte, min(terms.shared_sync_s_per_byte)]
-    return -(-terms.num_layers // terms.candidate.pp) * terms.layer_gradient_bytes * min(per_byte)
-
-
-def least_pace_s(terms: Terms) -> float | None:
-    """Seconds below which no cut brings its slowest stage; None if memory holds the layers nowhere.
-
-    The least T among all times a stage can take at which a fractional knapsack of stages, fastest clusters first,
-    holds all layers. A stage that spans clusters holds no more than the mean of its clusters' limits.
-    """
-    largest = [max(stage[c] for stage in terms.capacity) for c in range(len(terms.places))]
-    paces = sorted({a * layer_s for c, layer_s in enumerate(terms.layer_s) for a in range(1, largest[c] + 1)})
-    low, high = 0, len(paces)
-    while low < high:
-        middle = (low + high) // 2
-        if _layers_within(terms, largest, paces[middle]) >= terms.num_layers - 1e-9:
-            high = middle
-        else:
-            low = middle + 1
-    return paces[low] if low < len(paces) else None
-
-
-def _layers_within(terms: Terms, largest: Sequence[int], pace_s: float) -> float:
-    """Most layers p stages can hold, none slower than `pace_s` without the head."""
-    fits = [
-        (min(limit, int(pace_s / layer_s * (1 + 1e-12)) if layer_s else limit), count)
-        for limit, layer_s, count in zip(largest, terms.layer_s, terms.places, strict=True)
-    ]
-    stages, total = float(terms.candidate.pp), 0.0
-    for limit, places in sorted(fits, reverse=True):
-        taken = min(stages, places / terms.candidate.dp)
-        total += taken * limit
-        stages -= taken
-    return total
+def blocks_step_s(terms: Terms, blocks: Sequence[Block]) -> float:
+    """Seconds of one step when stages stand in blocks, all replicas of a stage on its site, as the program has them."""
+    last = terms.candidate.pp - 1
+    stages: list[float] = []
+    edges: list[float] = []
+    waits = []
+    before: Site | None = None
+    for block in blocks:
+        inside_s = edge_s(terms, block.site, block.site)
+        per_host = terms.stages_per_host[block.site[0]] if len(block.site) == 1 else 1
+        per_byte = sync_s_per_byte(terms, block.site)
+        for position, held in enumerate(block.layers):
+            if position:
+                edges.append(inside_s if position % per_host == 0 else 0.0)
+            elif before is not None:
+                edges.append(edge_s(terms, before, block.site))
+            stage = len(stages)
+            stages.append(site_stage_s(terms, block.site, held, stage == last))
+            waits.append(exposed_sync_s(terms, per_byte, terms.sync_bytes(stage, held), stages[-1]))
+        before = block.site
+    lane = Lane(terms.num_microbatches, tuple(stages), tuple(edges))
+    return lane_s(terms, lane) + (max(waits) if terms.candidate.dp > 1 else 0.0)

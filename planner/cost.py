@@ -1,107 +1,199 @@
-"""Cost terms: FLOPs, bytes and seconds of the parts of one training step. Pure functions, each with its source.
+"""What the parts of one training step need: parameters, FLOPs and bytes. Pure counts, each with its source.
 
-The bundled runtime computes, sends and keeps fp32 values with plain all-reduce data parallelism and no recomputation.
-`model` is the job's shape: h hidden size, s sequence length, V vocabulary, b micro-batch size.
+`model` is the job's shape: h hidden size, s sequence length, V vocabulary, f width of the feed-forward network, k
+width of keys and values (h / heads x kv heads); b is the micro-batch size, t the tensor degree, v the bytes of a value.
+The counts are those of the bundled runtime: attention keeps no scores, and under tensor parallelism sequences are
+sharded too. Seconds are in compute_time.py and collectives.py.
 """
 
 from __future__ import annotations
 
-from holmes_core.job import Model
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-VALUE_BYTES = 4  # fp32, in memory and on the wire
-STATE_BYTES_PER_PARAMETER = 16  # fp32 weight, gradient and Adam's two moments
-ACTIVATION_VALUES = 17  # per token and hidden unit of one layer of holmes_runtime.model, see `activation_bytes`
-LOGIT_COPIES = 3  # logits, their log-softmax, their gradient
+from holmes_core.job import Job, Model, Recompute, ScheduleName
+
+GRADIENT_BYTES = 4  # gradients are summed in fp32 whatever the precision
+MOMENT_BYTES = 8  # AdamW's two moments, fp32
+MASTER_BYTES = 4  # fp32 weights beside 16-bit ones
+CUDA_RESERVE_BYTES = 2 * 2**30  # assumption: CUDA context, NCCL's and cuBLAS's buffers, holes in the allocator's pool
 
 
-def layer_flops(model: Model, micro_batch_size: int) -> float:
-    """FLOPs of one layer's forward and backward on one micro-batch, without recomputation.
+@dataclass(frozen=True)
+class Execution:
+    """How every tasklet is run; `reserve_bytes` is what the framework keeps of a GPU for itself.
 
-    72 b s h^2 (1 + s / (6 h)); the forward is a third. Source: Narayanan et al., Megatron-LM, SC 2021, equation 3.
+    The bundled runtime shards sequences together with tensors and never keeps attention scores; older software, which
+    the validation predicts, does neither.
     """
-    h, s = model.hidden_size, model.seq_length
-    return 72 * micro_batch_size * s * h**2 * (1 + s / (6 * h))
+
+    tp: int
+    dp: int
+    micro_batch_size: int
+    value_bytes: int
+    recompute: Recompute
+    reserve_bytes: int = 0
+    sequence_parallel: bool = True
+    fused_attention: bool = True
+
+
+def make_execution(job: Job, tp: int, dp: int, micro_batch_size: int, recompute: Recompute) -> Execution:
+    """The execution of `job` with these degrees, in its precision and on its device."""
+    reserve_bytes = CUDA_RESERVE_BYTES if job.device == "cuda" else 0
+    value_bytes = 4 if job.value_type == "fp32" else 2
+    return Execution(tp, dp, micro_batch_size, value_bytes, recompute, reserve_bytes)
+
+
+def kv_size(model: Model) -> int:
+    """k: width of the keys, and of the values, of all kv heads."""
+    return model.hidden_size // model.num_heads * model.kv_heads
+
+
+def layer_matrix_parameters(model: Model) -> int:
+    """Weights of one layer's matrices: h (2 h + 2 k) of attention, 2 h f of a GPT's MLP, 3 h f of SwiGLU."""
+    h, mlp_matrices = model.hidden_size, 3 if model.family == "llama" else 2
+    return h * (2 * h + 2 * kv_size(model)) + mlp_matrices * h * model.ffn_size
+
+
+def layer_parameters(model: Model, tp: int = 1) -> int:
+    """Parameters of one layer on one of `tp` shards.
+
+    Matrices, and biases of their columns, are sharded; norms, and biases of their sums, are on every shard. A GPT has
+    biases (q, k, v: 3 h; projection: h; MLP: f + h) and two norms of 2 h; a Llama two norms of h and no bias.
+    """
+    h, f = model.hidden_size, model.ffn_size
+    sharded, whole = layer_matrix_parameters(model), 2 * h
+    if model.family == "gpt":
+        sharded, whole = sharded + 3 * h + f, 6 * h
+    return sharded // tp + whole
+
+
+def embedding_parameters(model: Model, tp: int = 1) -> int:
+    """Parameters of the embedding, on the first stage: V h, sharded over the vocabulary, and a GPT's s h positions."""
+    positions = model.seq_length * model.hidden_size if model.family == "gpt" else 0
+    return model.vocab_size * model.hidden_size // tp + positions
+
+
+def head_parameters(model: Model, tp: int = 1) -> int:
+    """Parameters of the untied head, h V, sharded over the vocabulary, and of the final norm: 2 h, a Llama's h."""
+    norm = model.hidden_size * (2 if model.family == "gpt" else 1)
+    return model.vocab_size * model.hidden_size // tp + norm
+
+
+def stage_parameters(model: Model, num_layers: int, is_first: bool, is_last: bool, tp: int = 1) -> int:
+    """Parameters of a stage of `num_layers` layers on one of `tp` shards."""
+    ends = embedding_parameters(model, tp) * is_first + head_parameters(model, tp) * is_last
+    return num_layers * layer_parameters(model, tp) + ends
+
+
+def attention_flops(model: Model, micro_batch_size: int) -> float:
+    """FLOPs of the forward of one layer's attention core, queries x keys and scores x values: 4 b s^2 h.
+
+    Counted in full, as published formulas do, although a causal kernel may skip the half above the diagonal.
+    """
+    return 4.0 * micro_batch_size * model.seq_length**2 * model.hidden_size
+
+
+def layer_forward_flops(model: Model, micro_batch_size: int) -> float:
+    """FLOPs of one layer's forward on one micro-batch: 2 b s for every matrix weight, and the attention core.
+
+    For a GPT 24 b s h^2 (1 + s / (6 h)); Narayanan et al., Megatron-LM, SC 2021, equation 2.
+    """
+    tokens = micro_batch_size * model.seq_length
+    return 2.0 * tokens * layer_matrix_parameters(model) + attention_flops(model, micro_batch_size)
+
+
+def layer_flops(model: Model, micro_batch_size: int, recompute: Recompute = "none") -> float:
+    """FLOPs of one layer's forward and backward: three forwards, and what the backward computes again.
+
+    72 b s h^2 (1 + s / (6 h)) for a GPT without recomputation, 96 with full; source as `layer_forward_flops`.
+    """
+    forward = layer_forward_flops(model, micro_batch_size)
+    again = {"none": 0.0, "selective": attention_flops(model, micro_batch_size), "full": forward}
+    return 3 * forward + again[recompute]
 
 
 def head_flops(model: Model, micro_batch_size: int) -> float:
-    """FLOPs of the head's forward and backward on one micro-batch: 6 b s h V. Source: as `layer_flops`."""
+    """FLOPs of the head's forward and backward on one micro-batch: 6 b s h V. Source as `layer_forward_flops`."""
     return 6.0 * micro_batch_size * model.seq_length * model.hidden_size * model.vocab_size
 
 
-def layer_parameters(model: Model) -> int:
-    """Parameters of one layer: 12 h^2 in four matrices, 13 h in biases and norms. Source: holmes_runtime.model."""
-    return 12 * model.hidden_size**2 + 13 * model.hidden_size
+def edge_bytes(model: Model, how: Execution) -> int:
+    """Bytes one shard sends over a pipeline edge per micro-batch, forward or backward: v b s h / t."""
+    return how.value_bytes * how.micro_batch_size * model.seq_length * model.hidden_size // how.tp
 
 
-def embedding_parameters(model: Model) -> int:
-    """Parameters of token and position embedding, on the first stage: V h + s h."""
-    return (model.vocab_size + model.seq_length) * model.hidden_size
+def layer_activation_bytes(model: Model, how: Execution) -> int:
+    """Bytes one shard keeps of one layer and micro-batch until its backward.
 
-
-def head_parameters(model: Model) -> int:
-    """Parameters of the final norm and the untied head, on the last stage: 2 h + h V."""
-    return (2 + model.vocab_size) * model.hidden_size
-
-
-def stage_parameters(model: Model, num_layers: int, is_first: bool, is_last: bool) -> int:
-    """Parameters of a stage of `num_layers` layers, all tensor shards together."""
-    ends = embedding_parameters(model) * is_first + head_parameters(model) * is_last
-    return num_layers * layer_parameters(model) + ends
-
-
-def message_bytes(model: Model, micro_batch_size: int) -> int:
-    """Bytes of the activations, and of their gradients, that cross one pipeline edge per micro-batch: 4 b s h."""
-    return VALUE_BYTES * micro_batch_size * model.seq_length * model.hidden_size
-
-
-def message_s(size_bytes: float, bandwidth_bytes_per_s: float) -> float:
-    """Seconds of one message. Latency is left out: the inventory has not measured it."""
-    return size_bytes / bandwidth_bytes_per_s
-
-
-def ring_bytes(size_bytes: float, num_ranks: int) -> float:
-    """Bytes each member of a ring all-reduce of `size_bytes` sends, and receives: 2 (n-1)/n size.
-
-    Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009. Raises ValueError if num_ranks < 1.
+    Values per token, counted on holmes_runtime.model with saved-tensor hooks. On every shard whole: the inputs of q, k,
+    v and of the MLP (2 h). Sharded: inputs of both norms and attention's result (3 h), q, k and v (h + 2 k; a Llama
+    also keeps q and k after rotation, h + k), and the MLP's inside (2 f; SwiGLU 4 f). Full recomputation keeps the
+    layer's input alone (h). Selective repeats the attention core, which a fused kernel makes from q, k and v anyway.
     """
-    if num_ranks < 1:
-        raise ValueError(f"an all-reduce needs a rank, got {num_ranks}")
-    return 2 * (num_ranks - 1) * size_bytes / num_ranks
+    h, f, k = model.hidden_size, model.ffn_size, kv_size(model)
+    inside = 4 * f + 2 * h + 3 * k if model.family == "llama" else 2 * f + h + 2 * k
+    whole, sharded = (2 * h, 3 * h + inside) if how.sequence_parallel else (4 * h, h + inside)
+    if how.recompute == "full":
+        whole, sharded = (0, h) if how.sequence_parallel else (h, 0)
+    return how.value_bytes * how.micro_batch_size * model.seq_length * (whole * how.tp + sharded) // how.tp
 
 
-def all_reduce_s(size_bytes: float, num_ranks: int, bandwidth_bytes_per_s: float) -> float:
-    """Seconds of one ring all-reduce over links of `bandwidth_bytes_per_s`; one rank costs nothing. No latency."""
-    return ring_bytes(size_bytes, num_ranks) / bandwidth_bytes_per_s
+def recomputed_bytes(model: Model, how: Execution) -> int:
+    """Bytes of the one layer that full recomputation rebuilds at a time, beyond its input; 0 for other modes."""
+    if how.recompute != "full":
+        return 0
+    return layer_activation_bytes(model, replace(how, recompute="none")) - layer_activation_bytes(model, how)
 
 
-def activation_bytes(model: Model, micro_batch_size: int) -> int:
-    """Bytes one layer keeps of one micro-batch until its backward: 17 fp32 values per token and hidden unit.
+def state_bytes(parameters: int, how: Execution) -> int:
+    """Bytes of weights (v) and gradient sums (4), and of this rank's 1/dp of masters (4 beside 16-bit weights), moments
+    (8) and, with several replicas, reduced gradients (4 as they arrive, 4 as they are kept).
 
-    Counted on holmes_runtime.model.Block: inputs of two norms (2), of the qkv (1) and up (1) matrices, query, key and
-    value (3), attention's result and its merged copy (2), up's result (4) and its GELU (4). Attention keeps no scores.
+    Source: Rajbhandari et al., ZeRO, 2020, stage 1; holmes_runtime.zero1.
     """
-    return ACTIVATION_VALUES * VALUE_BYTES * micro_batch_size * model.seq_length * model.hidden_size
+    sharded = MOMENT_BYTES + (MASTER_BYTES if how.value_bytes < 4 else 0)
+    if how.dp > 1:
+        sharded += 2 * GRADIENT_BYTES
+    return parameters * (how.value_bytes + GRADIENT_BYTES) + -(-parameters * sharded // how.dp)
 
 
-def in_flight(stage: int, num_stages: int, num_microbatches: int) -> int:
-    """Micro-batches whose activations stage `stage` holds at most under 1F1B: min(p - i, m)."""
-    return min(num_stages - stage, num_microbatches)
+def logit_bytes(model: Model, how: Execution) -> int:
+    """Bytes of the last stage's logits on one shard: as computed (v), their log-softmax and their gradient (fp32)."""
+    return (how.value_bytes + 8) * how.micro_batch_size * model.seq_length * model.vocab_size // how.tp
 
 
-def rank_memory_bytes(
-    model: Model,
-    micro_batch_size: int,
-    num_layers: int,
-    microbatches_held: int,
-    is_first: bool,
-    is_last: bool,
-    tp: int = 1,
+def microbatches_in_flight(
+    schedule: ScheduleName,
+    pp: int,
+    num_microbatches: int,
+    rank: int,
+    chunks: int = 1,
+    extra_in_flight: Sequence[int] = (),
+) -> tuple[int, ...]:
+    """Micro-batches whose activations pipeline rank `rank` holds at its worst moment, by chunk.
+
+    Closed forms of what `holmes_runtime.schedule.most_in_flight` counts; a test compares the two.
+    """
+    if schedule == "gpipe":
+        return (num_microbatches,)
+    if schedule == "zero-bubble":
+        return (min(pp, num_microbatches),)
+    if chunks == 1:
+        return (min(pp - rank + sum(extra_in_flight[rank:]), num_microbatches),)
+    warmup = min(2 * (pp - rank - 1) + (chunks - 1) * pp + 1, num_microbatches * chunks)
+    rounds, rest = divmod(warmup, pp * chunks)
+    return tuple(rounds * pp + min(max(rest - chunk * pp, 0), pp) for chunk in range(chunks))
+
+
+def memory_bytes(
+    model: Model, how: Execution, layers: Sequence[int], in_flight: Sequence[int], is_first: bool, is_last: bool
 ) -> int:
-    """Bytes one rank needs: weights, gradients, Adam moments, activations in flight and, on the last stage, logits.
+    """Bytes one rank needs. `layers` and `in_flight` (micro-batches held) are by chunk.
 
-    Each is divided by the tensor degree. What CUDA, NCCL and the allocator keep for themselves is not counted.
+    `is_first`, `is_last`: whether the rank holds the embedding, the head.
     """
-    states = STATE_BYTES_PER_PARAMETER * stage_parameters(model, num_layers, is_first, is_last)
-    activations = microbatches_held * num_layers * activation_bytes(model, micro_batch_size)
-    logits = LOGIT_COPIES * VALUE_BYTES * micro_batch_size * model.seq_length * model.vocab_size * is_last
-    return -(-(states + activations + logits) // tp)
+    parameters = stage_parameters(model, sum(layers), is_first, is_last, how.tp)
+    layers_in_flight = sum(count * held for count, held in zip(layers, in_flight, strict=True))
+    activations = layers_in_flight * layer_activation_bytes(model, how) + recomputed_bytes(model, how)
+    return state_bytes(parameters, how) + activations + logit_bytes(model, how) * is_last + how.reserve_bytes

@@ -5,48 +5,52 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.inventory import Cluster, Inventory, Network, NetworkPort
+from holmes_core.inventory import Cluster, Host, Inventory, NetworkPort
 from holmes_core.job import Job
 from holmes_core.plan import EnvironmentVariable, Node, PlanRank
-from planner.networks import RDMA_KINDS, port_on, shared_network
+from planner.networks import RDMA_KINDS, Networks
 
 
 def make_nodes(inventory: Inventory, job: Job, ranks: Sequence[PlanRank]) -> tuple[Node, ...]:
     """The job's nodes in the order of their ranks."""
-    network = shared_network(inventory)
-    hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
-    return tuple(_node(inventory, job, network, node_rank, host, ranks) for node_rank, host in enumerate(hosts))
+    networks = Networks(inventory, job)
+    hosts = {host.name: host for host in inventory.hosts}
+    members: dict[str, list[PlanRank]] = {}
+    for rank in ranks:
+        members.setdefault(rank.host, []).append(rank)
+    return tuple(
+        _node(hosts[name], networks, job, node_rank, [rank.gpu for rank in held])
+        for node_rank, (name, held) in enumerate(members.items())
+    )
 
 
-def _node(
-    inventory: Inventory, job: Job, network: Network, node_rank: int, host: str, ranks: Sequence[PlanRank]
-) -> Node:
-    cluster = next(cluster for cluster in inventory.clusters if host in cluster.hosts)
-    port = port_on(network, host)
+def _node(host: Host, networks: Networks, job: Job, node_rank: int, gpus: Sequence[int | None]) -> Node:
+    cluster, port = networks.cluster(host.name), networks.shared_port(host.name)
     if port.address is None:
         raise HolmesError(
-            f"host {host}: no address of {port.netdev} on network {network.name} is known",
-            f"give {port.netdev} an IPv4 address and probe again, or leave {host} out of hosts.yaml",
+            f"host {host.name}: no address of {port.netdev} on the network all hosts share is known",
+            f"give {port.netdev} an IPv4 address and probe again, or leave {host.name} out of hosts.yaml",
             ANSWER_IS_NO,
         )
     return Node(
         node_rank=node_rank,
-        host=host,
+        host=host.name,
         cluster=cluster.name,
-        access=inventory.host(host).access,
-        num_ranks=sum(rank.host == host for rank in ranks),
+        access=host.access,
+        num_ranks=len(gpus),
         shared_netdev=str(port.netdev),
         shared_address=port.address,
-        environment=make_environment(job, cluster, port, [rank.gpu for rank in ranks if rank.host == host]),
+        environment=make_environment(job, cluster, port, networks.fabric_port(host.name), gpus),
     )
 
 
 def make_environment(
-    job: Job, cluster: Cluster, shared: NetworkPort, gpus: Sequence[int | None]
+    job: Job, cluster: Cluster, shared: NetworkPort, fabric: NetworkPort | None, gpus: Sequence[int | None]
 ) -> tuple[EnvironmentVariable, ...]:
     """The variables of one node.
 
-    `shared` is its port on the network all nodes share, `gpus` the GPU of each local rank. NCCL_NET is never among
+    `shared` is its port on the network all nodes share, `fabric` the one on its cluster's fabric, `gpus` the GPU of
+    each local rank. NCCL_NET is never among
     them: it would override the network of every group. NCCL reads `=` as "exactly these", so the values of its lists
     begin with one.
     """
@@ -64,7 +68,7 @@ def make_environment(
     ]
     if job.device == "cpu":
         return tuple(variables)
-    return (*variables, *_gpus(gpus), *_nccl(cluster, shared))
+    return (*variables, *_gpus(gpus), *_nccl(cluster, shared, fabric))
 
 
 def _gpus(gpus: Sequence[int | None]) -> tuple[EnvironmentVariable, ...]:
@@ -76,15 +80,14 @@ def _gpus(gpus: Sequence[int | None]) -> tuple[EnvironmentVariable, ...]:
     )
 
 
-def _nccl(cluster: Cluster, shared: NetworkPort) -> tuple[EnvironmentVariable, ...]:
+def _nccl(cluster: Cluster, shared: NetworkPort, fabric: NetworkPort | None) -> tuple[EnvironmentVariable, ...]:
     """NCCL's interfaces, which it reads once per process; which transport a group takes is in its own options."""
     sockets = EnvironmentVariable(
         name="NCCL_SOCKET_IFNAME",
         value=f"={shared.netdev}",
         reason=f"groups between clusters and NCCL's bootstrap use {shared.netdev} and nothing else",
     )
-    port = cluster.fabric.port_of(shared.host)
-    hcas = port.hcas if port is not None and cluster.fabric.kind in RDMA_KINDS else ()
+    hcas = fabric.hcas if fabric is not None and cluster.fabric.kind in RDMA_KINDS else ()
     if hcas:
         rdma = EnvironmentVariable(
             name="NCCL_IB_HCA",

@@ -1,27 +1,43 @@
-"""The fleet: the training slots of the reachable hosts, cluster by cluster, and the speed of each."""
+"""The fleet: the training slots of the reachable hosts, and the classes of hosts that are alike."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.inventory import Host, Inventory
 from holmes_core.job import Job
-from planner.gpu_speeds import achieved_flops_per_s
+from holmes_core.plan import NetName
+from planner.networks import Networks, require_bandwidth
+from planner.slot import Slot, read_slot
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What the cost of a placement depends on: hosts of one cluster with equal hardware are interchangeable.
+
+    `slot` is the slowest one, `memory_bytes` the smallest one's, None when not known. The rates are those of the
+    host's NICs on its fabric, with NCCL's name for the transport there, and on the network all share; None when not
+    known.
+    """
+
+    cluster: str
+    num_slots: int
+    memory_bytes: int | None
+    slot: Slot
+    net_name: NetName | None = None
+    fabric_bytes_per_s: float | None = None
+    shared_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True)
 class FleetHost:
-    """A host with a slot for each entry of `gpus`: the GPU's index, None on CPU.
-
-    `flops_per_s` is what the slowest slot achieves, None when compute is emulated. `memory_bytes` is what the smallest
-    slot has, None when not known.
-    """
+    """A host with a slot for each entry of `gpus`: the GPU's index, None on CPU."""
 
     name: str
     gpus: tuple[int | None, ...]
-    memory_bytes: int | None
-    flops_per_s: float | None
+    hardware: Hardware
 
     def num_places(self, tp: int) -> int:
         """Whole tensor groups of `tp` ranks the host can hold."""
@@ -29,78 +45,104 @@ class FleetHost:
 
 
 @dataclass(frozen=True)
-class FleetCluster:
-    """The hosts of one cluster that have slots, in inventory order."""
+class HostClass:
+    """Hosts of one cluster with equal hardware, in inventory order."""
 
-    name: str
+    hardware: Hardware
     hosts: tuple[FleetHost, ...]
 
+    @property
+    def cluster(self) -> str:
+        """The cluster's name."""
+        return self.hardware.cluster
+
+    def places_per_host(self, tp: int) -> int:
+        """Whole tensor groups of `tp` ranks a host can hold."""
+        return self.hardware.num_slots // tp
+
     def num_places(self, tp: int) -> int:
-        """Whole tensor groups of `tp` ranks the cluster can hold."""
-        return sum(host.num_places(tp) for host in self.hosts)
+        """Whole tensor groups of `tp` ranks all hosts can hold."""
+        return len(self.hosts) * self.places_per_host(tp)
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """All clusters that have slots, in inventory order."""
+    """All hosts that have slots, in classes; clusters in inventory order, classes in the order of their first host."""
 
-    clusters: tuple[FleetCluster, ...]
+    classes: tuple[HostClass, ...]
 
-    def alone(self, name: str) -> Fleet:
-        """The fleet with one host left, so that nothing crosses a network. Raises KeyError if there is no such host."""
-        for cluster in self.clusters:
-            for host in cluster.hosts:
-                if host.name == name:
-                    return Fleet((FleetCluster(cluster.name, (host,)),))
-        raise KeyError(name)
+    @cached_property
+    def hosts(self) -> dict[str, FleetHost]:
+        """By name, the host."""
+        return {host.name: host for each in self.classes for host in each.hosts}
+
+    @cached_property
+    def class_of(self) -> dict[str, int]:
+        """By name of a host, the index of its class."""
+        return {host.name: index for index, each in enumerate(self.classes) for host in each.hosts}
+
+    def num_places(self, tp: int) -> int:
+        """Whole tensor groups of `tp` ranks the fleet can hold."""
+        return sum(each.num_places(tp) for each in self.classes)
 
 
 def read_fleet(inventory: Inventory, job: Job) -> Fleet:
     """The fleet of `inventory` for `job`. Raises HolmesError when no host has a slot or the speed of one is unknown."""
-    clusters = []
-    for cluster in inventory.clusters:
-        hosts = (_fleet_host(inventory.host(name), job) for name in cluster.hosts)
-        with_slots = tuple(host for host in hosts if host.gpus)
-        if with_slots:
-            clusters.append(FleetCluster(cluster.name, with_slots))
-    if not clusters:
+    if not inventory.hosts:
         raise _no_slots(inventory, job)
-    return Fleet(tuple(clusters))
+    networks = Networks(inventory, job)
+    hosts = {host.name: host for host in inventory.hosts}
+    alike: dict[Hardware, list[FleetHost]] = {}
+    for cluster in inventory.clusters:
+        for name in cluster.hosts:
+            gpus = _slots(hosts[name], job)
+            if gpus:
+                hardware = _hardware(hosts[name], cluster.name, len(gpus), job, networks)
+                alike.setdefault(hardware, []).append(FleetHost(name, gpus, hardware))
+    if not alike:
+        raise _no_slots(inventory, job)
+    return Fleet(tuple(HostClass(hardware, tuple(members)) for hardware, members in alike.items()))
 
 
-def _fleet_host(host: Host, job: Job) -> FleetHost:
+def require_rates(inventory: Inventory, job: Job, fleet: Fleet) -> None:
+    """Raises HolmesError naming host and netdev where a rate that placements are compared by is not known."""
+    fixed = job.parallel
+    if fixed.pp == fixed.dp == 1 or len(fleet.hosts) == 1:
+        return
+    networks = Networks(inventory, job)
+    clusters = {each.cluster for each in fleet.classes}
+    for each in fleet.classes:
+        name = each.hosts[0].name
+        alone = len(each.hosts) == 1 and sum(kin.cluster == each.cluster for kin in fleet.classes) == 1
+        if not each.hardware.fabric_bytes_per_s and not alone:
+            require_bandwidth(networks.route([name]), [name])
+        if not each.hardware.shared_bytes_per_s and len(clusters) > 1:
+            require_bandwidth(networks.shared_route(name), [name])
+
+
+def _slots(host: Host, job: Job) -> tuple[int | None, ...]:
     if job.device == "cpu":
-        return FleetHost(host.name, (None,) * job.slots_per_host, None, _flops_per_s(host, job))
-    memory = [gpu.memory_bytes for gpu in host.gpus if gpu.memory_bytes is not None]
-    indices = tuple(gpu.index for gpu in host.gpus)
-    return FleetHost(host.name, indices, min(memory, default=None), _flops_per_s(host, job) if host.gpus else None)
+        return (None,) * job.slots_per_host
+    return tuple(gpu.index for gpu in host.gpus)
 
 
-def _flops_per_s(host: Host, job: Job) -> float | None:
-    """FLOP/s of the slowest slot: from job.yaml, else from published runs on that GPU; None when emulated."""
-    if job.compute.emulate is not None:
-        return None
-    if job.compute.flops_per_s is not None:
-        return job.compute.flops_per_s
-    if job.device == "cpu":
-        raise _unknown_speed(host.name, "CPU slots")
-    speeds = []
-    for gpu in host.gpus:
-        speed = achieved_flops_per_s(gpu.name, job.model.hidden_size) if gpu.name else None
-        if speed is None:
-            raise _unknown_speed(host.name, f"GPU {gpu.index} ({gpu.name or 'name not known'})")
-        speeds.append(speed)
-    return min(speeds)
-
-
-def _unknown_speed(host: str, what: str) -> HolmesError:
-    return HolmesError(
-        f"host {host}: the speed of its {what} is not known",
-        "set compute.flops_per_s in job.yaml, measured with `python -m holmes_runtime.calibrate`",
+def _hardware(host: Host, cluster: str, num_slots: int, job: Job, networks: Networks) -> Hardware:
+    memory = [gpu.memory_bytes for gpu in host.gpus if gpu.memory_bytes is not None] if job.device == "cuda" else []
+    rates = networks.rates(host.name)
+    return Hardware(
+        cluster=cluster,
+        num_slots=num_slots,
+        memory_bytes=min(memory, default=None),
+        slot=read_slot(host, cluster, job),
+        net_name=rates.net_name,
+        fabric_bytes_per_s=rates.fabric_bytes_per_s,
+        shared_bytes_per_s=rates.shared_bytes_per_s,
     )
 
 
 def _no_slots(inventory: Inventory, job: Job) -> HolmesError:
+    if not inventory.hosts:
+        return HolmesError("the inventory has no hosts", "list hosts in hosts.yaml and run `holmes probe hosts.yaml`")
     reachable = [host.name for host in inventory.hosts if host.reachable]
     if not reachable:
         return HolmesError(

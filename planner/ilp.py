@@ -1,40 +1,50 @@
-"""The integer program of one candidate: which clusters hold each stage, and how many layers it has.
+"""The integer program of one candidate: how many stages of how many layers each class of hosts holds.
+
+Equal hosts are counted, not named, and so are equal stages, so the size of the program depends on how many classes and
+layers there are and not on how many GPUs.
 
 Sets
-    S   stages 0..p-1, s
-    C   clusters, c
-    I   sites, i: one cluster, or several when a stage's replicas are spread over them; C(i) its clusters
-    A   arcs between consecutive stages: (s, i, j) stage s on site i, stage s+1 on site j; and, for a site i of several
-        clusters, (s, i, "kept"): both stages on i with every replica of s+1 in the cluster of its replica of s
+    C   classes of equal hosts, c                      I   sites, i: sets of classes that may hold a stage, C(i)
+    K   kinds of stage: first, middle, last; with one stage in all, only
+    A   numbers of layers, a
 Parameters (seconds divided by `unit`, so that the objective is near 1)
-    m            micro-batches per step                   dp       replicas of each stage
-    tau[i]       seconds per layer and micro-batch        head[i]  seconds of the head per micro-batch, last stage only
-    cap[s,i]     most layers memory allows                L        layers of the model
-    hop[a]       seconds of one message over arc a        places[c]  tensor groups cluster c can hold
-    sync[s,i](l) seconds of the all-reduce of a stage of l layers: (gradient bytes of l layers and ends) x seconds/byte
+    m   micro-batches per step          p  stages            d  replicas of each stage         L  layers of the model
+    slow, slowest  seconds between which the pace is looked for
+    tau[i]  seconds per layer and micro-batch          head[i]  seconds of the head, on the last stage
+    cap[i,k]  most layers memory and slowest allow     fit[i,a]  first position where memory allows a middle stage of a
+    slots[i]  stages class i can hold; of a site over several clusters 1        places[c]  tensor groups class c holds
+    near[i]  seconds of one message between hosts of i    far[i,j]  of one message from i to j
+    share[i]  stages that share a host, between which messages are free
+    sync[i,k,a]  seconds of a stage's exchange of gradients that nothing hides
+    least  seconds known to be below G
 Variables
-    y[s,i]  binary: stage s is on site i                  l[s,i]   integer: its layers, 0 elsewhere
-    n[s,c]  integer: replicas of stage s in cluster c     z[a]     unit flow along the sites of consecutive stages
-    T  seconds: pace of the steady state                  G  seconds: longest all-reduce
-    S[s]  seconds of a stage's micro-batch                E[s]  seconds of one message over edge s -> s+1
-    R[s]  seconds of the stages before s and of both directions of the edges before it
-    Only "kept" arcs need be binary, the other z are whole wherever y is.
+    n[i,k,a]  integer: stages of kind k with a layers on site i           Q[i] = sum over k, a: all stages on i
+    u[i]      binary: site i is used                    w[i,a]  binary: some middle stage on i holds a layers
+    z[i,j]    binary: the stages of j follow those of i  f[i]   integer: edges inside i that leave a host
+    e[i]      binary: f[i] > 0                          P[i]    position of the first stage on i
+    r[i,c]    integer: replicas of the stages on i that are in class c; only of sites of several classes
+    T  seconds: pace, the slowest stage's time
+    X  seconds by which the slowest edge exceeds T (adds to T where the schedule hides nothing)
+    G  seconds of the longest exposed exchange
 Objective
-    minimise (m-1) T + sum_s S[s] + 2 sum_s E[s] + G
+    minimise (m-1) (T + X) + sum of stages' seconds + 2 sum of edges' seconds + G
 Constraints
-    site        each stage is on one site
-    layers      l[s,i] between y[s,i] and cap[s,i] y[s,i]; all together L; or as fixed in job.yaml
-    replicas    n[s,c] >= 1 where the site of s holds c, 0 elsewhere; dp for each stage; at most places[c] in c
-    flow        z leaves the site of s and enters the site of s+1
-    kept        a kept arc wants n[s,c] = n[s+1,c]
-    seconds     S[s] = sum_i tau[i] l[s,i], plus sum_i head[i] y[s,i] on the last stage;  E[s] = sum_a hop[a] z[a];
-                R[s+1] = R[s] + S[s] + 2 E[s]
-    pace        T >= S[s];  T >= E[s];  (k-s+1) T >= R[k] + S[k] - R[s] for the loops of closed_form.py, s < k, m > p-s
-    sync        G >= sync of every stage
+    layers     sum a n = L                  stages     one first and one last stage, p in all
+    slots      Q[i] between u[i] and slots[i] u[i]
+    places     replicas: sum_c r[i,c] = d Q[i], r[i,c] >= Q[i]; per class, with d Q[c] of its own, at most places[c]
+    order      the used sites form a path by z from the first stage's to the last stage's; each is entered once
+    position   P[j] = P[i] + Q[i] where z[i,j], P = 0 on the first
+    memory     middle stages on i of a layers or more are no more than its positions from fit[i,a] on
+    hosts      f[i] >= Q[i] / share[i] - 1 on a used site
+    edges      X >= near[i] - T where e[i], X >= far[i,j] - T where z[i,j]; X >= near, far where nothing is hidden
+    pace       T >= seconds of a stage of kind k with a layers on i, where such a stage is; slow <= T <= slowest
+    sync       G >= sync[i,k,a] where such a stage is; G >= least
+    crossing   (if asked) at least one stage is on a site over several clusters
+A fixed cut gives every position s its layers: binaries y[s,i] take the place of n, and P[i] <= s < P[i] + Q[i] where
+y[s,i]. Source: formulation "configuration counts" of Holmes' planning notes.
 
-Ties are broken by `prefer_first`: among optimal placements one whose longest stage is shortest, then with early stages
-on early clusters, then with more layers on early stages. Source: formulation B of Holmes' planning notes; see
-closed_form.py for what the objective leaves out.
+Ties are broken by `prefer`: among optimal placements one that uses sites early in the list of sites, then starts on an
+early site, then holds more layers on early sites.
 """
 
 from __future__ import annotations
@@ -44,90 +54,183 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
+from pathlib import Path
 from typing import Any, Literal
 
 import pulp
 
-from planner.closed_form import fabric_edge_s, shared_edge_s, site_sync_s_per_byte
+from planner.closed_form import Block, Site, edge_s, exposed_sync_s, sync_s_per_byte
 from planner.terms import Terms
 
-MOST_CLUSTERS_FOR_ALL_SITES = 5  # with more, a stage is on one cluster, on two, or on neighbours in inventory order
-TIE = 1e-7  # relative: objectives closer than this count as equal when ties are broken
+MOST_CLASSES_FOR_ALL_SITES = 4  # with more, a stage is on one class, all classes of a cluster, or two clusters' classes
+TIE = 1e-6  # relative: objectives closer than this count as equal when ties are broken
+CUTOFF = 1e-3  # relative: how far above `at_most_s` the row that cuts off worse placements is, for the solvers' sake
 
-Site = tuple[int, ...]
-Arc = tuple[int, int, int | Literal["kept"]]
 SolverName = Literal["HiGHS", "CBC"]
+Kind = Literal["first", "middle", "last", "only"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What one program is asked: a pace between `slow_s` and `slowest_s`; with `fixed_layers`, by stage, any pace.
+
+    `at_most_s`: placements that take longer are of no use; some may be told all the same. `least_sync_s`: known to be
+    below every G. `crossing`: a stage over several clusters is wanted, else none is allowed.
+    """
+
+    terms: Terms
+    slow_s: float = 0.0
+    slowest_s: float = 0.0
+    at_most_s: float | None = None
+    least_sync_s: float = 0.0
+    crossing: bool = False
+    fixed_layers: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Solution:
-    """What a solver said. layers[stage] and replicas[stage][cluster] are None when it found no placement.
+    """What a solver said. `blocks` and `replicas`, by stage and class, are None when it found no placement.
 
-    `bound_s` is below every placement, as far as the solver proved it; None when it proved nothing.
+    `bound_s` is below every placement that was asked for, as far as proved; None when nothing was.
     """
 
     status: Literal["optimal", "infeasible", "time limit"]
-    layers: tuple[int, ...] | None
+    blocks: tuple[Block, ...] | None
     replicas: tuple[tuple[int, ...], ...] | None
     bound_s: float | None
 
 
 @dataclass
 class Program:
-    """The model while it is built: terms, sites, and the variables in the letters of this file's docstring."""
+    """The model while it is built: question, sites, and the variables in the letters of this file's docstring."""
 
-    terms: Terms
+    question: Question
     unit_s: float
     sites: list[Site]
     model: pulp.LpProblem
+    n: dict[tuple[int, Kind, int], Any] = field(default_factory=dict)
     y: dict[tuple[int, int], Any] = field(default_factory=dict)
-    l: dict[tuple[int, int], Any] = field(default_factory=dict)  # noqa: E741  the letter of the formulation
-    n: dict[tuple[int, int], Any] = field(default_factory=dict)
-    z: dict[Arc, Any] = field(default_factory=dict)
-    S: dict[int, Any] = field(default_factory=dict)
-    E: dict[int, Any] = field(default_factory=dict)
-    R: dict[int, Any] = field(default_factory=dict)
+    Q: list[Any] = field(default_factory=list)
+    first: list[Any] = field(default_factory=list)
+    last: list[Any] = field(default_factory=list)
+    u: list[Any] = field(default_factory=list)
+    w: dict[tuple[int, int], Any] = field(default_factory=dict)
+    z: dict[tuple[int, int], Any] = field(default_factory=dict)
+    f: list[Any] = field(default_factory=list)
+    P: list[Any] = field(default_factory=list)
+    r: dict[tuple[int, int], Any] = field(default_factory=dict)
     T: Any = None
+    X: Any = None
     G: Any = None
 
     @property
-    def stages(self) -> range:
-        """S."""
-        return range(self.terms.candidate.pp)
+    def terms(self) -> Terms:
+        return self.question.terms
+
+    @property
+    def pp(self) -> int:
+        """p."""
+        return self.terms.candidate.pp
+
+    @property
+    def indices(self) -> range:
+        """I, as indices of `sites`."""
+        return range(len(self.sites))
 
     def require(self, constraint: Any, name: str) -> None:
         """Adds one named constraint."""
         self.model.addConstraint(constraint, name)
 
-    def hop_s(self, arc: Arc) -> float:
-        """Seconds of one message over `arc`."""
-        _, i, j = arc
-        if j == "kept" or (i == j and len(self.sites[i]) == 1):
-            return fabric_edge_s(self.terms, self.sites[i])
-        return shared_edge_s(self.terms, {*self.sites[i], *self.sites[j]})
+    def near_s(self, i: int) -> float:
+        """near[i], scaled."""
+        return edge_s(self.terms, self.sites[i], self.sites[i]) / self.unit_s
+
+    def far_s(self, i: int, j: int) -> float:
+        """far[i,j], scaled."""
+        return edge_s(self.terms, self.sites[i], self.sites[j]) / self.unit_s
+
+    def stage_s(self, i: int, layers: int, is_last: bool) -> float:
+        """Seconds of a stage, scaled."""
+        site = self.sites[i]
+        head_s = max(self.terms.head_s[c] for c in site) * is_last
+        return (layers * max(self.terms.layer_s[c] for c in site) + head_s) / self.unit_s
+
+    def sync_s(self, i: int, position: int, layers: int) -> float:
+        """sync[i,k,a] of a stage at `position`, scaled."""
+        terms = self.terms
+        if terms.candidate.dp == 1:
+            return 0.0
+        stage_s = self.stage_s(i, layers, position == self.pp - 1) * self.unit_s
+        per_byte = sync_s_per_byte(terms, self.sites[i])
+        return exposed_sync_s(terms, per_byte, terms.sync_bytes(position, layers), stage_s) / self.unit_s
+
+    def share(self, i: int) -> int:
+        """share[i]."""
+        return self.terms.stages_per_host[self.sites[i][0]] if len(self.sites[i]) == 1 else 1
+
+    def slots(self, i: int) -> int:
+        """slots[i]."""
+        terms, site = self.terms, self.sites[i]
+        if len(site) == 1:
+            return min(self.pp, terms.slots[site[0]])
+        pooled = sum(terms.places[c] for c in site) // terms.candidate.dp
+        return min(self.pp, 1 if self.crosses(i) else pooled)
+
+    def crosses(self, i: int) -> bool:
+        """Whether the site is over several clusters."""
+        return len({self.terms.cluster[c] for c in self.sites[i]}) > 1
+
+    def fits(self, i: int, position: int, layers: int) -> bool:
+        """Whether memory holds a stage of `layers` at `position`, and the pace allows it."""
+        within = self.question.fixed_layers is not None or (
+            self.stage_s(i, layers, position == self.pp - 1) * self.unit_s <= self.question.slowest_s * (1 + 1e-9)
+        )
+        return within and all(layers <= self.terms.capacity[position][c] for c in self.sites[i])
 
 
-def solve(
-    terms: Terms,
-    fixed_layers: Sequence[int] | None = None,
-    least_s: float = 0.0,
-    time_limit_s: float | None = None,
-    solver: SolverName | None = None,
-    at_most_s: float | None = None,
-) -> Solution:
-    """The placement of least closed-form seconds.
-
-    `least_s` is a known lower bound, which the program may use. `at_most_s` asks instead for the preferred placement
-    (see `prefer_first`) among those that take no longer. `solver` None takes HiGHS where installed, else CBC.
-    """
+def solve(question: Question, time_limit_s: float | None = None, solver: SolverName | None = None) -> Solution:
+    """The placement of least closed-form seconds. `solver` None takes HiGHS where installed, else CBC."""
     with _quiet():
-        program = build(terms, fixed_layers, least_s)
-        if at_most_s is not None:
-            program.require(program.model.objective <= at_most_s / program.unit_s * (1 + TIE), "as_good")
-            prefer_first(program)
-        engine = _engine(solver or solver_name(), time_limit_s)
-        status = program.model.solve(engine)
+        program = build(question)
+        if question.at_most_s is not None:
+            _cut_off(program, question.at_most_s * (1 + CUTOFF))
+    return _answer(program, time_limit_s, solver)
+
+
+def preferred(question: Question, time_limit_s: float | None = None, solver: SolverName | None = None) -> Solution:
+    """Among the placements that take no longer than `question.at_most_s`, the one `prefer` chooses."""
+    assert question.at_most_s is not None
+    with _quiet():
+        program = build(question)
+        _cut_off(program, question.at_most_s)
+        prefer(program)
+    return _answer(program, time_limit_s, solver)
+
+
+def _cut_off(program: Program, seconds: float) -> None:
+    program.require(program.model.objective <= seconds / program.unit_s, "at_most")
+
+
+def _answer(program: Program, time_limit_s: float | None, solver: SolverName | None) -> Solution:
+    """What the solver says; where HiGHS gives up on the numbers, CBC is asked."""
+    with _quiet():
+        name = solver or solver_name()
+        status = program.model.solve(_engine(name, time_limit_s))
+        if name == "HiGHS" and status == pulp.LpStatusNotSolved and _gave_up(program):
+            program.model.solverModel = None
+            status = program.model.solve(_engine("CBC", time_limit_s))
     return _read(program, status)
+
+
+def _gave_up(program: Program) -> bool:
+    """Whether HiGHS ended for another reason than the time limit."""
+    return "TimeLimit" not in str(program.model.solverModel.getModelStatus())
+
+
+def write_lp(question: Question, path: Path) -> None:
+    """Writes the program to `path` in LP format, every constraint by its name."""
+    with _quiet():
+        build(question).model.writeLP(str(path))
 
 
 def solver_name() -> SolverName:
@@ -135,183 +238,242 @@ def solver_name() -> SolverName:
     return "HiGHS" if pulp.HiGHS(msg=False).available() else "CBC"
 
 
-def build(terms: Terms, fixed_layers: Sequence[int] | None = None, least_s: float = 0.0) -> Program:
+def build(question: Question) -> Program:
     """The whole program, ready to solve."""
-    unit_s = least_s or sum(terms.layer_s) or 1.0
-    program = Program(terms, unit_s, make_sites(terms), pulp.LpProblem("placement", pulp.LpMinimize))
+    terms = question.terms
+    unit_s = question.at_most_s or question.slowest_s * terms.num_microbatches or sum(terms.layer_s) or 1.0
+    sites = make_sites(terms, question.crossing)
+    program = Program(question, unit_s, sites, pulp.LpProblem("placement", pulp.LpMinimize))
     add_variables(program)
-    add_objective(program, least_s)
-    add_site(program)
-    add_layers(program, fixed_layers)
-    add_replicas(program)
-    add_flow(program)
-    add_kept(program)
-    add_seconds(program)
-    add_pace(program)
-    add_sync(program)
+    if question.fixed_layers is None:
+        add_counts(program)
+    else:
+        add_fixed_cut(program, question.fixed_layers)
+    add_objective(program)
+    add_slots(program)
+    add_places(program)
+    add_order(program)
+    add_position(program)
+    if question.fixed_layers is None:
+        add_memory(program)
+    add_edges(program)
+    if question.crossing:
+        wanted = pulp.lpSum(program.Q[i] for i in program.indices if program.crosses(i))
+        program.require(wanted >= 1, "crossing")
     return program
 
 
-def make_sites(terms: Terms) -> list[Site]:
-    """I: every cluster alone, then sets of clusters small enough for a replica in each."""
-    num_clusters = len(terms.places)
-    sites = [
-        site
-        for size in range(1, min(num_clusters, terms.candidate.dp) + 1)
-        for site in combinations(range(num_clusters), size)
-    ]
-    if num_clusters <= MOST_CLUSTERS_FOR_ALL_SITES:
-        return sites
-    return [site for site in sites if len(site) <= 2 or site[-1] - site[0] == len(site) - 1]
+def make_sites(terms: Terms, crossing: bool) -> list[Site]:
+    """I: every class alone, sets of classes of one cluster, and where a stage may cross, sets over several clusters."""
+    classes, dp = range(len(terms.places)), terms.candidate.dp
+    if len(classes) <= MOST_CLASSES_FOR_ALL_SITES:
+        sets = [site for size in range(1, len(classes) + 1) for site in combinations(classes, size)]
+    else:
+        clusters = sorted(set(terms.cluster))
+        of = {x: tuple(c for c in classes if terms.cluster[c] == x) for x in clusters}
+        sets = [(c,) for c in classes] + [site for site in of.values() if len(site) > 1]
+        sets += [tuple(sorted(of[x] + of[y])) for x, y in combinations(clusters, 2)]
+    sets = [site for site in sets if len(site) <= dp and all(terms.places[c] for c in site)]
+    return [site for site in sets if crossing or len({terms.cluster[c] for c in site}) == 1]
 
 
 def add_variables(program: Program) -> None:
-    """y, l, n, z, S, E, R, T, G with their ranges."""
-    terms, dp = program.terms, program.terms.candidate.dp
-    sites = range(len(program.sites))
-    for s in program.stages:
-        for i in sites:
-            program.y[s, i] = pulp.LpVariable(f"y_{s}_{i}", cat=pulp.LpBinary)
-            program.l[s, i] = pulp.LpVariable(f"l_{s}_{i}", 0, _cap(program, s, i), cat=pulp.LpInteger)
-        for c, places in enumerate(terms.places):
-            program.n[s, c] = pulp.LpVariable(f"n_{s}_{c}", 0, min(dp, places), cat=pulp.LpInteger)
-        program.S[s] = pulp.LpVariable(f"S_{s}", 0)
-        program.R[s] = pulp.LpVariable(f"R_{s}", 0)
-    for s in program.stages[:-1]:
-        program.E[s] = pulp.LpVariable(f"E_{s}", 0)
-        for i in sites:
-            for j in sites:
-                program.z[s, i, j] = pulp.LpVariable(f"z_{s}_{i}_{j}", 0, 1)
-            if len(program.sites[i]) > 1:
-                program.z[s, i, "kept"] = pulp.LpVariable(f"z_{s}_{i}_kept", cat=pulp.LpBinary)
-    program.T = pulp.LpVariable("T", 0)
-    program.G = pulp.LpVariable("G", 0)
+    """u, z, f, P, r, T, X, G with their ranges."""
+    for i in program.indices:
+        program.u.append(pulp.LpVariable(f"u_{i}", cat=pulp.LpBinary))
+        program.P.append(pulp.LpVariable(f"P_{i}", 0, program.pp - 1))
+        program.f.append(pulp.LpVariable(f"f_{i}", 0, program.pp - 1, cat=pulp.LpInteger))
+        for j in program.indices:
+            if i != j and program.pp > 1:
+                program.z[i, j] = pulp.LpVariable(f"z_{i}_{j}", cat=pulp.LpBinary)
+        for c in program.sites[i] if len(program.sites[i]) > 1 else ():
+            program.r[i, c] = pulp.LpVariable(f"r_{i}_{c}", 0, program.terms.places[c], cat=pulp.LpInteger)
+    program.T = pulp.LpVariable("T", program.question.slow_s / program.unit_s)
+    program.X = pulp.LpVariable("X", 0)
+    program.G = pulp.LpVariable("G", program.question.least_sync_s / program.unit_s)
 
 
-def add_objective(program: Program, least_s: float) -> None:
-    """(m-1) T + stages + hops + G, not below the bound already known."""
-    total = (program.terms.num_microbatches - 1) * program.T + program.G
-    total += pulp.lpSum(program.S.values()) + 2 * pulp.lpSum(program.E.values())
-    program.model.setObjective(total)
-    program.require(total >= least_s / program.unit_s * (1 - 1e-9), "known_bound")
+def add_counts(program: Program) -> None:
+    """n, and of it Q, first and last; all layers; T and G not below any stage's time and exchange."""
+    last = program.pp - 1
+    kinds: dict[Kind, range] = {"first": range(1), "middle": range(1, last), "last": range(last, last + 1)}
+    if program.pp == 1:
+        kinds = {"only": range(1)}
+    for kind, positions in kinds.items():
+        for i in program.indices if positions else ():
+            for a in _numbers_of_layers(program, i, positions):
+                _add_count(program, i, kind, positions[0], a)
+    layers = pulp.lpSum(a * stages for (_, _, a), stages in program.n.items())
+    program.require(layers == program.terms.num_layers, "layers")
+    for i in program.indices:
+        program.Q.append(pulp.lpSum(stages for (at, _, _), stages in program.n.items() if at == i))
+        program.first.append(_of_kind(program, i, ("first", "only")))
+        program.last.append(_of_kind(program, i, ("last", "only")))
 
 
-def add_site(program: Program) -> None:
-    """Each stage is on one site."""
-    for s in program.stages:
-        program.require(pulp.lpSum(program.y[s, i] for i in range(len(program.sites))) == 1, f"site_{s}")
-
-
-def add_layers(program: Program, fixed_layers: Sequence[int] | None) -> None:
-    """At least one layer where a stage is, at most what memory allows; L in all, or the fixed cut."""
-    for (s, i), layers in program.l.items():
-        program.require(layers >= program.y[s, i], f"layers_least_{s}_{i}")
-        program.require(layers <= _cap(program, s, i) * program.y[s, i], f"layers_most_{s}_{i}")
-    program.require(pulp.lpSum(program.l.values()) == program.terms.num_layers, "layers_all")
-    for s, layers in enumerate(fixed_layers or ()):
-        held = pulp.lpSum(program.l[s, i] for i in range(len(program.sites)))
-        program.require(held == layers, f"layers_fixed_{s}")
-
-
-def add_replicas(program: Program) -> None:
-    """Replicas are where the site is, dp for each stage, and no cluster holds more than its places."""
-    terms, dp = program.terms, program.terms.candidate.dp
-    for (s, c), replicas in program.n.items():
-        holds = pulp.lpSum(program.y[s, i] for i, site in enumerate(program.sites) if c in site)
-        program.require(replicas >= holds, f"replicas_least_{s}_{c}")
-        program.require(replicas <= dp * holds, f"replicas_most_{s}_{c}")
-    for s in program.stages:
-        held = pulp.lpSum(program.n[s, c] for c in range(len(terms.places)))
-        program.require(held == dp, f"replicas_all_{s}")
-    for c, places in enumerate(terms.places):
-        program.require(pulp.lpSum(program.n[s, c] for s in program.stages) <= places, f"places_{c}")
-
-
-def add_flow(program: Program) -> None:
-    """One unit of flow leaves each stage's site and enters the next one's; a kept arc stays on its site."""
-    for s in program.stages[:-1]:
-        for i in range(len(program.sites)):
-            leaving = [z for arc, z in program.z.items() if arc[:2] == (s, i)]
-            entering = [
-                z for arc, z in program.z.items() if arc[0] == s and (arc[2] == i or (arc[2] == "kept" and arc[1] == i))
-            ]
-            program.require(pulp.lpSum(leaving) == program.y[s, i], f"flow_out_{s}_{i}")
-            program.require(pulp.lpSum(entering) == program.y[s + 1, i], f"flow_in_{s + 1}_{i}")
-
-
-def add_kept(program: Program) -> None:
-    """A kept arc wants as many replicas of both stages in each cluster, so that none has to cross."""
-    dp = program.terms.candidate.dp
-    for (s, i, j), kept in program.z.items():
-        if j != "kept":
-            continue
-        for c in program.sites[i]:
-            before, after = program.n[s, c], program.n[s + 1, c]
-            program.require(before - after <= dp * (1 - kept), f"kept_most_{s}_{i}_{c}")
-            program.require(after - before <= dp * (1 - kept), f"kept_least_{s}_{i}_{c}")
-
-
-def add_seconds(program: Program) -> None:
-    """S, E and R are what the sites, layers and arcs chosen make them, in scaled seconds."""
-    terms, unit_s, last = program.terms, program.unit_s, program.terms.candidate.pp - 1
-    for s in program.stages:
-        parts = []
-        for i, site in enumerate(program.sites):
-            parts.append(max(terms.layer_s[c] for c in site) / unit_s * program.l[s, i])
-            if s == last:
-                parts.append(max(terms.head_s[c] for c in site) / unit_s * program.y[s, i])
-        program.require(program.S[s] == pulp.lpSum(parts), f"seconds_stage_{s}")
-    for s in program.stages[:-1]:
-        hops = [program.hop_s(arc) / unit_s * z for arc, z in program.z.items() if arc[0] == s]
-        program.require(program.E[s] == pulp.lpSum(hops), f"seconds_edge_{s}")
-        reached = program.R[s] + program.S[s] + 2 * program.E[s]
-        program.require(program.R[s + 1] == reached, f"seconds_reach_{s + 1}")
-    program.require(program.R[0] == 0, "seconds_reach_0")
-
-
-def add_pace(program: Program) -> None:
-    """T is no faster than any stage, any edge, or any loop through neighbouring stages."""
-    p = program.terms.candidate.pp
-    for s in program.stages:
-        program.require(program.S[s] <= program.T, f"pace_stage_{s}")
-        if s < p - 1:
-            program.require(program.E[s] <= program.T, f"pace_edge_{s}")
-        if program.terms.num_microbatches > p - s:
-            for k in range(s + 1, p):
-                loop = program.R[k] + program.S[k] - program.R[s]
-                program.require(loop <= (k - s + 1) * program.T, f"pace_loop_{s}_{k}")
-
-
-def add_sync(program: Program) -> None:
-    """G is no shorter than the all-reduce of any stage's gradients."""
+def _numbers_of_layers(program: Program, i: int, positions: range) -> list[int]:
+    """A for site i: what fits somewhere, and no fewer than all other stages leave over."""
     terms = program.terms
-    for s in program.stages:
-        parts = []
-        for i, site in enumerate(program.sites):
-            per_byte = site_sync_s_per_byte(terms, site) / program.unit_s
-            parts.append(per_byte * terms.layer_gradient_bytes * program.l[s, i])
-            parts.append(per_byte * terms.extra_gradient_bytes(s) * program.y[s, i])
-        program.require(pulp.lpSum(parts) <= program.G, f"sync_{s}")
+    fastest_s = min(terms.layer_s)
+    most = min(
+        terms.num_layers, int(program.question.slowest_s * (1 + 1e-9) / fastest_s) if fastest_s else terms.num_layers
+    )
+    least = max(1, terms.num_layers - (program.pp - 1) * most)
+    if not program.slots(i):
+        return []
+    return [a for a in range(least, most + 1) if any(program.fits(i, s, a) for s in positions)]
 
 
-def prefer_first(program: Program) -> None:
-    """Replaces the objective: the shortest longest stage, then early stages on early sites, then layers early.
+def _add_count(program: Program, i: int, kind: Kind, position: int, a: int) -> None:
+    """n[i,k,a] and its rows, unless its exchange alone takes longer than what is looked for."""
+    question, sync_s = program.question, program.sync_s(i, position, a)
+    stage_s = program.stage_s(i, a, kind in ("last", "only"))
+    if question.at_most_s is not None and sync_s * program.unit_s > question.at_most_s:
+        return
+    most = min(program.slots(i), program.pp - 2) if kind == "middle" else 1
+    stages = pulp.LpVariable(f"n_{i}_{kind}_{a}", 0, most, cat=pulp.LpInteger)
+    program.n[i, kind, a] = held = stages
+    is_slow = stage_s * program.unit_s > question.slow_s * (1 + 1e-9)
+    syncs_long = sync_s * program.unit_s > question.least_sync_s
+    if most > 1 and (is_slow or syncs_long):
+        held = program.w[i, a] = pulp.LpVariable(f"w_{i}_{a}", cat=pulp.LpBinary)
+        program.require(stages <= most * held, f"held_{i}_{a}")
+    if is_slow:
+        program.require(stage_s * held <= program.T, f"pace_{i}_{kind}_{a}")
+    if syncs_long:
+        program.require(sync_s * held <= program.G, f"sync_{i}_{kind}_{a}")
 
-    The weights keep one layer on the longest stage above all sites, and any site above all layers.
-    """
-    terms, p = program.terms, program.terms.candidate.pp
-    longest = pulp.LpVariable("longest", 0)
-    least_layer_s = min(terms.layer_s) / program.unit_s
-    for s in program.stages:
-        program.require(program.S[s] <= longest * (least_layer_s or 1.0), f"longest_{s}")
-    sites = pulp.lpSum((p - s) / p * i * y for (s, i), y in program.y.items())
-    layers = pulp.lpSum(s * held / (p**2 * terms.num_layers) for (s, _), held in program.l.items())
-    program.model.setObjective(p * len(program.sites) * longest + sites + layers)
+
+def _of_kind(program: Program, i: int, kinds: Sequence[Kind]) -> Any:
+    return pulp.lpSum(stages for (at, kind, _), stages in program.n.items() if at == i and kind in kinds)
 
 
-def _cap(program: Program, s: int, i: int) -> int:
-    """Most layers of stage s on site i."""
-    return min(program.terms.capacity[s][c] for c in program.sites[i])
+def add_fixed_cut(program: Program, layers: Sequence[int]) -> None:
+    """y, and of it Q, first and last; each stage on one site, T and G not below any; blocks are where P says."""
+    last = program.pp - 1
+    for s, held in enumerate(layers):
+        for i in program.indices:
+            if program.slots(i) and program.fits(i, s, held):
+                on = program.y[s, i] = pulp.LpVariable(f"y_{s}_{i}", cat=pulp.LpBinary)
+                program.require(program.stage_s(i, held, s == last) * on <= program.T, f"pace_{s}_{i}")
+                program.require(program.sync_s(i, s, held) * on <= program.G, f"sync_{s}_{i}")
+        program.require(pulp.lpSum(on for (at, _), on in program.y.items() if at == s) == 1, f"site_{s}")
+    for i in program.indices:
+        program.Q.append(pulp.lpSum(on for (_, at), on in program.y.items() if at == i))
+        program.first.append(pulp.lpSum([program.y[0, i]] if (0, i) in program.y else []))
+        program.last.append(pulp.lpSum([program.y[last, i]] if (last, i) in program.y else []))
+    for (s, i), on in program.y.items():
+        program.require(program.P[i] <= s + program.pp * (1 - on), f"after_{s}_{i}")
+        program.require(program.P[i] + program.Q[i] >= (s + 1) * on, f"before_{s}_{i}")
+
+
+def add_objective(program: Program) -> None:
+    """(m-1)(T + X) + stages + edges + G."""
+    terms, last = program.terms, program.pp - 1
+    stages = [program.stage_s(i, a, kind in ("last", "only")) * count for (i, kind, a), count in program.n.items()]
+    for (s, i), on in program.y.items():
+        assert program.question.fixed_layers is not None
+        stages.append(program.stage_s(i, program.question.fixed_layers[s], s == last) * on)
+    edges = [program.near_s(i) * program.f[i] for i in program.indices]
+    edges += [program.far_s(i, j) * follows for (i, j), follows in program.z.items()]
+    total = (terms.num_microbatches - 1) * (program.T + program.X)
+    total += pulp.lpSum(stages) + 2 * pulp.lpSum(edges) + program.G
+    program.model.setObjective(total)
+
+
+def add_slots(program: Program) -> None:
+    """p stages in all; a site is used where it has stages, and holds no more than it has slots for."""
+    program.require(pulp.lpSum(program.Q) == program.pp, "stages")
+    program.require(pulp.lpSum(program.first) == 1, "stages_first")
+    program.require(pulp.lpSum(program.last) == 1, "stages_last")
+    for i in program.indices:
+        program.require(program.Q[i] >= program.u[i], f"slots_least_{i}")
+        program.require(program.Q[i] <= program.slots(i) * program.u[i], f"slots_most_{i}")
+
+
+def add_places(program: Program) -> None:
+    """Replicas of stages over several classes are somewhere, and no class holds more than its places."""
+    dp = program.terms.candidate.dp
+    for i in program.indices:
+        shares = {c: program.r[i, c] for c in program.sites[i] if (i, c) in program.r}
+        if shares:
+            program.require(pulp.lpSum(shares.values()) == dp * program.Q[i], f"replicas_{i}")
+        for c, replicas in shares.items():
+            program.require(replicas >= program.Q[i], f"replicas_least_{i}_{c}")
+    for c, places in enumerate(program.terms.places):
+        own = [dp * program.Q[i] for i in program.indices if program.sites[i] == (c,)]
+        shared = [replicas for (_, at), replicas in program.r.items() if at == c]
+        if shared:
+            program.require(pulp.lpSum(own + shared) <= places, f"places_{c}")
+
+
+def add_order(program: Program) -> None:
+    """Used sites form a path: each is entered once, or holds the first stage; left once, or holds the last."""
+    for i in program.indices:
+        entered = pulp.lpSum(z for (_, j), z in program.z.items() if j == i)
+        left = pulp.lpSum(z for (j, _), z in program.z.items() if j == i)
+        program.require(entered + program.first[i] == program.u[i], f"order_enter_{i}")
+        program.require(left + program.last[i] == program.u[i], f"order_leave_{i}")
+
+
+def add_position(program: Program) -> None:
+    """The first stage's site is at 0, and each site begins where the one before it ends, which also forbids circles."""
+    p = program.pp
+    for i in program.indices:
+        program.require(program.P[i] <= p * (1 - program.first[i]), f"position_first_{i}")
+    for (i, j), follows in program.z.items():
+        end = program.P[i] + program.Q[i]
+        program.require(program.P[j] >= end - 2 * p * (1 - follows), f"position_least_{i}_{j}")
+        program.require(program.P[j] <= end + p * (1 - follows), f"position_most_{i}_{j}")
+
+
+def add_memory(program: Program) -> None:
+    """Middle stages of many layers only where few micro-batches are in flight: late."""
+    for i in program.indices:
+        at: dict[int, int] = {}
+        for _, a in sorted((kind, a) for (site, kind, a) in program.n if site == i and kind == "middle"):
+            first = next(s for s in range(1, program.pp - 1) if program.fits(i, s, a))
+            if first > 1 and first not in at:
+                at[first] = a
+        for first, least in at.items():
+            stages = [n for (site, kind, a), n in program.n.items() if site == i and kind == "middle" and a >= least]
+            any_held = pulp.LpVariable(f"v_{i}_{least}", cat=pulp.LpBinary)
+            program.require(pulp.lpSum(stages) <= program.pp * any_held, f"memory_any_{i}_{least}")
+            room = program.P[i] + program.Q[i] - program.last[i] - first
+            program.require(pulp.lpSum(stages) <= room + 2 * program.pp * (1 - any_held), f"memory_{i}_{least}")
+
+
+def add_edges(program: Program) -> None:
+    """f counts the edges inside a site that leave a host; X is no less than any edge's part that T does not hide."""
+    hidden = program.T if program.terms.hides_edges else 0.0
+    for i in program.indices:
+        share = program.share(i)
+        program.require(share * program.f[i] >= program.Q[i] - share * program.u[i], f"hosts_{i}")
+        near_s = program.near_s(i)
+        if near_s and _may_show(program, near_s):
+            leaves = pulp.LpVariable(f"e_{i}", cat=pulp.LpBinary)
+            program.require(program.f[i] <= program.pp * leaves, f"edges_leave_{i}")
+            program.require(near_s * leaves - hidden <= program.X, f"edges_near_{i}")
+    for (i, j), follows in program.z.items():
+        far_s = program.far_s(i, j)
+        if far_s and _may_show(program, far_s):
+            program.require(far_s * follows - hidden <= program.X, f"edges_far_{i}_{j}")
+
+
+def _may_show(program: Program, seconds: float) -> bool:
+    """Whether an edge of `seconds` (scaled) can be slower than what hides it."""
+    return not program.terms.hides_edges or seconds * program.unit_s > program.question.slow_s
+
+
+def prefer(program: Program) -> None:
+    """Replaces the objective: early sites, an early start, then layers early; each above all that follows it."""
+    count = len(program.sites)
+    used = pulp.lpSum((i + 1) * count * used for i, used in enumerate(program.u))
+    start = pulp.lpSum(i * first for i, first in enumerate(program.first))
+    held = [(i * a, stages) for (i, _, a), stages in program.n.items()]
+    held += [(i, on) for (_, i), on in program.y.items()]
+    layers = pulp.lpSum(weight * stages for weight, stages in held)
+    program.model.setObjective(used + start + layers / (2.0 * count * program.terms.num_layers))
 
 
 def _engine(name: SolverName, time_limit_s: float | None) -> Any:
@@ -334,15 +496,55 @@ def _read(program: Program, status: int) -> Solution:
     if status == pulp.LpStatusInfeasible:
         return Solution("infeasible", None, None, None)
     optimal = program.model.sol_status == pulp.LpSolutionOptimal
-    found = optimal or program.model.sol_status == pulp.LpSolutionIntegerFeasible
-    bound = _bound(program, optimal)
-    if not found:
-        return Solution("time limit", None, None, bound)
-    layers = tuple(round(sum(program.l[s, i].value() for i in range(len(program.sites)))) for s in program.stages)
+    bound_s = _bound(program, optimal)
+    if not (optimal or program.model.sol_status == pulp.LpSolutionIntegerFeasible):
+        return Solution("time limit", None, None, bound_s)
+    order = _path(program)
+    blocks = tuple(Block(program.sites[i], _block_layers(program, i)) for i in order)
     replicas = tuple(
-        tuple(round(program.n[s, c].value()) for c in range(len(program.terms.places))) for s in program.stages
+        row for i, block in zip(order, blocks, strict=True) for row in _rows(program, i, len(block.layers))
     )
-    return Solution("optimal" if optimal else "time limit", layers, replicas, bound)
+    return Solution("optimal" if optimal else "time limit", blocks, replicas, bound_s)
+
+
+def _path(program: Program) -> list[int]:
+    """The used sites from the first stage's on."""
+    order = [next(i for i in program.indices if _whole(program.first[i]))]
+    while not _whole(program.last[order[-1]]) and len(order) <= len(program.sites):
+        order.append(next(j for (i, j), follows in program.z.items() if i == order[-1] and _whole(follows)))
+    return order
+
+
+def _block_layers(program: Program, i: int) -> tuple[int, ...]:
+    """The layers of the stages on a site: first, middle ones ascending, last; or as the cut is fixed."""
+    if program.question.fixed_layers is not None:
+        return tuple(program.question.fixed_layers[s] for (s, at), on in program.y.items() if at == i and _whole(on))
+    found = []
+    for kinds in (("first", "only"), ("middle",), ("last",)):
+        for (at, kind, a), stages in sorted(program.n.items(), key=lambda item: item[0][2]):
+            if at == i and kind in kinds:
+                found += [a] * _whole(stages)
+    return tuple(found)
+
+
+def _rows(program: Program, i: int, stages: int) -> list[tuple[int, ...]]:
+    """By stage of a site, its replicas in each class: as even as whole numbers allow, each class with one at least."""
+    num_classes, dp = len(program.terms.places), program.terms.candidate.dp
+    if len(program.sites[i]) == 1:
+        return [tuple(dp * (c == program.sites[i][0]) for c in range(num_classes))] * stages
+    left = {c: _whole(program.r[i, c]) for c in program.sites[i]}
+    rows = []
+    for remaining in range(stages, 0, -1):
+        row = {c: max(1, left[c] // remaining) for c in left}
+        for c in sorted(left, key=lambda c: (-(left[c] - row[c] * remaining), c)):
+            row[c] += min(dp - sum(row.values()), left[c] - row[c] - (remaining - 1))
+        left = {c: left[c] - row[c] for c in left}
+        rows.append(tuple(row.get(c, 0) for c in range(num_classes)))
+    return rows
+
+
+def _whole(variable: Any) -> int:
+    return round(float(pulp.value(variable) or 0.0))
 
 
 def _bound(program: Program, optimal: bool) -> float | None:

@@ -1,25 +1,43 @@
-"""Inventory and job to plan: the search's placement, or the usual order with the same degrees, written out in full."""
+"""Inventory and job to plan: the fastest of the search's best placements, or the usual order, written out in full."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.inventory import Inventory
 from holmes_core.job import Job
-from holmes_core.plan import Order, Plan, PlanRank, PlanStage, Prediction, SolveReport, Source
-from planner.candidates import Candidate, check_job
+from holmes_core.plan import Alternative, Order, Plan, PlanRank, PlanStage, Prediction, SolveReport, Source
+from planner.candidates import check_job
+from planner.contenders import Contender, alternatives_to, rank_contenders
 from planner.environment import make_nodes
-from planner.fleet import Fleet, read_fleet
-from planner.networks import make_groups, shared_network
+from planner.fleet import Fleet, read_fleet, require_rates
+from planner.ilp import solver_name
+from planner.latency import read_latencies
+from planner.networks import make_groups
 from planner.place import hosts_by_stage, number_ranks, place
+from planner.placement import Placement
 from planner.predict import Laid, predict
-from planner.price import price_s
-from planner.search import Placement, Progress, search
-from planner.usual_order import misfit, usual_placement, usual_places
+from planner.price import price_ranks_s
+from planner.schedule_choice import Running, choose_schedule
+from planner.search import SAME, Answer, Progress, search
+from planner.terms import make_terms
+from planner.usual_order import best_usual, misfit, usual_placement, usual_places
 from planner.verify import verify
 
 TIME_LIMIT_S = 60.0  # long enough for a proof on the sizes we test; the plan says when it was not
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A placement written out, how it is run, and its prediction."""
+
+    placement: Placement
+    running: Running
+    laid: Laid
+    prediction: Prediction
 
 
 def make_plan(
@@ -30,91 +48,157 @@ def make_plan(
     order: Order = "holmes",
     progress: Progress | None = None,
     time_limit_s: float = TIME_LIMIT_S,
+    lp: Path | None = None,
 ) -> Plan:
     """The plan of `job` on the reachable hosts of `inventory`, verified.
 
-    The same input gives the same plan, unless the time limit ends the search. `order` "usual" takes the degrees the
-    search chooses and places them as people do without it. Raises HolmesError: what fails and what would make it fit.
+    The same input gives the same plan, unless the time limit ends the search. The usual order with the degrees that
+    suit it best is a contender too, so that no plan is slower than it; with `order` "usual" it is the plan. `lp` names
+    a file for the last integer program. Raises HolmesError: what fails and what would make it fit.
     """
     check_job(job)
     fleet = read_fleet(inventory, job)
-    shared_network(inventory)
-    placement, report = search(inventory, job, fleet, time_limit_s, progress)
-    usual, problem = _lay_usual(inventory, job, fleet, placement.candidate)
-    if order == "holmes":
-        places = place(placement)
-        laid = _lay(inventory, job, placement, number_ranks(places, hosts_by_stage(places), placement.candidate.tp))
-    elif usual is not None:
-        laid, report = usual, _usual_report(inventory, job, fleet, usual, report)
+    require_rates(inventory, job, fleet)
+    answer = search(job, fleet, time_limit_s, progress, lp)
+    contenders = rank_contenders(job, fleet, answer.found)
+    best = contenders[0]
+    usual = _draw_usual(inventory, job, fleet, answer)
+    as_usual = usual.prediction if usual is not None else None
+    if order == "usual":
+        if usual is None:
+            raise _usual_misfit(inventory, job, fleet, best.found.placement)
+        drawn = usual
     else:
-        raise HolmesError(
-            f"the usual order does not fit: {problem}",
-            "plan without `--usual-order`, or give GPUs more room: larger parallel.pp, smaller micro_batch_size",
-            ANSWER_IS_NO,
-        )
-    plan = Plan(
+        del usual  # two large plans at once are too much memory; the usual order is seldom faster
+        drawn = _draw(inventory, job, fleet, best)
+        if as_usual is not None and as_usual.step_s < drawn.prediction.step_s * (1 - SAME):
+            drawn = _draw_usual(inventory, job, fleet, answer) or drawn
+    solve = _report(job, fleet, answer, drawn, alternatives_to(job, fleet, best, contenders), order)
+    plan = _write(inventory, job, inventory_source, job_source, order, drawn, solve, as_usual)
+    faults = verify(plan, inventory)
+    if faults:
+        raise AssertionError("the planner made a plan that does not verify: " + "; ".join(faults[:20]))
+    return plan
+
+
+def _draw(inventory: Inventory, job: Job, fleet: Fleet, contender: Contender) -> Drawn:
+    placement = contender.found.placement
+    places = place(placement, fleet, make_terms(job, fleet, placement.candidate).aligned)
+    ranks = number_ranks(places, hosts_by_stage(places), placement.candidate.tp)
+    return _predicted(inventory, job, fleet, placement, contender.running, ranks)
+
+
+def _draw_usual(inventory: Inventory, job: Job, fleet: Fleet, answer: Answer) -> Drawn | None:
+    """The usual order at its best, under 1F1B unless job.yaml fixes the schedule; None where no even cut fits."""
+    found = best_usual(inventory, job, fleet, answer.ranked)
+    if found is None:
+        return None
+    plain = job.parallel.schedule or ("interleaved" if (job.parallel.chunks or 1) > 1 else "1f1b")
+    as_usual = job.model_copy(update={"parallel": job.parallel.model_copy(update={"schedule": plain})})
+    candidate = found.placement.candidate
+    running = choose_schedule(as_usual, make_terms(job, fleet, candidate), found.placement)
+    if running is None:
+        return None
+    places = usual_places(inventory, fleet, candidate)
+    ranks = number_ranks(places, [host.name for host in inventory.hosts], candidate.tp)
+    return _predicted(inventory, job, fleet, found.placement, running, ranks)
+
+
+def _predicted(
+    inventory: Inventory, job: Job, fleet: Fleet, placement: Placement, running: Running, ranks: tuple[PlanRank, ...]
+) -> Drawn:
+    laid = Laid(
+        candidate=placement.candidate,
+        layers=running.layers,
+        ranks=ranks,
+        groups=make_groups(inventory, job, ranks, running.chunks),
+        schedule=running.schedule,
+        chunks=running.chunks,
+        extra_in_flight=running.extra_in_flight,
+        microbatches=placement.microbatches,
+        latencies=read_latencies(inventory),
+    )
+    return Drawn(placement, running, laid, predict(job, fleet, laid))
+
+
+def _usual_misfit(inventory: Inventory, job: Job, fleet: Fleet, best: Placement) -> HolmesError:
+    """Why the usual order does not fit with the degrees of the best placement."""
+    places = usual_places(inventory, fleet, best.candidate)
+    problem = misfit(job, fleet, usual_placement(job, fleet, best.candidate, places), places)
+    return HolmesError(
+        f"the usual order does not fit: {problem or 'memory holds no even cut under its schedule'}",
+        "plan without `--usual-order`, or give GPUs more room: larger parallel.pp, smaller micro_batch_size",
+        ANSWER_IS_NO,
+    )
+
+
+def _report(
+    job: Job, fleet: Fleet, answer: Answer, drawn: Drawn, alternatives: tuple[Alternative, ...], order: Order
+) -> SolveReport:
+    """The search's proof, and the closed form of the ranks as they were drawn."""
+    candidate, layers = drawn.placement.candidate, drawn.placement.layers
+    placement_s = price_ranks_s(job, fleet, candidate, layers, drawn.laid.ranks, drawn.placement.microbatches)
+    objective_s = min(placement_s, answer.found[0].objective_s)
+    bound_s = min(answer.bound_s, objective_s)
+    gap = (objective_s - bound_s) / objective_s if objective_s else 0.0
+    if gap <= SAME:
+        gap, bound_s = 0.0, objective_s
+    return SolveReport(
+        solver=solver_name(),
+        status="fixed" if order == "usual" else "optimal" if gap == 0 else answer.status,
+        objective_s=objective_s,
+        bound_s=bound_s,
+        gap=gap,
+        placement_s=placement_s,
+        candidates=answer.candidates,
+        programs=answer.programs,
+        crossing=drawn.placement.crossing(fleet),
+        alternatives=alternatives,
+    )
+
+
+def _write(
+    inventory: Inventory,
+    job: Job,
+    inventory_source: Source,
+    job_source: Source,
+    order: Order,
+    drawn: Drawn,
+    solve: SolveReport,
+    usual: Prediction | None,
+) -> Plan:
+    candidate, running, laid = drawn.placement.candidate, drawn.running, drawn.laid
+    return Plan(
         inventory=inventory_source,
         job_source=job_source,
         job=job,
         order=order,
-        tp=laid.candidate.tp,
-        pp=laid.candidate.pp,
-        dp=laid.candidate.dp,
-        micro_batch_size=laid.candidate.micro_batch_size,
-        microbatches=(laid.candidate.num_microbatches(job.global_batch_size),) * laid.candidate.dp,
-        schedule="1f1b",
-        chunks=1,
-        extra_in_flight=(),
-        recompute="none",
+        tp=candidate.tp,
+        pp=candidate.pp,
+        dp=candidate.dp,
+        micro_batch_size=candidate.micro_batch_size,
+        microbatches=drawn.placement.microbatches,
+        schedule=running.schedule,
+        chunks=running.chunks,
+        extra_in_flight=running.extra_in_flight,
+        recompute=candidate.recompute,
         nodes=make_nodes(inventory, job, laid.ranks),
-        stages=_stages(laid),
+        stages=_stages(candidate.pp, running.layers, laid.ranks),
         ranks=laid.ranks,
         groups=laid.groups,
-        prediction=predict(job, fleet, laid),
-        solve=report,
-        usual_order=_predict_usual(job, fleet, usual) if order == "holmes" else None,
+        prediction=drawn.prediction,
+        solve=solve,
+        usual_order=usual if order == "holmes" else None,
     )
-    faults = verify(plan, inventory)
-    if faults:
-        raise AssertionError("the planner made a plan that does not verify: " + "; ".join(faults))
-    return plan
 
 
-def _lay(inventory: Inventory, job: Job, placement: Placement, ranks: tuple[PlanRank, ...]) -> Laid:
-    return Laid(placement.candidate, placement.layers, ranks, make_groups(inventory, job, ranks))
-
-
-def _lay_usual(inventory: Inventory, job: Job, fleet: Fleet, candidate: Candidate) -> tuple[Laid | None, str | None]:
-    """The usual order of `candidate`, or None and why it cannot be placed."""
-    places = usual_places(inventory, fleet, candidate)
-    placement = usual_placement(job, fleet, candidate, places)
-    problem = misfit(job, placement, places)
-    if problem is not None:
-        return None, problem
-    ranks = number_ranks(places, [host.name for host in inventory.hosts], candidate.tp)
-    return _lay(inventory, job, placement, ranks), None
-
-
-def _usual_report(inventory: Inventory, job: Job, fleet: Fleet, laid: Laid, found: SolveReport) -> SolveReport:
-    """The usual order's own closed form against the bound the search proved for any placement."""
-    objective_s = price_s(inventory, job, fleet, laid.candidate, laid.layers, laid.ranks)
-    bound_s = min(found.bound_s, objective_s)
-    gap = (objective_s - bound_s) / objective_s if objective_s else 0.0
-    return found.model_copy(update={"status": "fixed", "objective_s": objective_s, "bound_s": bound_s, "gap": gap})
-
-
-def _predict_usual(job: Job, fleet: Fleet, usual: Laid | None) -> Prediction | None:
-    return predict(job, fleet, usual) if usual is not None else None
-
-
-def _stages(laid: Laid) -> tuple[PlanStage, ...]:
+def _stages(pp: int, layers: Sequence[int], ranks: Sequence[PlanRank]) -> tuple[PlanStage, ...]:
     """The layers of each stage, and its clusters in the order of its replicas."""
-    clusters: Sequence[tuple[str, ...]] = [
-        tuple(dict.fromkeys(r.cluster for r in sorted(laid.ranks, key=lambda r: r.dp_rank) if r.pp_rank == stage))
-        for stage in range(laid.candidate.pp)
-    ]
-    starts = [sum(laid.layers[:stage]) for stage in range(laid.candidate.pp)]
+    clusters: list[dict[str, None]] = [{} for _ in range(pp)]
+    for rank in sorted(ranks, key=lambda rank: rank.dp_rank):
+        clusters[rank.pp_rank][rank.cluster] = None
+    starts = [sum(layers[:stage]) for stage in range(len(layers))]
     return tuple(
-        PlanStage(index=stage, first_layer=start, stop_layer=start + held, clusters=clusters[stage])
-        for stage, (start, held) in enumerate(zip(starts, laid.layers, strict=True))
+        PlanStage(index=stage, first_layer=start, stop_layer=start + held, clusters=tuple(clusters[stage % pp]))
+        for stage, (start, held) in enumerate(zip(starts, layers, strict=True))
     )

@@ -30,6 +30,15 @@ class Route:
 
 
 @dataclass(frozen=True)
+class HostRates:
+    """Bytes/s of one host's NICs to its own cluster, by which transport, and to everywhere; None when not known."""
+
+    net_name: NetName | None
+    fabric_bytes_per_s: float | None
+    shared_bytes_per_s: float | None
+
+
+@dataclass(frozen=True)
 class DemandedGroup:
     """A process group to be: its name, its axis and its ranks."""
 
@@ -37,17 +46,82 @@ class DemandedGroup:
     axis: Axis
     ranks: tuple[PlanRank, ...]
 
-    def crossings(self) -> list[tuple[int, int]]:
-        """Pairs (sender, receiver), as positions in `ranks`, whose traffic leaves the sender's host.
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host of each rank."""
+        return tuple(rank.host for rank in self.ranks)
 
-        A dp or tp group is a ring in the order of its ranks; in an edge the one computed first in that direction sends.
+
+class Networks:
+    """The networks of an inventory, indexed by host, so that a question about a host takes no look at the others."""
+
+    def __init__(self, inventory: Inventory, job: Job) -> None:
+        self._on_cpu = job.device == "cpu"
+        self._cluster_of = {host: cluster for cluster in inventory.clusters for host in cluster.hosts}
+        ports = [port for cluster in inventory.clusters for port in cluster.fabric.ports]
+        self._fabric_ports = {port.host: _as_calibrated(port, job) for port in ports}
+        self._shared = shared_network(inventory)
+        self._shared_ports = {port.host: _as_calibrated(port, job) for port in self._shared.ports}
+
+    def shared_port(self, host: str) -> NetworkPort:
+        """The port of `host` on the network all share. Raises HolmesError if it has none."""
+        return _known_port(self._shared_ports.get(host), self._shared.name, host)
+
+    def cluster(self, host: str) -> Cluster:
+        """The cluster of `host`."""
+        return self._cluster_of[host]
+
+    def fabric_port(self, host: str) -> NetworkPort | None:
+        """The port of `host` on the fabric of its cluster, None if it has none."""
+        return self._fabric_ports.get(host)
+
+    def uses_rdma(self, host: str) -> bool:
+        """Whether NCCL reaches the host's own cluster through RDMA, at a rate that is known."""
+        port = self._fabric_ports.get(host)
+        known = port is not None and port.hcas and port.rdma_bandwidth_bytes_per_s
+        return bool(known) and not self._on_cpu and self._cluster_of[host].fabric.kind in RDMA_KINDS
+
+    def rates(self, host: str) -> HostRates:
+        """What the host's NICs offer; None also where it has no port on the network."""
+        shared = self._shared_ports.get(host)
+        shared_bytes_per_s = shared.bandwidth_bytes_per_s if shared is not None else None
+        fabric = self._fabric_ports.get(host)
+        if self._on_cpu:
+            return HostRates(None, fabric.bandwidth_bytes_per_s if fabric is not None else None, shared_bytes_per_s)
+        if fabric is not None and self.uses_rdma(host):
+            return HostRates("IB", fabric.rdma_bandwidth_bytes_per_s, shared_bytes_per_s)
+        return HostRates("Socket", shared_bytes_per_s, shared_bytes_per_s)
+
+    def route(self, hosts: Sequence[str]) -> Route:
+        """The network `hosts` use among themselves: the fabric of their one cluster, else the shared network.
+
+        On CUDA, NCCL takes one list of socket interfaces for the whole process, the shared ones (NCCL_FACTS): inside a
+        cluster it uses the fabric through RDMA, or where the fabric's netdevs are the shared ones.
+        Raises HolmesError naming a host that is not on that network.
         """
-        n = len(self.ranks)
-        if self.axis in ("pp_forward", "pp_backward"):
-            pairs = [(0, 1)] if self.axis == "pp_forward" else [(1, 0)]
-        else:
-            pairs = [(i, (i + 1) % n) for i in range(n)]
-        return [(i, j) for i, j in pairs if self.ranks[i].host != self.ranks[j].host]
+        cluster = self._cluster_of.get(hosts[0])
+        inside = cluster is not None and all(self._cluster_of.get(host) is cluster for host in hosts)
+        if inside and cluster is not None and self._on_cpu:
+            ports = [_known_port(self._fabric_ports.get(host), cluster.fabric.name, host) for host in hosts]
+            return _socket_route(cluster.name, ports, None)
+        if inside and cluster is not None and all(self.uses_rdma(host) for host in hosts):
+            return self._rdma_route(cluster, hosts)
+        ports = [self.shared_port(host) for host in hosts]
+        same = inside and all(
+            (fabric := self._fabric_ports.get(port.host)) is not None and fabric.netdev == port.netdev for port in ports
+        )
+        name = cluster.name if same and cluster is not None else SHARED
+        return _socket_route(name, ports, None if self._on_cpu else "Socket")
+
+    def shared_route(self, host: str) -> Route:
+        """The network all hosts share, as `host` uses it."""
+        return _socket_route(SHARED, [self.shared_port(host)], None if self._on_cpu else "Socket")
+
+    def _rdma_route(self, cluster: Cluster, hosts: Sequence[str]) -> Route:
+        """RDMA through the fabric. A port without a netdev (no IPoIB) names the shared one, for NCCL's bootstrap."""
+        ports = [self._fabric_ports[host] for host in hosts]
+        interfaces = tuple(port.netdev or str(self.shared_port(port.host).netdev) for port in ports)
+        return Route(cluster.name, "IB", interfaces, tuple(port.rdma_bandwidth_bytes_per_s for port in ports))
 
 
 def shared_network(inventory: Inventory) -> Network:
@@ -67,73 +141,61 @@ def shared_network(inventory: Inventory) -> Network:
     )
 
 
-def route(inventory: Inventory, job: Job, hosts: Sequence[str]) -> Route:
-    """The network `hosts` use among themselves: the fabric of their one cluster, else the shared network.
-
-    On CUDA, NCCL takes one list of socket interfaces for the whole process, the shared ones (NCCL_FACTS): inside a
-    cluster it uses the fabric through RDMA, or where the fabric's netdevs are the shared ones.
-    Raises HolmesError naming a host that is not on that network.
-    """
-    cluster = next((c for c in inventory.clusters if set(hosts) <= set(c.hosts)), None)
-    if cluster is not None and job.device == "cpu":
-        return _socket_route(cluster.name, cluster.fabric, hosts, None)
-    if cluster is not None and _all_rdma(cluster, hosts):
-        return _rdma_route(inventory, cluster, hosts)
-    net_name: NetName | None = "Socket" if job.device == "cuda" else None
-    shared = shared_network(inventory)
-    same = cluster is not None and all(_netdev(cluster.fabric, host) == _netdev(shared, host) for host in hosts)
-    name = cluster.name if cluster is not None and same else SHARED
-    return _socket_route(name, shared, hosts, net_name)
-
-
 def require_bandwidth(path: Route, hosts: Sequence[str]) -> tuple[float, ...]:
     """The bandwidths of `path` in bytes/s. Raises HolmesError naming host and netdev where one is not known."""
     for host, interface, bandwidth in zip(hosts, path.interfaces, path.bandwidths, strict=True):
-        if bandwidth is None:
+        if not bandwidth:
+            seen = "not known" if bandwidth is None else "0"
             raise HolmesError(
-                f"host {host}: the bandwidth of {interface} on network {path.network} is not known",
+                f"host {host}: the bandwidth of {interface} on network {path.network} is {seen}",
                 f"write it into hosts.yaml, for example `speeds_gbps: {{{interface}: 10}}`, and probe again",
                 ANSWER_IS_NO,
             )
     return tuple(bandwidth for bandwidth in path.bandwidths if bandwidth is not None)
 
 
-def port_on(network: Network, host: str) -> NetworkPort:
-    """The port of `host`. Raises HolmesError if it has none or no interface for it is known."""
-    port = network.port_of(host)
+def _known_port(port: NetworkPort | None, network: str, host: str) -> NetworkPort:
     if port is None or port.netdev is None:
         raise HolmesError(
-            f"host {host}: no interface on network {network.name} is known",
+            f"host {host}: no interface on network {network} is known",
             f"give {host} an address there and probe again, or leave it out of hosts.yaml",
             ANSWER_IS_NO,
         )
     return port
 
 
-def make_groups(inventory: Inventory, job: Job, ranks: Sequence[PlanRank]) -> tuple[PlanGroup, ...]:
+def make_groups(inventory: Inventory, job: Job, ranks: Sequence[PlanRank], chunks: int = 1) -> tuple[PlanGroup, ...]:
     """All process groups of the job: dp by stage, then edges by replica and stage, forward before backward, then tp.
 
     A group's bandwidth is the least share of a NIC any member gets, when all groups of the same axis send at once.
     """
-    members = list(demanded_groups(ranks))
-    routes = [route(inventory, job, [rank.host for rank in member.ranks]) for member in members]
-    flows = _count_flows(members, routes)
+    networks = Networks(inventory, job)
+    alike = Counter((member.axis, member.hosts) for member in demanded_groups(ranks, chunks))
+    routes = {hosts: networks.route(hosts) for hosts in dict.fromkeys(hosts for _, hosts in alike)}
+    flows: Counter[Flow] = Counter()
+    for (axis, hosts), count in alike.items():
+        for _, flow in _flows(axis, hosts, routes[hosts]):
+            flows[flow] += count
+    rates = {(axis, hosts): _group_bandwidth(axis, hosts, routes[hosts], flows) for axis, hosts in alike}
     return tuple(
         PlanGroup(
             name=member.name,
             axis=member.axis,
             ranks=tuple(rank.rank for rank in member.ranks),
-            network=path.network,
-            interfaces=path.interfaces,
-            net_name=path.net_name,
-            bandwidth_bytes_per_s=_group_bandwidth(member, path, flows),
+            network=routes[member.hosts].network,
+            interfaces=routes[member.hosts].interfaces,
+            net_name=routes[member.hosts].net_name,
+            bandwidth_bytes_per_s=rates[member.axis, member.hosts],
         )
-        for member, path in zip(members, routes, strict=True)
+        for member in demanded_groups(ranks, chunks)
     )
 
 
-def demanded_groups(ranks: Sequence[PlanRank]) -> Iterator[DemandedGroup]:
-    """The groups the coordinates of `ranks` demand, in plan order."""
+def demanded_groups(ranks: Sequence[PlanRank], chunks: int = 1) -> Iterator[DemandedGroup]:
+    """The groups the coordinates of `ranks` demand, in plan order.
+
+    With several chunks of the model on a rank, an edge leads from the last pipeline rank back to the first as well.
+    """
     at = {(rank.pp_rank, rank.dp_rank, rank.tp_rank): rank for rank in ranks}
     pp, dp, tp = (1 + max(coordinate[axis] for coordinate in at) for axis in range(3))
     suffixes = [f"/shard{shard}" if tp > 1 else "" for shard in range(tp)]
@@ -142,8 +204,9 @@ def demanded_groups(ranks: Sequence[PlanRank]) -> Iterator[DemandedGroup]:
             for shard, suffix in enumerate(suffixes):
                 replicas = tuple(at[stage, replica, shard] for replica in range(dp))
                 yield DemandedGroup(f"dp/stage{stage}{suffix}", "dp", replicas)
+    edges = [*pairwise(range(pp)), *([(pp - 1, 0)] if chunks > 1 else [])]
     for replica in range(dp):
-        for before, after in pairwise(range(pp)):
+        for before, after in edges:
             for shard, suffix in enumerate(suffixes):
                 name = f"edge/replica{replica}/{before}-{after}"
                 ends = (at[before, replica, shard], at[after, replica, shard])
@@ -156,53 +219,48 @@ def demanded_groups(ranks: Sequence[PlanRank]) -> Iterator[DemandedGroup]:
                 yield DemandedGroup(f"tp/stage{stage}/replica{replica}", "tp", shards)
 
 
-def _all_rdma(cluster: Cluster, hosts: Sequence[str]) -> bool:
-    ports = [cluster.fabric.port_of(host) for host in hosts]
-    known = all(port is not None and port.hcas and port.rdma_bandwidth_bytes_per_s for port in ports)
-    return cluster.fabric.kind in RDMA_KINDS and known
+def _as_calibrated(port: NetworkPort, job: Job) -> NetworkPort:
+    """The port with the part of its bandwidths that the run behind the job's calibration got."""
+    if job.compute.calibration is None:
+        return port
+    names = ("bandwidth_bytes_per_s", "rdma_bandwidth_bytes_per_s")
+    known = {name: rate for name in names if (rate := getattr(port, name)) is not None}
+    part = job.compute.calibration.network_efficiency
+    return port.model_copy(update={name: rate * part for name, rate in known.items()})
 
 
-def _rdma_route(inventory: Inventory, cluster: Cluster, hosts: Sequence[str]) -> Route:
-    """RDMA through the fabric. A port without a netdev (no IPoIB) names the shared one, which NCCL's bootstrap uses."""
-    interfaces, bandwidths = [], []
-    for host in hosts:
-        port = cluster.fabric.port_of(host)
-        assert port is not None
-        interfaces.append(port.netdev or str(port_on(shared_network(inventory), host).netdev))
-        bandwidths.append(port.rdma_bandwidth_bytes_per_s)
-    return Route(cluster.name, "IB", tuple(interfaces), tuple(bandwidths))
-
-
-def _socket_route(name: str, network: Network, hosts: Sequence[str], net_name: NetName | None) -> Route:
-    ports = [port_on(network, host) for host in hosts]
+def _socket_route(name: str, ports: Sequence[NetworkPort], net_name: NetName | None) -> Route:
     interfaces = tuple(str(port.netdev) for port in ports)
     return Route(name, net_name, interfaces, tuple(port.bandwidth_bytes_per_s for port in ports))
-
-
-def _netdev(network: Network, host: str) -> str | None:
-    port = network.port_of(host)
-    return port.netdev if port else None
 
 
 Flow = tuple[Axis, str, str, str]
 
 
-def _flows_of(member: DemandedGroup, path: Route) -> Iterator[tuple[int, Flow]]:
-    """Each use the group makes of a NIC: the member's position, and (axis, host, interface, way out or in)."""
-    for sender, receiver in member.crossings():
+def _flows(axis: Axis, hosts: Sequence[str], path: Route) -> Iterator[tuple[int, Flow]]:
+    """Each use a group makes of a NIC: the member's position, and (axis, host, interface, way out or in)."""
+    for sender, receiver in _crossings(axis, hosts):
         for position, way in ((sender, "out"), (receiver, "in")):
-            yield position, (member.axis, member.ranks[position].host, path.interfaces[position], way)
+            yield position, (axis, hosts[position], path.interfaces[position], way)
 
 
-def _count_flows(members: Sequence[DemandedGroup], routes: Sequence[Route]) -> Counter[Flow]:
-    """How many flows of one axis share each NIC in each direction."""
-    return Counter(flow for member, path in zip(members, routes, strict=True) for _, flow in _flows_of(member, path))
+def _crossings(axis: Axis, hosts: Sequence[str]) -> list[tuple[int, int]]:
+    """Pairs (sender, receiver), as positions in `hosts`, whose traffic leaves the sender's host.
+
+    A dp or tp group is a ring in the order of its ranks; in an edge the one computed first in that direction sends.
+    """
+    n = len(hosts)
+    if axis in ("pp_forward", "pp_backward"):
+        pairs = [(0, 1)] if axis == "pp_forward" else [(1, 0)]
+    else:
+        pairs = [(i, (i + 1) % n) for i in range(n)]
+    return [(i, j) for i, j in pairs if hosts[i] != hosts[j]]
 
 
-def _group_bandwidth(member: DemandedGroup, path: Route, flows: Counter[Flow]) -> float | None:
+def _group_bandwidth(axis: Axis, hosts: Sequence[str], path: Route, flows: Counter[Flow]) -> float | None:
     """The least share of a NIC; None where all members are on one host and the NIC's rate is not known."""
-    uses = list(_flows_of(member, path))
+    uses = list(_flows(axis, hosts, path))
     if not uses:
         return None if None in path.bandwidths else min(b for b in path.bandwidths if b is not None)
-    bandwidths = require_bandwidth(path, [rank.host for rank in member.ranks])
+    bandwidths = require_bandwidth(path, hosts)
     return min(bandwidths[position] / flows[flow] for position, flow in uses)

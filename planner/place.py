@@ -1,4 +1,4 @@
-"""From counts to slots: which host and slot each tasklet takes, and the rank numbers that follow."""
+"""From classes to slots: which host and slot each tasklet takes, and the rank numbers that follow."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from holmes_core.plan import PlanRank
-from planner.fleet import Fleet
-from planner.search import Placement
+from planner.fleet import Fleet, FleetHost
+from planner.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -24,31 +24,58 @@ Places = Mapping[tuple[int, int], Place]
 """The place of each (stage, replica)."""
 
 
-def free_places(fleet: Fleet, tp: int) -> dict[str, list[Place]]:
-    """By cluster, its places in inventory order: host by host, slot by slot."""
-    return {
-        cluster.name: [
-            Place(host.name, cluster.name, start, host.gpus[start : start + tp])
-            for host in cluster.hosts
-            for start in range(0, host.num_places(tp) * tp, tp)
-        ]
-        for cluster in fleet.clusters
-    }
+def host_places(host: FleetHost, tp: int) -> list[Place]:
+    """The places of one host, slot by slot."""
+    starts = range(0, host.num_places(tp) * tp, tp)
+    return [Place(host.name, host.hardware.cluster, start, host.gpus[start : start + tp]) for start in starts]
 
 
-def place(placement: Placement) -> dict[tuple[int, int], Place]:
+def place(placement: Placement, fleet: Fleet, aligned: bool) -> dict[tuple[int, int], Place]:
     """The place of each (stage, replica).
 
-    Stages that are in one cluster come first, in order, each taking the cluster's next places, so that data parallel
-    groups sit on as few hosts as they can; stages spread over clusters take what is left, lowest replica first.
+    Stages in one class come first, in order, each taking the class's next places, so that data parallel groups sit on
+    as few hosts as they can; where `aligned`, none begins inside a host that it would not end in. Stages over several
+    classes take what is left, lowest replica first.
     """
-    free = {name: iter(places) for name, places in free_places(placement.fleet, placement.candidate.tp).items()}
-    names = [cluster.name for cluster in placement.fleet.clusters]
-    taken = {}
-    for stage in sorted(range(len(placement.sites)), key=lambda s: (len(set(placement.sites[s])) > 1, s)):
-        for replica, cluster in enumerate(placement.sites[stage]):
-            taken[stage, replica] = next(free[names[cluster]])
+    tp, dp = placement.candidate.tp, placement.candidate.dp
+    free = [_Free(each.hosts, tp, dp if aligned else 1) for each in fleet.classes]
+    taken: dict[tuple[int, int], Place] = {}
+    for stage, row in enumerate(placement.sites):
+        if len(set(row)) == 1:
+            for replica, where in enumerate(free[row[0]].take_stage(dp)):
+                taken[stage, replica] = where
+    for stage, row in enumerate(placement.sites):
+        if len(set(row)) > 1:
+            for replica, c in enumerate(row):
+                taken[stage, replica] = free[c].take_left()
     return taken
+
+
+class _Free:
+    """The places of one class not yet taken. `together`: so many should share a host, or begin at one's boundary."""
+
+    def __init__(self, hosts: Sequence[FleetHost], tp: int, together: int) -> None:
+        self._hosts = [host_places(host, tp) for host in hosts]
+        self._together = min(together, max(map(len, self._hosts)))
+        self._at = self._left_at = 0
+
+    def take_stage(self, count: int) -> list[Place]:
+        """The next `count` places."""
+        found: list[Place] = []
+        while len(found) < count:
+            host = self._hosts[self._at]
+            too_few = not found and len(host) < self._together
+            if not host or too_few:
+                self._at += 1
+                continue
+            found.append(host.pop(0))
+        return found
+
+    def take_left(self) -> Place:
+        """Any place that is left, from the first host on."""
+        while not self._hosts[self._left_at]:
+            self._left_at += 1
+        return self._hosts[self._left_at].pop(0)
 
 
 def hosts_by_stage(places: Places) -> tuple[str, ...]:

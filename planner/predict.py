@@ -1,171 +1,341 @@
 """What a step costs on its placement: simulated seconds in parts, memory per rank, bytes on every interface.
 
-The parts come from three simulations that differ in what takes time: compute alone; compute and edges; everything.
-compute_s is what the busiest rank computes; bubble_s the rest of the first simulation; exposed_edge_s what edges add;
-exposed_dp_s what gradient averaging adds. They add up to step_s.
+The parts come from four simulations that differ in what takes time: compute alone; tensor parallel collectives too;
+edges too; everything. compute_s is what the busiest rank computes; bubble_s the rest of the first simulation;
+exposed_tp_s, exposed_edge_s and exposed_dp_s what each further one adds; optimizer_s comes last. They add up to step_s.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
-from holmes_core.job import Job
-from holmes_core.plan import Axis, InterfaceTraffic, PlanGroup, PlanRank, Prediction
-from holmes_runtime.schedule import one_f_one_b
+from holmes_core.job import Job, ScheduleName
+from holmes_core.plan import InterfaceTraffic, PlanGroup, PlanRank, Prediction
+from holmes_runtime.schedule import Schedule, make_schedule
 from planner.candidates import Candidate
+from planner.collectives import Halves, Path, message_s, shard_exchange_bytes, shard_exchange_s
+from planner.compute_time import NO_TIME, optimizer_s
 from planner.cost import (
-    VALUE_BYTES,
-    all_reduce_s,
+    GRADIENT_BYTES,
+    Execution,
+    edge_bytes,
     embedding_parameters,
     head_parameters,
     layer_parameters,
-    message_bytes,
-    message_s,
-    ring_bytes,
+    memory_bytes,
+    microbatches_in_flight,
     stage_parameters,
 )
-from planner.fleet import Fleet, FleetHost
-from planner.networks import demanded_groups
-from planner.simulate import Bucket, PipelineTimes, simulate
-from planner.terms import compute_s, stage_memory_bytes
+from planner.fleet import Fleet
+from planner.latency import Latencies
+from planner.simulate import Bucket, Pipeline, PipelineTimes, Span, simulate, timeline
+from planner.slot import Slot, head_parts_s, layer_parts_s
 
-FORWARD_PART = 1 / 3  # of a layer's FLOPs; the backward is twice the forward (Narayanan et al., 2021)
+EDGES = ("pp_forward", "pp_backward")
 
 
 @dataclass(frozen=True)
 class Laid:
-    """A placement written out: ranks, their groups, the layers of each stage."""
+    """A placement written out: ranks, their groups, the layers of each stage, and how it is run.
+
+    `microbatches` are by replica. `latencies` are those of the networks.
+    """
 
     candidate: Candidate
     layers: tuple[int, ...]
     ranks: tuple[PlanRank, ...]
     groups: tuple[PlanGroup, ...]
+    schedule: ScheduleName
+    chunks: int
+    extra_in_flight: tuple[int, ...]
+    microbatches: tuple[int, ...]
+    latencies: Latencies | None = None
+
+    @property
+    def last_stage(self) -> int:
+        return len(self.layers) - 1
+
+    @cached_property
+    def places(self) -> Mapping[tuple[int, int], PlanRank]:
+        """The first shard of each (pipeline rank, replica)."""
+        return {(rank.pp_rank, rank.dp_rank): rank for rank in self.ranks if rank.tp_rank == 0}
+
+    @cached_property
+    def groups_of_first_shards(self) -> tuple[PlanGroup, ...]:
+        """The dp groups and edges of tensor shard 0: the shards of a place share its host, so one stands for all."""
+        return tuple(g for g in self.groups if g.axis != "tp" and self.ranks[g.ranks[0]].tp_rank == 0)
+
+    def stages_of(self, pp_rank: int) -> range:
+        """The stages a pipeline rank holds."""
+        return range(pp_rank, len(self.layers), self.candidate.pp)
+
+    def latency_s(self, group: PlanGroup) -> float:
+        """Of the longest hop between members of `group`; 0 where it was not measured."""
+        if not self.latencies:
+            return 0.0
+        clusters = {self.ranks[rank].cluster for rank in group.ranks}
+        return max((seconds for pair, seconds in self.latencies.items() if pair <= clusters), default=0.0)
 
 
 def predict(job: Job, fleet: Fleet, laid: Laid) -> Prediction:
     """The prediction for `laid`."""
-    candidate = laid.candidate
-    num_microbatches = candidate.num_microbatches(job.global_batch_size)
-    schedule = one_f_one_b(candidate.pp, num_microbatches)
-    replicas = [_pipeline_times(job, fleet, laid, replica) for replica in range(candidate.dp)]
-    buckets = [_buckets(job, fleet, laid, stage) for stage in range(candidate.pp)] if candidate.dp > 1 else None
+    run = _Costs(job, fleet, laid)
+    whole = run.pipelines()
+    without_edges = [replace(pipeline, times=pipeline.times.without_edges()) for pipeline in whole]
+    compute_alone = without_edges
+    if laid.candidate.tp > 1:
+        compute_alone = [
+            replace(pipeline, times=pipeline.times.without_edges()) for pipeline in run.pipelines(tensor_parallel=False)
+        ]
+    alone_s = simulate(compute_alone)
+    without_edges_s = simulate(without_edges) if laid.candidate.tp > 1 else alone_s
+    without_dp_s = simulate(whole) if laid.candidate.pp > 1 else without_edges_s
+    gradients_s = simulate(whole, run.buckets()) if laid.candidate.dp > 1 else without_dp_s
     compute = max(
-        num_microbatches * (forward + backward)
-        for times in replicas
-        for forward, backward in zip(times.forward_s, times.backward_s, strict=True)
+        _busiest_s(laid, pipeline, count) for pipeline, count in zip(compute_alone, laid.microbatches, strict=True)
     )
-    without_edges_s = simulate(schedule, [times.without_edges() for times in replicas])
-    without_dp_s = simulate(schedule, replicas)
-    whole_s = simulate(schedule, replicas, buckets)
+    step_s = gradients_s + run.optimizer_s()
     return Prediction(
-        step_s=whole_s,
+        step_s=step_s,
         compute_s=compute,
-        bubble_s=max(0.0, without_edges_s - compute),
+        bubble_s=max(0.0, alone_s - compute),
+        exposed_tp_s=without_edges_s - alone_s,
         exposed_edge_s=without_dp_s - without_edges_s,
-        exposed_dp_s=whole_s - without_dp_s,
-        tokens_per_s=job.global_batch_size * job.model.seq_length / whole_s if whole_s else 0.0,
-        memory_bytes=tuple(stage_memory_bytes(job, candidate, stage, held) for stage, held in enumerate(laid.layers)),
+        exposed_dp_s=gradients_s - without_dp_s,
+        optimizer_s=step_s - gradients_s,
+        tokens_per_s=job.global_batch_size * job.model.seq_length / step_s if step_s else 0.0,
+        memory_bytes=rank_memory_bytes(job, laid),
         traffic=count_traffic(job, laid),
+    )
+
+
+def predict_timeline(job: Job, fleet: Fleet, laid: Laid, replica: int = 0) -> tuple[Span, ...]:
+    """Every action of one replica's simulated step."""
+    run = _Costs(job, fleet, laid)
+    return timeline(run.pipelines()[replica], run.buckets() if laid.candidate.dp > 1 else ())
+
+
+def rank_memory_bytes(job: Job, laid: Laid) -> tuple[int, ...]:
+    """Bytes each pipeline rank needs."""
+    candidate, last_rank = laid.candidate, laid.last_stage % laid.candidate.pp
+    return tuple(
+        memory_bytes(
+            job.model,
+            candidate.execution(job),
+            [laid.layers[stage] for stage in laid.stages_of(rank)],
+            microbatches_in_flight(
+                laid.schedule, candidate.pp, max(laid.microbatches), rank, laid.chunks, laid.extra_in_flight
+            ),
+            rank == 0,
+            rank == last_rank,
+        )
+        for rank in range(candidate.pp)
     )
 
 
 def count_traffic(job: Job, laid: Laid) -> tuple[InterfaceTraffic, ...]:
     """Bytes per step on each interface that carries any, sorted by host, interface and network."""
-    sent: dict[tuple[str, str, str], int] = defaultdict(int)
-    received: dict[tuple[str, str, str], int] = defaultdict(int)
-    for member, group in zip(demanded_groups(laid.ranks), laid.groups, strict=True):
-        size = _bytes_per_member(job, laid, group.axis, member.ranks[0].pp_rank)
-        for sender, receiver in member.crossings():
-            sent[member.ranks[sender].host, group.interfaces[sender], group.network] += size
-            received[member.ranks[receiver].host, group.interfaces[receiver], group.network] += size
+    sent: dict[tuple[str, str, str], float] = defaultdict(float)
+    received: dict[tuple[str, str, str], float] = defaultdict(float)
+    how, tp = laid.candidate.execution(job), laid.candidate.tp
+    message = edge_bytes(job.model, how)
+    for group in laid.groups_of_first_shards:
+        is_sync = group.axis == "dp"
+        flows = _sync_flows(job, how, laid, group) if is_sync else _edge_flows(message, laid, group)
+        for sender, receiver, size in flows:
+            hosts = laid.ranks[group.ranks[sender]].host, laid.ranks[group.ranks[receiver]].host
+            sent[hosts[0], group.interfaces[sender], group.network] += size * tp
+            received[hosts[1], group.interfaces[receiver], group.network] += size * tp
     return tuple(
-        InterfaceTraffic(host=key[0], netdev=key[1], network=key[2], sent_bytes=sent[key], received_bytes=received[key])
+        InterfaceTraffic(
+            host=key[0], netdev=key[1], network=key[2], sent_bytes=round(sent[key]), received_bytes=round(received[key])
+        )
         for key in sorted({*sent, *received})
+        if sent[key] or received[key]
     )
 
 
-def _bytes_per_member(job: Job, laid: Laid, axis: Axis, stage: int) -> int:
-    """Bytes one member sends to its neighbour per step. Tensor groups never leave a host."""
-    candidate = laid.candidate
-    if axis == "tp":
-        return 0
-    if axis == "dp":
-        return round(ring_bytes(_gradient_bytes(job, laid, stage), candidate.dp))
-    message = message_bytes(job.model, candidate.micro_batch_size) // candidate.tp
-    return message * candidate.num_microbatches(job.global_batch_size)
+Flows = Sequence[tuple[int, int, float]]
+"""(sender, receiver, bytes a step) of what leaves a host, as positions in a group."""
 
 
-def _gradient_bytes(job: Job, laid: Laid, stage: int) -> float:
-    """Bytes of the gradients of one rank of `stage`."""
-    is_first, is_last = stage == 0, stage == laid.candidate.pp - 1
-    return VALUE_BYTES * stage_parameters(job.model, laid.layers[stage], is_first, is_last) / laid.candidate.tp
+def _edge_flows(message: int, laid: Laid, group: PlanGroup) -> Flows:
+    """A message a micro-batch and chunk; from the last pipeline rank back to the first, for each chunk but one."""
+    earlier, later = (laid.ranks[rank] for rank in group.ranks)
+    if earlier.host == later.host:
+        return ()
+    stages = laid.chunks - (earlier.pp_rank == laid.candidate.pp - 1)
+    size = float(message * laid.microbatches[earlier.dp_rank] * stages)
+    return ((0, 1, size),) if group.axis == "pp_forward" else ((1, 0, size),)
 
 
-def _hosts(fleet: Fleet) -> Mapping[str, FleetHost]:
-    return {host.name: host for cluster in fleet.clusters for host in cluster.hosts}
+def _sync_flows(job: Job, how: Execution, laid: Laid, group: PlanGroup) -> Flows:
+    """Gradients are reduce-scattered and weights gathered: by NCCL around a ring of the members in order.
+
+    Gloo gathers around the same ring, but its reduce-scatter is an all-to-all: every member sends each one of another
+    host its part, and gets as much from there.
+    """
+    n, parameters = len(group.ranks), _rank_parameters(job, laid, laid.ranks[group.ranks[0]].pp_rank)
+    hosts = [laid.ranks[rank].host for rank in group.ranks]
+    ring = [(i, (i + 1) % n) for i in range(n) if hosts[i] != hosts[(i + 1) % n]]
+    gathered = shard_exchange_bytes(how.value_bytes * parameters, n)
+    if job.device == "cuda":
+        reduced = shard_exchange_bytes(GRADIENT_BYTES * parameters, n)
+        return [(i, j, gathered + reduced) for i, j in ring]
+    members, part = Counter(hosts), GRADIENT_BYTES * parameters / n
+    # A member stands for those it sends to: its own interface gets back what they send.
+    return [(i, j, gathered) for i, j in ring] + [(i, i, part * (n - members[host])) for i, host in enumerate(hosts)]
 
 
-def _layer_s(job: Job, host: FleetHost, candidate: Candidate) -> tuple[float, float]:
-    """Seconds of one layer's forward and backward for one micro-batch."""
-    emulate = job.compute.emulate
-    if emulate is not None:
-        return emulate.forward_s_per_layer, emulate.backward_s_per_layer
-    layer_s, _ = compute_s(job, host, candidate)
-    return layer_s * FORWARD_PART, layer_s * (1 - FORWARD_PART)
-
-
-def _pipeline_times(job: Job, fleet: Fleet, laid: Laid, replica: int) -> PipelineTimes:
-    """The seconds of one replica, each stage at the speed of its own host."""
-    hosts, candidate, last = _hosts(fleet), laid.candidate, laid.candidate.pp - 1
-    host_of = {rank.pp_rank: hosts[rank.host] for rank in laid.ranks if rank.dp_rank == replica}
-    forward, backward = [], []
-    for stage, held in enumerate(laid.layers):
-        layer_forward_s, layer_backward_s = _layer_s(job, host_of[stage], candidate)
-        head_s = compute_s(job, host_of[stage], candidate)[1] if stage == last else 0.0
-        forward.append(held * layer_forward_s + head_s * FORWARD_PART)
-        backward.append(held * layer_backward_s + head_s * (1 - FORWARD_PART))
-    return PipelineTimes(
-        tuple(forward),
-        tuple(backward),
-        _edge_s(job, laid, replica, "pp_forward"),
-        _edge_s(job, laid, replica, "pp_backward"),
+def _busiest_s(laid: Laid, pipeline: Pipeline, num_microbatches: int) -> float:
+    """What the busiest rank of the replica computes in a step."""
+    times = pipeline.times
+    per_microbatch = (
+        sum(times.forward_s[stage] + times.backward_s[stage] for stage in laid.stages_of(rank))
+        for rank in range(laid.candidate.pp)
     )
+    return num_microbatches * max(per_microbatch)
 
 
-def _edge_s(job: Job, laid: Laid, replica: int, axis: Axis) -> tuple[float, ...]:
-    """By edge, seconds of one message of `replica`; with tensor shards, of the slowest one's part."""
-    seconds = [0.0] * (laid.candidate.pp - 1)
-    message = message_bytes(job.model, laid.candidate.micro_batch_size) / laid.candidate.tp
-    for member, group in zip(demanded_groups(laid.ranks), laid.groups, strict=True):
-        if group.axis == axis and member.ranks[0].dp_rank == replica and member.crossings():
-            assert group.bandwidth_bytes_per_s is not None
-            edge = member.ranks[0].pp_rank
-            seconds[edge] = max(seconds[edge], message_s(message, group.bandwidth_bytes_per_s))
-    return tuple(seconds)
+def _rank_parameters(job: Job, laid: Laid, pp_rank: int) -> int:
+    """Parameters of one shard of a pipeline rank."""
+    stages = laid.stages_of(pp_rank)
+    ends = (0 in stages, laid.last_stage in stages)
+    return stage_parameters(job.model, sum(laid.layers[stage] for stage in stages), *ends, laid.candidate.tp)
 
 
-def _buckets(job: Job, fleet: Fleet, laid: Laid, stage: int) -> tuple[Bucket, ...]:
-    """The gradients of a stage in the order its backward makes them: head, layers from the last, embedding."""
-    candidate, hosts, model = laid.candidate, _hosts(fleet), job.model
-    bandwidths = [
-        group.bandwidth_bytes_per_s
-        for member, group in zip(demanded_groups(laid.ranks), laid.groups, strict=True)
-        if group.axis == "dp" and member.ranks[0].pp_rank == stage and member.crossings()
-    ]
-    slowest = min((b for b in bandwidths if b is not None), default=None)
-    host = next(hosts[rank.host] for rank in laid.ranks if rank.pp_rank == stage)
-    _, layer_backward_s = _layer_s(job, host, candidate)
-    head_backward_s = compute_s(job, host, candidate)[1] * (1 - FORWARD_PART)
+@dataclass(frozen=True)
+class _Priced:
+    """One kind of slot: seconds of a layer, of its tensor parallel collectives and of the head, a micro-batch each."""
 
-    def bucket(backward_s: float, parameters: int) -> Bucket:
-        size = VALUE_BYTES * parameters / candidate.tp
-        return Bucket(backward_s, 0.0 if slowest is None else all_reduce_s(size, candidate.dp, slowest))
+    slot: Slot
+    layer: Halves
+    collectives: Halves
+    head: Halves
 
-    buckets = [bucket(layer_backward_s, layer_parameters(model))] * laid.layers[stage]
-    if stage == candidate.pp - 1:
-        buckets.insert(0, bucket(head_backward_s, head_parameters(model)))
-    if stage == 0:
-        buckets.append(bucket(0.0, embedding_parameters(model)))
-    return tuple(buckets)
+
+class _Costs:
+    """The seconds of everything in a placement, each kind of slot priced once."""
+
+    def __init__(self, job: Job, fleet: Fleet, laid: Laid) -> None:
+        self.job, self.laid = job, laid
+        self.how = laid.candidate.execution(job)
+        price = lru_cache(
+            lambda slot: _Priced(slot, *layer_parts_s(job, self.how, slot), head_parts_s(job, self.how, slot))
+        )
+        self.priced = {name: price(fleet.hosts[name].hardware.slot) for name in {rank.host for rank in laid.ranks}}
+        self.edge_s = self._edges()
+
+    def at(self, stage: int, replica: int) -> _Priced:
+        """The slot that runs the stage."""
+        return self.priced[self.laid.places[stage % self.laid.candidate.pp, replica].host]
+
+    def pipelines(self, tensor_parallel: bool = True) -> list[Pipeline]:
+        """One for each replica; equal ones share their schedule and times."""
+        laid = self.laid
+        schedules: dict[int, Schedule] = {
+            count: make_schedule(laid.schedule, laid.candidate.pp, count, laid.chunks, laid.extra_in_flight)
+            for count in set(laid.microbatches)
+        }
+        return [
+            Pipeline(schedules[count], self._times(replica, tensor_parallel))
+            for replica, count in enumerate(laid.microbatches)
+        ]
+
+    def _times(self, replica: int, tensor_parallel: bool) -> PipelineTimes:
+        stages = range(len(self.laid.layers))
+        seconds = [self._stage_s(stage, replica, tensor_parallel) for stage in stages]
+        forward_edges, backward_edges = (
+            tuple(self._edge_s(replica, axis, stage) for stage in stages[:-1]) for axis in EDGES
+        )
+        return PipelineTimes(
+            tuple(stage.forward_s for stage in seconds),
+            tuple(stage.backward_s for stage in seconds),
+            forward_edges,
+            backward_edges,
+            self._weight_part(),
+        )
+
+    def _stage_s(self, stage: int, replica: int, tensor_parallel: bool = True) -> Halves:
+        priced, count = self.at(stage, replica), self.laid.layers[stage]
+        shared = priced.collectives if tensor_parallel else NO_TIME
+        head = priced.head if stage == self.laid.last_stage else NO_TIME
+        return Halves(
+            count * (priced.layer.forward_s + shared.forward_s) + head.forward_s,
+            count * (priced.layer.backward_s + shared.backward_s) + head.backward_s,
+        )
+
+    def _weight_part(self) -> float:
+        """Of a backward: half without recomputation, which otherwise comes on top; emulation halves it always."""
+        first = self.at(0, 0)
+        if first.slot.speed is None or self.how.recompute == "none":
+            return 0.5
+        return first.layer.forward_s / first.layer.backward_s
+
+    def _edge_s(self, replica: int, axis: str, stage: int) -> float:
+        return self.edge_s.get((replica, axis, stage % self.laid.candidate.pp), 0.0)
+
+    def _edges(self) -> Mapping[tuple[int, str, int], float]:
+        """By (replica, axis, earlier pipeline rank), seconds of one message of one shard."""
+        laid, size = self.laid, edge_bytes(self.job.model, self.how)
+        seconds: dict[tuple[int, str, int], float] = {}
+        for group in laid.groups_of_first_shards:
+            if group.axis in EDGES:
+                earlier, later = (laid.ranks[rank] for rank in group.ranks)
+                path = self._path(group, earlier.host == later.host)
+                seconds[earlier.dp_rank, group.axis, earlier.pp_rank] = message_s(size, path)
+        return seconds
+
+    def _path(self, group: PlanGroup, one_host: bool) -> Path:
+        """What the group has: its share of the network, or what joins the slots of its one host."""
+        if one_host:
+            return self.priced[self.laid.ranks[group.ranks[0]].host].slot.inside
+        assert group.bandwidth_bytes_per_s is not None
+        return Path(group.bandwidth_bytes_per_s, self.laid.latency_s(group))
+
+    def buckets(self) -> list[list[Bucket]]:
+        """By stage, its parameters in the order the backward makes gradients: head, layers from the last, embedding."""
+        synced: dict[int, PlanGroup] = {}
+        for group in self.laid.groups_of_first_shards:
+            if group.axis == "dp":
+                synced[self.laid.ranks[group.ranks[0]].pp_rank] = group
+        stages = range(len(self.laid.layers))
+        return [self._stage_buckets(stage, synced[stage % self.laid.candidate.pp]) for stage in stages]
+
+    def _stage_buckets(self, stage: int, group: PlanGroup) -> list[Bucket]:
+        model, tp = self.job.model, self.laid.candidate.tp
+        priced = self.at(stage, 0)
+        path, reduce_weight = self._sync_path(group)
+
+        def bucket(backward_s: float, parameters: int) -> Bucket:
+            reduce_s = reduce_weight * shard_exchange_s(GRADIENT_BYTES * parameters, len(group.ranks), path)
+            gather_s = shard_exchange_s(self.how.value_bytes * parameters, len(group.ranks), path)
+            return Bucket(backward_s, reduce_s, gather_s)
+
+        layer = bucket(priced.layer.backward_s + priced.collectives.backward_s, layer_parameters(model, tp))
+        buckets = [layer] * self.laid.layers[stage]
+        if stage == self.laid.last_stage:
+            buckets.insert(0, bucket(priced.head.backward_s, head_parameters(model, tp)))
+        if stage == 0:
+            buckets.append(bucket(0.0, embedding_parameters(model, tp)))
+        return buckets
+
+    def _sync_path(self, group: PlanGroup) -> tuple[Path, float]:
+        """What a dp group has, and how much more than a ring's bytes its reduce-scatter sends out of a host."""
+        members = Counter(self.laid.ranks[rank].host for rank in group.ranks)
+        if len(members) == 1:
+            return self._path(group, True), 1.0
+        n = len(group.ranks)
+        out_of_host = max(count * (n - count) for count in members.values()) / (n - 1)
+        return self._path(group, False), 1.0 if self.job.device == "cuda" else out_of_host
+
+    def optimizer_s(self) -> float:
+        """Seconds of the slowest rank's update."""
+        laid = self.laid
+        parameters = [_rank_parameters(self.job, laid, rank) for rank in range(laid.candidate.pp)]
+        kinds = {(pp_rank, id(self.priced[place.host])): place for (pp_rank, _), place in laid.places.items()}
+        speeds = [(pp_rank, self.priced[place.host].slot.speed) for (pp_rank, _), place in kinds.items()]
+        return max(optimizer_s(parameters[rank], self.how, speed) if speed else 0.0 for rank, speed in speeds)

@@ -1,171 +1,368 @@
-"""The search over candidates: the cheapest bound first, until no bound is below the best placement found."""
+"""The search over candidates: the cheapest bound first, until no bound is below the best placement found.
+
+A candidate is looked at in two ways: with its stages in blocks, which the pipeline joins, and spread, each replica in
+one class. What a look costs rises in steps, and only those are taken whose bound is still below the best: a bound from
+compute alone, the bounds of bounds.py, a greedy placement, integer programs at the paces that may still win.
+"""
 
 from __future__ import annotations
 
+import heapq
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Literal
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.inventory import Inventory
-from holmes_core.job import Job
-from holmes_core.plan import SolveReport
+from holmes_core.job import Job, Recompute
 from holmes_core.units import format_memory
-from planner.candidates import Candidate, enumerate_candidates
-from planner.closed_form import lower_bound_s, step_s
+from planner.bounds import Bounds
+from planner.candidates import Candidate, enumerate_candidates, more_recompute
+from planner.closed_form import blocks_step_s, site_stage_s
+from planner.collectives import shard_exchange_bytes
+from planner.cost import GRADIENT_BYTES, layer_parameters
 from planner.fleet import Fleet
-from planner.ilp import Solution, solve, solver_name
-from planner.terms import Terms, make_terms, no_links, read_links, stage_memory_bytes
+from planner.greedy import place_greedily
+from planner.ilp import TIE, Question, Solution, preferred, solve, write_lp
+from planner.placement import Found, from_blocks, usual_cut
+from planner.spread import spread
+from planner.terms import layer_memory_bytes, make_terms, slot_s, stage_memory_bytes
 
-PROGRAM_SHARE = 1 / 6  # of the time limit, at most, for one program: a hard one must not use up all others' time
-SAME = 1e-6  # relative: what HiGHS's own tolerances leave open; objectives this close are equal
+SAME = 1e-6  # relative: what the solvers' tolerances leave open; objectives this close are equal
+MOST_CLUSTERS_FOR_A_PROOF = 4  # with more, the search stops at a placement this close to the bound:
+ACCEPTED_GAP = 0.01
+PROGRAM_SHARE = 1 / 4  # of the time limit, at most, for one candidate's programs: a hard one must not use up all
+GREEDY_PACES = 3  # paces tried without a program
+RUNNERS_UP = 12  # placements kept for the simulation
+PACES_AT_ONCE = 8  # in one program, and bounded before the first placement is known
+LOOKS_BEYOND = 40  # candidates looked at, after the answer, to find that many
+Way = Literal["blocks", "mixed", "spread"]
 Progress = Callable[[int, int, float | None], None]
 """Called with candidates settled, candidates in all, and the best closed-form seconds so far."""
 
 
-@dataclass(frozen=True)
-class Point:
-    """One candidate on the whole fleet or on one host alone, and the seconds it cannot beat."""
+@dataclass(order=True)
+class Look:
+    """One way to look at a candidate, the seconds it cannot beat, and how many steps were taken."""
 
     bound_s: float
     candidate: Candidate
-    fleet: Fleet
-    terms: Terms
+    way: Way
+    step: int = 0
+    bounds: Bounds | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Where the stages of a candidate go: layers[stage], and the index in `fleet` of the cluster of each replica."""
+class Answer:
+    """What the search found: the best placements first; `bound_s` below all there are."""
 
-    candidate: Candidate
-    fleet: Fleet
-    layers: tuple[int, ...]
-    sites: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class Found:
-    """A placement and its closed-form seconds."""
-
-    objective_s: float
-    placement: Placement
-    terms: Terms
+    found: tuple[Found, ...]
+    bound_s: float
+    candidates: int
+    programs: int
+    status: Literal["optimal", "near optimal", "time limit"]
+    ranked: tuple[tuple[float, Candidate], ...]
 
 
 def search(
-    inventory: Inventory, job: Job, fleet: Fleet, time_limit_s: float, progress: Progress | None = None
-) -> tuple[Placement, SolveReport]:
-    """The placement of least closed-form seconds, and how sure that is.
+    job: Job, fleet: Fleet, time_limit_s: float, progress: Progress | None = None, lp: Path | None = None
+) -> Answer:
+    """The placements of least closed-form seconds, and how sure that is.
 
-    Stops at `time_limit_s` with the best so far, its bound and gap; within the limit the answer depends on the input
-    alone. Raises HolmesError when memory holds no candidate, or nothing was found in time.
+    Stops at `time_limit_s` with the best so far; within the limit the answer depends on the input alone. `lp` names a
+    file for the last program. Raises HolmesError when memory holds no candidate, or nothing was found in time.
     """
-    deadline_s = time.monotonic() + time_limit_s
-    candidates = enumerate_candidates(job, fleet)
-    points = make_points(inventory, job, fleet, candidates)
-    best = _first_fit(points, job)
-    open_bounds: list[float] = []
-    programs = 0
-    for settled, point in enumerate(points):
-        if best is not None and point.bound_s >= best.objective_s * (1 - SAME):
-            break
-        remaining_s = deadline_s - time.monotonic()
-        if remaining_s <= 0:
-            open_bounds.append(point.bound_s)
-            break
-        solution = solve(
-            point.terms, job.parallel.layers, point.bound_s, min(remaining_s, time_limit_s * PROGRAM_SHARE)
+    return _Search(job, fleet, time_limit_s, progress).run(lp)
+
+
+class _Search:
+    """One search: what was found so far, and what it took."""
+
+    def __init__(self, job: Job, fleet: Fleet, time_limit_s: float, progress: Progress | None) -> None:
+        self._job, self._fleet, self._limit_s, self._progress = job, fleet, time_limit_s, progress
+        self._deadline_s = time.monotonic() + time_limit_s
+        self._terms = cache(lambda candidate: make_terms(job, fleet, candidate))
+        self._speeds, self._fewest_stages = cache(self._read_speeds), cache(self._read_fewest_stages)
+        clusters = len({each.cluster for each in fleet.classes})
+        self._tolerance = SAME if clusters <= MOST_CLUSTERS_FOR_A_PROOF else ACCEPTED_GAP
+        self._crosses = clusters > 1
+        self._found: dict[tuple[Candidate, Way], Found] = {}
+        self._questions: dict[tuple[Candidate, Way], Question] = {}
+        self._best: tuple[float, Candidate, Way] | None = None
+        self._programs = 0
+
+    def run(self, lp: Path | None) -> Answer:
+        """Looks until all bounds are above the best."""
+        candidates = enumerate_candidates(self._job, self._fleet)
+        looks = [look for each in candidates if (look := self._first_look(each)) is not None]
+        ranked = tuple(sorted((look.bound_s, look.candidate) for look in looks))
+        open_s = self._look_at_all(looks)
+        if self._best is None:
+            raise _out_of_time(self._limit_s) if open_s else _out_of_memory(self._job, self._fleet, candidates)
+        self._prefer()
+        if lp is not None:
+            write_lp(self._last_question(), lp)
+        found = sorted(self._found.items(), key=lambda item: (item[1].objective_s, item[0]))
+        bound_s = min([self._best[0], *open_s])
+        late = time.monotonic() > self._deadline_s
+        status: Literal["near optimal", "time limit"] = "time limit" if late else "near optimal"
+        solved = bound_s >= self._best[0] * (1 - SAME)
+        return Answer(
+            tuple(each for _, each in found[:RUNNERS_UP]),
+            bound_s,
+            len(candidates),
+            self._programs,
+            "optimal" if solved else status,
+            ranked,
         )
-        programs += 1
-        found = _read_solution(point, solution)
-        if found and (best is None or found.objective_s < best.objective_s * (1 - SAME)):
-            best = found
+
+    def _look_at_all(self, looks: list[Look]) -> list[float]:
+        """Takes the cheapest look's next step until none may win; the bounds that were left open."""
+        heapq.heapify(looks)
+        open_s: list[float] = []
+        settled = beyond = 0
+        total = len(looks)
+        while looks:
+            look = heapq.heappop(looks)
+            closed = self._is_closed(look.bound_s)
+            if closed and look.way == "mixed":
+                open_s.append(look.bound_s)
+                continue
+            beyond += closed and look.step == 0
+            if closed and (len(self._found) >= RUNNERS_UP or beyond > LOOKS_BEYOND):
+                return [*open_s, look.bound_s]
+            late = time.monotonic() > self._deadline_s
+            if late and self._best is not None:
+                return [*open_s, look.bound_s]
+            if look.step > 1 and (closed or late):
+                open_s.append(look.bound_s)
+                following: tuple[Look, ...] = ()
+            else:
+                following = self._step(look, open_s)
+            for each in (*self._other_ways(look), *following):
+                heapq.heappush(looks, each)
+            if following:
+                continue
+            settled += 1
+            if self._progress is not None:
+                self._progress(settled, total, self._best[0] if self._best else None)
+        return open_s
+
+    def _is_closed(self, bound_s: float) -> bool:
+        return self._best is not None and bound_s >= self._best[0] * (1 - self._tolerance)
+
+    def _first_look(self, candidate: Candidate) -> Look | None:
+        """The look at a candidate in any way, with a bound from compute alone; None where memory is too small.
+
+        Slower than all places at work it cannot be, and the slowest of p stages holds L/p layers at least.
+        """
+        num_layers, pp = self._job.model.num_layers, candidate.pp
+        if pp < self._fewest_stages(candidate.tp, candidate.dp, candidate.micro_batch_size, candidate.recompute):
+            return None
+        classes = self._speeds(candidate.tp, candidate.micro_batch_size, candidate.recompute)
+        fastest_s, head_s = classes[0][0], min(head for _, head, _ in classes)
+        m = candidate.num_microbatches(self._job.global_batch_size)
+        pace_s = max(self._average_s(candidate), fastest_s * -(-num_layers // pp))
+        return Look((m - 1) * pace_s + num_layers * fastest_s + head_s, candidate, "blocks")
+
+    def _average_s(self, candidate: Candidate) -> float:
+        """Seconds per micro-batch of a stage if all places of the fastest classes shared the work."""
+        left, rate = candidate.pp * candidate.dp, 0.0
+        for layer_s, _, places in self._speeds(candidate.tp, candidate.micro_batch_size, candidate.recompute):
+            rate += min(left, places) / layer_s if layer_s else 0.0
+            left -= min(left, places)
+        return self._job.model.num_layers * candidate.dp / rate if rate else 0.0
+
+    def _other_ways(self, look: Look) -> Iterator[Look]:
+        """After the first look at a candidate, the others, whose bounds are higher: spread, mixed, recomputing more.
+
+        Lanes of unequal micro-batches together run d m of them, each filling and draining p stages.
+        """
+        if look.way != "blocks" or look.step > 0:
+            return
+        candidate, classes = look.candidate, len(self._fleet.classes)
+        more = more_recompute(self._job, candidate)
+        if more is not None and (first := self._first_look(more)) is not None:
+            yield first
+        if classes > 1 and candidate.dp > 1:
+            speeds = self._speeds(candidate.tp, candidate.micro_batch_size, candidate.recompute)
+            layer_sync_s, slowest_s = self._layer_sync_s(candidate), speeds[-1][0]
+            held = -(-self._job.model.num_layers // candidate.pp)
+            sync_s = max(layer_sync_s, held * (layer_sync_s - slowest_s) - max(head for _, head, _ in speeds))
+            m = candidate.num_microbatches(self._job.global_batch_size)
+            lanes_s = (m + candidate.pp - 1) * self._average_s(candidate)
+            yield Look(max(look.bound_s, lanes_s) + sync_s, candidate, "spread")
+            if candidate.pp > 1 and self._crosses:
+                yield Look(look.bound_s + layer_sync_s, candidate, "mixed")
+
+    def _layer_sync_s(self, candidate: Candidate) -> float:
+        """Seconds, at least, of the exchange of one layer's parameters between replicas in several classes."""
+        clusters = [each.cluster for each in self._fleet.classes]
+        rates = [each.hardware.shared_bytes_per_s for each in self._fleet.classes]
+        if len(set(clusters)) < len(clusters):
+            rates += [each.hardware.fabric_bytes_per_s for each in self._fleet.classes]
+        fastest = max((rate for rate in rates if rate is not None), default=None)
+        if fastest is None:
+            return 0.0
+        how = candidate.execution(self._job)
+        size = candidate.tp * layer_parameters(self._job.model, candidate.tp) * (GRADIENT_BYTES + how.value_bytes)
+        return shard_exchange_bytes(size, candidate.dp) / fastest
+
+    def _read_speeds(self, tp: int, micro_batch_size: int, recompute: Recompute) -> list[tuple[float, float, int]]:
+        """By class, fastest first: seconds of a layer and of the head, places."""
+        how = Candidate(tp, 1, 1, micro_batch_size, recompute).execution(self._job)
+        found = []
+        for each in self._fleet.classes:
+            layer, head = slot_s(self._job, each.hardware.slot, how)
+            found.append((layer.both_s, head.both_s, each.num_places(tp)))
+        return sorted(found)
+
+    def _read_fewest_stages(self, tp: int, dp: int, micro_batch_size: int, recompute: Recompute) -> int:
+        """Stages below which no class has memory for their layers."""
+        how, num_layers = (
+            Candidate(tp, 1, dp, micro_batch_size, recompute).execution(self._job),
+            self._job.model.num_layers,
+        )
+        memories = [each.hardware.memory_bytes for each in self._fleet.classes]
+        known = [memory for memory in memories if memory is not None]
+        if len(known) < len(memories):
+            return 1
+        most = max(0, max(known) - how.reserve_bytes) // layer_memory_bytes(self._job, how)
+        return -(-num_layers // most) if most else num_layers + 1
+
+    def _step(self, look: Look, open_s: list[float]) -> tuple[Look, ...]:
+        """Takes the next step of a look; the look again unless it was the last."""
+        if look.way == "spread":
+            self._keep(look, spread(self._terms(look.candidate), self._fixed_layers(look)))
+            return ()
+        if look.bounds is None:
+            bounds = Bounds(self._terms(look.candidate), mixed=look.way == "mixed")
+            least_s = bounds.least_s
+            return (
+                () if least_s is None else (replace(look, bound_s=max(look.bound_s, least_s), step=1, bounds=bounds),)
+            )
+        if look.step == 1:
+            self._place_greedily(look)
+            return (replace(look, step=2),)
+        if look.step == 2 and self._job.parallel.layers is None:
+            paces = self._open_paces(look.bounds)
+            return (replace(look, bound_s=max(look.bound_s, min(paces)[0]), step=3),) if paces else ()
+        self._solve(look, open_s)
+        return ()
+
+    def _keep(self, look: Look, found: Found | None) -> bool:
+        """Remembers a placement if it is the look's best; says whether it is the best of all."""
+        if found is None:
+            return False
+        key = (look.candidate, look.way)
+        known = self._found.get(key)
+        if known is None or found.objective_s < known.objective_s * (1 - SAME):
+            self._found[key] = found
+        if self._best is None or found.objective_s < self._best[0] * (1 - SAME):
+            self._best = (found.objective_s, look.candidate, look.way)
+            return True
+        return False
+
+    def _fixed_layers(self, look: Look) -> tuple[int, ...] | None:
+        """The cut by pipeline rank that job.yaml fixes."""
+        return usual_cut(self._job, look.candidate.pp) if self._job.parallel.layers is not None else None
+
+    def _place_greedily(self, look: Look) -> None:
+        if look.way == "mixed" or self._job.parallel.layers is not None or look.bounds is None:
+            return
+        first = look.bounds.first_pace
+        for pace_s in look.bounds.paces_s[first : first + GREEDY_PACES]:
+            if self._is_closed(look.bounds.from_pace(pace_s)) and (look.candidate, look.way) in self._found:
+                return
+            blocks = place_greedily(look.bounds, pace_s)
+            if blocks is not None:
+                m = look.bounds.terms.num_microbatches
+                self._keep(look, Found(blocks.seconds, from_blocks(look.candidate, m, blocks.blocks)))
+
+    def _open_paces(self, bounds: Bounds) -> list[tuple[float, float]]:
+        """(bound, pace) of the paces at which the best may be beaten; while nothing is known, of the first few."""
+        found: list[tuple[float, float]] = []
+        for pace_s in bounds.paces_s[bounds.first_pace :]:
+            if self._is_closed(bounds.from_pace(pace_s)) or (self._best is None and len(found) >= PACES_AT_ONCE):
+                break
+            bound_s = bounds.at(pace_s)
+            if not self._is_closed(bound_s):
+                found.append((bound_s, pace_s))
+        return found
+
+    def _solve(self, look: Look, open_s: list[float]) -> None:
+        """Solves the programs of a look, one a pace, and notes what the time limit left open."""
+        assert look.bounds is not None
+        crossing = look.way == "mixed"
+        if self._job.parallel.layers is not None:
+            question = Question(look.bounds.terms, fixed_layers=self._fixed_layers(look), crossing=crossing)
+            self._ask(look, question, look.bound_s, open_s)
+            return
+        at = look.bounds.first_pace
+        while at < len(look.bounds.paces_s):
+            paces = look.bounds.paces_s[at : at + PACES_AT_ONCE]
+            from_s = look.bounds.from_pace(paces[0])
+            if self._is_closed(from_s):
+                return
+            if time.monotonic() > self._deadline_s:
+                open_s.append(from_s)
+                return
+            paces = [pace_s for pace_s in paces if not self._is_closed(look.bounds.from_pace(pace_s))]
+            bounds_s = [look.bounds.at(pace_s) for pace_s in paces]
+            if not self._is_closed(min(bounds_s)):
+                least_sync_s = look.bounds.least_sync_s(look.bounds.within(paces[-1]))
+                question = Question(look.bounds.terms, paces[0], paces[-1], None, least_sync_s, crossing)
+                self._ask(look, question, min(bounds_s), open_s)
+            at += PACES_AT_ONCE
+
+    def _ask(self, look: Look, question: Question, bound_s: float, open_s: list[float]) -> None:
+        """Solves one program, for placements that beat the best."""
+        if self._best is not None:
+            question = replace(question, at_most_s=self._best[0] * (1 - self._tolerance))
+        remaining_s = max(0.1, min(self._deadline_s - time.monotonic(), self._limit_s * PROGRAM_SHARE))
+        solution = solve(question, remaining_s)
+        self._programs += 1
         if solution.status == "time limit":
-            open_bounds.append(max(point.bound_s, solution.bound_s or 0.0))
-        if progress is not None:
-            progress(settled + 1, len(points), best.objective_s if best else None)
-    if best is None:
-        raise _out_of_time(time_limit_s) if open_bounds else _out_of_memory(job, fleet, candidates)
-    best = _preferred(best, job, min(deadline_s - time.monotonic(), time_limit_s * PROGRAM_SHARE))
-    return best.placement, _report(best, open_bounds, len(candidates), programs)
+            open_s.append(max(bound_s, solution.bound_s or 0.0))
+        found = _read_solution(look, question, solution)
+        if self._keep(look, found):
+            self._questions[look.candidate, look.way] = question
+
+    def _prefer(self) -> None:
+        """Where a program found the best, takes the preferred one among placements as good."""
+        assert self._best is not None
+        objective_s, candidate, way = self._best
+        question = self._questions.get((candidate, way))
+        if question is None or time.monotonic() > self._deadline_s:
+            return
+        question = replace(question, at_most_s=objective_s * (1 + TIE))
+        solution = preferred(question, self._limit_s * PROGRAM_SHARE)
+        found = _read_solution(Look(objective_s, candidate, way), question, solution)
+        if found is not None and solution.status == "optimal":
+            self._found[candidate, way] = found
+
+    def _last_question(self) -> Question:
+        """The program of the best placement's candidate at its pace."""
+        assert self._best is not None
+        _, candidate, way = self._best
+        if (candidate, way) in self._questions:
+            return replace(self._questions[candidate, way], at_most_s=None)
+        terms, found = self._terms(candidate), self._found[candidate, way].placement
+        stages = zip(found.sites, found.layers, strict=True)
+        last = candidate.pp - 1
+        pace_s = max(site_stage_s(terms, tuple(row), held, s == last) for s, (row, held) in enumerate(stages))
+        return Question(terms, pace_s, pace_s)
 
 
-def make_points(inventory: Inventory, job: Job, fleet: Fleet, candidates: tuple[Candidate, ...]) -> tuple[Point, ...]:
-    """All candidates on the whole fleet, and on one host alone where they fit, those that memory may hold, by bound."""
-    needs_links = any(candidate.pp * candidate.dp > 1 for candidate in candidates)
-    links = read_links(inventory, job, fleet) if needs_links else no_links(fleet)
-    alone = _hosts_alone(fleet)
-    points = []
-    for candidate in candidates:
-        size = candidate.pp * candidate.dp
-        choices = [(host, no_links(host)) for host in alone if host.clusters[0].num_places(candidate.tp) >= size]
-        for chosen, chosen_links in [*choices, (fleet, links)]:
-            terms = make_terms(job, chosen, chosen_links, candidate)
-            bound_s = lower_bound_s(terms)
-            if bound_s is not None:
-                points.append(Point(bound_s, candidate, chosen, terms))
-    return tuple(sorted(points, key=lambda point: point.bound_s))
-
-
-def _hosts_alone(fleet: Fleet) -> list[Fleet]:
-    """The first host of each kind with several slots, alone; one-slot hosts gain nothing by it."""
-    hosts = [host for cluster in fleet.clusters for host in cluster.hosts]
-    kinds: dict[tuple[int, int | None, float | None], Fleet] = {}
-    for host in hosts:
-        if len(host.gpus) > 1 and len(hosts) > 1:
-            kinds.setdefault((len(host.gpus), host.memory_bytes, host.flops_per_s), fleet.alone(host.name))
-    return list(kinds.values())
-
-
-def _first_fit(points: tuple[Point, ...], job: Job) -> Found | None:
-    """The best of the placements that fill clusters in order and cut evenly: something to beat, without a program."""
-    best: Found | None = None
-    for point in points:
-        candidate, terms = point.candidate, point.terms
-        slots = (cluster for cluster, places in enumerate(terms.places) for _ in range(places))
-        sites = tuple(tuple(islice(slots, candidate.dp)) for _ in range(candidate.pp))
-        layers = job.parallel.layers or even_layers(terms.num_layers, candidate.pp)
-        fits = all(layers[s] <= terms.capacity[s][c] for s in range(candidate.pp) for c in sites[s])
-        seconds = step_s(terms, layers, sites) if fits else None
-        if seconds is not None and (best is None or seconds < best.objective_s * (1 - SAME)):
-            best = Found(seconds, Placement(candidate, point.fleet, layers, sites), terms)
-    return best
-
-
-def _read_solution(point: Point, solution: Solution) -> Found | None:
+def _read_solution(look: Look, question: Question, solution: Solution) -> Found | None:
     """The placement in a solution, priced by the closed form itself rather than by the solver."""
-    if solution.layers is None or solution.replicas is None:
+    if solution.blocks is None:
         return None
-    sites = tuple(tuple(c for c, count in enumerate(counts) for _ in range(count)) for counts in solution.replicas)
-    placement = Placement(point.candidate, point.fleet, solution.layers, sites)
-    return Found(step_s(point.terms, placement.layers, sites), placement, point.terms)
-
-
-def _preferred(best: Found, job: Job, limit_s: float) -> Found:
-    """The preferred one among placements as good as `best`, or `best` if it is not found within the limit."""
-    if limit_s <= 0:
-        return best
-    solution = solve(best.terms, job.parallel.layers, 0.0, limit_s, at_most_s=best.objective_s)
-    point = Point(0.0, best.placement.candidate, best.placement.fleet, best.terms)
-    found = _read_solution(point, solution)
-    as_good = found is not None and found.objective_s <= best.objective_s * (1 + SAME)
-    return found if found is not None and as_good and solution.status == "optimal" else best
-
-
-def _report(best: Found, open_bounds: list[float], candidates: int, programs: int) -> SolveReport:
-    """A proof when every bound was settled; else the least open bound."""
-    bound_s = min([best.objective_s, *open_bounds])
-    gap = (best.objective_s - bound_s) / best.objective_s if best.objective_s else 0.0
-    return SolveReport(
-        solver=solver_name(),
-        status="time limit" if gap > SAME else "optimal",
-        objective_s=best.objective_s,
-        bound_s=bound_s,
-        gap=gap,
-        candidates=candidates,
-        programs=programs,
-    )
+    seconds = blocks_step_s(question.terms, solution.blocks)
+    placement = from_blocks(look.candidate, question.terms.num_microbatches, solution.blocks, solution.replicas)
+    return Found(seconds, placement)
 
 
 def _out_of_time(time_limit_s: float) -> HolmesError:
@@ -178,31 +375,41 @@ def _out_of_time(time_limit_s: float) -> HolmesError:
 
 def _out_of_memory(job: Job, fleet: Fleet, candidates: tuple[Candidate, ...]) -> HolmesError:
     """Names the candidate that comes nearest to fitting, and by how much it misses."""
-    needed, nearest = min((_even_memory_bytes(job, candidate), candidate) for candidate in candidates)
     known = [
-        (host.memory_bytes, host.name)
-        for cluster in fleet.clusters
-        for host in cluster.hosts
-        if host.memory_bytes is not None
+        (each.hardware.memory_bytes, each.hosts[0].name)
+        for each in fleet.classes
+        if each.hardware.memory_bytes is not None
     ]
-    smallest, name = min(known)
+    if not known:
+        return _no_place(fleet, candidates)
+    largest, name = max(known)
+    needed, nearest = min((_even_memory_bytes(job, candidate), candidate) for candidate in candidates)
+    if needed <= largest:
+        return _no_place(fleet, candidates)
     layers = f" with the fixed cut {job.parallel.layers}" if job.parallel.layers else ""
     return HolmesError(
         f"GPU memory: no candidate fits{layers}; the nearest (tp {nearest.tp}, pp {nearest.pp}, dp {nearest.dp}, "
-        f"micro_batch_size {nearest.micro_batch_size}) needs {format_memory(needed)} on a GPU, the smallest GPU "
-        f"(host {name}) has {format_memory(smallest)}",
+        f"micro_batch_size {nearest.micro_batch_size}, recompute {nearest.recompute}) needs {format_memory(needed)} "
+        f"on a GPU, the largest (host {name}) has {format_memory(largest)}: {format_memory(needed - largest)} short",
         f"use GPUs with at least {format_memory(needed)}, add hosts so that pp can grow, or lower hidden_size, "
         "num_layers or seq_length in job.yaml; degrees fixed under `parallel` may also be in the way",
         ANSWER_IS_NO,
     )
 
 
+def _no_place(fleet: Fleet, candidates: tuple[Candidate, ...]) -> HolmesError:
+    """The slots would do, or the memory, but not both together, in whole stages."""
+    one = min(candidates, key=lambda candidate: candidate.tp * candidate.pp * candidate.dp)
+    places = ", ".join(f"{each.cluster} {each.num_places(one.tp)}" for each in fleet.classes)
+    return HolmesError(
+        f"no stage arrangement fits: even tp {one.tp}, pp {one.pp}, dp {one.dp} finds no {one.pp} stages of {one.dp} "
+        f"tensor groups with enough memory (tensor groups by kind of host: {places})",
+        "lower parallel.dp or parallel.pp in job.yaml, or leave them out",
+        ANSWER_IS_NO,
+    )
+
+
 def _even_memory_bytes(job: Job, candidate: Candidate) -> int:
     """Bytes the fullest rank needs when layers are cut evenly, or as fixed."""
-    layers = job.parallel.layers or even_layers(job.model.num_layers, candidate.pp)
+    layers = usual_cut(job, candidate.pp)
     return max(stage_memory_bytes(job, candidate, stage, held) for stage, held in enumerate(layers))
-
-
-def even_layers(num_layers: int, pp: int) -> tuple[int, ...]:
-    """`num_layers` over `pp` stages as evenly as can be, the remainder on the first stages."""
-    return tuple(num_layers // pp + (stage < num_layers % pp) for stage in range(pp))

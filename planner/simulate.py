@@ -1,7 +1,10 @@
-"""The step, simulated: every stage runs the schedule's own actions, messages queue on links, gradients are reduced.
+"""The step, simulated: every pipeline rank runs the schedule's own actions, messages queue on links, weights are
+gathered and gradients reduced.
 
 Each replica's pipeline runs alone, since groups already carry only their share of a NIC. Sends do not hold up the
-sender; a link, one edge in one direction, carries one message at a time. What travels inside a host takes no time.
+sender; a link, from one pipeline rank to its neighbour in one direction, carries one message at a time. A step begins
+when all ranks have updated their shards: weights are gathered under the first forward, gradients reduced under the
+last backward, and the update waits for the slowest rank, since the norm that clips gradients is everybody's.
 """
 
 from __future__ import annotations
@@ -9,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from holmes_runtime.schedule import Action, ActionKind
+from holmes_runtime.schedule import Action, ActionKind, Schedule
 
-Schedule = Mapping[int, tuple[Action, ...]]
+FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
+BACKWARD_INPUT, BACKWARD_WEIGHT = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
 
 @dataclass(frozen=True)
@@ -19,22 +23,36 @@ class PipelineTimes:
     """Seconds per micro-batch of one replica.
 
     forward_s and backward_s are by stage. forward_edge_s[s] is one message from stage s to s+1, backward_edge_s[s] one
-    from s+1 to s.
+    from s+1 to s. `weight_part` of a backward makes weight gradients, which a schedule may split off.
     """
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     forward_edge_s: tuple[float, ...]
     backward_edge_s: tuple[float, ...]
+    weight_part: float = 0.5
 
     def without_edges(self) -> PipelineTimes:
         """The same pipeline with links that take no time."""
         free = (0.0,) * len(self.forward_edge_s)
-        return PipelineTimes(self.forward_s, self.backward_s, free, free)
+        return PipelineTimes(self.forward_s, self.backward_s, free, free, self.weight_part)
 
-    def compute_s(self, action: Action) -> float:
-        """Seconds the action computes."""
-        return (self.forward_s if action.kind is ActionKind.FORWARD else self.backward_s)[action.stage]
+    def compute_s(self, kind: ActionKind, stage: int) -> float:
+        """Seconds an action of `kind` computes."""
+        if kind is FORWARD:
+            return self.forward_s[stage]
+        part = {BACKWARD: 1.0, BACKWARD_INPUT: 1 - self.weight_part, BACKWARD_WEIGHT: self.weight_part}
+        return self.backward_s[stage] * part[kind]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters that travel together: seconds of the backward that make their gradients, of their reduce-scatter and
+    of their all-gather."""
+
+    backward_s: float
+    reduce_s: float
+    gather_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -46,88 +64,171 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """Gradients reduced together: seconds of the last backward that make them, and seconds of their all-reduce."""
+class Pipeline:
+    """One replica: its actions and their seconds."""
 
-    backward_s: float
-    all_reduce_s: float
+    schedule: Schedule
+    times: PipelineTimes
 
 
-def run_pipeline(schedule: Schedule, times: PipelineTimes) -> dict[Action, Interval]:
-    """When each action of one replica runs: as soon as its stage is free and its input has arrived.
+@dataclass(frozen=True)
+class Span:
+    """One action of a timeline."""
 
+    rank: int
+    kind: ActionKind
+    stage: int
+    microbatch: int
+    start_s: float
+    end_s: float
+
+
+Run = dict[int, list[Interval]]
+"""By pipeline rank, when each of its actions ran."""
+Buckets = Sequence[Sequence[Bucket]]
+"""By stage, in the order its backward makes them."""
+
+
+def run_pipeline(schedule: Schedule, times: PipelineTimes, buckets: Buckets = ()) -> Run:
+    """When each action of one replica runs: as soon as its rank is free and its input has arrived.
+
+    `buckets`, if given, are gathered from the start on, and a stage's first forward waits for them.
     Raises ValueError if the schedule waits for itself.
     """
-    done: dict[Action, Interval] = {}
-    arrived_s: dict[Action, float] = {}
-    link_free_s: dict[tuple[int, ActionKind], float] = {}
-    stage_free_s = dict.fromkeys(schedule, 0.0)
-    waiting = {stage: list(reversed(actions)) for stage, actions in schedule.items()}
-    last = len(schedule) - 1
-    while any(waiting.values()):
-        before = len(done)
-        for stage, actions in waiting.items():
-            while actions and (actions[-1] in arrived_s or _starts_here(actions[-1], last, done)):
-                action = actions.pop()
-                start_s = max(stage_free_s[stage], arrived_s.get(action, 0.0))
-                end_s = start_s + times.compute_s(action)
-                done[action] = Interval(start_s, end_s)
-                stage_free_s[stage] = end_s
-                receiver, seconds = _message(action, last, times)
-                if receiver is not None:
-                    link = (stage, action.kind)
-                    link_free_s[link] = max(end_s, link_free_s.get(link, 0.0)) + seconds
-                    arrived_s[receiver] = link_free_s[link]
-        if len(done) == before:
-            raise ValueError(f"the schedule stands still after {before} actions")
+    pp, num_stages = len(schedule), len(times.forward_s)
+    seconds = {kind: [times.compute_s(kind, stage) for stage in range(num_stages)] for kind in ActionKind}
+    gathered = _gathered(schedule, buckets)
+    arrived: dict[tuple[int, bool, int], float] = {}  # (stage, is forward, micro-batch): its input is there
+    awaited: dict[tuple[int, bool, int], int] = {}  # the rank that stands still for it
+    link_free_s: dict[tuple[int, bool], float] = {}
+    rank_free_s = dict.fromkeys(schedule, 0.0)
+    done: Run = {rank: [] for rank in schedule}
+    runnable = list(reversed(schedule))
+    while runnable:
+        rank = runnable.pop()
+        actions, intervals, now_s = schedule[rank], done[rank], rank_free_s[rank]
+        while len(intervals) < len(actions):
+            action = actions[len(intervals)]
+            stage, kind, microbatch = action.stage, action.kind, action.microbatch
+            forward = kind is FORWARD
+            start_s = now_s
+            if kind is not BACKWARD_WEIGHT and (stage > 0 or not forward):
+                key = (stage, forward, microbatch)
+                ready_s = arrived.get(key)
+                if ready_s is None:
+                    awaited[key] = rank
+                    break
+                start_s = max(now_s, ready_s)
+            now_s = start_s + seconds[kind][stage]
+            if forward and stage in gathered:
+                now_s = _first_forward_end_s(start_s, seconds[kind][stage], buckets[stage], gathered.pop(stage))
+            intervals.append(Interval(start_s, now_s))
+            if kind is BACKWARD_WEIGHT:
+                continue
+            receiver, edge_s = _message(stage, forward, microbatch, num_stages, times)
+            if receiver is not None:
+                link = (stage % pp, forward)
+                link_free_s[link] = max(now_s, link_free_s.get(link, 0.0)) + edge_s
+                arrived[receiver] = link_free_s[link]
+                if receiver in awaited:
+                    runnable.append(awaited.pop(receiver))
+        rank_free_s[rank] = now_s
+    ran = sum(map(len, done.values()))
+    if ran < sum(map(len, schedule.values())):
+        raise ValueError(f"the schedule stands still after {ran} actions")
     return done
 
 
-def _starts_here(action: Action, last: int, done: Mapping[Action, Interval]) -> bool:
-    """Whether the action's input is made on its own stage: tokens, or the loss after the last stage's forward."""
-    if action.kind is ActionKind.FORWARD:
-        return action.stage == 0
-    return action.stage == last and Action(last, ActionKind.FORWARD, action.microbatch) in done
-
-
-def _message(action: Action, last: int, times: PipelineTimes) -> tuple[Action | None, float]:
-    """The action that waits for this one's result on another stage, and seconds on the link; None at the ends."""
-    stage, forward = action.stage, action.kind is ActionKind.FORWARD
-    if forward and stage < last:
-        return Action(stage + 1, action.kind, action.microbatch), times.forward_edge_s[stage]
-    if not forward and stage > 0:
-        return Action(stage - 1, action.kind, action.microbatch), times.backward_edge_s[stage - 1]
+def _message(
+    stage: int, forward: bool, microbatch: int, num_stages: int, times: PipelineTimes
+) -> tuple[tuple[int, bool, int] | None, float]:
+    """Whose input the action makes, and seconds on the link; the last stage's forward makes its own backward's."""
+    if forward and stage < num_stages - 1:
+        return (stage + 1, True, microbatch), times.forward_edge_s[stage]
+    if forward:
+        return (stage, False, microbatch), 0.0
+    if stage > 0:
+        return (stage - 1, False, microbatch), times.backward_edge_s[stage - 1]
     return None, 0.0
 
 
-def reduce_end_s(last_backwards: Sequence[Interval], buckets: Sequence[Bucket]) -> float:
-    """When a stage's gradients are averaged over its replicas, whose last backwards are given.
+def _gathered(schedule: Schedule, buckets: Buckets) -> dict[int, list[float]]:
+    """By stage, when each of its buckets is gathered, the first layers' first; a rank's stages one after another."""
+    ends: dict[int, list[float]] = {}
+    for actions in schedule.values() if buckets else ():
+        now_s = 0.0
+        for stage in sorted({action.stage for action in actions}):
+            ends[stage] = []
+            for bucket in reversed(buckets[stage]):
+                now_s += bucket.gather_s
+                ends[stage].append(now_s)
+    return ends
 
-    Buckets are in the order the backward makes them. Each starts when every replica has made it and the one before is
-    through. A replica's backward makes buckets at the pace of its own interval.
+
+def _first_forward_end_s(start_s: float, forward_s: float, buckets: Sequence[Bucket], gathered: list[float]) -> float:
+    """When a stage's first forward ends, each part of it waiting for its bucket, at the pace of the backward."""
+    whole_s = sum(bucket.backward_s for bucket in buckets)
+    now_s = start_s
+    for bucket, there_s in zip(reversed(buckets), gathered, strict=True):
+        part = bucket.backward_s / whole_s if whole_s else 1 / len(buckets)
+        now_s = max(now_s, there_s) + part * forward_s
+    return max(now_s, start_s + forward_s)
+
+
+def reduce_end_s(last_backwards: Sequence[Interval], buckets: Sequence[Bucket], free_s: float = 0.0) -> float:
+    """When a stage's gradients are reduced over its replicas, whose last backwards are given.
+
+    Buckets are in the order the backward makes them. Each starts when every replica has made it, the one before is
+    through and the network is free, at `free_s`. A replica's backward makes buckets at the pace of its own interval.
     """
     whole_s = sum(bucket.backward_s for bucket in buckets)
-    made_s, end_s = 0.0, 0.0
+    made_s, end_s = 0.0, free_s
     for bucket in buckets:
         made_s += bucket.backward_s
         part = made_s / whole_s if whole_s else 1.0
         ready_s = max(interval.start_s + part * (interval.end_s - interval.start_s) for interval in last_backwards)
-        end_s = max(end_s, ready_s) + bucket.all_reduce_s
+        end_s = max(end_s, ready_s) + bucket.reduce_s
     return max(end_s, max(interval.end_s for interval in last_backwards))
 
 
-def simulate(
-    schedule: Schedule, replicas: Sequence[PipelineTimes], buckets: Sequence[Sequence[Bucket]] | None = None
-) -> float:
-    """Seconds until the last rank is done. `buckets[stage]` None or empty: gradients are not reduced."""
-    memory: dict[PipelineTimes, dict[Action, Interval]] = {}
-    for times in replicas:
-        if times not in memory:
-            memory[times] = run_pipeline(schedule, times)
-    runs = [memory[times] for times in replicas]
-    ends_s = [interval.end_s for run in memory.values() for interval in run.values()]
-    for stage, stage_buckets in enumerate(buckets or ()):
-        final = schedule[stage][-1]
-        assert final.kind is ActionKind.BACKWARD, "a stage's last action makes its last gradients"
-        ends_s.append(reduce_end_s([run[final] for run in runs], stage_buckets))
+def simulate(pipelines: Sequence[Pipeline], buckets: Buckets = ()) -> float:
+    """Seconds until the last rank has its gradients. Without `buckets` nothing is gathered or reduced."""
+    runs: dict[tuple[int, PipelineTimes], Run] = {}
+    for pipeline in pipelines:
+        key = (id(pipeline.schedule), pipeline.times)
+        if key not in runs:
+            runs[key] = run_pipeline(pipeline.schedule, pipeline.times, buckets)
+    ends_s = [intervals[-1].end_s for run in runs.values() for intervals in run.values()]
+    if buckets:
+        schedules = {id(pipeline.schedule): pipeline.schedule for pipeline in pipelines}
+        finals = [_last_backwards(schedules[key[0]], run) for key, run in runs.items()]
+        ends_s += [_rank_reduce_end_s(actions, finals, buckets) for actions in pipelines[0].schedule.values()]
     return max(ends_s)
+
+
+def _rank_reduce_end_s(actions: Sequence[Action], finals: Sequence[Mapping[int, Interval]], buckets: Buckets) -> float:
+    """When a pipeline rank has reduced its stages' gradients, one stage after another as they are made."""
+    end_s = 0.0
+    stages = {action.stage for action in actions}
+    for stage in sorted(stages, key=lambda s: max(final[s].end_s for final in finals)):
+        end_s = reduce_end_s([final[stage] for final in finals], buckets[stage], end_s)
+    return end_s
+
+
+def _last_backwards(schedule: Schedule, run: Run) -> dict[int, Interval]:
+    """By stage, its last action, which makes its last gradients."""
+    return {
+        action.stage: interval
+        for rank, actions in schedule.items()
+        for action, interval in zip(actions, run[rank], strict=True)
+    }
+
+
+def timeline(pipeline: Pipeline, buckets: Buckets = ()) -> tuple[Span, ...]:
+    """Every action of one replica with its time, pipeline rank by pipeline rank."""
+    run = run_pipeline(pipeline.schedule, pipeline.times, buckets)
+    return tuple(
+        Span(rank, action.kind, action.stage, action.microbatch, interval.start_s, interval.end_s)
+        for rank, actions in pipeline.schedule.items()
+        for action, interval in zip(actions, run[rank], strict=True)
+    )

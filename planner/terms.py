@@ -1,190 +1,209 @@
-"""The numbers one candidate's integer program and closed form work with: seconds, bytes and capacities by cluster."""
+"""The numbers one candidate is priced with: seconds, bytes and capacities by class of equal hosts."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from holmes_core.inventory import Inventory
 from holmes_core.job import Job
+from holmes_core.plan import NetName
 from planner.candidates import Candidate
+from planner.collectives import Halves, shard_exchange_bytes
 from planner.cost import (
-    VALUE_BYTES,
+    GRADIENT_BYTES,
+    Execution,
+    edge_bytes,
     embedding_parameters,
-    head_flops,
     head_parameters,
-    in_flight,
-    layer_flops,
     layer_parameters,
-    message_bytes,
-    message_s,
-    rank_memory_bytes,
-    ring_bytes,
+    memory_bytes,
+    microbatches_in_flight,
 )
-from planner.fleet import Fleet, FleetCluster, FleetHost
-from planner.networks import require_bandwidth, route
+from planner.fleet import Fleet, HostClass
+from planner.slot import Slot, head_parts_s, layer_parts_s
+
+SLACK_BYTES = 4096  # of a rank's memory: more than what roundings of its parts add up to
+RINGS_WHERE_HOSTS_ARE_SHARED = 2  # dp groups that share a host's NIC where stages do not begin at hosts' boundaries
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Parameters of one candidate on one fleet; tuples are by cluster unless said otherwise.
+    """Parameters of one candidate on one fleet; tuples are by class unless said otherwise.
 
-    A cluster counts as slow as its slowest host, as small as its smallest GPU and as narrow as its narrowest NIC.
-    `layer_s` and `head_s` are forward and backward of one micro-batch. An edge's seconds are one message in one
-    direction, with all replicas a host holds sending at once. `*_sync_s_per_byte` is the all-reduce of one gradient
-    byte of a whole stage, not hidden by anything. Traffic inside a host is free.
+    `layer` and `head` are one micro-batch's. An edge's seconds are one message in one direction, with all replicas a
+    host holds sending at once. `*_sync_s_per_byte` is what one parameter byte of a whole stage takes, reduced and
+    gathered, when one stage of a host does so. Traffic inside a host is free.
     """
 
     candidate: Candidate
     num_layers: int
-    num_microbatches: int
-    cluster_names: tuple[str, ...]
+    num_microbatches: int  # of one replica when all run the same number
+    cluster: tuple[int, ...]
     places: tuple[int, ...]
-    capacity: tuple[tuple[int, ...], ...]  # [stage][cluster]: most layers that memory allows
-    layer_s: tuple[float, ...]
-    head_s: tuple[float, ...]
+    places_per_host: tuple[int, ...]
+    memory_bytes: tuple[int | None, ...]
+    capacity: tuple[tuple[int, ...], ...]  # [stage][class]: most layers that memory allows under 1F1B
+    layer: tuple[Halves, ...]
+    head: tuple[Halves, ...]
+    net_names: tuple[NetName | None, ...]
     fabric_edge_s: tuple[float, ...]
     shared_edge_s: tuple[float, ...]
     fabric_sync_s_per_byte: tuple[float, ...]
     shared_sync_s_per_byte: tuple[float, ...]
-    stage_groups_per_nic: tuple[int, ...]  # most stages of one host whose dp group leaves it, if they span clusters
-    layer_gradient_bytes: int
-    first_gradient_bytes: int
-    last_gradient_bytes: int
+    layer_sync_bytes: int
+    first_sync_bytes: int
+    last_sync_bytes: int
+    hides_edges: bool  # whether the schedule may keep enough micro-batches in flight to hide what edges take
 
-    def extra_gradient_bytes(self, stage: int) -> int:
-        """Gradient bytes of the embedding on the first stage and of the head on the last."""
+    @cached_property
+    def layer_s(self) -> tuple[float, ...]:
+        """Seconds of forward and backward of one layer."""
+        return tuple(each.both_s for each in self.layer)
+
+    @cached_property
+    def head_s(self) -> tuple[float, ...]:
+        """Seconds of forward and backward of the head."""
+        return tuple(each.both_s for each in self.head)
+
+    @cached_property
+    def aligned(self) -> bool:
+        """Whether there are enough places even if no stage begins or ends inside a host that another one uses."""
+        return sum(map(self._aligned_slots, range(len(self.places)))) >= self.candidate.pp
+
+    def _aligned_slots(self, c: int) -> int:
+        dp, per_host = self.candidate.dp, self.places_per_host[c]
+        hosts = self.places[c] // per_host if per_host else 0
+        if not hosts:
+            return 0
+        return hosts * (per_host // dp) if dp <= per_host else hosts // -(-dp // per_host)
+
+    @cached_property
+    def slots(self) -> tuple[int, ...]:
+        """Stages a class can hold."""
+        classes = range(len(self.places))
+        return tuple(self._aligned_slots(c) if self.aligned else self.places[c] // self.candidate.dp for c in classes)
+
+    @cached_property
+    def stages_per_host(self) -> tuple[int, ...]:
+        """Stages of one class that share a host, between which edges are free."""
+        per_host = self.places_per_host
+        return tuple(max(1, places // self.candidate.dp) if self.aligned else 1 for places in per_host)
+
+    @cached_property
+    def rings(self) -> tuple[int, ...]:
+        """Dp groups that share a host's NIC when a stage of the class is reduced; 0 where it fits into a host."""
+        dp = self.candidate.dp
+        if self.aligned:
+            return tuple(0 if dp <= places else 1 for places in self.places_per_host)
+        return tuple(
+            1 if places and dp % places == 0 else RINGS_WHERE_HOSTS_ARE_SHARED for places in self.places_per_host
+        )
+
+    def sync_bytes(self, stage: int, num_layers: int) -> int:
+        """Bytes of a stage's parameters as they travel in one reduction and one gathering, all shards together."""
         is_first, is_last = stage == 0, stage == self.candidate.pp - 1
-        return self.first_gradient_bytes * is_first + self.last_gradient_bytes * is_last
+        ends = self.first_sync_bytes * is_first + self.last_sync_bytes * is_last
+        return num_layers * self.layer_sync_bytes + ends
 
 
-@dataclass(frozen=True)
-class Links:
-    """Bytes/s of each cluster's slowest NIC: on its fabric (None for a single host), on the network all share.
-
-    The latter is None where the fleet is a single cluster.
-    """
-
-    fabric: tuple[float | None, ...]
-    shared: tuple[float | None, ...]
-
-
-def no_links(fleet: Fleet) -> Links:
-    """The links of candidates that have one tensor group, or one host: none is needed."""
-    nothing = (None,) * len(fleet.clusters)
-    return Links(nothing, nothing)
-
-
-def read_links(inventory: Inventory, job: Job, fleet: Fleet) -> Links:
-    """The links of `fleet`. Raises HolmesError naming host and netdev where a bandwidth is not known."""
-    fabric: list[float | None] = []
-    for cluster in fleet.clusters:
-        names = [host.name for host in cluster.hosts]
-        fabric.append(min(_bandwidths(inventory, job, names).values()) if len(names) > 1 else None)
-    if len(fleet.clusters) == 1:
-        return Links(tuple(fabric), (None,))
-    shared = _bandwidths(inventory, job, [host.name for cluster in fleet.clusters for host in cluster.hosts])
-    return Links(tuple(fabric), tuple(min(shared[host.name] for host in cluster.hosts) for cluster in fleet.clusters))
-
-
-def _bandwidths(inventory: Inventory, job: Job, names: list[str]) -> dict[str, float]:
-    return dict(zip(names, require_bandwidth(route(inventory, job, names), names), strict=True))
-
-
-def make_terms(job: Job, fleet: Fleet, links: Links, candidate: Candidate) -> Terms:
+def make_terms(job: Job, fleet: Fleet, candidate: Candidate) -> Terms:
     """The terms of `candidate` on `fleet`."""
-    clusters = fleet.clusters
-    seconds = [_compute_s(job, cluster, candidate) for cluster in clusters]
-    places = [tuple(host.num_places(candidate.tp) for host in cluster.hosts) for cluster in clusters]
-    message = message_bytes(job.model, candidate.micro_batch_size)
-    at_once = [min(candidate.dp, max(hosts)) for hosts in places]
-    ring = ring_bytes(1.0, candidate.dp)
+    tp, dp, classes = candidate.tp, candidate.dp, fleet.classes
+    how, model = candidate.execution(job), job.model
+    slots = [slot_s(job, each.hardware.slot, how) for each in classes]
+    per_host = [each.places_per_host(tp) for each in classes]
+    at_once = [min(dp, places) for places in per_host]
+    message = tp * edge_bytes(model, how)
+    travels = tp * (GRADIENT_BYTES + how.value_bytes)
+    exchange = shard_exchange_bytes(1.0, dp)
+    names = list(dict.fromkeys(each.cluster for each in classes))
+    hardware = [each.hardware for each in classes]
     return Terms(
         candidate=candidate,
-        num_layers=job.model.num_layers,
+        num_layers=model.num_layers,
         num_microbatches=candidate.num_microbatches(job.global_batch_size),
-        cluster_names=tuple(cluster.name for cluster in clusters),
-        places=tuple(sum(hosts) for hosts in places),
-        capacity=_capacity(job, fleet, candidate),
-        layer_s=tuple(layer for layer, _ in seconds),
-        head_s=tuple(head for _, head in seconds),
-        fabric_edge_s=tuple(_free_or(message * n, b) for n, b in zip(at_once, links.fabric, strict=True)),
-        shared_edge_s=tuple(_free_or(message * n, b) for n, b in zip(at_once, links.shared, strict=True)),
-        fabric_sync_s_per_byte=tuple(
-            _free_or(ring * rings_at_once(hosts, candidate.dp), b)
-            for hosts, b in zip(places, links.fabric, strict=True)
+        cluster=tuple(names.index(each.cluster) for each in classes),
+        places=tuple(each.num_places(tp) for each in classes),
+        places_per_host=tuple(per_host),
+        memory_bytes=tuple(each.memory_bytes for each in hardware),
+        capacity=_capacity(job, classes, candidate),
+        layer=tuple(layer for layer, _ in slots),
+        head=tuple(head for _, head in slots),
+        net_names=tuple(each.net_name for each in hardware),
+        fabric_edge_s=tuple(
+            _free_or(message * n, each.fabric_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
         ),
-        shared_sync_s_per_byte=tuple(_free_or(ring, b) for b in links.shared),
-        stage_groups_per_nic=tuple(max(hosts) for hosts in places),
-        layer_gradient_bytes=VALUE_BYTES * layer_parameters(job.model),
-        first_gradient_bytes=VALUE_BYTES * embedding_parameters(job.model),
-        last_gradient_bytes=VALUE_BYTES * head_parameters(job.model),
+        shared_edge_s=tuple(
+            _free_or(message * n, each.shared_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
+        ),
+        fabric_sync_s_per_byte=tuple(_free_or(exchange, each.fabric_bytes_per_s) for each in hardware),
+        shared_sync_s_per_byte=tuple(_free_or(exchange, each.shared_bytes_per_s) for each in hardware),
+        layer_sync_bytes=travels * layer_parameters(model, tp),
+        first_sync_bytes=travels * embedding_parameters(model, tp),
+        last_sync_bytes=travels * head_parameters(model, tp),
+        hides_edges=job.parallel.schedule in (None, "eager"),
     )
 
 
-def rings_at_once(places: tuple[int, ...], dp: int) -> int:
-    """Most dp groups of one host that leave it, when stages of `dp` places fill hosts of `places` one after another."""
-    owners = [host for host, count in enumerate(places) for _ in range(count)]
-    blocks = [owners[start : start + dp] for start in range(0, len(owners) - dp + 1, dp)]
-    leaving = [set(block) for block in blocks if len(set(block)) > 1]
-    return max((sum(host in hosts for hosts in leaving) for host in range(len(places))), default=0)
+def _free_or(size_bytes: float, bandwidth_bytes_per_s: float | None) -> float:
+    """Seconds of `size_bytes`, or 0 where no network was measured because none is needed (see `require_rates`)."""
+    return 0.0 if bandwidth_bytes_per_s is None else size_bytes / bandwidth_bytes_per_s
 
 
-def _free_or(size_bytes: float, bandwidth: float | None) -> float:
-    """Seconds of `size_bytes`, or 0 where no network is between the ranks."""
-    return 0.0 if bandwidth is None else message_s(size_bytes, bandwidth)
-
-
-def _compute_s(job: Job, cluster: FleetCluster, candidate: Candidate) -> tuple[float, float]:
-    """Seconds of forward and backward of one layer and of the head on the cluster's slowest host."""
-    seconds = [compute_s(job, host, candidate) for host in cluster.hosts]
-    return max(layer for layer, _ in seconds), max(head for _, head in seconds)
-
-
-def compute_s(job: Job, host: FleetHost, candidate: Candidate) -> tuple[float, float]:
-    """Seconds of forward and backward of one layer and of the head, for one micro-batch on one slot of `host`.
-
-    An emulated layer takes the seconds in job.yaml whatever the micro-batch, and an emulated head none.
-    """
-    emulate = job.compute.emulate
-    if emulate is not None:
-        return emulate.forward_s_per_layer + emulate.backward_s_per_layer, 0.0
-    assert host.flops_per_s is not None
-    speed = host.flops_per_s * candidate.tp
-    batch = candidate.micro_batch_size
-    return layer_flops(job.model, batch) / speed, head_flops(job.model, batch) / speed
+def slot_s(job: Job, slot: Slot, how: Execution) -> tuple[Halves, Halves]:
+    """Seconds of one layer, tensor collectives included, and of the head, for one micro-batch on one slot."""
+    layer, sums = layer_parts_s(job, how, slot)
+    whole = Halves(layer.forward_s + sums.forward_s, layer.backward_s + sums.backward_s)
+    return whole, head_parts_s(job, how, slot)
 
 
 def stage_memory_bytes(job: Job, candidate: Candidate, stage: int, num_layers: int) -> int:
-    """Bytes one rank of `stage` needs when it holds `num_layers` layers."""
-    return rank_memory_bytes(
-        job.model,
-        candidate.micro_batch_size,
-        num_layers,
-        in_flight(stage, candidate.pp, candidate.num_microbatches(job.global_batch_size)),
-        is_first=stage == 0,
-        is_last=stage == candidate.pp - 1,
-        tp=candidate.tp,
-    )
+    """Bytes one rank of `stage` needs under 1F1B when it holds `num_layers` layers."""
+    num_microbatches = candidate.num_microbatches(job.global_batch_size)
+    held = microbatches_in_flight("1f1b", candidate.pp, num_microbatches, stage)
+    is_first, is_last = stage == 0, stage == candidate.pp - 1
+    return memory_bytes(job.model, candidate.execution(job), (num_layers,), held, is_first, is_last)
 
 
-def _capacity(job: Job, fleet: Fleet, candidate: Candidate) -> tuple[tuple[int, ...], ...]:
-    memories = []
-    for cluster in fleet.clusters:
-        known = [host.memory_bytes for host in cluster.hosts if host.memory_bytes is not None]
-        memories.append(min(known, default=None))
+def layer_memory_bytes(job: Job, how: Execution) -> int:
+    """Bytes one more layer takes of a rank that holds one micro-batch."""
+    one, two = (memory_bytes(job.model, how, (layers,), (1,), False, False) for layers in (1, 2))
+    return two - one
+
+
+def _capacity(job: Job, classes: Sequence[HostClass], candidate: Candidate) -> tuple[tuple[int, ...], ...]:
+    """Most layers by stage and class; memory that is not known limits nothing.
+
+    Bytes are linear in layers, and per layer in micro-batches held, but for roundings of a few bytes: `SLACK_BYTES`.
+    """
+    pp, how, most = candidate.pp, candidate.execution(job), job.model.num_layers
+    num_microbatches = candidate.num_microbatches(job.global_batch_size)
+    memories = [each.hardware.memory_bytes for each in classes]
+
+    def needed(layers: int, held: int, is_first: bool = False, is_last: bool = False) -> int:
+        return memory_bytes(job.model, how, (layers,), (held,), is_first, is_last)
+
+    empty = {(first, last): needed(0, 0, first, last) for first in (False, True) for last in (False, True)}
+    states = needed(1, 0) - empty[False, False]
+    activations = needed(1, 1) - needed(1, 0)
+    rows: dict[tuple[int, bool, bool], tuple[int, ...]] = {}
     by_stage = []
-    for stage in range(candidate.pp):
-        by_stage.append(tuple(_most_layers(job, candidate, stage, memory) for memory in memories))
+    for stage in range(pp):
+        key = (microbatches_in_flight("1f1b", pp, num_microbatches, stage)[0], stage == 0, stage == pp - 1)
+        if key not in rows:
+            free = [None if memory is None else memory - SLACK_BYTES - empty[key[1:]] for memory in memories]
+            per_layer = states + key[0] * activations
+            rows[key] = tuple(most if left is None else max(0, min(most, left // per_layer)) for left in free)
+        by_stage.append(rows[key])
     return tuple(by_stage)
 
 
-def _most_layers(job: Job, candidate: Candidate, stage: int, memory_bytes: int | None) -> int:
-    """Most layers of `stage` that `memory_bytes` holds; what is not known limits nothing."""
-    layers = job.model.num_layers
-    if memory_bytes is None:
-        return layers
-    fitting = bisect_right(
-        range(layers + 1), memory_bytes, key=lambda held: stage_memory_bytes(job, candidate, stage, held)
-    )
-    return max(0, fitting - 1)
+def joined_s(terms: Terms, classes: Iterable[int], fabric: Sequence[float], shared: Sequence[float]) -> float:
+    """The slowest of `classes` on the network they share: the fabric of one cluster by one transport, else the shared.
+
+    `fabric` and `shared` are seconds by class.
+    """
+    classes = tuple(classes)
+    alike = len({(terms.cluster[c], terms.net_names[c]) for c in classes}) == 1
+    return max((fabric if alike else shared)[c] for c in classes)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from holmes_core.inventory import Inventory
 from holmes_core.job import Job
 from planner.candidates import Candidate
 from planner.fleet import Fleet
-from planner.place import Place, free_places
-from planner.search import Placement, even_layers
-from planner.terms import stage_memory_bytes
+from planner.place import Place, host_places
+from planner.placement import Found, Placement, usual_cut
+from planner.price import price_hosts_s
+from planner.terms import Terms, make_terms, stage_memory_bytes
+
+MOST_PRICED = 40  # candidates, the most promising first; and no more than so many places of theirs:
+MOST_PLACES = 50_000
 
 
 def usual_places(inventory: Inventory, fleet: Fleet, candidate: Candidate) -> dict[tuple[int, int], Place]:
     """The place of each (stage, replica): hosts in inventory order, each replica's stages on consecutive places."""
-    by_cluster = free_places(fleet, candidate.tp)
-    by_host: dict[str, list[Place]] = {}
-    for places in by_cluster.values():
-        for where in places:
-            by_host.setdefault(where.host, []).append(where)
-    in_order = (where for host in inventory.hosts for where in by_host.get(host.name, ()))
+    hosts = (fleet.hosts[host.name] for host in inventory.hosts if host.name in fleet.hosts)
+    in_order = (where for host in hosts for where in host_places(host, candidate.tp))
     return {
         (stage, replica): where
         for replica in range(candidate.dp)
@@ -26,23 +28,52 @@ def usual_places(inventory: Inventory, fleet: Fleet, candidate: Candidate) -> di
     }
 
 
-def usual_placement(job: Job, fleet: Fleet, candidate: Candidate, places: dict[tuple[int, int], Place]) -> Placement:
-    """The cut that goes with it, fixed or even with the remainder on the first stages, and the clusters of `places`."""
-    names = [cluster.name for cluster in fleet.clusters]
+def usual_placement(job: Job, fleet: Fleet, candidate: Candidate, places: Mapping[tuple[int, int], Place]) -> Placement:
+    """The cut that goes with it, fixed or even with the remainder on the first stages, and the classes of `places`."""
     sites = tuple(
-        tuple(names.index(places[stage, replica].cluster) for replica in range(candidate.dp))
+        tuple(fleet.class_of[places[stage, replica].host] for replica in range(candidate.dp))
         for stage in range(candidate.pp)
     )
-    layers = job.parallel.layers or even_layers(job.model.num_layers, candidate.pp)
-    return Placement(candidate, fleet, layers, sites)
+    microbatches = (candidate.num_microbatches(job.global_batch_size),) * candidate.dp
+    return Placement(candidate, usual_cut(job, candidate.pp), sites, microbatches)
 
 
-def misfit(job: Job, placement: Placement, places: dict[tuple[int, int], Place]) -> str | None:
+def misfit(job: Job, fleet: Fleet, placement: Placement, places: Mapping[tuple[int, int], Place]) -> str | None:
     """Which stage does not fit into the memory of which host, in words; None if all fit or memory is not known."""
-    memory = {host.name: host.memory_bytes for cluster in placement.fleet.clusters for host in cluster.hosts}
+    needed = [stage_memory_bytes(job, placement.candidate, stage, held) for stage, held in enumerate(placement.layers)]
     for (stage, _), where in sorted(places.items()):
-        needed = stage_memory_bytes(job, placement.candidate, stage, placement.layers[stage])
-        available = memory[where.host]
-        if available is not None and needed > available:
-            return f"stage {stage} needs {needed} bytes on a GPU of host {where.host}, which has {available}"
+        available = fleet.hosts[where.host].hardware.memory_bytes
+        if available is not None and needed[stage] > available:
+            return f"stage {stage} needs {needed[stage]} bytes on a GPU of host {where.host}, which has {available}"
     return None
+
+
+def best_usual(
+    inventory: Inventory, job: Job, fleet: Fleet, candidates: Iterable[tuple[float, Candidate]]
+) -> Found | None:
+    """The usual order with the degrees that suit it best; `candidates` come with seconds they cannot beat, ascending.
+
+    None where no even cut fits.
+    """
+    best: Found | None = None
+    priced = 0
+    for count, (bound_s, candidate) in enumerate(candidates):
+        priced += candidate.pp * candidate.dp
+        enough = count >= MOST_PRICED or priced > MOST_PLACES
+        if best is not None and (bound_s >= best.objective_s or enough):
+            break
+        places = usual_places(inventory, fleet, candidate)
+        placement = usual_placement(job, fleet, candidate, places)
+        terms = make_terms(job, fleet, candidate)
+        if not _fits(terms, placement):
+            continue
+        hosts = [[places[s, r].host for r in range(candidate.dp)] for s in range(candidate.pp)]
+        seconds = price_hosts_s(terms, fleet.class_of, placement.layers, hosts, placement.microbatches)
+        if best is None or seconds < best.objective_s:
+            best = Found(seconds, placement)
+    return best
+
+
+def _fits(terms: Terms, placement: Placement) -> bool:
+    rows = zip(placement.sites, placement.layers, terms.capacity, strict=True)
+    return all(held <= capacity[c] for row, held, capacity in rows for c in set(row))

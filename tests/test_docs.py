@@ -2,51 +2,39 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import doc_session
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def blocks(language: str) -> list[str]:
-    """Fenced blocks of the README in `language` ("" for none)."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
-    return [text for name, text in found if name == language]
-
-
-def session() -> list[tuple[str, str]]:
-    """Commands of the README's session, each with the output shown below it."""
-    (text,) = [block for block in blocks("") if block.startswith("$ ")]
-    parts = re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]
-    return [(command, shown) for command, _, shown in (part.partition("\n") for part in parts)]
-
-
 def test_readme_session_works_and_shows_true_output(tmp_path: Path) -> None:
-    for text in blocks("yaml"):
-        name = text.splitlines()[0].removeprefix("# ")
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    environment = {**os.environ, "COLUMNS": "120", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    commands = session()
+    doc_session.prepare(doc_session.README, tmp_path)
+    commands = doc_session.sessions(README)
     assert [command.split()[0] for command, _ in commands] == ["python3", "holmes", "holmes", "holmes", "holmes"]
     for command, shown in commands:
-        if shutil.which("holmes", path=environment["PATH"]) is None:
-            command = re.sub(r"^holmes ", f"{sys.executable} -m holmes_cli ", command)
-            environment["PYTHONPATH"] = str(ROOT)
-        done = subprocess.run(
-            command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
-        )
+        done = doc_session.run(command, tmp_path, columns=120)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         assert done.stdout.startswith(shown), f"{command}\n{done.stdout}"
     assert (tmp_path / "plan.json").exists()
     assert len(list((tmp_path / "runs").glob("*/metrics.jsonl"))) == 1
+
+
+def test_commands_of_the_planning_page_show_true_output(tmp_path: Path) -> None:
+    doc_session.prepare(doc_session.PLANNING, tmp_path)
+    commands = doc_session.sessions(doc_session.PLANNING.read_text(encoding="utf-8"))
+    assert len(commands) >= 4
+    for command, shown in commands:
+        done = doc_session.run(command, tmp_path, columns=100)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        assert done.stdout.startswith(shown), f"{command}\n{done.stdout}"
+    assert (tmp_path / "plan.html").exists()
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"`?make (\w+)", README))))

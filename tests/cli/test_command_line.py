@@ -71,7 +71,7 @@ def planned(folder: Path, **changes: Any) -> None:
 
 
 def nothing_is_left(folder: Path) -> bool:
-    return list((folder / "home" / ".cache" / "holmes").glob("*")) == []
+    return list((folder / "home" / ".cache" / "holmes" / "runs").glob("*")) == []
 
 
 def test_three_commands_train_on_local_processes(tmp_path: Path) -> None:

@@ -79,7 +79,8 @@ def test_bed_is_proven_optimal() -> None:
 
 def test_parts_add_up_to_the_step() -> None:
     p = plan_for(BED, bed_job()).prediction
-    assert p.compute_s + p.bubble_s + p.exposed_edge_s + p.exposed_dp_s == pytest.approx(p.step_s, rel=1e-9)
+    parts = p.compute_s + p.bubble_s + p.exposed_tp_s + p.exposed_edge_s + p.exposed_dp_s + p.optimizer_s
+    assert parts == pytest.approx(p.step_s, rel=1e-9)
     assert p.tokens_per_s == pytest.approx(32 * 128 / p.step_s)
 
 
@@ -187,7 +188,7 @@ def test_progress_counts_candidates_settled() -> None:
 
 
 def test_time_limit_returns_the_best_so_far_with_its_gap() -> None:
-    plan = plan_for(cpu_inventory([3, 2, 2]), bed_job(parallel={}), time_limit_s=0.0)
+    plan = plan_for(gpu_inventory([5, 3]), gpt_7b(), time_limit_s=0.0)
     assert plan.solve.status == "time limit"
     assert 0 < plan.solve.gap < 1
     assert plan.solve.programs == 0
@@ -264,15 +265,18 @@ def test_too_little_memory_says_how_much_would_do() -> None:
 
 
 def test_memory_limits_push_layers_to_more_stages() -> None:
-    plan = plan_for(gpu_inventory([2, 2], memory_bytes=40 * GIB), gpt_7b(global_batch_size=64))
+    job = gpt_7b(global_batch_size=64, parallel={"tp": 1, "recompute": "none"})
+    plan = plan_for(gpu_inventory([2, 2], memory_bytes=24 * GIB), job)
     assert plan.pp >= 4
-    assert max(plan.prediction.memory_bytes) <= 40 * GIB
+    assert max(plan.prediction.memory_bytes) <= 24 * GIB
 
 
 def test_usual_order_is_none_where_an_even_cut_does_not_fit() -> None:
     inventory = gpu_inventory([1, 1], gpus_per_host=1, memory_bytes=None)
-    job = gpt_7b(parallel={"pp": 2, "dp": 1, "micro_batch_size": 1})
-    first, last = plan_for(inventory, job).prediction.memory_bytes
+    parallel = {"pp": 2, "dp": 1, "micro_batch_size": 1, "recompute": "none", "schedule": "1f1b"}
+    job = gpt_7b(parallel=parallel)
+    even = gpt_7b(parallel=parallel | {"layers": [18, 18]})
+    first, last = plan_for(inventory, even).prediction.memory_bytes
     assert first > last
     tight = gpu_inventory([1, 1], gpus_per_host=1, memory_bytes=first - 1)
     assert plan_for(tight, job).usual_order is None

@@ -8,7 +8,7 @@ import pytest
 
 from holmes_core.errors import HolmesError
 from holmes_core.inventory import FabricKind, Inventory
-from planner.networks import route
+from planner.networks import Networks
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
 SMALL = {"num_layers": 8, "hidden_size": 1024, "num_heads": 16, "seq_length": 512, "vocab_size": 1000}
@@ -37,17 +37,17 @@ def test_rdma_is_used_inside_clusters_and_sockets_between() -> None:
 
 
 def test_rdma_bandwidth_counts_inside_a_cluster() -> None:
-    assert route(mixed(), gpu_job(), ["a1", "a2"]).bandwidths == (1600 * GBPS, 1600 * GBPS)
+    assert Networks(mixed(), gpu_job()).route(["a1", "a2"]).bandwidths == (1600 * GBPS, 1600 * GBPS)
 
 
 def test_sockets_of_an_ethernet_cluster_use_the_shared_network_on_cuda() -> None:
     # NCCL takes one list of socket interfaces for the whole process.
-    path = route(mixed("Ethernet"), gpu_job(), ["b1", "b2"])
+    path = Networks(mixed("Ethernet"), gpu_job()).route(["b1", "b2"])
     assert (path.network, path.net_name, path.interfaces) == ("shared", "Socket", ("eth0", "eth0"))
 
 
 def test_gloo_of_an_ethernet_cluster_uses_its_fabric() -> None:
-    path = route(cpu_inventory([2, 2]), bed_job(), ["b1", "b2"])
+    path = Networks(cpu_inventory([2, 2]), bed_job()).route(["b1", "b2"])
     assert (path.network, path.net_name, path.interfaces) == ("b", None, ("eth1", "eth1"))
 
 
@@ -57,7 +57,7 @@ def test_unknown_rdma_rate_falls_back_to_sockets() -> None:
     ports = tuple(port.model_copy(update={"rdma_bandwidth_bytes_per_s": None}) for port in fabric.ports)
     cluster = inventory.clusters[0].model_copy(update={"fabric": fabric.model_copy(update={"ports": ports})})
     inventory = inventory.model_copy(update={"clusters": (cluster, inventory.clusters[1])})
-    assert route(inventory, gpu_job(), ["a1", "a2"]).net_name == "Socket"
+    assert Networks(inventory, gpu_job()).route(["a1", "a2"]).net_name == "Socket"
 
 
 def test_replicas_of_one_host_share_its_nic() -> None:

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from holmes_runtime.schedule import Action, ActionKind, one_f_one_b
-from planner.simulate import Bucket, Interval, PipelineTimes, reduce_end_s, run_pipeline, simulate
+from holmes_runtime.schedule import Action, ActionKind, Schedule, ScheduleName, make_schedule, one_f_one_b
+from planner.simulate import (
+    Bucket,
+    Interval,
+    Pipeline,
+    PipelineTimes,
+    Span,
+    reduce_end_s,
+    run_pipeline,
+    simulate,
+    timeline,
+)
 
 FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
 
@@ -16,49 +26,90 @@ def times(stages: int, edge_s: float = 0.0) -> PipelineTimes:
     return PipelineTimes((1.0,) * stages, (2.0,) * stages, edges, edges)
 
 
+def step_s(schedule: Schedule, seconds: PipelineTimes) -> float:
+    """Seconds of one replica's step without gradients."""
+    return simulate([Pipeline(schedule, seconds)])
+
+
 def test_one_stage_takes_the_sum() -> None:
-    assert simulate(one_f_one_b(1, 4), [times(1)]) == 12
+    assert step_s(one_f_one_b(1, 4), times(1)) == 12
 
 
 def test_without_edges_1f1b_takes_m_plus_p_minus_1() -> None:
-    assert simulate(one_f_one_b(4, 8), [times(4)]) == (8 + 4 - 1) * 3
+    assert step_s(one_f_one_b(4, 8), times(4)) == (8 + 4 - 1) * 3
+
+
+def test_gpipe_takes_as_long_as_1f1b() -> None:
+    assert step_s(make_schedule("gpipe", 4, 8), times(4)) == (8 + 4 - 1) * 3
+
+
+def test_interleaving_divides_the_bubble_by_the_chunks() -> None:
+    # Eight stages of half a rank's work each: (p - 1) / 2 of bubble, on 8 x 3 s of work.
+    half = PipelineTimes((0.5,) * 8, (1.0,) * 8, (0.0,) * 7, (0.0,) * 7)
+    assert step_s(make_schedule("interleaved", 4, 8, 2), half) == 8 * 3 + 3 * 3 / 2
+
+
+def test_zero_bubble_waits_for_input_gradients_alone() -> None:
+    # Two stages, two micro-batches, halves of 1 s. Rank 1: F0 1-2, input 2-3, weight 3-4 waits for lag 1: F1 3-4 ...
+    # Each rank computes 6 s; rank 1 starts at 1 s and never waits.
+    assert step_s(make_schedule("zero-bubble", 2, 2), times(2)) == 7
+    assert step_s(one_f_one_b(2, 2), times(2)) == 9
 
 
 def test_two_stage_timeline_by_hand() -> None:
-    run = run_pipeline(one_f_one_b(2, 2), times(2, edge_s=0.5))
     # Stage 0: F0 0-1, F1 1-2. Stage 1: F0 1.5-2.5, B0 2.5-4.5, F1 4.5-5.5, B1 5.5-7.5. Stage 0: B0 5-7, B1 8-10.
-    assert run == {
-        Action(0, FORWARD, 0): Interval(0, 1),
-        Action(0, FORWARD, 1): Interval(1, 2),
-        Action(1, FORWARD, 0): Interval(1.5, 2.5),
-        Action(1, BACKWARD, 0): Interval(2.5, 4.5),
-        Action(1, FORWARD, 1): Interval(4.5, 5.5),
-        Action(1, BACKWARD, 1): Interval(5.5, 7.5),
-        Action(0, BACKWARD, 0): Interval(5, 7),
-        Action(0, BACKWARD, 1): Interval(8, 10),
-    }
+    assert timeline(Pipeline(one_f_one_b(2, 2), times(2, edge_s=0.5))) == (
+        Span(0, FORWARD, 0, 0, 0, 1),
+        Span(0, FORWARD, 0, 1, 1, 2),
+        Span(0, BACKWARD, 0, 0, 5, 7),
+        Span(0, BACKWARD, 0, 1, 8, 10),
+        Span(1, FORWARD, 1, 0, 1.5, 2.5),
+        Span(1, BACKWARD, 1, 0, 2.5, 4.5),
+        Span(1, FORWARD, 1, 1, 4.5, 5.5),
+        Span(1, BACKWARD, 1, 1, 5.5, 7.5),
+    )
 
 
 def test_a_link_carries_one_message_at_a_time() -> None:
-    run = run_pipeline(one_f_one_b(2, 2), times(2, edge_s=10.0))
+    spans = timeline(Pipeline(one_f_one_b(2, 2), times(2, edge_s=10.0)))
     # F0 leaves at 1 and arrives at 11; F1 is done at 2, leaves at 11 and arrives at 21.
-    assert run[Action(1, FORWARD, 0)].start_s == 11
-    assert run[Action(1, FORWARD, 1)].start_s == 21
+    arrivals = {span.microbatch: span.start_s for span in spans if span.stage == 1 and span.kind is FORWARD}
+    assert arrivals == {0: 11, 1: 21}
+
+
+def test_stages_of_two_ranks_share_the_link_between_them() -> None:
+    # Stages 0 and 2 are on rank 0: what either sends to rank 1 queues on one link.
+    slow = PipelineTimes((1.0,) * 4, (1.0,) * 4, (5.0, 0.0, 5.0), (0.0,) * 3)
+    free = PipelineTimes((1.0,) * 4, (1.0,) * 4, (5.0, 0.0, 0.0), (0.0,) * 3)
+    schedule = make_schedule("interleaved", 2, 2, 2)
+    assert step_s(schedule, slow) > step_s(schedule, free) >= 2 * 5
 
 
 def test_an_edge_sets_the_pace_of_1f1b() -> None:
     # Closed form's loop through both stages: (3 + 3 + 2 x 5) / 2 = 8 s for each further micro-batch.
-    long, short = (simulate(one_f_one_b(2, m), [times(2, edge_s=5.0)]) for m in (102, 2))
+    long, short = (step_s(one_f_one_b(2, m), times(2, edge_s=5.0)) for m in (102, 2))
     assert (long - short) / 100 == pytest.approx(8)
 
 
-def test_never_faster_than_the_busiest_stage() -> None:
-    slow = PipelineTimes((1.0, 4.0, 1.0), (2.0, 5.0, 2.0), (0.3, 0.1), (0.2, 0.4))
-    assert simulate(one_f_one_b(3, 6), [slow]) >= 6 * 9
+def test_one_more_in_flight_hides_a_slow_edge() -> None:
+    eager = make_schedule("eager", 2, 20, 1, (1,))
+    assert step_s(eager, times(2, edge_s=1.0)) < step_s(one_f_one_b(2, 20), times(2, edge_s=1.0))
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager", "interleaved", "zero-bubble"])
+def test_never_faster_than_the_busiest_rank(name: ScheduleName) -> None:
+    chunks = 2 if name == "interleaved" else 1
+    slow = PipelineTimes((1.0, 4.0, 1.0) * chunks, (2.0, 5.0, 2.0) * chunks, (0.3,) * 5, (0.2,) * 5)
+    assert step_s(make_schedule(name, 3, 6, chunks), slow) >= 6 * 9 * chunks
+
+
+def test_replicas_may_run_different_numbers_of_microbatches() -> None:
+    pipelines = [Pipeline(one_f_one_b(2, m), times(2)) for m in (3, 5)]
+    assert simulate(pipelines) == (5 + 2 - 1) * 3
 
 
 def test_reduction_hides_under_the_last_backward_but_for_the_last_bucket() -> None:
-    # Four layers of 1 s each from 10 s on; each all-reduce takes 0.5 s: only the last one shows.
+    # Four layers of 1 s each from 10 s on; each reduction takes 0.5 s: only the last one shows.
     assert reduce_end_s([Interval(10, 14)], [Bucket(1, 0.5)] * 4) == 14.5
 
 
@@ -71,7 +122,26 @@ def test_reduction_waits_for_the_slowest_replica() -> None:
     assert reduce_end_s([Interval(10, 14), Interval(12, 16)], [Bucket(1, 0.5)] * 4) == 16.5
 
 
+def test_reductions_of_a_rank_s_stages_queue() -> None:
+    # One rank with two chunks, backwards of 2 s one after the other; each reduction takes 5 s after its backward.
+    schedule = {0: tuple(Action(s, kind, 0) for s, kind in ((0, FORWARD), (1, FORWARD), (1, BACKWARD), (0, BACKWARD)))}
+    assert simulate([Pipeline(schedule, times(2))], [[Bucket(2, 5)], [Bucket(2, 5)]]) == 2 + 2 + 5 + 5
+
+
+def test_weights_are_gathered_under_the_first_forward() -> None:
+    # Four layers of 0.25 s; gathers of 0.2 s each, first layers first: the forward waits for the first alone.
+    layers = [Bucket(0.5, 0.0, 0.2)] * 4
+    assert run_pipeline(one_f_one_b(1, 2), times(1), [layers])[0][0].end_s == pytest.approx(1.2)
+
+
+def test_slow_gathers_hold_up_the_first_forward_of_each_stage_once() -> None:
+    layers = [Bucket(0.5, 0.0, 1.0)] * 4
+    first, second, *_ = run_pipeline(one_f_one_b(2, 2), times(2), [layers, layers])[0]
+    # The last layer's weights are there at 4 s.
+    assert (first.end_s, second.end_s) == (4.25, 5.25)
+
+
 def test_a_schedule_that_waits_for_itself_is_refused() -> None:
-    backward_first = {0: (Action(0, BACKWARD, 0), Action(0, FORWARD, 0))}
+    backward_first: Schedule = {0: (Action(0, BACKWARD, 0), Action(0, FORWARD, 0))}
     with pytest.raises(ValueError, match="stands still"):
         run_pipeline(backward_first, times(1))

@@ -12,7 +12,7 @@ from planner.verify import verify
 from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
 BED = cpu_inventory([2, 2])
-PLAN = plan_for(BED, bed_job())
+PLAN = plan_for(BED, bed_job(parallel={"pp": 2, "dp": 2, "schedule": "1f1b"}))
 
 
 def changed(plan: Plan, field: str, index: int, /, **update: Any) -> Plan:
@@ -51,8 +51,14 @@ TAMPERED: dict[str, Callable[[], Plan]] = {
         update={"prediction": PLAN.prediction.model_copy(update={"memory_bytes": (1, 2)})}
     ),
     "the closed form is": lambda: PLAN.model_copy(
-        update={"solve": PLAN.solve.model_copy(update={"objective_s": PLAN.solve.objective_s * 1.00001})}
+        update={"solve": PLAN.solve.model_copy(update={"placement_s": PLAN.solve.placement_s * 1.00001})}
     ),
+    "below the least one found": lambda: PLAN.model_copy(
+        update={"solve": PLAN.solve.model_copy(update={"objective_s": PLAN.solve.objective_s * 2})}
+    ),
+    "schedule is gpipe, the job fixes 1f1b": lambda: PLAN.model_copy(update={"schedule": "gpipe"}),
+    "a replica runs no micro-batch": lambda: PLAN.model_copy(update={"microbatches": (PLAN.microbatches[0] * 2, 0)}),
+    "holds one chunk": lambda: PLAN.model_copy(update={"chunks": 2}),
     "below the bound": lambda: PLAN.model_copy(
         update={"solve": PLAN.solve.model_copy(update={"bound_s": PLAN.solve.objective_s * 2})}
     ),

@@ -1,0 +1,150 @@
+"""Published training steps predicted by the planner's own cost model and simulator, row by row, with errors.
+
+One set of constants per machine type (planner/gpu_speeds.py) and per site (published_steps/sites.py), fitted by
+`python -m benchmarks.published_steps.fit` to every second row of a table; the other rows are predictions. A micro-batch
+size that is not published is the one the model finds fastest among those that fit in memory.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.figure import print_figure
+from benchmarks.published_steps.measurements import SOURCES, Measurement, measurements
+from benchmarks.published_steps.predict_row import calibrates, chosen_size, predicted_bytes, predicted_s
+from benchmarks.published_steps.sites import SITES
+
+DOC = Path(__file__).parent.parent / "docs" / "cost-model.md"
+BEGIN, END = "<!-- validation begins -->", "<!-- validation ends -->"
+COLUMNS = "| row | b | calibrates | published s | predicted s | error |"
+MEMORY_COLUMNS = " GB | predicted GB | error |"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A row, and what the model says of it. `memory_gb` only where the publication has it."""
+
+    row: Measurement
+    calibrates: bool
+    step_s: float
+    memory_gb: float | None
+
+    @property
+    def error(self) -> float:
+        """Of the step time, as a part of the published one."""
+        return self.step_s / self.row.step_s - 1
+
+    @property
+    def memory_error(self) -> float | None:
+        """Of the peak memory."""
+        return None if self.memory_gb is None or self.row.memory_gb is None else self.memory_gb / self.row.memory_gb - 1
+
+    @property
+    def name(self) -> str:
+        """The row's model and cut."""
+        row = self.row
+        chunks = f" x{row.chunks}" if row.chunks > 1 else ""
+        return f"{row.name} t{row.tp} p{row.pp}{chunks} d{row.dp} B{row.global_batch_size} {row.recompute}"
+
+
+def judge(row: Measurement) -> Judged:
+    """The row predicted."""
+    site, chosen = SITES[row.table], chosen_size(row, SITES[row.table])
+    assert chosen.micro_batch_size is not None
+    memory = None if row.memory_gb is None else predicted_bytes(row, site, chosen.micro_batch_size) / 1e9
+    return Judged(chosen, calibrates(row), predicted_s(chosen, site), memory)
+
+
+def mean_error(rows: Sequence[Judged]) -> float:
+    """Mean of the absolute errors of step times."""
+    return statistics.fmean(abs(row.error) for row in rows)
+
+
+def rank_correlation(rows: Sequence[Judged]) -> float:
+    """Spearman's, of predicted and published step times."""
+    published, predicted = [row.row.step_s for row in rows], [row.step_s for row in rows]
+    return statistics.correlation(
+        *([sorted(values).index(value) for value in values] for values in (published, predicted))
+    )
+
+
+def summary_lines(judged: Sequence[Judged]) -> list[str]:
+    """A Markdown table: one line a table of measurements."""
+    lines = ["| table | rows | mean error | of rows not calibrated on | max error | rank correlation |"]
+    lines.append("|---|---|---|---|---|---|")
+    for table in dict.fromkeys(row.row.table for row in judged):
+        rows = [row for row in judged if row.row.table == table]
+        others = [row for row in rows if not row.calibrates]
+        largest = max(abs(row.error) for row in rows)
+        lines.append(
+            f"| {table} | {len(rows)} | {mean_error(rows):.1%} | {mean_error(others):.1%} | {largest:.1%} "
+            f"| {rank_correlation(rows):.2f} |"
+        )
+    return lines
+
+
+def table_lines(table: str, judged: Sequence[Judged]) -> list[str]:
+    """A Markdown table: one line a row of `table`."""
+    rows = [row for row in judged if row.row.table == table]
+    has_memory = any(row.memory_gb is not None for row in rows)
+    lines = [f"### {table}", "", SOURCES[table] + ".", ""]
+    lines.append(COLUMNS + MEMORY_COLUMNS * has_memory)
+    lines.append("|---|---|---|---|---|---|" + "---|---|---|" * has_memory)
+    for row in rows:
+        line = f"| {row.name} | {row.row.micro_batch_size} | {'yes' if row.calibrates else ''} "
+        line += f"| {row.row.step_s:.3f} | {row.step_s:.3f} | {row.error:+.1%} |"
+        if row.memory_error is not None:
+            line += f" {row.row.memory_gb:.1f} | {row.memory_gb:.1f} | {row.memory_error:+.1%} |"
+        lines.append(line)
+    return [*lines, ""]
+
+
+def write_docs(judged: Sequence[Judged]) -> None:
+    """Replace the tables in docs/cost-model.md."""
+    lines = [*summary_lines(judged), ""]
+    for table in dict.fromkeys(row.row.table for row in judged):
+        lines += table_lines(table, judged)
+    text = DOC.read_text(encoding="utf-8")
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    DOC.write_text(before + BEGIN + "\n" + "\n".join(lines) + END + after, encoding="utf-8")
+
+
+def show(judged: Sequence[Judged]) -> None:
+    """The rows for people."""
+    table = Table(title="published steps against predicted ones; * the constants were fitted to", title_justify="left")
+    for heading in ("table", "row", "b", "published s", "predicted s", "error", "memory error"):
+        table.add_column(heading)
+    for row in judged:
+        mark = "*" if row.calibrates else " "
+        memory = "" if row.memory_error is None else f"{row.memory_error:+.1%}"
+        seconds = (f"{row.row.step_s:.3f}", f"{row.step_s:.3f}", f"{row.error:+.1%}")
+        table.add_row(mark + row.row.table, row.name, str(row.row.micro_batch_size), *seconds, memory)
+    Console(highlight=False, width=120).print(table)
+
+
+def main() -> None:
+    """Predict every row; with `--write-docs` also put the tables into docs/cost-model.md."""
+    judged = [judge(row) for row in measurements()]
+    show(judged)
+    for table in dict.fromkeys(row.row.table for row in judged):
+        rows = [row for row in judged if row.row.table == table]
+        print_figure(f"validation.mean_error.{table}", 100 * mean_error(rows), "%")
+        others = [row for row in rows if not row.calibrates]
+        print_figure(f"validation.mean_error_not_calibrated.{table}", 100 * mean_error(others), "%")
+        print_figure(f"validation.max_error.{table}", 100 * max(abs(row.error) for row in rows), "%")
+        print_figure(f"validation.rank_correlation.{table}", rank_correlation(rows), "1")
+    memory = [abs(row.memory_error) for row in judged if row.memory_error is not None]
+    print_figure("validation.mean_memory_error.V5", 100 * statistics.fmean(memory), "%")
+    if "--write-docs" in sys.argv:
+        write_docs(judged)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""`holmes attach`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holmes_cli.launch_command import watch_in_background
+from holmes_cli.run_view import RunView
+from holmes_cli.show_run import show_ended
+from holmes_cli.terminal import err
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from launcher.follow_folder import follow_events, read_plan
+from launcher.run_folder import read_run
+from launcher.run_store import find_run
+
+
+def attach_command(
+    run: Annotated[str, typer.Argument(help="A run's id, the start of it, or its folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON, one a line.")] = False,
+) -> None:
+    """Look at a run as it goes on; Ctrl-C stops looking and leaves the run alone."""
+    stored = find_run(run)
+    if stored.watched == "unwatched":
+        if not stored.run.settings.detached:
+            raise HolmesError(
+                f"run {stored.run.run_id}: its controller was killed, and its ranks have ended by themselves",
+                f"`holmes stop {stored.run.run_id}` records that; start it anew with `holmes launch`",
+                ANSWER_IS_NO,
+            )
+        watch_in_background(stored.folder)
+    plan = read_plan(stored.folder)
+    with RunView(plan, as_json) as view:
+        try:
+            for event in follow_events(stored.folder):
+                view.show(event)
+        except KeyboardInterrupt:
+            err.print(f"the run goes on; `holmes stop {stored.run.run_id}` ends it")
+            return
+    ended = read_run(stored.folder)
+    show_ended(plan, ended, stored.folder)
+    if ended.exit_code:
+        raise typer.Exit(ended.exit_code)

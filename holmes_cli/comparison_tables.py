@@ -1,0 +1,99 @@
+"""Two plans side by side, as tables: degrees, stages, parts of the step, memory, traffic, networks, and what moved."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby
+
+from holmes_cli.plan_tables import AXES, Sheet, count, describe
+from holmes_core.plan import Axis, Plan
+from holmes_core.units import format_bytes, format_memory, format_seconds
+from planner.explain import ranges, step_parts, tasklets
+
+MOST_MOVED = 12  # hosts named one by one
+
+
+def comparison_sheets(plan: Plan, other: Plan, name: str) -> tuple[Sheet, Sheet]:
+    """Figures side by side, then the hosts that hold other tasklets; `name` is the other plan's file."""
+    rows = (*_shape(plan, other), *_speed(plan, other), *_sizes(plan, other), *_networks(plan, other))
+    return Sheet(f"This plan and {name}", ("", "this plan", name, "ratio"), rows), _moved(plan, other, name)
+
+
+def _shape(plan: Plan, other: Plan) -> tuple[tuple[str, ...], ...]:
+    inputs = [
+        (what, "", "another one", "")
+        for what, ours, theirs in (
+            ("inventory", plan.inventory, other.inventory),
+            ("job", plan.job_source, other.job_source),
+        )
+        if ours.digest != theirs.digest
+    ]
+    degrees = ("degrees", describe(plan), describe(other), "")
+    return (*inputs, degrees, ("stages", _stages(plan), _stages(other), ""))
+
+
+def _stages(plan: Plan) -> str:
+    """Layers and clusters of each stage, a line a run of stages alike."""
+    lines = []
+    for (layers, clusters), alike in groupby(plan.stages, key=lambda stage: (stage.num_layers, stage.clusters)):
+        stages = ranges([stage.index for stage in alike])
+        lines.append(f"{stages}: {count(layers, 'layer')} on {' + '.join(clusters)}")
+    return "\n".join(lines)
+
+
+def _speed(plan: Plan, other: Plan) -> list[tuple[str, ...]]:
+    ours, theirs = plan.prediction, other.prediction
+    parts = zip(step_parts(ours), step_parts(theirs), strict=True)
+    seconds = [("step", ours.step_s, theirs.step_s), *((f"  {a.name}", a.seconds, b.seconds) for a, b in parts)]
+    tokens = (f"{ours.tokens_per_s:.0f}", f"{theirs.tokens_per_s:.0f}", _ratio(ours.tokens_per_s, theirs.tokens_per_s))
+    return [
+        ("tokens/s", *tokens),
+        *((name, format_seconds(a), format_seconds(b), _ratio(a, b)) for name, a, b in seconds),
+    ]
+
+
+def _sizes(plan: Plan, other: Plan) -> list[tuple[str, ...]]:
+    """Memory of the fullest rank, and bytes on each network."""
+    ours, theirs = plan.prediction, other.prediction
+    fullest = max(ours.memory_bytes), max(theirs.memory_bytes)
+    rows = [("fullest rank", *(format_memory(size) for size in fullest), _ratio(*fullest))]
+    for network in sorted({seen.network for seen in (*ours.traffic, *theirs.traffic)}):
+        sent = [sum(seen.sent_bytes for seen in guess.traffic if seen.network == network) for guess in (ours, theirs)]
+        rows.append((f"sent a step on {network}", *(format_bytes(size) for size in sent), _ratio(*sent)))
+    return rows
+
+
+def _networks(plan: Plan, other: Plan) -> list[tuple[str, ...]]:
+    rows = []
+    for axis, word in AXES.items():
+        used = _used(plan, axis), _used(other, axis)
+        if any(used):
+            rows.append((f"{word} groups use", *(text or "none" for text in used), ""))
+    return rows
+
+
+def _used(plan: Plan, axis: Axis) -> str:
+    """The networks of the groups of `axis`, and how many groups are on each."""
+    networks = Counter(group.network for group in plan.groups if group.axis == axis)
+    return ", ".join(f"{network} ({number})" for network, number in sorted(networks.items()))
+
+
+def _ratio(ours: float, theirs: float) -> str:
+    return f"{ours / theirs:.2f}x" if theirs else ""
+
+
+def _moved(plan: Plan, other: Plan, name: str) -> Sheet:
+    now, then = _by_host(plan), _by_host(other)
+    moved = [host for host in dict.fromkeys((*now, *then)) if now.get(host) != then.get(host)]
+    rows = [(host, now.get(host, "nothing"), then.get(host, "nothing")) for host in moved[:MOST_MOVED]]
+    if not moved:
+        rows.append(("none", "", ""))
+    if len(moved) > MOST_MOVED:
+        rows.append((f"and {count(len(moved) - MOST_MOVED, 'more host')}", "", ""))
+    title = f"Hosts that hold other tasklets: {len(moved)} of {len({*now, *then})}"
+    return Sheet(title, ("host", "this plan", name), tuple(rows))
+
+
+def _by_host(plan: Plan) -> dict[str, str]:
+    """By host, its tasklets in words; a host's ranks follow one another."""
+    return {host: tasklets(plan, list(held)) for host, held in groupby(plan.ranks, key=lambda rank: rank.host)}

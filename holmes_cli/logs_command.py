@@ -1,0 +1,28 @@
+"""`holmes logs`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holmes_cli.terminal import out
+from holmes_core.errors import HolmesError
+from launcher.follow_folder import follow_logs, log_lines, read_plan
+from launcher.run_store import find_run
+
+
+def logs_command(
+    run: Annotated[str, typer.Argument(help="A run's id, the start of it, or its folder.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only what this rank printed.")] = None,
+) -> None:
+    """Print what the ranks printed."""
+    folder = find_run(run).folder
+    size = read_plan(folder).world_size
+    if rank is not None and rank >= size:
+        raise HolmesError(f"--rank {rank}: run {folder.name} has {size} ranks", f"give one of 0 to {size - 1}")
+    following = follow_logs(folder, rank) if follow else iter(())
+    for lines in (log_lines(folder, rank), following):
+        for line in lines:
+            out.print(f"{line.host} rank {line.rank} | {line.line}", markup=False, soft_wrap=True)

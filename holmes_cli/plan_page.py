@@ -1,0 +1,70 @@
+"""One self-contained page of a plan: the placement and a step's timeline as pictures, bars, then every table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+
+from holmes_cli.placement_picture import draw_placement
+from holmes_cli.plan_tables import Sheet, describe
+from holmes_cli.timeline_picture import draw_timeline
+from holmes_core.inventory import Inventory
+from holmes_core.plan import Plan
+from holmes_core.units import format_memory, format_seconds
+from planner.explain import stage_memories, step_parts
+from planner.simulate import Span
+
+
+@dataclass(frozen=True)
+class PercentBar:
+    """A bar of so many percent of its length, between a label and a value."""
+
+    label: str
+    percent: float
+    value: str
+
+
+def plan_page(
+    plan: Plan, inventory: Inventory, spans: Sequence[Span], sentences: Sequence[str], sheets: Sequence[Sheet]
+) -> str:
+    """The page as HTML; needs nothing from the network to be shown. `spans` are the timeline of one replica."""
+    source = files("templates").joinpath("plan.html.j2").read_text(encoding="utf-8")
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
+    return template.render(
+        summary=describe(plan),
+        sentences=sentences,
+        placement=draw_placement(plan),
+        timeline=draw_timeline(spans, plan.prediction.step_s),
+        parts=_part_bars(plan),
+        memories=_memory_bars(plan, inventory),
+        sheets=sheets,
+    )
+
+
+def _part_bars(plan: Plan) -> list[PercentBar]:
+    step_s = plan.prediction.step_s
+    return [
+        PercentBar(part.name, _percent(part.seconds, step_s), format_seconds(part.seconds))
+        for part in step_parts(plan.prediction)
+    ]
+
+
+def _memory_bars(plan: Plan, inventory: Inventory) -> list[PercentBar]:
+    """Of the GPU's memory; where that is not known, of the fullest rank's need."""
+    memories = stage_memories(inventory, plan)
+    most = max(plan.prediction.memory_bytes)
+    return [
+        PercentBar(
+            f"pipeline rank {memory.pp_rank}",
+            _percent(memory.needed_bytes, memory.available_bytes or most),
+            f"{format_memory(memory.needed_bytes)} of {format_memory(memory.available_bytes)}",
+        )
+        for memory in memories
+    ]
+
+
+def _percent(part: float, whole: float) -> float:
+    return round(100 * min(1.0, part / whole), 1) if whole else 0.0

@@ -1,0 +1,54 @@
+"""New plans for a run under way: where planner and launcher meet."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.inventory import Inventory
+from holmes_core.plan import Plan, Source
+from planner.make_plan import make_plan
+from planner.what_if import rate_text, what_if
+
+
+@dataclass(frozen=True)
+class Replanner:
+    """Plans the same job on a changed inventory."""
+
+    inventory: Inventory
+
+    def without(self, plan: Plan, hosts: tuple[str, ...]) -> Plan:
+        """A plan on the hosts that are left. Raises HolmesError when the job's constraints do not allow one."""
+        return self._plan(plan, [f"-host:{host}" for host in hosts])
+
+    def after(self, plan: Plan, verdict: str, hosts: tuple[str, ...]) -> Plan:
+        """A plan without a host that computes slowly, or with a link at the rate the runtime's verdict gives it."""
+        gone = [f"-host:{host}" for host in hosts]
+        if found := re.match(r"slow host (\S+):", verdict):
+            return self._plan(plan, [*gone, f"-host:{found.group(1)}"])
+        if found := re.match(r"slow link (.+): ([\d.]+)x longer", verdict):
+            return self._plan(plan, [*gone, self._slow_link(found.group(1), float(found.group(2)))])
+        raise HolmesError(f"{verdict}: no plan follows from that", "probe the hosts again", ANSWER_IS_NO)
+
+    def _slow_link(self, pair: str, ratio: float) -> str:
+        """The change of the inventory that makes the link between two hosts `ratio` times slower."""
+        cluster_of = {host: cluster for cluster in self.inventory.clusters for host in cluster.hosts}
+        one, other = next(
+            (pair[:at], pair[at + 1 :])
+            for at, sign in enumerate(pair)
+            if sign == "-" and pair[:at] in cluster_of and pair[at + 1 :] in cluster_of
+        )
+        here, there = cluster_of[one], cluster_of[other]
+        network = here.fabric if here == there else self.inventory.shared
+        port = network.port_of(one) if network else None
+        rate = (port.rdma_bandwidth_bytes_per_s or port.bandwidth_bytes_per_s) if port else None
+        if rate is None:
+            raise HolmesError(f"the rate between {one} and {other} is not known", "probe with `--links`", ANSWER_IS_NO)
+        slower = rate_text(rate / ratio)
+        return f"fabric:{here.name}={slower}" if here == there else f"link:{here.name}-{there.name}={slower}"
+
+    def _plan(self, plan: Plan, changes: list[str]) -> Plan:
+        rest = what_if(self.inventory, ",".join(changes)) if changes else self.inventory
+        source = Source(path=plan.inventory.path, digest=rest.digest())
+        return make_plan(rest, plan.job, source, plan.job_source)

@@ -1,0 +1,50 @@
+"""`holmes status`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holmes_cli.ps_command import state_in_words
+from holmes_cli.show_run import show_ended, show_speed
+from holmes_cli.status_page import status_page
+from holmes_cli.terminal import out
+from holmes_core.record import write_atomically
+from launcher.follow_folder import past_events, read_plan
+from launcher.run_events import NodeState, Notice
+from launcher.run_store import find_run
+from launcher.step_metrics import StepMetrics
+
+
+def status_command(
+    run: Annotated[str, typer.Argument(help="A run's id, the start of it, or its folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the state as JSON.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write one self-contained page: loss, throughput, traffic.")
+    ] = None,
+) -> None:
+    """Say how far a run is: nodes, step, loss, speed against the plan, traffic, and what went wrong."""
+    stored = find_run(run)
+    plan, events = read_plan(stored.folder), past_events(stored.folder)
+    steps = {event.step: event for event in events if isinstance(event, StepMetrics)}
+    nodes = {event.host: event.state for event in events if isinstance(event, NodeState)}
+    notices = [event.text for event in events if isinstance(event, Notice)]
+    if html:
+        write_atomically(html, status_page(stored, plan, list(steps.values()), nodes, notices))
+    if as_json:
+        last = steps[max(steps)].as_json() if steps else None
+        state = {"run": stored.run.model_dump(mode="json"), "watched": stored.watched, "nodes": nodes}
+        out.file.write(json.dumps({**state, "last_step": last, "notices": notices}) + "\n")
+        return
+    out.print(f"run {stored.run.run_id}: {state_in_words(stored)}", markup=False, soft_wrap=True)
+    for host, word in nodes.items():
+        out.print(f"  {host}: {word}", markup=False, soft_wrap=True)
+    for notice in notices:
+        out.print(f"  {notice}", markup=False, soft_wrap=True)
+    if stored.run.state == "running":
+        show_speed(plan, [steps[step] for step in sorted(steps)])
+    else:
+        show_ended(plan, stored.run, stored.folder)

@@ -1,0 +1,54 @@
+"""`holmes stop`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holmes_cli.terminal import err, out
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from launcher.end_unwatched import end_unwatched
+from launcher.follow_folder import read_plan
+from launcher.run_folder import read_run
+from launcher.run_store import find_run
+
+LIMIT_S = 60.0
+
+
+def stop_command(run: Annotated[str, typer.Argument(help="A run's id, the start of it, or its folder.")]) -> None:
+    """End a run everywhere: its ranks, their agents and their files."""
+    stored = find_run(run)
+    run_id = stored.run.run_id
+    if stored.watched == "ended":
+        out.print(f"run {run_id} has ended already: {stored.run.state}", markup=False)
+        return
+    if stored.watched == "watched" and stored.run.controller is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(stored.run.controller.pid, signal.SIGTERM)
+        _wait(run_id, stored.folder)
+    else:
+        left = end_unwatched(stored, read_plan(stored.folder))
+        for what in left:
+            err.print(f"not ended: {what}", markup=False, soft_wrap=True)
+        if left:
+            raise typer.Exit(ANSWER_IS_NO)
+    out.print(f"run {run_id} is stopped", markup=False)
+
+
+def _wait(run_id: str, folder: Path) -> None:
+    """Return when the run's controller has ended it. Raises HolmesError if it does not in time."""
+    deadline = time.monotonic() + LIMIT_S
+    while read_run(folder).state == "running":
+        if time.monotonic() > deadline:
+            raise HolmesError(
+                f"run {run_id}: its controller did not end it within {LIMIT_S:g} s",
+                f"look into {folder}/controller.log; end that process, then `holmes stop {run_id}` again",
+                ANSWER_IS_NO,
+            )
+        time.sleep(0.2)

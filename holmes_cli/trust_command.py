@@ -1,0 +1,53 @@
+"""`holmes trust`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holmes_cli.terminal import err, out
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.host_keys import HostKey, add_host_key, offered_key
+from holmes_core.host_pattern import expand_pattern
+from holmes_core.hosts_file import Access, read_hosts_file
+
+
+def trust_command(
+    hosts: Annotated[list[str], typer.Argument(help="Host names or patterns, or a hosts.yaml.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Add the keys without asking.")] = False,
+) -> None:
+    """Show the keys that hosts offer, ask, and add them to the known hosts. A changed key is never replaced."""
+    refused = 0
+    new: list[HostKey] = []
+    for name, access in _accesses(hosts).items():
+        try:
+            key = offered_key(name, access)
+        except HolmesError as error:
+            refused += 1
+            err.print(f"host {name}: {error.what}\n  do: {error.hint}", markup=False, soft_wrap=True)
+            continue
+        word = "known already" if key.is_known else "new"
+        out.print(f"{name} ({key.place}): {key.fingerprint}, {word}", markup=False, soft_wrap=True)
+        if not key.is_known:
+            new.append(key)
+    if new and not yes and not typer.confirm(f"Compare with the hosts' own. Add {len(new)} keys?", err=True):
+        raise typer.Exit(ANSWER_IS_NO)
+    for key in new:
+        add_host_key(key)
+        out.print(f"added {key.place} to {key.file}", markup=False, soft_wrap=True)
+    if refused:
+        raise typer.Exit(ANSWER_IS_NO)
+
+
+def _accesses(hosts: list[str]) -> dict[str, Access]:
+    """How to reach each host that is named, by name."""
+    found: dict[str, Access] = {}
+    for text in hosts:
+        if Path(text).suffix in (".yaml", ".yml"):
+            file = read_hosts_file(Path(text))
+            found |= {entry.name: file.access(entry) for entry in file.hosts}
+        else:
+            found |= {name: Access() for name in expand_pattern(text)}
+    return found

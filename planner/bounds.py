@@ -1,0 +1,245 @@
+"""Seconds below which no placement of a candidate comes, and the paces worth trying.
+
+All bounds relax the program of ilp.py: stages take the best classes they could get, wherever they stand, and each term
+of the closed form is bounded alone. Where stages of several classes or clusters are thinkable, they are filled with
+places from the largest limit down, since that makes the most of the least place of each.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.closed_form import edge_s, exposed_sync_s, pace_of, sync_s_per_byte
+from planner.terms import Terms
+
+ROUND = 1 + 1e-9  # so that a stage of exactly the pace is within it
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Most layers of a first, a middle and a last stage, by class."""
+
+    first: tuple[int, ...]
+    middle: tuple[int, ...]
+    last: tuple[int, ...]
+
+    def both(self, other: Limits) -> Limits:
+        """What both allow."""
+        pairs = ((self.first, other.first), (self.middle, other.middle), (self.last, other.last))
+        return Limits(*(tuple(map(min, mine, its)) for mine, its in pairs))
+
+
+def _limits(first: Sequence[int], middle: Sequence[int], last: Sequence[int]) -> Limits:
+    """Limits in which no middle stage holds less than the ends could, since there may be none."""
+    return Limits(tuple(first), tuple(map(max, first, middle, last)), tuple(last))
+
+
+class Bounds:
+    """The bounds of one candidate. `mixed`: stages over several clusters are thought of, too."""
+
+    def __init__(self, terms: Terms, mixed: bool = False) -> None:
+        self.terms, self.mixed = terms, mixed
+        self._classes = range(len(terms.places))
+        self._pp, self._dp = terms.candidate.pp, terms.candidate.dp
+        groups: dict[int, list[int]] = {}
+        for c in self._classes:
+            groups.setdefault(0 if mixed else terms.cluster[c], []).append(c)
+        self._groups = list(groups.values())
+
+    @cached_property
+    def memory(self) -> Limits:
+        """Limits of memory alone, a middle stage's where it stands best."""
+        capacity = self.terms.capacity
+        middle = [max(column) for column in zip(*capacity, strict=True)]
+        return _limits(capacity[0], middle, capacity[-1])
+
+    def within(self, pace_s: float) -> Limits:
+        """What computes within `pace_s` and fits into memory."""
+        terms, memory = self.terms, self.memory
+        layers = [layers_within(pace_s, terms.layer_s[c], terms.num_layers) for c in self._classes]
+        with_head = [layers_within(pace_s - terms.head_s[c], terms.layer_s[c], terms.num_layers) for c in self._classes]
+        first = with_head if self._pp == 1 else layers
+        return _limits(first, layers, with_head).both(memory)
+
+    def synced_within(self, sync_s: float) -> Limits:
+        """What exposes no more than `sync_s` of its exchange."""
+        last = self._pp - 1
+        rows = [[self._synced(c, stage, sync_s) for c in self._classes] for stage in (0, max(0, last - 1), last)]
+        return _limits(*rows)
+
+    def _synced(self, c: int, stage: int, sync_s: float) -> int:
+        """The largest number of layers whose exposed exchange takes no longer; it may fall as layers grow."""
+        terms, rate = self.terms, self._rates[c]
+        if rate * terms.layer_sync_bytes > sync_s * ROUND:
+            return 0
+        head_s = terms.head_s[c] * (stage == self._pp - 1)
+        rest_s = sync_s * ROUND - rate * terms.sync_bytes(stage, 0) + head_s
+        slope = rate * terms.layer_sync_bytes - terms.layer_s[c]
+        return terms.num_layers if slope <= 0 else max(0, min(terms.num_layers, int(rest_s / slope)))
+
+    @cached_property
+    def _rates(self) -> list[float]:
+        terms = self.terms
+        rates = [sync_s_per_byte(terms, (c,)) for c in self._classes]
+        return [min(pair) for pair in zip(rates, terms.shared_sync_s_per_byte, strict=True)] if self.mixed else rates
+
+    def holds(self, limits: Limits) -> bool:
+        """Whether p stages within `limits` can hold all layers."""
+        found = self.most_layers(limits)
+        return found is not None and found >= self.terms.num_layers
+
+    def most_layers(self, limits: Limits) -> int | None:
+        """Most layers of p stages, an upper bound; None where there are not p places for them."""
+        if self._pp == 1:
+            ends = map(min, limits.first, limits.last)
+            return max(
+                (limit for c, limit in enumerate(ends) if self.terms.slots[c] or self._shared_slots), default=None
+            )
+        stages, total = self._pp, 0
+        for limit, count in sorted(self._stage_limits(limits.middle), reverse=True):
+            taken = min(stages, count)
+            total += taken * limit
+            stages -= taken
+        if stages:
+            return None
+        lost_first = min(max(0, m - f) for m, f in zip(limits.middle, limits.first, strict=True))
+        lost_last = min(max(0, m - e) for m, e in zip(limits.middle, limits.last, strict=True))
+        return total - lost_first - lost_last
+
+    @cached_property
+    def _shared_slots(self) -> int:
+        return sum(sum(self.terms.places[c] for c in group) // self._dp for group in self._groups if len(group) > 1)
+
+    def _stage_limits(self, limits: Sequence[int]) -> list[tuple[int, int]]:
+        """(limit, stages): how many stages have which limit at best."""
+        found = []
+        for group in self._groups:
+            if len(group) == 1:
+                found.append((limits[group[0]], self.terms.slots[group[0]]))
+                continue
+            places = done = 0
+            for c in sorted(group, key=lambda c: -limits[c]):
+                places += self.terms.places[c]
+                found.append((limits[c], places // self._dp - done))
+                done = places // self._dp
+        return found
+
+    @cached_property
+    def paces_s(self) -> list[float]:
+        """All seconds a stage can take, ascending: the paces T there are."""
+        terms = self.terms
+        kinds = {(terms.layer_s[c], terms.head_s[c]) for c in self._classes}
+        return sorted(
+            {
+                a * layer_s + head
+                for layer_s, head_s in kinds
+                for a in range(1, terms.num_layers + 1)
+                for head in (0.0, head_s)
+            }
+        )
+
+    @cached_property
+    def first_pace(self) -> int:
+        """The index in `paces_s` of the least pace whose stages hold all layers; their number if there is none."""
+        return bisect_left(self.paces_s, True, key=lambda pace_s: self.holds(self.within(pace_s)))
+
+    @cached_property
+    def syncs_s(self) -> list[float]:
+        """All seconds a stage's exchange can expose, ascending."""
+        terms, last = self.terms, self._pp - 1
+        found = {0.0}
+        for c in self._classes if self._dp > 1 else ():
+            for stage in {0, min(1, last), last}:
+                for a in range(1, terms.num_layers + 1):
+                    stage_s = a * terms.layer_s[c] + terms.head_s[c] * (stage == last)
+                    found.add(exposed_sync_s(terms, self._rates[c], terms.sync_bytes(stage, a), stage_s))
+        return sorted(found)
+
+    def least_sync_s(self, limits: Limits) -> float:
+        """Seconds below which no stage's exchange can be brought, within `limits`."""
+        if self._dp == 1:
+            return 0.0
+        at = bisect_left(self.syncs_s, True, key=lambda sync_s: self.holds(limits.both(self.synced_within(sync_s))))
+        least_s = self.syncs_s[min(at, len(self.syncs_s) - 1)]
+        if self.mixed:
+            return max(least_s, self._least_crossing_s(limits))
+        return least_s
+
+    def _least_crossing_s(self, limits: Limits) -> float:
+        """Seconds the exchange of a stage over several clusters exposes: with the layers no other stage could hold."""
+        terms, per_byte = self.terms, min(self.terms.shared_sync_s_per_byte)
+        layers = max(1, terms.num_layers - (self._pp - 1) * max(limits.middle))
+        stage_s = layers * max(terms.layer_s) + max(terms.head_s)
+        return exposed_sync_s(terms, per_byte, layers * terms.layer_sync_bytes, stage_s)
+
+    def least_work_s(self, limits: Limits) -> float:
+        """Seconds of the layers of one micro-batch and of the head, on the fastest places within `limits`."""
+        terms, layers, seconds = self.terms, self.terms.num_layers, 0.0
+        for c in sorted(self._classes, key=lambda c: terms.layer_s[c]):
+            slots = -(-terms.places[c] // self._dp)
+            taken = min(layers, slots * limits.middle[c] if self._pp > 1 else layers)
+            seconds += taken * terms.layer_s[c]
+            layers -= taken
+        return seconds + min(terms.head_s)
+
+    @cached_property
+    def least_edges_s(self) -> tuple[float, float]:
+        """Seconds of all edges, one direction, and of the slowest one, at least."""
+        terms = self.terms
+        slots: dict[int, int] = {}
+        for c in self._classes:
+            slots[terms.cluster[c]] = slots.get(terms.cluster[c], 0) + terms.places[c]
+        needed, clusters = self._pp * self._dp, 0
+        for places in sorted(slots.values(), reverse=True):
+            if needed <= 0:
+                break
+            clusters += 1
+            needed -= places if self.mixed else places // self._dp * self._dp
+        edges = -(-self._pp // max(terms.stages_per_host)) - 1
+        near_s = min(edge_s(terms, (c,), (c,)) for c in self._classes)
+        far = [
+            edge_s(terms, (a,), (b,))
+            for a in self._classes
+            for b in self._classes
+            if terms.cluster[a] != terms.cluster[b]
+        ]
+        far_s = min(far, default=0.0)
+        crossings = min(1, self._pp - 1) if self.mixed else clusters - 1
+        least_s = min(near_s, far_s) if far else near_s
+        total_s = crossings * far_s + max(0, edges - crossings) * least_s
+        return total_s, far_s if crossings else least_s * (edges > 0)
+
+    def at(self, pace_s: float) -> float:
+        """Seconds no placement beats whose slowest stage takes `pace_s`."""
+        limits = self.within(pace_s)
+        edges_s, slowest_s = self.least_edges_s
+        steady_s = (self.terms.num_microbatches - 1) * pace_of(self.terms, pace_s, slowest_s)
+        return steady_s + self.least_work_s(limits) + 2 * edges_s + self.least_sync_s(limits)
+
+    @cached_property
+    def rest_s(self) -> float:
+        """Seconds of all but the steady state, at least, whatever the pace."""
+        edges_s, _ = self.least_edges_s
+        return self.least_work_s(self.memory) + 2 * edges_s + self.least_sync_s(self.memory)
+
+    def from_pace(self, pace_s: float) -> float:
+        """Seconds no placement beats whose slowest stage takes `pace_s` or longer."""
+        steady_s = pace_of(self.terms, pace_s, self.least_edges_s[1])
+        return (self.terms.num_microbatches - 1) * steady_s + self.rest_s
+
+    @cached_property
+    def least_s(self) -> float | None:
+        """Seconds no placement of the candidate beats; None where none fits."""
+        if self.first_pace == len(self.paces_s):
+            return None
+        return self.from_pace(self.paces_s[self.first_pace])
+
+
+def layers_within(seconds: float, layer_s: float, most: int) -> int:
+    """Layers of `layer_s` within `seconds`, no more than `most`."""
+    if seconds < 0:
+        return 0
+    return min(most, int(seconds * ROUND / layer_s)) if layer_s else most

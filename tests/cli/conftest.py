@@ -1,0 +1,44 @@
+"""The `holmes` command by its entry point, in this process, which spares each test Python's start."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from holmes_cli.app import main
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended and what it wrote."""
+
+    code: object
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """Runs `holmes` with the given arguments in `tmp_path`, 100 columns wide; leaves no signal handler behind."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["holmes", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        written = capsys.readouterr()
+        return Done(ended.value.code, written.out, written.err)
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

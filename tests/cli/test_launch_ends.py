@@ -1,0 +1,44 @@
+"""However a launch ends: the exit code and the first message are right, and nothing is left on any host."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.testbed.bed import missing_for_bed
+from tests.testbed.launch_ends import Ending, end_so, endings_here, small_disk
+from tests.testbed.rehearsal import Site, bed_site
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(bool(missing_for_bed()), reason=f"no bed here: {', '.join(missing_for_bed())}"),
+]
+
+
+@pytest.fixture(scope="module")
+def full_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with small_disk(tmp_path_factory.mktemp("disk") / "small") as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def site(full_disk: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:  # noqa: ARG001
+    with bed_site(tmp_path_factory.mktemp("site")) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def inventory(site: Site) -> Path:
+    path = site.folder / "inventory.json"
+    subprocess.run(site.command("probe", str(site.hosts_yaml), "-o", str(path)), check=True, capture_output=True)
+    return path
+
+
+@pytest.mark.parametrize("ending", endings_here(), ids=lambda ending: ending.name)
+def test_nothing_is_left_and_the_first_message_is_right(
+    site: Site, inventory: Path, full_disk: Path, tmp_path: Path, ending: Ending
+) -> None:
+    assert end_so(site, ending, tmp_path, inventory, full_disk) == []

@@ -1,0 +1,129 @@
+"""A lost host costs a new plan and a restart from the last checkpoint, not the run; and it may come back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from holmes_core.plan import Plan
+from holmes_core.record import read_file
+from tests.testbed.bed import missing_for_bed
+from tests.testbed.rehearsal import Site, bed_site, only_run, standard_library_corpus
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(bool(missing_for_bed()), reason=f"no bed here: {', '.join(missing_for_bed())}"),
+]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with bed_site(tmp_path_factory.mktemp("site")) as site:
+        yield site
+
+
+def planned(site: Site, folder: Path, **changes: Any) -> Path:
+    job = {
+        "model": {"num_layers": 6, "hidden_size": 32, "num_heads": 2, "seq_length": 32},
+        "data": standard_library_corpus(),
+        "global_batch_size": 12,
+        "steps": 40,
+        "device": "cpu",
+        "compute": {"flops_per_s": 1e10},
+        "checkpoint": {"path": str(folder / "checkpoints"), "every_steps": 10, "keep_last": 10},
+        "timeout_s": 60,
+        **changes,
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
+    inventory, plan = str(folder / "inventory.json"), folder / "plan.json"
+    for command in (
+        site.command("probe", str(site.hosts_yaml), "-o", inventory),
+        site.command("plan", str(folder / "job.yaml"), "-i", inventory, "-o", str(plan)),
+    ):
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+    return plan
+
+
+def losses(run: Path, after: int) -> dict[int, float]:
+    """The last loss written for each step from `after` on."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return {step["step"]: step["loss"] for step in map(json.loads, lines) if step["step"] >= after}
+
+
+def wait_for(process: subprocess.Popen[str], start: str) -> str:
+    """What the launch said up to the line that starts so."""
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if line.startswith(start):
+            return said
+    raise AssertionError(f"it never said {start!r}:\n{said[-3000:]}")
+
+
+def launched(site: Site, folder: Path, plan: Path, *options: str) -> subprocess.Popen[str]:
+    command = site.command("launch", str(plan), "--runs", str(folder), *options)
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def test_training_goes_on_with_three_hosts_from_the_checkpoint(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert site.bed is not None
+    process = launched(site, tmp_path / "runs", planned(site, tmp_path), "--on-loss", "replan")
+    try:
+        wait_for(process, "step 13/")
+        site.bed.set_link("b2", "eno1", up=False)
+        lost_s = time.monotonic()
+        assert "plan without b2: " in wait_for(process, "step 11/")
+        seconds = time.monotonic() - lost_s
+        said = process.communicate(timeout=120)[1]
+    finally:
+        site.bed.set_link("b2", "eno1", up=True)
+        process.kill()
+    assert process.returncode == 0, said
+    with capsys.disabled():
+        print(f"\nfrom the loss of a host to the next step: {seconds:.1f} s")
+    run = only_run(tmp_path / "runs")
+    assert [node.host for node in read_file(Plan, run / "plan.json").nodes if node.host == "b2"] == []
+    after = losses(run, after=10)
+    assert sorted(after) == list(range(10, 40))
+
+    checkpoints = tmp_path / "checkpoints"
+    for later in ("step-00000020", "step-00000030", "step-00000040"):
+        shutil.rmtree(checkpoints / later)
+    (checkpoints / "latest").write_text("step-00000010", encoding="utf-8")
+    fresh = launched(site, tmp_path / "fresh", run / "plan.json", "--resume", "--force", "plan-current")
+    said = fresh.communicate(timeout=120)[1]
+    assert fresh.returncode == 0, said
+    again = losses(only_run(tmp_path / "fresh"), after=10)
+    assert again == pytest.approx(after, abs=1e-6)
+
+
+def test_host_that_answers_again_is_taken_back(site: Site, tmp_path: Path) -> None:
+    assert site.bed is not None
+    plan = planned(site, tmp_path, steps=100000)
+    process = launched(site, tmp_path / "runs", plan, "--on-loss", "replan")
+    try:
+        wait_for(process, "step 13/")
+        site.bed.set_link("b2", "eno1", up=False)
+        assert "plan without b2: " in wait_for(process, "3 of 3 nodes: stepping")
+        site.bed.set_link("b2", "eno1", up=True)
+        wait_for(process, "plan with b2 again: ")
+        wait_for(process, "4 of 4 nodes: stepping")
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    finally:
+        site.bed.set_link("b2", "eno1", up=True)
+        process.kill()
+    assert process.returncode == 130, said
+    assert [node.host for node in read_file(Plan, only_run(tmp_path / "runs") / "plan.json").nodes if node.host == "b2"]

@@ -1,0 +1,127 @@
+"""The page of a plan: self-contained, folded when large, and drawn by a real browser where there is one."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from holmes_cli.placement_picture import SHARED_COLOUR, draw_placement
+from holmes_cli.plan_page import plan_page
+from holmes_cli.plan_tables import plan_sheets
+from holmes_cli.timeline_picture import LEFT, MOST_BARS, MOST_ROWS, WIDTH, draw_timeline
+from holmes_core.inventory import Inventory
+from holmes_core.plan import Plan
+from holmes_runtime.schedule import make_schedule
+from planner.explain import bottleneck
+from planner.reprice import plan_timeline
+from planner.simulate import Pipeline, PipelineTimes, timeline
+from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BED = cpu_inventory([2, 2])
+LARGE = gpu_inventory([48, 48])
+
+
+@pytest.fixture(scope="module")
+def bed_plan() -> Plan:
+    return plan_for(BED, bed_job())
+
+
+@pytest.fixture(scope="module")
+def large_plan() -> Plan:
+    fixed = {"tp": 8, "pp": 2, "dp": 48, "micro_batch_size": 1, "schedule": "1f1b"}
+    return plan_for(LARGE, gpt_7b(global_batch_size=480, parallel=fixed))
+
+
+def page_of(plan: Plan, inventory: Inventory) -> str:
+    spans = plan_timeline(inventory, plan)
+    return plan_page(
+        plan, inventory, spans, (bottleneck(plan), "<script>alert(1)</script>"), plan_sheets(plan, inventory)
+    )
+
+
+def test_page_fetches_nothing_and_escapes_what_it_is_told(bed_plan: Plan) -> None:
+    page = page_of(bed_plan, BED)
+    assert re.findall(r"(?:src|href)=|@import|url\(", page) == []
+    assert "<script>" not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+def test_every_rank_is_drawn_inside_its_host_and_every_host_inside_its_cluster(bed_plan: Plan) -> None:
+    shapes = draw_placement(bed_plan).shapes
+    of = {role: [shape for shape in shapes if shape.role == role] for role in ("cluster", "host", "rank")}
+    assert [len(of[role]) for role in ("cluster", "host", "rank")] == [2, 4, 4]
+    for inner, outer in (("host", "cluster"), ("rank", "host")):
+        for shape in of[inner]:
+            around = [o for o in of[outer] if o.x < shape.x and shape.x + shape.width < o.x + o.width]
+            assert any(o.y < shape.y and shape.y + shape.height < o.y + o.height for o in around)
+
+
+def test_groups_are_in_the_colour_of_their_network(bed_plan: Plan) -> None:
+    picture = draw_placement(bed_plan)
+    colours = dict(picture.networks)
+    assert colours["shared"] == SHARED_COLOUR
+    assert len(set(colours.values())) == 3
+    assert sorted((wire.role, wire.stroke) for wire in picture.wires) == sorted(
+        [("dp", colours["a"]), ("dp", colours["b"]), ("edges", SHARED_COLOUR), ("edges", SHARED_COLOUR)]
+    )
+    assert all("network shared, 100 Mbit/s each" in wire.tip for wire in picture.wires if wire.role == "edges")
+
+
+def test_many_hosts_alike_are_one_box_with_their_groups_inside(large_plan: Plan) -> None:
+    picture = draw_placement(large_plan)
+    hosts = [shape.label for shape in picture.shapes if shape.role == "host"]
+    assert hosts == ["48 hosts from a1", "48 hosts from b1"]
+    assert [(wire.role, wire.tip.partition(" x ")[0]) for wire in picture.wires] == [
+        ("dp", "8"),
+        ("dp", "8"),
+        ("edges", "768"),
+    ]
+
+
+def test_bars_lie_in_their_row_from_start_to_end(bed_plan: Plan) -> None:
+    spans = plan_timeline(BED, bed_plan)
+    picture = draw_timeline(spans, bed_plan.prediction.step_s)
+    assert len(picture.bars) == len(spans)
+    assert {bar.y for bar in picture.bars} == {row.y for row in picture.rows}
+    assert all(bar.x >= LEFT and bar.x + bar.width <= WIDTH for bar in picture.bars)
+    assert picture.left_out == ""
+
+
+def test_deep_and_long_timeline_is_cut_and_says_so() -> None:
+    pp, num_microbatches = 40, 300
+    times = PipelineTimes((1.0,) * pp, (2.0,) * pp, (0.0,) * (pp - 1), (0.0,) * (pp - 1))
+    spans = timeline(Pipeline(make_schedule("1f1b", pp, num_microbatches), times))
+    picture = draw_timeline(spans, max(span.end_s for span in spans))
+    assert (len(picture.rows), len(picture.bars)) == (MOST_ROWS, MOST_BARS)
+    assert "8 pipeline ranks in the middle are not drawn." in picture.left_out
+    assert "Only the first " in picture.left_out
+
+
+def test_page_of_a_large_plan_stays_small(large_plan: Plan) -> None:
+    assert len(page_of(large_plan, LARGE).encode()) < 2_000_000
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no headless browser here (Debian: chromium)")
+def test_browser_draws_placement_and_timeline(tmp_path: Path, bed_plan: Plan) -> None:
+    page = tmp_path / "plan.html"
+    page.write_text(page_of(bed_plan, BED), encoding="utf-8")
+    shot = tmp_path / "page.png"
+    assert BROWSER is not None
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    subprocess.run(
+        [BROWSER, *options, f"--screenshot={shot}", page.as_uri()], check=True, capture_output=True, timeout=90
+    )
+    dumped = subprocess.run(
+        [BROWSER, *options, "--dump-dom", page.as_uri()], check=True, capture_output=True, text=True, timeout=90
+    ).stdout
+    assert shot.stat().st_size > 5000
+    assert dumped.count('<g class="host">') == 4
+    assert dumped.count('<g class="rank">') == 4
+    backwards = dumped.count('<rect class="b"') + dumped.count('<rect class="i"')
+    assert dumped.count('<rect class="f"') == backwards == 2 * bed_plan.microbatches[0]
+    assert dumped.count('<path class="edges"') == 2

@@ -1,0 +1,160 @@
+"""What `holmes plan` prints and writes: in 100 columns, folded when large, with changes and another plan beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+from holmes_cli.plan_tables import bar, plan_sheets
+from holmes_cli.show_plan import show_plan
+from holmes_core.plan import Alternative
+from holmes_core.units import format_seconds
+from tests.cli.conftest import Command
+from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+
+
+@pytest.fixture(autouse=True)
+def bed_files(tmp_path: Path) -> None:
+    """inventory.json and job.yaml of the bed's job."""
+    job = bed_job().model_dump(mode="json", exclude_defaults=True)
+    (tmp_path / "inventory.json").write_text(cpu_inventory([2, 2]).to_json(), encoding="utf-8")
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
+
+
+def titles(text: str) -> Iterator[str]:
+    """The lines above tables and trees."""
+    for line, below in pairwise(text.splitlines()):
+        if below.startswith(("┏", "├")):
+            yield line.strip()
+
+
+def test_screen_tells_placement_tables_bottleneck_usual_order_and_advice(command: Command) -> None:
+    done = command("plan", "job.yaml")
+    assert [title.partition(":")[0] for title in titles(done.stdout)] == [
+        "Placement",
+        "Stages",
+        "Process groups",
+        "Traffic a step",
+        "Predicted step",
+        "Runners-up",
+        "What would help most",
+    ]
+    assert "│   ├── a1: rank 0 holds stage 0, replica 0" in done.stdout
+    assert "Compute takes" in done.stdout
+    assert "The usual rank order on these hosts: " in done.stdout
+    assert "Placement: proven best by the closed-form cost" in done.stdout
+    assert "link:a-b=200Mb/s" in done.stdout
+    assert done.stdout.endswith("plan: plan.json\nnext: holmes launch plan.json\n")
+
+
+def test_tables_and_tree_fit_into_a_hundred_columns(command: Command) -> None:
+    done = command("plan", "job.yaml", "--what-if", "link:a-b=1Gb/s", "--what-if", "-host:b2")
+    assert max(len(line) for line in done.stdout.splitlines() if line.startswith(("┏", "│", "├", "└"))) <= 100
+
+
+def test_json_is_the_plan_alone_whatever_is_asked(command: Command, tmp_path: Path) -> None:
+    command("plan", "job.yaml", "-o", "other.json", "--usual-order")
+    done = command("plan", "job.yaml", "--json", "--what-if", "link:a-b=1Gb/s", "--compare", "other.json")
+    assert done.stdout == (tmp_path / "plan.json").read_text(encoding="utf-8")
+    assert json.loads(done.stdout)["kind"] == "plan"
+    assert "What if" in done.stderr
+    assert "This plan and other.json" in done.stderr
+
+
+def test_changes_stand_side_by_side_with_the_plan_as_it_is(command: Command) -> None:
+    changes = ("link:a-b=1Gb/s", "nic:a1/eth0=50Mb/s", "+host:a3=like:a1", "-host:b2")
+    done = command("plan", "job.yaml", *(word for change in changes for word in ("--what-if", change)))
+    rows = {
+        cells[0].strip(): [cell.strip() for cell in cells[1:]]
+        for cells in (line.strip("│").split("│") for line in done.stdout.partition("What if")[2].splitlines())
+        if len(cells) == 5 and cells[0].strip()
+    }
+    assert list(rows) == ["as it is", *changes]
+    assert rows["as it is"][-1] == rows["+host:a3=like:a1"][-1] == "1.00x"
+    assert float(rows["link:a-b=1Gb/s"][-1].strip("x")) > 1
+    assert float(rows["nic:a1/eth0=50Mb/s"][-1].strip("x")) < 1
+    assert rows["-host:b2"][0].startswith("no plan: the degrees fixed in job.yaml")
+
+
+def test_other_plan_is_compared_figure_by_figure_and_host_by_host(command: Command) -> None:
+    command("plan", "job.yaml", "-o", "other.json", "--usual-order")
+    done = command("plan", "job.yaml", "--compare", "other.json")
+    text = done.stdout.partition("This plan and other.json")[2]
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if "│" in line]
+    figures = {row[0]: row[1:] for row in rows if row[0]}
+    assert figures["stages"][:2] == ["0: 5 layers on a", "0-1: 5 layers on a + b"]
+    assert figures["dp groups use"][:2] == ["a (1), b (1)", "shared (2)"]
+    assert figures["tokens/s"][2].endswith("x")
+    assert "Hosts that hold other tasklets: 2 of 4" in text
+    assert figures["a2"] == ["stage 0, replica 1", "stage 1, replica 0"]
+
+
+def test_plan_compared_with_itself_has_moved_nothing(command: Command) -> None:
+    command("plan", "job.yaml", "-o", "other.json")
+    done = command("plan", "job.yaml", "--compare", "other.json")
+    assert "Hosts that hold other tasklets: 0 of 4" in done.stdout
+
+
+def test_page_is_written_beside_the_plan(command: Command, tmp_path: Path) -> None:
+    done = command("plan", "job.yaml", "--html", "plan.html")
+    page = (tmp_path / "plan.html").read_text(encoding="utf-8")
+    assert "page: plan.html" in done.stdout
+    assert all(f"<h2>{title}" in page for title in ("Timeline", "Stages", "Traffic a step", "What would help most"))
+
+
+def test_large_plan_takes_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = gpu_inventory([12, 12])
+    fixed = {"tp": 8, "pp": 6, "dp": 4, "micro_batch_size": 1}
+    plan = plan_for(fleet, gpt_7b(global_batch_size=480, parallel=fixed))
+    show_plan(plan, fleet)
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) < 80
+    assert "a1 to a4 (4): ranks 0-31 on GPUs 0-7 hold stage 0, replicas 0-3, shards 0-7" in text
+    assert "│ 24 x tp " in text
+
+
+def test_runners_up_are_listed_with_their_distance_and_reason() -> None:
+    fleet = cpu_inventory([2, 2])
+    plan = plan_for(fleet, bed_job())
+    second = Alternative(
+        tp=1,
+        pp=1,
+        dp=4,
+        micro_batch_size=2,
+        schedule="1f1b",
+        recompute="full",
+        crossing="data",
+        step_s=1.25 * plan.prediction.step_s,
+        why="gradients cross",
+    )
+    solve = plan.solve.model_copy(update={"alternatives": (second,)})
+    sheet = plan_sheets(plan.model_copy(update={"solve": solve}), fleet)[-1]
+    assert sheet.title == "Runners-up"
+    seconds = format_seconds(second.step_s)
+    degrees = "tp=1 pp=1 dp=4, micro-batch 2, 1f1b, full recomputation"
+    assert sheet.rows == ((degrees, "data", seconds, "+25.0%", "gradients cross"),)
+
+
+def test_rows_alike_are_one_only_in_long_tables() -> None:
+    fleet = gpu_inventory([1, 1])
+    plan = plan_for(fleet, gpt_7b(global_batch_size=64, parallel={"tp": 2, "pp": 2, "dp": 4, "micro_batch_size": 1}))
+    groups = next(sheet for sheet in plan_sheets(plan, fleet) if sheet.title == "Process groups")
+    assert [row[:3] for row in groups.rows] == [
+        ("4 x dp", "4 each", "inside the host"),
+        ("8 x forward", "2 each", "shared (Socket)"),
+        ("8 x backward", "2 each", "shared (Socket)"),
+        ("8 x tp", "2 each", "inside the host"),
+    ]
+
+
+def test_bar_has_eighths_and_never_hides_what_is_there() -> None:
+    assert bar(1.0, 2.0, 4) == "██"
+    assert bar(0.3, 1.0, 2) == "▋"
+    assert bar(1e-9, 1.0, 10) == "▏"
+    assert bar(0.0, 1.0, 10) == bar(1.0, 0.0, 10) == ""
+    assert bar(3.0, 1.0, 2) == "██"

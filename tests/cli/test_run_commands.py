@@ -1,0 +1,193 @@
+"""Runs are found, looked at and ended from any shell; a detached one outlives whoever started it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holmes_core.run import Run
+from launcher.run_folder import read_run
+from tests.cli.test_command_line import environment, holmes, nothing_is_left, planned
+
+LONG = {"steps": 100000}
+
+
+def eventually(holds: Callable[[], bool], within_s: float = 90.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def run_folder(folder: Path) -> Path:
+    (path,) = (folder / "runs").iterdir()
+    return path
+
+
+def steps_done(folder: Path) -> int:
+    return len((run_folder(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+
+
+@pytest.fixture
+def detached(tmp_path: Path) -> Iterator[str]:
+    """The id of a detached run that has taken its first steps; it is ended whatever the test does."""
+    planned(tmp_path, **LONG)
+    done = holmes(tmp_path, "launch", "plan.json", "--detach")
+    assert done.returncode == 0, done.stderr
+    try:
+        assert eventually(lambda: steps_done(tmp_path) > 2)
+        yield done.stdout.strip()
+    finally:
+        holmes(tmp_path, "stop", done.stdout.strip())
+        assert nothing_is_left(tmp_path)
+
+
+def kill_controller(folder: Path) -> None:
+    controller = read_run(run_folder(folder)).controller
+    assert controller is not None
+    os.kill(controller.pid, signal.SIGKILL)
+
+
+def test_detached_run_is_listed_shown_and_stopped_from_another_folder(tmp_path: Path, detached: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "home").symlink_to(tmp_path / "home")
+    listed = [json.loads(line) for line in holmes(elsewhere, "ps", "--json").stdout.splitlines()]
+    assert [(run["run_id"], run["watched"], run["state"]) for run in listed] == [(detached, "watched", "running")]
+    status = json.loads(holmes(elsewhere, "status", detached[:-2], "--json").stdout)
+    assert status["nodes"] == {"a1": "stepping", "b1": "stepping"}
+    assert status["last_step"]["loss"] > 0
+    assert "b1 rank 1 | rank 1 on b1" in holmes(elsewhere, "logs", detached, "--rank", "1").stdout
+    stopped = holmes(elsewhere, "stop", detached)
+    assert stopped.stdout == f"run {detached} is stopped\n"
+    run = read_run(run_folder(tmp_path))
+    assert (run.state, run.exit_code) == ("stopped", 130)
+    assert holmes(elsewhere, "ps", "--json").stdout == ""
+    assert nothing_is_left(tmp_path)
+
+
+def test_detached_run_outlives_its_controller_and_is_watched_again(tmp_path: Path, detached: str) -> None:
+    kill_controller(tmp_path)
+    before = steps_done(tmp_path)
+    time.sleep(1.0)
+    assert steps_done(tmp_path) == before
+    assert "unwatched" in holmes(tmp_path, "status", detached).stdout
+    attach = [sys.executable, "-m", "holmes_cli", "attach", detached]
+    looking = subprocess.Popen(attach, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
+    assert eventually(lambda: steps_done(tmp_path) > before + 2)
+    looking.send_signal(signal.SIGINT)
+    assert "the run goes on" in looking.communicate(timeout=20)[1]
+    lines = (run_folder(tmp_path) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert steps[0] == 0
+    assert set(range(steps[-1] + 1)) - set(steps) <= {before, before + 1}  # the step under way when it was killed
+    assert read_run(run_folder(tmp_path)).state == "running"
+
+
+def test_detached_run_without_controller_is_stopped_by_recorded_ids(tmp_path: Path, detached: str) -> None:
+    kill_controller(tmp_path)
+    done = holmes(tmp_path, "stop", detached)
+    assert (done.returncode, done.stdout) == (0, f"run {detached} is stopped\n")
+    assert nothing_is_left(tmp_path)
+
+
+def test_two_runs_side_by_side_leave_each_other_alone(tmp_path: Path, detached: str) -> None:
+    other = holmes(tmp_path, "launch", "plan.json", "--detach", "--runs", "others")
+    assert other.returncode == 0, other.stderr
+    assert holmes(tmp_path, "stop", other.stdout.strip()).returncode == 0
+    before = steps_done(tmp_path)
+    assert eventually(lambda: steps_done(tmp_path) > before + 2)
+    assert read_run(run_folder(tmp_path)).run_id == detached
+
+
+def test_unknown_run_is_refused_and_says_how_to_list(tmp_path: Path) -> None:
+    done = holmes(tmp_path, "status", "2020")
+    assert done.returncode == 2
+    assert "run 2020: not known here" in done.stderr
+    assert "holmes ps" in done.stderr
+
+
+def test_events_as_json_tell_the_whole_run(tmp_path: Path) -> None:
+    planned(tmp_path)
+    done = holmes(tmp_path, "launch", "plan.json", "--json")
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [event["step"] for event in events if event["event"] == "step"] == [0, 1, 2, 3]
+    assert {event["state"] for event in events if event["event"] == "node"} >= {"preflight", "ranks up", "ended"}
+    assert holmes(tmp_path, "status", str(run_folder(tmp_path)), "--html", "page.html").returncode == 0
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").count('class="curve"') >= 3
+
+
+def test_variables_and_secrets_reach_the_ranks_and_no_output(tmp_path: Path) -> None:
+    secret, value = "s3cr3t-word", 'it\'s $(touch canary) "é"'
+    (tmp_path / "token").write_text(secret, encoding="utf-8")
+    launch = {"environment": {"MINE": value, "TAKEN": None}, "secrets": {"TOKEN": str(tmp_path / "token")}}
+    planned(tmp_path, launch=launch, **LONG)
+    done = holmes(tmp_path, "launch", "plan.json", "--dry-run")
+    assert done.returncode == 2
+    assert "launch.environment.TAKEN: has no value" in done.stderr
+    taken = {**environment(tmp_path), "TAKEN": "from here"}
+    command = [sys.executable, "-m", "holmes_cli", "launch", "plan.json"]
+    dry = subprocess.run([*command, "--dry-run"], cwd=tmp_path, env=taken, capture_output=True, text=True, check=True)
+    assert f"MINE={value}" in dry.stdout
+    assert "TAKEN=from here" in dry.stdout
+    assert secret not in dry.stdout
+    process = subprocess.Popen(command, cwd=tmp_path, env=taken, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert next(line for line in process.stderr if line.startswith("step 1/"))
+    ranks = list(rank_environments(run_folder(tmp_path).name))
+    command_lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if readable(path)]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert len(ranks) == 2
+    for variables in ranks:
+        assert (variables["MINE"], variables["TAKEN"], variables["TOKEN"]) == (value, "from here", secret)
+    assert not any(secret.encode() in line for line in command_lines)
+    assert secret not in "".join(path.read_text(encoding="utf-8") for path in run_folder(tmp_path).glob("*.*"))
+    assert list(tmp_path.rglob("canary")) == []
+    assert nothing_is_left(tmp_path)
+
+
+def readable(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        path.read_bytes()
+        return True
+    return False
+
+
+def rank_environments(run_id: str) -> Iterator[dict[str, str]]:
+    """The environment of every rank of the run."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if b"holmes_runtime.train" in words and b"holmes_runtime.elastic" not in words:
+                lines = (entry / "environ").read_bytes().decode().split("\0")
+                variables = dict(line.split("=", 1) for line in lines if "=" in line)
+                if run_id in variables.get("HOLMES_METRICS_DIR", ""):
+                    yield variables
+
+
+def test_record_of_a_stopped_run_is_whole(tmp_path: Path) -> None:
+    planned(tmp_path, **LONG)
+    command = [sys.executable, "-m", "holmes_cli", "launch", "plan.json"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert next(line for line in process.stderr if line.startswith("step 2/"))
+    done = holmes(tmp_path, "stop", run_folder(tmp_path).name)
+    assert done.returncode == 0, done.stderr
+    assert process.wait(timeout=20) == 130
+    run: Run = read_run(run_folder(tmp_path))
+    assert run.state == "stopped"
+    assert run.steps_done >= 2
+    assert run.controller is None

@@ -1,0 +1,72 @@
+"""Commands shown in a document, with the output shown below each: read, run, and written anew.
+
+`python -m tests.doc_session` puts what comes out today into README.md and docs/planning.md; read the diff.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.planner.fleets import gpu_inventory
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PLANNING = ROOT / "docs" / "planning.md"
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """Fenced blocks in `language` ("" for none)."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [content for name, content in found if name == language]
+
+
+def sessions(text: str) -> list[tuple[str, str]]:
+    """Commands after `$ ` in blocks without a language, each with the output shown below it."""
+    shown = [block for block in blocks(text, "") if block.startswith("$ ")]
+    parts = [part for block in shown for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
+    return [(command, output) for command, _, output in (part.partition("\n") for part in parts)]
+
+
+def prepare(document: Path, folder: Path) -> None:
+    """The YAML files the document shows, and for planning.md the inventory it speaks of."""
+    for text in blocks(document.read_text(encoding="utf-8"), "yaml"):
+        (folder / text.splitlines()[0].removeprefix("# ")).write_text(text, encoding="utf-8")
+    if document == PLANNING:
+        (folder / "inventory.json").write_text(gpu_inventory([4, 4]).to_json(), encoding="utf-8")
+
+
+def run(command: str, folder: Path, columns: int) -> subprocess.CompletedProcess[str]:
+    """One command as a shell runs it, with `holmes` on the path or as a module."""
+    environment = {**os.environ, "COLUMNS": str(columns), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    if shutil.which("holmes", path=environment["PATH"]) is None:
+        command = re.sub(r"^holmes ", f"{sys.executable} -m holmes_cli ", command)
+    environment["PYTHONPATH"] = str(ROOT)
+    return subprocess.run(
+        command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def _refresh(document: Path, columns: int) -> None:
+    """What is shown below a command becomes what it prints; where nothing is shown, nothing is."""
+    text = document.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        prepare(document, Path(folder))
+        for command, shown in sessions(text):
+            done = run(command, Path(folder), columns)
+            if done.returncode:
+                sys.exit(f"{command}: {done.stderr}")
+            if shown:
+                text = text.replace(f"$ {command}\n{shown}", f"$ {command}\n{done.stdout}")
+    document.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _refresh(README, 120)
+    if PLANNING.exists():
+        _refresh(PLANNING, 100)

@@ -1,0 +1,64 @@
+"""Constants from a run's folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holmes_core.errors import HolmesError
+from holmes_core.job import Calibration
+from holmes_core.plan import Plan
+from planner.calibration import calibrate, calibrated
+from planner.reprice import reprice
+from tests.planner.fleets import bed_job, cpu_inventory, plan_for
+
+BED = cpu_inventory([2, 2])
+
+
+def run_folder(folder: Path, plan: Plan, step_s: float, compute_s: float) -> Path:
+    """A run of three steps, the first of which is slow."""
+    steps = [{"step_s": 9 * step_s, "compute_s": 9.0}, *[{"step_s": step_s, "compute_s": compute_s}] * 2]
+    (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)) + "\n", encoding="utf-8")
+    return folder
+
+
+def test_a_run_as_predicted_changes_nothing(tmp_path: Path) -> None:
+    plan = plan_for(BED, bed_job())
+    run = run_folder(tmp_path, plan, plan.prediction.step_s, plan.prediction.compute_s)
+    found = calibrate(BED, run)
+    assert found.compute_factor == pytest.approx(1)
+    assert found.network_efficiency == pytest.approx(1, abs=1e-3)
+
+
+def test_slow_compute_and_slow_networks_are_told_apart(tmp_path: Path) -> None:
+    plan = plan_for(BED, bed_job())
+    slow = calibrated(plan.job, Calibration(run="x", compute_factor=1.3, network_efficiency=0.6))
+    measured = reprice(BED, plan.model_copy(update={"job": slow}))
+    found = calibrate(BED, run_folder(tmp_path, plan, measured.step_s, 1.3 * plan.prediction.compute_s))
+    assert found.compute_factor == pytest.approx(1.3)
+    assert found.network_efficiency == pytest.approx(0.6, abs=2e-3)
+    assert found.run == str(tmp_path)
+
+
+def test_a_calibrated_plan_records_the_run_and_is_no_slower_than_it(tmp_path: Path) -> None:
+    plan = plan_for(BED, bed_job())
+    run = run_folder(tmp_path, plan, 1.5 * plan.prediction.step_s, 1.2 * plan.prediction.compute_s)
+    job = calibrated(plan.job, calibrate(BED, run))
+    same = reprice(BED, plan.model_copy(update={"job": job}))
+    assert same.step_s == pytest.approx(1.5 * plan.prediction.step_s, rel=0.01)
+    again = plan_for(BED, job)
+    assert again.job.compute.calibration is not None
+    assert again.job.compute.calibration.run == str(tmp_path)
+    assert again.prediction.step_s <= 1.01 * same.step_s
+
+
+def test_a_run_of_one_step_is_refused(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, plan_for(BED, bed_job()), 1.0, 1.0)
+    first = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0]
+    (run / "metrics.jsonl").write_text(first + "\n", encoding="utf-8")
+    with pytest.raises(HolmesError, match="it has 1 steps") as caught:
+        calibrate(BED, run)
+    assert caught.value.exit_code == 2

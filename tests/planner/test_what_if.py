@@ -1,0 +1,171 @@
+"""Changes in words to the inventory as it would be, and what the planner makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holmes_core.errors import HolmesError
+from holmes_core.inventory import Inventory, Nic
+from holmes_core.link import Link, Spread
+from planner.verify import verify
+from planner.what_if import rate_text, what_if
+from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+
+BED = cpu_inventory([2, 2])
+
+
+def measured(hosts: tuple[str, str], clusters: tuple[str, str]) -> Link:
+    """One test over eth0."""
+    return Link(
+        kind="between",
+        network="shared",
+        clusters=clusters,
+        hosts=hosts,
+        devices=("eth0", "eth0"),
+        method="tcp",
+        streams=4,
+        direction="forward",
+        latency_s=Spread(min=1e-3, median=2e-3),
+        bandwidth_bytes_per_s=Spread(min=1e6, median=1e6),
+        samples=3,
+    )
+
+
+def shared_rates(inventory: Inventory) -> dict[str, float | None]:
+    assert inventory.shared is not None
+    return {port.host: port.bandwidth_bytes_per_s for port in inventory.shared.ports}
+
+
+def test_link_changes_the_shared_ports_of_its_two_clusters_alone() -> None:
+    rates = shared_rates(what_if(cpu_inventory([1, 2, 1]), "link:a-b=10Gb/s"))
+    assert rates == {"a1": 10 * GBPS, "b1": 10 * GBPS, "b2": 10 * GBPS, "c1": 0.1 * GBPS}
+
+
+def test_faster_link_raises_the_slow_ports_and_slower_lowers_the_fast_ones() -> None:
+    mixed = what_if(BED, "nic:a1/eth0=25Gb/s")
+    assert shared_rates(what_if(mixed, "link:a-b=10Gb/s"))["a1"] == 25 * GBPS
+    assert set(shared_rates(what_if(mixed, "link:a-b=50Mb/s")).values()) == {0.05 * GBPS}
+
+
+def test_link_keeps_the_latency_that_was_measured_and_changes_the_bandwidth() -> None:
+    links = (measured(("a1", "b1"), ("a", "b")), measured(("a1", "c1"), ("a", "c")))
+    changed = what_if(cpu_inventory([1, 1, 1]).model_copy(update={"links": links}), "link:b-a=1Gb/s")
+    assert [link.bandwidth_bytes_per_s.median for link in changed.links] == [GBPS, 1e6]
+    assert [link.latency_s for link in changed.links] == [link.latency_s for link in links]
+
+
+def test_nic_changes_what_tests_through_it_measured() -> None:
+    links = (measured(("a1", "b1"), ("a", "b")), measured(("a2", "b1"), ("a", "b")))
+    changed = what_if(BED.model_copy(update={"links": links}), "nic:a2/eth0=1Gb/s")
+    assert [link.bandwidth_bytes_per_s.median for link in changed.links] == [1e6, GBPS]
+
+
+def test_cluster_names_may_hold_dashes() -> None:
+    a, b = BED.clusters
+    named = (a.model_copy(update={"name": "ib-1"}), b.model_copy(update={"name": "roce-1"}))
+    changed = what_if(BED.model_copy(update={"clusters": named}), "link:ib-1-roce-1=200Mb/s")
+    assert set(shared_rates(changed).values()) == {0.2 * GBPS}
+
+
+def test_fabric_with_rdma_gets_the_rate_on_rdma() -> None:
+    port = what_if(gpu_inventory([2, 2]), "fabric:a=3200Gb/s").clusters[0].fabric.ports[0]
+    assert port.rdma_bandwidth_bytes_per_s == 3200 * GBPS
+    assert port.bandwidth_bytes_per_s == 100 * GBPS
+
+
+def test_nic_changes_its_host_alone() -> None:
+    changed = what_if(BED, "nic:a2/eth1=25Gb/s")
+    assert [port.bandwidth_bytes_per_s for port in changed.clusters[0].fabric.ports] == [2 * GBPS, 25 * GBPS]
+    assert changed.host("a2").netdevs[1].speed_bytes_per_s == 25 * GBPS
+    assert changed.shared == BED.shared
+
+
+def test_rdma_device_changes_its_share_of_the_fabric() -> None:
+    rails = tuple(
+        Nic.model_validate(
+            {"device": f"mlx5_{i}", "port": 1, "kind": "InfiniBand", "rate_gbps": 200, "state": "Active"}
+            | {"phys_state": None, "netdev": None, "subnet_prefix": None, "sm_lid": None}
+            | {"usable_by_nccl_ib": True, "why": ""}
+        )
+        for i in range(8)
+    )
+    fleet = gpu_inventory([2, 2])
+    hosts = tuple(host.model_copy(update={"nics": rails}) for host in fleet.hosts)
+    changed = what_if(fleet.model_copy(update={"hosts": hosts}), "nic:a1/mlx5_0=25Gb/s")
+    rates = [port.rdma_bandwidth_bytes_per_s for port in changed.clusters[0].fabric.ports]
+    assert rates == [(7 * 200 + 25) * GBPS, 1600 * GBPS]
+
+
+def test_added_host_is_planned_on_like_the_one_it_copies() -> None:
+    changed = what_if(BED, "+host:a3=like:a2")
+    assert [host.name for host in changed.hosts] == ["a1", "a2", "a3", "b1", "b2"]
+    plan = plan_for(changed, bed_job(global_batch_size=30, parallel={"pp": 1, "dp": 5}))
+    assert [node.host for node in plan.nodes] == ["a1", "a2", "a3", "b1", "b2"]
+    assert verify(plan, changed) == []
+
+
+def test_removed_host_is_gone_and_an_empty_cluster_with_it() -> None:
+    changed = what_if(BED, "-host:b1,-host:b2")
+    assert [cluster.name for cluster in changed.clusters] == ["a"]
+    assert set(shared_rates(changed)) == {"a1", "a2"}
+
+
+def test_changes_joined_by_commas_follow_one_another() -> None:
+    changed = what_if(BED, "+host:a3=like:a1, -host:a1,nic:a3/eth0=1Gb/s")
+    assert changed.clusters[0].hosts == ("a2", "a3")
+    assert shared_rates(changed)["a3"] == GBPS
+
+
+def test_changed_inventory_is_still_a_valid_record() -> None:
+    for text in ("link:a-b=10Gb/s", "fabric:a=10Gb/s", "nic:a1/eth0=1Gb/s", "+host:x=like:a1", "-host:a1"):
+        changed = what_if(BED, text)
+        assert Inventory.model_validate(changed.model_dump()) == changed
+
+
+def test_faster_link_between_clusters_makes_the_step_faster_and_a_slower_one_slower() -> None:
+    fleet, job = gpu_inventory([2, 2], shared_gbps=1), gpt_7b(parallel={"pp": 4, "dp": 8})
+    seconds = {
+        text: plan_for(what_if(fleet, text), job).prediction.step_s
+        for text in ("link:a-b=1Gb/s", "link:a-b=100Gb/s", "link:a-b=100Mb/s")
+    }
+    assert seconds["link:a-b=100Gb/s"] < seconds["link:a-b=1Gb/s"] < seconds["link:a-b=100Mb/s"]
+    assert seconds["link:a-b=1Gb/s"] == plan_for(fleet, job).prediction.step_s
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "not a change"),
+        ("link", "not a change"),
+        ("link:a-b", "not a change"),
+        ("link:a-b=fast", "'fast' is not a rate"),
+        ("link:a-b=10GB/s", "'10GB/s' is not a rate"),
+        ("link:a-b=-1Gb/s", "'-1Gb/s' is not a rate"),
+        ("link:a-b=0Gb/s", "'0Gb/s' is not a rate above zero"),
+        ("link:a-b=nanGb/s", "'nanGb/s' is not a rate"),
+        ("link:a-z=10Gb/s", "'a-z' is not two clusters of the inventory (a, b)"),
+        ("link:a-a=10Gb/s", "'a-a' is not two clusters"),
+        ("fabric:z=10Gb/s", "no cluster 'z' in the inventory (a, b)"),
+        ("nic:a1/eth7=10Gb/s", "host a1 has no interface 'eth7' (eth0, eth1)"),
+        ("nic:z/eth0=10Gb/s", "no reachable host 'z' in the inventory (a1, a2, b1, b2)"),
+        ("+host:a3", "not a change"),
+        ("+host:a3=like:z", "no reachable host 'z'"),
+        ("+host:a2=like:a1", "host 'a2' is in the inventory already"),
+        ("-host:z", "no reachable host 'z'"),
+    ],
+)
+def test_change_that_cannot_be_made_is_refused_with_the_forms(text: str, why: str) -> None:
+    with pytest.raises(HolmesError) as caught:
+        what_if(BED, text)
+    assert f"--what-if {text}: " in caught.value.what
+    assert why in caught.value.what
+    assert "`link:CLUSTER-CLUSTER=10Gb/s`" in caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("text", ["10Gb/s", "1.5Gb/s", "100Mb/s", "12800Gb/s"])
+def test_rate_is_written_as_it_is_read(text: str) -> None:
+    changed: Any = what_if(BED, f"fabric:a={text}").clusters[0].fabric.ports[0].bandwidth_bytes_per_s
+    assert rate_text(changed) == text
