@@ -1,89 +1,73 @@
-"""The node agent: checks the node, starts torchrun, reports what happens, and ends everything when told or left alone.
+"""The node agent: looks at the node, starts torchrun, writes down what happens, and ends everything when told.
 
-It talks with the controller over standard input and output. Out: one JSON object a line (see `Report`). In: lines;
-`go` starts the ranks, any line is a sign of life. When the input ends, or no line comes for `silence_limit_s`, all
-ranks end. It imports nothing but the standard library, so that it can say when torch is missing.
+It lives in the folder that was shipped to it and talks through two files there: `events.jsonl`, one JSON object a line,
+and the pipe `commands`, one JSON object a line, where an empty line is a sign of life. `holmes_runtime.relay` carries
+both to the controller and back. An attached run ends when no sign of life comes for `silence_limit_s`; a detached one
+goes on. It imports nothing but the standard library, so that it can say when torch is missing.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import fcntl
 import json
 import os
 import select
-import selectors
 import shutil
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from holmes_runtime.doors import Doors
 from holmes_runtime.node_config import NodeConfig
-from holmes_runtime.process_tree import adopt_orphans, die_with_parent, end_descendants
+from holmes_runtime.node_facts import read_facts
+from holmes_runtime.process_tree import adopt_orphans, descendants, die_with_parent, end_descendants, read_process
+from holmes_runtime.relay import AGENT_FILE, COMMANDS_PIPE, EVENTS_FILE, LOCK_FILE, relay
 
 POLL_S = 0.05
+WAITING_POLL_S = 0.5
 GRACE_S = 3.0
 ALIVE_S = 2.0
+TEMPORARY_LINK = "tmp"
 
 
-class Refused(Exception):
-    """The node cannot run its part; the message says why, `hint` what to do."""
+class Commands:
+    """The pipe of commands, read only when there is something."""
 
-    def __init__(self, what: str, hint: str) -> None:
-        super().__init__(what)
-        self.hint = hint
-
-
-class Input:
-    """Standard input, read only when there is something: sshd may give input and output one socket, so the
-    descriptor itself stays blocking."""
-
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(0, selectors.EVENT_READ)
+    def __init__(self, path: Path) -> None:
+        self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)  # a writer of our own: the pipe never ends
         self._rest = b""
-        self.ended = False
         self.last_heard_s = time.monotonic()
 
-    def lines(self, timeout_s: float) -> list[str]:
-        """Lines that arrive within `timeout_s`; sets `ended` at the end of the input."""
-        if self.ended or not self._selector.select(timeout_s):
+    def take(self, timeout_s: float) -> list[dict[str, Any]]:
+        """Commands that arrive within `timeout_s`."""
+        if not select.select([self._pipe], [], [], timeout_s)[0]:
             return []
-        chunk = os.read(0, 4096)
-        self.ended = not chunk
         self.last_heard_s = time.monotonic()
-        *whole, self._rest = (self._rest + chunk).split(b"\n")
-        return [line.decode(errors="replace") for line in whole]
+        *whole, self._rest = (self._rest + os.read(self._pipe, 65536)).split(b"\n")
+        return [json.loads(line) for line in whole if line.strip()]
 
 
-class Output:
-    """Standard output, written without ever waiting longer than `patience_s`: a lost controller must not hold us up."""
+class Events:
+    """The file of events. What a full disk does not take waits for the next one."""
 
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(1, selectors.EVENT_WRITE)
-        self.lost = False
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        self._waiting = b""
+        self.last_s = time.monotonic()
 
-    def write(self, line: str) -> None:
-        """Write one line; sets `lost` when nobody takes it, and writes nothing from then on."""
-        data = line.encode()
-        while data and not self.lost:
-            if not self._selector.select(self._patience_s):
-                self.lost = True
-                return
-            try:
-                # No more than a pipe takes at once when it takes anything, so that the write does not block.
-                written = os.write(1, data[: select.PIPE_BUF])
-            except OSError:
-                self.lost = True
-                return
-            data = data[written:]
+    def report(self, **event: Any) -> None:
+        """Append one event."""
+        self.last_s = time.monotonic()
+        self._waiting += json.dumps(event).encode() + b"\n"
+        with contextlib.suppress(OSError):
+            while self._waiting:
+                self._waiting = self._waiting[os.write(self._file, self._waiting) :]
 
 
 class Tail:
@@ -111,121 +95,125 @@ class Tail:
 
 
 class Agent:
-    """One node of one run, from check to clean-up, in the folder that was shipped to it."""
+    """One node of one attempt of a run, from the first look to the end of its processes."""
 
     def __init__(self, config: NodeConfig, folder: Path) -> None:
         self._config = config
         self._folder = folder
-        self._input = Input()
-        self._output = Output(config.silence_limit_s)
+        self._commands = Commands(folder / COMMANDS_PIPE)
+        self._events = Events(folder / EVENTS_FILE)
+        self._doors = Doors(config)
         self._tails: dict[Path, Tail] = {}
-        self._torchrun: subprocess.Popen[bytes] | None = None
         self._told_to_stop = False
-        self._last_report_s = time.monotonic()
+        self._ranks_are_up = False
+        self._oom_kills = _oom_kills()
 
     def run(self) -> int:
-        """The exit code to end with: 0 done, 1 failed or refused, 3 stopped."""
+        """The exit code to end with: 0 done, 1 failed, 3 stopped or left alone."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: setattr(self, "_told_to_stop", True))
         adopt_orphans()
         try:
-            self._check()
-            self._report(event="ready")
-            if not self._wait_for_go():
-                return 3
-            return self._train()
-        except Refused as refused:
-            self._report(event="refused", what=str(refused), hint=refused.hint)
-            return 1
+            facts = read_facts(self._config, self._folder)
+            self._report(event="ready", facts=facts, **self._doors.open(facts["interfaces"]))
+            master_port = self._wait_for_go()
+            return 3 if master_port is None else self._train(master_port)
         finally:
-            end_descendants(GRACE_S)
-            self._remove_folder()
+            self._end(GRACE_S)
 
-    def _remove_folder(self) -> None:
-        """Removes the node's folder, and the run's if no other node of it is on this machine."""
-        os.chdir("/")
-        shutil.rmtree(self._folder, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            self._folder.parent.rmdir()
+    def _end(self, grace_s: float) -> None:
+        """End all ranks; one that waits for a device cannot be ended, and is named."""
+        left = end_descendants(grace_s)
+        if left:
+            names = [f"{process.pid} {process.name} (state {process.state})" for process in left]
+            self._report(event="stuck", processes=names)
 
-    def _check(self) -> None:
-        """Raises Refused unless torch is there, the planned interfaces exist and the master's port is free."""
-        if importlib.util.find_spec("torch") is None:
-            raise Refused(
-                f"{sys.executable} has no torch",
-                f"`{sys.executable} -m pip install torch`, or name a Python that has it: `python:` in hosts.yaml",
-            )
-        present = [name for _, name in socket.if_nameindex()]
-        for interface in self._config.interfaces:
-            if interface not in present:
-                raise Refused(
-                    f"no interface {interface}; there are {', '.join(present)}",
-                    "the host changed since it was probed: `holmes probe` and `holmes plan` again",
-                )
-        if self._config.node_rank == 0:
-            self._check_master_port()
-
-    def _check_master_port(self) -> None:
-        address, port = self._config.master_address, self._config.master_port
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("0.0.0.0", port))
-            except OSError as error:
-                raise Refused(
-                    f"port {port} for the rendezvous at {address} is taken: {error.strerror}",
-                    "end what uses it (`ss -ltnp` shows it), or set another `master_port:` in job.yaml and plan again",
-                ) from None
-
-    def _wait_for_go(self) -> bool:
+    def _wait_for_go(self) -> int | None:
+        """The rendezvous port, or None when told to stop first."""
         while not self._left_alone():
-            if "go" in self._input.lines(POLL_S):
-                return True
-        return False
+            for command in self._commands.take(WAITING_POLL_S):
+                if command["do"] == "reach":
+                    self._report(event="reached", faults=self._doors.reach(command["places"]))
+                elif command["do"] == "go":
+                    return int(command["master_port"])
+                else:
+                    self._obey(command)
+            self._show_life()
+        return None
 
     def _left_alone(self) -> bool:
-        silent_s = time.monotonic() - self._input.last_heard_s
-        return self._input.ended or self._output.lost or self._told_to_stop or silent_s > self._config.silence_limit_s
+        silent_s = time.monotonic() - self._commands.last_heard_s
+        return self._told_to_stop or (not self._config.detached and silent_s > self._config.silence_limit_s)
 
-    def _train(self) -> int:
+    def _train(self, master_port: int) -> int:
         verdict = self._folder / "verdict.json"
-        process = self._start_torchrun(verdict)
-        while process.poll() is None:
+        torchrun = self._start_torchrun(master_port, verdict)
+        self._report(event="started")
+        while torchrun.poll() is None:
+            for command in self._commands.take(POLL_S):  # just before the check: we may have been suspended
+                self._obey(command, torchrun.pid)
             if self._left_alone():
-                end_descendants(GRACE_S)
+                self._end(GRACE_S)
                 self._forward_output(last=True)
                 return 3
-            self._input.lines(POLL_S)
             self._forward_output()
             self._show_life()
-        end_descendants(0.0)
+        self._end(0.0)
         self._forward_output(last=True)
-        if process.returncode != 0:
-            self._report_failures(verdict, process.returncode)
-        self._report(event="exit", exit_code=process.returncode)
-        return 0 if process.returncode == 0 else 1
+        if torchrun.returncode != 0:
+            self._report_failures(verdict, torchrun.returncode)
+        self._report(event="exit", exit_code=torchrun.returncode)
+        return 0 if torchrun.returncode == 0 else 1
+
+    def _obey(self, command: dict[str, Any], torchrun: int | None = None) -> None:
+        """`stop` ends all; `save` has the ranks save and end; `stacks` has them print where they are."""
+        if command["do"] == "stop":
+            self._told_to_stop = True
+        elif command["do"] == "save" and torchrun is not None:
+            self._signal_ranks(torchrun, signal.SIGTERM)
+        elif command["do"] == "stacks" and torchrun is not None:
+            states = self._signal_ranks(torchrun, signal.SIGUSR1)
+            self._report(event="states", states=states)
+
+    def _signal_ranks(self, torchrun: int, number: signal.Signals) -> dict[str, str]:
+        """Signal every rank; the kernel's state of each, by local rank."""
+        states = {}
+        for process in descendants(torchrun):
+            local_rank = _local_rank(process.pid) if process.parent == torchrun else None
+            if local_rank is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+                states[local_rank] = process.state
+        return states
 
     def _show_life(self) -> None:
         """A sign of life for the controller when there has been nothing else to say."""
-        if time.monotonic() - self._last_report_s > ALIVE_S:
+        if time.monotonic() - self._events.last_s > ALIVE_S:
             self._report(event="alive")
 
-    def _start_torchrun(self, verdict: Path) -> subprocess.Popen[bytes]:
+    def _start_torchrun(self, master_port: int, verdict: Path) -> subprocess.Popen[bytes]:
         config, logs = self._config, self._folder / "logs"
         logs.mkdir()
         arguments = [
-            *("--nnodes", str(config.num_nodes), "--node-rank", str(config.node_rank)),
-            *("--nproc-per-node", str(config.num_ranks), "--rdzv-backend", "static"),
-            *("--master-addr", config.master_address, "--master-port", str(config.master_port)),
-            *("--rdzv-id", config.run_id, "--max-restarts", "0", "--monitor-interval", "0.1"),
+            *("--nnodes", str(config.num_nodes), "--nproc-per-node", str(config.num_ranks)),
+            *("--rdzv-backend", "holmes", "--rdzv-endpoint", f"{config.master_address}:{master_port}"),
+            *("--rdzv-conf", f"rank={config.node_rank}", "--rdzv-id", config.run_id),
+            *("--max-restarts", "0", "--monitor-interval", "0.1"),
             *("--log-dir", str(logs), "--redirects", "3"),
             *("-m", "holmes_runtime.lean_start", "holmes_runtime.train", str(self._folder / "run_config.json")),
         ]
         environment = {**os.environ, **config.environment, "PYTHONUNBUFFERED": "1"}
+        for name in config.secrets:
+            environment[name] = (self._folder / f"secret-{name}").read_text(encoding="utf-8").rstrip("\n")
+        environment["TMPDIR"] = self._make_temporary_folder()
+        environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(self._folder.parents[2] / "inductor"))
         environment["HOLMES_VERDICT_FILE"] = str(verdict)
         environment["HOLMES_METRICS_DIR"] = str(self._folder)
+        listener = self._doors.keep_rendezvous()
+        if listener is not None:
+            environment["HOLMES_LISTENER"] = str(listener)
         with open(self._folder / "torchrun.log", "wb") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "holmes_runtime.lean_start", "holmes_runtime.elastic", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -233,11 +221,25 @@ class Agent:
                 env=environment,
                 cwd=self._folder,
                 preexec_fn=die_with_parent,
+                pass_fds=() if listener is None else (listener,),
             )
+        self._doors.close()
+        return process
+
+    def _make_temporary_folder(self) -> str:
+        """For what torch leaves in temporary places; a link leads whoever cleans up to it. Its path is short, as the
+        names of sockets must be."""
+        folder = tempfile.mkdtemp(prefix="holmes-")
+        (self._folder / TEMPORARY_LINK).symlink_to(folder)
+        return folder
 
     def _forward_output(self, last: bool = False) -> None:
         """Report new log lines and metrics. Ranks' logs lie in logs/RUN/attempt_0/LOCAL_RANK/{stdout,stderr}.log."""
-        for path in sorted(self._folder.glob("logs/*/attempt_*/*/std*.log")):
+        logs = sorted(self._folder.glob("logs/*/attempt_*/*/std*.log"))
+        if not self._ranks_are_up and len({path.parent for path in logs}) == self._config.num_ranks:
+            self._ranks_are_up = True
+            self._report(event="ranks")
+        for path in logs:
             local_rank = int(path.parent.name)
             for line in self._new_lines(path, last):
                 self._report(event="log", local_rank=local_rank, line=line)
@@ -251,32 +253,106 @@ class Agent:
 
     def _report_failures(self, verdict: Path, exit_code: int) -> None:
         """The ranks torchrun blames; torchrun itself when it left no verdict."""
+        oom_kills = _oom_kills() - self._oom_kills
         if verdict.exists():
             for failure in json.loads(verdict.read_text(encoding="utf-8")):
-                self._report(event="failure", **failure)
+                self._report(event="failure", oom_kills=oom_kills, **failure)
             return
         lines = (self._folder / "torchrun.log").read_text(encoding="utf-8", errors="replace").splitlines()
-        message = f"torchrun ended with {exit_code}: {lines[-1] if lines else 'no output'}"
         self._report(
             event="failure",
             rank=None,
             local_rank=None,
             exit_code=exit_code,
-            message=message,
+            message=f"torchrun ended with {exit_code}: {lines[-1] if lines else 'no output'}",
             time_s=time.time(),
             last_lines=lines[-20:],
+            oom_kills=oom_kills,
         )
 
     def _report(self, **event: Any) -> None:
-        """One line to the controller."""
-        self._last_report_s = time.monotonic()
-        self._output.write(json.dumps(event) + "\n")
+        self._events.report(**event)
+
+
+def _local_rank(pid: int) -> str | None:
+    """LOCAL_RANK in the environment of the process."""
+    with contextlib.suppress(OSError):
+        for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if variable.startswith(b"LOCAL_RANK="):
+                return variable.partition(b"=")[2].decode()
+    return None
+
+
+def _oom_kills() -> int:
+    """Processes the kernel has killed for memory since boot, 0 where it does not say."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text(encoding="utf-8").splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def _clean_up(folder: Path, detached: bool) -> None:
+    """Remove what the run left on the node; the folder of a detached one is for the controller that comes back."""
+    shutil.rmtree((folder / TEMPORARY_LINK).resolve(), ignore_errors=True)
+    if not detached:
+        os.chdir("/")
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            folder.parent.rmdir()
+
+
+def _become_agent(folder: Path) -> None:
+    """Runs the agent in a session of its own, away from the channel it was started over, and never returns."""
+    code, relay_pid = 1, os.getppid()
+    try:
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        log = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for target, source in ((0, nothing), (1, log), (2, log)):
+            os.dup2(source, target)
+        lock = os.open(folder / LOCK_FILE, os.O_WRONLY | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        me = read_process(os.getpid())
+        assert me is not None
+        (folder / AGENT_FILE).write_text(json.dumps({"pid": me.pid, "start_ticks": me.start_ticks}), encoding="utf-8")
+        config = NodeConfig.from_json((folder / "node.json").read_text(encoding="utf-8"))
+        code = Agent(config, folder).run()
+        if os.getppid() != relay_pid:  # the relay was killed, which would have cleaned up
+            _clean_up(folder, config.detached)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def main() -> int:
-    """`python -m holmes_runtime.agent NODE.json`, in the folder that was shipped."""
-    path = Path(sys.argv[1]).absolute()
-    return Agent(NodeConfig.from_json(path.read_text(encoding="utf-8")), path.parent).run()
+    """`python -m holmes_runtime.agent` in the node's folder: starts the agent, and relays for it until it ends."""
+    folder = Path.cwd()
+    os.mkfifo(folder / COMMANDS_PIPE, 0o600)
+    (folder / EVENTS_FILE).touch(0o600)
+    agent = os.fork()
+    if agent == 0:
+        _become_agent(folder)
+    adopt_orphans()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: os.kill(agent, signal.SIGTERM))
+    detached = NodeConfig.from_json((folder / "node.json").read_text(encoding="utf-8")).detached
+    relay(folder, 0, lambda: _has_ended(agent))
+    end_descendants(GRACE_S)
+    _clean_up(folder, detached)
+    return 0
+
+
+def _has_ended(agent: int) -> bool:
+    """Whether the agent has ended; takes the exit statuses of all orphans on the way."""
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+            if ended == agent:
+                return True
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -11,7 +11,10 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 
-from holmes_runtime.model import Block
+from holmes_runtime.flops import layer_flops
+from holmes_runtime.model import Block, make_rotation
+from holmes_runtime.run_config import ModelShape
+from holmes_runtime.tensor_parallel import ALONE
 
 
 @dataclass(frozen=True)
@@ -27,32 +30,23 @@ class Calibration:
     device: str
 
 
-def layer_flops(micro_batch_size: int, seq_length: int, hidden_size: int) -> float:
-    """Floating-point operations of one layer's forward and backward on one micro-batch, without recomputation.
-
-    72 b s h^2 (1 + s / (6 h)); Narayanan et al., Megatron-LM, SC 2021, equation 3, for one layer without the head
-    and without the second forward of recomputation (72 instead of 96).
-    """
-    return 72 * micro_batch_size * seq_length * hidden_size**2 * (1 + seq_length / (6 * hidden_size))
-
-
-def calibrate(block: nn.Module, hidden: Tensor, flops: float, seconds: float) -> Calibration:
+def calibrate(block: nn.Module, hidden: Tensor, rotation: Tensor | None, flops: float, seconds: float) -> Calibration:
     """Times `block` on hidden (micro_batch_size, seq_length, hidden_size) for about `seconds`, after one warm-up."""
-    _time_once(block, hidden)
+    _time_once(block, hidden, rotation)
     times: list[tuple[float, float]] = []
     stop_s = time.monotonic() + seconds
     while not times or time.monotonic() < stop_s:
-        times.append(_time_once(block, hidden))
+        times.append(_time_once(block, hidden, rotation))
     forward_s = sorted(forward for forward, _ in times)[len(times) // 2]
     backward_s = sorted(backward for _, backward in times)[len(times) // 2]
     achieved = flops / (forward_s + backward_s)
     return Calibration(achieved, forward_s, backward_s, flops, len(times), torch.get_num_threads(), hidden.device.type)
 
 
-def _time_once(block: nn.Module, hidden: Tensor) -> tuple[float, float]:
+def _time_once(block: nn.Module, hidden: Tensor, rotation: Tensor | None) -> tuple[float, float]:
     """Seconds of one forward and of its backward."""
     start_s = _now_s(hidden.device)
-    output = block(hidden)
+    output = block(hidden, rotation)
     middle_s = _now_s(hidden.device)
     output.backward(torch.ones_like(output))
     return middle_s - start_s, _now_s(hidden.device) - middle_s
@@ -67,9 +61,12 @@ def _now_s(device: torch.device) -> float:
 
 def main() -> None:
     """Reads the command line, measures every slot at once and prints the slowest."""
-    parser = argparse.ArgumentParser(prog="python -m holmes_runtime.calibrate", description="Time one GPT layer.")
+    parser = argparse.ArgumentParser(prog="python -m holmes_runtime.calibrate", description="Time one layer.")
+    parser.add_argument("--family", choices=["gpt", "llama"], default="gpt")
     for name in ("--hidden-size", "--num-heads", "--seq-length", "--micro-batch-size"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--num-kv-heads", type=int, help="as many as --num-heads if not given")
+    parser.add_argument("--ffn-hidden-size", type=int, help="four times --hidden-size if not given")
     parser.add_argument("--seconds", type=float, default=2.0, help="how long to measure")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads, as threads_per_slot of the job")
     parser.add_argument("--slots", type=int, default=1, help="processes that share this machine and compute at once")
@@ -86,9 +83,23 @@ def _measure(arguments: argparse.Namespace) -> Calibration:
     """The speed of one slot, measured in a process of its own."""
     torch.set_num_threads(arguments.threads)
     batch, seq, size = arguments.micro_batch_size, arguments.seq_length, arguments.hidden_size
-    block = Block(size, arguments.num_heads).to(arguments.device)
-    hidden = torch.randn(batch, seq, size, device=arguments.device, requires_grad=True)
-    return calibrate(block, hidden, layer_flops(batch, seq, size), arguments.seconds)
+    shape = ModelShape(
+        arguments.family,
+        num_layers=1,
+        hidden_size=size,
+        num_heads=arguments.num_heads,
+        num_kv_heads=arguments.num_kv_heads or arguments.num_heads,
+        ffn_hidden_size=arguments.ffn_hidden_size or 4 * size,
+        vocab_size=1,
+        seq_length=seq,
+        rope_theta=10000.0,
+        factory=None,
+    )
+    device = torch.device(arguments.device)
+    block = Block(shape, ALONE, "none").to(device)
+    hidden = torch.randn(batch, seq, size, device=device, requires_grad=True)
+    rotation = make_rotation(shape, device) if shape.family == "llama" else None
+    return calibrate(block, hidden, rotation, layer_flops(shape, batch), arguments.seconds)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ and carries control traffic only: set-up checks and barriers.
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import ProcessGroup, ProcessGroupGloo
 
-from holmes_runtime.run_config import Axis, Group, Rank, RunConfig
+from holmes_runtime import networks_in_use
+from holmes_runtime.run_config import Axis, Group, RunConfig, group_key
 
 BACKEND = "holmes"
 GLOO_THREADS = 2  # torch's own default for a Gloo group
@@ -35,20 +37,25 @@ class InterfaceBytes:
         """The increase from `before` to this reading."""
         return InterfaceBytes(self.sent_bytes - before.sent_bytes, self.received_bytes - before.received_bytes)
 
+    def plus(self, more: InterfaceBytes) -> InterfaceBytes:
+        """This reading and an increase after it."""
+        return InterfaceBytes(self.sent_bytes + more.sent_bytes, self.received_bytes + more.received_bytes)
+
 
 @dataclass(frozen=True)
 class RankGroups:
-    """The process groups one rank uses; None where it has no such neighbour or is the only replica.
+    """The process groups one rank uses; None where it is the only shard or replica, or has no such neighbour.
 
     Activations come over `forward_in` and leave over `forward_out`; gradients come over `backward_in` and leave over
     `backward_out`.
     """
 
-    dp: ProcessGroup | None
-    forward_in: ProcessGroup | None
-    forward_out: ProcessGroup | None
-    backward_in: ProcessGroup | None
-    backward_out: ProcessGroup | None
+    tp: ProcessGroup | None = None
+    dp: ProcessGroup | None = None
+    forward_in: ProcessGroup | None = None
+    forward_out: ProcessGroup | None = None
+    backward_in: ProcessGroup | None = None
+    backward_out: ProcessGroup | None = None
 
 
 class GlooInterface(ProcessGroupGloo._Options):  # type: ignore[misc,name-defined]
@@ -138,17 +145,16 @@ def connect(config: RunConfig, rank: int, world_size: int) -> None:
 def open_groups(config: RunConfig, rank: int) -> RankGroups:
     """Creates all groups of the run, on all ranks in the order of the configuration, and picks those of `rank`."""
     register_backend()
-    opened = {(group.axis, frozenset(group.ranks)): _open_group(config, group, rank) for group in config.groups}
+    opened = {group.key: _open_group(config, group, rank) for group in config.groups}
     me = config.placement(rank)
-    before = config.rank_at(me.pp_rank - 1, me.dp_rank) if me.pp_rank > 0 else None
-    after = config.rank_at(me.pp_rank + 1, me.dp_rank) if me.pp_rank + 1 < config.pp else None
 
-    def edge(axis: Axis, neighbour: Rank | None) -> ProcessGroup | None:
-        return None if neighbour is None else opened[(axis, frozenset((rank, neighbour.rank)))]
+    def edge(axis: Axis, ends: tuple[int, int] | None) -> ProcessGroup | None:
+        return None if ends is None else opened[group_key(axis, ends)]
 
-    replicas = frozenset(config.rank_at(me.pp_rank, dp_rank).rank for dp_rank in range(config.dp))
+    before, after = config.edge_before(me), config.edge_after(me)
     return RankGroups(
-        dp=opened[("dp", replicas)] if config.dp > 1 else None,
+        tp=opened[group_key("tp", config.shards(me))] if config.tp > 1 else None,
+        dp=opened[group_key("dp", config.replicas(me))] if config.dp > 1 else None,
         forward_in=edge("pp_forward", before),
         forward_out=edge("pp_forward", after),
         backward_in=edge("pp_backward", after),
@@ -157,7 +163,10 @@ def open_groups(config: RunConfig, rank: int) -> RankGroups:
 
 
 def _open_group(config: RunConfig, group: Group, rank: int) -> ProcessGroup | None:
-    """The process group of `group`, or None on ranks outside it, which take part in its creation all the same."""
+    """The process group of `group`, or None on ranks outside it, which take part in its creation all the same.
+
+    Raises RuntimeError if it does not use the network of the plan.
+    """
     timeout = timedelta(seconds=config.timeout_s)
     member = rank in group.ranks
     backend, options = BACKEND, None
@@ -165,10 +174,24 @@ def _open_group(config: RunConfig, group: Group, rank: int) -> ProcessGroup | No
         backend, options = "nccl", _nccl_options(group)
     elif member:
         options = GlooInterface(group.name, group.interface_of(rank))
-    opened = dist.new_group(
+    before = networks_in_use.own_connections()
+    opened: ProcessGroup = dist.new_group(
         list(group.ranks), timeout=timeout, backend=backend, pg_options=options, group_desc=group.name
     )
-    return opened if member else None
+    if not member:
+        return None
+    if config.device == "cuda":
+        nccl: Any = opened._get_backend(torch.device("cuda"))
+        wrong = networks_in_use.other_fields(nccl_fields(group), nccl.options.config)
+    else:
+        made = networks_in_use.own_connections() - before
+        wrong = networks_in_use.other_interfaces(group.interface_of(rank), made, networks_in_use.interface_addresses())
+    if wrong:
+        raise RuntimeError(
+            f"host {config.placement(rank).host}, rank {rank}: group {group.name} is to use "
+            f"{group.net_name if config.device == 'cuda' else group.interface_of(rank)}, but uses {', '.join(wrong)}"
+        )
+    return opened
 
 
 def _nccl_options(group: Group) -> Any:
@@ -177,3 +200,25 @@ def _nccl_options(group: Group) -> Any:
     for field, value in nccl_fields(group).items():
         setattr(options.config, field, value)
     return options
+
+
+def start_reduce_scatter(flat: Tensor, group: ProcessGroup) -> Callable[[], Tensor]:
+    """Starts to add `flat` (elements,) up over `group`; the result waits and gives this rank's part (elements / n,).
+
+    Gloo's own reduce-scatter sends as much as an all-reduce (pytorch issue 118911). An all-to-all and a sum send half,
+    and add in the order of ranks, so that a sum never depends on timing.
+    """
+    size = group.size()
+    if dist.get_backend(group) == "nccl":
+        part = flat.new_empty(flat.numel() // size)
+        scatter = dist.reduce_scatter_single(part, flat, group=group, async_op=True)
+        return lambda: _after(scatter, lambda: part)
+    received = torch.empty_like(flat)
+    exchange = dist.all_to_all_single(received, flat, group=group, async_op=True)
+    return lambda: _after(exchange, lambda: received.view(size, -1).sum(0))
+
+
+def _after(work: dist.Work | None, result: Callable[[], Tensor]) -> Tensor:
+    if work is not None:
+        work.wait()
+    return result()

@@ -1,7 +1,8 @@
 """torchrun with its verdict in a file: which rank failed first, with which exit code. Started by the node agent.
 
 The arguments are torchrun's own. A failed rank's exit code is part of torchrun's exception and of nothing else that
-leaves the process, so torchrun is called here instead of being run by name.
+leaves the process, so torchrun is called here instead of being run by name. Its rendezvous is the static one, except
+that the store listens on the socket the agent opened: on the planned address, and on no other.
 """
 
 from __future__ import annotations
@@ -12,14 +13,59 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.run import parse_args, run
 
 VERDICT_VARIABLE = "HOLMES_VERDICT_FILE"
+LISTENER_VARIABLE = "HOLMES_LISTENER"
+BACKEND = "holmes"
+RENDEZVOUS_TIMEOUT_S = 300
+
+
+class PlannedRendezvous(StaticTCPRendezvous):
+    """Node ranks as given; node 0 serves the store on the listening socket it was handed."""
+
+    def get_backend(self) -> str:
+        """The name it is registered under."""
+        return BACKEND
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Returns when all nodes have come."""
+        listener = os.environ.get(LISTENER_VARIABLE)
+        if self._store is None:
+            self._store = TCPStore(
+                self.master_addr,
+                self.master_port,
+                self.world_size,
+                self.rank == 0,
+                self.timeout,
+                multi_tenant=True,
+                master_listen_fd=int(listener) if listener else None,
+            )
+        store = PrefixStore(self.run_id, self._store)
+        return RendezvousInfo(
+            store, self.rank, self.world_size, RendezvousStoreInfo(self.master_addr, self.master_port)
+        )
+
+
+def _planned_rendezvous(parameters: RendezvousParameters) -> PlannedRendezvous:
+    address, port = parse_rendezvous_endpoint(parameters.endpoint, -1)
+    rank = int(parameters.config["rank"])
+    return PlannedRendezvous(address, port, rank, parameters.max_nodes, parameters.run_id, RENDEZVOUS_TIMEOUT_S)
 
 
 def main() -> int:
     """Run torchrun; on failure write the failed ranks to the file named by HOLMES_VERDICT_FILE."""
+    rendezvous_handler_registry.register(BACKEND, _planned_rendezvous)
     try:
         run(parse_args(sys.argv[1:]))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:

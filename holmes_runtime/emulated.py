@@ -17,21 +17,28 @@ from holmes_runtime.run_config import Emulation, ModelShape, Stage
 # How much of a layer's backward has passed when its gradient is there. In a real layer the gradients of its matrices
 # come one after the other; what is left of the sleep covers the time it takes to add this one.
 GRADIENT_READY = 0.75
+# The share of a layer's backward that zero-bubble may delay: a matrix costs as much for its weights as for its input.
+WEIGHT_HALF = 0.5
 
 
-def block_elements(hidden_size: int) -> int:
-    """Number of parameters of one GPT layer: 12 h^2 in its four matrices, 13 h in biases and norms."""
-    return 12 * hidden_size**2 + 13 * hidden_size
+def block_elements(shape: ModelShape) -> int:
+    """Number of parameters of one layer; of a GPT's with f = 4 h, 12 h^2 in matrices, 13 h in biases and norms."""
+    h, f = shape.hidden_size, shape.ffn_hidden_size
+    attention = h * (2 * h + 2 * shape.num_kv_heads * shape.head_size)
+    if shape.family == "gpt":
+        return attention + 2 * h * f + (f + 9 * h)
+    return attention + 3 * h * f + 2 * h
 
 
 def embedding_elements(shape: ModelShape) -> int:
-    """Number of parameters of the token and position embeddings."""
-    return (shape.vocab_size + shape.seq_length) * shape.hidden_size
+    """Number of parameters of the token embedding and of a GPT's position embedding."""
+    positions = shape.seq_length if shape.family == "gpt" else 0
+    return (shape.vocab_size + positions) * shape.hidden_size
 
 
 def head_elements(shape: ModelShape) -> int:
     """Number of parameters of the final norm and the head."""
-    return (2 + shape.vocab_size) * shape.hidden_size
+    return ((2 if shape.family == "gpt" else 1) + shape.vocab_size) * shape.hidden_size
 
 
 class ComputeClock:
@@ -51,19 +58,19 @@ class ComputeClock:
 
 
 class _Weight(torch.autograd.Function):
-    """Passes hidden states on; in the backward, after a sleep, makes the gradient of the weight."""
+    """Stands for the use of a weight: adds nothing to hidden states; in the backward, after a sleep, its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, clock: ComputeClock, backward_s: float) -> Tensor:
-        """hidden and result: (micro_batch_size, seq_length, hidden_size); weight: (elements,)."""
+    def forward(ctx: Any, weight: Tensor, clock: ComputeClock, backward_s: float) -> Tensor:
+        """weight: (elements,); result: a scalar zero."""
         ctx.weight_shape, ctx.clock, ctx.backward_s = weight.shape, clock, backward_s
-        return hidden.view_as(hidden)
+        return weight.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """The gradient unchanged, and ones for the weight: one number expanded, which costs no memory to make."""
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Ones for the weight: one number expanded, which costs no memory to make."""
         ctx.clock.spend(ctx.backward_s)
-        return gradients[0], gradients[0].new_ones(()).expand(ctx.weight_shape), None, None
+        return gradients[0].new_ones(()).expand(ctx.weight_shape), None, None
 
 
 class _Sleep(torch.autograd.Function):
@@ -99,23 +106,56 @@ class _BackwardStart(torch.autograd.Function):
         return gradients[0], None
 
 
+class EmulatedLayer(nn.Module):
+    """One weight of `elements` numbers and the sleeps of its forward and of the two parts of its backward.
+
+    The weight joins the hidden states by a sum, so that a schedule can run either part of the backward alone.
+    """
+
+    def __init__(self, elements: int, clock: ComputeClock, forward_s: float, input_s: float, weight_s: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(elements))
+        self.clock, self.seconds = clock, (forward_s, input_s, weight_s)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden and result: (micro_batch_size, seq_length, hidden_size)."""
+        forward_s, input_s, weight_s = self.seconds
+        if forward_s or input_s:
+            hidden = _Sleep.apply(hidden, self.clock, forward_s, input_s)  # type: ignore[no-untyped-call]
+        used: Tensor = _Weight.apply(self.weight, self.clock, weight_s)  # type: ignore[no-untyped-call]
+        return hidden + used.to(hidden.dtype)
+
+
 class EmulatedStage(nn.Module):
-    """Stands in for `GptStage`: as many parameters in each layer, hidden states of the same shape, sleeps as compute.
+    """Stands in for `DecoderStage`: as many parameters in each layer, hidden states of the same shape, sleeps.
 
     Embeddings and head hold parameters and take no time. The last stage returns hidden states instead of logits.
     """
 
-    def __init__(self, shape: ModelShape, stage: Stage, emulation: Emulation) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        stage: Stage,
+        emulation: Emulation,
+        weight_share: float = GRADIENT_READY,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__()
         self.is_first = stage.first_layer == 0
-        self.hidden_size = shape.hidden_size
+        self.hidden_size, self.dtype = shape.hidden_size, dtype
         self.clock = ComputeClock()
-        self.emulation = emulation
-        # Registered in the order of the forward, as in the real model: gradients are sent in the reverse order.
-        self.embedding = _weight(embedding_elements(shape)) if self.is_first else None
-        layers = range(stage.first_layer, stage.stop_layer)
-        self.blocks = nn.ParameterList(_weight(block_elements(shape.hidden_size)) for _ in layers)
-        self.head = _weight(head_elements(shape)) if stage.stop_layer == shape.num_layers else None
+        backward_s = emulation.backward_s_per_layer
+        seconds = (emulation.forward_s_per_layer, (1 - weight_share) * backward_s, weight_share * backward_s)
+        free = (0.0, 0.0, 0.0)
+        # In the order of the forward, as in the real model: gradients are sent in the reverse order.
+        self.layers = nn.ModuleDict()
+        if self.is_first:
+            self.layers["embedding"] = EmulatedLayer(embedding_elements(shape), self.clock, *free)
+        for layer in range(stage.first_layer, stage.stop_layer):
+            self.layers[str(layer)] = EmulatedLayer(block_elements(shape), self.clock, *seconds)
+        if stage.stop_layer == shape.num_layers:
+            self.layers["head"] = EmulatedLayer(head_elements(shape), self.clock, *free)
+        self.to(dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Hidden states (micro_batch_size, seq_length, hidden_size), after the sleeps of this stage's layers.
@@ -124,32 +164,15 @@ class EmulatedStage(nn.Module):
         """
         self.clock.begin()
         hidden = inputs
-        if self.embedding is not None:
-            hidden = torch.ones(*inputs.shape, self.hidden_size, device=inputs.device)
-            hidden = self._weigh(hidden, self.embedding, 0.0)
-        forward_s, backward_s = self.emulation.forward_s_per_layer, self.emulation.backward_s_per_layer
-        for weight in self.blocks:
-            hidden = _Sleep.apply(  # type: ignore[no-untyped-call]
-                hidden, self.clock, forward_s, (1 - GRADIENT_READY) * backward_s
-            )
-            hidden = self._weigh(hidden, weight, GRADIENT_READY * backward_s)
-        if self.head is not None:
-            hidden = self._weigh(hidden, self.head, 0.0)
+        if self.is_first:
+            hidden = torch.ones(*inputs.shape, self.hidden_size, dtype=self.dtype, device=inputs.device)
+        for layer in self.layers.values():
+            hidden = layer(hidden)
         result: Tensor = _BackwardStart.apply(hidden, self.clock)  # type: ignore[no-untyped-call]
         return result
-
-    def _weigh(self, hidden: Tensor, weight: nn.Parameter, backward_s: float) -> Tensor:
-        """hidden (micro_batch_size, seq_length, hidden_size) unchanged; its backward makes the weight's gradient."""
-        result: Tensor = _Weight.apply(hidden, weight, self.clock, backward_s)  # type: ignore[no-untyped-call]
-        return result
-
-
-def _weight(elements: int) -> nn.Parameter:
-    """A zero parameter (elements,)."""
-    return nn.Parameter(torch.zeros(elements))
 
 
 def mean_activation(hidden: Tensor, targets: Tensor) -> Tensor:
     """The loss of an emulated run: the mean of hidden (batch, seq, hidden_size), which is one; targets are unused."""
     del targets
-    return hidden.mean()
+    return hidden.float().mean()

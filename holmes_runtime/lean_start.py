@@ -2,19 +2,23 @@
 
 Importing torch makes a million objects that are no garbage: looking for some meanwhile takes about a second a process,
 and taking them apart one by one at the end another. Where several ranks share few cores, that is most of a short run.
+On SIGUSR1 the process prints where each of its threads is: how the agent asks a rank that makes no progress.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable
 
 
 def main() -> None:
     """Import and run MODULE; leave at once when its `main` returns. An exception takes the ordinary way out."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     gc.disable()
     run: Callable[[], int | None] = importlib.import_module(sys.argv[1]).main
     gc.freeze()

@@ -3,29 +3,123 @@
 from __future__ import annotations
 
 import json
+import resource
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
-from holmes_runtime.comm import InterfaceBytes
+import torch
+import torch.distributed as dist
+
+from holmes_runtime.comm import InterfaceBytes, read_interface_bytes
+from holmes_runtime.flops import peak_flops_per_s, step_flops
+from holmes_runtime.trainer import StepResult, Trainer
+
+COMPUTE = ("forward", "backward")  # laps of the stopwatch; waits inside them have laps of their own
+WAITS = ("dp", "pp_forward", "pp_backward", "sync")
 
 
 @dataclass(frozen=True)
 class StepMetrics:
     """What one rank saw of one step.
 
-    loss: mean over the global batch, None but on the last stage. grad_norm: global norm before clipping. step_s: time
-    from the end of the previous step to the end of this one. tokens_per_s: of the whole run. interfaces: increase of
-    this host's counters, on local rank 0 only; bytes still in flight when a step ends count to the next.
+    loss: mean over the global batch; eval_loss: of the evaluation after this step; both None but on the last stage.
+    grad_norm: global norm before clipping; None if `skipped`: fp16 gradients overflowed, and the weights stayed as they
+    were. step_s: from the end of the step before to the end of this one, without paused_s, which evaluation, checkpoint
+    and health took between them. tokens_per_s: of the whole run. tflops_per_s and mfu: of one rank; mfu is 0 when the
+    GPU's peak is not known. memory_bytes: the most this rank has held. compute_s: forward and backward, without waits.
+    exposed_s: seconds waited by axis; "sync" is waiting for the slowest rank when the gradient norm is added up.
+    interfaces: increase of this host's counters, on local rank 0 only; bytes still in flight when a step ends count to
+    the next. verdicts: sentences on slow hosts and links, on rank 0.
     """
 
     step: int
     rank: int
     loss: float | None
-    grad_norm: float
+    eval_loss: float | None
+    grad_norm: float | None
+    learning_rate: float
+    skipped: bool
     step_s: float
+    paused_s: float
     tokens_per_s: float
+    tflops_per_s: float
+    mfu: float
+    memory_bytes: int
+    compute_s: float
+    exposed_s: dict[str, float]
     interfaces: dict[str, InterfaceBytes]
+    verdicts: tuple[str, ...]
+
+
+class StepMeter:
+    """Measures each step from the end of the one before; what lies between `pause` and `resume` is part of none."""
+
+    def __init__(self, trainer: Trainer, counts_bytes: bool) -> None:
+        self._trainer, self._counts_bytes = trainer, counts_bytes
+        config, device = trainer.config, trainer.device
+        self._flops = step_flops(config) / config.world_size
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        self._peak_flops_per_s = peak_flops_per_s(name, config.value_type)
+        self._ended_s, self._paused_s = time.monotonic(), 0.0
+        self._counters = self._read_counters()
+        self._at_pause: dict[str, InterfaceBytes] | None = None
+        trainer.stopwatch.read_s()
+
+    def pause(self) -> None:
+        """What comes now is no part of a step."""
+        self._at_pause = self._read_counters()
+
+    def resume(self) -> None:
+        """Ends the pause, if there was one. Bytes the last step had under way before it count to the next."""
+        if self._at_pause is None:
+            return
+        now_s = time.monotonic()
+        self._paused_s, self._ended_s = now_s - self._ended_s, now_s
+        moved = counters_increase(self._at_pause, self._read_counters())
+        self._counters = {name: before.plus(moved[name]) for name, before in self._counters.items() if name in moved}
+        self._at_pause = None
+        self._trainer.stopwatch.read_s()
+
+    def end_step(self, step: int, result: StepResult, barrier: bool) -> StepMetrics:
+        """The line of the step that ends now; with a `barrier`, its bytes are those of all ranks."""
+        config, now_s = self._trainer.config, time.monotonic()
+        step_s, self._ended_s = now_s - self._ended_s, now_s
+        laps_s = self._trainer.stopwatch.read_s()
+        if barrier:
+            self._trainer.zero1.wait()
+            dist.barrier()
+        before, self._counters = self._counters, self._read_counters()
+        paused_s, self._paused_s = self._paused_s, 0.0
+        flops_per_s = self._flops / step_s
+        return StepMetrics(
+            step=step,
+            rank=self._trainer.me.rank,
+            loss=result.loss,
+            eval_loss=None,
+            grad_norm=result.grad_norm,
+            learning_rate=result.learning_rate,
+            skipped=result.skipped,
+            step_s=step_s,
+            paused_s=paused_s,
+            tokens_per_s=config.global_batch_size * config.model.seq_length / step_s,
+            tflops_per_s=flops_per_s / 1e12,
+            mfu=flops_per_s / self._peak_flops_per_s if self._peak_flops_per_s else 0.0,
+            memory_bytes=self._memory_bytes(),
+            compute_s=sum(laps_s.get(name, 0.0) for name in COMPUTE),
+            exposed_s={name: laps_s.get(name, 0.0) for name in WAITS},
+            interfaces=counters_increase(before, self._counters),
+            verdicts=(),
+        )
+
+    def _read_counters(self) -> dict[str, InterfaceBytes]:
+        return read_interface_bytes() if self._counts_bytes else {}
+
+    def _memory_bytes(self) -> int:
+        if self._trainer.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._trainer.device)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 
 class MetricsFile:

@@ -8,7 +8,13 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """`interfaces` must exist on the node; `silence_limit_s` without a word from the controller ends the ranks."""
+    """One node of one attempt of a run.
+
+    `addresses` are the planned interfaces and the node's address on each, None where the plan names none. The
+    rendezvous takes the first free port from `master_port` on. `environment` is for the ranks; `secrets` are names of
+    variables whose values lie in files of their own. An attached run ends after `silence_limit_s` without a word from
+    the controller; a `detached` one goes on.
+    """
 
     run_id: str
     host: str
@@ -17,9 +23,13 @@ class NodeConfig:
     num_ranks: int
     master_address: str
     master_port: int
-    interfaces: tuple[str, ...]
+    addresses: dict[str, str | None]
+    gpus: tuple[int, ...]
+    checkpoint_path: str | None
     environment: dict[str, str]
+    secrets: tuple[str, ...]
     silence_limit_s: float
+    detached: bool
 
     def to_json(self) -> str:
         """The text `from_json` reads."""
@@ -29,4 +39,4 @@ class NodeConfig:
     def from_json(cls, text: str) -> NodeConfig:
         """Raises TypeError for a missing or unknown key: launcher and runtime are of different versions."""
         data = json.loads(text)
-        return cls(**{**data, "interfaces": tuple(data["interfaces"])})
+        return cls(**{**data, "gpus": tuple(data["gpus"]), "secrets": tuple(data["secrets"])})

@@ -8,10 +8,33 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process as /proc/PID/stat shows it; `state` "D" waits for a device and cannot be ended, "Z" has ended."""
+
+    pid: int
+    parent: int
+    name: str
+    state: str
+    start_ticks: int
+
+
+def read_process(pid: int) -> Process | None:
+    """The process, None if there is none of that id."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    before, _, after = text.rpartition(")")
+    fields = after.split()
+    return Process(pid, int(fields[1]), before.partition("(")[2], fields[0], int(fields[19]))
 
 
 def adopt_orphans() -> None:
@@ -32,55 +55,48 @@ def die_with_parent() -> None:
         raise SystemExit(f"process {parent}, which started this one, has ended")
 
 
-def descendants() -> list[int]:
-    """Process ids of all descendants of this process that still run, children before grandchildren."""
-    children: dict[int, list[int]] = {}
+def descendants(of: int | None = None) -> list[Process]:
+    """All descendants of process `of` (this one if None) that still run, children before grandchildren."""
+    children: dict[int, list[Process]] = {}
     for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            parent, state = _parent_and_state(entry)
-            if state != "Z":
-                children.setdefault(parent, []).append(int(entry.name))
-    found, queue = [], [os.getpid()]
+        process = read_process(int(entry.name)) if entry.name.isdecimal() else None
+        if process is not None and process.state != "Z":
+            children.setdefault(process.parent, []).append(process)
+    found: list[Process] = []
+    queue = [os.getpid() if of is None else of]
     while queue:
         below = children.get(queue.pop(0), [])
         found += below
-        queue += below
+        queue += [process.pid for process in below]
     return found
 
 
-def end_descendants(grace_s: float) -> None:
-    """SIGTERM to all descendants, then SIGKILL to those that still run after `grace_s` seconds."""
+def end_descendants(grace_s: float) -> list[Process]:
+    """SIGTERM to all descendants, SIGKILL to those that still run after `grace_s` seconds; those that stay."""
     _signal_all(signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while descendants() and time.monotonic() < deadline:
         _reap()
         time.sleep(0.02)
-    while descendants():
+    while left := descendants():
         _signal_all(signal.SIGKILL)
         _reap()
         time.sleep(0.02)
-        if time.monotonic() > deadline + grace_s:
-            break
+        if time.monotonic() > deadline + max(grace_s, 1.0):
+            return left
+    return []
 
 
 def _signal_all(number: signal.Signals) -> None:
-    for pid in descendants():
+    for process in descendants():
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+            os.kill(process.pid, number)
 
 
 def _reap() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-
-
-def _parent_and_state(entry: Path) -> tuple[int, str]:
-    try:
-        after_name = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return -1, "Z"
-    return int(after_name[1]), after_name[0]
 
 
 def _prctl(option: int, value: int) -> None:

@@ -173,6 +173,33 @@ def most_in_flight(actions: Iterable[Action]) -> dict[int, int]:
     return worst
 
 
+def gradients_arrived(schedule: Schedule, pp_rank: int) -> dict[Action, list[Action]]:
+    """By forward of `pp_rank`, those of its backwards whose gradients have been received once its input is there.
+
+    The rank before sent that input after all that stands before it in its own list, and it had our gradients for
+    that. Each backward comes once, with the first forward that proves it.
+    """
+    pp = len(schedule)
+    before = schedule[(pp_rank - 1) % pp]
+    arrived: dict[Action, list[Action]] = {}
+    backwards = {(action.stage, action.microbatch): action for action in schedule[pp_rank] if _gives_gradient(action)}
+    position = 0
+    for forward in schedule[pp_rank]:
+        sender = Action(forward.stage - 1, ActionKind.FORWARD, forward.microbatch)
+        if forward.kind is not ActionKind.FORWARD or sender.stage < 0:
+            continue
+        until = max(before.index(sender), position)
+        used = [action for action in before[position:until] if _gives_gradient(action)]
+        keys = [(action.stage + 1, action.microbatch) for action in used]
+        arrived[forward] = [backwards[key] for key in keys if key in backwards]
+        position = until
+    return arrived
+
+
+def _gives_gradient(action: Action) -> bool:
+    return action.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)
+
+
 def _check(pp: int, num_microbatches: int) -> None:
     if pp < 1 or num_microbatches < 1:
         raise ValueError(f"need at least one stage and one micro-batch, got {pp} and {num_microbatches}")

@@ -1,53 +1,160 @@
-"""What travels to a node and where it lies there. Every run file is named here."""
+"""What travels to a node and where it lies there. Every run file is named here.
+
+A node has one place for everything, `$HOME/.cache/holmes`, private to its user: `parcels/DIGEST` holds files that many
+launches share and that are sent once, `runs/RUN/ATTEMPT-NODE` one node's part of one attempt, with links to them.
+"""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import io
 import shlex
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
+from holmes_core.hosts_file import Access
 from holmes_core.plan import Node
 
 RUN_CONFIG_FILE = "run_config.json"
 NODE_CONFIG_FILE = "node.json"
+PLAN_FILE = "plan.json"
 RUNTIME_PACKAGE = "holmes_runtime"
+PLACE = "$HOME/.cache/holmes"
+FORGET_AFTER_DAYS = 30
+MISSING = "holmes: missing"
+
+
+class Parcel:
+    """Files that are the same for all nodes and many launches, named by their content."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self.files = dict(files)
+        self.archive = archive(files)
+        self.digest = hashlib.sha256(self.archive).hexdigest()[:16]
+
+    @property
+    def folder(self) -> str:
+        return f"{PLACE}/parcels/{self.digest}"
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """What a node's folder links to: the names at the top."""
+        return tuple(sorted({name.partition("/")[0] for name in self.files}))
+
+    @property
+    def unpack_command(self) -> str:
+        """Reads the archive from standard input. The folder appears whole or not at all, whoever else sends it too."""
+        new = f"{PLACE}/parcels/.{self.digest}.$$"
+        return shell(
+            f'umask 077 && mkdir -p "{new}" && cd "{new}" && tar -xzf - && cd .. && '
+            f'{{ mv -T "{new}" "{self.folder}" 2>/dev/null || rm -rf -- "{new}"; }} && test -d "{self.folder}" && '
+            f"find . -mindepth 1 -maxdepth 1 -mtime +{FORGET_AFTER_DAYS} -exec rm -rf -- {{}} +"
+        )
 
 
 @dataclass(frozen=True)
 class NodeBundle:
-    """One node's part of a launch: `files` by name, and the shell commands that unpack and start it."""
+    """One node's part of an attempt: `files` by name, those in `secrets` not to be shown, and the commands."""
 
     node: Node
-    folder: str
+    run_id: str
+    attempt: int
     files: Mapping[str, str]
+    secrets: frozenset[str]
+    parcels: tuple[Parcel, ...]
+
+    @property
+    def folder(self) -> str:
+        """The private folder; to be put between double quotes."""
+        assert all(character.isalnum() or character == "-" for character in self.run_id), self.run_id
+        return f"{PLACE}/runs/{self.run_id}/{self.attempt}-{self.node.node_rank}"
+
+    @cached_property
+    def archive(self) -> bytes:
+        return archive(self.files)
 
     @property
     def unpack_command(self) -> str:
-        """Reads a tar archive from standard input into the private folder."""
-        return _shell(f'umask 077 && mkdir -p "{self.folder}" && cd "{self.folder}" && tar -xf -')
+        """Reads the archive of `files` from standard input, and says which parcels the node does not have yet."""
+        links = " ".join(f'"{parcel.folder}/{entry}"' for parcel in self.parcels for entry in parcel.entries)
+        folders = " ".join(f'"{parcel.folder}"' for parcel in self.parcels)
+        return shell(
+            f'umask 077 && mkdir -p "{self.folder}" && cd "{self.folder}" && tar -xzf - && ln -s {links} . && '
+            f'for parcel in {folders}; do touch -c "$parcel"; '
+            f'test -d "$parcel" || echo "{MISSING} ${{parcel##*/}}"; done'
+        )
 
     @property
     def start_command(self) -> str:
         """Becomes the node agent, which starts torchrun when told."""
-        python = shlex.quote(self.node.access.python)
-        return _shell(f'umask 077 && cd "{self.folder}" && exec {python} -m {RUNTIME_PACKAGE}.agent {NODE_CONFIG_FILE}')
+        return self._in_folder(f"exec {self._python('agent', start=True)}")
+
+    def follow_command(self, events_seen: int) -> str:
+        """Becomes another relay to an agent that runs, which leaves out the first events."""
+        return self._in_folder(f"exec {self._python(f'relay {events_seen}')}")
+
+    @property
+    def end_command(self) -> str:
+        """Ends an agent that nobody can talk to, by recorded ids, and prints what could not be ended."""
+        if self._container == "docker":
+            return self._in_folder(f"docker rm --force {self._name} >/dev/null 2>&1 || true")
+        return self._in_folder(f"exec {self._python('end_agent')}")
 
     @property
     def remove_command(self) -> str:
-        """Removes the private folder; for a node whose agent could not do it."""
-        return _shell(f'rm -rf -- "{self.folder}"; rmdir -- "$(dirname -- "{self.folder}")" 2>/dev/null')
+        """Removes the private folder, and the temporary one that it has a link to."""
+        link = f"{self.folder}/tmp"
+        return shell(
+            f'if [ -L "{link}" ]; then rm -rf -- "$(readlink "{link}")"; fi; '
+            f'rm -rf -- "{self.folder}"; rmdir -- "{PLACE}/runs/{self.run_id}" 2>/dev/null; true'
+        )
 
+    @property
+    def _container(self) -> str | None:
+        container = self.node.access.container
+        return container.engine if container else None
 
-def node_folder(run_id: str, node_rank: int) -> str:
-    """The folder of one node of one run, below the remote user's home; to be put between double quotes."""
-    assert all(character.isalnum() or character == "-" for character in run_id), run_id
-    return f"$HOME/.cache/holmes/{run_id}/node-{node_rank}"
+    @property
+    def _name(self) -> str:
+        return f"holmes-{self.run_id}-{self.attempt}-{self.node.node_rank}"
+
+    def _in_folder(self, command: str) -> str:
+        """`command` in the node's folder, after the host's activation line, which needs a login shell's functions."""
+        script = f'umask 077 && cd "{self.folder}" && {command}'
+        activate = self.node.access.activate
+        return shell(script) if activate is None else f"exec bash -lc {shlex.quote(f'{activate} && {script}')}"
+
+    def _python(self, arguments: str, start: bool = False) -> str:
+        """The words that run a module of the runtime, in the container if there is one."""
+        access = self.node.access
+        module = f"{shlex.quote(access.python)} -m {RUNTIME_PACKAGE}.{arguments}"
+        if access.container is None:
+            return module
+        if access.container.engine == "docker" and not start:
+            return f'docker exec --interactive --workdir "{self.folder}" {self._name} {module}'
+        return f"{self._engine(access)} {shlex.quote(access.container.image)} {module}"
+
+    def _engine(self, access: Access) -> str:
+        """The container engine's words up to the image."""
+        assert access.container is not None
+        options = " ".join(shlex.quote(option) for option in access.container.options)
+        names = {variable.name for variable in self.node.environment}
+        on_gpus, on_rdma = "CUDA_VISIBLE_DEVICES" in names, "NCCL_IB_HCA" in names
+        if access.container.engine == "apptainer":
+            return f'apptainer exec {"--nv " if on_gpus else ""}--bind "{PLACE}" --pwd "{self.folder}" {options}'
+        devices = ("--gpus all " if on_gpus else "") + ("--device /dev/infiniband " if on_rdma else "")
+        return (
+            f"docker run --rm --interactive --name {self._name} --network host --ipc host --ulimit memlock=-1 {devices}"
+            f'--user "$(id -u):$(id -g)" --env "HOME=$HOME" --volume "{PLACE}:{PLACE}" '
+            f'--workdir "{self.folder}" {options}'
+        )
 
 
 def archive(files: Mapping[str, str]) -> bytes:
-    """A tar archive of `files` by relative name, readable by their owner alone; same content, same bytes."""
+    """A compressed tar archive of `files` by relative name, readable by their owner alone; same content, same bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name in sorted(files):
@@ -55,9 +162,9 @@ def archive(files: Mapping[str, str]) -> bytes:
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(data), 0o600
             tar.addfile(entry, io.BytesIO(data))
-    return buffer.getvalue()
+    return gzip.compress(buffer.getvalue(), compresslevel=6, mtime=0)
 
 
-def _shell(script: str) -> str:
+def shell(script: str) -> str:
     """`script` for /bin/sh, whatever the login shell is."""
     return f"exec /bin/sh -c {shlex.quote(script)}"

@@ -1,4 +1,4 @@
-"""Which failure came first. When one rank dies its peers fail with it, milliseconds later or sooner."""
+"""Which failure came first, and what usually causes it. When one rank dies its peers fail with it, sooner or later."""
 
 from __future__ import annotations
 
@@ -12,14 +12,35 @@ _LOST_PEER = (
     "Broken pipe",
     "Socket closed",
     "recvValue failed",
+    "Connection refused",
 )
 _SIGTERM = -15
+_SIGKILL = -9
+_OUT_OF_GPU_MEMORY = "the GPU's memory is full: take a smaller micro_batch_size, recompute, or more stages"
+_SIGNS = (
+    (("CUDA out of memory", "OutOfMemoryError"), _OUT_OF_GPU_MEMORY),
+    (("MemoryError", "Cannot allocate memory"), "the host's memory is full"),
+    (("No space left on device", "Errno 28"), "a disk is full: the checkpoint folder or the home folder"),
+    (("NCCL WARN", "ncclInternalError", "ncclSystemError", "ncclRemoteError"), "NCCL could not use the network"),
+    (("Timed out waiting", "timed out", "Watchdog caught collective"), "a peer did not answer in time"),
+    (("ModuleNotFoundError", "ImportError"), "the Python on that host lacks a package"),
+    (("FileNotFoundError", "No such file"), "a path of job.yaml is not there on that host"),
+)  # fmt: skip
 
 
 def first_cause(failures: Sequence[Failure]) -> Failure:
     """The failure to show first: one that is no mere consequence of another; then the earliest."""
     assert failures
     return min(failures, key=lambda failure: (_is_consequence(failure), failure.time_s))
+
+
+def likely_reason(exit_code: int, text: str, oom_kills: int) -> str | None:
+    """What usually causes a failure with this exit code and these last words; None if we know of nothing."""
+    if exit_code == _SIGKILL and oom_kills:
+        return "the kernel ended it for want of memory (out-of-memory killer)"
+    if exit_code == _SIGKILL:
+        return "somebody or the scheduler killed it; the kernel counts no out-of-memory kill"
+    return next((reason for signs, reason in _SIGNS if any(sign in text for sign in signs)), None)
 
 
 def shell_exit_code(exit_code: int) -> int:

@@ -3,32 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
+from importlib.resources import files
 from typing import Any
 
 from holmes_core.errors import HolmesError
+from holmes_core.job import Model
 from holmes_core.plan import Node, Plan, PlanGroup
 from holmes_core.record import Record
 from holmes_runtime.node_config import NodeConfig
-from holmes_runtime.run_config import Corpus, Emulation, Group, ModelShape, Optimizer, Rank, RunConfig, Stage
-from launcher.bundle import NODE_CONFIG_FILE, RUN_CONFIG_FILE, NodeBundle, node_folder
+from holmes_runtime.run_config import (
+    Checkpointing,
+    Data,
+    Emulation,
+    Evaluation,
+    Group,
+    ModelShape,
+    Optimizer,
+    Rank,
+    RunConfig,
+    Stage,
+)
+from launcher.bundle import NODE_CONFIG_FILE, PLAN_FILE, RUN_CONFIG_FILE, RUNTIME_PACKAGE, NodeBundle, Parcel
+from launcher.emit.env_file import env_file
+from launcher.emit.hostfile import hostfile
+from launcher.emit.rankfile import rankfile
+from launcher.expectation import expectation_of
+from launcher.user_variables import UserVariables
 
 SILENCE_LIMIT_S = 15.0  # a node or a controller not heard for so long is taken for lost; both speak every 2 s
 
 
-def prepare(plan: Plan, run_id: str) -> tuple[NodeBundle, ...]:
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run: the first, a restart, or one with a new plan. `resume` continues the last checkpoint."""
+
+    run_id: str
+    number: int = 0
+    detached: bool = False
+    resume: bool = False
+
+
+def prepare(plan: Plan, attempt: Attempt, variables: UserVariables) -> tuple[NodeBundle, ...]:
     """Every file and command of every node, nodes in order. Raises HolmesError if the runtime cannot run the plan."""
-    run_config = run_config_of(plan, run_id)
-    return tuple(_bundle(plan, node, run_config) for node in plan.nodes)
+    parcels = (Parcel(runtime_files()), Parcel(plan_files(plan, attempt.resume)))
+    return tuple(_bundle(plan, node, attempt, variables, parcels) for node in plan.nodes)
+
+
+def runtime_files() -> dict[str, str]:
+    """The sources of the bundled runtime, by their name on the node."""
+    package = files(RUNTIME_PACKAGE)
+    names = sorted(entry.name for entry in package.iterdir() if entry.name.endswith(".py"))
+    return {f"{RUNTIME_PACKAGE}/{name}": package.joinpath(name).read_text(encoding="utf-8") for name in names}
+
+
+def plan_files(plan: Plan, resume: bool) -> dict[str, str]:
+    """What the plan says to all nodes alike. Named by the plan and not by the run, so that it is sent once."""
+    run_config = replace(run_config_of(plan, plan.digest().removeprefix("sha256:")[:12]), resume=resume)
+    return {
+        RUN_CONFIG_FILE: run_config.to_json(),
+        PLAN_FILE: plan.to_json(),
+        "hostfile": hostfile(plan),
+        "rankfile": rankfile(plan),
+    }
+
+
+def node_environment(node: Node, variables: UserVariables) -> dict[str, str]:
+    """The plan's variables and the user's. Raises HolmesError where the user sets one of the plan's."""
+    planned = {variable.name: variable.value for variable in node.environment}
+    for name in (*variables.environment, *variables.secrets):
+        if name in planned:
+            raise HolmesError(
+                f"job.yaml: launch sets {name}, which the plan sets to {planned[name]!r} on {node.host}",
+                "leave it out; what the plan sets follows from hosts.yaml and job.yaml",
+            )
+    return {**planned, **variables.environment}
 
 
 def run_config_of(plan: Plan, run_id: str) -> RunConfig:
     """The plan in the runtime's own words."""
-    if plan.tp != 1:
-        raise HolmesError(
-            f"the plan has tp={plan.tp}; the bundled runtime does not split layers yet",
-            "set `parallel: {tp: 1}` in job.yaml and plan again",
-        )
     job = plan.job
     try:
         return RunConfig(
@@ -39,12 +92,22 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             steps=job.steps,
             global_batch_size=job.global_batch_size,
             micro_batch_size=plan.micro_batch_size,
+            microbatches=plan.microbatches,
             pp=plan.pp,
             dp=plan.dp,
             tp=plan.tp,
-            model=ModelShape(**_shared_fields(job.model, ModelShape)),
+            schedule=plan.schedule,
+            chunks=plan.chunks,
+            extra_in_flight=plan.extra_in_flight,
+            recompute=plan.recompute,
+            value_type=job.value_type,
+            compile=job.compile,
+            model=_model_shape(job.model),
             emulation=Emulation(**_shared_fields(job.compute.emulate, Emulation)) if job.compute.emulate else None,
-            corpus=Corpus(**_shared_fields(job.data, Corpus)),
+            data=Data(**_shared_fields(job.data, Data)),
+            evaluation=Evaluation(**_shared_fields(job.evaluation, Evaluation)) if job.evaluation else None,
+            checkpoint=Checkpointing(**_shared_fields(job.checkpoint, Checkpointing)) if job.checkpoint else None,
+            resume=False,
             optimizer=Optimizer(**_shared_fields(job.optimizer, Optimizer)),
             stages=tuple(Stage(stage.index, stage.first_layer, stage.stop_layer) for stage in plan.stages),
             ranks=tuple(
@@ -52,7 +115,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
                 for rank in plan.ranks
             ),
             groups=tuple(_group(group) for group in plan.groups),
-            schedule="1f1b",
+            expectation=expectation_of(plan, _model_shape(job.model)),
             timeout_s=job.timeout_s,
             threads_per_rank=job.threads_per_slot,
         )
@@ -65,30 +128,45 @@ def _shared_fields(record: Record, kind: type) -> dict[str, Any]:
     return record.model_dump(include={field.name for field in fields(kind)})
 
 
+def _model_shape(model: Model) -> ModelShape:
+    """The shape with its defaults filled in."""
+    known = _shared_fields(model, ModelShape)
+    return ModelShape(**{**known, "num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size})
+
+
 def _group(group: PlanGroup) -> Group:
-    assert group.axis != "tp"
     return Group(group.name, group.axis, group.ranks, group.interfaces, group.net_name)
 
 
-def _bundle(plan: Plan, node: Node, run_config: RunConfig) -> NodeBundle:
-    first = plan.nodes[0]
+def _bundle(
+    plan: Plan, node: Node, attempt: Attempt, variables: UserVariables, parcels: tuple[Parcel, ...]
+) -> NodeBundle:
+    environment = node_environment(node, variables)
+    gpus = [rank.gpu for rank in plan.ranks if rank.host == node.host]
+    checkpoint = plan.job.checkpoint
     config = NodeConfig(
-        run_id=run_config.run_id,
+        run_id=attempt.run_id,
         host=node.host,
         node_rank=node.node_rank,
         num_nodes=len(plan.nodes),
         num_ranks=node.num_ranks,
-        master_address=first.shared_address,
+        master_address=plan.nodes[0].shared_address,
         master_port=plan.job.master_port,
-        interfaces=_interfaces(plan, node),
-        environment={variable.name: variable.value for variable in node.environment},
+        addresses=dict.fromkeys(_interfaces(plan, node)) | {node.shared_netdev: node.shared_address},
+        gpus=tuple(gpu for gpu in gpus if gpu is not None),
+        checkpoint_path=checkpoint.path if checkpoint else None,
+        environment=environment,
+        secrets=tuple(sorted(variables.secrets)),
         silence_limit_s=SILENCE_LIMIT_S,
+        detached=attempt.detached,
     )
-    files = {
-        RUN_CONFIG_FILE: run_config.to_json(),
+    secrets = {f"secret-{name}": text for name, text in variables.secrets.items()}
+    own_files = {
         NODE_CONFIG_FILE: config.to_json(),
+        f"node-{node.node_rank}.env": env_file(environment, plan.digest()),
+        **secrets,
     }
-    return NodeBundle(node, node_folder(run_config.run_id, node.node_rank), files)
+    return NodeBundle(node, attempt.run_id, attempt.number, own_files, frozenset(secrets), parcels)
 
 
 def _interfaces(plan: Plan, node: Node) -> tuple[str, ...]:

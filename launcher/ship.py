@@ -1,27 +1,27 @@
-"""Send a node its files: the bundled runtime and the run's configuration, over the connection's standard input."""
+"""Send a node its files over the connection's standard input. What it has already is not sent again."""
 
 from __future__ import annotations
 
-from importlib.resources import files
-
 from holmes_core.errors import HostError
 from holmes_core.transport import Connection
-from launcher.bundle import RUNTIME_PACKAGE, NodeBundle, archive
+from launcher.bundle import MISSING, NodeBundle
 
 SHIP_TIMEOUT_S = 120.0
 
 
-def runtime_files() -> dict[str, str]:
-    """The sources of the bundled runtime, by their name on the node."""
-    package = files(RUNTIME_PACKAGE)
-    names = sorted(entry.name for entry in package.iterdir() if entry.name.endswith(".py"))
-    return {f"{RUNTIME_PACKAGE}/{name}": package.joinpath(name).read_text(encoding="utf-8") for name in names}
+def ship(bundle: NodeBundle, connection: Connection) -> int:
+    """Bytes sent. Unpacks the node's own files, then the parcels it lacks. Raises HostError with what the host said."""
+    said = _run(bundle, connection, bundle.unpack_command, bundle.archive)
+    sent = len(bundle.archive)
+    for parcel in bundle.parcels:
+        if f"{MISSING} {parcel.digest}" in said.splitlines():
+            _run(bundle, connection, parcel.unpack_command, parcel.archive)
+            sent += len(parcel.archive)
+    return sent
 
 
-def ship(bundle: NodeBundle, runtime: dict[str, str], connection: Connection) -> None:
-    """Unpack everything in the node's private folder. Raises HostError with what the host said."""
-    data = archive({**runtime, **bundle.files})
-    done = connection.run(bundle.unpack_command, data, SHIP_TIMEOUT_S)
+def _run(bundle: NodeBundle, connection: Connection, command: str, data: bytes) -> str:
+    done = connection.run(command, data, SHIP_TIMEOUT_S)
     if done.exit_code != 0:
         text = done.stderr.decode(errors="replace").strip() or f"exit code {done.exit_code}"
         raise HostError(
@@ -30,3 +30,4 @@ def ship(bundle: NodeBundle, runtime: dict[str, str], connection: Connection) ->
             f"cannot unpack the run's files in {bundle.folder}: {text}",
             "see that the home folder is writable, has space, and that `tar` is installed",
         )
+    return done.stdout.decode(errors="replace")

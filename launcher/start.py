@@ -1,146 +1,164 @@
-"""Start every node's agent, all at once, and hold back the ranks until every node has said it is ready."""
+"""Start every node's agent, all at once, and hold back the ranks until every check has passed."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import queue
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from itertools import pairwise
 from typing import Any
 
 from holmes_core.errors import HolmesError, HostError
-from holmes_core.transport import Connection, Stream, connect
+from holmes_core.inventory import Inventory
+from holmes_core.plan import Plan
 from launcher.bundle import NodeBundle
-from launcher.ship import runtime_files, ship
+from launcher.node_link import Event, NodeLink
+from launcher.preflight import Fault, Preflight, check_facts, host_fault
 
-HEARTBEAT_S = 2.0
 READY_TIMEOUT_S = 60.0
-REMOVE_TIMEOUT_S = 2.0
+AT_ONCE = 32
 
-Progress = Callable[[str, str], None]
-
-
-@dataclass(frozen=True)
-class Event:
-    """One line of a node agent. `kind` "gone" is ours: the agent's output has ended."""
-
-    node_rank: int
-    kind: str
-    data: dict[str, Any]
+OnState = Callable[[str, str], None]
 
 
 class RunningNodes:
-    """The agents of one run: their events in one queue, a heartbeat to each, and the ways to let go of them."""
+    """The agents of one attempt, and their events in one queue."""
 
-    def __init__(self, bundles: Sequence[NodeBundle]) -> None:
-        self.bundles = tuple(bundles)
+    def __init__(self, bundles: Sequence[NodeBundle], detached: bool) -> None:
         self.events: queue.Queue[Event] = queue.Queue()
-        self._connections: dict[int, Connection] = {}
-        self._streams: dict[int, Stream] = {}
-        self._closing = threading.Event()
+        self.links = tuple(NodeLink(bundle, self.events, detached) for bundle in bundles)
 
-    def open(self, bundle: NodeBundle, runtime: dict[str, str], progress: Progress) -> None:
-        """Connect, ship and start one node's agent. Raises HostError."""
-        rank, host = bundle.node.node_rank, bundle.node.host
-        progress(host, "connecting")
-        connection = connect(host, bundle.node.access)
-        self._connections[rank] = connection
-        progress(host, "sending the runtime")
-        ship(bundle, runtime, connection)
-        progress(host, "checking the node")
-        stream = connection.open(bundle.start_command)
-        self._streams[rank] = stream
-        threading.Thread(target=self._listen, args=(rank, stream), daemon=True).start()
-        threading.Thread(target=self._beat, args=(stream,), daemon=True).start()
+    def host(self, node_rank: int) -> str:
+        return self.links[node_rank].bundle.node.host
 
-    def go(self) -> None:
-        """Let the ranks start on every node."""
-        for stream in self._streams.values():
-            stream.send(b"go\n")
+    def send(self, **command: Any) -> None:
+        """The same command to every agent."""
+        for link in self.links:
+            if link.opened:
+                link.send(**command)
 
-    def end_input(self) -> None:
-        """Tell every agent to end its ranks and remove its files."""
-        self._closing.set()
-        for stream in self._streams.values():
-            stream.close_input()
+    def each(self, act: Callable[[NodeLink], Any], links: Sequence[NodeLink] | None = None) -> list[Any]:
+        """What `act` gives for every link, many at a time, in order."""
+        with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+            return list(pool.map(act, self.links if links is None else links))
 
     def close(self) -> None:
         """Drop all connections."""
-        self._closing.set()
-        for stream in self._streams.values():
-            stream.abandon()
-        for connection in self._connections.values():
-            connection.close()
-
-    @property
-    def started(self) -> frozenset[int]:
-        """Node ranks whose agent was started."""
-        return frozenset(self._streams)
-
-    def remove_files(self) -> None:
-        """Remove the run's folder wherever it may still be; its agent has done so unless it was killed."""
-        with ThreadPoolExecutor(max_workers=64) as pool:
-            list(pool.map(self._remove_files_of, self._connections))
-
-    def _remove_files_of(self, node_rank: int) -> None:
-        with contextlib.suppress(HolmesError, OSError, EOFError):
-            self._connections[node_rank].run(self.bundles[node_rank].remove_command, b"", REMOVE_TIMEOUT_S)
-
-    def _listen(self, node_rank: int, stream: Stream) -> None:
-        for line in stream.lines():
-            with contextlib.suppress(json.JSONDecodeError):
-                data = json.loads(line)
-                self.events.put(Event(node_rank, data.pop("event"), data))
-        code, stderr = stream.wait()
-        self.events.put(Event(node_rank, "gone", {"exit_code": code, "stderr": stderr}))
-
-    def _beat(self, stream: Stream) -> None:
-        with contextlib.suppress(OSError, EOFError, ValueError):
-            while not self._closing.wait(HEARTBEAT_S):
-                stream.send(b"\n")
+        for link in self.links:
+            link.close()
 
 
-def start(nodes: RunningNodes, progress: Progress) -> None:
-    """Bring every node to ready, then let the ranks go. Raises HolmesError if any node cannot; then none has begun."""
-    runtime = runtime_files()
-    with ThreadPoolExecutor(max_workers=min(64, len(nodes.bundles))) as pool:
-        jobs = [pool.submit(nodes.open, bundle, runtime, progress) for bundle in nodes.bundles]
-        errors = [job.exception() for job in jobs]
+def start(
+    nodes: RunningNodes, plan: Plan, inventory: Inventory | None, forced: frozenset[str], on_state: OnState
+) -> Preflight:
+    """Bring every node to ready, check, and let the ranks go; the checks, of which a failed one lets none go."""
+    faults = _open_all(nodes, on_state)
+    answers: dict[int, dict[str, Any]] = {}
+    if not faults:
+        answers, faults = _await(nodes, "ready", on_state)
+    if not faults:
+        faults = list(check_facts(plan, inventory, answers))
+        master_port = answers[0]["master_port"]
+        if master_port is not None:
+            _ask_to_reach(nodes, plan, answers)
+            reached, more = _await(nodes, "reached", on_state)
+            faults += more
+            faults += [
+                Fault("network", nodes.host(rank), text) for rank, data in reached.items() for text in data["faults"]
+            ]
+    preflight = Preflight(tuple(faults), forced, answers[0].get("master_port") if 0 in answers else None)
+    if preflight.passed:
+        nodes.send(do="go", master_port=preflight.master_port)
+    return preflight
+
+
+def _open_all(nodes: RunningNodes, on_state: OnState) -> list[Fault]:
+    """Start all agents; a fault for each host where that failed. One failure hides no other."""
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+        jobs: list[Future[None]] = [pool.submit(link.start) for link in nodes.links]
+        while wait_for(jobs, timeout=0.1).not_done:
+            _show_states(nodes, on_state)
+    errors = [job.exception() for job in jobs]
     for error in errors:
-        if error is not None:
+        if error is not None and not isinstance(error, HostError):
             raise error
-    _wait_until_ready(nodes, progress)
-    nodes.go()
+    return [host_fault(error) for error in errors if isinstance(error, HostError)]
 
 
-def _wait_until_ready(nodes: RunningNodes, progress: Progress) -> None:
-    waiting = {bundle.node.node_rank for bundle in nodes.bundles}
-    while waiting:
+def _show_states(nodes: RunningNodes, on_state: OnState) -> None:
+    """Show states that have come; what else has come stays in the queue."""
+    for _ in range(nodes.events.qsize()):
+        event = nodes.events.get()
+        if event.kind == "state":
+            on_state(nodes.host(event.node_rank), event.data["state"])
+        else:
+            nodes.events.put(event)
+
+
+def _await(nodes: RunningNodes, kind: str, on_state: OnState) -> tuple[dict[int, dict[str, Any]], list[Fault]]:
+    """Every node's event of that kind, and a fault for each node that sends none."""
+    answers: dict[int, dict[str, Any]] = {}
+    faults: dict[int, Fault] = {}
+    while waiting := set(range(len(nodes.links))) - set(answers) - set(faults):
         try:
             event = nodes.events.get(timeout=READY_TIMEOUT_S)
         except queue.Empty:
-            host = nodes.bundles[min(waiting)].node.host
-            text = f"not ready after {READY_TIMEOUT_S:g} s"
-            raise HostError(host, "HOST-SLOW", text, "see what keeps Python there from starting") from None
-        node = nodes.bundles[event.node_rank].node
-        if event.kind == "ready":
-            waiting.discard(event.node_rank)
-            progress(node.host, "ready")
-        elif event.kind == "refused":
-            raise HostError(node.host, "HOST-OS-LIB", event.data["what"], event.data["hint"])
+            late = f"not ready after {READY_TIMEOUT_S:g} s"
+            return answers, [*faults.values(), *(Fault("agent", nodes.host(rank), late) for rank in sorted(waiting))]
+        if event.kind == "state":
+            on_state(nodes.host(event.node_rank), event.data["state"])
+        elif event.kind == kind:
+            answers[event.node_rank] = event.data
         elif event.kind == "gone":
-            raise HostError(
-                node.host,
-                "HOST-OS-LIB",
-                f"`{node.access.python}` could not start the node agent (exit code {event.data['exit_code']}): "
-                f"{_last_line(event.data['stderr'])}",
-                "install Python >= 3.10 there, or name it: `python: /path/to/python` in hosts.yaml, and probe again",
-            )
+            faults[event.node_rank] = Fault("agent", nodes.host(event.node_rank), _why_gone(nodes, event))
+    return answers, list(faults.values())
 
 
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "no message"
+def _why_gone(nodes: RunningNodes, event: Event) -> str:
+    python = nodes.links[event.node_rank].bundle.node.access.python
+    lines = event.data["stderr"].strip().splitlines()
+    last = lines[-1] if lines else "no message"
+    return f"`{python}` could not start the node agent (exit code {event.data['exit_code']}): {last}"
+
+
+def _ask_to_reach(nodes: RunningNodes, plan: Plan, answers: Mapping[int, Mapping[str, Any]]) -> None:
+    """Every node tries the rendezvous, and the next member of each of its groups on the group's interfaces."""
+    first = plan.nodes[0]
+    places: dict[int, list[list[Any]]] = {}
+    for node in plan.nodes:
+        port = answers[0]["master_port"]
+        places[node.node_rank] = [["the rendezvous", node.shared_address, first.shared_address, port]]
+    for here, interface, there, other in sorted(set(_neighbours(plan))):
+        source, target = answers[here]["doors"].get(interface), answers[there]["doors"].get(other)
+        if source and target:
+            what = f"{nodes.host(there)} over {interface} to {other}"
+            places[here].append([what, source[0], target[0], target[1]])
+    for link in nodes.links:
+        link.send(do="reach", places=places[link.bundle.node.node_rank])
+
+
+def _neighbours(plan: Plan) -> Iterator[tuple[int, str, int, str]]:
+    """(node, interface, next node, its interface) for members of a group that follow one another, as on a ring."""
+    node_of = {node.host: node.node_rank for node in plan.nodes}
+    nodes = [node_of[rank.host] for rank in plan.ranks]
+    for group in plan.groups:
+        members = list(zip((nodes[rank] for rank in group.ranks), group.interfaces, strict=True))
+        for (here, interface), (there, other) in pairwise([*members, members[0]]):
+            if here != there:
+                yield here, interface, there, other
+
+
+def follow(nodes: RunningNodes, events_seen: Mapping[int, int]) -> None:
+    """Come back to agents that run. Raises HolmesError when none of them is reached."""
+
+    def come_back(link: NodeLink) -> HostError | None:
+        try:
+            link.follow(events_seen.get(link.bundle.node.node_rank, 0))
+        except HostError as error:
+            return error
+        return None
+
+    errors = [error for error in nodes.each(come_back) if error is not None]
+    if len(errors) == len(nodes.links):
+        raise HolmesError(errors[0].what, errors[0].hint, errors[0].exit_code)

@@ -9,6 +9,8 @@ from typing import Any
 
 from holmes_core.plan import InterfaceTraffic, Plan
 
+NETWORK_AXES = ("dp", "pp_forward", "pp_backward")  # of the runtime's exposed_s; "sync" waits for the slowest rank
+
 
 @dataclass(frozen=True)
 class InterfaceBytes:
@@ -22,13 +24,27 @@ class InterfaceBytes:
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One step of the whole job; `step_s` is the slowest rank's."""
+    """One step of the whole job; `step_s` and `exposed_s`, waiting for the network, are the slowest rank's.
+
+    `compute_s`, forward and backward without waits, is the busiest rank's.
+    `grad_norm` is None for a step that fp16 skipped, `eval_loss` where nothing was evaluated. `tflops_per_s` and `mfu`
+    are of one rank, at the pace of the whole; `mfu` is 0 where a GPU's peak is not known. `memory_bytes` is the fullest
+    rank's. `verdicts` are sentences on hosts and links that are slower than planned.
+    """
 
     step: int
     loss: float
-    grad_norm: float
+    eval_loss: float | None
+    grad_norm: float | None
+    learning_rate: float
     step_s: float
+    compute_s: float
+    exposed_s: float
     tokens_per_s: float
+    tflops_per_s: float
+    mfu: float
+    memory_bytes: int
+    verdicts: tuple[str, ...]
     interfaces: tuple[InterfaceBytes, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -54,14 +70,24 @@ class StepCollector:
 
     def _merge(self, step: int, reports: dict[int, dict[str, Any]]) -> StepMetrics:
         losses = [report["loss"] for report in reports.values() if report["loss"] is not None]
+        evaluated = [report["eval_loss"] for report in reports.values() if report["eval_loss"] is not None]
+        exposed = [sum(report["exposed_s"][axis] for axis in NETWORK_AXES) for report in reports.values()]
         step_s = max(report["step_s"] for report in reports.values())
         tokens = self._plan.job.global_batch_size * self._plan.job.model.seq_length
         return StepMetrics(
             step=step,
             loss=statistics.fmean(losses),
+            eval_loss=statistics.fmean(evaluated) if evaluated else None,
             grad_norm=reports[0]["grad_norm"],
+            learning_rate=reports[0]["learning_rate"],
             step_s=step_s,
+            compute_s=max(report["compute_s"] for report in reports.values()),
+            exposed_s=max(exposed),
             tokens_per_s=tokens / step_s,
+            tflops_per_s=min(report["tflops_per_s"] for report in reports.values()),
+            mfu=min(report["mfu"] for report in reports.values()),
+            memory_bytes=max(report["memory_bytes"] for report in reports.values()),
+            verdicts=tuple(verdict for report in reports.values() for verdict in report["verdicts"]),
             interfaces=tuple(self._interfaces(reports)),
         )
 

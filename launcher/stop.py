@@ -1,31 +1,46 @@
-"""End a run everywhere: ask every agent, wait for each, then clean up after those that did not answer."""
+"""End a run everywhere: ask every agent, wait for each, then end by recorded ids what did not answer."""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
 
+from launcher.node_link import NodeLink
+from launcher.prepare import SILENCE_LIMIT_S
 from launcher.start import RunningNodes
 
 STOP_LIMIT_S = 8.0
 
 
-def stop(nodes: RunningNodes, already_gone: set[int]) -> tuple[str, ...]:
-    """End all ranks and connections; at most `STOP_LIMIT_S` plus one clean-up. Returns hosts that never answered.
+def stop(nodes: RunningNodes) -> tuple[str, ...]:
+    """End all ranks and connections, in bounded time. Returns, in words, what could not be ended and where.
 
-    An agent ends its ranks when its input ends (TERM, then KILL), removes its folder and goes; an agent that was
-    killed has taken its ranks along, and its folder is removed from here. Nothing is found by name.
+    An agent ends its ranks when told (TERM, then KILL). One that does not answer is ended with all it started by the
+    process ids it wrote down. Nothing is found by name.
     """
-    nodes.end_input()
-    waiting = set(nodes.started) - already_gone
+    nodes.send(do="stop")
+    stuck: dict[str, str] = {}
     deadline = time.monotonic() + STOP_LIMIT_S
-    while waiting and time.monotonic() < deadline:
-        try:
-            event = nodes.events.get(timeout=0.2)
-        except queue.Empty:
-            continue
-        if event.kind == "gone":
-            waiting.discard(event.node_rank)
-    nodes.remove_files()
+    while any(_may_answer(link) for link in nodes.links) and time.monotonic() < deadline:
+        with contextlib.suppress(queue.Empty):
+            event = nodes.events.get(timeout=0.1)
+            if event.kind == "stuck":
+                stuck[nodes.host(event.node_rank)] = ", ".join(event.data["processes"])
+    nodes.each(lambda link: _clean(link, stuck))
     nodes.close()
-    return tuple(nodes.bundles[node_rank].node.host for node_rank in sorted(waiting))
+    return tuple(f"host {host}: {what}" for host, what in stuck.items())
+
+
+def _may_answer(link: NodeLink) -> bool:
+    return link.opened and not link.ended and not link.lost
+
+
+def _clean(link: NodeLink, stuck: dict[str, str]) -> None:
+    host = link.bundle.node.host
+    if link.lost:
+        stuck[host] = f"out of reach; its agent ends its ranks within {SILENCE_LIMIT_S:g} s of losing us"
+        return
+    if link.opened and not link.ended and (left := link.end()) is not None:
+        stuck[host] = left
+    link.remove_files()

@@ -1,4 +1,4 @@
-"""Wait for a run to end: write down what the nodes report, notice the first failure, and say how it ended."""
+"""Wait for an attempt to end: write down what the nodes report, notice the first failure, and say how it ended."""
 
 from __future__ import annotations
 
@@ -6,136 +6,180 @@ import contextlib
 import queue
 import time
 from collections import deque
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any
 
 from holmes_core.plan import Plan
-from holmes_core.run import Failure, Run
-from launcher.failure import first_cause, shell_exit_code
+from holmes_core.run import Failure
+from launcher.failure import first_cause, likely_reason
+from launcher.node_link import Event
 from launcher.prepare import SILENCE_LIMIT_S
-from launcher.run_folder import RunFolder
-from launcher.start import Event, RunningNodes
-from launcher.step_metrics import StepCollector, StepMetrics, median_step_s, traffic_per_step
+from launcher.run_events import LogLine, NodeState, Notice, RunEvent
+from launcher.standstill import Standstill
+from launcher.start import RunningNodes
+from launcher.step_metrics import StepCollector, StepMetrics
 
 LAST_LINES = 20
+ASLEEP_S = 3.0  # a machine that is suspended or overloaded does not look at its watch for so long
+SEEN_EVERY_S = 1.0
 # Peers of a dead rank fail within 0.2 s on Gloo (measured); torchrun looks every 0.1 s. Wait a little longer than both.
 CAUSE_WINDOW_S = 1.5
 
 
-class View(Protocol):
-    """Who shows the run while it lasts."""
-
-    def log(self, cluster: str, host: str, rank: int, line: str) -> None:
-        """A line a rank printed."""
-
-    def step(self, step: StepMetrics) -> None:
-        """A finished step."""
-
-
 class Watch:
-    """One run as its events tell it."""
+    """One attempt as its events tell it. `record` takes every event for screen and folder."""
 
-    def __init__(self, plan: Plan, nodes: RunningNodes, folder: RunFolder, view: View, started_at_s: float) -> None:
-        self._plan, self._nodes, self._folder, self._view = plan, nodes, folder, view
-        self._started_at_s = started_at_s
+    def __init__(self, plan: Plan, nodes: RunningNodes, detached: bool, record: Callable[[RunEvent], None]) -> None:
+        self._plan, self._nodes, self._detached, self._record = plan, nodes, detached, record
+        self.steps: list[StepMetrics] = []
+        self.failures: list[Failure] = []
+        self.seen: dict[int, int] = {}
         self._collector = StepCollector(plan)
-        self._steps: list[StepMetrics] = []
-        self._failures: list[Failure] = []
+        self._standstill = Standstill(plan)
         self._last_lines: dict[int, deque[str]] = {}
-        self._exited: set[int] = set()
-        self.gone: set[int] = set()
-        self._heard_s = {node.node_rank: time.monotonic() for node in plan.nodes}
+        self._ended: dict[int, int | None] = {}
+        self._looked_s = time.monotonic()
         self._rank_at = {(rank.host, rank.local_rank): rank.rank for rank in plan.ranks}
+        self._states: dict[str, str] = {}
 
-    def until_end(self) -> None:
-        """Return when every node has ended, or a short time after the first failure."""
+    def until_end(self, tick: Callable[[], None]) -> None:
+        """Return when every node has ended, or a short time after the first failure; `tick` is called meanwhile."""
         give_up_at: float | None = None
-        while len(self.gone) < len(self._plan.nodes):
+        while len(self._ended) < len(self._plan.nodes):
             if give_up_at is not None and time.monotonic() > give_up_at:
                 return
             with contextlib.suppress(queue.Empty):
                 self._take(self._nodes.events.get(timeout=0.1))
             self._notice_silence()
-            if self._failures and give_up_at is None:
+            self._notice_standstill()
+            tick()
+            if self.failures and give_up_at is None:
                 give_up_at = time.monotonic() + CAUSE_WINDOW_S
 
-    def _notice_silence(self) -> None:
-        """A host that is gone without a word (no power, no link) is a failure too."""
-        for node in self._plan.nodes:
-            silent_s = time.monotonic() - self._heard_s[node.node_rank]
-            if node.node_rank not in self.gone and silent_s > SILENCE_LIMIT_S:
-                self.gone.add(node.node_rank)
-                text = f"no word from the node agent for {silent_s:.0f} s: the host or its network is down"
-                self._fail(node.node_rank, None, 1, text, (), time.time())
-
-    def result(self, interrupted: bool) -> Run:
-        """The run as it stands now, ended."""
-        if self._failures:
-            state, exit_code = "failed", shell_exit_code(self.cause.exit_code)
-        elif interrupted:
-            state, exit_code = "stopped", 130
-        else:
-            state, exit_code = "done", 0
-        steps = self._steps
-        seconds = median_step_s(steps) if steps else None
-        tokens = self._plan.job.global_batch_size * self._plan.job.model.seq_length
-        return Run.model_validate(
-            {
-                "run_id": self._folder.path.name,
-                "plan_digest": self._plan.digest(),
-                "state": state,
-                "started_at_s": self._started_at_s,
-                "ended_at_s": time.time(),
-                "exit_code": exit_code,
-                "steps_done": len(steps),
-                "first_loss": steps[0].loss if steps else None,
-                "last_loss": steps[-1].loss if steps else None,
-                "tokens_per_s": tokens / seconds if seconds else None,
-                "step_s": seconds,
-                "traffic": traffic_per_step(steps, self._plan.prediction.traffic) if steps else (),
-                "failures": tuple(self._failures),
-            }
-        )
+    @property
+    def cause(self) -> Failure | None:
+        """The failure to show first."""
+        return first_cause(self.failures) if self.failures else None
 
     @property
-    def cause(self) -> Failure:
-        """The failure to show first; there must be one."""
-        return first_cause(self._failures)
+    def lost_hosts(self) -> tuple[str, ...]:
+        """Hosts that are gone themselves."""
+        return tuple(dict.fromkeys(failure.host for failure in self.failures if failure.host_lost))
 
     def _take(self, event: Event) -> None:
         node = self._plan.nodes[event.node_rank]
         data = event.data
-        self._heard_s[event.node_rank] = time.monotonic()
+        if "seen" in data:
+            self.seen[event.node_rank] = data["seen"]
         if event.kind == "log":
-            rank = self._rank_at[node.host, data["local_rank"]]
-            self._last_lines.setdefault(rank, deque(maxlen=LAST_LINES)).append(data["line"])
-            self._folder.write_log(f"{node.host}-rank{rank}", data["line"])
-            self._view.log(node.cluster, node.host, rank, data["line"])
+            self._take_line(event, self._rank_at[node.host, data["local_rank"]], data["line"])
         elif event.kind == "metrics":
-            step = self._collector.add(data["metrics"])
-            if step is not None:
-                self._steps.append(step)
-                self._folder.write_step(step)
-                self._view.step(step)
+            self._take_metrics(event.node_rank, data["metrics"])
         elif event.kind == "failure":
-            seen: Iterable[str] = self._last_lines.get(data["rank"], ())
-            lines = tuple(data.get("last_lines", seen))
-            self._fail(event.node_rank, data["rank"], data["exit_code"], data["message"], lines, data["time_s"])
+            self._take_failure(event)
+        elif event.kind == "states":
+            ranks = {self._rank_at[node.host, int(local)]: state for local, state in data["states"].items()}
+            self._standstill.take_states(ranks)
+        elif event.kind == "stuck":
+            self._record(Notice(f"host {node.host}: cannot be ended: {', '.join(data['processes'])}"))
         elif event.kind == "exit":
-            self._exited.add(event.node_rank)
+            self._ended.setdefault(event.node_rank, None)
+            self._ended[event.node_rank] = data["exit_code"]
+            self._set_state(event.node_rank, "ended")
         elif event.kind == "gone":
-            lost_before = event.node_rank in self.gone
-            self.gone.add(event.node_rank)
-            if event.node_rank not in self._exited and not lost_before:
-                lines = tuple(data["stderr"].splitlines()[-LAST_LINES:])
-                text = f"lost the node agent (exit code {data['exit_code']}): the host or its sshd went away"
-                self._fail(event.node_rank, None, data["exit_code"] or 1, text, lines, time.time())
+            self._take_gone(event)
+        elif event.kind in ("started", "ranks", "state"):
+            words = {"started": "starting ranks", "ranks": "ranks up"}
+            self._set_state(event.node_rank, words.get(event.kind) or data["state"])
+
+    def _take_line(self, event: Event, rank: int, line: str) -> None:
+        node = self._plan.nodes[event.node_rank]
+        self._last_lines.setdefault(rank, deque(maxlen=LAST_LINES)).append(line)
+        self._record(LogLine(node.host, node.cluster, rank, line))
+        if self._states.get(node.host) == "ranks up" and line.startswith(f"rank {rank} on "):
+            self._set_state(event.node_rank, "rendezvous")
+
+    def _take_metrics(self, node_rank: int, report: dict[str, Any]) -> None:
+        self._standstill.take_progress(report["rank"], report["step"])
+        if not self._states.get(self._nodes.host(node_rank), "").startswith("step"):
+            self._set_state(node_rank, "stepping")
+        step = self._collector.add(report)
+        if step is not None:
+            self.steps.append(step)
+            self._standstill.take_step(step.step_s)
+            self._record(step)
+
+    def _set_state(self, node_rank: int, state: str) -> None:
+        node = self._plan.nodes[node_rank]
+        if self._states.get(node.host) != state:
+            self._states[node.host] = state
+            self._record(NodeState(node.host, node.cluster, state))
+
+    def _take_failure(self, event: Event) -> None:
+        data = event.data
+        lines = tuple(data.get("last_lines", self._last_lines.get(data["rank"], ())))
+        self._fail(
+            event.node_rank, data["rank"], data["exit_code"], data["message"], lines, data["time_s"], data["oom_kills"]
+        )
+
+    def _take_gone(self, event: Event) -> None:
+        if event.node_rank in self._ended:
+            return
+        self._ended[event.node_rank] = None
+        link = self._nodes.links[event.node_rank]
+        if link.ended:
+            text = "the node agent ended before its ranks: it was killed, or told to stop by someone else"
+        else:
+            text = f"lost the node agent (exit code {event.data['exit_code']}): the host or its sshd went away"
+        lines = tuple(event.data["stderr"].splitlines()[-LAST_LINES:])
+        self._fail(event.node_rank, None, 1, text, lines, time.time(), host_lost=not link.ended)
+
+    def _notice_silence(self) -> None:
+        """A host gone without a word (no power, no link) is a failure too; a detached run goes on without us."""
+        now_s = time.monotonic()
+        asleep, self._looked_s = now_s - self._looked_s > ASLEEP_S, now_s
+        for node, link in zip(self._plan.nodes, self._nodes.links, strict=True):
+            if asleep:
+                link.heard_s = now_s  # it was us who did not listen
+            silent_s = now_s - link.heard_s
+            if node.node_rank in self._ended or silent_s <= SILENCE_LIMIT_S:
+                continue
+            if self._detached and not self.failures:
+                link.heard_s = now_s
+                self._record(Notice(f"host {node.host}: no word for {silent_s:.0f} s; trying to reach it again"))
+                link.drop()
+                continue
+            self._ended[node.node_rank] = None
+            link.lost = True
+            text = f"no word from the node agent for {silent_s:.0f} s: the host or its network is down"
+            self._fail(node.node_rank, None, 1, text, (), time.time(), host_lost=True)
+
+    def _notice_standstill(self) -> None:
+        """Ranks that neither end nor take a step: find out who holds up the others."""
+        if self.failures:
+            return
+        if self._standstill.asks_now():
+            self._nodes.send(do="stacks")
+        verdict = self._standstill.verdict(self._last_lines)
+        if verdict is not None:
+            rank, text = verdict
+            host = self._plan.ranks[rank].host
+            node_rank = next(node.node_rank for node in self._plan.nodes if node.host == host)
+            self._fail(node_rank, rank, 1, text, tuple(self._last_lines.get(rank, ())), time.time())
 
     def _fail(
-        self, node_rank: int, rank: int | None, exit_code: int, message: str, lines: tuple[str, ...], time_s: float
+        self,
+        node_rank: int,
+        rank: int | None,
+        exit_code: int,
+        message: str,
+        lines: tuple[str, ...],
+        time_s: float,
+        oom_kills: int = 0,
+        host_lost: bool = False,
     ) -> None:
         node = self._plan.nodes[node_rank]
-        self._failures.append(
+        self.failures.append(
             Failure(
                 host=node.host,
                 cluster=node.cluster,
@@ -144,5 +188,7 @@ class Watch:
                 message=message,
                 last_lines=lines,
                 time_s=time_s,
+                likely=likely_reason(exit_code, "\n".join((message, *lines)), oom_kills),
+                host_lost=host_lost,
             )
         )

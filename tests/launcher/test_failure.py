@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holmes_core.run import Failure
-from launcher.failure import first_cause, shell_exit_code
+from launcher.failure import first_cause, likely_reason, shell_exit_code
 
 
 def failure(host: str, exit_code: int, message: str, time_s: float) -> Failure:
@@ -32,3 +32,13 @@ def test_earliest_of_equal_causes_is_first() -> None:
 
 def test_signal_becomes_the_exit_code_of_a_shell() -> None:
     assert (shell_exit_code(-9), shell_exit_code(3)) == (137, 3)
+
+
+def test_killed_rank_is_blamed_on_memory_only_when_the_kernel_says_so() -> None:
+    assert "out-of-memory" in str(likely_reason(-9, "", oom_kills=1))
+    assert "no out-of-memory kill" in str(likely_reason(-9, "", oom_kills=0))
+
+
+def test_full_disk_is_told_from_the_last_lines() -> None:
+    assert "disk is full" in str(likely_reason(1, "OSError: [Errno 28] No space left on device", 0))
+    assert likely_reason(1, "ValueError: odd", 0) is None

@@ -15,54 +15,99 @@ from typing import Any
 
 from holmes_runtime.run_config import (
     Axis,
-    Corpus,
+    Checkpointing,
+    Data,
     Emulation,
+    Evaluation,
+    Expectation,
     Group,
     ModelShape,
     Optimizer,
+    Precision,
     Rank,
+    Recompute,
     RunConfig,
     Stage,
 )
+from holmes_runtime.schedule import ScheduleName
 
 REPOSITORY = Path(__file__).parents[2]
-TINY = ModelShape(num_layers=3, hidden_size=32, num_heads=4, vocab_size=256, seq_length=32)
+TINY = ModelShape("gpt", 3, 32, 4, 4, 128, vocab_size=256, seq_length=32, rope_theta=1e4, factory=None)
+TINY_LLAMA = ModelShape("llama", 3, 32, 4, 2, 64, vocab_size=256, seq_length=32, rope_theta=1e4, factory=None)
+
+Pipelines = Sequence[Sequence[int]]
 
 
-def make_groups(pipelines: Sequence[Sequence[int]], interface: str) -> tuple[Group, ...]:
-    """Every group of a run whose replica d is `pipelines[d]`, all on one interface."""
+def layout(tp: int, pp: int, dp: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Ranks by tensor shard, replica and pipeline rank, numbered as torch launchers do: tensor first, stages last."""
+    return tuple(
+        tuple(tuple((stage * dp + replica) * tp + shard for stage in range(pp)) for replica in range(dp))
+        for shard in range(tp)
+    )
+
+
+def make_groups(shards: Sequence[Pipelines], interface: str, chunks: int = 1) -> tuple[Group, ...]:
+    """Every group of a run whose replica d of tensor shard t is the pipeline `shards[t][d]`, all on one interface."""
 
     def group(name: str, axis: Axis, ranks: Sequence[int]) -> Group:
         return Group(name, axis, tuple(ranks), (interface,) * len(ranks), None)
 
     groups = []
-    if len(pipelines) > 1:
-        groups += [group(f"dp-{stage}", "dp", ranks) for stage, ranks in enumerate(zip(*pipelines, strict=True))]
-    for replica, pipeline in enumerate(pipelines):
-        for stage, edge in enumerate(pairwise(pipeline)):
-            groups.append(group(f"forward-{replica}-{stage}", "pp_forward", edge))
-            groups.append(group(f"backward-{replica}-{stage}", "pp_backward", edge))
+    for shard, pipelines in enumerate(shards):
+        mark = f"/{shard}" if len(shards) > 1 else ""
+        if len(pipelines) > 1:
+            for stage, ranks in enumerate(zip(*pipelines, strict=True)):
+                groups.append(group(f"dp-{stage}{mark}", "dp", ranks))
+        for replica, pipeline in enumerate(pipelines):
+            ring = [*pipeline, pipeline[0]] if chunks > 1 and len(pipeline) > 1 else pipeline
+            for stage, edge in enumerate(pairwise(ring)):
+                groups.append(group(f"forward-{replica}-{stage}{mark}", "pp_forward", edge))
+                groups.append(group(f"backward-{replica}-{stage}{mark}", "pp_backward", edge))
+    if len(shards) > 1:
+        for replica in range(len(shards[0])):
+            for stage, ranks in enumerate(zip(*(pipelines[replica] for pipelines in shards), strict=True)):
+                groups.append(group(f"tp-{replica}-{stage}", "tp", ranks))
     return tuple(groups)
 
 
 def make_config(
     corpus: Path | str = "/no/corpus",
-    pipelines: Sequence[Sequence[int]] = ((0,),),
+    pipelines: Pipelines = ((0,),),
     cuts: Sequence[int] = (0, 3),
     *,
+    shards: Sequence[Pipelines] | None = None,
     model: ModelShape = TINY,
     steps: int = 5,
-    global_batch_size: int = 8,
     micro_batch_size: int = 1,
+    microbatches: Sequence[int] | None = None,
+    schedule: ScheduleName = "1f1b",
+    chunks: int = 1,
+    extra_in_flight: Sequence[int] = (),
+    recompute: Recompute = "none",
+    value_type: Precision = "fp32",
+    compile_blocks: bool = False,
     emulation: Emulation | None = None,
     grad_clip: float | None = 1.0,
     learning_rate: float = 1e-2,
     interface: str = "lo",
+    validation_fraction: float = 0.0,
+    evaluation: Evaluation | None = None,
+    checkpoint: Checkpointing | None = None,
+    resume: bool = False,
+    expectation: Expectation | None = None,
 ) -> RunConfig:
-    """A run of a tiny model; `pipelines[d][s]` is the rank of stage s of replica d, `cuts` are the stage bounds."""
+    """A run of a tiny model; `pipelines[d][s]` is the rank of stage s of replica d, `cuts` are the stage bounds.
+
+    `shards` are the pipelines of every tensor shard, instead of `pipelines`. Eight samples a step unless
+    `microbatches` says otherwise.
+    """
+    shards = shards or (pipelines,)
+    dp = len(shards[0])
+    microbatches = tuple(microbatches or [8 // micro_batch_size // dp] * dp)
     ranks = [
-        Rank(rank, f"host{rank}", "one", stage, replica, 0)
-        for replica, pipeline in enumerate(pipelines)
+        Rank(rank, f"host{rank}", "one", stage, replica, shard)
+        for shard, of_shard in enumerate(shards)
+        for replica, pipeline in enumerate(of_shard)
         for stage, rank in enumerate(pipeline)
     ]
     return RunConfig(
@@ -71,19 +116,29 @@ def make_config(
         device="cpu",
         seed=7,
         steps=steps,
-        global_batch_size=global_batch_size,
+        global_batch_size=micro_batch_size * sum(microbatches),
         micro_batch_size=micro_batch_size,
-        pp=len(pipelines[0]),
-        dp=len(pipelines),
-        tp=1,
+        microbatches=microbatches,
+        pp=len(shards[0][0]),
+        dp=dp,
+        tp=len(shards),
+        schedule=schedule,
+        chunks=chunks,
+        extra_in_flight=tuple(extra_in_flight),
+        recompute=recompute,
+        value_type=value_type,
+        compile=compile_blocks,
         model=model,
         emulation=emulation,
-        corpus=Corpus(str(corpus), "*.txt"),
-        optimizer=Optimizer(learning_rate, 0.1, 0.9, 0.95, grad_clip),
+        data=Data(str(corpus), "*.txt", None, validation_fraction),
+        evaluation=evaluation,
+        checkpoint=checkpoint,
+        resume=resume,
+        optimizer=Optimizer(learning_rate, 0.0, 0, "constant", 0.1, 0.9, 0.95, grad_clip),
         stages=tuple(Stage(index, first, stop) for index, (first, stop) in enumerate(pairwise(cuts))),
         ranks=tuple(ranks),
-        groups=make_groups(pipelines, interface),
-        schedule="1f1b",
+        groups=make_groups(shards, interface, chunks),
+        expectation=expectation,
         timeout_s=60.0,
         threads_per_rank=1,
     )

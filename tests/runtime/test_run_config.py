@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from holmes_runtime.run_config import Emulation, RunConfig
 
-from .launched_runs import REPOSITORY, make_config
+from .launched_runs import REPOSITORY, TINY, layout, make_config
 
 FOUR = make_config(pipelines=((0, 2), (3, 1)), cuts=(0, 1, 3))
 
@@ -27,17 +28,16 @@ def changed(path: str, value: Any) -> str:
     return json.dumps(data)
 
 
-@pytest.mark.parametrize("config", [FOUR, make_config(emulation=Emulation(0.5, 1.0), grad_clip=None)])
+@pytest.mark.parametrize("config", [FOUR, make_config(emulation=Emulation(0.5, 1.0, {"one": 2.0}), grad_clip=None)])
 def test_json_reads_back_equal(config: RunConfig) -> None:
     assert RunConfig.from_json(config.to_json()) == config
 
 
 def test_coordinates_lead_to_ranks_and_back() -> None:
-    assert FOUR.rank_at(pp_rank=1, dp_rank=1).rank == 1
+    assert FOUR.rank_at(pp_rank=1, dp_rank=1, tp_rank=0).rank == 1
     assert FOUR.placement(3).dp_rank == 1
-    assert FOUR.stage_ranks(dp_rank=0) == (0, 2)
-    assert FOUR.num_microbatches == 4
-    assert FOUR.group("dp", frozenset({2, 1})).name == "dp-1"
+    assert FOUR.pipeline(dp_rank=0, tp_rank=0) == (0, 2)
+    assert FOUR.replicas(FOUR.placement(2)) == (2, 1)
 
 
 def test_a_whole_number_stands_for_a_float() -> None:
@@ -60,19 +60,27 @@ def test_a_whole_number_stands_for_a_float() -> None:
         ("ranks/0/host", None, r"^ranks\[0\]\.host: expected str, got None"),
         ("ranks/0/rank", 1, r"^ranks: must be 0\.\.3, each once, got \[1, 1, 2, 3\]"),
         ("ranks/0/pp_rank", 1, r"^ranks\[0\]: \(pp_rank, dp_rank, tp_rank\) must be .* got \(1, 0, 0\)"),
-        ("groups/0/axis", "tp", r"^groups\[0\]\.axis: expected one of .* got 'tp'"),
+        ("groups/0/axis", "tp", r"^groups\[0\]\.ranks: must be the shards or the replicas"),
+        ("groups/2/ranks", [2, 0], r"^groups\[2\]\.ranks: .* the earlier first"),
         ("groups/0/interfaces", ["lo"], r"^groups\[0\]\.interfaces: must name one interface for each of 2 ranks"),
-        ("groups/0/ranks", [0, 9], r"^groups\[0\]\.ranks: must be the replicas of one stage"),
+        ("groups/0/ranks", [0, 9], r"^groups\[0\]\.ranks: must be the shards or the replicas of one stage"),
         ("groups/2/ranks", [0, 0], r"^groups\[2\]\.ranks: must be two or more distinct ranks"),
         ("groups", [], r"^groups: must hold every group of the plan"),
         ("stages/1/first_layer", 2, r"^stages\[1\]\.first_layer: must be 1, got 2"),
         ("stages/1/stop_layer", 4, r"^stages\[1\]\.stop_layer: must be num_layers 3, got 4"),
         ("stages/1/stop_layer", 1, r"^stages\[1\]\.stop_layer: must be above first_layer 1, got 1"),
-        ("global_batch_size", 7, r"^global_batch_size: must be a multiple of dp \* micro_batch_size = 2, got 7"),
+        ("global_batch_size", 7, r"^global_batch_size: must be micro_batch_size \* sum\(microbatches\) = 8, got 7"),
+        ("microbatches", [4], r"^microbatches: must be 2 positive numbers, one for each of dp, got \(4,\)"),
+        ("microbatches", [8, 0], r"^microbatches: must be 2 positive numbers"),
+        ("chunks", 2, r"^schedule: schedule 1f1b holds one chunk of the model on a rank, got 2"),
+        ("schedule", "fast", r"^schedule: expected one of .* got 'fast'"),
+        ("extra_in_flight", [1], r"^schedule: schedule 1f1b has no extra micro-batches in flight"),
+        ("model/num_kv_heads", 3, r"^model\.num_kv_heads: must divide num_heads 4, got 3"),
+        ("compile", 1, r"^compile: expected bool, got 1"),
         ("optimizer/grad_clip", 0, r"^optimizer\.grad_clip: must be positive, got 0\.0"),
         ("device", "tpu", r"^device: expected one of \['cpu', 'cuda'\], got 'tpu'"),
         ("schema_version", 2, r"^schema_version: must be 1, got 2"),
-        ("tp", 2, r"^tp: must be 1"),
+        ("tp", 2, r"^ranks: must be 0\.\.7, each once"),
         ("timeout_s", float("nan"), "numbers must be finite, got NaN"),
     ],
 )
@@ -81,11 +89,38 @@ def test_a_wrong_value_is_refused_with_its_key_path(path: str, value: Any, messa
         RunConfig.from_json(changed(path, value))
 
 
+def test_interleaving_needs_the_edge_that_closes_the_ring() -> None:
+    model = dataclasses.replace(TINY, num_layers=4)
+    cuts = (0, 1, 2, 3, 4)
+    config = make_config(pipelines=((0, 1),), cuts=cuts, model=model, schedule="interleaved", chunks=2)
+
+    assert config.edge_before(config.placement(0)) == (1, 0)
+    assert config.edge_after(config.placement(0)) == (0, 1)
+    assert [stage.index for stage in config.stages_of(1)] == [1, 3]
+    kept = tuple(group for group in config.groups if group.ranks != (1, 0))
+    with pytest.raises(ValueError, match=r"^groups: must hold every group .*'pp_forward', \(1, 0\)"):
+        dataclasses.replace(config, groups=kept)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schedule": "zero-bubble", "recompute": "full"}, r"^recompute: must not be full under zero-bubble"),
+        ({"schedule": "interleaved", "chunks": 2}, r"^chunks: must be 1 without a pipeline, got 2"),
+        ({"shards": layout(8, 1, 1)}, r"^model\.num_heads: must be a multiple of tp 8, got 4"),
+        ({"shards": layout(2, 1, 1), "emulation": Emulation(0, 0, {})}, r"^tp: must be 1 for emulation"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_config(**changes)
+
+
 def test_a_missing_key_is_refused_with_its_path() -> None:
     data = json.loads(FOUR.to_json())
-    del data["corpus"]["pattern"]
+    del data["data"]["pattern"]
 
-    with pytest.raises(ValueError, match=r"^corpus\.pattern: missing"):
+    with pytest.raises(ValueError, match=r"^data\.pattern: missing"):
         RunConfig.from_json(json.dumps(data))
 
 
@@ -93,3 +128,25 @@ def test_config_and_schedule_load_without_torch() -> None:
     program = "import sys, holmes_runtime.run_config, holmes_runtime.schedule; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": {"validation_fraction": 1.0}}, r"^data\.validation_fraction: must be in \[0, 1\), got 1\.0"),
+        ({"evaluation": {"every_steps": 5, "num_batches": 1}}, r"^data\.validation_fraction: must be above 0"),
+        ({"evaluation": {"every_steps": 0, "num_batches": 1}}, r"^evaluation\.every_steps: must be positive, got 0"),
+        ({"checkpoint": {"path": "c", "every_steps": 1, "keep_last": 0}}, r"^checkpoint\.keep_last: must be positive"),
+        ({"resume": True}, r"^resume: must be false without a checkpoint folder, got True"),
+        ({"resume": 1}, r"^resume: expected bool, got 1"),
+        ({"optimizer": {"min_learning_rate": 1.0}}, r"^optimizer\.min_learning_rate: must be in \[0, learning_rate"),
+        ({"expectation": {"compute_s": [0.1, 0.2], "transfer_s": {}}}, r"^expectation\.compute_s: must be empty or"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(change: dict[str, Any], message: str) -> None:
+    data = json.loads(make_config().to_json())
+    for key, value in change.items():
+        data[key] = {**data[key], **value} if isinstance(data[key], dict) else value
+
+    with pytest.raises(ValueError, match=message):
+        RunConfig.from_json(json.dumps(data))

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holmes_runtime.schedule import Action, ActionKind, one_f_one_b
+from holmes_runtime.schedule import (
+    Action,
+    ActionKind,
+    Schedule,
+    ScheduleName,
+    gradients_arrived,
+    make_schedule,
+    one_f_one_b,
+)
 
 SIZES = {"num_stages": st.integers(1, 12), "num_microbatches": st.integers(1, 24)}
 
@@ -65,3 +73,50 @@ def test_backward_and_forward_alternate_after_the_warmup() -> None:
 def test_a_schedule_of_nothing_is_refused(num_stages: int, num_microbatches: int) -> None:
     with pytest.raises(ValueError, match="at least one stage"):
         one_f_one_b(num_stages, num_microbatches)
+
+
+GRADIENTS = (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)
+NAMES: list[ScheduleName] = ["gpipe", "1f1b", "eager", "interleaved", "zero-bubble"]
+
+
+def make(name: ScheduleName, pp: int, rounds: int) -> Schedule:
+    chunks = 2 if name == "interleaved" else 1
+    return make_schedule(name, pp, pp * rounds, chunks, (1,) * (pp - 1) if name == "eager" else ())
+
+
+@given(name=st.sampled_from(NAMES), pp=st.integers(2, 5), rounds=st.integers(1, 5))
+def test_what_has_arrived_was_sent_before_and_used_before_the_input_was_made(
+    name: ScheduleName, pp: int, rounds: int
+) -> None:
+    schedule = make(name, pp, rounds)
+    for rank, actions in schedule.items():
+        proofs = gradients_arrived(schedule, rank)
+        before = schedule[(rank - 1) % pp]
+        for forward, backwards in proofs.items():
+            for backward in backwards:
+                assert actions.index(backward) < actions.index(forward)
+                user = next(
+                    action
+                    for action in before
+                    if action.kind in GRADIENTS
+                    and (action.stage, action.microbatch) == (backward.stage - 1, backward.microbatch)
+                )
+                sender = Action(forward.stage - 1, ActionKind.FORWARD, forward.microbatch)
+                assert before.index(user) < before.index(sender)
+        once = [backward for backwards in proofs.values() for backward in backwards]
+        assert len(once) == len(set(once))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "eager", "zero-bubble"])
+def test_gradients_kept_do_not_grow_with_the_microbatches(name: ScheduleName) -> None:
+    def most_kept(rounds: int) -> int:
+        schedule = make(name, 4, rounds)
+        proofs = gradients_arrived(schedule, 2)
+        kept = most = 0
+        for action in schedule[2]:
+            kept += action.kind in GRADIENTS
+            most = max(most, kept)
+            kept -= len(proofs.get(action, []))
+        return most
+
+    assert most_kept(8) == most_kept(16) <= 8

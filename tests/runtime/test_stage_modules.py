@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from typing import get_args
 
 import pytest
 import torch
 
-from holmes_runtime.calibrate import calibrate, layer_flops
-from holmes_runtime.emulated import EmulatedStage, block_elements, mean_activation
-from holmes_runtime.model import Block, GptStage
-from holmes_runtime.run_config import Emulation, Stage
+from holmes_runtime.calibrate import calibrate
+from holmes_runtime.emulated import EmulatedStage, mean_activation
+from holmes_runtime.model import Block, DecoderStage, make_rotation, rotate
+from holmes_runtime.run_config import Emulation, ModelShape, Recompute, Stage
+from holmes_runtime.tensor_parallel import ALONE, TensorParallel
 
-from .launched_runs import TINY
+from .launched_runs import TINY, TINY_LLAMA
 
 WHOLE = Stage(0, 0, 3)
 
@@ -23,8 +25,8 @@ def elements(module: torch.nn.Module) -> int:
 
 @pytest.mark.parametrize("cut", [1, 2])
 def test_any_cut_starts_from_bit_equal_weights(cut: int) -> None:
-    whole = dict(GptStage(TINY, WHOLE, seed=7).named_parameters())
-    parts = [GptStage(TINY, Stage(0, 0, cut), 7), GptStage(TINY, Stage(1, cut, 3), 7)]
+    whole = dict(DecoderStage(TINY, WHOLE, seed=7).named_parameters())
+    parts = [DecoderStage(TINY, Stage(0, 0, cut), 7), DecoderStage(TINY, Stage(1, cut, 3), 7)]
     named = [pair for part in parts for pair in part.named_parameters()]
 
     assert sorted(name for name, _ in named) == sorted(whole)
@@ -32,11 +34,11 @@ def test_any_cut_starts_from_bit_equal_weights(cut: int) -> None:
 
 
 def test_parameter_names_are_those_of_the_whole_model() -> None:
-    assert "blocks.2.attention.qkv.weight" in dict(GptStage(TINY, Stage(1, 2, 3), 7).named_parameters())
+    assert "blocks.2.attention.qkv.weight" in dict(DecoderStage(TINY, Stage(1, 2, 3), 7).named_parameters())
 
 
 def test_another_seed_gives_other_weights() -> None:
-    first, second = GptStage(TINY, WHOLE, 7), GptStage(TINY, WHOLE, 8)
+    first, second = DecoderStage(TINY, WHOLE, 7), DecoderStage(TINY, WHOLE, 8)
 
     assert not torch.equal(first.head.weight, second.head.weight)
 
@@ -44,13 +46,13 @@ def test_another_seed_gives_other_weights() -> None:
 def test_building_a_stage_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
 
-    GptStage(TINY, WHOLE, 7)
+    DecoderStage(TINY, WHOLE, 7)
 
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_later_token_does_not_change_earlier_logits() -> None:
-    stage = GptStage(TINY, WHOLE, 7)
+    stage = DecoderStage(TINY, WHOLE, 7)
     tokens = torch.zeros(1, 32, dtype=torch.int64)
     changed = tokens.clone()
     changed[0, 20] = 1
@@ -61,14 +63,14 @@ def test_a_later_token_does_not_change_earlier_logits() -> None:
     assert difference[20] > 0
 
 
+@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA])
 @pytest.mark.parametrize("stage", [WHOLE, Stage(0, 0, 1), Stage(1, 1, 2), Stage(2, 1, 3)])
-def test_an_emulated_stage_has_as_many_parameters_as_the_real_one(stage: Stage) -> None:
-    assert elements(EmulatedStage(TINY, stage, Emulation(0, 0))) == elements(GptStage(TINY, stage, 7))
-    assert elements(Block(32, 4)) == block_elements(32)
+def test_an_emulated_stage_has_as_many_parameters_as_the_real_one(shape: ModelShape, stage: Stage) -> None:
+    assert elements(EmulatedStage(shape, stage, Emulation(0, 0, {}))) == elements(DecoderStage(shape, stage, 7))
 
 
 def test_an_emulated_layer_takes_its_time_and_its_gradients_are_ones() -> None:
-    stage = EmulatedStage(TINY, WHOLE, Emulation(forward_s_per_layer=0.01, backward_s_per_layer=0.02))
+    stage = EmulatedStage(TINY, WHOLE, Emulation(0.01, 0.02, {}))
     start_s = time.monotonic()
 
     loss = mean_activation(stage(torch.zeros(2, 32, dtype=torch.int64)), torch.zeros(2, 32, dtype=torch.int64))
@@ -79,14 +81,72 @@ def test_an_emulated_layer_takes_its_time_and_its_gradients_are_ones() -> None:
     assert all(p.grad is not None and torch.equal(p.grad, torch.ones_like(p)) for p in stage.parameters())
 
 
-def test_layer_flops_follow_the_formula() -> None:
-    assert layer_flops(micro_batch_size=2, seq_length=6, hidden_size=10) == 72 * 2 * 6 * 100 * 1.1
-
-
 def test_calibration_reports_the_speed_of_its_median_times() -> None:
     hidden = torch.randn(1, 8, 32, requires_grad=True)
 
-    measured = calibrate(Block(32, 4), hidden, flops=1e6, seconds=0.0)
+    measured = calibrate(Block(TINY, ALONE, "none"), hidden, None, flops=1e6, seconds=0.0)
 
     assert measured.repetitions == 1
     assert measured.flops_per_s == pytest.approx(1e6 / (measured.forward_s + measured.backward_s))
+
+
+@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA])
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputation_changes_no_gradient(shape: ModelShape, recompute: Recompute) -> None:
+    stages = [DecoderStage(shape, WHOLE, 7, recompute=mode) for mode in ("none", recompute)]
+
+    for stage in stages:
+        torch.autograd.backward(stage(torch.arange(32).view(1, 32)).square().mean())
+
+    plain, again = ([parameter.grad for parameter in stage.parameters()] for stage in stages)
+    assert all(a is not None and b is not None and torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+
+
+def test_full_recomputation_keeps_the_input_of_each_layer_alone() -> None:
+    kept = {mode: kept_bytes(DecoderStage(TINY, Stage(1, 1, 2), 7, recompute=mode)) for mode in get_args(Recompute)}
+    hidden_bytes = 4 * 32 * 32
+
+    assert kept["full"] == hidden_bytes
+    assert kept["full"] < kept["selective"] < kept["none"]
+
+
+def kept_bytes(stage: DecoderStage) -> int:
+    """Bytes of activations that a forward of one sample keeps for the backward; each storage once."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(saved: torch.Tensor) -> torch.Tensor:
+        storage = saved.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        output = stage(torch.ones(1, 32, 32, requires_grad=True))
+    assert output.requires_grad
+    return sum(kept.values())
+
+
+def test_rotation_leaves_lengths_and_makes_scores_depend_on_distance_alone() -> None:
+    rotation = make_rotation(TINY_LLAMA, None)
+    query, key = torch.randn(2, TINY_LLAMA.head_size)
+    everywhere = [rotate(vector.expand(1, 32, 1, -1), rotation)[0, :, 0] for vector in (query, key)]
+
+    scores = everywhere[0] @ everywhere[1].T
+
+    torch.testing.assert_close(everywhere[0].norm(dim=1), query.norm().expand(32))
+    for distance in (0, 3):
+        diagonal = scores.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[0].expand_as(diagonal), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA])
+def test_the_parts_of_tensor_shards_make_up_the_whole(shape: ModelShape) -> None:
+    whole = dict(DecoderStage(shape, WHOLE, 7).named_parameters())
+    shards = [DecoderStage(shape, WHOLE, 7, tp=TensorParallel(None, rank, 2)) for rank in range(2)]
+
+    for name, tensor in whole.items():
+        pieces = [dict(shard.named_parameters())[name] for shard in shards]
+        for shard, piece in zip(shards, pieces, strict=True):
+            assert torch.equal(shard.parts[name].of(tensor), piece)
+        assert sum(piece.numel() for piece in pieces) == tensor.numel() * (2 if shards[0].parts[name].is_whole else 1)

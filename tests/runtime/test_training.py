@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from holmes_runtime.comm import RankGroups
-from holmes_runtime.corpus import load_corpus
+from holmes_runtime.data import load_corpus
 from holmes_runtime.emulated import block_elements, embedding_elements, head_elements
 from holmes_runtime.run_config import Emulation, RunConfig
-from holmes_runtime.train import Trainer, describe_rank
+from holmes_runtime.train import describe_rank
+from holmes_runtime.trainer import Trainer
 
 from .launched_runs import TINY, FinishedRun, launch, make_config
 
-ALONE = RankGroups(None, None, None, None, None)
+ALONE = RankGroups()
 PLANS = {
     "two uneven stages": (((0, 1),), (0, 2, 3)),
     "two replicas": (((0,), (1,)), (0, 3)),
@@ -36,10 +37,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train_here(config: RunConfig) -> tuple[list[float], list[float]]:
     """Losses and gradient norms of a run of one rank, trained in this process."""
-    text = load_corpus(config.corpus, "here", config.model.seq_length)
-    trainer = Trainer(config, config.placement(0), text, ALONE, torch.device("cpu"))
+    corpus = load_corpus(config.data, "here", config.model.seq_length, config.model.vocab_size)
+    trainer = Trainer(config, config.placement(0), corpus, ALONE, torch.device("cpu"))
     results = [trainer.step(step) for step in range(config.steps)]
-    return [loss for loss, _ in results if loss is not None], [grad_norm for _, grad_norm in results]
+    return [result.loss for result in results if result.loss is not None], [
+        result.grad_norm or 0.0 for result in results
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +74,7 @@ def test_every_plan_trains_like_a_single_process(plan: str, runs: dict[str, Futu
 
 def emulated_config(corpus: Path) -> RunConfig:
     """Two stages of one and two layers that sleep 5 ms forward and 10 ms backward."""
-    emulation = Emulation(forward_s_per_layer=0.005, backward_s_per_layer=0.01)
+    emulation = Emulation(forward_s_per_layer=0.005, backward_s_per_layer=0.01, slowdown={})
     return make_config(corpus, ((0, 1),), (0, 1, 3), steps=3, emulation=emulation, grad_clip=None)
 
 
@@ -79,7 +82,7 @@ def test_an_emulated_run_takes_its_time_and_moves_its_activations(
     runs: dict[str, Future[FinishedRun]], corpus: Path
 ) -> None:
     config = emulated_config(corpus)
-    total = 3 * block_elements(TINY.hidden_size) + embedding_elements(TINY) + head_elements(TINY)
+    total = 3 * block_elements(TINY) + embedding_elements(TINY) + head_elements(TINY)
 
     run = runs["emulated"].result()
 
@@ -88,7 +91,7 @@ def test_an_emulated_run_takes_its_time_and_moves_its_activations(
     # Each averaged gradient is one, so the norm is exact only if every bucket was divided and every stage counted.
     for lines in run.metrics.values():
         assert [line["grad_norm"] for line in lines] == pytest.approx([math.sqrt(total)] * 3)
-    first_to_last_s = config.num_microbatches * 2 * 0.015 + 0.015
+    first_to_last_s = config.total_microbatches * 2 * 0.015 + 0.015
     assert min(line["step_s"] for line in run.metrics[0]) >= first_to_last_s
 
 
@@ -99,7 +102,7 @@ def test_local_rank_0_counts_the_bytes_of_its_host(runs: dict[str, Future[Finish
     assert all(line["interfaces"] == {} for line in run.metrics[1])
     # Other runs share loopback, so this is a lower bound: each replica sends all its gradients once per step.
     sent = sum(line["interfaces"]["lo"]["sent_bytes"] for line in run.metrics[0])
-    assert sent >= 5 * 2 * 4 * (3 * block_elements(32) + embedding_elements(TINY) + head_elements(TINY))
+    assert sent >= 5 * 2 * 4 * (3 * block_elements(TINY) + embedding_elements(TINY) + head_elements(TINY))
 
 
 def test_every_rank_says_where_it_is(runs: dict[str, Future[FinishedRun]]) -> None:

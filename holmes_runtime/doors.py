@@ -1,0 +1,95 @@
+"""The sockets by which nodes see, before any rank starts, that they reach one another where the plan says."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from holmes_runtime.node_config import NodeConfig
+
+PORTS_TRIED = 100
+CONNECT_TIMEOUT_S = 5.0
+_BACKLOG = 1024
+
+
+class Doors:
+    """A listening socket on each planned address of this node, and on node 0 the rendezvous' own.
+
+    Node 0 keeps the latter until torchrun takes it over, so nobody else can take the port in between.
+    """
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        self._sockets: list[socket.socket] = []
+        self._rendezvous: socket.socket | None = None
+
+    def open(self, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """`doors`: interface -> (address, port); `master_port`: None if no port is free, or this is not node 0.
+
+        `found` has the node's interfaces, for the addresses that the plan does not name.
+        """
+        doors = {}
+        for interface, planned in self._config.addresses.items():
+            address = planned or found.get(interface, {}).get("address")
+            listener = _listen(address, 0) if address else None
+            if listener is not None:
+                self._sockets.append(listener)
+                doors[interface] = [address, listener.getsockname()[1]]
+        if self._config.node_rank == 0:
+            first = self._config.master_port
+            for port in range(first, min(first + PORTS_TRIED, 65536)):
+                self._rendezvous = _listen(self._config.master_address, port)
+                if self._rendezvous is not None:
+                    break
+        return {"doors": doors, "master_port": self._rendezvous.getsockname()[1] if self._rendezvous else None}
+
+    def reach(self, places: list[list[Any]]) -> list[str]:
+        """What went wrong on the way to each (what, source address or None, address, port); all tried at once."""
+        with ThreadPoolExecutor(max_workers=16) as pool:
+            return [fault for fault in pool.map(lambda place: _reach(*place), places) if fault is not None]
+
+    def keep_rendezvous(self) -> int | None:
+        """The descriptor of the rendezvous' socket, with nobody left in its queue; None but on node 0."""
+        if self._rendezvous is None:
+            return None
+        self._rendezvous.setblocking(False)
+        while True:
+            try:
+                self._rendezvous.accept()[0].close()
+            except BlockingIOError:
+                return self._rendezvous.fileno()
+
+    def close(self) -> None:
+        """Close all of them on our side."""
+        for listener in (*self._sockets, *([self._rendezvous] if self._rendezvous else [])):
+            listener.close()
+
+
+def _listen(address: str, port: int) -> socket.socket | None:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address, port))
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        return None
+    return listener
+
+
+def _reach(what: str, source: str | None, address: str, port: int) -> str | None:
+    """None when a connection is made. A refusal may be a lost race with a full queue, so it is tried twice."""
+    for _ in range(2):
+        try:
+            socket.create_connection((address, port), CONNECT_TIMEOUT_S, (source, 0) if source else None).close()
+        except OSError as error:
+            reason = "no answer" if isinstance(error, TimeoutError) else os.strerror(error.errno or errno.EIO)
+            fault = f"{what} at {address} port {port} is not reached from {source or 'here'}: {reason}"
+            time.sleep(0.1)
+        else:
+            return None
+    return fault

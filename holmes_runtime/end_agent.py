@@ -1,0 +1,71 @@
+"""`python -m holmes_runtime.end_agent` in a node's folder: ends its agent and all it started, by recorded ids.
+
+For a run whose controller is gone. SIGTERM first, which an agent answers by ending its ranks; SIGKILL after that.
+Prints what could not be ended, one process a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from holmes_runtime.process_tree import Process, descendants, read_process
+from holmes_runtime.relay import AGENT_FILE
+
+GRACE_S = 6.0
+KILL_S = 2.0
+
+
+def end_agent(folder: Path) -> list[Process]:
+    """The processes that stay. An id that now belongs to another process is left alone."""
+    try:
+        recorded = json.loads((folder / AGENT_FILE).read_text(encoding="utf-8"))
+    except OSError:
+        return []
+    agent = read_process(recorded["pid"])
+    if agent is None or agent.start_ticks != recorded["start_ticks"]:
+        return []
+    all_of_it = [agent, *descendants(agent.pid)]
+    _signal([agent], signal.SIGTERM)
+    if left := _after(all_of_it, GRACE_S):
+        _signal(left, signal.SIGKILL)
+        left = _after(left, KILL_S)
+    return left
+
+
+def _signal(processes: list[Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+def _after(processes: list[Process], limit_s: float) -> list[Process]:
+    """Those that still run when all have ended or the time is up."""
+    deadline = time.monotonic() + limit_s
+    while left := [process for process in processes if _runs(process)]:
+        if time.monotonic() > deadline:
+            return left
+        time.sleep(0.05)
+    return []
+
+
+def _runs(process: Process) -> bool:
+    now = read_process(process.pid)
+    return now is not None and now.start_ticks == process.start_ticks and now.state != "Z"
+
+
+def main() -> int:
+    """Exit code 1 if something stays."""
+    left = end_agent(Path.cwd())
+    for process in left:
+        print(f"{process.pid} {process.name} (state {process.state})")
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

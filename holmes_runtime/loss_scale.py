@@ -1,0 +1,33 @@
+"""The factor that keeps fp16 gradients in range: halved when they overflow, doubled after a long time without.
+
+Source: Micikevicius et al., Mixed Precision Training, 2018; the numbers are those of torch.amp.GradScaler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GROWTH_STEPS = 2000
+
+
+@dataclass
+class LossScale:
+    """`good_steps`: how many steps have passed without overflow since the last change. Equal on all ranks."""
+
+    scale: float = 2.0**16
+    good_steps: int = 0
+
+    def update(self, finite: bool) -> bool:
+        """Adapts to whether the gradients' norm was finite, which is also the answer: whether to take the step.
+
+        Raises RuntimeError when the gradients are not finite at any scale.
+        """
+        if not finite:
+            if self.scale <= 1.0:
+                raise RuntimeError("the gradients are not finite even with loss scale 1: fp16 cannot hold them")
+            self.scale, self.good_steps = self.scale / 2, 0
+            return False
+        self.good_steps += 1
+        if self.good_steps == GROWTH_STEPS:
+            self.scale, self.good_steps = self.scale * 2, 0
+        return True

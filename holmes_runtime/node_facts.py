@@ -1,0 +1,151 @@
+"""What a launch relies on, as this node is now: software, interfaces, ports, GPUs, limits, NCCL settings.
+
+Standard library only, and quick: torch is not imported, its version is read from its files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from holmes_runtime.node_config import NodeConfig
+
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+_SIOCGIFFLAGS = 0x8913
+_IFF_UP = 1
+_SETTING = re.compile(r"^\s*(?:export\s+|setenv\s+)?(NCCL_[A-Z0-9_]+)[= ](\S*)", re.MULTILINE)
+_FILES = ("/etc/nccl.conf", "~/.bashrc", "~/.profile", "~/.bash_profile", "~/.zshenv", "/etc/environment")
+_TOOL_TIMEOUT_S = 20.0
+
+
+def read_facts(config: NodeConfig, folder: Path) -> dict[str, Any]:
+    """All facts by name, as JSON can hold them; `folder` is the node's own."""
+    return {
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "torch": _torch_version(),
+        "nccl": _nccl_version(),
+        "interfaces": _interfaces(),
+        "local_addresses": [address for address in config.addresses.values() if address and _is_local(address)],
+        "rdma_ports": _rdma_ports(),
+        "gpus": _nvidia_smi("--query-gpu=index,uuid,name") if config.gpus else [],
+        "gpu_processes": _nvidia_smi("--query-compute-apps=gpu_uuid,pid,process_name") if config.gpus else [],
+        "free_bytes": shutil.disk_usage(folder).free,
+        "shm_free_bytes": _free_bytes("/dev/shm"),
+        "checkpoint": _checkpoint(config.checkpoint_path),
+        "memlock_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        "nccl_settings": _nccl_settings(),
+    }
+
+
+def _torch_version() -> str | None:
+    """What torch/version.py says, None without torch."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    with contextlib.suppress(OSError):
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+        found = re.search(r"^__version__\s*=\s*['\"](.+)['\"]", text, re.MULTILINE)
+        if found:
+            return found.group(1)
+    return "version not known"
+
+
+def _nccl_version() -> str | None:
+    """The version of the NCCL package beside torch, None where torch brings it along or there is none."""
+    for distribution in importlib.metadata.distributions():
+        if (distribution.metadata["Name"] or "").lower().startswith("nvidia-nccl-"):
+            return distribution.version
+    return None
+
+
+def _interfaces() -> dict[str, dict[str, Any]]:
+    """Every interface: whether it is up, and its first IPv4 address."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        for _, name in socket.if_nameindex():
+            flags = _ask(asker, _SIOCGIFFLAGS, name)
+            address = _ask(asker, _SIOCGIFADDR, name)
+            found[name] = {
+                "up": bool(flags and struct.unpack_from("H", flags, 16)[0] & _IFF_UP),
+                "address": socket.inet_ntoa(address[20:24]) if address else None,
+            }
+    return found
+
+
+def _ask(asker: socket.socket, question: int, interface: str) -> bytes | None:
+    with contextlib.suppress(OSError):
+        return fcntl.ioctl(asker.fileno(), question, struct.pack("256s", interface.encode()[:15]))
+    return None
+
+
+def _is_local(address: str) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _rdma_ports() -> dict[str, str]:
+    """`mlx5_0:1` -> `ACTIVE`, as the kernel says."""
+    states = {}
+    for file in sorted(Path("/sys/class/infiniband").glob("*/ports/*/state")):
+        parts = file.parts
+        with contextlib.suppress(OSError):
+            states[f"{parts[4]}:{parts[6]}"] = file.read_text(encoding="utf-8").split(":")[-1].strip()
+    return states
+
+
+def _nvidia_smi(query: str) -> list[list[str]] | None:
+    """Rows of the answer, None where nvidia-smi gives none."""
+    command = ["nvidia-smi", query, "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
+        return None
+    return [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+
+
+def _free_bytes(path: str) -> int | None:
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(path).free
+    return None
+
+
+def _checkpoint(path: str | None) -> dict[str, Any] | None:
+    """The nearest folder that exists on the way to `path`, whether we may write there, and the room it has."""
+    if path is None:
+        return None
+    folder = Path(path)
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return {"folder": str(folder), "writable": os.access(folder, os.W_OK), "free_bytes": _free_bytes(str(folder))}
+
+
+def _nccl_settings() -> list[list[str]]:
+    """(where, name, value) of every NCCL variable that is set before we set ours."""
+    found = [["the environment", name, value] for name, value in os.environ.items() if name.startswith("NCCL_")]
+    conf = os.environ.get("NCCL_CONF_FILE", "~/.nccl.conf")
+    files = [*(Path(name).expanduser() for name in (conf, *_FILES)), *sorted(Path("/etc/profile.d").glob("*.sh"))]
+    for file in files:
+        with contextlib.suppress(OSError):
+            text = file.read_text(encoding="utf-8", errors="replace")
+            found += [[str(file), name, value.strip("'\";")] for name, value in _SETTING.findall(text)]
+    return found

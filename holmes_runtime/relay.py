@@ -1,0 +1,95 @@
+"""Carries events from a node's folder to the controller and its commands back, over standard output and input.
+
+The agent's first relay starts it; `python -m holmes_runtime.relay N` in the folder is a later one, which begins after
+the first N events. A relay whose controller is gone waits for the agent's end; the agent never waits for a relay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+EVENTS_FILE = "events.jsonl"
+COMMANDS_PIPE = "commands"
+LOCK_FILE = "agent.lock"
+AGENT_FILE = "agent.json"
+END = b'{"event": "end"}\n'
+POLL_S = 0.1
+PATIENCE_S = 5.0
+_MOST_WAITING_BYTES = 1 << 20
+
+
+def relay(folder: Path, first_event: int, has_ended: Callable[[], bool], leave_alone: bool = False) -> None:
+    """Relay until the agent has ended and everything is delivered, or, if `leave_alone`, until the input ends."""
+    waiting, listening, heard = b"", True, True
+    deadline: float | None = None
+    with open(folder / EVENTS_FILE, "rb") as events:
+        for _ in range(first_event):
+            events.readline()
+        while True:
+            ended = has_ended()
+            fresh = events.read(_MOST_WAITING_BYTES) if len(waiting) < _MOST_WAITING_BYTES else b""
+            waiting += fresh
+            if ended and not fresh and deadline is None:
+                waiting += END
+                deadline = time.monotonic() + PATIENCE_S
+            if deadline is not None and (not waiting or time.monotonic() > deadline):
+                return
+            if not heard and leave_alone:
+                return
+            takers = [1] if waiting and listening else []
+            readable, writable, _ = select.select([0] if heard else [], takers, [], POLL_S)
+            if readable:
+                heard = _pass_on(folder)
+            if writable:
+                waiting, listening = _write(waiting)
+            if not listening:
+                waiting = b""
+
+
+def _pass_on(folder: Path) -> bool:
+    """Hand on what the controller sent; False at the end of the input."""
+    data = os.read(0, 65536)
+    if data:
+        with contextlib.suppress(OSError):  # the agent has ended
+            pipe = os.open(folder / COMMANDS_PIPE, os.O_WRONLY | os.O_NONBLOCK)
+            os.write(pipe, data)
+            os.close(pipe)
+    return bool(data)
+
+
+def _write(data: bytes) -> tuple[bytes, bool]:
+    """What is left after writing no more than a pipe takes without blocking, and whether anybody takes it."""
+    try:
+        return data[os.write(1, data[: select.PIPE_BUF]) :], True
+    except OSError:
+        return b"", False
+
+
+def _lock_is_free(folder: Path) -> bool:
+    """Whether the agent, which holds its lock as long as it lives, has ended."""
+    with open(folder / LOCK_FILE, "rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def main() -> int:
+    """Relay in the folder this is started in; exit code 4 when it is no node's folder any more."""
+    folder = Path.cwd()
+    if not (folder / LOCK_FILE).exists():
+        return 4
+    relay(folder, int(sys.argv[1]), lambda: _lock_is_free(folder), leave_alone=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""A rank's flat piece of a tensor as boxes of the whole tensor, which torch's distributed checkpoint can reshard.
+
+A rank holds a flat, row-major range of its tensor-parallel part of each tensor. The checkpoint knows only boxes of
+whole tensors, so what one plan saves, any other plan loads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from holmes_runtime.model import TensorPart
+
+
+@dataclass(frozen=True)
+class Box:
+    """An axis-aligned part of a tensor, `sizes` from `offsets`, whose elements are consecutive from flat `start`."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """One past the flat index of the last element."""
+        return self.start + math.prod(self.sizes)
+
+
+def boxes(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
+    """Flat, row-major elements [start, stop) of a tensor of `shape` as boxes, in order: at most 2 n - 1 of n dims."""
+    if start >= stop:
+        return []
+    if len(shape) <= 1:
+        return [Box((start,) * len(shape), (stop - start,) * len(shape), start)]
+    row = math.prod(shape[1:])
+    first_whole, last_whole = -(-start // row), stop // row
+    if first_whole > last_whole:  # within one row
+        return _in_row(shape, start // row, start, stop)
+    found = _in_row(shape, first_whole - 1, start, first_whole * row)
+    if first_whole < last_whole:
+        corner, rest = (first_whole, *(0 for _ in shape[1:])), shape[1:]
+        found.append(Box(corner, (last_whole - first_whole, *rest), first_whole * row))
+    return found + _in_row(shape, last_whole, last_whole * row, stop)
+
+
+def _in_row(shape: tuple[int, ...], index: int, start: int, stop: int) -> list[Box]:
+    """Flat elements [start, stop), all with first index `index`, as boxes."""
+    base = index * math.prod(shape[1:])
+    inner = boxes(shape[1:], start - base, stop - base)
+    return [Box((index, *box.offsets), (1, *box.sizes), box.start + base) for box in inner]
+
+
+@dataclass(frozen=True)
+class TensorPiece:
+    """Flat elements [start, stop) of one part of a tensor.
+
+    values: (stop - start,), the live memory that is saved from and loaded into.
+    """
+
+    values: Tensor
+    part: TensorPart
+    start: int
+    stop: int
+
+    def snapshot(self) -> TensorPiece:
+        """The same with a copy of the values in host memory."""
+        copy = torch.empty_like(self.values, device="cpu").copy_(self.values)
+        return replace(self, values=copy)
+
+    def chunks(self) -> list[tuple[ChunkStorageMetadata, Tensor]]:
+        """Each box of the piece: where it lies in the whole tensor, and its values in their shape."""
+        found = []
+        for box in boxes(self.part.shape, self.start, self.stop):
+            place = [local + offset for local, offset in zip(box.offsets, self.part.offset, strict=True)]
+            values = self.values[box.start - self.start : box.stop - self.start].view(box.sizes)
+            found.append((ChunkStorageMetadata(torch.Size(place), torch.Size(box.sizes)), values))
+        return found
+
+    def chunk_at(self, offsets: torch.Size | None) -> Tensor:
+        """The values of the box at `offsets` of the whole tensor, to read from or to write to."""
+        return next(values for chunk, values in self.chunks() if chunk.offsets == offsets)
+
+
+class PieceSavePlanner(DefaultSavePlanner):
+    """Tells torch what to save of a {name: TensorPiece}."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def create_local_plan(self) -> SavePlan:
+        """One item a box."""
+        items = []
+        for name, piece in self.state_dict.items():
+            properties = TensorProperties(dtype=piece.values.dtype)
+            for chunk, _ in piece.chunks():
+                data = TensorWriteData(chunk=chunk, properties=properties, size=torch.Size(piece.part.global_shape))
+                items.append(WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=data))
+        self.plan = SavePlan(items)
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        """The values to write as the box at `index`."""
+        piece: TensorPiece = self.state_dict[index.fqn]
+        return piece.chunk_at(index.offset)
+
+
+class PieceLoadPlanner(DefaultLoadPlanner):
+    """Tells torch what to load into a {name: TensorPiece}."""
+
+    def set_up_planner(
+        self, state_dict: dict[str, TensorPiece], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Takes the pieces of this rank."""
+        self.pieces, self.metadata, self.is_coordinator = state_dict, metadata, is_coordinator
+
+    def create_local_plan(self) -> LoadPlan:
+        """Whatever was saved of each box. Raises ValueError for a tensor that was not saved, or not in this shape."""
+        assert self.metadata is not None
+        items = []
+        for name, piece in self.pieces.items():
+            saved = self.metadata.state_dict_metadata.get(name)
+            if not isinstance(saved, TensorStorageMetadata) or tuple(saved.size) != piece.part.global_shape:
+                found = (
+                    f"has the shape {tuple(saved.size)}" if isinstance(saved, TensorStorageMetadata) else "is missing"
+                )
+                raise ValueError(f"{name} {found}, this run has it with the shape {piece.part.global_shape}")
+            items += create_read_items_for_chunk_list(name, saved, [chunk for chunk, _ in piece.chunks()])
+        return LoadPlan(items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        """Where the values of the box at `index` go."""
+        return self.pieces[index.fqn].chunk_at(index.offset)

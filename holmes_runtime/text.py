@@ -1,0 +1,158 @@
+"""From text to tokens: raw text and JSONL, as bytes or through a `tokenizers` file. Free of torch.
+
+Raw text is one document a file, its bytes unchanged. A line of a .jsonl file is one document, its field "text". With
+a tokenizer, and for JSONL also without, a document ends with a token of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+PIECE_BYTES = 2**16  # raw text is tokenized in pieces of about this size, cut at the end of a line
+BATCH_BYTES = 2**22  # pieces are given to a tokenizer together, for it to work on several cores
+BYTE_VALUES = 256
+END_OF_DOCUMENT_BYTE = 0  # no text has it
+# What common tokenizers call the end of a document: GPT-2 and NeoX, Llama 3, Llama 2 and T5, Gemma.
+END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some bytes of a document; `source_bytes` of the file were read for it."""
+
+    text: bytes
+    ends_document: bool
+    source_bytes: int
+
+
+class Tokenizer(Protocol):
+    """Turns pieces of text into tokens below `vocab_size`; `end_of_document` follows each document, if not None."""
+
+    vocab_size: int
+    end_of_document: int | None
+
+    def encode(self, pieces: list[bytes]) -> list[Iterable[int]]:
+        """The tokens of each piece."""
+        ...
+
+
+class ByteTokenizer:
+    """A token is a byte."""
+
+    vocab_size = BYTE_VALUES
+
+    def __init__(self, end_of_document: int | None) -> None:
+        self.end_of_document = end_of_document
+
+    def encode(self, pieces: list[bytes]) -> list[Iterable[int]]:
+        """The bytes themselves."""
+        return list(pieces)
+
+
+class FileTokenizer:
+    """A JSON file of the `tokenizers` library. Raises ModuleNotFoundError if that is not installed."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            library = importlib.import_module("tokenizers")
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError(f"the tokenizer {path} needs the Python package `tokenizers`") from None
+        try:
+            self._tokenizer: Any = library.Tokenizer.from_file(path)
+        except Exception as error:  # the library raises no narrower type
+            raise ValueError(f"{path} is no tokenizer file: {error}") from None
+        self.vocab_size: int = self._tokenizer.get_vocab_size()
+        known = [self._tokenizer.token_to_id(name) for name in END_OF_DOCUMENT_NAMES]
+        self.end_of_document: int | None = next((token for token in known if token is not None), None)
+
+    def encode(self, pieces: list[bytes]) -> list[Iterable[int]]:
+        """The tokens of each piece, without what the tokenizer adds around a whole text."""
+        texts = [piece.decode("utf-8") for piece in pieces]
+        return [found.ids for found in self._tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+
+def source_files(path: Path, pattern: str) -> list[Path]:
+    """The file `path`, or the files of folder `path` that match `pattern`, by name; an index is no source.
+
+    Raises FileNotFoundError if there is none.
+    """
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path} does not exist (seen from {Path.cwd()})")
+    found = [file for file in path.glob(pattern) if file.is_file() and file.suffix != ".idx"]
+    if not found:
+        raise FileNotFoundError(f"folder {path} has no file matching {pattern!r}")
+    return sorted(found, key=lambda file: file.name)
+
+
+def open_tokenizer(path: Path, tokenizer: str | None) -> Tokenizer:
+    """What turns the text of file `path` into tokens: the `tokenizers` file named, or bytes.
+
+    Raises ModuleNotFoundError if `tokenizers` is not installed, ValueError if the file is none of its own.
+    """
+    if tokenizer is not None:
+        return FileTokenizer(tokenizer)
+    return ByteTokenizer(END_OF_DOCUMENT_BYTE if path.suffix == ".jsonl" else None)
+
+
+def tokenized(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Piece, Iterable[int]]]:
+    """The pieces of file `path` with their tokens. Raises ValueError naming the file and where it is not text."""
+    for batch in _batches(pieces(path)):
+        try:
+            encoded = tokenizer.encode([piece.text for piece in batch])
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not UTF-8 text: {error}") from None
+        yield from zip(batch, encoded, strict=True)
+
+
+def pieces(path: Path) -> Iterator[Piece]:
+    """The text of file `path`, piece by piece. Raises ValueError naming the line of a .jsonl file that has none."""
+    return _json_lines(path) if path.suffix == ".jsonl" else _raw_text(path)
+
+
+def _raw_text(path: Path) -> Iterator[Piece]:
+    with open(path, "rb") as file:
+        while lines := file.readlines(PIECE_BYTES):
+            text = b"".join(lines)
+            yield Piece(text, ends_document=False, source_bytes=len(text))
+    yield Piece(b"", ends_document=True, source_bytes=0)
+
+
+def _json_lines(path: Path) -> Iterator[Piece]:
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield Piece(_text_field(path, number, line), ends_document=True, source_bytes=len(line))
+
+
+def _text_field(path: Path, number: int, line: bytes) -> bytes:
+    try:
+        record = json.loads(line)
+        text = record["text"] if isinstance(record, dict) else None
+        if isinstance(text, str):
+            return text.encode("utf-8")
+        reason = f'the field "text" is {text!r}, not a string' if isinstance(record, dict) else "it is no object"
+    except KeyError:
+        reason = f'it has no field "text", only {sorted(record)}'
+    except ValueError as error:  # no JSON, no UTF-8, or half of a surrogate pair
+        reason = str(error)
+    raise ValueError(f"{path}, line {number}: {reason}")
+
+
+def _batches(parts: Iterable[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    size = 0
+    for piece in parts:
+        batch.append(piece)
+        size += piece.source_bytes
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,141 @@
+"""Megatron's token files: OUT.bin holds the tokens of all documents one after the other, OUT.idx where each begins.
+
+Free of torch. The index, little endian: magic, uint64 version 1, uint8 code of the token type, uint64 number of
+sequences n, uint64 number of document marks m, int32[n] tokens of each sequence, int64[n] first byte of each in the
+.bin, int64[m] marks: document i is the sequences [mark i, mark i + 1).
+Source: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEADER = struct.Struct("<QBQQ")  # version, code of the token type, sequences, document marks
+TYPE_CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}  # 6 and 7 are no integers
+TYPE_BYTES = {"uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint16": 2}
+ARRAY_TYPES = {"uint8": "B", "uint16": "H", "int32": "i"}  # what is written, by its code in Python's `array`
+LONGEST_SEQUENCE = 2**31 - 1  # its length is an int32
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """What an index says of the tokens beside it."""
+
+    path: Path
+    token_type: str
+    num_tokens: int
+
+
+def index_path(path: Path) -> Path:
+    """The index of token file `path`."""
+    return path.with_suffix(".idx")
+
+
+def read_index(path: Path) -> TokenFile:
+    """What lies in token file `path`. Raises ValueError or OSError naming the file if it is not whole."""
+    index = index_path(path)
+    if not index.is_file():
+        raise ValueError(f"{path} has no index: {index} is missing")
+    with open(index, "rb") as file:
+        head = file.read(len(MAGIC) + HEADER.size)
+        if len(head) < len(MAGIC) + HEADER.size or not head.startswith(MAGIC):
+            raise ValueError(f"{index} is no index of Megatron tokens: it begins with {head[:9]!r}")
+        version, code, sequences, marks = HEADER.unpack_from(head, len(MAGIC))
+        if version != 1 or code not in TYPE_CODES:
+            raise ValueError(f"{index}: version {version} with token type {code}; known is version 1 with {TYPE_CODES}")
+        least_bytes = len(head) + 12 * sequences + 8 * marks
+        if os.fstat(file.fileno()).st_size < least_bytes:
+            raise ValueError(f"{index} ends early: {sequences} sequences and {marks} marks take {least_bytes} bytes")
+        num_tokens = 0
+        if sequences:
+            # The last sequence ends where the tokens end, so that a long index need not be read.
+            file.seek(len(head) + 4 * (sequences - 1))
+            (last_length,) = struct.unpack("<i", file.read(4))
+            file.seek(len(head) + 4 * sequences + 8 * (sequences - 1))
+            (last_byte,) = struct.unpack("<q", file.read(8))
+            num_tokens = last_byte // TYPE_BYTES[TYPE_CODES[code]] + last_length
+    expected_bytes, found_bytes = num_tokens * TYPE_BYTES[TYPE_CODES[code]], path.stat().st_size
+    if found_bytes != expected_bytes:
+        raise ValueError(f"{path} has {found_bytes} bytes, its index {index} says {expected_bytes}")
+    return TokenFile(path, TYPE_CODES[code], num_tokens)
+
+
+class TokenFileWriter:
+    """Writes OUT.bin and OUT.idx; they appear, whole, when the `with` block ends without an error.
+
+    Until then the tokens are in a temporary file beside them, which an error or an interruption removes.
+    """
+
+    def __init__(self, path: Path, token_type: str) -> None:
+        self._path = path
+        self._token_type = token_type
+        self._temporary = [target.with_name(f".{target.name}.{os.getpid()}") for target in (path, index_path(path))]
+        self._lengths, self._marks = array("i"), array("q", [0])
+        self._open_length = 0
+        self.num_tokens = 0
+
+    @property
+    def num_documents(self) -> int:
+        """Documents ended so far."""
+        return len(self._marks) - 1
+
+    def add(self, tokens: Iterable[int]) -> None:
+        """Appends tokens to the current document. Raises OverflowError for one that the type cannot hold."""
+        data = array(ARRAY_TYPES[self._token_type], tokens)
+        self._file.write(data.tobytes())
+        self.num_tokens += len(data)
+        self._open_length += len(data)
+
+    def end_document(self) -> None:
+        """Ends the current document; one without tokens leaves no trace."""
+        if self._open_length == 0:
+            return
+        while self._open_length > 0:
+            self._lengths.append(min(self._open_length, LONGEST_SEQUENCE))
+            self._open_length -= self._lengths[-1]
+        self._marks.append(len(self._lengths))
+
+    def __enter__(self) -> TokenFileWriter:
+        self._file = open(self._temporary[0], "wb")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self.end_document()
+                _flush(self._file)
+                with open(self._temporary[1], "wb") as index:
+                    self._write_index(index)
+                    _flush(index)
+                self._temporary[0].replace(self._path)
+                self._temporary[1].replace(index_path(self._path))  # the index last: without it there is no token file
+        finally:
+            self._file.close()
+            for path in self._temporary:
+                path.unlink(missing_ok=True)
+
+    def _write_index(self, file: BinaryIO) -> None:
+        code = next(code for code, name in TYPE_CODES.items() if name == self._token_type)
+        file.write(MAGIC + HEADER.pack(1, code, len(self._lengths), len(self._marks)))
+        self._lengths.tofile(file)
+        position, pointers = 0, array("q")
+        for length in self._lengths:
+            pointers.append(position)
+            position += length * TYPE_BYTES[self._token_type]
+        pointers.tofile(file)
+        self._marks.tofile(file)
+
+
+def _flush(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())

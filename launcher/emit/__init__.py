@@ -1,0 +1,1 @@
+"""The plan in the words of other tools, a file a format."""

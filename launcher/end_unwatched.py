@@ -1,0 +1,35 @@
+"""End a run whose controller is gone: its agents by their recorded ids, and their folders."""
+
+from __future__ import annotations
+
+import time
+
+from holmes_core.plan import Plan
+from holmes_core.record import write_atomically
+from holmes_core.run import Run
+from launcher.node_link import NodeLink
+from launcher.prepare import Attempt, prepare
+from launcher.run_folder import RUN_FILE
+from launcher.run_store import StoredRun
+from launcher.start import RunningNodes
+from launcher.user_variables import UserVariables
+
+
+def end_unwatched(stored: StoredRun, plan: Plan) -> tuple[str, ...]:
+    """End it everywhere and record it as stopped. Returns, in words, what could not be ended and where."""
+    attempt = Attempt(stored.run.run_id, stored.run.attempt, stored.run.settings.detached)
+    nodes = RunningNodes(prepare(plan, attempt, UserVariables({}, {})), detached=True)
+    left = nodes.each(_end)
+    nodes.close()
+    ended = Run.model_validate(
+        {**stored.run.model_dump(), "state": "stopped", "exit_code": 130, "ended_at_s": time.time(), "controller": None}
+    )
+    write_atomically(stored.folder / RUN_FILE, ended.to_json())
+    hosts = (link.bundle.node.host for link in nodes.links)
+    return tuple(f"host {host}: {what}" for host, what in zip(hosts, left, strict=True) if what)
+
+
+def _end(link: NodeLink) -> str | None:
+    left = link.end()
+    link.remove_files()
+    return left

@@ -1,0 +1,78 @@
+"""What a run tells those who look at it: one kind of record for the screen, for `--json` and for the run folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from holmes_core.plan import Plan
+from launcher.step_metrics import InterfaceBytes, StepMetrics
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """A node came further: connecting, sending files, preflight, starting ranks, ranks up, rendezvous, stepping."""
+
+    host: str
+    cluster: str
+    state: str
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line a rank printed."""
+
+    host: str
+    cluster: str
+    rank: int
+    line: str
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something a person should know, such as a finding, a restart or a new plan."""
+
+    text: str
+
+
+RunEvent = NodeState | LogLine | Notice | StepMetrics
+_KINDS: dict[str, type[RunEvent]] = {"node": NodeState, "log": LogLine, "notice": Notice, "step": StepMetrics}
+
+
+class View(Protocol):
+    """Who shows the run while it lasts."""
+
+    def show(self, event: RunEvent) -> None:
+        """Show what happened."""
+
+    def take_plan(self, plan: Plan) -> None:
+        """From now on the run follows this plan."""
+
+
+class Silent:
+    """A view nobody looks at: that of a detached controller, whose events are read from the run folder."""
+
+    def show(self, event: RunEvent) -> None:
+        """Nobody looks."""
+
+    def take_plan(self, plan: Plan) -> None:
+        """Nobody looks."""
+
+
+def to_line(event: RunEvent) -> str:
+    """The event as one line of JSON, with its kind and the time it is written."""
+    kind = next(name for name, cls in _KINDS.items() if isinstance(event, cls))
+    return json.dumps({"event": kind, "time_s": time.time(), **asdict(event)})
+
+
+def from_line(line: str) -> RunEvent:
+    """The event `to_line` wrote. Raises ValueError for anything else."""
+    data: dict[str, Any] = json.loads(line)
+    cls = _KINDS[data.pop("event")]
+    data.pop("time_s")
+    if cls is StepMetrics:
+        data["interfaces"] = tuple(InterfaceBytes(**each) for each in data["interfaces"])
+        data["verdicts"] = tuple(data["verdicts"])
+    return cls(**data)

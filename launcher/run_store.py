@@ -1,0 +1,92 @@
+"""Every run of this user on this controller, found from any folder: links in ~/.local/state/holmes/runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from holmes_core.errors import HolmesError
+from holmes_core.record import read_file
+from holmes_core.run import Controller, Run
+from launcher.run_folder import RUN_FILE, read_run
+
+Watched = Literal["watched", "unwatched", "ended"]
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run and its folder."""
+
+    folder: Path
+    run: Run
+
+    @property
+    def watched(self) -> Watched:
+        """Whether a controller lives that watches the run."""
+        if self.run.state != "running":
+            return "ended"
+        return "watched" if self.run.controller and is_alive(self.run.controller) else "unwatched"
+
+
+def remember(folder: Path) -> None:
+    """Make a run known to later commands."""
+    place = _place()
+    place.mkdir(parents=True, exist_ok=True)
+    (place / folder.name).symlink_to(folder.absolute())
+
+
+def all_runs() -> list[StoredRun]:
+    """Every run whose folder is still there, oldest first."""
+    found = []
+    for link in sorted(_place().glob("*")):
+        if not (link / RUN_FILE).exists():
+            link.unlink(missing_ok=True)
+            continue
+        with contextlib.suppress(HolmesError):  # of another version of Holmes
+            found.append(StoredRun(link.resolve(), read_run(link)))
+    return found
+
+
+def find_run(name: str) -> StoredRun:
+    """The run of that id, the start of one, or that folder. Raises HolmesError if there is none, or more than one."""
+    if (Path(name) / RUN_FILE).is_file():
+        return StoredRun(Path(name).resolve(), read_file(Run, Path(name) / RUN_FILE))
+    runs = all_runs()
+    found = [stored for stored in runs if stored.run.run_id.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise HolmesError(f"run {name}: {len(found)} runs begin so", "give more of the id; `holmes ps` lists them")
+    last = f"; the last is {runs[-1].run.run_id}" if runs else ""
+    raise HolmesError(f"run {name}: not known here{last}", "`holmes ps` lists the runs; a run's folder will do too")
+
+
+def this_process() -> Controller:
+    """This process, as a run's controller."""
+    return Controller(pid=os.getpid(), start_ticks=_start_ticks(os.getpid()) or 0)
+
+
+def is_alive(controller: Controller) -> bool:
+    """Whether that very process still runs; its id alone may be another's by now."""
+    return _start_ticks(controller.pid) == controller.start_ticks
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Field 22 of /proc/PID/stat, None for no such process or one that has ended; 0 where there is no /proc."""
+    if not Path("/proc/self/stat").exists():
+        with contextlib.suppress(OSError):
+            os.kill(pid, 0)
+            return 0
+        return None
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return None if fields[0] == "Z" else int(fields[19])
+    return None
+
+
+def _place() -> Path:
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "holmes" / "runs"

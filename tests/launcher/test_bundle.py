@@ -1,0 +1,156 @@
+"""What is sent: whole, private, the same for the same plan, and nothing in it is ever taken for a command."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from holmes_core.errors import HolmesError
+from holmes_core.hosts_file import Access, Container
+from holmes_runtime.node_config import NodeConfig
+from launcher.bundle import NodeBundle, archive
+from launcher.prepare import Attempt, prepare
+from launcher.user_variables import UserVariables
+from tests.launcher.plans import cpu_plan, gpu_plan, with_access
+
+PLAN = cpu_plan()
+NOTHING = UserVariables({}, {})
+words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=30)
+nasty = st.sampled_from(
+    ["$(touch canary)", "`touch canary`", "; touch canary", "'; touch canary; '", '"\ntouch canary\n"']
+)
+SHELL_WORDS = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def bundle(access: Access, variables: UserVariables = NOTHING) -> NodeBundle:
+    return prepare(with_access(PLAN, access), Attempt("20260101-000000-abcd"), variables)[0]
+
+
+def shell(command: str, home: Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """`command` as sshd would run it for a user with that home."""
+    environment = {"HOME": str(home), "PATH": f"{home}/bin:{os.environ['PATH']}"}
+    arguments = ["/bin/sh", "-c", command]
+    return subprocess.run(arguments, input=stdin, capture_output=True, env=environment, cwd=home, check=False)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A home whose own name would run something if it were taken for words of a command."""
+    path = tmp_path / 'it\'s "$(touch canary)" é'
+    (path / "bin").mkdir(parents=True)
+    yield path
+    assert list(tmp_path.rglob("canary")) == []
+
+
+@SHELL_WORDS
+@given(python=words | nasty)
+def test_python_of_hosts_yaml_is_one_word(home: Path, python: str) -> None:
+    one = bundle(Access(python=f"/nowhere/{python}"))
+    assert shell(one.unpack_command, home, one.archive).returncode == 0
+    for command in (one.start_command, one.follow_command(3), one.end_command):
+        assert shell(command, home).returncode in (126, 127)
+    assert list(home.rglob("canary")) == []
+    shell(one.remove_command, home)
+
+
+@SHELL_WORDS
+@given(image=words | nasty, options=st.lists(words | nasty, max_size=3))
+def test_image_and_options_reach_docker_as_they_are(home: Path, image: str, options: list[str]) -> None:
+    (home / "bin" / "docker").write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n', encoding="utf-8")
+    (home / "bin" / "docker").chmod(0o755)
+    container = Container(engine="docker", image=image, options=tuple(options))
+    one = bundle(Access(container=container))
+    shell(one.unpack_command, home, one.archive)
+    said = shell(one.start_command, home).stdout.decode().split("\0")[:-1]
+    assert said[said.index("--workdir") + 2 :] == [*options, image, "python3", "-m", "holmes_runtime.agent"]
+    assert f"{home}/.cache/holmes:{home}/.cache/holmes" in said
+    assert list(home.rglob("canary")) == []
+
+
+@SHELL_WORDS
+@given(value=words.filter(lambda text: not set(text) & set("\n\r")), secret=words | nasty)
+def test_values_and_secrets_arrive_as_they_are_and_on_no_command_line(home: Path, value: str, secret: str) -> None:
+    one = bundle(Access(), UserVariables({"MINE": value}, {"TOKEN": secret}))
+    assert shell(one.unpack_command, home, one.archive).returncode == 0
+    folder = next((home / ".cache/holmes/runs").glob("*/*"))
+    config = NodeConfig.from_json((folder / "node.json").read_text(encoding="utf-8"))
+    assert config.environment["MINE"] == value
+    assert (folder / "secret-TOKEN").read_bytes().decode() == secret
+    commands = (one.unpack_command, one.start_command, one.follow_command(0), one.end_command, one.remove_command)
+    assert len(secret) < 6 or not any(secret in command for command in commands)
+    shell(one.remove_command, home)
+
+
+def test_files_on_a_node_are_private(home: Path) -> None:
+    one = bundle(Access(), UserVariables({}, {"TOKEN": "t"}))
+    said = shell(one.unpack_command, home, one.archive).stdout.decode()
+    for parcel in one.parcels:
+        assert parcel.digest in said
+        assert shell(parcel.unpack_command, home, parcel.archive).returncode == 0
+    for path in (home / ".cache").rglob("*"):
+        if not path.is_symlink():
+            assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_second_launch_of_a_plan_sends_no_parcel(home: Path) -> None:
+    first, second = bundle(Access()), prepare(PLAN, Attempt("20260101-000001-ffff"), NOTHING)[0]
+    for parcel in first.parcels:
+        shell(parcel.unpack_command, home, parcel.archive)
+    assert shell(second.unpack_command, home, second.archive).stdout == b""
+    folder = next((home / ".cache/holmes/runs").glob("*/*"))
+    assert (folder / "holmes_runtime" / "agent.py").is_file()
+    assert (folder / "run_config.json").is_file()
+    assert len(second.archive) < 4096
+
+
+def test_parcel_sent_twice_at_once_is_whole(home: Path) -> None:
+    parcel = bundle(Access()).parcels[0]
+    environment = {"HOME": str(home), "PATH": os.environ["PATH"]}
+    command = ["/bin/sh", "-c", parcel.unpack_command]
+    senders = [subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) for _ in range(4)]
+    for sender in senders:
+        sender.communicate(parcel.archive)
+    assert [sender.returncode for sender in senders] == [0] * 4
+    (found,) = (home / ".cache/holmes/parcels").iterdir()
+    assert {str(path.relative_to(found)) for path in found.rglob("*.py")} == set(parcel.files)
+
+
+def test_files_have_the_forms_their_readers_want() -> None:
+    plan = gpu_plan()
+    one = prepare(plan, Attempt("r"), UserVariables({"MINE": "x y"}, {}))[0]
+    shared = one.parcels[1].files
+    lines = one.files["node-0.env"].splitlines()
+    assert lines[0] == f"# plan {plan.digest()}"
+    assert "MINE=x y" in lines
+    assert next(line for line in lines if line.startswith("NCCL_IB_HCA=")).startswith("NCCL_IB_HCA==mlx5_0:1,mlx5_1:1")
+    assert "NCCL_SOCKET_IFNAME==eth0" in lines
+    assert "GLOO_SOCKET_IFNAME=eth0" in lines
+    assert not any(line.startswith("NCCL_NET=") for line in lines)
+    assert shared["hostfile"].splitlines()[1:] == ["a1 slots=2", "b1 slots=2"]
+    assert shared["rankfile"].splitlines()[1:3] == ["rank 0=a1 slot=0", "rank 1=a1 slot=1"]
+    assert shared["plan.json"] == plan.to_json()
+
+
+def test_variable_of_the_plan_is_not_the_users() -> None:
+    with pytest.raises(HolmesError, match="launch sets GLOO_SOCKET_IFNAME, which the plan sets to 'eth0' on a1"):
+        prepare(PLAN, Attempt("r"), UserVariables({"GLOO_SOCKET_IFNAME": "lo"}, {}))
+
+
+def test_activation_runs_before_python_in_a_login_shell() -> None:
+    one = bundle(Access(activate="export MARK=on", python="/bin/sh"))
+    assert one.start_command.startswith("exec bash -lc 'export MARK=on && umask 077 && cd ")
+
+
+def test_archive_of_the_same_files_has_the_same_bytes() -> None:
+    files = {"b": "2", "a/c": "é"}
+    assert archive(files) == archive(dict(reversed(files.items())))
+    with tarfile.open(fileobj=io.BytesIO(archive(files))) as tar:
+        assert [(entry.name, entry.mode) for entry in tar] == [("a/c", 0o600), ("b", 0o600)]

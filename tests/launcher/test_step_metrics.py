@@ -1,0 +1,100 @@
+"""The ranks' reports of a step made one, and what the runtime is told the plan counts on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holmes_core.plan import Plan
+from holmes_runtime.run_config import Expectation
+from launcher.prepare import run_config_of
+from launcher.step_metrics import StepCollector
+
+from .plans import cpu_plan
+
+EMULATED = {"emulate": {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02, "slowdown": {"b": 2.0}}}
+
+
+def report(plan: Plan, rank: int, step_s: float) -> dict[str, Any]:
+    """What the runtime writes, see holmes_runtime/metrics.py."""
+    is_last = plan.ranks[rank].pp_rank == plan.pp - 1
+    return {
+        "step": 4,
+        "rank": rank,
+        "loss": 2.5 if is_last else None,
+        "eval_loss": 2.75 if is_last else None,
+        "grad_norm": 1.5,
+        "learning_rate": 1e-3,
+        "skipped": False,
+        "step_s": step_s,
+        "paused_s": 0.0,
+        "tokens_per_s": 0.0,
+        "tflops_per_s": 1.0 / step_s,
+        "mfu": 0.5 / step_s,
+        "memory_bytes": 1000 + rank,
+        "compute_s": 0.5,
+        "exposed_s": {"dp": 0.1 * rank, "pp_forward": 0.1, "pp_backward": 0.0, "sync": 9.0},
+        "interfaces": {"eth0": {"sent_bytes": 10, "received_bytes": 20}} if rank == 0 else {},
+        "verdicts": ["slow host x: computes 2.0x longer than planned"] if rank == 0 else [],
+    }
+
+
+def test_a_step_is_that_of_the_slowest_rank() -> None:
+    plan = cpu_plan()
+    collector = StepCollector(plan)
+    merged = [collector.add(report(plan, rank, step_s=1.0 + rank)) for rank in range(plan.world_size)]
+
+    assert merged[:-1] == [None, None, None]
+    step = merged[-1]
+    assert step is not None
+    assert (step.loss, step.eval_loss, step.step_s) == (2.5, 2.75, 4.0)
+    assert (step.tflops_per_s, step.mfu, step.memory_bytes) == (0.25, 0.125, 1003)
+    assert step.exposed_s == pytest.approx(0.4)
+    assert step.verdicts == ("slow host x: computes 2.0x longer than planned",)
+    assert [(port.host, port.sent_bytes) for port in step.interfaces] == [(plan.ranks[0].host, 10)]
+
+
+def expected_of(plan: Plan) -> Expectation:
+    expectation = run_config_of(plan, "test").expectation
+    assert expectation is not None
+    return expectation
+
+
+def test_an_emulated_rank_is_expected_to_take_its_layers_sleeps() -> None:
+    plan = cpu_plan(compute=EMULATED)
+    layers = {stage.index: stage.num_layers for stage in plan.stages}
+
+    expected = expected_of(plan)
+
+    for rank in plan.ranks:
+        factor = 2.0 if rank.cluster == "b" else 1.0
+        assert expected.compute_s[rank.rank] == pytest.approx(layers[rank.pp_rank] * 0.03 * factor)
+
+
+def test_an_edge_is_expected_to_carry_activations_at_its_bandwidth() -> None:
+    plan = cpu_plan()
+    model = plan.job.model
+    size_bytes = plan.micro_batch_size * model.seq_length * model.hidden_size * 4
+    edges = {group.name: group for group in plan.groups if group.axis.startswith("pp")}
+
+    expected = expected_of(plan)
+
+    assert set(expected.transfer_s) == set(edges)
+    for name, seconds in expected.transfer_s.items():
+        bandwidth = edges[name].bandwidth_bytes_per_s
+        assert bandwidth is not None
+        assert seconds == pytest.approx(size_bytes / bandwidth)
+
+
+def test_a_measured_speed_says_how_long_layers_and_head_take() -> None:
+    plan = cpu_plan()  # at 2e10 FLOP/s
+    model, (h, s) = plan.job.model, (352, 128)
+    layer = 72 * plan.micro_batch_size * s * h**2 * (1 + s / (6 * h))
+    head = 6 * plan.micro_batch_size * s * h * model.vocab_size
+
+    expected = expected_of(plan)
+
+    for rank in plan.ranks:
+        flops = plan.stages[rank.pp_rank].num_layers * layer + (head if rank.pp_rank == 1 else 0)
+        assert expected.compute_s[rank.rank] == pytest.approx(flops / 2e10)

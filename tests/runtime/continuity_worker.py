@@ -1,0 +1,156 @@
+"""`python -m tests.runtime.continuity_worker FOLDER`: stops runs and goes on with them under other plans.
+
+Torch is imported once and the ranks of each run are forked from it; what they run is `train`, as under torchrun.
+FOLDER/continuity.json holds for each run its losses, how its ranks ended and what they said.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from holmes_runtime.run_config import Checkpointing, Evaluation, RunConfig
+from holmes_runtime.train import Launched, train
+
+from .launched_runs import free_port, make_config, read_metrics
+
+STOPPED_AFTER, STEPS = 3, 6
+# Plans to go on with: keyword arguments of `make_config`.
+PLANS: dict[str, dict[str, Any]] = {
+    "same cut": {"pipelines": ((0, 1),), "cuts": (0, 1, 3)},
+    "other cut": {"pipelines": ((0, 1),), "cuts": (0, 2, 3)},
+    "one process": {},
+    "two replicas": {"pipelines": ((0,), (1,)), "cuts": (0, 3)},
+    "three uneven replicas": {"pipelines": ((0,), (1,), (2,)), "cuts": (0, 3), "microbatches": (4, 3, 1)},
+    "two stages of two replicas": {"pipelines": ((0, 2), (3, 1)), "cuts": (0, 1, 3)},
+    "two shards": {"shards": (((0,),), ((1,),)), "cuts": (0, 3)},
+    "two shards of two stages": {"shards": (((0, 1),), ((2, 3),)), "cuts": (0, 1, 3)},
+    "eager": {"pipelines": ((0, 1),), "cuts": (0, 1, 3), "schedule": "eager", "extra_in_flight": (1,)},
+    "zero-bubble": {"pipelines": ((0, 1),), "cuts": (0, 2, 3), "schedule": "zero-bubble"},
+    "interleaved": {"pipelines": ((0, 1),), "cuts": (0, 1, 2, 3, 4), "schedule": "interleaved", "chunks": 2},
+}
+
+
+def enter(config: RunConfig, rank: int, port: int, folder: Path, before: Callable[[], None]) -> None:
+    """One rank: what torchrun would have set, then training; what it says goes to a file."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(config.world_size))
+    with open(folder / f"rank{rank}.log", "w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        try:
+            before()
+            train(config, Launched(rank, rank, config.world_size, folder / "metrics"))
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+
+
+def run(
+    config: RunConfig,
+    folder: Path,
+    before: Callable[[], None] = lambda: None,
+    during: Callable[[list[int]], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Trains `config`; `before` is called in every rank, `during` here with the ranks' process ids."""
+    folder.mkdir(parents=True)
+    fork, port = multiprocessing.get_context("fork"), free_port()
+    ranks = [fork.Process(target=enter, args=(config, rank, port, folder, before)) for rank in range(config.world_size)]
+    for process in ranks:
+        process.start()
+    during([process.pid or 0 for process in ranks])
+    for process in ranks:
+        process.join(300)
+        if process.exitcode is None:
+            process.kill()
+    metrics = read_metrics(folder / "metrics")
+    lines = next((lines for lines in metrics.values() if lines and lines[0]["loss"] is not None), [])
+    return {
+        "exit_codes": [process.exitcode for process in ranks],
+        "steps": [line["step"] for line in lines],
+        "losses": [line["loss"] for line in lines],
+        "eval_losses": [line["eval_loss"] for line in lines],
+        "said": "".join((folder / f"rank{rank}.log").read_text() for rank in range(config.world_size)),
+    }
+
+
+class Worker:
+    """The runs of one folder, by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._corpus = folder / "text.txt"
+        self._corpus.write_bytes(bytes(range(32, 127)) * 40)
+        self.results: dict[str, dict[str, Any]] = {}
+
+    def plan(self, steps: int, checkpoints: Path | None, resume: bool, /, **plan: Any) -> RunConfig:
+        saving = Checkpointing(str(checkpoints), 2, 2) if checkpoints else None
+        num_layers = plan.get("cuts", (0, 3))[-1]
+        shape = replace(make_config().model, num_layers=num_layers)
+        arguments = {"model": shape, "steps": steps, "checkpoint": saving, "resume": resume, **plan}
+        return make_config(self._corpus, validation_fraction=0.2, evaluation=Evaluation(2, 1), **arguments)
+
+    def run(self, name: str, config: RunConfig, **what: Any) -> None:
+        self.results[name] = run(config, self._folder / name.replace(" ", "-"), **what)
+        (self._folder / "continuity.json").write_text(json.dumps(self.results))
+
+    def copy(self, source: str, name: str) -> Path:
+        """The checkpoints of one run for another to go on from."""
+        return Path(shutil.copytree(self._folder / source, self._folder / f"saved-{name.replace(' ', '-')}"))
+
+    def re_plan(self, kind: str, stopped: dict[str, Any], names: list[str], **shared: Any) -> None:
+        """Without a stop; stopped; and then on from there under each plan named."""
+        self.run(f"{kind} uninterrupted", self.plan(STEPS, None, False, **stopped, **shared))
+        saved = self._folder / f"saved-{kind}"
+        self.run(f"{kind} stopped", self.plan(STOPPED_AFTER, saved, False, **stopped, **shared))
+        for name in names:
+            here = self.copy(saved.name, f"{kind}-{name}")
+            self.run(f"{kind} {name}", self.plan(STEPS, here, True, **PLANS[name], **shared))
+
+    def all(self) -> None:
+        """Every run."""
+        plans = [name for name in PLANS if name != "interleaved"]
+        self.re_plan("fp32", PLANS["same cut"], plans)
+        self.re_plan("deep", {"pipelines": ((0, 1),), "cuts": (0, 1, 4)}, ["interleaved"])
+        self.re_plan("bf16", PLANS["same cut"], ["same cut", "other cut"], value_type="bf16")
+        self.re_plan("fp16", PLANS["same cut"], ["same cut"], value_type="fp16")
+        saved = self.copy("saved-fp32", "refused")
+        self.run("not resumed", self.plan(STEPS, saved, False))
+        other = replace(make_config().model, hidden_size=64)
+        self.run("other model", self.plan(STEPS, saved, True, model=other))
+        self.run("done", self.plan(STOPPED_AFTER, saved, True))
+        self.run("full disk", self.plan(STEPS, saved, True, **PLANS["two replicas"]), before=fill_disk)
+        self.run(
+            "asked to stop",
+            self.plan(10**6, self._folder / "saved-asked", False, **PLANS["two stages of two replicas"]),
+            during=self.ask_one,
+        )
+        self.run("after being asked", self.plan(1, self._folder / "saved-asked", True))
+
+    def ask_one(self, ranks: list[int]) -> None:
+        """SIGTERM to one of the ranks once it trains."""
+        metrics = self._folder / "asked-to-stop" / "metrics" / "metrics-rank2.jsonl"
+        deadline_s = time.monotonic() + 200
+        while time.monotonic() < deadline_s and not (metrics.exists() and metrics.read_text().count("\n") > 3):
+            time.sleep(0.05)
+        os.kill(ranks[2], signal.SIGTERM)
+
+
+def fill_disk() -> None:
+    """As on a full disk: no file may grow beyond 64 KiB."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))
+
+
+if __name__ == "__main__":
+    Worker(Path(sys.argv[1])).all()

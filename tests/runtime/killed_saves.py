@@ -1,0 +1,111 @@
+"""Two ranks that save after every step are killed at random moments, again and again, and always go on from a whole
+checkpoint. A program of its own: it forks ranks, which only a process without threads may do.
+
+`python -m tests.runtime.killed_saves FOLDER KILLS` prints JSON: the last step
+resumed from, for every kill how many saved steps it cost, and what lies in the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from holmes_runtime.checkpoint import Checkpoints, Counters
+from holmes_runtime.model import TensorPart
+from holmes_runtime.run_config import Checkpointing, RunConfig
+from holmes_runtime.zero1 import Shard
+
+from .launched_runs import make_config
+
+ELEMENTS = 2**18
+RANKS = 2
+
+
+def config(folder: Path, resume: bool) -> RunConfig:
+    plain = make_config(pipelines=((0,), (1,)), cuts=(0, 3))
+    return replace(plain, checkpoint=Checkpointing(str(folder / "checkpoints"), 1, 2), resume=resume)
+
+
+def shards(rank: int) -> list[Shard]:
+    """This rank's half of two tensors, with the state of no step."""
+    half = ELEMENTS // 2
+    whole = TensorPart((512, ELEMENTS // 512), (0, 0), (512, ELEMENTS // 512))
+    return [
+        Shard(name, whole, rank * half, (rank + 1) * half, *(torch.zeros(half) for _ in range(4)))
+        for name in ("a", "b")
+    ]
+
+
+def fill(mine: list[Shard], steps: int) -> None:
+    """The state after `steps`: every number tells it."""
+    for shard in mine:
+        for times, values in enumerate((shard.master, shard.exp_avg, shard.exp_avg_sq), start=1):
+            values.fill_(steps * times)
+
+
+def train(rank: int, folder: Path, attempt: int, report: Connection) -> None:
+    """One rank: resumes, checks that what it got is one step's state, and saves step after step until it is killed."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{attempt}", rank=rank, world_size=RANKS)
+    settings = config(folder, resume=attempt > 0)
+    checkpoints = Checkpoints(settings, settings.placement(rank), "digest")
+    mine, expected = shards(rank), shards(rank)
+    counters = checkpoints.load(mine)
+    steps = counters.steps if counters else 0
+    fill(expected, steps)
+    for got, wanted in zip(mine, expected, strict=True):
+        assert torch.equal(got.master, wanted.master), f"resumed at {steps} with other numbers"
+        assert torch.equal(got.exp_avg_sq, wanted.exp_avg_sq), f"resumed at {steps} with other numbers"
+    report.send(("resumed", steps))
+    while True:
+        steps += 1
+        fill(mine, steps)
+        checkpoints.save(mine, Counters(steps, steps, 1.0, 0))  # returns once the save before it is whole
+        report.send(("saved", steps - 1))
+
+
+def main() -> None:
+    folder, kills = Path(sys.argv[1]), int(sys.argv[2])
+    random.seed(7)
+    fork = get_context("fork")
+    lost, last_saved, resumed = [], 0, 0
+    for attempt in range(kills + 1):
+        pipes = [fork.Pipe(duplex=False) for _ in range(RANKS)]
+        ranks = [fork.Process(target=train, args=(rank, folder, attempt, pipes[rank][1])) for rank in range(RANKS)]
+        for process in ranks:
+            process.start()
+        reader = pipes[0][0]
+        assert reader.poll(300), "no rank resumed within 300 s"
+        kind, resumed = reader.recv()
+        assert kind == "resumed"
+        if attempt:
+            lost.append(last_saved - resumed)
+        time.sleep(random.uniform(0.0, 0.4))
+        for process in ranks:
+            assert process.is_alive(), f"attempt {attempt}: rank ended by itself with {process.exitcode}"
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+        for process in ranks:
+            process.join()
+        last_saved = resumed
+        while reader.poll():
+            try:
+                last_saved = max(last_saved, reader.recv()[1])
+            except EOFError:
+                break
+    left = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    print(json.dumps({"resumed": resumed, "lost": lost, "left": left}))
+
+
+if __name__ == "__main__":
+    main()

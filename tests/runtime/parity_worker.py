@@ -1,0 +1,130 @@
+"""`python -m tests.runtime.parity_worker WORLD_SIZE FOLDER`: trains every cell of that size, and each alone.
+
+Torch is imported once and the ranks are forked from it; each cell opens and leaves its own groups. Rank 0 writes
+FOLDER/parity.json: by cell, how far the distributed run is from the single process.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore
+
+from holmes_runtime import comm
+from holmes_runtime.data import load_corpus
+from holmes_runtime.run_config import RunConfig
+from holmes_runtime.trainer import Trainer
+
+from .parity_cells import CELLS, Cell
+
+
+def run(config: RunConfig, rank: int, groups: comm.RankGroups) -> dict[str, Any]:
+    """Losses and norms of all steps, gradients of the first, and losses of an evaluation, of this rank."""
+    corpus = load_corpus(config.data, "here", config.model.seq_length, config.model.vocab_size)
+    trainer = Trainer(config, config.placement(rank), corpus, groups, torch.device("cpu"))
+    results, gradients = [], []
+    for step in range(config.steps):
+        results.append(trainer.step(step))
+        if step == 0:
+            gradients = [
+                (shard.name, shard.part, shard.start, shard.stop, shard.gradient.clone())
+                for shard in trainer.zero1.shards()
+            ]
+    evaluated = trainer.pipeline.evaluate(trainer._tokens(trainer.training, 0), config.microbatches[trainer.me.dp_rank])
+    return {
+        "losses": [result.loss for result in results],
+        "norms": [-1.0 if result.skipped else result.grad_norm for result in results],
+        "gradients": gradients,
+        "evaluated": [loss.item() for loss in evaluated],
+    }
+
+
+@cache
+def run_alone(cell: Cell, corpus: Path) -> dict[str, Any]:
+    """The same on one process."""
+    return run(cell.config(corpus), 0, comm.RankGroups())
+
+
+def assemble(ranks: Iterable[dict[str, Any]], what: str) -> dict[str, Tensor]:
+    """Whole tensors by name from the shards of all ranks; numbers that no rank held stay NaN."""
+    whole: dict[str, Tensor] = {}
+    for rank in ranks:
+        for name, part, start, stop, piece in rank[what]:
+            target = part.of(whole.setdefault(name, torch.full(part.global_shape, torch.nan)))
+            flat = target.flatten()
+            flat[start:stop] = piece
+            target.copy_(flat.view(part.shape))
+    return whole
+
+
+def furthest(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    """The largest difference of any number; NaN if one is missing."""
+    assert ours.keys() == theirs.keys(), sorted(ours.keys() ^ theirs.keys())
+    return float(torch.stack([(ours[name] - theirs[name]).abs().amax() for name in theirs]).amax())
+
+
+def are_equal(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    """Whether two runs of this rank differ in no bit of any loss, norm or gradient."""
+    pairs = zip(first["gradients"], second["gradients"], strict=True)
+    numbers = [[of[what] for what in ("losses", "norms", "evaluated")] for of in (first, second)]
+    return numbers[0] == numbers[1] and all(torch.equal(a[-1], b[-1]) for a, b in pairs)
+
+
+def compare(cell: Cell, ranks: list[dict[str, Any]], alone: dict[str, Any]) -> dict[str, Any]:
+    """How far the run of all `ranks` is from the one `alone`."""
+    curves = [rank["losses"] for rank in ranks if rank["losses"][0] is not None]
+    config = cell.config(Path())
+    last = [config.rank_at(cell.pp - 1, replica, 0).rank for replica in range(cell.dp)]
+    evaluated = [loss for rank in last for loss in ranks[rank]["evaluated"]]
+    return {
+        "loss": max(abs(a - b) for curve in curves for a, b in zip(curve, alone["losses"], strict=True)),
+        "norm": max(abs(a - b) for rank in ranks for a, b in zip(rank["norms"], alone["norms"], strict=True)),
+        "gradient": furthest(assemble(ranks, "gradients"), assemble([alone], "gradients")),
+        "evaluated": max(abs(a - b) for a, b in zip(evaluated, alone["evaluated"], strict=True)),
+        "losses": curves[0],
+    }
+
+
+def work(rank: int, world_size: int, folder: Path) -> None:
+    """One rank of all cells."""
+    torch.set_num_threads(1)
+    store = FileStore(str(folder / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    corpus, compared = folder / "text.txt", {}
+    for cell in CELLS:
+        if cell.world_size != world_size:
+            continue
+        config = cell.config(corpus)
+        mine = run(config, rank, comm.open_groups(config, rank))
+        equal = not cell.twice or are_equal(mine, run(config, rank, comm.open_groups(config, rank)))
+        gathered: list[Any] | None = [None] * world_size if rank == 0 else None
+        dist.gather_object(mine, gathered)
+        if gathered is not None:
+            compared[str(cell)] = compare(cell, gathered, run_alone(cell.alone(), corpus)) | {"equal": equal}
+            (folder / "parity.json").write_text(json.dumps(compared))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    world_size, folder = int(sys.argv[1]), Path(sys.argv[2])
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=work, args=(rank, world_size, folder)) for rank in range(world_size)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.exit(max(abs(process.exitcode or 0) for process in ranks))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Checkpoints of one process: what is read, what is refused, what is exported. Resuming is in test_continuity.py."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from holmes_runtime.checkpoint import Checkpoints, Counters, differences
+from holmes_runtime.export import export, main
+from holmes_runtime.model import TensorPart
+from holmes_runtime.run_config import Checkpointing, RunConfig
+from holmes_runtime.safe_reader import SafeReader
+from holmes_runtime.zero1 import Shard
+
+from .launched_runs import make_config
+
+SHAPES = {"head.weight": (5, 3), "norm.bias": (4,)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    store = tmp_path_factory.mktemp("store") / "store"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def config(folder: Path, resume: bool = False, keep_last: int = 2, value_type: str = "fp32") -> RunConfig:
+    return make_config(
+        checkpoint=Checkpointing(str(folder), 1, keep_last),
+        resume=resume,
+        value_type=value_type,  # type: ignore[arg-type]
+    )
+
+
+def open_folder(settings: RunConfig) -> Checkpoints:
+    return Checkpoints(settings, settings.placement(0), "digest")
+
+
+def make_shards(start: int) -> list[Shard]:
+    """All of each tensor, counted up from `start` in steps of one."""
+    shards = []
+    for name, shape in SHAPES.items():
+        size = torch.Size(shape).numel()
+        values = (torch.arange(size, dtype=torch.float32) + start for _ in range(4))
+        shards.append(Shard(name, TensorPart(shape, (0,) * len(shape), shape), 0, size, *values))
+    return shards
+
+
+def save(folder: Path, *steps: int, keep_last: int = 2, value_type: str = "fp32") -> None:
+    checkpoints = open_folder(config(folder, resume=True, keep_last=keep_last, value_type=value_type))
+    for step in steps:
+        checkpoints.save(make_shards(step), Counters(step, step, 1.0, 0))
+    checkpoints.finish()
+
+
+def test_what_is_changed_after_save_has_begun_is_not_saved(tmp_path: Path) -> None:
+    checkpoints, shards = open_folder(config(tmp_path)), make_shards(7)
+    checkpoints.save(shards, Counters(7, 6, 2.0, 3))
+    for shard in shards:
+        shard.master.zero_()
+    checkpoints.finish()
+
+    loaded = make_shards(0)
+    counters = open_folder(config(tmp_path, resume=True)).load(loaded)
+
+    assert counters == Counters(7, 6, 2.0, 3)
+    assert all(torch.equal(one.master, other.master) for one, other in zip(loaded, make_shards(7), strict=True))
+
+
+def test_the_last_ones_are_kept_and_latest_names_the_newest(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 10, 11, keep_last=3)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", *(f"step-{n:08d}" for n in (2, 10, 11))]
+    assert (tmp_path / "latest").read_text() == "step-00000011\n"
+
+
+def test_what_a_kill_left_half_written_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    (tmp_path / "step-00000002.partial").mkdir()
+
+    open_folder(config(tmp_path, resume=True))
+
+    assert not (tmp_path / "step-00000002.partial").exists()
+
+
+def test_without_a_checkpoint_a_resume_starts_from_the_beginning(tmp_path: Path) -> None:
+    assert open_folder(config(tmp_path / "new", resume=True)).load(make_shards(0)) is None
+
+
+def test_a_broken_tensor_file_is_an_error_that_names_the_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    path = next((tmp_path / "step-00000001").glob("*.distcp"))
+    path.write_bytes(path.read_bytes()[:100])
+
+    with pytest.raises(RuntimeError, match=r"checkpoint .*step-00000001 cannot be read: rank 0"):
+        open_folder(config(tmp_path, resume=True)).load(make_shards(0))
+
+
+def test_metadata_that_would_run_a_program_is_refused(tmp_path: Path) -> None:
+    class Attack:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return print, ("attacked",)
+
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Attack()))
+
+    with pytest.raises(pickle.UnpicklingError, match=r"builtins\.print has no place"):
+        SafeReader(tmp_path).read_metadata()
+
+
+def test_differences_name_key_and_both_values() -> None:
+    assert differences({"seed": 1, "same": 2}, {"seed": 3, "same": 2}) == ["seed: 1 then, 3 now"]
+
+
+@pytest.mark.parametrize(
+    ("value_type", "name", "dtype"), [("fp32", "F32", torch.float32), ("bf16", "BF16", torch.bfloat16)]
+)
+def test_an_export_is_a_safetensors_file(tmp_path: Path, value_type: str, name: str, dtype: torch.dtype) -> None:
+    save(tmp_path / "saved", 1, 2, value_type=value_type)
+
+    assert export(tmp_path / "saved", tmp_path / "out.safetensors") == 2
+
+    content = (tmp_path / "out.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    assert length % 8 == 0
+    assert header.pop("__metadata__") == {"format": "pt"}
+    assert {key: tuple(entry["shape"]) for key, entry in header.items()} == SHAPES
+    for shard in make_shards(2):
+        entry = header[shard.name]
+        assert entry["dtype"] == name
+        begin, stop = (8 + length + offset for offset in entry["data_offsets"])
+        found = torch.frombuffer(bytearray(content[begin:stop]), dtype=dtype)
+        assert torch.equal(found, shard.master.to(dtype))
+    assert stop == len(content) or shard.name != list(header)[-1]
+
+
+def test_exporting_what_is_no_checkpoint_is_wrong_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["export", str(tmp_path), str(tmp_path / "out.safetensors")])
+
+    assert main() == 2
+    assert "checkpoint.json is no description of a checkpoint" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,115 @@
+"""Stop, re-plan, resume: the loss goes on as if nothing had happened; and what a checkpoint survives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .continuity_worker import PLANS, STOPPED_AFTER
+from .launched_runs import REPOSITORY
+
+WORKER_LIMIT_S = 900  # two minutes on two idle cores
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(WORKER_LIMIT_S + 60)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("continuity")
+
+
+def start(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", f"tests.runtime.{module}", *arguments]
+    return subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=WORKER_LIMIT_S, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> dict[str, Any]:
+    done = start("continuity_worker", str(folder))
+    assert done.returncode == 0, done.stderr
+    results: dict[str, Any] = json.loads((folder / "continuity.json").read_text())
+    return results
+
+
+def resumed(runs: dict[str, Any], kind: str, name: str) -> tuple[list[float], list[float]]:
+    """Losses after the stop, and those of the run that was not stopped."""
+    run = runs[f"{kind} {name}"]
+    assert set(run["exit_codes"]) == {0}, run["said"]
+    assert run["steps"][0] == STOPPED_AFTER
+    return run["losses"], runs[f"{kind} uninterrupted"]["losses"][STOPPED_AFTER:]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("fp32", "same cut"), ("fp32", "other cut"), ("bf16", "same cut"), ("bf16", "other cut"), ("fp16", "same cut")],
+)
+def test_the_loss_after_a_resume_with_the_same_sums_is_bit_equal(runs: dict[str, Any], kind: str, name: str) -> None:
+    losses, expected = resumed(runs, kind, name)
+
+    assert losses == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [*(("fp32", name) for name in PLANS if name != "interleaved"), ("deep", "interleaved")]
+)
+def test_the_loss_after_a_resume_under_another_plan_goes_on(runs: dict[str, Any], kind: str, name: str) -> None:
+    losses, expected = resumed(runs, kind, name)
+
+    assert losses == pytest.approx(expected, abs=1e-6)
+
+
+def test_evaluation_is_every_second_step_and_goes_on_too(runs: dict[str, Any]) -> None:
+    expected = runs["fp32 uninterrupted"]["eval_losses"]
+    assert [loss is not None for loss in expected] == [False, True] * 3
+    assert runs["fp32 other cut"]["eval_losses"] == expected[STOPPED_AFTER:]
+
+
+def test_a_folder_with_a_checkpoint_is_not_written_over_by_another_run(runs: dict[str, Any]) -> None:
+    run = runs["not resumed"]
+    assert run["exit_codes"] == [1]
+    assert "holds a checkpoint, step-00000003, and this run does not resume" in run["said"]
+
+
+def test_a_checkpoint_of_another_model_is_refused(runs: dict[str, Any]) -> None:
+    run = runs["other model"]
+    assert run["exit_codes"] == [1]
+    assert "is of another model: hidden_size: 32 then, 64 now" in run["said"]
+
+
+def test_a_run_that_is_done_has_nothing_to_do(runs: dict[str, Any]) -> None:
+    assert runs["done"]["exit_codes"] == [0], runs["done"]["said"]
+    assert runs["done"]["steps"] == []
+
+
+def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint_whole(runs: dict[str, Any], folder: Path) -> None:
+    run = runs["full disk"]
+    assert set(run["exit_codes"]) == {1}
+    assert "the checkpoint after 4 steps could not be written to" in run["said"]
+    assert "File too large" in run["said"]
+    assert (folder / "saved-refused" / "latest").read_text() == "step-00000003\n"
+    assert (folder / "saved-refused" / "step-00000003" / ".metadata").exists()
+
+
+def test_one_rank_asked_to_stop_ends_all_in_order_after_the_same_saved_step(runs: dict[str, Any], folder: Path) -> None:
+    run = runs["asked to stop"]
+    assert run["exit_codes"] == [0, 0, 0, 0], run["said"]
+    assert (folder / "saved-asked" / "latest").read_text() == f"step-{run['steps'][-1] + 1:08d}\n"
+    assert runs["after being asked"]["exit_codes"] == [0], runs["after being asked"]["said"]
+
+
+def test_twenty_kills_at_random_moments_lose_nothing_that_was_saved(tmp_path: Path) -> None:
+    done = start("killed_saves", str(tmp_path), "20")
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found["lost"]) == 20
+    assert max(found["lost"]) <= 0  # below zero: a save that was under way became whole before the kill
+    assert "latest" in found["left"]

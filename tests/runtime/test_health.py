@@ -1,0 +1,61 @@
+"""Verdicts on slow hosts and links, worked by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holmes_runtime.health import Measured, verdicts
+from holmes_runtime.run_config import Expectation, RunConfig
+
+from .launched_runs import make_config
+
+# Four hosts in two pipelines: stage 0 on host0 and host2, stage 1 on host1 and host3.
+CONFIG = make_config(pipelines=((0, 1), (2, 3)), cuts=(0, 1, 3))
+EDGES = ("forward-0-0", "backward-0-0", "forward-1-0", "backward-1-0")
+
+
+def run(compute_s: tuple[float, ...] = (0.1, 0.2, 0.1, 0.2)) -> RunConfig:
+    return replace(CONFIG, expectation=Expectation(compute_s, dict.fromkeys(EDGES, 0.05)))
+
+
+def measure(compute_s: tuple[float, ...], **transfer_s: float) -> list[Measured]:
+    """What the ranks say; an edge not named took as long as planned."""
+    names = {0: "backward-0-0", 1: "forward-0-0", 2: "backward-1-0", 3: "forward-1-0"}
+    return [
+        Measured(rank, seconds, {names[rank]: transfer_s.get(names[rank].replace("-", "_"), 0.05)})
+        for rank, seconds in enumerate(compute_s)
+    ]
+
+
+def test_a_run_as_planned_is_not_worth_a_word() -> None:
+    assert verdicts(run(), measure((0.11, 0.25, 0.1, 0.14))) == ()
+
+
+def test_a_host_that_computes_longer_than_planned_is_named() -> None:
+    assert verdicts(run(), measure((0.1, 0.36, 0.1, 0.2))) == ("slow host host1: computes 1.8x longer than planned",)
+
+
+def test_when_every_host_is_slow_the_plan_is_wrong() -> None:
+    (said,) = verdicts(run(), measure((0.2, 0.4, 0.2, 0.6)))
+
+    assert said.startswith("every host computes 2.0x to 3.0x longer than planned")
+
+
+def test_a_slow_link_is_named_from_sender_to_receiver() -> None:
+    said = verdicts(run(), measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.115, backward_1_0=0.1))
+
+    assert said == (
+        "slow link host0-host1: 2.3x longer than planned (0.115 s a message, not 0.05 s)",
+        "slow link host3-host2: 2.0x longer than planned (0.1 s a message, not 0.05 s)",
+    )
+
+
+def test_a_host_with_a_slow_link_is_not_a_slow_host() -> None:
+    said = verdicts(run(), measure((0.1, 0.2, 0.1, 0.2), forward_0_0=10.0))
+
+    assert [verdict.split(":")[0] for verdict in said] == ["slow link host0-host1"]
+
+
+def test_without_an_expectation_there_is_no_verdict() -> None:
+    assert verdicts(CONFIG, measure((9.0, 9.0, 9.0, 9.0))) == ()
+    assert verdicts(run(compute_s=()), measure((9.0, 9.0, 9.0, 9.0))) == ()

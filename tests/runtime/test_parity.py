@@ -1,0 +1,73 @@
+"""Any plan trains like a single process: losses, gradient norms, gradients, evaluation.
+
+The public Holmes code lost its gradients under pipelining; here every schedule's are compared number by number. In
+fp32 the difference is the order of sums; the same plan run twice differs in nothing. In 16 bits tensor shards differ
+by more, since they round their partial results before they add them up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from holmes_runtime.schedule import ScheduleName
+
+from .launched_runs import REPOSITORY
+from .parity_cells import CELLS, Cell
+
+# Minutes where many share the processors; alone, a world size takes about half a minute.
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
+
+TOLERANCE = {"fp32": 1e-6, "bf16": 2e-3, "fp16": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("parity")
+
+
+@cache
+def compared(world_size: int, folder: Path) -> dict[str, Any]:
+    """What the worker found for all cells of `world_size`; one start of processes for all of them."""
+    place = folder / str(world_size)
+    place.mkdir()
+    (place / "text.txt").write_bytes(bytes(range(32, 127)) * 20)
+    command = [sys.executable, "-m", "tests.runtime.parity_worker", str(world_size), str(place)]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=850, check=False
+    )
+    found = place / "parity.json"
+    cells: dict[str, Any] = json.loads(found.read_text()) if found.exists() else {}
+    return cells | {"stderr": done.stderr[-3000:]}
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_a_plan_trains_like_a_single_process(cell: Cell, folder: Path) -> None:
+    found = compared(cell.world_size, folder)
+
+    assert str(cell) in found, found["stderr"]
+    errors = found[str(cell)]
+    limit = TOLERANCE[cell.value_type]
+    assert errors["losses"][-1] < errors["losses"][0] - 0.01  # it learns
+    assert errors["loss"] <= limit
+    assert errors["gradient"] <= limit
+    # Single micro-batches of the trained model, and norms, which are sums over all parameters.
+    assert errors["evaluated"] <= 10 * limit
+    assert errors["norm"] <= 10 * limit
+    assert errors["equal"]
+
+
+def test_the_matrix_has_every_schedule_with_every_kind_of_parallelism() -> None:
+    assert len(set(map(str, CELLS))) >= 40
+    for schedule in get_args(ScheduleName):
+        seen = [cell for cell in CELLS if cell.schedule == schedule and cell.value_type == "fp32"]
+        assert any(cell.tp > 1 and cell.dp > 1 and len(set(cell.microbatches)) > 1 for cell in seen)
+        assert {cell.family for cell in seen} == {"gpt", "llama"}

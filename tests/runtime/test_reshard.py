@@ -1,0 +1,103 @@
+"""Flat ranges as boxes, and pieces of one plan loaded as those of another."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint.state_dict_loader as loader
+import torch.distributed.checkpoint.state_dict_saver as saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+from holmes_runtime.model import TensorPart
+from holmes_runtime.reshard import Box, PieceLoadPlanner, PieceSavePlanner, TensorPiece, boxes
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def test_a_range_of_a_matrix_is_a_tail_whole_rows_and_a_head() -> None:
+    assert boxes((4, 5), 3, 17) == [Box((0, 3), (1, 2), 3), Box((1, 0), (2, 5), 5), Box((3, 0), (1, 2), 15)]
+    assert boxes((4, 5), 6, 9) == [Box((1, 1), (1, 3), 6)]
+    assert boxes((4, 5), 0, 20) == [Box((0, 0), (4, 5), 0)]
+    assert boxes((9,), 2, 5) == [Box((2,), (3,), 2)]
+    assert boxes((4, 5), 7, 7) == []
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 4), (1, 6), (5, 1), (2, 3, 4)])
+def test_every_range_is_its_boxes_in_order(shape: tuple[int, ...]) -> None:
+    whole = torch.arange(math.prod(shape)).view(shape)
+    for start, stop in itertools.combinations_with_replacement(range(whole.numel() + 1), 2):
+        found = boxes(shape, start, stop)
+        cut = [whole[tuple(slice(o, o + s) for o, s in zip(box.offsets, box.sizes, strict=True))] for box in found]
+
+        assert [value for box in cut for value in box.flatten().tolist()] == list(range(start, stop))
+        assert [box.start for box in found] == [int(box.flatten()[0]) for box in cut]
+        assert len(found) <= 2 * len(shape) - 1
+
+
+def cut(whole: torch.Tensor, dim: int | None, parts: int, shards: int) -> list[TensorPiece]:
+    """`whole` split over `parts` tensor-parallel ranks along `dim`, and each part's flat range over `shards`."""
+    locals_ = [whole] if dim is None else list(whole.chunk(parts, dim))
+    pieces = []
+    offset = [0] * whole.dim()
+    for local in locals_:
+        bounds = [round(local.numel() * share / shards) for share in range(shards + 1)]
+        for start, stop in itertools.pairwise(bounds):
+            values = local.flatten()[start:stop].clone()
+            part = TensorPart(tuple(whole.shape), tuple(offset), tuple(local.shape))
+            pieces.append(TensorPiece(values, part, start, stop))
+        if dim is not None:
+            offset[dim] += local.shape[dim]
+    return pieces
+
+
+@pytest.mark.parametrize("saved", [(None, 1, 1), (0, 2, 3), (1, 3, 2), (None, 1, 4)])
+@pytest.mark.parametrize("loaded", [(None, 1, 5), (1, 2, 2), (0, 7, 1)])
+def test_what_one_cut_saves_another_loads_bit_equal(
+    tmp_path: Path, saved: tuple[int | None, int, int], loaded: tuple[int | None, int, int]
+) -> None:
+    whole = torch.randn(7, 6)
+    pieces = cut(whole, *saved)
+    # One process stands for all ranks: what each would hold is saved as if it held it all.
+    dcp_save({"w": AllPieces(pieces)}, tmp_path / "one")
+
+    targets = cut(torch.zeros_like(whole), *loaded)
+    for target in targets:
+        dcp_load({"w": target}, tmp_path / "one")
+
+    expected = cut(whole, *loaded)
+    assert all(torch.equal(one.values, other.values) for one, other in zip(targets, expected, strict=True))
+
+
+class AllPieces(TensorPiece):
+    """The pieces of all ranks as one."""
+
+    def __init__(self, pieces: list[TensorPiece]) -> None:
+        super().__init__(**vars(pieces[0]))
+        self.__dict__["pieces"] = pieces
+
+    def chunks(self) -> list[tuple[ChunkStorageMetadata, torch.Tensor]]:
+        return [chunk for piece in self.__dict__["pieces"] for chunk in piece.chunks()]
+
+
+def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
+    dcp_save({"w": cut(torch.zeros(2, 3), None, 1, 1)[0]}, tmp_path / "one")
+
+    for name, said in (
+        ("w", r"w has the shape \(2, 3\), this run has it with the shape \(3, 2\)"),
+        ("v", "v is missing"),
+    ):
+        with pytest.raises(CheckpointException, match=said):
+            dcp_load({name: cut(torch.zeros(3, 2), None, 1, 1)[0]}, tmp_path / "one")
+
+
+def dcp_save(pieces: dict[str, TensorPiece], path: Path) -> None:
+    saver.save(pieces, checkpoint_id=path, planner=PieceSavePlanner(), no_dist=True)
+
+
+def dcp_load(pieces: dict[str, TensorPiece], path: Path) -> None:
+    loader.load(pieces, checkpoint_id=path, planner=PieceLoadPlanner(), no_dist=True)

@@ -1,0 +1,95 @@
+"""Megatron's format, byte for byte, and what a broken file is called."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from holmes_runtime.token_file import TokenFile, TokenFileWriter, index_path, read_index
+
+
+def write(path: Path) -> None:
+    with TokenFileWriter(path, "uint16") as writer:
+        writer.add([1, 2])
+        writer.add([300])
+        writer.end_document()
+        writer.end_document()
+        writer.add([4])
+
+
+def test_a_token_file_is_megatrons_byte_for_byte(tmp_path: Path) -> None:
+    write(tmp_path / "t.bin")
+
+    assert (tmp_path / "t.bin").read_bytes() == struct.pack("<4H", 1, 2, 300, 4)
+    assert (tmp_path / "t.idx").read_bytes() == (
+        b"MMIDIDX\x00\x00"
+        + struct.pack("<QB", 1, 8)  # version, uint16
+        + struct.pack("<QQ", 2, 3)  # two sequences; where three documents begin, the last of them where all end
+        + struct.pack("<2i", 3, 1)  # lengths
+        + struct.pack("<2q", 0, 6)  # first bytes
+        + struct.pack("<3q", 0, 1, 2)
+    )
+    assert read_index(tmp_path / "t.bin") == TokenFile(tmp_path / "t.bin", "uint16", 4)
+
+
+def test_a_document_longer_than_an_int32_takes_several_sequences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holmes_runtime.token_file.LONGEST_SEQUENCE", 3)
+    with TokenFileWriter(tmp_path / "t.bin", "uint8") as writer:
+        writer.add(range(7))
+
+    index = (tmp_path / "t.idx").read_bytes()
+    assert struct.unpack_from("<QQ3i", index, 18) == (3, 2, 3, 3, 1)
+    assert struct.unpack_from("<2q", index, len(index) - 16) == (0, 3)
+    assert read_index(tmp_path / "t.bin").num_tokens == 7
+
+
+def test_an_error_while_writing_leaves_nothing(tmp_path: Path) -> None:
+    def write_what_does_not_fit() -> None:
+        with TokenFileWriter(tmp_path / "t.bin", "uint8") as writer:
+            writer.add([1, 2])
+            writer.add([256])
+
+    with pytest.raises(OverflowError):
+        write_what_does_not_fit()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tokens_without_an_index_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "t.bin")
+    index_path(tmp_path / "t.bin").unlink()
+
+    with pytest.raises(ValueError, match=r"t\.bin has no index: .*t\.idx is missing"):
+        read_index(tmp_path / "t.bin")
+
+
+def test_tokens_and_index_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "t.bin")
+    (tmp_path / "t.bin").write_bytes(b"123")
+
+    with pytest.raises(ValueError, match=r"t\.bin has 3 bytes, its index .* says 8"):
+        read_index(tmp_path / "t.bin")
+
+
+@pytest.mark.parametrize("length", [0, 5, 33, 40])
+def test_an_index_that_ends_early_is_refused(tmp_path: Path, length: int) -> None:
+    write(tmp_path / "t.bin")
+    whole = index_path(tmp_path / "t.bin").read_bytes()
+    index_path(tmp_path / "t.bin").write_bytes(whole[:length])
+
+    with pytest.raises(ValueError, match=r"t\.idx (ends early|is no index)"):
+        read_index(tmp_path / "t.bin")
+
+
+def test_another_type_of_tokens_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "t.bin")
+    whole = bytearray(index_path(tmp_path / "t.bin").read_bytes())
+    whole[17] = 7
+    index_path(tmp_path / "t.bin").write_bytes(whole)
+
+    with pytest.raises(ValueError, match="version 1 with token type 7"):
+        read_index(tmp_path / "t.bin")

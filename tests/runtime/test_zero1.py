@@ -1,0 +1,115 @@
+"""Buckets, shards and AdamW of one replica; several are compared with one process in test_parity.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from holmes_runtime.comm import RankGroups
+from holmes_runtime.run_config import Optimizer
+from holmes_runtime.zero1 import Zero1, clip_factor
+
+SETTINGS = Optimizer(1e-2, 0.0, 0, "constant", 0.1, 0.9, 0.95, None)
+
+
+def make_layers(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)).to(dtype)
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 100, 10**6])
+def test_gradients_are_means_over_microbatches_whatever_the_buckets(bucket_bytes: int) -> None:
+    layers, inputs = make_layers(), torch.randn(4, 3)
+    expected = dict(
+        zip(
+            dict(layers.named_parameters()),
+            torch.autograd.grad(layers(inputs).square().mean(), list(layers.parameters())),
+            strict=True,
+        )
+    )
+    zero1 = Zero1([layers], {}, SETTINGS, RankGroups(), num_microbatches=4, bucket_bytes=bucket_bytes)
+
+    for _ in range(2):
+        zero1.start()
+        for sample in inputs:
+            torch.autograd.backward(layers(sample).square().mean())
+        squares = zero1.finish(4)
+
+    assert {shard.name for shard in zero1.shards()} == set(expected)
+    for shard in zero1.shards():
+        torch.testing.assert_close(shard.gradient, expected[shard.name].flatten())
+    assert squares.item() == pytest.approx(sum(g.square().sum().item() for g in expected.values()), rel=1e-5)
+
+
+def test_a_gradient_that_never_came_is_an_error() -> None:
+    layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    zero1 = Zero1([layers], {}, SETTINGS, RankGroups(), num_microbatches=1)
+    zero1.start()
+    torch.autograd.backward(layers[0](torch.ones(2)).sum())
+
+    with pytest.raises(RuntimeError, match=r"never came .* bucket of 1\.bias, 1\.weight, 0\.bias, 0\.weight"):
+        zero1.finish(1)
+
+
+def test_two_stages_that_name_parameters_alike_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"parameter 0\.weight is in two stages"):
+        Zero1([make_layers(), make_layers()], {}, SETTINGS, RankGroups(), num_microbatches=1)
+
+
+def test_steps_are_those_of_torch_adamw_without_decay_of_biases() -> None:
+    ours, theirs = make_layers(), make_layers()
+    matrices = [parameter for parameter in theirs.parameters() if parameter.dim() >= 2]
+    biases = [parameter for parameter in theirs.parameters() if parameter.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95))
+    zero1 = Zero1([ours], {}, SETTINGS, RankGroups(), num_microbatches=1)
+
+    for inputs in torch.randn(3, 4, 3):
+        adamw.zero_grad()
+        torch.autograd.backward(theirs(inputs).square().mean())
+        adamw.step()
+        zero1.start()
+        torch.autograd.backward(ours(inputs).square().mean())
+        zero1.finish(1)
+        zero1.step(1e-2, factor=1.0)
+
+    assert zero1.steps_taken == 3
+    for our, their in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(our, their)
+
+
+def test_sixteen_bit_weights_have_fp32_masters_and_gradient_sums() -> None:
+    layer = nn.Linear(2, 2, dtype=torch.bfloat16)
+    zero1 = Zero1([layer], {}, SETTINGS, RankGroups(), num_microbatches=256)
+    gradient = torch.tensor([1.0078125, 1.0], dtype=torch.bfloat16)
+
+    zero1.start()
+    for _ in range(256):  # in bf16 the sum would stop at 256, where adding 1 is lost
+        torch.autograd.backward(layer(torch.ones(1, 2, dtype=torch.bfloat16)), gradient.unsqueeze(0))
+    zero1.finish(1)
+    bias = next(shard for shard in zero1.shards() if shard.name == "bias")
+    summed, before = bias.gradient.tolist(), bias.master.clone()
+    zero1.step(1e-6, factor=1.0)
+
+    assert summed == [258.0, 256.0]
+    assert bias.master.dtype == torch.float32
+    assert not torch.equal(bias.master, before)
+    assert torch.equal(layer.bias, bias.master.bfloat16())
+
+
+def test_loaded_masters_become_weights() -> None:
+    layers = make_layers(torch.bfloat16)
+    zero1 = Zero1([layers], {}, SETTINGS, RankGroups(), num_microbatches=1)
+    for shard in zero1.shards():
+        shard.master.fill_(3.0)
+
+    zero1.publish()
+
+    assert all(torch.equal(parameter, torch.full_like(parameter, 3.0)) for parameter in layers.parameters())
+
+
+def test_clipping_scales_down_to_the_limit_and_never_up() -> None:
+    assert clip_factor(4.0, 1.0) == 0.25
+    assert clip_factor(0.5, 1.0) == 1.0
+    assert clip_factor(4.0, None) == 1.0

@@ -1,0 +1,292 @@
+"""The ways a launch can end, each with what brings it about on a bed and what must be seen: tests and a benchmark."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launcher.prepare import SILENCE_LIMIT_S
+from tests.testbed.bed import Bed
+from tests.testbed.rehearsal import Site, only_run, standard_library_corpus
+
+STEPPING = "step 3/"
+CLEAN_WITHIN_S = 10.0
+MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
+FACTORY = """
+    import os, socket, time
+
+    def faulty(layers, config):
+        if socket.gethostname() == "b1":
+            fault()
+        time.sleep(60)  # another host is to fail
+
+    def fault():
+"""
+RAISES = '        raise ValueError("on purpose")\n'
+EATS_MEMORY = """
+        open("{folder}/pid.part", "w").write(str(os.getpid()))
+        os.rename("{folder}/pid.part", "{folder}/pid")
+        while not os.path.exists("{folder}/limited"):
+            time.sleep(0.1)
+        eaten = [os.urandom(1 << 20) for _ in range(1000)]
+"""
+
+
+@dataclass
+class Running:
+    """A launch under way: its process, and what it said so far on standard error."""
+
+    site: Site
+    bed: Bed
+    folder: Path
+    process: subprocess.Popen[str]
+    memory_group: Path | None
+
+    def rank_pid(self, host: str) -> int:
+        """The process of the one rank on `host`."""
+        return next(pid for pid in self.bed.guest_pids(host) if _runs(pid, "train") and not _runs(pid, "elastic"))
+
+    def torchrun_pid(self, host: str) -> int:
+        return next(pid for pid in self.bed.guest_pids(host) if _runs(pid, "elastic"))
+
+
+@dataclass(frozen=True)
+class Ending:
+    """`bring_about` is called once the launch prints a line that starts with `when`; None if the job ends itself."""
+
+    name: str
+    exit_code: int
+    says: str
+    bring_about: Callable[[Running], None] | None = None
+    undo: Callable[[Running], None] | None = None
+    job: dict[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    when: str = STEPPING
+    faulty: str | None = None
+    limit_s: float = CLEAN_WITHIN_S
+
+
+def _runs(pid: int, module: str) -> bool:
+    with contextlib.suppress(OSError):
+        return f"holmes_runtime.{module}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return False
+
+
+def _ctrl_c(run: Running) -> None:
+    run.process.send_signal(signal.SIGINT)
+
+
+def _ctrl_c_twice(run: Running) -> None:
+    run.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    run.process.send_signal(signal.SIGINT)
+
+
+def _stop_command(run: Running) -> None:
+    command = run.site.command("stop", str(only_run(run.folder / "runs")))
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+
+def _kill_sshd(run: Running) -> None:
+    """The listening sshd and its sessions, which are not told apart from what runs in them but by their name."""
+    run.bed.stop_sshd("b2")
+    for pid in run.bed.guest_pids("b2"):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").startswith("sshd"):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _link(up: bool) -> Callable[[Running], None]:
+    return lambda run: run.bed.set_link("b2", "eno1", up)
+
+
+def _limit_memory(run: Running) -> None:
+    """Put the rank into the control group from here; a host of the bed does not see those."""
+    assert run.memory_group is not None
+    while not (run.folder / "pid").exists():
+        time.sleep(0.1)
+    (run.memory_group / "cgroup.procs").write_text((run.folder / "pid").read_text(encoding="utf-8"), encoding="utf-8")
+    (run.folder / "limited").touch()
+
+
+ENDINGS = (
+    Ending("normal end", 0, "", job={"steps": 5}),
+    Ending("Ctrl-C", 130, "no rank is left running", _ctrl_c),
+    Ending("Ctrl-C twice", 130, "no rank is left running", _ctrl_c_twice),
+    Ending("holmes stop", 130, "no rank is left running", _stop_command),
+    Ending(
+        "rank killed",
+        137,
+        "error: host b1 (roce-1): rank 2 failed first: signal 9",
+        lambda run: os.kill(run.rank_pid("b1"), signal.SIGKILL),
+    ),
+    Ending(
+        "torchrun killed",
+        137,
+        "error: host a2",
+        lambda run: os.kill(run.torchrun_pid("a2"), signal.SIGKILL),
+    ),
+    Ending(
+        "sshd killed",
+        1,
+        "error: host b2 (roce-1): the node failed first",
+        _kill_sshd,
+        lambda run: run.bed.start_sshd("b2"),
+        limit_s=SILENCE_LIMIT_S + CLEAN_WITHIN_S,
+    ),
+    Ending(
+        "controller killed",
+        -signal.SIGKILL,
+        "",
+        lambda run: run.process.kill(),
+        limit_s=SILENCE_LIMIT_S + CLEAN_WITHIN_S,
+    ),
+    Ending(
+        "interface down",
+        1,
+        "no word from the node agent",
+        _link(up=False),
+        _link(up=True),
+        limit_s=SILENCE_LIMIT_S + CLEAN_WITHIN_S,
+    ),
+    Ending("disk full", 1, "No space left on device", options=("--force", "disk"), job={"steps": 5}),
+    Ending(
+        "hung rank",
+        1,
+        "its process is stopped by a signal",
+        lambda run: os.kill(run.rank_pid("b1"), signal.SIGSTOP),
+    ),
+    Ending("exception in user code", 1, "ValueError: on purpose", faulty=RAISES),
+    Ending("out of memory", 137, "out-of-memory killer", _limit_memory, faulty=EATS_MEMORY, when="4 of 4 nodes: ranks"),
+)
+
+
+def endings_here() -> tuple[Ending, ...]:
+    """Those that can be brought about on this machine: the last needs memory control groups of version 1."""
+    return ENDINGS if (MEMORY_GROUPS / "memory.limit_in_bytes").exists() else ENDINGS[:-1]
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A file system of 200 KiB, mounted before the bed is made so that its hosts see it."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def memory_group(name: str, limit_bytes: int) -> Iterator[Path]:
+    """A control group whose processes get no more memory than that."""
+    group = MEMORY_GROUPS / name
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(limit_bytes), encoding="utf-8")
+        yield group
+    finally:
+        group.rmdir()
+
+
+def job_of(ending: Ending, folder: Path, full_disk: Path) -> dict[str, Any]:
+    """The job whose launch ends so."""
+    job: dict[str, Any] = {
+        "model": {"num_layers": 4, "hidden_size": 32, "num_heads": 2, "seq_length": 32},
+        "data": standard_library_corpus(),
+        "global_batch_size": 12,
+        "steps": 100000,
+        "device": "cpu",
+        "compute": {"flops_per_s": 1e10},
+        "parallel": {"pp": 2, "dp": 2, "micro_batch_size": 1},
+        "timeout_s": 30,
+        **ending.job,
+    }
+    if ending.name == "disk full":
+        job["checkpoint"] = {"path": str(full_disk / folder.name), "every_steps": 2}
+    if ending.faulty is not None:
+        (folder / "faulty.py").write_text(
+            textwrap.dedent(FACTORY + ending.faulty.format(folder=folder)), encoding="utf-8"
+        )
+        job["model"]["factory"] = f"{folder}/faulty.py:faulty"
+    return job
+
+
+def end_so(site: Site, ending: Ending, folder: Path, inventory: Path, full_disk: Path) -> list[str]:
+    """Launch, bring the end about, and look at what came of it: what is not as it should be, in words."""
+    assert site.bed is not None
+    group = (
+        memory_group(f"holmes-{site.bed.suffix}", 150 << 20) if "memory" in ending.name else contextlib.nullcontext()
+    )
+    with group as limited:
+        plan = _plan(site, folder, job_of(ending, folder, full_disk), inventory)
+        command = site.command("launch", str(plan), "--runs", str(folder / "runs"), *ending.options)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        run = Running(site, site.bed, folder, process, limited)
+        said = ""
+        try:
+            if ending.bring_about is not None:
+                said = _wait_for(process, ending.when)
+                ending.bring_about(run)
+            said += process.communicate(timeout=120)[1]
+            wrong = _wrong(ending, process.returncode, said)
+            ended_s = time.monotonic()
+            if ending.undo is None:
+                wrong += _left(site.bed, ending, ended_s)
+        finally:
+            if ending.undo is not None:
+                ended_s = time.monotonic()
+                ending.undo(run)
+            process.kill()
+        return wrong if ending.undo is None else wrong + _left(site.bed, ending, ended_s)
+
+
+def _plan(site: Site, folder: Path, job: dict[str, Any], inventory: Path) -> Path:
+    (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
+    plan = folder / "plan.json"
+    command = site.command("plan", str(folder / "job.yaml"), "-i", str(inventory), "-o", str(plan))
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    return plan
+
+
+def _wait_for(process: subprocess.Popen[str], start: str) -> str:
+    """What was said up to the line that starts so."""
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if line.startswith(start):
+            return said
+    return said
+
+
+def _wrong(ending: Ending, exit_code: int, said: str) -> list[str]:
+    wrong = []
+    if exit_code != ending.exit_code:
+        wrong.append(f"exit code {exit_code}, not {ending.exit_code}; it said:\n{said[-3000:]}")
+    if ending.says not in said:
+        wrong.append(f"it did not say {ending.says!r} but:\n{said[-3000:]}")
+    return wrong
+
+
+def _left(bed: Bed, ending: Ending, since_s: float) -> list[str]:
+    """Processes and files of the run that are there when the time is up."""
+    while True:
+        pids = [f"process {pid} on {host.name}" for host in bed.hosts for pid in bed.guest_pids(host.name)]
+        files = [str(path) for host in bed.hosts for path in (host.home / ".cache/holmes/runs").glob("*")]
+        files += [str(path) for host in bed.hosts for path in (host.folder / "tmp").glob("*")]
+        if not pids and not files:
+            return []
+        if time.monotonic() - since_s > ending.limit_s:
+            return [f"left after {ending.limit_s:g} s: {', '.join([*pids, *files])}"]
+        time.sleep(0.1)
