@@ -70,4 +70,4 @@ def test_the_matrix_has_every_schedule_with_every_kind_of_parallelism() -> None:
     for schedule in get_args(ScheduleName):
         seen = [cell for cell in CELLS if cell.schedule == schedule and cell.value_type == "fp32"]
         assert any(cell.tp > 1 and cell.dp > 1 and len(set(cell.microbatches)) > 1 for cell in seen)
-        assert {cell.family for cell in seen} == {"gpt", "llama"}
+        assert {cell.family for cell in seen} >= {"gpt", "llama"}
