@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+OPTIONS :=  # more options for pytest
+
 .PHONY: demo test test-slow test-torch test-cluster check bench bed clean
 .DEFAULT_GOAL := test
 
@@ -19,19 +21,19 @@ demo: $(READY)
 
 # All tests that need no root, no network and no GPU.
 test: $(READY)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q $(OPTIONS)
 
 # The probe's parsers on every recording, cut at every byte.
 test-slow: $(READY)
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q $(OPTIONS) -m slow
 
 # The training runtime on several processes against one.
 test-torch: $(READY)
-	$(BIN)/python -m pytest -q -m torch
+	$(BIN)/python -m pytest -q $(OPTIONS) -m torch
 
 # Tests on the network-namespace bed; needs root, iproute2 and openssh-server.
 test-cluster: $(READY)
-	$(BIN)/python -m pytest -q -m cluster
+	$(BIN)/python -m pytest -q $(OPTIONS) -m cluster
 
 check: $(READY)
 	$(BIN)/ruff check .

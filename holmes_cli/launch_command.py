@@ -72,7 +72,7 @@ def launch_command(
     )
     if resume and record.job.checkpoint is None:
         raise HolmesError(f"{plan}: --resume: the job saves no checkpoints", "add `checkpoint:` to job.yaml")
-    variables = read_user_variables(record.job.launch, os.environ)
+    variables = read_user_variables(record.job, os.environ, _source_file(plan, record.job_source).parent)
     if dry_run:
         show_bundles(prepare(record, Attempt("dry-run", detached=detach, resume=resume), variables), record)
         return
@@ -100,7 +100,7 @@ def control_command(folder: Annotated[Path, typer.Argument(help="A run's folder.
     """Watch a detached run to its end; `holmes launch --detach` starts this in the background."""
     stored, plan = read_run(folder), read_plan(folder)
     inventory = read_file(Inventory, folder / INVENTORY_FILE) if (folder / INVENTORY_FILE).exists() else None
-    variables = read_user_variables(plan.job.launch, os.environ)
+    variables = read_user_variables(plan.job, os.environ, folder)
     run = Launch(
         RunFolder(folder), plan, stored.settings, variables, Silent(), Replanner(inventory) if inventory else None
     )

@@ -87,9 +87,9 @@ def plan_command(
         sheets = (*plan_sheets(plan, inventory_record), *advice, *asked)
         spans = plan_timeline(inventory_record, plan)
         write_atomically(html, plan_page(plan, inventory_record, spans, sentences, sheets))
-    write_atomically(output, plan.to_json())
+    write_atomically(output, plan.json_parts())
     if as_json:
-        out.file.write(plan.to_json())
+        out.file.writelines(plan.json_parts())
     else:
         show_plan(plan, inventory_record)
     for sheet in asked if as_json else (*advice, *asked):

@@ -21,7 +21,8 @@ class Model(Record):
 
     gpt: learned positions, LayerNorm, GELU, biases. llama: rotary positions, RMSNorm, SwiGLU, grouped-query attention,
     no biases. `preset` takes a published shape (holmes_core/presets.py), which other keys override. `factory` is
-    FILE.py:FUNCTION, a model of the user's own; the shape must still describe it, since the planner prices the shape.
+    FILE.py:FUNCTION, a model of the user's own, FILE being beside job.yaml or, if absolute, on every host; the shape
+    must still describe it, since the planner prices the shape.
     """
 
     preset: str | None = None
@@ -34,7 +35,7 @@ class Model(Record):
     seq_length: Positive
     vocab_size: Positive = 256
     rope_theta: Annotated[float, Field(gt=0)] = 10000.0
-    factory: Annotated[str, Field(pattern=r"^[^:]+\.py:[A-Za-z_]\w*$")] | None = None
+    factory: Annotated[str, Field(pattern=r"^(/[^:]*|[^/:]+)\.py:[A-Za-z_]\w*$")] | None = None
 
     @property
     def kv_heads(self) -> int:

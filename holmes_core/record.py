@@ -16,7 +16,7 @@ import re
 import secrets
 import types
 import typing
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, Union
 
@@ -70,8 +70,21 @@ class FileRecord(Record):
 
     def to_json(self) -> str:
         """The text of the record's file: header, then the record, readable and diffable."""
-        header = json.dumps({"kind": self.KIND, "digest": self.digest()}, indent=1)
-        return header.removesuffix("\n}") + "," + self.model_dump_json(indent=1).removeprefix("{") + "\n"
+        return "".join(self.json_parts())
+
+    def json_parts(self) -> Iterator[str]:
+        """That text in parts, since a large plan is too large to be held as text as well."""
+        yield json.dumps({"kind": self.KIND, "digest": self.digest()}, indent=1).removesuffix("\n}")
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, tuple) and value and all(isinstance(each, Record) for each in value):
+                yield f',\n "{name}": ['
+                for index, each in enumerate(value):
+                    yield "," * (index > 0) + "\n  " + each.model_dump_json(indent=1).replace("\n", "\n  ")
+                yield "\n ]"
+            else:
+                yield "," + self.model_dump_json(indent=1, include={name}).removeprefix("{").removesuffix("\n}")
+        yield "\n}\n"
 
 
 def _canonical(value: object) -> str:
@@ -82,15 +95,15 @@ R = TypeVar("R", bound=Record)
 F = TypeVar("F", bound=FileRecord)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` so that readers see the old file or the new one, never a part.
+def write_atomically(path: Path, text: str | Iterable[str]) -> None:
+    """Write `text`, whole or in parts, to `path` so that readers see the old file or the new one, never a part.
 
     Raises HolmesError when the folder is missing or not writable.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(temporary, "x", encoding="utf-8") as file:
-            file.write(text)
+            file.writelines([text] if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

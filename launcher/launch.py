@@ -261,9 +261,8 @@ class Launch:
         self._save_for_next_plan()
 
     def _take_verdict(self, verdict: str) -> None:
-        """Show what is slower than planned and what a plan that knows it gains; take it where that is asked for."""
-        self._record(Notice(verdict))
-        if self._next_plan is not None or not verdict.startswith("slow "):
+        """Show what a plan that knows what is slow gains; take it where that is asked for."""
+        if self._next_plan is not None:
             return
         gone = tuple(sorted(node.host for node in self._lost))
         plan = self._planned(f"after that ({verdict})", lambda planner: planner.after(self._first_plan, verdict, gone))
@@ -300,7 +299,10 @@ class Launch:
             self._steps[event.step] = event
             self._attempt_steps.append(event)
             for verdict in event.verdicts:
-                self._take_verdict(verdict)
+                self._record(Notice(verdict))
+            if all(verdict.startswith("slow ") for verdict in event.verdicts):  # else no prediction is to be trusted
+                for verdict in event.verdicts:
+                    self._take_verdict(verdict)
 
     def _write_start(self, bundles: tuple[NodeBundle, ...]) -> None:
         """The folder's record of an attempt: its plan, and what goes to the nodes, save secrets and settings."""

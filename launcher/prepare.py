@@ -46,7 +46,7 @@ class Attempt:
 
 def prepare(plan: Plan, attempt: Attempt, variables: UserVariables) -> tuple[NodeBundle, ...]:
     """Every file and command of every node, nodes in order. Raises HolmesError if the runtime cannot run the plan."""
-    parcels = (Parcel(runtime_files()), Parcel(plan_files(plan, attempt.resume)))
+    parcels = (Parcel(runtime_files()), Parcel({**variables.files, **plan_files(plan, attempt.resume)}))
     return tuple(_bundle(plan, node, attempt, variables, parcels) for node in plan.nodes)
 
 

@@ -128,13 +128,15 @@ def _added(one: InterfaceTraffic, other: InterfaceTraffic) -> InterfaceTraffic:
 
 
 def traffic_per_step(steps: Sequence[StepMetrics], planned: Iterable[InterfaceTraffic]) -> tuple[InterfaceTraffic, ...]:
-    """Mean bytes a settled step moved over each interface the plan names, in the plan's order."""
-    counted = settled(steps)
+    """Mean bytes a step moved over each interface the plan names, in the plan's order.
+
+    Of all steps: weights that a step gathers travel into the next one, so the first counts too few, the last too many.
+    """
     result = []
     for expected in by_interface(planned):
         place = (expected.host, expected.netdev)
-        found = [port for step in counted for port in step.interfaces if (port.host, port.netdev) == place]
-        sent = sum(port.sent_bytes for port in found) // len(counted)
-        received = sum(port.received_bytes for port in found) // len(counted)
+        found = [port for step in steps for port in step.interfaces if (port.host, port.netdev) == place]
+        sent = sum(port.sent_bytes for port in found) // len(steps)
+        received = sum(port.received_bytes for port in found) // len(steps)
         result.append(expected.model_copy(update={"sent_bytes": sent, "received_bytes": received}))
     return tuple(result)

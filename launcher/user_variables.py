@@ -1,29 +1,43 @@
-"""What job.yaml lets travel to the ranks: variables by name, and secrets by file."""
+"""What job.yaml lets travel to the ranks: variables by name, secrets by file, and the file of a model of one's own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from holmes_core.errors import HolmesError
-from holmes_core.job import LaunchSettings
+from holmes_core.job import Job
 
 
 @dataclass(frozen=True)
 class UserVariables:
-    """Variables by name with their values. `secrets` never appear in what a person is shown."""
+    """Variables by name with their values, and files by name. `secrets` never appear in what a person is shown."""
 
     environment: Mapping[str, str]
     secrets: Mapping[str, str]
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_user_variables(settings: LaunchSettings, environ: Mapping[str, str]) -> UserVariables:
-    """Take values from `environ` and secrets from their files. Raises HolmesError for what is not there."""
+def read_user_variables(job: Job, environ: Mapping[str, str], folder: Path) -> UserVariables:
+    """Take values from `environ`, secrets from their files, and the model's file from `folder`, that of job.yaml.
+
+    Raises HolmesError for what is not there.
+    """
+    settings = job.launch
     return UserVariables(
         {name: _value(name, value, environ) for name, value in settings.environment.items()},
         {name: _secret(name, Path(file)) for name, file in settings.secrets.items()},
+        _model_file(job, folder),
     )
+
+
+def _model_file(job: Job, folder: Path) -> dict[str, str]:
+    """The file of `model.factory`, unless there is none or it lies on the hosts already, as an absolute path says."""
+    file = Path((job.model.factory or "").rpartition(":")[0])
+    if job.model.factory is None or file.is_absolute():
+        return {}
+    return {file.name: _read("model.factory", folder / file)}
 
 
 def _value(name: str, value: str | None, environ: Mapping[str, str]) -> str:
@@ -43,10 +57,14 @@ def _value(name: str, value: str | None, environ: Mapping[str, str]) -> str:
 
 
 def _secret(name: str, file: Path) -> str:
+    return _read(f"launch.secrets.{name}", file.expanduser())
+
+
+def _read(key: str, file: Path) -> str:
     try:
-        return file.expanduser().read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise HolmesError(
-            f"job.yaml: launch.secrets.{name}: {file}: cannot be read: {reason}", "correct the path or its permissions"
+            f"job.yaml: {key}: {file}: cannot be read: {reason}", "correct the path or its permissions"
         ) from None

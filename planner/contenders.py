@@ -11,10 +11,10 @@ from holmes_core.plan import Alternative, Crossing
 from holmes_core.units import format_seconds
 from planner.fleet import Fleet
 from planner.placement import Found
-from planner.schedule_choice import Parts, Running, choose_schedule, parts_of
+from planner.schedule_choice import SAME, Parts, Running, choose_schedule, parts_of
 from planner.terms import make_terms
 
-NEXT_BEST = 3  # alternatives told of, beside the best of every other crossing
+NEXT_BEST = 3  # runners-up, beside the best of every other crossing
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Contender:
 
 
 def rank_contenders(job: Job, fleet: Fleet, found: Sequence[Found]) -> list[Contender]:
-    """The contenders, by simulated seconds of a step, then in the order of `found`.
+    """The fastest contender and its runners-up, by seconds simulated by classes, then in the order of `found`.
 
     Raises HolmesError where job.yaml fixes a schedule that none of them can run.
     """
@@ -44,28 +44,22 @@ def rank_contenders(job: Job, fleet: Fleet, found: Sequence[Found]) -> list[Cont
             "leave parallel.schedule and parallel.chunks out of job.yaml",
             ANSWER_IS_NO,
         )
-    return sorted(contenders, key=lambda contender: contender.running.step_s)
+    contenders.sort(key=lambda contender: contender.running.step_s)
+    ranked = contenders[: 1 + NEXT_BEST]
+    for other in contenders[1 + NEXT_BEST :]:
+        if other.crossing not in {each.crossing for each in ranked}:
+            ranked.append(other)
+    return ranked
 
 
-def alternatives_to(
-    job: Job, fleet: Fleet, best: Contender, contenders: Sequence[Contender]
-) -> tuple[Alternative, ...]:
-    """The next best, and the best of every crossing that is not among them, fastest first."""
-    others = [contender for contender in contenders if contender is not best]
-    told = others[:NEXT_BEST]
-    for other in others:
-        if other.crossing not in {best.crossing, *(each.crossing for each in told)}:
-            told.append(other)
-    parts = _parts(job, fleet, best)
-    return tuple(_alternative(other, _why_slower(parts, _parts(job, fleet, other))) for other in told)
-
-
-def _parts(job: Job, fleet: Fleet, contender: Contender) -> Parts:
+def parts_by_class(job: Job, fleet: Fleet, contender: Contender) -> Parts:
+    """The parts of the contender's step as simulated by classes."""
     placement = contender.found.placement
     return parts_of(job, make_terms(job, fleet, placement.candidate), placement, contender.running)
 
 
-def _alternative(other: Contender, why: str) -> Alternative:
+def alternative(other: Contender, parts: Parts, best: Parts, scale: float = 1.0) -> Alternative:
+    """A runner-up, with seconds of its step `scale` times the sum of its parts, and why it lost to `best`."""
     candidate, running = other.found.placement.candidate, other.running
     return Alternative(
         crossing=other.crossing,
@@ -76,18 +70,21 @@ def _alternative(other: Contender, why: str) -> Alternative:
         recompute=candidate.recompute,
         schedule=running.schedule,
         chunks=running.chunks,
-        step_s=running.step_s,
-        why=why,
+        step_s=parts.step_s * scale,
+        why=_why_slower(best, parts),
     )
 
 
 def _why_slower(best: Parts, other: Parts) -> str:
     """The part of the step that grew most, and by how much."""
+    if other.step_s <= best.step_s * (1 + SAME):
+        return "equally fast; the plan prefers fewer seconds of the closed form, then the smaller tp, pp and dp"
     grown = {
         "the busiest rank computes": other.compute_s - best.compute_s,
         "ranks wait for one another": other.bubble_s - best.bubble_s,
         "messages between stages take": other.edges_s - best.edges_s,
         "gradients take": other.gradients_s - best.gradients_s,
+        "the optimizer takes": other.optimizer_s - best.optimizer_s,
     }
     what = max(grown, key=lambda part: grown[part])
-    return f"{what} {format_seconds(max(0.0, grown[what]))} longer"
+    return f"{what} {format_seconds(grown[what])} longer"

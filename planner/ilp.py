@@ -228,9 +228,9 @@ def _gave_up(program: Program) -> bool:
 
 
 def write_lp(question: Question, path: Path) -> None:
-    """Writes the program to `path` in LP format, every constraint by its name."""
+    """Writes the program to `path` in LP format, in seconds, every constraint by its name."""
     with _quiet():
-        build(question).model.writeLP(str(path))
+        build(question, unit_s=1.0).model.writeLP(str(path))
 
 
 def solver_name() -> SolverName:
@@ -238,10 +238,10 @@ def solver_name() -> SolverName:
     return "HiGHS" if pulp.HiGHS(msg=False).available() else "CBC"
 
 
-def build(question: Question) -> Program:
-    """The whole program, ready to solve."""
+def build(question: Question, unit_s: float | None = None) -> Program:
+    """The whole program, ready to solve; without `unit_s` in a unit that suits solvers."""
     terms = question.terms
-    unit_s = question.at_most_s or question.slowest_s * terms.num_microbatches or sum(terms.layer_s) or 1.0
+    unit_s = unit_s or question.at_most_s or question.slowest_s * terms.num_microbatches or sum(terms.layer_s) or 1.0
     sites = make_sites(terms, question.crossing)
     program = Program(question, unit_s, sites, pulp.LpProblem("placement", pulp.LpMinimize))
     add_variables(program)

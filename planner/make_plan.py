@@ -11,7 +11,7 @@ from holmes_core.inventory import Inventory
 from holmes_core.job import Job
 from holmes_core.plan import Alternative, Order, Plan, PlanRank, PlanStage, Prediction, SolveReport, Source
 from planner.candidates import check_job
-from planner.contenders import Contender, alternatives_to, rank_contenders
+from planner.contenders import Contender, alternative, parts_by_class, rank_contenders
 from planner.environment import make_nodes
 from planner.fleet import Fleet, read_fleet, require_rates
 from planner.ilp import solver_name
@@ -21,12 +21,13 @@ from planner.place import hosts_by_stage, number_ranks, place
 from planner.placement import Placement
 from planner.predict import Laid, predict
 from planner.price import price_ranks_s
-from planner.schedule_choice import Running, choose_schedule
+from planner.schedule_choice import Parts, Running, choose_schedule
 from planner.search import SAME, Answer, Progress, search
 from planner.terms import make_terms
 from planner.usual_order import best_usual, misfit, usual_placement, usual_places
 from planner.verify import verify
 
+MOST_RANKS_DRAWN = 4096  # in all: on more, contenders are compared by classes and only the best is written out
 TIME_LIMIT_S = 60.0  # long enough for a proof on the sizes we test; the plan says when it was not
 
 
@@ -61,24 +62,58 @@ def make_plan(
     require_rates(inventory, job, fleet)
     answer = search(job, fleet, time_limit_s, progress, lp)
     contenders = rank_contenders(job, fleet, answer.found)
-    best = contenders[0]
     usual = _draw_usual(inventory, job, fleet, answer)
     as_usual = usual.prediction if usual is not None else None
+    alternatives: tuple[Alternative, ...] = ()
     if order == "usual":
         if usual is None:
-            raise _usual_misfit(inventory, job, fleet, best.found.placement)
+            raise _usual_misfit(inventory, job, fleet, contenders[0].found.placement)
         drawn = usual
     else:
         del usual  # two large plans at once are too much memory; the usual order is seldom faster
-        drawn = _draw(inventory, job, fleet, best)
+        drawn, alternatives = _draw_best(inventory, job, fleet, contenders)
         if as_usual is not None and as_usual.step_s < drawn.prediction.step_s * (1 - SAME):
             drawn = _draw_usual(inventory, job, fleet, answer) or drawn
-    solve = _report(job, fleet, answer, drawn, alternatives_to(job, fleet, best, contenders), order)
+    solve = _report(job, fleet, answer, drawn, alternatives, order)
     plan = _write(inventory, job, inventory_source, job_source, order, drawn, solve, as_usual)
     faults = verify(plan, inventory)
     if faults:
         raise AssertionError("the planner made a plan that does not verify: " + "; ".join(faults[:20]))
     return plan
+
+
+def _draw_best(
+    inventory: Inventory, job: Job, fleet: Fleet, contenders: Sequence[Contender]
+) -> tuple[Drawn, tuple[Alternative, ...]]:
+    """The fastest contender written out, and the others beside it, fastest first.
+
+    All are written out and compared by their predictions where that is cheap. Else the order of the simulation by
+    classes stands, and the seconds of the others are as much more than the prediction of the best as they are there.
+    """
+    best = contenders[0]
+    ranks = sum(c.tp * c.pp * c.dp for c in (each.found.placement.candidate for each in contenders))
+    if ranks > MOST_RANKS_DRAWN:
+        drawn = _draw(inventory, job, fleet, best)
+        parts = parts_by_class(job, fleet, best)
+        scale = drawn.prediction.step_s / parts.step_s if parts.step_s else 1.0
+        others = [(each, parts_by_class(job, fleet, each)) for each in contenders[1:]]
+        return drawn, tuple(alternative(each, theirs, parts, scale) for each, theirs in others)
+    all_drawn = [(each, _draw(inventory, job, fleet, each)) for each in contenders]
+    all_drawn.sort(key=lambda pair: pair[1].prediction.step_s)
+    (_, drawn), *rest = all_drawn
+    parts = _parts(drawn.prediction)
+    return drawn, tuple(alternative(each, _parts(other.prediction), parts) for each, other in rest)
+
+
+def _parts(prediction: Prediction) -> Parts:
+    """The parts that runners-up are compared by."""
+    return Parts(
+        prediction.compute_s + prediction.exposed_tp_s,
+        prediction.bubble_s,
+        prediction.exposed_edge_s,
+        prediction.exposed_dp_s,
+        prediction.optimizer_s,
+    )
 
 
 def _draw(inventory: Inventory, job: Job, fleet: Fleet, contender: Contender) -> Drawn:

@@ -17,7 +17,7 @@ from holmes_core.plan import InterfaceTraffic, PlanGroup, PlanRank, Prediction
 from holmes_runtime.schedule import Schedule, make_schedule
 from planner.candidates import Candidate
 from planner.collectives import Halves, Path, message_s, shard_exchange_bytes, shard_exchange_s
-from planner.compute_time import NO_TIME, optimizer_s
+from planner.compute_time import NO_TIME, optimizer_s, split_factor
 from planner.cost import (
     GRADIENT_BYTES,
     Execution,
@@ -257,6 +257,7 @@ class _Costs:
             forward_edges,
             backward_edges,
             self._weight_part(),
+            split_factor(self.job),
         )
 
     def _stage_s(self, stage: int, replica: int, tensor_parallel: bool = True) -> Halves:

@@ -15,6 +15,7 @@ from math import ceil
 from holmes_core.job import Job, ScheduleName
 from holmes_runtime.schedule import make_schedule
 from planner.closed_form import edge_s, site_rings, sync_s_per_byte
+from planner.compute_time import split_factor
 from planner.cost import (
     GRADIENT_BYTES,
     embedding_parameters,
@@ -52,6 +53,12 @@ class Parts:
     bubble_s: float
     edges_s: float
     gradients_s: float
+    optimizer_s: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        """Their sum."""
+        return self.compute_s + self.bubble_s + self.edges_s + self.gradients_s + self.optimizer_s
 
 
 def choose_schedule(job: Job, terms: Terms, placement: Placement) -> Running | None:
@@ -193,7 +200,10 @@ class _Simulated:
         found = []
         for count, sites in self._lanes:
             stages, edges = self._stage_s(sites, way.layers), self._edges_s(sites, way.chunks)
-            times = PipelineTimes(tuple(f for f, _ in stages), tuple(b for _, b in stages), tuple(edges), tuple(edges))
+            forward_s, backward_s = zip(*stages, strict=True)
+            times = PipelineTimes(
+                forward_s, backward_s, tuple(edges), tuple(edges), split_factor=split_factor(self._job)
+            )
             found.append(Pipeline(schedules[count], times))
         return found
 

@@ -102,6 +102,7 @@ class _Search:
         if self._best is None:
             raise _out_of_time(self._limit_s) if open_s else _out_of_memory(self._job, self._fleet, candidates)
         self._prefer()
+        self._certify()
         if lp is not None:
             write_lp(self._last_question(), lp)
         found = sorted(self._found.items(), key=lambda item: (item[1].objective_s, item[0]))
@@ -156,11 +157,13 @@ class _Search:
     def _first_look(self, candidate: Candidate) -> Look | None:
         """The look at a candidate in any way, with a bound from compute alone; None where memory is too small.
 
-        Slower than all places at work it cannot be, and the slowest of p stages holds L/p layers at least.
+        Where it is, but not with more recomputation, the look at that. Slower than all places at work it cannot be, and
+        the slowest of p stages holds L/p layers at least.
         """
         num_layers, pp = self._job.model.num_layers, candidate.pp
         if pp < self._fewest_stages(candidate.tp, candidate.dp, candidate.micro_batch_size, candidate.recompute):
-            return None
+            more = more_recompute(self._job, candidate)
+            return self._first_look(more) if more is not None else None
         classes = self._speeds(candidate.tp, candidate.micro_batch_size, candidate.recompute)
         fastest_s, head_s = classes[0][0], min(head for _, head, _ in classes)
         m = candidate.num_microbatches(self._job.global_batch_size)
@@ -343,10 +346,26 @@ class _Search:
         if found is not None and solution.status == "optimal":
             self._found[candidate, way] = found
 
-    def _last_question(self) -> Question:
-        """The program of the best placement's candidate at its pace."""
+    def _certify(self) -> None:
+        """Where bounds alone closed the search, solves the program of the best at its pace as well.
+
+        Replicas in one class each are no question of a program.
+        """
         assert self._best is not None
-        _, candidate, way = self._best
+        objective_s, candidate, way = self._best
+        late = time.monotonic() > self._deadline_s
+        if late or way == "spread" or (candidate, way) in self._questions:
+            return
+        look, question = Look(objective_s, candidate, way), self._last_question()
+        solution = solve(question, self._limit_s * PROGRAM_SHARE)
+        self._programs += 1
+        if self._keep(look, _read_solution(look, question, solution)):
+            self._questions[candidate, way] = question
+
+    def _last_question(self) -> Question:
+        """The program of the best placement that one can find, at its pace."""
+        keys = [key for key in self._found if key[1] != "spread"] or list(self._found)
+        candidate, way = min(keys, key=lambda key: (self._found[key].objective_s, key))
         if (candidate, way) in self._questions:
             return replace(self._questions[candidate, way], at_most_s=None)
         terms, found = self._terms(candidate), self._found[candidate, way].placement
@@ -383,7 +402,8 @@ def _out_of_memory(job: Job, fleet: Fleet, candidates: tuple[Candidate, ...]) ->
     if not known:
         return _no_place(fleet, candidates)
     largest, name = max(known)
-    needed, nearest = min((_even_memory_bytes(job, candidate), candidate) for candidate in candidates)
+    leanest = (_leanest(job, candidate) for candidate in candidates)
+    needed, nearest = min((_even_memory_bytes(job, candidate), candidate) for candidate in leanest)
     if needed <= largest:
         return _no_place(fleet, candidates)
     layers = f" with the fixed cut {job.parallel.layers}" if job.parallel.layers else ""
@@ -407,6 +427,12 @@ def _no_place(fleet: Fleet, candidates: tuple[Candidate, ...]) -> HolmesError:
         "lower parallel.dp or parallel.pp in job.yaml, or leave them out",
         ANSWER_IS_NO,
     )
+
+
+def _leanest(job: Job, candidate: Candidate) -> Candidate:
+    """The candidate with the most recomputation that job.yaml allows."""
+    more = more_recompute(job, candidate)
+    return candidate if more is None else _leanest(job, more)
 
 
 def _even_memory_bytes(job: Job, candidate: Candidate) -> int:

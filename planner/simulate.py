@@ -10,7 +10,8 @@ last backward, and the update waits for the slowest rank, since the norm that cl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from holmes_runtime.schedule import Action, ActionKind, Schedule
 
@@ -23,7 +24,8 @@ class PipelineTimes:
     """Seconds per micro-batch of one replica.
 
     forward_s and backward_s are by stage. forward_edge_s[s] is one message from stage s to s+1, backward_edge_s[s] one
-    from s+1 to s. `weight_part` of a backward makes weight gradients, which a schedule may split off.
+    from s+1 to s. `weight_part` of a backward makes weight gradients, which a schedule may split off; its two halves
+    then take `split_factor` times as long together.
     """
 
     forward_s: tuple[float, ...]
@@ -31,18 +33,21 @@ class PipelineTimes:
     forward_edge_s: tuple[float, ...]
     backward_edge_s: tuple[float, ...]
     weight_part: float = 0.5
+    split_factor: float = 1.0
 
     def without_edges(self) -> PipelineTimes:
         """The same pipeline with links that take no time."""
         free = (0.0,) * len(self.forward_edge_s)
-        return PipelineTimes(self.forward_s, self.backward_s, free, free, self.weight_part)
+        return replace(self, forward_edge_s=free, backward_edge_s=free)
 
     def compute_s(self, kind: ActionKind, stage: int) -> float:
         """Seconds an action of `kind` computes."""
         if kind is FORWARD:
             return self.forward_s[stage]
-        part = {BACKWARD: 1.0, BACKWARD_INPUT: 1 - self.weight_part, BACKWARD_WEIGHT: self.weight_part}
-        return self.backward_s[stage] * part[kind]
+        if kind is BACKWARD:
+            return self.backward_s[stage]
+        part = 1 - self.weight_part if kind is BACKWARD_INPUT else self.weight_part
+        return self.backward_s[stage] * part * self.split_factor
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,7 @@ class Bucket:
     gather_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """Start and end of an action, seconds after the step began."""
 
     start_s: float
@@ -96,60 +100,54 @@ def run_pipeline(schedule: Schedule, times: PipelineTimes, buckets: Buckets = ()
     Raises ValueError if the schedule waits for itself.
     """
     pp, num_stages = len(schedule), len(times.forward_s)
-    seconds = {kind: [times.compute_s(kind, stage) for stage in range(num_stages)] for kind in ActionKind}
+    halves = {kind: [times.compute_s(kind, s) for s in range(num_stages)] for kind in (BACKWARD_INPUT, BACKWARD_WEIGHT)}
     gathered = _gathered(schedule, buckets)
-    arrived: dict[tuple[int, bool, int], float] = {}  # (stage, is forward, micro-batch): its input is there
-    awaited: dict[tuple[int, bool, int], int] = {}  # the rank that stands still for it
-    link_free_s: dict[tuple[int, bool], float] = {}
+    arrived: dict[tuple[int, int], float] = {}  # (2 stage + is forward, micro-batch): when its input is there
+    awaited: dict[tuple[int, int], int] = {}  # the rank that stands still for it
+    link_free_s = [0.0] * (2 * pp)
     rank_free_s = dict.fromkeys(schedule, 0.0)
     done: Run = {rank: [] for rank in schedule}
     runnable = list(reversed(schedule))
     while runnable:
         rank = runnable.pop()
         actions, intervals, now_s = schedule[rank], done[rank], rank_free_s[rank]
-        while len(intervals) < len(actions):
-            action = actions[len(intervals)]
+        for action in actions[len(intervals) :]:
             stage, kind, microbatch = action.stage, action.kind, action.microbatch
             forward = kind is FORWARD
             start_s = now_s
             if kind is not BACKWARD_WEIGHT and (stage > 0 or not forward):
-                key = (stage, forward, microbatch)
-                ready_s = arrived.get(key)
+                ready_s = arrived.get((2 * stage + forward, microbatch))
                 if ready_s is None:
-                    awaited[key] = rank
+                    awaited[2 * stage + forward, microbatch] = rank
                     break
-                start_s = max(now_s, ready_s)
-            now_s = start_s + seconds[kind][stage]
+                if ready_s > now_s:
+                    start_s = ready_s
+            if forward:
+                took_s = times.forward_s[stage]
+            else:
+                took_s = times.backward_s[stage] if kind is BACKWARD else halves[kind][stage]
+            now_s = start_s + took_s
             if forward and stage in gathered:
-                now_s = _first_forward_end_s(start_s, seconds[kind][stage], buckets[stage], gathered.pop(stage))
+                now_s = _first_forward_end_s(start_s, took_s, buckets[stage], gathered.pop(stage))
             intervals.append(Interval(start_s, now_s))
-            if kind is BACKWARD_WEIGHT:
+            if kind is BACKWARD_WEIGHT or (stage == 0 and not forward):
                 continue
-            receiver, edge_s = _message(stage, forward, microbatch, num_stages, times)
-            if receiver is not None:
-                link = (stage % pp, forward)
-                link_free_s[link] = max(now_s, link_free_s.get(link, 0.0)) + edge_s
-                arrived[receiver] = link_free_s[link]
-                if receiver in awaited:
-                    runnable.append(awaited.pop(receiver))
+            if not forward:
+                receiver, edge_s = (2 * stage - 2, microbatch), times.backward_edge_s[stage - 1]
+            elif stage < num_stages - 1:
+                receiver, edge_s = (2 * stage + 3, microbatch), times.forward_edge_s[stage]
+            else:  # the last stage's forward makes its own backward's input
+                receiver, edge_s = (2 * stage, microbatch), 0.0
+            link = 2 * (stage % pp) + forward
+            there_s = max(now_s, link_free_s[link]) + edge_s
+            link_free_s[link] = arrived[receiver] = there_s
+            if receiver in awaited:
+                runnable.append(awaited.pop(receiver))
         rank_free_s[rank] = now_s
     ran = sum(map(len, done.values()))
     if ran < sum(map(len, schedule.values())):
         raise ValueError(f"the schedule stands still after {ran} actions")
     return done
-
-
-def _message(
-    stage: int, forward: bool, microbatch: int, num_stages: int, times: PipelineTimes
-) -> tuple[tuple[int, bool, int] | None, float]:
-    """Whose input the action makes, and seconds on the link; the last stage's forward makes its own backward's."""
-    if forward and stage < num_stages - 1:
-        return (stage + 1, True, microbatch), times.forward_edge_s[stage]
-    if forward:
-        return (stage, False, microbatch), 0.0
-    if stage > 0:
-        return (stage - 1, False, microbatch), times.backward_edge_s[stage - 1]
-    return None, 0.0
 
 
 def _gathered(schedule: Schedule, buckets: Buckets) -> dict[int, list[float]]:

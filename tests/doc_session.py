@@ -34,11 +34,12 @@ def sessions(text: str) -> list[tuple[str, str]]:
 
 
 def prepare(document: Path, folder: Path) -> None:
-    """The YAML files the document shows, and for planning.md the inventory it speaks of."""
+    """The YAML files the document shows, and for planning.md the inventory it speaks of and the examples."""
     for text in blocks(document.read_text(encoding="utf-8"), "yaml"):
         (folder / text.splitlines()[0].removeprefix("# ")).write_text(text, encoding="utf-8")
     if document == PLANNING:
         (folder / "inventory.json").write_text(gpu_inventory([4, 4]).to_json(), encoding="utf-8")
+        (folder / "examples").symlink_to(ROOT / "templates" / "examples")
 
 
 def run(command: str, folder: Path, columns: int) -> subprocess.CompletedProcess[str]:

@@ -109,7 +109,7 @@ def test_page_is_written_beside_the_plan(command: Command, tmp_path: Path) -> No
 
 def test_large_plan_takes_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
     fleet = gpu_inventory([12, 12])
-    fixed = {"tp": 8, "pp": 6, "dp": 4, "micro_batch_size": 1}
+    fixed = {"tp": 8, "pp": 6, "dp": 4, "micro_batch_size": 1, "schedule": "1f1b"}
     plan = plan_for(fleet, gpt_7b(global_batch_size=480, parallel=fixed))
     show_plan(plan, fleet)
     text = capsys.readouterr().out

@@ -18,8 +18,9 @@ from holmes_core.hosts_file import Access, Container
 from holmes_runtime.node_config import NodeConfig
 from launcher.bundle import NodeBundle, archive
 from launcher.prepare import Attempt, prepare
-from launcher.user_variables import UserVariables
+from launcher.user_variables import UserVariables, read_user_variables
 from tests.launcher.plans import cpu_plan, gpu_plan, with_access
+from tests.planner.fleets import bed_job
 
 PLAN = cpu_plan()
 NOTHING = UserVariables({}, {})
@@ -137,6 +138,20 @@ def test_files_have_the_forms_their_readers_want() -> None:
     assert shared["hostfile"].splitlines()[1:] == ["a1 slots=2", "b1 slots=2"]
     assert shared["rankfile"].splitlines()[1:3] == ["rank 0=a1 slot=0", "rank 1=a1 slot=1"]
     assert shared["plan.json"] == plan.to_json()
+
+
+def test_model_of_ones_own_is_read_beside_the_job_and_sent(tmp_path: Path) -> None:
+    plan = cpu_plan(model={**bed_job().model.model_dump(), "factory": "mine.py:build"})
+    (tmp_path / "mine.py").write_text("def build(layers, job): ...", encoding="utf-8")
+    one = prepare(plan, Attempt("r"), read_user_variables(plan.job, {}, tmp_path))[0]
+    assert one.parcels[1].files["mine.py"] == "def build(layers, job): ..."
+    with pytest.raises(HolmesError, match=r"model\.factory: .*mine\.py: cannot be read: No such file"):
+        read_user_variables(plan.job, {}, tmp_path / "elsewhere")
+
+
+def test_model_at_an_absolute_path_is_on_the_hosts_already(tmp_path: Path) -> None:
+    plan = cpu_plan(model={**bed_job().model.model_dump(), "factory": "/shared/mine.py:build"})
+    assert read_user_variables(plan.job, {}, tmp_path).files == {}
 
 
 def test_variable_of_the_plan_is_not_the_users() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from holmes_core.plan import Plan
 from holmes_runtime.run_config import Expectation
 from launcher.prepare import run_config_of
-from launcher.step_metrics import StepCollector
+from launcher.step_metrics import InterfaceBytes, StepCollector, traffic_per_step
 
 from .plans import cpu_plan
 
@@ -98,3 +99,18 @@ def test_a_measured_speed_says_how_long_layers_and_head_take() -> None:
     for rank in plan.ranks:
         flops = plan.stages[rank.pp_rank].num_layers * layer + (head if rank.pp_rank == 1 else 0)
         assert expected.compute_s[rank.rank] == pytest.approx(flops / 2e10)
+
+
+def test_bytes_a_step_are_the_mean_of_all_steps_since_gathered_weights_travel_into_the_next() -> None:
+    plan = cpu_plan()
+    place = plan.prediction.traffic[0]
+    collector = StepCollector(plan)
+    step = [collector.add(report(plan, rank, step_s=1.0)) for rank in range(plan.world_size)][-1]
+    assert step is not None
+    steps = [
+        replace(step, interfaces=(InterfaceBytes(place.host, place.netdev, sent, sent),)) for sent in (50, 100, 150)
+    ]
+
+    seen = traffic_per_step(steps, plan.prediction.traffic)
+
+    assert [port.sent_bytes for port in seen if (port.host, port.netdev) == (place.host, place.netdev)] == [100]

@@ -1,13 +1,24 @@
-"""Brute force over every placement of one candidate in blocks, and random small candidates to compare with."""
+"""Every placement of one candidate in blocks, by brute force or dynamic programming; random candidates to compare."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import permutations, product
+from math import inf
 
 from planner.candidates import Candidate
-from planner.closed_form import Block, Site, blocks_step_s
+from planner.closed_form import (
+    Block,
+    Site,
+    blocks_step_s,
+    edge_s,
+    exposed_sync_s,
+    pace_of,
+    site_stage_s,
+    sync_s_per_byte,
+)
 from planner.collectives import Halves
 from planner.ilp import make_sites
 from planner.terms import Terms
@@ -24,19 +35,23 @@ def compositions(total: int, parts: int, least: int) -> Iterator[tuple[int, ...]
             yield (first, *rest)
 
 
-def best_by_enumeration(terms: Terms, crossing: bool) -> float | None:
+def best_by_enumeration(
+    terms: Terms, crossing: bool = False, fixed_layers: tuple[int, ...] | None = None
+) -> float | None:
     """The least closed-form seconds of all placements in blocks, None if there is none.
 
-    `crossing`: with a stage over several clusters, else without.
+    `crossing`: with a stage over several clusters, else without. `fixed_layers`, by stage: of this cut alone.
     """
     best = None
-    for blocks in all_blocks(terms, crossing):
+    for blocks in all_blocks(terms, crossing, fixed_layers):
         seconds = blocks_step_s(terms, blocks)
         best = seconds if best is None or seconds < best else best
     return best
 
 
-def all_blocks(terms: Terms, crossing: bool) -> Iterator[tuple[Block, ...]]:
+def all_blocks(
+    terms: Terms, crossing: bool, fixed_layers: tuple[int, ...] | None = None
+) -> Iterator[tuple[Block, ...]]:
     """Every sequence of blocks on different sites, with every cut, that places and memory allow."""
     pp = terms.candidate.pp
     sites = make_sites(terms, crossing)
@@ -49,12 +64,14 @@ def all_blocks(terms: Terms, crossing: bool) -> Iterator[tuple[Block, ...]]:
                 if any(crossed and length > 1 for crossed, length in zip(crosses, lengths, strict=True)):
                     continue
                 if has_places(terms, order, lengths):
-                    yield from _cuts(terms, order, lengths)
+                    yield from _cuts(terms, order, lengths, fixed_layers)
 
 
-def _cuts(terms: Terms, order: Sequence[Site], lengths: Sequence[int]) -> Iterator[tuple[Block, ...]]:
+def _cuts(
+    terms: Terms, order: Sequence[Site], lengths: Sequence[int], fixed_layers: tuple[int, ...] | None
+) -> Iterator[tuple[Block, ...]]:
     sites = [site for site, length in zip(order, lengths, strict=True) for _ in range(length)]
-    for layers in compositions(terms.num_layers, len(sites), 1):
+    for layers in [fixed_layers] if fixed_layers else compositions(terms.num_layers, len(sites), 1):
         if all(layers[s] <= terms.capacity[s][c] for s, site in enumerate(sites) for c in site):
             starts = [sum(lengths[:index]) for index in range(len(lengths))]
             yield tuple(
@@ -83,6 +100,11 @@ def has_places(terms: Terms, order: Sequence[Site], lengths: Sequence[int]) -> b
         if min(left) >= 0:
             return True
     return False
+
+
+def random_cut(terms: Terms, seed: int) -> tuple[int, ...]:
+    """Layers of each stage, drawn."""
+    return random.Random(seed).choice(list(compositions(terms.num_layers, terms.candidate.pp, 1)))
 
 
 def random_terms(seed: int) -> Terms:
@@ -126,3 +148,94 @@ def random_terms(seed: int) -> Terms:
         last_sync_bytes=3,
         hides_edges=draw.random() < 0.7,
     )
+
+
+State = tuple[frozenset[int], int, int, int]
+"""Classes of the blocks before, class of the current one and its stages so far, layers so far."""
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What the closed form needs to know of the first stages: sums and maxima, in seconds."""
+
+    total_s: float
+    stage_s: float
+    edge_s: float
+    sync_s: float
+
+    def grown(self, stage_s: float, hop_s: float, sync_s: float) -> Partial:
+        """With one stage more."""
+        return Partial(
+            self.total_s + stage_s + 2 * hop_s,
+            max(self.stage_s, stage_s),
+            max(self.edge_s, hop_s),
+            max(self.sync_s, sync_s),
+        )
+
+    def beats(self, other: Partial) -> bool:
+        """No worse in anything."""
+        return (
+            self.total_s <= other.total_s
+            and self.stage_s <= other.stage_s
+            and self.edge_s <= other.edge_s
+            and self.sync_s <= other.sync_s
+        )
+
+
+def best_in_blocks(terms: Terms, at_most_s: float = inf) -> float | None:
+    """The least closed-form seconds of placements in blocks of one class each; None if none takes `at_most_s` or less.
+
+    Exact, and for larger instances than `best_by_enumeration`: stage by stage, by dynamic programming over the classes
+    used, the class and length of the current block and the layers so far. Of partial placements with all these equal
+    only those are kept that no other one beats, since the closed form rises with each of the four numbers.
+    """
+    pp, most, least_layer_s = terms.candidate.pp, terms.num_layers, min(terms.layer_s)
+    states: dict[State, list[Partial]] = {(frozenset(), -1, 0, 0): [Partial(0.0, 0.0, 0.0, 0.0)]}
+    for stage in range(pp):
+        found: dict[State, list[Partial]] = {}
+        for (used, current, length, held), partials in states.items():
+            for c, places in enumerate(terms.slots):
+                if c in used or (c == current and length >= places) or not places:
+                    continue
+                hop_s = _hop_s(terms, current, c, length)
+                before = used | {current} if c != current and current >= 0 else used
+                for layers in range(1, min(terms.capacity[stage][c], most - held - (pp - 1 - stage)) + 1):
+                    rest_s = (most - held - layers) * least_layer_s
+                    stage_s, sync_s = _stage(terms, stage, c, layers)
+                    grown = [partial.grown(stage_s, hop_s, sync_s) for partial in partials]
+                    useful = [partial for partial in grown if _step_s(terms, partial) + rest_s <= at_most_s]
+                    if useful:
+                        found.setdefault((before, c, length + 1 if c == current else 1, held + layers), []).extend(
+                            useful
+                        )
+        states = {state: _unbeaten(partials) for state, partials in found.items()}
+    whole = [partial for (_, _, _, held), partials in states.items() if held == most for partial in partials]
+    return min((_step_s(terms, partial) for partial in whole), default=None)
+
+
+def _step_s(terms: Terms, partial: Partial) -> float:
+    pace_s = pace_of(terms, partial.stage_s, partial.edge_s)
+    return (terms.num_microbatches - 1) * pace_s + partial.total_s + partial.sync_s
+
+
+def _hop_s(terms: Terms, before: int, after: int, length: int) -> float:
+    """Seconds of a message from a block of `length` stages so far on class `before` to a stage on class `after`."""
+    if before < 0 or (before == after and length % terms.stages_per_host[after]):
+        return 0.0
+    return edge_s(terms, (before,), (after,))
+
+
+def _stage(terms: Terms, stage: int, c: int, layers: int) -> tuple[float, float]:
+    """Seconds of a stage on class `c` and micro-batch, and what its exchange of gradients exposes."""
+    stage_s = site_stage_s(terms, (c,), layers, stage == terms.candidate.pp - 1)
+    if terms.candidate.dp == 1:
+        return stage_s, 0.0
+    return stage_s, exposed_sync_s(terms, sync_s_per_byte(terms, (c,)), terms.sync_bytes(stage, layers), stage_s)
+
+
+def _unbeaten(partials: list[Partial]) -> list[Partial]:
+    kept: list[Partial] = []
+    for partial in sorted(partials, key=lambda each: (each.total_s, each.stage_s, each.edge_s, each.sync_s)):
+        if not any(other.beats(partial) for other in kept):
+            kept.append(partial)
+    return kept

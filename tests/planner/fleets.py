@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -81,7 +82,7 @@ def gpu_inventory(
 
 
 def bed_job(**changes: Any) -> Job:
-    """The bed's job: a GPT of 15 M parameters on CPU slots, pp 2 and dp 2 fixed."""
+    """The bed's job: a GPT of 15 M parameters on CPU slots; pp 2, dp 2 and zero-bubble fixed."""
     data: dict[str, Any] = {
         "model": {"num_layers": 10, "hidden_size": 352, "num_heads": 8, "seq_length": 128},
         "data": {"path": "/data"},
@@ -89,7 +90,7 @@ def bed_job(**changes: Any) -> Job:
         "global_batch_size": 32,
         "device": "cpu",
         "compute": {"flops_per_s": 2e10},
-        "parallel": {"pp": 2, "dp": 2},
+        "parallel": {"pp": 2, "dp": 2, "schedule": "zero-bubble"},
     }
     return Job.model_validate(data | changes)
 
@@ -120,3 +121,25 @@ def plan_for(inventory: Inventory, job: Job, **options: Any) -> Plan:
         Source(path="job.yaml", digest="sha256:1"),
         **options,
     )
+
+
+def random_inventory(seed: int) -> Inventory:
+    """Two or three clusters of one to three hosts; every fabric, and the shared network, at a rate of its own."""
+    draw = random.Random(seed)
+    sizes = [draw.randint(1, 3) for _ in range(draw.choice((2, 2, 3)))]
+    inventory = cpu_inventory(sizes, 1.0, draw.choice((0.02, 0.1, 0.5, 2.0)) * draw.uniform(0.9, 1.1))
+    clusters = tuple(
+        cluster.model_copy(update={"fabric": faster(cluster.fabric, draw.uniform(0.5, 8.0))})
+        for cluster in inventory.clusters
+    )
+    return inventory.model_copy(update={"clusters": clusters})
+
+
+def faster(network: Network, factor: float) -> Network:
+    """The network with every port's bandwidth `factor` times what it is."""
+    ports = tuple(
+        each.model_copy(update={"bandwidth_bytes_per_s": each.bandwidth_bytes_per_s * factor})
+        for each in network.ports
+        if each.bandwidth_bytes_per_s is not None
+    )
+    return network.model_copy(update={"ports": ports})

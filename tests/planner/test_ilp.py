@@ -1,23 +1,35 @@
-"""The integer program against brute force."""
+"""The integer program against brute force with both solvers, and what it promises besides."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from planner.bounds import Bounds
+from planner.candidates import Candidate
 from planner.closed_form import blocks_step_s
-from planner.ilp import Question, Solution, SolverName, solve
+from planner.collectives import Halves
+from planner.ilp import Question, Solution, SolverName, build, make_sites, preferred, solve, solver_name
 from planner.terms import Terms
-from tests.planner.enumerator import best_by_enumeration, random_terms
+from tests.planner.enumerator import best_by_enumeration, random_cut, random_terms
 
 ANY_PACE_S = 1e3
+SOLVERS: tuple[SolverName, ...] = ("HiGHS", "CBC")
 
 
-def ask(terms: Terms, crossing: bool = False, solver: SolverName | None = None) -> Solution:
+def ask(
+    terms: Terms,
+    crossing: bool = False,
+    solver: SolverName | None = None,
+    fixed_layers: tuple[int, ...] | None = None,
+) -> Solution:
     """The program's answer at any pace."""
-    return solve(Question(terms, 0.0, ANY_PACE_S, crossing=crossing), solver=solver)
+    return solve(Question(terms, 0.0, ANY_PACE_S, crossing=crossing, fixed_layers=fixed_layers), solver=solver)
 
 
 def price(terms: Terms, solution: Solution) -> float:
@@ -36,33 +48,153 @@ def price(terms: Terms, solution: Solution) -> float:
     return blocks_step_s(terms, solution.blocks)
 
 
-def assert_equals_enumeration(seed: int, crossing: bool, solver: SolverName) -> None:
-    """Same least seconds as brute force, a true bound, or infeasible where brute force finds nothing."""
-    terms = random_terms(seed)
-    best, bound = best_by_enumeration(terms, crossing), Bounds(terms, mixed=crossing).least_s
-    solution = ask(terms, crossing, solver)
+def assert_equals_enumeration(
+    terms: Terms, crossing: bool, solver: SolverName, fixed_layers: tuple[int, ...] | None = None
+) -> None:
+    """Same least seconds as brute force, and a true bound; or infeasible where brute force finds nothing."""
+    best = best_by_enumeration(terms, crossing, fixed_layers)
+    solution = ask(terms, crossing, solver, fixed_layers)
     if best is None:
-        assert solution.status == "infeasible", seed
+        assert solution.status == "infeasible"
         return
-    assert bound is not None, seed
-    assert bound <= best * (1 + 1e-9), seed
-    assert solution.status == "optimal", seed
-    assert price(terms, solution) == pytest.approx(best, rel=1e-6), seed
-    assert solution.bound_s == pytest.approx(best, rel=1e-6), seed
+    assert solution.status == "optimal"
+    assert price(terms, solution) == pytest.approx(best, rel=1e-6)
+    assert solution.bound_s == pytest.approx(best, rel=1e-6)
 
 
+def hard_terms() -> Terms:
+    """Fourteen stages on four classes of different speed: too much for a fraction of a second."""
+    speed = (1.0, 1.37, 2.11, 3.19)
+    return replace(
+        random_terms(0),
+        candidate=Candidate(1, 14, 3, 1),
+        num_layers=61,
+        num_microbatches=40,
+        cluster=(0, 1, 2, 3),
+        places=(11, 12, 13, 14),
+        places_per_host=(1, 1, 1, 1),
+        memory_bytes=(None,) * 4,
+        capacity=((30,) * 4,) * 14,
+        layer=tuple(Halves(each / 3, 2 * each / 3) for each in speed),
+        head=tuple(Halves(each / 3, 2 * each / 3) for each in speed),
+        net_names=("IB",) * 4,
+        fabric_edge_s=(0.1, 0.2, 0.3, 0.4),
+        shared_edge_s=(1.3, 1.7, 1.1, 1.9),
+        fabric_sync_s_per_byte=speed,
+        shared_sync_s_per_byte=(9.0, 8.0, 7.0, 6.0),
+    )
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("seeds", [range(start, start + 30) for start in range(0, 240, 30)], ids=lambda r: str(r[0]))
-def test_highs_finds_what_brute_force_finds(seeds: Sequence[int]) -> None:
+def test_program_finds_what_brute_force_finds(seeds: Sequence[int], solver: SolverName) -> None:
     for seed in seeds:
-        assert_equals_enumeration(seed, False, "HiGHS")
+        assert_equals_enumeration(random_terms(seed), False, solver)
 
 
-@pytest.mark.parametrize("seeds", [range(start, start + 20) for start in range(0, 80, 20)], ids=lambda r: str(r[0]))
-def test_highs_finds_what_brute_force_finds_with_a_stage_over_clusters(seeds: Sequence[int]) -> None:
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("seeds", [range(start, start + 20) for start in range(0, 40, 20)], ids=lambda r: str(r[0]))
+def test_program_finds_what_brute_force_finds_with_a_stage_over_clusters(
+    seeds: Sequence[int], solver: SolverName
+) -> None:
     for seed in seeds:
-        assert_equals_enumeration(seed, True, "HiGHS")
+        assert_equals_enumeration(random_terms(seed), True, solver)
 
 
-def test_cbc_finds_what_brute_force_finds() -> None:
-    for seed in range(0, 240, 8):
-        assert_equals_enumeration(seed, seed % 16 == 0, "CBC")
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("seeds", [range(start, start + 20) for start in range(0, 40, 20)], ids=lambda r: str(r[0]))
+def test_program_finds_what_brute_force_finds_with_a_fixed_cut(seeds: Sequence[int], solver: SolverName) -> None:
+    for seed in seeds:
+        terms = random_terms(seed)
+        assert_equals_enumeration(terms, seed % 4 == 0, solver, random_cut(terms, seed))
+
+
+def test_random_instances_are_of_all_kinds() -> None:
+    """Feasible or not, limited by memory or not, on clusters whose classes differ, with stages over several."""
+    instances = [random_terms(seed) for seed in range(240)]
+    best = [best_by_enumeration(terms) for terms in instances]
+    assert 40 < sum(seconds is None for seconds in best) < 160
+    roomy = [
+        replace(terms, capacity=((terms.num_layers,) * len(terms.places),) * len(terms.capacity)) for terms in instances
+    ]
+    without_limits = [best_by_enumeration(terms) for terms in roomy]
+    assert sum(limited != free for limited, free in zip(best, without_limits, strict=True)) > 40
+    assert {len(set(terms.cluster)) for terms in instances} == {1, 2, 3}
+    assert any(best_by_enumeration(terms, crossing=True) is not None for terms in instances)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_no_placement_beats_the_bounds(mixed: bool) -> None:
+    for seed in range(240):
+        terms = random_terms(seed)
+        best, bound = best_by_enumeration(terms, mixed), Bounds(terms, mixed).least_s
+        if best is not None:
+            assert bound is not None, seed
+            assert bound <= best * (1 + 1e-9), seed
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_preferred_placement_is_as_good_and_starts_on_the_first_class(solver: SolverName) -> None:
+    terms = replace(
+        random_terms(1),
+        candidate=Candidate(1, 2, 1, 1),
+        num_layers=4,
+        cluster=(0, 1),
+        places=(1, 1),
+        places_per_host=(1, 1),
+        capacity=((4, 4),) * 2,
+        layer=(Halves(0.5, 0.5),) * 2,
+        head=(Halves(0.0, 0.0),) * 2,
+        net_names=("IB", "IB"),
+        fabric_edge_s=(1.0, 1.0),
+        shared_edge_s=(1.0, 1.0),
+    )
+    best_s = price(terms, ask(terms))
+    chosen = preferred(Question(terms, 0.0, ANY_PACE_S, at_most_s=best_s * (1 + 1e-6)), solver=solver)
+    assert price(terms, chosen) == pytest.approx(best_s)
+    assert chosen.replicas == ((1, 0), (0, 1))
+
+
+def test_a_time_limit_is_told_apart_from_infeasible() -> None:
+    hard = Question(hard_terms(), 0.0, ANY_PACE_S)
+    assert solve(hard, time_limit_s=0.01).status == "time limit"
+    assert ask(replace(hard_terms(), capacity=((4,) * 4,) * 14)).status == "infeasible"
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_solvers_print_nothing(solver: SolverName, capfd: pytest.CaptureFixture[str]) -> None:
+    ask(random_terms(2), solver=solver)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("fixed", [False, True])
+def test_every_constraint_has_a_name_of_its_own(fixed: bool) -> None:
+    terms = random_terms(3)
+    cut = random_cut(terms, 3) if fixed else None
+    program = build(Question(terms, 0.0, ANY_PACE_S, crossing=True, fixed_layers=cut))
+    names = list(program.model.constraints)
+    assert len(set(names)) == len(names) > 10
+    assert not any(name.startswith("_C") for name in names)
+
+
+def test_highs_is_taken_where_installed() -> None:
+    assert solver_name() == "HiGHS"
+
+
+def test_cbc_is_taken_where_highs_is_not_installed() -> None:
+    script = "import sys; sys.modules['highspy'] = None; from planner.ilp import solver_name; print(solver_name())"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ), timeout=100, check=True
+    )
+    assert done.stdout == "CBC\n"
+
+
+def test_few_classes_share_stages_in_every_way_and_many_in_pairs_of_clusters() -> None:
+    few = replace(random_terms(0), candidate=Candidate(1, 1, 4, 1), places=(1,) * 4, cluster=(0, 0, 1, 2))
+    assert len(make_sites(few, True)) == 15
+    assert make_sites(few, False) == [(0,), (1,), (2,), (3,), (0, 1)]
+    many = replace(few, places=(1,) * 6, cluster=(0, 0, 1, 1, 2, 3))
+    assert make_sites(many, False) == [(0,), (1,), (2,), (3,), (4,), (5,), (0, 1), (2, 3)]
+    assert {(0, 1, 2, 3), (4, 5)} <= set(make_sites(many, True))
+    assert (0, 2) not in make_sites(many, True)

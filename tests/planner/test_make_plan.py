@@ -40,7 +40,7 @@ def refusal(inventory: Inventory, **changes: Any) -> HolmesError:
 
 
 def test_bed_has_a_stage_in_each_cluster() -> None:
-    plan = plan_for(BED, bed_job())
+    plan = plan_for(BED, bed_job(parallel={"pp": 2, "dp": 2, "schedule": "1f1b"}))
     assert [stage.clusters for stage in plan.stages] == [("a",), ("b",)]
     assert [rank.host for rank in plan.ranks] == ["a1", "a2", "b1", "b2"]
 
@@ -53,7 +53,10 @@ def test_bed_reduces_gradients_on_fabrics_and_crosses_with_activations() -> None
 
 
 def test_bed_has_the_groups_in_order() -> None:
-    assert [(group.name, group.ranks) for group in plan_for(BED, bed_job()).groups] == [
+    assert [
+        (group.name, group.ranks)
+        for group in plan_for(BED, bed_job(parallel={"pp": 2, "dp": 2, "schedule": "1f1b"})).groups
+    ] == [
         ("dp/stage0", (0, 1)),
         ("dp/stage1", (2, 3)),
         ("edge/replica0/0-1/forward", (0, 2)),
@@ -64,7 +67,7 @@ def test_bed_has_the_groups_in_order() -> None:
 
 
 def test_bed_traffic_by_hand() -> None:
-    plan = plan_for(BED, bed_job(parallel={"pp": 2, "dp": 2, "micro_batch_size": 4}))
+    plan = plan_for(BED, bed_job(parallel={"pp": 2, "dp": 2, "micro_batch_size": 4, "schedule": "1f1b"}))
     # 4 micro-batches of 4 x 128 x 352 fp32 values each way; half of 2 x stage 0's gradients on the fabric.
     messages = 4 * (4 * 4 * 128 * 352)
     gradients = 4 * (5 * (12 * 352**2 + 13 * 352) + (256 + 128) * 352)
@@ -191,7 +194,7 @@ def test_time_limit_returns_the_best_so_far_with_its_gap() -> None:
     plan = plan_for(gpu_inventory([5, 3]), gpt_7b(), time_limit_s=0.0)
     assert plan.solve.status == "time limit"
     assert 0 < plan.solve.gap < 1
-    assert plan.solve.programs == 0
+    assert plan.solve.programs <= 1
 
 
 def test_too_few_slots_says_how_many_there_are() -> None:

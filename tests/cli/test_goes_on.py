@@ -1,0 +1,132 @@
+"""A run goes on after what can be mended: a killed rank, a host that is away for a while, a host that became slow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holmes_core.plan import Plan
+from holmes_core.record import read_file
+from launcher.run_folder import read_run
+from tests.cli.test_lost_host import launched, losses, planned, wait_for
+from tests.cli.test_three_commands import nothing_is_left, rank_pids
+from tests.testbed.bed import Bed, missing_for_bed
+from tests.testbed.rehearsal import Site, bed_site, only_run
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(bool(missing_for_bed()), reason=f"no bed here: {', '.join(missing_for_bed())}"),
+]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with bed_site(tmp_path_factory.mktemp("site")) as site:
+        yield site
+
+
+@pytest.fixture
+def bed(site: Site) -> Bed:
+    assert site.bed is not None
+    return site.bed
+
+
+def test_killed_rank_costs_a_restart_from_the_checkpoint(site: Site, bed: Bed, tmp_path: Path) -> None:
+    plan = planned(site, tmp_path, parallel={"pp": 2, "dp": 2, "micro_batch_size": 1})
+    process = launched(site, tmp_path / "runs", plan, "--restarts", "1")
+    try:
+        wait_for(process, "step 13/")
+        (victim,) = rank_pids(bed, "b1")
+        os.kill(victim, signal.SIGKILL)
+        assert "restart 1 of 1 on the same hosts" in wait_for(process, "step 11/")
+        said = process.communicate(timeout=120)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    run = read_run(only_run(tmp_path / "runs"))
+    assert (run.state, run.attempt, run.steps_done) == ("done", 1, 40)
+    assert sorted(losses(only_run(tmp_path / "runs"), after=0)) == list(range(40))
+    assert nothing_is_left(bed)
+
+
+def test_rank_killed_once_more_than_there_are_restarts_ends_the_run(site: Site, bed: Bed, tmp_path: Path) -> None:
+    plan = planned(site, tmp_path, steps=100000, parallel={"pp": 2, "dp": 2, "micro_batch_size": 1})
+    process = launched(site, tmp_path / "runs", plan, "--restarts", "1")
+    try:
+        for _ in range(2):
+            wait_for(process, "step 13/")
+            (victim,) = rank_pids(bed, "b1")
+            os.kill(victim, signal.SIGKILL)
+        said = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGKILL, said
+    assert "error: host b1" in said
+    assert nothing_is_left(bed)
+
+
+def test_host_that_is_away_for_a_while_is_waited_for(site: Site, bed: Bed, tmp_path: Path) -> None:
+    plan = planned(site, tmp_path, parallel={"pp": 2, "dp": 2, "micro_batch_size": 1})
+    process = launched(site, tmp_path / "runs", plan, "--on-loss", "wait")
+    try:
+        wait_for(process, "step 13/")
+        bed.set_link("b2", "eno1", up=False)
+        wait_for(process, "waiting for b2")
+        bed.set_link("b2", "eno1", up=True)
+        wait_for(process, "step 11/")
+        said = process.communicate(timeout=120)[1]
+    finally:
+        bed.set_link("b2", "eno1", up=True)
+        process.kill()
+    assert process.returncode == 0, said
+    run = read_run(only_run(tmp_path / "runs"))
+    assert (run.state, run.attempt, run.steps_done) == ("done", 1, 40)
+    assert nothing_is_left(bed)
+
+
+@contextlib.contextmanager
+def slowed(pid: int) -> Iterator[None]:
+    """The process runs a quarter of the time."""
+    enough = threading.Event()
+
+    def hold_back() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            while not enough.wait(0.05):
+                os.kill(pid, signal.SIGSTOP)
+                enough.wait(0.15)
+                os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=hold_back)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
+
+
+def test_slow_host_is_planned_around(site: Site, bed: Bed, tmp_path: Path) -> None:
+    emulated = {"emulate": {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02}}
+    plan = planned(site, tmp_path, compute=emulated, steps=30)
+    process = launched(site, tmp_path / "runs", plan, "--replan-when-slow")
+    try:
+        wait_for(process, "step 2/")
+        host = read_file(Plan, plan).nodes[-1].host
+        (victim,) = rank_pids(bed, host)
+        with slowed(victim):
+            said = wait_for(process, "the ranks save after this step")
+        said += process.communicate(timeout=120)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    assert f"slow host {host}: computes " in said
+    assert host not in [node.host for node in read_file(Plan, only_run(tmp_path / "runs") / "plan.json").nodes]
+    run = read_run(only_run(tmp_path / "runs"))
+    assert (run.state, run.attempt, run.steps_done) == ("done", 1, 30)
+    assert nothing_is_left(bed)

@@ -1,0 +1,47 @@
+"""The runtime accepts every kind of contender the planner compares, not the winner alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holmes_core.job import Job
+from launcher.prepare import run_config_of
+from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+
+EMULATED = {"emulate": {"forward_s_per_layer": 0.004, "backward_s_per_layer": 0.008}}
+JOBS: dict[str, Job] = {
+    "free": bed_job(parallel={}),
+    "compiled": bed_job(parallel={}, compile=True),
+    "emulated": bed_job(parallel={}, compute=EMULATED),
+    "emulated on GPUs": gpt_7b(global_batch_size=64, compute=EMULATED),
+    "own model": bed_job(parallel={}, model={**bed_job().model.model_dump(), "factory": "own.py:make"}),
+    "few kv heads": gpt_7b(global_batch_size=64, model={"preset": "llama-3-8b"}),
+    "full recomputation": gpt_7b(global_batch_size=64, parallel={"recompute": "full"}),
+    "interleaved": bed_job(parallel={"schedule": "interleaved"}),
+    "chunks": bed_job(parallel={"chunks": 2}),
+    "zero-bubble": bed_job(parallel={"schedule": "zero-bubble"}),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_runtime_accepts_the_plan_and_its_runners_up(name: str) -> None:
+    job = JOBS[name]
+    inventory = gpu_inventory([1, 1]) if job.device == "cuda" else cpu_inventory([2, 2])
+    plan = plan_for(inventory, job)
+    run_config_of(plan, "run")
+    for other in plan.solve.alternatives:
+        keys = ("tp", "pp", "dp", "micro_batch_size", "schedule", "chunks", "recompute")
+        fixed: dict[str, Any] = {key: getattr(other, key) for key in keys}
+        parallel = job.parallel.model_copy(update=fixed)
+        as_other = plan_for(inventory, job.model_copy(update={"parallel": parallel}))
+        assert run_config_of(as_other, "run").schedule == other.schedule
+
+
+@pytest.mark.parametrize("name", ["free", "full recomputation", "emulated on GPUs"])
+def test_full_recomputation_never_meets_zero_bubble(name: str) -> None:
+    job = JOBS[name]
+    plan = plan_for(gpu_inventory([1, 1]) if job.device == "cuda" else cpu_inventory([2, 2]), job)
+    pairs = [(plan.schedule, plan.recompute), *((o.schedule, o.recompute) for o in plan.solve.alternatives)]
+    assert ("zero-bubble", "full") not in pairs

@@ -1,0 +1,53 @@
+"""Whole plans with HiGHS, and with CBC where HiGHS is not installed: the same files but for the solver's name.
+
+`python -m tests.planner.test_both_solvers` prints the plans, as a process without HiGHS does for the test.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from holmes_core.plan import Plan
+from tests.planner.fleets import bed_job, plan_for, random_inventory
+
+SEEDS = range(24)
+WITHOUT_HIGHS = "import sys; sys.modules['highspy'] = None; from tests.planner import test_both_solvers as t; t.show()"
+
+
+def plan_of(seed: int) -> Plan:
+    """A plan on two or three clusters with layers of different seconds in each."""
+    slowdown = {"a": 1.0 + 0.11 * (seed % 5), "b": 1.3, "c": 1.7}
+    emulate = {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02, "slowdown": slowdown}
+    inventory = random_inventory(seed)
+    named = {cluster.name for cluster in inventory.clusters}
+    emulate["slowdown"] = {name: slow for name, slow in slowdown.items() if name in named}
+    parallel = {"layers": [3, 2, 4, 1]} if seed % 3 == 0 else {}
+    return plan_for(inventory, bed_job(compute={"emulate": emulate}, parallel=parallel, slots_per_host=2))
+
+
+def without_solver(plan: Plan) -> str:
+    """The plan's file with no solver named."""
+    return plan.model_copy(update={"solve": plan.solve.model_copy(update={"solver": "any"})}).to_json()
+
+
+def show() -> None:
+    """Prints solvers and files as JSON."""
+    plans = [plan_of(seed) for seed in SEEDS]
+    print(json.dumps([(plan.solve.solver, without_solver(plan)) for plan in plans]))
+
+
+def test_both_solvers_give_the_same_plan_byte_for_byte() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_HIGHS], capture_output=True, text=True, timeout=200, check=True
+    )
+    plans = [plan_of(seed) for seed in SEEDS]
+    assert sum(plan.solve.programs for plan in plans) > 10
+    for plan, (solver, text) in zip(plans, json.loads(done.stdout), strict=True):
+        assert (plan.solve.solver, solver) == ("HiGHS", "CBC")
+        assert without_solver(plan) == text
+
+
+if __name__ == "__main__":
+    show()

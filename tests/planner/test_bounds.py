@@ -1,0 +1,50 @@
+"""Bounds by hand, and on random instances with what brute force finds."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.bounds import Bounds, Limits, layers_within
+from planner.closed_form import site_stage_s
+from tests.planner.enumerator import all_blocks, random_terms
+
+
+@pytest.mark.parametrize(
+    ("seconds", "layer_s", "most", "layers"),
+    [(3.0, 1.0, 9, 3), (2.999, 1.0, 9, 2), (0.3, 0.1, 9, 3), (100.0, 1.0, 9, 9), (-1.0, 1.0, 9, 0), (1.0, 0.0, 9, 9)],
+)
+def test_layers_within_seconds(seconds: float, layer_s: float, most: int, layers: int) -> None:
+    assert layers_within(seconds, layer_s, most) == layers
+
+
+def test_both_limits_are_the_lesser_of_each() -> None:
+    assert Limits((3, 1), (4, 4), (2, 5)).both(Limits((2, 2), (5, 3), (2, 6))) == Limits((2, 1), (4, 3), (2, 5))
+
+
+def test_every_stage_of_every_placement_is_within_the_limits_of_its_pace() -> None:
+    for seed in range(30):
+        terms = random_terms(seed)
+        bounds, last = Bounds(terms), terms.candidate.pp - 1
+        for blocks in all_blocks(terms, False):
+            stages = [(block.site, held) for block in blocks for held in block.layers]
+            pace_s = max(site_stage_s(terms, site, held, s == last) for s, (site, held) in enumerate(stages))
+            middle = bounds.within(pace_s).middle
+            assert all(held <= middle[c] for site, held in stages for c in site), seed
+
+
+def test_no_placement_keeps_a_pace_before_the_first() -> None:
+    for seed in range(60):
+        terms = random_terms(seed)
+        bounds, last = Bounds(terms), terms.candidate.pp - 1
+        assert bounds.paces_s == sorted(bounds.paces_s)
+        for blocks in all_blocks(terms, False):
+            stages = [(block.site, held) for block in blocks for held in block.layers]
+            pace_s = max(site_stage_s(terms, site, held, s == last) for s, (site, held) in enumerate(stages))
+            assert pace_s >= bounds.paces_s[bounds.first_pace] * (1 - 1e-9), seed
+
+
+def test_a_bound_from_a_pace_is_no_higher_than_the_bound_at_it() -> None:
+    for seed in range(60):
+        bounds = Bounds(random_terms(seed))
+        for pace_s in bounds.paces_s[bounds.first_pace :]:
+            assert bounds.from_pace(pace_s) <= bounds.at(pace_s) * (1 + 1e-9), seed

@@ -1,0 +1,151 @@
+"""What must not change a plan, and which way it may change: on random fleets of two and three clusters."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from holmes_core.inventory import Cluster, Inventory, Network
+from holmes_core.job import Job
+from holmes_core.plan import Plan
+from tests.planner.fleets import bed_job, cpu_host, faster, plan_for, random_inventory
+
+SEEDS = range(24)
+SAME = 2e-6  # relative: what the search counts as equal
+
+
+def free_job(seed: int, slots_per_host: int | None = None, speed: float = 1.0) -> Job:
+    """The bed's job with emulated layers, every degree free, one or two slots a host."""
+    draw = random.Random(seed)
+    layer_s = draw.choice((0.002, 0.01, 0.05)) / speed
+    emulate = {"forward_s_per_layer": layer_s, "backward_s_per_layer": 2 * layer_s}
+    slots = slots_per_host or draw.choice((1, 2))
+    return bed_job(compute={"emulate": emulate}, parallel={}, slots_per_host=slots)
+
+
+def shape(plan: Plan) -> tuple[object, ...]:
+    """All that is decided, without names of hosts."""
+    stages = tuple((stage.num_layers, stage.clusters) for stage in plan.stages)
+    degrees = (plan.tp, plan.pp, plan.dp, plan.micro_batch_size, plan.microbatches)
+    return (*degrees, plan.schedule, plan.chunks, plan.extra_in_flight, plan.recompute, stages)
+
+
+def shared_part(plan: Plan) -> float:
+    """The part of all bytes a step sends that the shared network carries."""
+    sent = [(traffic.network, traffic.sent_bytes) for traffic in plan.prediction.traffic]
+    total = sum(size for _, size in sent)
+    return sum(size for network, size in sent if network == "shared") / total if total else 0.0
+
+
+def renamed(inventory: Inventory) -> Inventory:
+    """Clusters called z, y, x for a, b, c, and hosts z1, ... for a1, ..., in the same order."""
+
+    def network(old: Network, name: str) -> Network:
+        ports = tuple(each.model_copy(update={"host": new_name(each.host)}) for each in old.ports)
+        return old.model_copy(update={"name": name, "ports": ports})
+
+    clusters = tuple(
+        Cluster(
+            name=new_name(cluster.name),
+            hosts=tuple(map(new_name, cluster.hosts)),
+            fabric=network(cluster.fabric, new_name(cluster.name)),
+        )
+        for cluster in inventory.clusters
+    )
+    assert inventory.shared is not None
+    shared = network(inventory.shared, inventory.shared.name)
+    hosts = tuple(host.model_copy(update={"name": new_name(host.name)}) for host in inventory.hosts)
+    return inventory.model_copy(update={"hosts": hosts, "clusters": clusters, "shared": shared})
+
+
+def new_name(name: str) -> str:
+    """z, y, x for a, b, c, followed by the same number."""
+    return "zyx"["abc".index(name[0])] + name[1:]
+
+
+def with_one_more_host(inventory: Inventory, at: int) -> Inventory:
+    """One more host in cluster `at`, like its first."""
+    cluster, shared = inventory.clusters[at], inventory.shared
+    assert shared is not None
+    number = len(cluster.hosts) + 1
+    name, first = f"{cluster.name}{number}", cluster.hosts[0]
+    fabric_port, shared_port = cluster.fabric.port_of(first), shared.port_of(first)
+    assert fabric_port is not None
+    assert shared_port is not None
+    update = {"host": name, "address": f"10.{at + 1}.0.{number}"}
+    fabric = cluster.fabric.model_copy(update={"ports": (*cluster.fabric.ports, fabric_port.model_copy(update=update))})
+    grown = cluster.model_copy(update={"hosts": (*cluster.hosts, name), "fabric": fabric})
+    common = shared_port.model_copy(update={"host": name, "address": f"10.0.{at}.{number}"})
+    return inventory.model_copy(
+        update={
+            "hosts": (*inventory.hosts, cpu_host(name, at, number, 1.0, 1.0)),
+            "clusters": tuple(grown if each is cluster else each for each in inventory.clusters),
+            "shared": shared.model_copy(update={"ports": (*shared.ports, common)}),
+        }
+    )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_same_input_gives_the_same_file(seed: int) -> None:
+    inventory, job = random_inventory(seed), free_job(seed)
+    assert plan_for(inventory, job).to_json() == plan_for(inventory, job).to_json()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_order_of_hosts_and_clusters_does_not_matter(seed: int) -> None:
+    inventory, job, draw = random_inventory(seed), free_job(seed), random.Random(seed)
+    clusters = [
+        cluster.model_copy(update={"hosts": tuple(draw.sample(cluster.hosts, len(cluster.hosts)))})
+        for cluster in inventory.clusters
+    ]
+    update = {
+        "hosts": tuple(draw.sample(inventory.hosts, len(inventory.hosts))),
+        "clusters": tuple(reversed(clusters)),
+    }
+    plan, other = plan_for(inventory, job), plan_for(inventory.model_copy(update=update), job)
+    assert other.solve.objective_s == pytest.approx(plan.solve.objective_s, rel=SAME)
+    assert shape(other) == shape(plan)
+    assert other.prediction.step_s == pytest.approx(plan.prediction.step_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_names_do_not_matter(seed: int) -> None:
+    inventory, job = random_inventory(seed), free_job(seed)
+    plan, other = plan_for(inventory, job), plan_for(renamed(inventory), job)
+    assert [rank.host for rank in other.ranks] == [new_name(rank.host) for rank in plan.ranks]
+    assert [stage.num_layers for stage in other.stages] == [stage.num_layers for stage in plan.stages]
+    assert other.prediction.model_copy(update={"traffic": ()}) == plan.prediction.model_copy(update={"traffic": ()})
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_twice_all_rates_is_half_the_seconds(seed: int) -> None:
+    """One slot a host, since the rate between slots of one host is not in the inventory."""
+    inventory = random_inventory(seed)
+    assert inventory.shared is not None
+    clusters = tuple(each.model_copy(update={"fabric": faster(each.fabric, 2)}) for each in inventory.clusters)
+    twice = inventory.model_copy(update={"clusters": clusters, "shared": faster(inventory.shared, 2)})
+    plan = plan_for(inventory, free_job(seed, slots_per_host=1))
+    quick = plan_for(twice, free_job(seed, slots_per_host=1, speed=2))
+    assert shape(quick) == shape(plan)
+    assert [rank.host for rank in quick.ranks] == [rank.host for rank in plan.ranks]
+    assert quick.prediction.step_s == pytest.approx(plan.prediction.step_s / 2, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_more_host_never_makes_the_optimum_worse(seed: int) -> None:
+    inventory, job = random_inventory(seed), free_job(seed)
+    before_s = plan_for(inventory, job).solve.objective_s
+    for at in range(len(inventory.clusters)):
+        assert plan_for(with_one_more_host(inventory, at), job).solve.objective_s <= before_s * (1 + SAME), at
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_slower_shared_network_never_carries_a_larger_part(seed: int) -> None:
+    inventory, job = random_inventory(seed), free_job(seed)
+    assert inventory.shared is not None
+    parts = [
+        shared_part(plan_for(inventory.model_copy(update={"shared": faster(inventory.shared, factor)}), job))
+        for factor in (10.0, 1.0, 0.1)
+    ]
+    assert parts == sorted(parts, reverse=True)

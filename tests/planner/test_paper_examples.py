@@ -1,0 +1,100 @@
+"""The settings of the Holmes paper: pipeline across clusters and data parallelism inside, found without being told."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from holmes_core.inventory import Inventory
+from holmes_core.job import Job, Parallel
+from holmes_core.plan import Plan
+from holmes_core.record import read_file, read_user_file
+from tests.planner.fleets import plan_for
+from tests.planner.paper_examples import FOLDER, SETTINGS, make_inventory, text_of
+
+JOBS = ("gpt_3.6b", "gpt_7.5b")
+ON_RDMA = [name for name in SETTINGS if "ethernet" not in name]
+
+
+@cache
+def plan_of(setting: str, job: str) -> Plan:
+    """The plan of an example job on an example inventory."""
+    inventory = read_file(Inventory, FOLDER / f"{setting}.json")
+    return plan_for(inventory, read_user_file(Job, FOLDER / f"{job}.yaml"))
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_files_are_what_the_script_makes(setting: str) -> None:
+    inventory = make_inventory(*SETTINGS[setting])
+    assert (FOLDER / f"{setting}.json").read_text(encoding="utf-8") == text_of(inventory)
+    assert read_file(Inventory, FOLDER / f"{setting}.json") == inventory
+
+
+def test_there_are_no_other_examples() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == {*SETTINGS, *JOBS}
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_pipeline_crosses_and_data_parallel_groups_stay_inside(setting: str, job: str) -> None:
+    plan = plan_of(setting, job)
+    assert plan.solve.crossing == "pipeline"
+    assert {group.axis for group in plan.groups if group.network == "shared"} == {"pp_forward", "pp_backward"}
+    assert all(len(stage.clusters) == 1 for stage in plan.stages)
+    assert len(plan.nodes) == sum(size for _, size in SETTINGS[setting])
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("setting", ON_RDMA)
+def test_every_data_parallel_group_uses_rdma(setting: str, job: str) -> None:
+    groups = [group for group in plan_of(setting, job).groups if group.axis == "dp"]
+    assert groups
+    assert {group.net_name for group in groups} == {"IB"}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_five_and_three_hosts_are_cut_into_stages_that_divide_both(job: str) -> None:
+    """A stage in two halves of the GPUs would straddle the clusters; eighths of them do not."""
+    plan = plan_of("5_infiniband_3_roce", job)
+    by_cluster = [stage.clusters for stage in plan.stages]
+    assert plan.pp % 8 == 0
+    assert by_cluster == [("a",)] * (plan.pp * 5 // 8) + [("b",)] * (plan.pp * 3 // 8)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_two_stages_fixed_on_five_and_three_hosts_leave_rdma_only_where_a_stage_straddles(job: str) -> None:
+    """Of halves of 64 GPUs, one straddles the clusters: where that is taken, stage and group say so."""
+    fixed = read_user_file(Job, FOLDER / f"{job}.yaml").model_copy(update={"parallel": Parallel(pp=2)})
+    plan = plan_for(read_file(Inventory, FOLDER / "5_infiniband_3_roce.json"), fixed)
+    straddling = {stage.index % plan.pp for stage in plan.stages if len(stage.clusters) > 1}
+    on_sockets = {group.name for group in plan.groups if group.axis == "dp" and group.net_name == "Socket"}
+    assert on_sockets == {f"dp/stage{stage}" for stage in straddling}
+    assert (plan.solve.crossing in ("both", "data")) == bool(straddling)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_replicas_of_an_ethernet_cluster_share_its_hosts(job: str) -> None:
+    """Gradients of the hosts without RDMA stay inside each host where that is possible."""
+    plan = plan_of("2_infiniband_2_roce_2_ethernet", job)
+    host = {rank.rank: rank.host for rank in plan.ranks}
+    for group in plan.groups:
+        if group.axis == "dp" and group.network == "c":
+            assert len({host[rank] for rank in group.ranks}) == 1
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_plan_beats_the_usual_order(setting: str, job: str) -> None:
+    plan = plan_of(setting, job)
+    assert plan.usual_order is not None
+    ratio = plan.usual_order.step_s / plan.prediction.step_s
+    print(f"{job} on {setting}: {ratio:.2f}x as fast as the usual order")
+    assert ratio > 1.2
+
+
+def test_faster_fabric_holds_no_fewer_layers_on_equal_gpus() -> None:
+    """As in the paper's own split of 30 layers, 16 on InfiniBand and 14 on RoCE."""
+    a, b = plan_of("4_infiniband_4_roce", "gpt_3.6b").stages
+    assert (a.clusters, b.clusters) == (("a",), ("b",))
+    assert (a.num_layers, b.num_layers) == (16, 14)

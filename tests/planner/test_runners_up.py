@@ -1,0 +1,34 @@
+"""Runners-up are compared with the plan by the same measure, at every size."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from planner.make_plan import MOST_RANKS_DRAWN
+from tests.planner.fleets import bed_job, gpt_7b, gpu_inventory, plan_for, random_inventory
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_runner_up_is_faster_than_the_plan(seed: int) -> None:
+    plan = plan_for(random_inventory(seed), bed_job(parallel={}))
+    seconds = [plan.prediction.step_s, *(other.step_s for other in plan.solve.alternatives)]
+    for faster, slower in pairwise(seconds):
+        assert slower >= faster * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 4))
+def test_a_runner_up_that_is_no_slower_lost_by_the_tie_break(seed: int) -> None:
+    plan = plan_for(random_inventory(seed), bed_job(parallel={}))
+    for other in plan.solve.alternatives:
+        equal = other.step_s <= plan.prediction.step_s * (1 + 1e-6)
+        assert other.why.startswith("equally fast; the plan prefers") == equal
+        assert " 0 ms longer" not in other.why
+
+
+def test_no_runner_up_is_faster_where_only_the_plan_is_written_out() -> None:
+    plan = plan_for(gpu_inventory([70, 70]), gpt_7b(global_batch_size=1120))
+    ranks = plan.world_size + sum(other.tp * other.pp * other.dp for other in plan.solve.alternatives)
+    assert ranks > MOST_RANKS_DRAWN
+    assert all(other.step_s >= plan.prediction.step_s * (1 - 1e-9) for other in plan.solve.alternatives)
