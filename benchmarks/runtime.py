@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.doc_table import write_table
 from benchmarks.figure import print_figure
 from holmes_core.inventory import Inventory
 from holmes_core.job import Job
@@ -34,8 +35,6 @@ from planner.make_plan import make_plan
 from tests.testbed.bed import Bed
 
 ROOT = Path(__file__).parent.parent
-DOC = ROOT / "docs" / "runtime.md"
-BEGIN, END = "<!-- measured begins -->", "<!-- measured ends -->"
 
 FAST_MBPS, SLOW_MBPS = 2000, (500, 100, 50, 20)
 UNSHAPED_MBPS = 100_000  # more than this machine can move: no network to wait for
@@ -119,7 +118,8 @@ def main() -> None:
         print_figure(name, value, unit)
     print(f"took {time.monotonic() - started_s:.0f} s")
     if "--write-docs" in sys.argv:
-        write_docs(lines)
+        machine = f"{datetime.date.today().isoformat()}, {os.cpu_count()} cores, {platform.machine()}."
+        write_table("runtime.md", "measured", (machine, "", *lines))
     if loss_difference(rows) > LARGEST_LOSS_DIFFERENCE:
         sys.exit(f"losses differ by {loss_difference(rows)}")
 
@@ -301,14 +301,6 @@ def table_lines(rows: Sequence[Row]) -> list[str]:
         cells = [row.compute, across, row.system, row.how, *times, ratio]
         lines.append("| " + " | ".join([*cells, f"{row.inside_mb:.1f}", f"{row.across_mb:.1f}", loss]) + " |")
     return lines
-
-
-def write_docs(lines: Sequence[str]) -> None:
-    """Replaces the table in docs/runtime.md."""
-    text = DOC.read_text(encoding="utf-8")
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    machine = f"{datetime.date.today().isoformat()}, {os.cpu_count()} cores, {platform.machine()}."
-    DOC.write_text(f"{before}{BEGIN}\n{machine}\n\n" + "\n".join(lines) + f"\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

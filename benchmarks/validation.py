@@ -11,18 +11,17 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.doc_table import DOCS, write_table
 from benchmarks.figure import print_figure
 from benchmarks.published_steps.measurements import SOURCES, Measurement, measurements
 from benchmarks.published_steps.predict_row import calibrates, chosen_size, predicted_bytes, predicted_s
 from benchmarks.published_steps.sites import SITES
 
-DOC = Path(__file__).parent.parent / "docs" / "cost-model.md"
-BEGIN, END = "<!-- validation begins -->", "<!-- validation ends -->"
+DOC = DOCS / "cost-model.md"
 COLUMNS = "| row | b | calibrates | published s | predicted s | error |"
 MEMORY_COLUMNS = " GB | predicted GB | error |"
 
@@ -111,9 +110,7 @@ def write_docs(judged: Sequence[Judged]) -> None:
     lines = [*summary_lines(judged), ""]
     for table in dict.fromkeys(row.row.table for row in judged):
         lines += table_lines(table, judged)
-    text = DOC.read_text(encoding="utf-8")
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    DOC.write_text(before + BEGIN + "\n" + "\n".join(lines) + END + after, encoding="utf-8")
+    write_table(DOC.name, "validation", lines[:-1])
 
 
 def show(judged: Sequence[Judged]) -> None:

@@ -1,7 +1,8 @@
 """Predicted against measured steps of random plans on the bed: cuts, degrees, schedules, orders and networks drawn.
 
 Compute is emulated, so that what is judged is the simulation and the networks, not how many cores this machine has.
-`python -m benchmarks.validation_bed 3` runs three plans a network instead of ten. Needs root.
+`python -m benchmarks.validation_bed 3` runs three plans a network instead of ten; `--write-docs` puts the table into
+docs/cost-model.md. Needs root.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.doc_table import write_table
 from benchmarks.figure import print_figure
 from holmes_core.plan import Plan
 from holmes_core.record import read_file
@@ -25,8 +27,9 @@ from holmes_core.run import Run
 from tests.testbed.rehearsal import Site, bed_site, only_run, standard_library_corpus
 
 FAST_MBPS, SLOW_MBPS = 2000, (50, 100, 200)
-PLANS_EACH, STEPS, SEED = 10, 6, 4
-MODEL = {"num_layers": 10, "hidden_size": 352, "num_heads": 4, "seq_length": 128}
+PLANS_EACH, STEPS, SEED = 10, 5, 4
+HEADINGS = ("Mbit/s across", "order", "pp", "dp", "b", "schedule", "cut", "predicted s", "measured s", "error")
+MODEL = {"num_layers": 10, "hidden_size": 192, "num_heads": 4, "seq_length": 128}
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Row:
 
 def main() -> None:
     """Three beds, the same number of plans on each."""
-    each = int(sys.argv[1]) if len(sys.argv) > 1 else PLANS_EACH
+    each = next((int(argument) for argument in sys.argv[1:] if argument.isdigit()), PLANS_EACH)
     draw = random.Random(SEED)
     rows = []
     for slow_mbps in SLOW_MBPS:
@@ -53,9 +56,17 @@ def main() -> None:
             holmes(site, "probe", str(site.hosts_yaml), "-o", str(site.folder / "inventory.json"))
             rows += [measure(site, slow_mbps, number, draw) for number in range(each)]
     show(rows)
-    print_figure("validation_bed.mean_error", 100 * statistics.fmean(abs(row.error) for row in rows), "%")
-    print_figure("validation_bed.max_error", 100 * max(abs(row.error) for row in rows), "%")
-    print_figure("validation_bed.rank_correlation", rank_correlation(rows), "1")
+    figures = {
+        "mean error": (100 * statistics.fmean(abs(row.error) for row in rows), "%"),
+        "max error": (100 * max(abs(row.error) for row in rows), "%"),
+        "rank correlation": (rank_correlation(rows), "1"),
+    }
+    for name, (value, unit) in figures.items():
+        print_figure(f"validation_bed.{name.replace(' ', '_')}", value, unit)
+    if "--write-docs" in sys.argv:
+        sums = "; ".join(f"{name} {value:.2f} {unit.strip('1')}".strip() for name, (value, unit) in figures.items())
+        cells = [f"| {' | '.join(each)} |" for each in (HEADINGS, ["---"] * len(HEADINGS), *map(row_cells, rows))]
+        write_table("cost-model.md", "bed", (f"{len(rows)} plans: {sums}.", "", *cells))
 
 
 def random_job(draw: random.Random) -> dict[str, Any]:
@@ -69,7 +80,7 @@ def random_job(draw: random.Random) -> dict[str, Any]:
     elif pp == 2:
         first = draw.randint(3, 7)
         parallel["layers"] = [first, MODEL["num_layers"] - first]
-    forward_s = draw.choice([0.004, 0.008, 0.016])
+    forward_s = draw.choice([0.002, 0.004, 0.008])
     return {
         "model": MODEL,
         "data": standard_library_corpus(),
@@ -90,7 +101,9 @@ def measure(site: Site, slow_mbps: int, number: int, draw: random.Random) -> Row
     holmes(site, "launch", str(path), "--runs", str(runs))
     run = read_file(Run, only_run(runs) / "run.json")
     assert run.step_s is not None
-    return Row(slow_mbps, read_file(Plan, path), run.step_s)
+    row = Row(slow_mbps, read_file(Plan, path), run.step_s)
+    print(*row_cells(row), flush=True)
+    return row
 
 
 def holmes(site: Site, *arguments: str) -> None:
@@ -106,17 +119,22 @@ def rank_correlation(rows: list[Row]) -> float:
     return statistics.correlation(*([sorted(values).index(v) for v in values] for values in (predicted, measured)))
 
 
+def row_cells(row: Row) -> tuple[str, ...]:
+    """One launch as a line of the table."""
+    plan = row.plan
+    cut = "-".join(str(stage.num_layers) for stage in plan.stages)
+    degrees = (str(plan.pp), str(plan.dp), str(plan.micro_batch_size), plan.schedule, cut)
+    seconds = (f"{plan.prediction.step_s:.3f}", f"{row.measured_s:.3f}", f"{row.error:+.1%}")
+    return (str(row.slow_mbps), plan.order, *degrees, *seconds)
+
+
 def show(rows: list[Row]) -> None:
     """The table for people."""
     table = Table(title=f"{FAST_MBPS} Mbit/s inside, compute emulated", title_justify="left")
-    for heading in ("Mbit/s across", "order", "pp", "dp", "b", "schedule", "cut", "predicted s", "measured s", "error"):
+    for heading in HEADINGS:
         table.add_column(heading)
     for row in rows:
-        plan = row.plan
-        cut = "|".join(str(stage.num_layers) for stage in plan.stages)
-        degrees = (str(plan.pp), str(plan.dp), str(plan.micro_batch_size), plan.schedule, cut)
-        seconds = (f"{plan.prediction.step_s:.3f}", f"{row.measured_s:.3f}", f"{row.error:+.1%}")
-        table.add_row(str(row.slow_mbps), plan.order, *degrees, *seconds)
+        table.add_row(*row_cells(row))
     Console(highlight=False, width=120).print(table)
 
 

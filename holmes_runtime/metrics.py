@@ -17,7 +17,7 @@ from holmes_runtime.flops import peak_flops_per_s, step_flops
 from holmes_runtime.trainer import StepResult, Trainer
 
 COMPUTE = ("forward", "backward")  # laps of the stopwatch; waits inside them have laps of their own
-WAITS = ("dp", "pp_forward", "pp_backward", "sync")
+WAITS = ("tp", "dp", "pp_forward", "pp_backward", "sync")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ Source: Korthikanti et al., Reducing Activation Recomputation in Large Transform
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +19,21 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional
 
-from holmes_runtime.comm import start_reduce_scatter
+from holmes_runtime.comm import start_all_gather, start_reduce_scatter
+from holmes_runtime.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """This rank's place in its tensor group; `group` None, one rank, makes every operation the identity."""
+    """This rank's place in its tensor group; `group` None, one rank, makes every operation the identity.
+
+    What the group's collectives take, all of it in the way of the computation, is lap "tp" of `stopwatch`.
+    """
 
     group: ProcessGroup | None = None
     rank: int = 0
     size: int = 1
+    stopwatch: Stopwatch | None = None
 
     def part(self, length: int) -> range:
         """This rank's share of `length` rows, columns or positions; shares differ by one where they must."""
@@ -36,14 +43,14 @@ class TensorParallel:
         """(batch, seq, channels) from this rank's stretch (batch, seq / tp, channels)."""
         if self.group is None:
             return hidden
-        gathered: Tensor = _Gather.apply(hidden, self.group)  # type: ignore[no-untyped-call]
+        gathered: Tensor = _Gather.apply(hidden, self)  # type: ignore[no-untyped-call]
         return gathered
 
     def scatter_sum(self, partial: Tensor) -> Tensor:
         """This rank's stretch (batch, seq / tp, channels) of the sum of `partial` (batch, seq, channels) over ranks."""
         if self.group is None:
             return partial
-        scattered: Tensor = _ScatterSum.apply(partial, self.group)  # type: ignore[no-untyped-call]
+        scattered: Tensor = _ScatterSum.apply(partial, self)  # type: ignore[no-untyped-call]
         return scattered
 
     def embed(self, tokens: Tensor, weight: Tensor, vocab_size: int) -> Tensor:
@@ -60,7 +67,7 @@ class TensorParallel:
         if self.group is None:
             return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
         loss: Tensor = _SplitCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            logits.flatten(0, 1).float(), targets.flatten() - self.part(vocab_size).start, self.group
+            logits.flatten(0, 1).float(), targets.flatten() - self.part(vocab_size).start, self
         )
         return loss
 
@@ -68,69 +75,83 @@ class TensorParallel:
 ALONE = TensorParallel()
 
 
+@contextmanager
+def _timed_group(tp: TensorParallel) -> Iterator[ProcessGroup]:
+    """The group of `tp`, while its stopwatch runs."""
+    assert tp.group is not None
+    with tp.stopwatch.lap("tp") if tp.stopwatch is not None else nullcontext():
+        yield tp.group
+
+
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _gather(part: Tensor, group: ProcessGroup) -> Tensor:
+def _gather(part: Tensor, tp: TensorParallel) -> Tensor:
     """All stretches (batch, seq / tp, channels) of a sequence joined: (batch, seq, channels)."""
     batch, seq, channels = part.shape
-    stretches = part.new_empty(group.size() * batch, seq, channels)
-    dist.all_gather_single(stretches, part.contiguous(), group=group)
+    stretches = part.new_empty(tp.size, batch, seq, channels)
+    stretches[tp.rank] = part
+    with _timed_group(tp) as group:
+        start_all_gather(stretches.view(-1), group)()
     return stretches.view(-1, batch, seq, channels).transpose(0, 1).reshape(batch, -1, channels)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _scatter_sum(whole: Tensor, group: ProcessGroup) -> Tensor:
+def _scatter_sum(whole: Tensor, tp: TensorParallel) -> Tensor:
     """The own stretch (batch, seq / tp, channels) of the sum of `whole` (batch, seq, channels) over the group."""
     batch, seq, channels = whole.shape
-    stretches = whole.view(batch, group.size(), -1, channels).transpose(0, 1).contiguous()
-    return start_reduce_scatter(stretches.flatten(), group)().view(batch, seq // group.size(), channels)
+    stretches = whole.view(batch, tp.size, -1, channels).transpose(0, 1).contiguous()
+    with _timed_group(tp) as group:
+        summed = start_reduce_scatter(stretches.flatten(), group)()
+    return summed.view(batch, seq // tp.size, channels)
 
 
 class _Gather(torch.autograd.Function):
     """Gathers stretches; the gradients of a stretch, one from each rank, are added up."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, group: ProcessGroup) -> Tensor:
+    def forward(ctx: Any, part: Tensor, tp: TensorParallel) -> Tensor:
         """part: (batch, seq / tp, channels); result: (batch, seq, channels)."""
-        ctx.group = group
-        whole: Tensor = _gather(part, group)
+        ctx.tp = tp
+        whole: Tensor = _gather(part, tp)
         return whole
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """The sum of this stretch's gradients (batch, seq / tp, channels)."""
-        return _scatter_sum(gradients[0], ctx.group), None
+        return _scatter_sum(gradients[0], ctx.tp), None
 
 
 class _ScatterSum(torch.autograd.Function):
     """Adds up partial results and keeps a stretch; its gradient goes to all who added to it."""
 
     @staticmethod
-    def forward(ctx: Any, partial: Tensor, group: ProcessGroup) -> Tensor:
+    def forward(ctx: Any, partial: Tensor, tp: TensorParallel) -> Tensor:
         """partial: (batch, seq, channels); result: (batch, seq / tp, channels)."""
-        ctx.group = group
-        stretch: Tensor = _scatter_sum(partial, group)
+        ctx.tp = tp
+        stretch: Tensor = _scatter_sum(partial, tp)
         return stretch
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """The gradients of all stretches (batch, seq, channels)."""
-        return _gather(gradients[0], ctx.group), None
+        return _gather(gradients[0], ctx.tp), None
 
 
 class _SplitCrossEntropy(torch.autograd.Function):
     """Cross entropy over a vocabulary split by ranks: three numbers a token travel instead of all logits."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: ProcessGroup) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, tp: TensorParallel) -> Tensor:
         """logits: fp32 (tokens, own vocabulary); targets: (tokens,), counted from the first own entry. A scalar."""
         highest = logits.amax(1)
-        dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
+        with _timed_group(tp) as group:
+            dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
         shifted = logits - highest.unsqueeze(1)
         own = (targets >= 0) & (targets < logits.shape[1])
         rows = torch.arange(len(targets), device=logits.device)
         columns = targets.masked_fill(~own, 0)
         sums = torch.stack([shifted.exp().sum(1), shifted[rows, columns].masked_fill(~own, 0.0)])  # (2, tokens)
-        dist.all_reduce(sums, group=group)
+        with _timed_group(tp) as group:
+            dist.all_reduce(sums, group=group)
         ctx.save_for_backward(shifted - sums[0].log().unsqueeze(1), own, rows, columns)
         return (sums[0].log() - sums[1]).mean()
 

@@ -50,7 +50,7 @@ class Trainer:
         self.training = Samples(corpus.training, str(config.seed), shape.seq_length, shape.vocab_size)
         # Other draws than any step's, and the same at every evaluation.
         self.validation = Samples(corpus.validation, f"{config.seed}/evaluation", shape.seq_length, shape.vocab_size)
-        tp = TensorParallel(groups.tp, me.tp_rank, config.tp)
+        tp = TensorParallel(groups.tp, me.tp_rank, config.tp, self.stopwatch)
         stages = [build_stage(config, stage, me, tp, device) for stage in config.stages_of(me.pp_rank)]
         self.zero1 = Zero1(
             [stage.module for stage in stages],

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from holmes_runtime.comm import RankGroups, start_reduce_scatter
+from holmes_runtime.comm import RankGroups, start_all_gather, start_reduce_scatter
 from holmes_runtime.model import TensorPart
 from holmes_runtime.run_config import Optimizer
 from holmes_runtime.stopwatch import Stopwatch
@@ -65,7 +65,7 @@ class _Bucket:
     partial_over_tp: bool
     awaited: int = 0
     reduced: Callable[[], Tensor] | None = None
-    gathering: dist.Work | None = field(default=None, repr=False)
+    gathering: Callable[[], Tensor] | None = field(default=None, repr=False)
 
 
 class Zero1:
@@ -210,7 +210,7 @@ class Zero1:
             if part.data_ptr() != bucket.master.data_ptr():
                 part.copy_(bucket.master)
             if self._groups.dp is not None:
-                bucket.gathering = dist.all_gather_single(bucket.weights, part, group=self._groups.dp, async_op=True)
+                bucket.gathering = start_all_gather(bucket.weights, self._groups.dp)
 
     def wait(self) -> None:
         """Waits until all weights are there."""
@@ -270,7 +270,7 @@ class Zero1:
         with self._stopwatch.lap("dp"):
             for bucket in buckets:
                 if bucket.gathering is not None:
-                    bucket.gathering.wait()
+                    bucket.gathering()
                     bucket.gathering = None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from holmes_core.plan import InterfaceTraffic, Plan
 
-NETWORK_AXES = ("dp", "pp_forward", "pp_backward")  # of the runtime's exposed_s; "sync" waits for the slowest rank
+NETWORK_AXES = ("tp", "dp", "pp_forward", "pp_backward")  # of exposed_s; "sync" waits for the slowest rank
 
 
 @dataclass(frozen=True)

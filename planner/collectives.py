@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from holmes_core.job import Model, Recompute
 from planner.cost import Execution
 
+ETHERNET_MTU_BYTES = 1500
+SMALLEST_MTU_BYTES = 68  # of IPv4
+TCP_HEADERS_BYTES = 20 + 20 + 12
+ETHERNET_FRAMING_BYTES = 14 + 4 + 8 + 12
+
 
 @dataclass(frozen=True)
 class Path:
@@ -35,6 +40,17 @@ class Halves:
 def message_s(size_bytes: float, path: Path) -> float:
     """Seconds until one message has arrived: latency + size / bandwidth."""
     return path.latency_s + size_bytes / path.bandwidth_bytes_per_s
+
+
+def tcp_payload_share(mtu: int | None) -> float:
+    """The share of an Ethernet link's rate that TCP's payload gets: (mtu - 52) / (mtu + 38); 0.941 at 1500 bytes.
+
+    A frame of `mtu` bytes, 1500 where it is not known, holds an IPv4 header (20) and a TCP header with timestamps (32);
+    around it are 14 of Ethernet header, 4 of check sequence, 8 of preamble and 12 of gap. Sources: RFC 791, RFC 9293,
+    RFC 7323; IEEE 802.3. What RDMA adds, under 2 % with packets of 4096 bytes, is left out.
+    """
+    size = max(mtu, SMALLEST_MTU_BYTES) if mtu is not None else ETHERNET_MTU_BYTES
+    return (size - TCP_HEADERS_BYTES) / (size + ETHERNET_FRAMING_BYTES)
 
 
 def shard_exchange_bytes(size_bytes: float, num_ranks: int) -> float:

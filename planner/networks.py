@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,6 +11,7 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.inventory import Cluster, Inventory, Network, NetworkPort
 from holmes_core.job import Job
 from holmes_core.plan import Axis, NetName, PlanGroup, PlanRank
+from planner.collectives import tcp_payload_share
 
 SHARED = "shared"
 RDMA_KINDS = ("InfiniBand", "RoCE")
@@ -58,10 +59,14 @@ class Networks:
     def __init__(self, inventory: Inventory, job: Job) -> None:
         self._on_cpu = job.device == "cpu"
         self._cluster_of = {host: cluster for cluster in inventory.clusters for host in cluster.hosts}
-        ports = [port for cluster in inventory.clusters for port in cluster.fabric.ports]
-        self._fabric_ports = {port.host: _as_calibrated(port, job) for port in ports}
+        mtus = {(host.name, netdev.name): netdev.mtu for host in inventory.hosts for netdev in host.netdevs}
+
+        def priced(ports: Iterable[NetworkPort]) -> dict[str, NetworkPort]:
+            return {port.host: _as_priced(port, mtus.get((port.host, port.netdev or "")), job) for port in ports}
+
+        self._fabric_ports = priced(port for cluster in inventory.clusters for port in cluster.fabric.ports)
         self._shared = shared_network(inventory)
-        self._shared_ports = {port.host: _as_calibrated(port, job) for port in self._shared.ports}
+        self._shared_ports = priced(self._shared.ports)
 
     def shared_port(self, host: str) -> NetworkPort:
         """The port of `host` on the network all share. Raises HolmesError if it has none."""
@@ -219,14 +224,13 @@ def demanded_groups(ranks: Sequence[PlanRank], chunks: int = 1) -> Iterator[Dema
                 yield DemandedGroup(f"tp/stage{stage}/replica{replica}", "tp", shards)
 
 
-def _as_calibrated(port: NetworkPort, job: Job) -> NetworkPort:
-    """The port with the part of its bandwidths that the run behind the job's calibration got."""
-    if job.compute.calibration is None:
-        return port
-    names = ("bandwidth_bytes_per_s", "rdma_bandwidth_bytes_per_s")
-    known = {name: rate for name in names if (rate := getattr(port, name)) is not None}
-    part = job.compute.calibration.network_efficiency
-    return port.model_copy(update={name: rate * part for name, rate in known.items()})
+def _as_priced(port: NetworkPort, mtu: int | None, job: Job) -> NetworkPort:
+    """The port at the rates that payload gets: without TCP's framing, and by the part that a calibrating run got."""
+    calibration = job.compute.calibration
+    part = calibration.network_efficiency if calibration is not None else 1.0
+    parts = {"bandwidth_bytes_per_s": part * tcp_payload_share(mtu), "rdma_bandwidth_bytes_per_s": part}
+    known = {name: rate * parts[name] for name in parts if (rate := getattr(port, name)) is not None}
+    return port.model_copy(update=known)
 
 
 def _socket_route(name: str, ports: Sequence[NetworkPort], net_name: NetName | None) -> Route:

@@ -69,7 +69,7 @@ def test_groups_are_in_the_colour_of_their_network(bed_plan: Plan) -> None:
     assert sorted((wire.role, wire.stroke) for wire in picture.wires) == sorted(
         [("dp", colours["a"]), ("dp", colours["b"]), ("edges", SHARED_COLOUR), ("edges", SHARED_COLOUR)]
     )
-    assert all("network shared, 100 Mbit/s each" in wire.tip for wire in picture.wires if wire.role == "edges")
+    assert all("network shared, 94.15 Mbit/s each" in wire.tip for wire in picture.wires if wire.role == "edges")
 
 
 def test_many_hosts_alike_are_one_box_with_their_groups_inside(large_plan: Plan) -> None:

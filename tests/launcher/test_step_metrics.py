@@ -35,7 +35,7 @@ def report(plan: Plan, rank: int, step_s: float) -> dict[str, Any]:
         "mfu": 0.5 / step_s,
         "memory_bytes": 1000 + rank,
         "compute_s": 0.5,
-        "exposed_s": {"dp": 0.1 * rank, "pp_forward": 0.1, "pp_backward": 0.0, "sync": 9.0},
+        "exposed_s": {"tp": 0.0, "dp": 0.1 * rank, "pp_forward": 0.1, "pp_backward": 0.0, "sync": 9.0},
         "interfaces": {"eth0": {"sent_bytes": 10, "received_bytes": 20}} if rank == 0 else {},
         "verdicts": ["slow host x: computes 2.0x longer than planned"] if rank == 0 else [],
     }

@@ -8,6 +8,7 @@ import pytest
 
 from holmes_core.errors import HolmesError
 from holmes_core.inventory import FabricKind, Inventory
+from planner.collectives import tcp_payload_share
 from planner.networks import Networks
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
@@ -63,7 +64,7 @@ def test_unknown_rdma_rate_falls_back_to_sockets() -> None:
 def test_replicas_of_one_host_share_its_nic() -> None:
     plan = plan_for(cpu_inventory([1, 1]), bed_job(slots_per_host=2))
     edges = [group.bandwidth_bytes_per_s for group in plan.groups if group.axis == "pp_forward"]
-    assert edges == [0.1 * GBPS / 2] * 2
+    assert edges == pytest.approx([tcp_payload_share(1500) * 0.1 * GBPS / 2] * 2)
 
 
 def test_host_without_an_interface_on_the_network_is_named() -> None:

@@ -36,6 +36,7 @@ class Cell:
     chunks: int = 1
     microbatches: tuple[int, ...] = ()
     micro_batch_size: int = 1
+    compiled: bool = False
     twice: bool = False
 
     @property
@@ -48,6 +49,8 @@ class Cell:
             parts.append(f"chunks{self.chunks}")
         if self.microbatches:
             parts.append("x".join(map(str, self.microbatches)))
+        if self.compiled:
+            parts.append("compiled")
         return "-".join(parts)
 
     def config(self, corpus: Path) -> RunConfig:
@@ -66,13 +69,15 @@ class Cell:
             extra_in_flight=extra,
             recompute=self.recompute,
             value_type=self.value_type,
+            compile_blocks=self.compiled,
             learning_rate=LEARNING_RATE,
         )
 
     def alone(self) -> Cell:
         """The same training on one process."""
         total = (sum(self.microbatches or (8,)),)
-        return replace(self, tp=1, pp=1, dp=1, schedule="1f1b", chunks=1, recompute="none", microbatches=total)
+        one = replace(self, tp=1, pp=1, dp=1, schedule="1f1b", chunks=1, microbatches=total)
+        return replace(one, recompute="none", compiled=False)
 
 
 def _all_schedules(tp: int, pp: int, dp: int, families: Sequence[str], microbatches: tuple[int, ...]) -> list[Cell]:
@@ -109,6 +114,7 @@ CELLS = [
     Cell(1, 2, 1, "zero-bubble", value_type="bf16"),
     Cell(2, 1, 1, micro_batch_size=2),
     Cell(2, 1, 1, family="llama", recompute="selective"),
+    Cell(2, 1, 1, family="llama", recompute="selective", compiled=True),
     Cell(2, 1, 1, recompute="full", value_type="bf16"),
     Cell(1, 3, 1, family="llama"),
     Cell(1, 3, 1, "zero-bubble"),
