@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ LAUNCHES = 100
 
 def main(launches: int = LAUNCHES) -> int:
     """How many of them were not as they should be."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background job; launches inherit it
     faults = 0
     with tempfile.TemporaryDirectory() as name, small_disk(Path(name) / "small") as disk, bed_site(Path(name)) as site:
         inventory = site.folder / "inventory.json"

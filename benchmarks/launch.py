@@ -1,21 +1,24 @@
 """What `holmes launch` costs: fan-out to 256 hosts, and time to the first step against torchrun typed by hand.
 
-Fan-out: a host is a loopback address with a home of its own, sshd real, torch a stub of a few lines that ends at once:
-connecting, shipping, preflight and starting are measured, 256 trainings on one machine are not. All hosts' agents share
-the controller's cores, so the seconds are more than a real fleet's. First step: on the bed, `holmes launch` against
-bare torchrun started on all four hosts at once, same plan and same runtime, in turns.
+Fan-out: a host is a loopback address with a home of its own, sshd real, agent real, and torch a stub of a few lines
+that waits to be ended: connecting, shipping, preflight, starting and ending are measured, 256 trainings on one machine
+are not. The sshds, shells and two Pythons of every host share the controller's cores, so the seconds are more than a
+real fleet's; the controller's own part is the column of its CPU seconds. First step: on the bed, `holmes launch`
+against bare torchrun started on all four hosts at once, same plan and same runtime, in turns.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -41,7 +44,7 @@ TORCH = {
     "torch/_C/__init__.py": "",
     "torch/_C/_distributed_c10d.py": "PrefixStore = TCPStore = object\n",
     "torch/distributed/__init__.py": "",
-    "torch/distributed/run.py": "def parse_args(arguments): ...\ndef run(arguments): ...\n",
+    "torch/distributed/run.py": "import time\ndef parse_args(arguments): ...\ndef run(arguments): time.sleep(600)\n",
     "torch/distributed/elastic/__init__.py": "",
     "torch/distributed/elastic/multiprocessing/__init__.py": "",
     "torch/distributed/elastic/multiprocessing/errors.py": "class ChildFailedError(Exception): ...\n",
@@ -62,20 +65,31 @@ def main() -> None:
         fan_outs(Path(name))
 
 
+@dataclass(frozen=True)
+class FanOut:
+    """One launch that is ended by Ctrl-C once all ranks start. `cpu_s` and `peak_mb` are the controller's own."""
+
+    start_s: float
+    end_s: float
+    cpu_s: float
+    peak_mb: float
+
+
 def fan_outs(folder: Path) -> None:
     """Seconds until the ranks start on every host; the second launch finds everything there."""
     table = Table(title="holmes launch until ranks start, client and servers on the same cores", title_justify="left")
-    for heading in ("hosts", "first launch s", "second launch s", "peak MB"):
+    for heading in ("hosts", "launch", "started after s", "ended within s", "controller's CPU s", "peak MB"):
         table.add_column(heading, justify="right")
     with running_hosts(folder, max(SIZES)) as sshd_port:
         write_stubs(folder)
         for size in SIZES:
             plan = write_plan(folder, size, sshd_port)
-            (first_s, _), (second_s, peak_mb) = (fan_out(folder, plan, size) for _ in range(2))
-            table.add_row(str(size), f"{first_s:.1f}", f"{second_s:.1f}", f"{peak_mb:.0f}")
-            print_figure(f"launch.fanout_seconds.{size}", first_s, "s")
-            print_figure(f"launch.fanout_again_seconds.{size}", second_s, "s")
-    print_figure(f"launch.fanout_peak_mb.{max(SIZES)}", peak_mb, "MB")
+            for launch, figure in (("first", "fanout_seconds"), ("second", "fanout_again_seconds")):
+                row = fan_out(folder, plan, size)
+                cells = (f"{row.start_s:.1f}", f"{row.end_s:.1f}", f"{row.cpu_s:.1f}", f"{row.peak_mb:.0f}")
+                table.add_row(str(size), launch, *cells)
+                print_figure(f"launch.{figure}.{size}", row.start_s, "s")
+    print_figure(f"launch.fanout_peak_mb.{max(SIZES)}", row.peak_mb, "MB")
     Console(highlight=False, width=120).print(table)
 
 
@@ -121,23 +135,25 @@ def write_plan(folder: Path, size: int, sshd_port: int) -> Path:
     return path
 
 
-def fan_out(folder: Path, plan: Path, size: int) -> tuple[float, float]:
-    """Seconds until all ranks start, and the command's largest resident size in MB."""
+def fan_out(folder: Path, plan: Path, size: int) -> FanOut:
+    """Launch until all ranks start, then end it. Raises SystemExit if either fails."""
     command = [sys.executable, "-m", "holmes_cli", "launch", str(plan), "--runs", str(folder / "runs")]
     command += ["--force", "versions", "--force", "disk"]
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    said, seconds = "", None
+    said, start_s = "", None
     for line in process.stderr:
         said += line
         if f"{size} of {size} nodes: starting ranks" in line:
-            seconds = time.perf_counter() - started
+            start_s = time.perf_counter() - started
+            process.send_signal(signal.SIGINT)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    if seconds is None:
-        raise SystemExit(f"holmes launch started no ranks, it exited with {process.returncode}:\n{said[-3000:]}")
-    return seconds, usage.ru_maxrss / 1000
+    if start_s is None or process.returncode != 130:
+        raise SystemExit(f"holmes launch to {size} hosts exited with {process.returncode}:\n{said[-3000:]}")
+    end_s = time.perf_counter() - started - start_s
+    return FanOut(start_s, end_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1000)
 
 
 def first_steps(site: Site) -> None:
@@ -232,5 +248,6 @@ def run(command: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background job; launches inherit it
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     main()

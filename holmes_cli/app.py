@@ -1,46 +1,36 @@
-"""The `holmes` command and its three steps."""
+"""The `holmes` command: what it can be asked, and the module of the one command that is.
+
+`holmes NAME` is the function `NAME_command` of `holmes_cli/NAME_command.py`, imported only when it is asked for: a
+start costs what that command needs and no more.
+"""
 
 from __future__ import annotations
 
 import logging
 import signal
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from typing import NoReturn
 
 import typer
 
-from holmes_cli.attach_command import attach_command
-from holmes_cli.data_command import data_command
-from holmes_cli.launch_command import control_command, launch_command
-from holmes_cli.logs_command import logs_command
-from holmes_cli.plan_command import plan_command
-from holmes_cli.probe_command import probe_command
-from holmes_cli.ps_command import ps_command
-from holmes_cli.status_command import status_command
-from holmes_cli.stop_command import stop_command
-from holmes_cli.terminal import show_error
-from holmes_cli.trust_command import trust_command
 from holmes_core.errors import HolmesError
 
-app = typer.Typer(
-    name="holmes",
-    help="Train one large model on GPUs in several clusters whose networks do not match: probe, plan, launch.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
-app.command("probe")(probe_command)
-app.command("plan")(plan_command)
-app.command("launch")(launch_command)
-app.command("control", hidden=True)(control_command)
-app.command("ps")(ps_command)
-app.command("status")(status_command)
-app.command("logs")(logs_command)
-app.command("attach")(attach_command)
-app.command("stop")(stop_command)
-app.command("trust")(trust_command)
-app.command("data")(data_command)
+COMMANDS = {
+    "probe": "Ask every host for its GPUs and NICs, find the clusters, and say what is wrong.",
+    "plan": "Place every training tasklet on a GPU by integer programming, and predict the step.",
+    "launch": "Check the hosts, start the plan on them, watch it, and end it everywhere when it ends anywhere.",
+    "control": "Watch a detached run to its end; `holmes launch --detach` starts this in the background.",
+    "ps": "List the runs that this user started from this machine.",
+    "status": "Say how far a run is: nodes, step, loss, speed against the plan, traffic, and what went wrong.",
+    "logs": "Print what the ranks printed.",
+    "attach": "Look at a run as it goes on; Ctrl-C stops looking and leaves the run alone.",
+    "stop": "End a run everywhere: its ranks, their agents and their files.",
+    "trust": "Show the keys that hosts offer, ask, and add them to the known hosts. A changed key is never replaced.",
+    "data": "Turn text into a Megatron-compatible token file, which nodes train on without the tokenizer.",
+}
+HIDDEN = {"control"}
 
 
 def main() -> NoReturn:
@@ -50,8 +40,10 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
     try:
-        app()
+        make_app(next((word for word in sys.argv[1:] if not word.startswith("-")), None))()
     except HolmesError as error:
+        from holmes_cli.terminal import show_error
+
         show_error(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
@@ -59,10 +51,33 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
+def make_app(asked: str | None) -> typer.Typer:
+    """The command line with the command `asked` in full, and of every other its name and its line of help."""
+    app = typer.Typer(
+        name="holmes",
+        help="Train one large model on GPUs in several clusters whose networks do not match: probe, plan, launch.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
+    for name, line in COMMANDS.items():
+        function = _command(name) if name == asked else _not_asked
+        app.command(name, help=line, hidden=name in HIDDEN)(function)
+    return app
+
+
+def _command(name: str) -> Callable[..., None]:
+    """The function of a command, with its arguments and options."""
+    function: Callable[..., None] = getattr(import_module(f"holmes_cli.{name}_command"), f"{name}_command")
+    return function
+
+
+def _not_asked() -> NoReturn:
+    """Stands where a command is listed only."""
+    raise AssertionError("a command that was not asked for has been called")
+
+
 def _interrupt(*_: object) -> NoReturn:
     """Being ended or losing the terminal ends a run as Ctrl-C does."""
     raise KeyboardInterrupt
-
-
-if __name__ == "__main__":
-    main()

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from holmes_cli.launch_command import watch_in_background
 from holmes_cli.run_view import RunView
-from holmes_cli.show_run import show_ended
+from holmes_cli.show_run import show_run
 from holmes_cli.terminal import err
+from holmes_cli.watch_in_background import watch_in_background
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from launcher.follow_folder import follow_events, read_plan
 from launcher.run_folder import read_run
@@ -39,6 +39,6 @@ def attach_command(
             err.print(f"the run goes on; `holmes stop {stored.run.run_id}` ends it")
             return
     ended = read_run(stored.folder)
-    show_ended(plan, ended, stored.folder)
+    show_run(plan, ended, stored.folder)
     if ended.exit_code:
         raise typer.Exit(ended.exit_code)

@@ -8,6 +8,7 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
+from holmes_cli.picture_box import Box
 from holmes_core.inventory import Cluster, Host, Inventory, Network
 from holmes_core.link import Link
 from holmes_core.units import format_memory, format_rate, format_seconds
@@ -19,21 +20,6 @@ NIC_SIZE = 12
 FABRIC_COLOURS = {"InfiniBand": "#1a7f37", "RoCE": "#0969da", "Ethernet": "#6e7781", "loopback": "#6e7781"}
 NIC_COLOURS = {True: "#2da44e", False: "#cf222e", None: "#d4a72c"}
 SHARED_COLOUR = "#6e7781"
-
-
-@dataclass(frozen=True)
-class Box:
-    """A rectangle with a label and a tip, in pixels."""
-
-    role: str
-    x: int
-    y: int
-    width: int
-    height: int
-    fill: str
-    stroke: str
-    label: str
-    tip: str
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,8 @@
-"""`holmes launch`, and the command in the background that a detached launch leaves behind."""
+"""`holmes launch`."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
@@ -16,6 +14,7 @@ from holmes_cli.show_bundles import show_bundles
 from holmes_cli.show_preflight import show_preflight
 from holmes_cli.show_run import show_run
 from holmes_cli.terminal import out
+from holmes_cli.watch_in_background import watch_in_background
 from holmes_core.errors import HolmesError
 from holmes_core.inventory import Inventory
 from holmes_core.job import Job
@@ -23,11 +22,10 @@ from holmes_core.plan import Plan, Source
 from holmes_core.record import FileRecord, read_file, read_user_file
 from holmes_core.run import OnLoss, Settings
 from launcher.follow_folder import read_plan
-from launcher.launch import Launch, PreflightFailed, new_folder
-from launcher.preflight import CHECKS
+from launcher.launch import Launch
+from launcher.preflight import CHECKS, PreflightFailed
 from launcher.prepare import Attempt, prepare
-from launcher.run_events import Silent
-from launcher.run_folder import INVENTORY_FILE, RunFolder, read_run
+from launcher.run_folder import new_folder
 from launcher.user_variables import read_user_variables
 
 PLAN_CURRENT = "plan-current"
@@ -91,34 +89,9 @@ def launch_command(
             out.print(folder.run_id, markup=False)
             return
         ended = run.run_to_end()
-    show_run(read_plan(folder.path), ended)
+    show_run(read_plan(folder.path), ended.run, ended.folder, ended.stuck)
     if ended.run.exit_code:
         raise typer.Exit(ended.run.exit_code)
-
-
-def control_command(folder: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
-    """Watch a detached run to its end; `holmes launch --detach` starts this in the background."""
-    stored, plan = read_run(folder), read_plan(folder)
-    inventory = read_file(Inventory, folder / INVENTORY_FILE) if (folder / INVENTORY_FILE).exists() else None
-    variables = read_user_variables(plan.job, os.environ, folder)
-    run = Launch(
-        RunFolder(folder), plan, stored.settings, variables, Silent(), Replanner(inventory) if inventory else None
-    )
-    run.take_over(stored)
-    ended = run.run_to_end()
-    show_run(read_plan(folder), ended)
-
-
-def watch_in_background(folder: Path) -> None:
-    """Start a process of its own session that watches the run; what it says goes to controller.log."""
-    with open(folder / "controller.log", "ab") as log:
-        subprocess.Popen(
-            [sys.executable, "-m", "holmes_cli", "control", str(folder.absolute())],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
 
 
 def _forced(names: list[str]) -> frozenset[str]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
+from holmes_cli.picture_box import Box
 from holmes_core.plan import Plan, PlanGroup
 from holmes_core.units import format_rate
 from planner.explain import HostBlock, host_blocks, tasklets
@@ -23,21 +24,6 @@ SQUARE = 14
 NETWORK_COLOURS = ("#1a7f37", "#0969da", "#8250df", "#bf8700", "#1b7c83", "#bc4c00", "#6e40c9", "#57606a")
 SHARED_COLOUR = "#cf222e"
 STAGE_COLOURS = ("#54aeff", "#4ac26b", "#d4a72c", "#fd8c73", "#c297ff", "#76e3ea", "#ff80c8", "#afb8c1")
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A rectangle with a label inside and a tip, in pixels."""
-
-    role: str
-    x: int
-    y: int
-    width: int
-    height: int
-    fill: str
-    stroke: str
-    label: str
-    tip: str
 
 
 @dataclass(frozen=True)
@@ -57,7 +43,7 @@ class PlacementPicture:
 
     width: int
     height: int
-    shapes: tuple[Shape, ...]
+    boxes: tuple[Box, ...]
     wires: tuple[Wire, ...]
     networks: tuple[tuple[str, str], ...]
     left_out: str
@@ -68,24 +54,24 @@ def draw_placement(plan: Plan) -> PlacementPicture:
     blocks = host_blocks(plan, NAMED_HOSTS)
     shown = blocks[:MOST_BOXES]
     colours = network_colours(plan)
-    shapes: list[Shape] = []
+    boxes: list[Box] = []
     at: dict[str, tuple[int, int, str]] = {}  # host: left and top of its box, and its cluster
     y = GAP
     for cluster, members in groupby(shown, key=lambda block: block.cluster):
         row = list(members)
-        shapes.append(_cluster_shape(plan, cluster, row, y, colours.get(cluster, "#57606a")))
+        boxes.append(_cluster_box(plan, cluster, row, y, colours.get(cluster, "#57606a")))
         for index, block in enumerate(row):
             down, across = divmod(index, BOXES_A_ROW)
             x = 2 * GAP + across * (BOX_WIDTH + GAP)
             top = y + HEADER + down * (BOX_HEIGHT + BELOW)
-            shapes += _block_shapes(plan, block, x, top)
+            boxes += _block_boxes(plan, block, x, top)
             at |= dict.fromkeys(block.hosts, (x, top, cluster))
-        y = shapes_bottom(shapes) + 2 * GAP
+        y = _bottom(boxes) + 2 * GAP
     hosts = sum(len(block.hosts) for block in blocks[MOST_BOXES:])
     return PlacementPicture(
         width=4 * GAP + BOXES_A_ROW * (BOX_WIDTH + GAP),
         height=y,
-        shapes=tuple(shapes),
+        boxes=tuple(boxes),
         wires=_wires(plan, at, colours),
         networks=tuple(colours.items()),
         left_out=f"{hosts} more hosts are not drawn." if hosts else "",
@@ -105,11 +91,11 @@ def stage_colour(pp_rank: int) -> str:
     return STAGE_COLOURS[pp_rank % len(STAGE_COLOURS)]
 
 
-def shapes_bottom(shapes: Sequence[Shape]) -> int:
-    return max((shape.y + shape.height for shape in shapes), default=0)
+def _bottom(boxes: Sequence[Box]) -> int:
+    return max((box.y + box.height for box in boxes), default=0)
 
 
-def _cluster_shape(plan: Plan, cluster: str, blocks: Sequence[HostBlock], y: int, colour: str) -> Shape:
+def _cluster_box(plan: Plan, cluster: str, blocks: Sequence[HostBlock], y: int, colour: str) -> Box:
     rows = -(-len(blocks) // BOXES_A_ROW)
     columns = min(len(blocks), BOXES_A_ROW)
     hosts, ranks = sum(len(block.hosts) for block in blocks), sum(len(block.ranks) for block in blocks)
@@ -117,22 +103,22 @@ def _cluster_shape(plan: Plan, cluster: str, blocks: Sequence[HostBlock], y: int
     width = max(2 * GAP + columns * (BOX_WIDTH + GAP) - GAP, 260)
     height = HEADER + rows * (BOX_HEIGHT + BELOW)
     stages = ", ".join(str(stage.index) for stage in plan.stages if cluster in stage.clusters)
-    return Shape("cluster", GAP, y, width, height, "#f6f8fa", colour, title, f"{title}; stages {stages}")
+    return Box("cluster", GAP, y, width, height, "#f6f8fa", colour, title, f"{title}; stages {stages}")
 
 
-def _block_shapes(plan: Plan, block: HostBlock, x: int, y: int) -> list[Shape]:
+def _block_boxes(plan: Plan, block: HostBlock, x: int, y: int) -> list[Box]:
     """The box of one host or several alike, and a square for each rank of the first."""
     many = len(block.hosts)
     label = block.hosts[0] if many == 1 else f"{many} hosts from {block.hosts[0]}"
     tip = f"{label}: {tasklets(plan, block.ranks)}"
-    shapes = [Shape("host", x, y, BOX_WIDTH, BOX_HEIGHT, "#ffffff", "#57606a", label[:20], tip)]
+    boxes = [Box("host", x, y, BOX_WIDTH, BOX_HEIGHT, "#ffffff", "#57606a", label[:20], tip)]
     ranks = [rank for rank in block.ranks if rank.host == block.hosts[0]]
     for index, rank in enumerate(ranks[:MOST_SQUARES]):
         down, across = divmod(index, 8)
         place = (x + 8 + across * (SQUARE + 2), y + 28 + down * (SQUARE + 6), SQUARE, SQUARE)
         tip = f"rank {rank.rank} on {rank.host}: {tasklets(plan, [rank])}"
-        shapes.append(Shape("rank", *place, stage_colour(rank.pp_rank), "#ffffff", "", tip))
-    return shapes
+        boxes.append(Box("rank", *place, stage_colour(rank.pp_rank), "#ffffff", "", tip))
+    return boxes
 
 
 def _wires(plan: Plan, at: Mapping[str, tuple[int, int, str]], colours: Mapping[str, str]) -> tuple[Wire, ...]:

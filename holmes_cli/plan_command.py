@@ -11,9 +11,8 @@ from rich.status import Status
 
 from holmes_cli.change_tables import advice_sheet, what_if_sheet
 from holmes_cli.comparison_tables import comparison_sheets
-from holmes_cli.plan_page import plan_page
 from holmes_cli.plan_tables import plan_sheets
-from holmes_cli.show_plan import proof_sentence, show_plan, show_sheet, usual_sentence
+from holmes_cli.show_plan import plan_sentences, show_plan, show_sheet
 from holmes_cli.terminal import err, out
 from holmes_core.errors import HolmesError
 from holmes_core.inventory import Inventory
@@ -23,7 +22,6 @@ from holmes_core.record import FileRecord, read_file, read_user_file, write_atom
 from holmes_core.units import format_seconds
 from planner.advise import advise
 from planner.calibration import calibrate, calibrated
-from planner.explain import bottleneck
 from planner.make_plan import TIME_LIMIT_S, make_plan
 from planner.reprice import plan_timeline
 from planner.search import Progress
@@ -83,13 +81,15 @@ def plan_command(
     asked += comparison_sheets(plan, other, str(compare)) if other else []
     advice = [advice_sheet(plan, advised)] if advised else []
     if html:
-        sentences = (bottleneck(plan), *usual_sentence(plan), proof_sentence(plan.solve))
+        from holmes_cli.plan_page import plan_page  # slow to import: it brings Jinja2
+
         sheets = (*plan_sheets(plan, inventory_record), *advice, *asked)
         spans = plan_timeline(inventory_record, plan)
-        write_atomically(html, plan_page(plan, inventory_record, spans, sentences, sheets))
+        write_atomically(html, plan_page(plan, inventory_record, spans, plan_sentences(plan, inventory_record), sheets))
     write_atomically(output, plan.json_parts())
     if as_json:
-        out.file.writelines(plan.json_parts())
+        with open(output, encoding="utf-8") as written:
+            out.file.writelines(written)
     else:
         show_plan(plan, inventory_record)
     for sheet in asked if as_json else (*advice, *asked):

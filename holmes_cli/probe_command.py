@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from holmes_cli.inventory_page import inventory_page
 from holmes_cli.show_inventory import show_differences, show_inventory
 from holmes_cli.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
@@ -47,11 +46,14 @@ def probe_command(
     inventory = _replayed(replay_folder, hosts, links) if replay_folder else _probed(hosts, record)
     if links:
         inventory = _with_links(inventory)
-    write_atomically(output, inventory.to_json())
+    text = inventory.to_json()
+    write_atomically(output, text)
     if html:
+        from holmes_cli.inventory_page import inventory_page  # slow to import: it brings Jinja2
+
         write_atomically(html, inventory_page(inventory))
     if as_json:
-        out.file.write(inventory.to_json())
+        out.file.write(text)
     else:
         show_inventory(inventory)
         if older:

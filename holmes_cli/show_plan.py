@@ -20,6 +20,7 @@ from holmes_core.inventory import Inventory
 from holmes_core.plan import Plan, PlanRank, SolveReport
 from holmes_core.units import format_seconds
 from planner.explain import HostBlock, bottleneck, host_blocks, ranges, tasklets
+from planner.straddling import straddling
 
 WIDTH = 100
 MOST_BRANCHES = 24  # lines a cluster takes in the tree at most
@@ -31,8 +32,19 @@ def show_plan(plan: Plan, inventory: Inventory) -> None:
     out.print(_placement_tree(plan))
     for sheet in plan_sheets(plan, inventory):
         show_sheet(sheet, out)
-    for sentence in (bottleneck(plan), *usual_sentence(plan), proof_sentence(plan.solve)):
+    for sentence in plan_sentences(plan, inventory):
         out.print(fill(sentence, WIDTH), markup=False, soft_wrap=True)
+
+
+def plan_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
+    """What holds the step up, why stages span clusters, what other orders and degrees would take, how sure it is."""
+    return (
+        bottleneck(plan),
+        *straddling(inventory, plan),
+        *_usual_sentence(plan),
+        *_unequal_sentence(plan.solve),
+        _proof_sentence(plan.solve),
+    )
 
 
 def show_sheet(sheet: Sheet, console: Console) -> None:
@@ -46,7 +58,7 @@ def show_sheet(sheet: Sheet, console: Console) -> None:
     console.print(table, width=WIDTH)
 
 
-def usual_sentence(plan: Plan) -> tuple[str, ...]:
+def _usual_sentence(plan: Plan) -> tuple[str, ...]:
     """What the usual rank order would take; nothing where it does not fit, or is the plan itself."""
     usual, ours = plan.usual_order, plan.prediction
     if usual is None or not ours.step_s:
@@ -55,7 +67,23 @@ def usual_sentence(plan: Plan) -> tuple[str, ...]:
     return (f"The usual rank order on these hosts: {format_seconds(usual.step_s)} a step; {ratio}.",)
 
 
-def proof_sentence(solve: SolveReport) -> str:
+def _unequal_sentence(solve: SolveReport) -> tuple[str, ...]:
+    """What degrees of its own in each cluster would gain; nothing where none were found that gain."""
+    unequal = solve.unequal
+    if unequal is None:
+        return ()
+    blocks = " and ".join(
+        f"{count(block.stages, 'stage')} of tp {block.tp} x dp {block.dp} in {block.cluster}"
+        for block in unequal.blocks
+    )
+    less = 1 - unequal.placement_s / solve.objective_s
+    return (
+        f"With degrees of their own {blocks} would take {less:.1%} less by the closed form. The bundled runtime "
+        "has one tp and one dp for all stages and cannot run that; this plan is the best of those it can.",
+    )
+
+
+def _proof_sentence(solve: SolveReport) -> str:
     """How sure it is that nothing is better."""
     if solve.status == "fixed":
         return "Placement: fixed by the usual rank order, nothing was solved."

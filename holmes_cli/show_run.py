@@ -12,19 +12,13 @@ from holmes_core.plan import Plan
 from holmes_core.run import Failure, Run
 from holmes_core.units import format_bytes, format_seconds
 from launcher.failure import first_cause
-from launcher.launch import Ended
 from launcher.step_metrics import StepMetrics, by_interface, median_step_s
 
 
-def show_run(plan: Plan, ended: Ended) -> None:
-    """Print the outcome of a launch, and what could not be ended."""
-    for what in ended.stuck:
+def show_run(plan: Plan, run: Run, folder: Path, stuck: Sequence[str] = ()) -> None:
+    """Print how a run ended, and what could not be ended."""
+    for what in stuck:
         err.print(f"not ended: {what}", markup=False, soft_wrap=True)
-    show_ended(plan, ended.run, ended.folder)
-
-
-def show_ended(plan: Plan, run: Run, folder: Path) -> None:
-    """Print how a run ended."""
     if run.state == "failed":
         _show_failure(first_cause(run.failures), len(run.failures))
     if run.state == "stopped":

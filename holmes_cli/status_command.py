@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from holmes_cli.ps_command import state_in_words
-from holmes_cli.show_run import show_ended, show_speed
-from holmes_cli.status_page import status_page
+from holmes_cli.show_run import show_run, show_speed
 from holmes_cli.terminal import out
 from holmes_core.record import write_atomically
 from launcher.follow_folder import past_events, read_plan
@@ -33,6 +32,8 @@ def status_command(
     nodes = {event.host: event.state for event in events if isinstance(event, NodeState)}
     notices = [event.text for event in events if isinstance(event, Notice)]
     if html:
+        from holmes_cli.status_page import status_page  # slow to import: it brings Jinja2
+
         write_atomically(html, status_page(stored, plan, list(steps.values()), nodes, notices))
     if as_json:
         last = steps[max(steps)].as_json() if steps else None
@@ -47,4 +48,4 @@ def status_command(
     if stored.run.state == "running":
         show_speed(plan, [steps[step] for step in sorted(steps)])
     else:
-        show_ended(plan, stored.run, stored.folder)
+        show_run(plan, stored.run, stored.folder)

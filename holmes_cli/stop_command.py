@@ -13,6 +13,7 @@ import typer
 
 from holmes_cli.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.plan import Plan
 from launcher.end_unwatched import end_unwatched
 from launcher.follow_folder import read_plan
 from launcher.run_folder import read_run
@@ -28,12 +29,13 @@ def stop_command(run: Annotated[str, typer.Argument(help="A run's id, the start 
     if stored.watched == "ended":
         out.print(f"run {run_id} has ended already: {stored.run.state}", markup=False)
         return
+    plan = read_plan(stored.folder)
     if stored.watched == "watched" and stored.run.controller is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(stored.run.controller.pid, signal.SIGTERM)
-        _wait(run_id, stored.folder)
+        _wait(run_id, stored.folder, plan)
     else:
-        left = end_unwatched(stored, read_plan(stored.folder))
+        left = end_unwatched(stored, plan)
         for what in left:
             err.print(f"not ended: {what}", markup=False, soft_wrap=True)
         if left:
@@ -41,13 +43,17 @@ def stop_command(run: Annotated[str, typer.Argument(help="A run's id, the start 
     out.print(f"run {run_id} is stopped", markup=False)
 
 
-def _wait(run_id: str, folder: Path) -> None:
+def _wait(run_id: str, folder: Path, plan: Plan) -> None:
     """Return when the run's controller has ended it. Raises HolmesError if it does not in time."""
-    deadline = time.monotonic() + LIMIT_S
+    limit_s = LIMIT_S
+    if plan.job.checkpoint is not None:
+        limit_s += plan.job.timeout_s  # a rank that hangs is noticed sooner
+        err.print(f"the ranks finish their step and save; `holmes stop {run_id}` again ends them at once", markup=False)
+    deadline = time.monotonic() + limit_s
     while read_run(folder).state == "running":
         if time.monotonic() > deadline:
             raise HolmesError(
-                f"run {run_id}: its controller did not end it within {LIMIT_S:g} s",
+                f"run {run_id}: its controller did not end it within {limit_s:g} s",
                 f"look into {folder}/controller.log; end that process, then `holmes stop {run_id}` again",
                 ANSWER_IS_NO,
             )

@@ -98,7 +98,8 @@ class Prediction(Record):
     """Seconds of one step and its parts, and what travels. Parts add up to `step_s` along the critical path.
 
     `compute_s` is the busiest rank's, `exposed_*_s` what each kind of traffic adds, and the optimizer comes last.
-    `memory_bytes` is per rank, one number a pipeline rank.
+    `memory_bytes` is per rank, one number a pipeline rank. `microbatch_compute_s`, by pipeline rank and replica, is
+    what a rank computes on one micro-batch, forward and backward, without tensor parallel collectives.
     """
 
     step_s: float
@@ -110,6 +111,7 @@ class Prediction(Record):
     optimizer_s: float
     tokens_per_s: float
     memory_bytes: tuple[int, ...]
+    microbatch_compute_s: tuple[tuple[float, ...], ...]
     traffic: tuple[InterfaceTraffic, ...]
 
 
@@ -128,12 +130,31 @@ class Alternative(Record):
     why: str
 
 
+class BlockDegrees(Record):
+    """Consecutive stages in one cluster with degrees of their own."""
+
+    cluster: str
+    stages: int
+    tp: int
+    dp: int
+    micro_batch_size: int
+
+
+class UnequalDegrees(Record):
+    """A placement whose tensor and data degrees differ by cluster, which the bundled runtime cannot run, and its
+    closed form."""
+
+    blocks: tuple[BlockDegrees, ...]
+    placement_s: float
+
+
 class SolveReport(Record):
     """How the answer was found. `gap` is (objective - bound) / objective; 0 is a proof.
 
     `objective_s` is the least closed form found, which the integer program minimises, and `placement_s` that of this
     plan, which is larger where simulation preferred another of the best. Prediction.step_s is the simulated schedule.
-    `alternatives` are the next best and the best of every other crossing, best first.
+    `alternatives` are the next best and the best of every other crossing, best first. `unequal` is what the bundled
+    runtime cannot run and would be faster than `objective_s`, as far as was looked.
     """
 
     solver: str
@@ -146,6 +167,7 @@ class SolveReport(Record):
     programs: int
     crossing: Crossing
     alternatives: tuple[Alternative, ...] = ()
+    unequal: UnequalDegrees | None = None
 
 
 class Source(Record):

@@ -3,7 +3,8 @@
 It lives in the folder that was shipped to it and talks through two files there: `events.jsonl`, one JSON object a line,
 and the pipe `commands`, one JSON object a line, where an empty line is a sign of life. `holmes_runtime.relay` carries
 both to the controller and back. An attached run ends when no sign of life comes for `silence_limit_s`; a detached one
-goes on. It imports nothing but the standard library, so that it can say when torch is missing.
+goes on. It imports nothing but the standard library, so that it can say when torch is missing, and of that only what is
+quick to import: no dataclasses, no concurrent.futures, no importlib.metadata.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from holmes_runtime.node_facts import read_facts
 from holmes_runtime.process_tree import adopt_orphans, descendants, die_with_parent, end_descendants, read_process
 from holmes_runtime.relay import AGENT_FILE, COMMANDS_PIPE, EVENTS_FILE, LOCK_FILE, relay
 
-POLL_S = 0.05
+POLL_S = 0.1
 WAITING_POLL_S = 0.5
 GRACE_S = 3.0
 ALIVE_S = 2.0

@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 from typing import Any
 
 from holmes_runtime.node_config import NodeConfig
@@ -49,8 +49,17 @@ class Doors:
 
     def reach(self, places: list[list[Any]]) -> list[str]:
         """What went wrong on the way to each (what, source address or None, address, port); all tried at once."""
-        with ThreadPoolExecutor(max_workers=16) as pool:
-            return [fault for fault in pool.map(lambda place: _reach(*place), places) if fault is not None]
+        faults: list[str | None] = [None] * len(places)
+
+        def try_one(index: int) -> None:
+            faults[index] = _reach(*places[index])
+
+        tries = [Thread(target=try_one, args=(index,)) for index in range(len(places))]
+        for one in tries:
+            one.start()
+        for one in tries:
+            one.join()
+        return [fault for fault in faults if fault is not None]
 
     def keep_rendezvous(self) -> int | None:
         """The descriptor of the rendezvous' socket, with nobody left in its queue; None but on node 0."""

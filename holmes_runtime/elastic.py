@@ -77,7 +77,7 @@ def main() -> int:
 
 def _failure(rank: int, failure: Any) -> dict[str, object]:
     """`failure` is torch's ProcessFailure; its message holds a traceback when the rank could write one."""
-    message = failure.message if isinstance(failure.message, str) else failure.message["message"]
+    message = failure.message if isinstance(failure.message, str) else _with_cause(failure.message)
     return {
         "rank": rank,
         "local_rank": failure.local_rank,
@@ -85,6 +85,14 @@ def _failure(rank: int, failure: Any) -> dict[str, object]:
         "message": message,
         "time_s": float(failure.timestamp),
     }
+
+
+def _with_cause(report: dict[str, Any]) -> str:
+    """What the exception says, after the one that caused it: torch's pipelining wraps a lost peer in its own errors."""
+    traceback = report.get("extraInfo", {}).get("py_callstack", "")
+    before, chained, _ = traceback.partition("\n\nThe above exception was the direct cause")
+    text = str(report["message"])
+    return f"{before.strip().splitlines()[-1]}; then {text}" if chained else text
 
 
 if __name__ == "__main__":

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class NodeConfig:
+class NodeConfig(NamedTuple):
     """One node of one attempt of a run.
 
     `addresses` are the planned interfaces and the node's address on each, None where the plan names none. The
@@ -33,7 +32,7 @@ class NodeConfig:
 
     def to_json(self) -> str:
         """The text `from_json` reads."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        return json.dumps(self._asdict(), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> NodeConfig:

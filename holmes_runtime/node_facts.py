@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.metadata
 import importlib.util
 import os
-import platform
 import re
 import resource
 import shutil
@@ -34,7 +32,7 @@ _TOOL_TIMEOUT_S = 20.0
 def read_facts(config: NodeConfig, folder: Path) -> dict[str, Any]:
     """All facts by name, as JSON can hold them; `folder` is the node's own."""
     return {
-        "python": platform.python_version(),
+        "python": sys.version.split()[0],
         "executable": sys.executable,
         "torch": _torch_version(),
         "nccl": _nccl_version(),
@@ -66,9 +64,9 @@ def _torch_version() -> str | None:
 
 def _nccl_version() -> str | None:
     """The version of the NCCL package beside torch, None where torch brings it along or there is none."""
-    for distribution in importlib.metadata.distributions():
-        if (distribution.metadata["Name"] or "").lower().startswith("nvidia-nccl-"):
-            return distribution.version
+    for folder in map(Path, sys.path):
+        for found in folder.glob("nvidia_nccl_*.dist-info"):
+            return found.stem.split("-")[1]
     return None
 
 

@@ -8,15 +8,14 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(NamedTuple):
     """A process as /proc/PID/stat shows it; `state` "D" waits for a device and cannot be ended, "Z" has ended."""
 
     pid: int
@@ -72,18 +71,22 @@ def descendants(of: int | None = None) -> list[Process]:
 
 
 def end_descendants(grace_s: float) -> list[Process]:
-    """SIGTERM to all descendants, SIGKILL to those that still run after `grace_s` seconds; those that stay."""
+    """SIGTERM to all descendants, SIGKILL to those that still run after `grace_s` seconds; those that stay.
+
+    For a process that adopts orphans: it has descendants as long as it has children, so waiting costs no look at /proc.
+    """
+    if _all_have_ended():
+        return []
     _signal_all(signal.SIGTERM)
     deadline = time.monotonic() + grace_s
-    while descendants() and time.monotonic() < deadline:
-        _reap()
+    while not (ended := _all_have_ended()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    while left := descendants():
+    while not ended:
         _signal_all(signal.SIGKILL)
-        _reap()
         time.sleep(0.02)
+        ended = _all_have_ended()
         if time.monotonic() > deadline + max(grace_s, 1.0):
-            return left
+            return descendants()
     return []
 
 
@@ -93,10 +96,14 @@ def _signal_all(number: signal.Signals) -> None:
             os.kill(process.pid, number)
 
 
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
+def _all_have_ended() -> bool:
+    """Whether no child is left; takes the exit statuses of those that ended."""
+    try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
+    except ChildProcessError:
+        return True
+    return False
 
 
 def _prctl(option: int, value: int) -> None:

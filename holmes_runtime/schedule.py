@@ -7,9 +7,8 @@ backward may be split in two: its input's gradient, which the stage before waits
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 ScheduleName = Literal["gpipe", "1f1b", "eager", "interleaved", "zero-bubble"]
 
@@ -23,8 +22,7 @@ class ActionKind(Enum):
     BACKWARD_WEIGHT = "backward weight"
 
 
-@dataclass(frozen=True)
-class Action:
+class Action(NamedTuple):
     """Stage `stage` runs the forward or the backward of micro-batch `microbatch`."""
 
     stage: int

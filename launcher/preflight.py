@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holmes_core.errors import HostError
+from holmes_core.errors import ANSWER_IS_NO, HolmesError, HostError
 from holmes_core.inventory import Inventory
 from holmes_core.plan import Node, Plan
 from holmes_core.units import format_memory
@@ -113,6 +113,20 @@ class Preflight:
     @property
     def passed(self) -> bool:
         return not self.refusing
+
+
+class PreflightFailed(HolmesError):
+    """The checks refuse the launch; no rank was started and nothing is left behind."""
+
+    def __init__(self, preflight: Preflight) -> None:
+        first = preflight.refusing[0]
+        count = len({fault.check for fault in preflight.refusing})
+        super().__init__(
+            f"host {first.host}: preflight check {first.check} failed: {first.evidence}",
+            f"{count} checks failed in all; correct them, or go on in spite of one with `--force NAME`",
+            ANSWER_IS_NO,
+        )
+        self.preflight = preflight
 
 
 def remedy_of(fault: Fault) -> str:

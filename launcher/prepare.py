@@ -47,7 +47,8 @@ class Attempt:
 def prepare(plan: Plan, attempt: Attempt, variables: UserVariables) -> tuple[NodeBundle, ...]:
     """Every file and command of every node, nodes in order. Raises HolmesError if the runtime cannot run the plan."""
     parcels = (Parcel(runtime_files()), Parcel({**variables.files, **plan_files(plan, attempt.resume)}))
-    return tuple(_bundle(plan, node, attempt, variables, parcels) for node in plan.nodes)
+    digest = plan.digest()  # takes as long as all the rest
+    return tuple(_bundle(plan, digest, node, attempt, variables, parcels) for node in plan.nodes)
 
 
 def runtime_files() -> dict[str, str]:
@@ -115,7 +116,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
                 for rank in plan.ranks
             ),
             groups=tuple(_group(group) for group in plan.groups),
-            expectation=expectation_of(plan, _model_shape(job.model)),
+            expectation=expectation_of(plan),
             timeout_s=job.timeout_s,
             threads_per_rank=job.threads_per_slot,
         )
@@ -139,7 +140,12 @@ def _group(group: PlanGroup) -> Group:
 
 
 def _bundle(
-    plan: Plan, node: Node, attempt: Attempt, variables: UserVariables, parcels: tuple[Parcel, ...]
+    plan: Plan,
+    plan_digest: str,
+    node: Node,
+    attempt: Attempt,
+    variables: UserVariables,
+    parcels: tuple[Parcel, ...],
 ) -> NodeBundle:
     environment = node_environment(node, variables)
     gpus = [rank.gpu for rank in plan.ranks if rank.host == node.host]
@@ -163,7 +169,7 @@ def _bundle(
     secrets = {f"secret-{name}": text for name, text in variables.secrets.items()}
     own_files = {
         NODE_CONFIG_FILE: config.to_json(),
-        f"node-{node.node_rank}.env": env_file(environment, plan.digest()),
+        f"node-{node.node_rank}.env": env_file(environment, plan_digest),
         **secrets,
     }
     return NodeBundle(node, attempt.run_id, attempt.number, own_files, frozenset(secrets), parcels)

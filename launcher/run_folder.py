@@ -88,6 +88,11 @@ class RunFolder:
         self._logs[name].flush()
 
 
+def new_folder(runs: Path) -> RunFolder:
+    """The folder of a new run below `runs`."""
+    return RunFolder(runs / new_run_id())
+
+
 def read_run(path: Path) -> Run:
     """The record in a run folder. Raises HolmesError."""
     return read_file(Run, path / RUN_FILE)

@@ -28,6 +28,7 @@ class RunningNodes:
     def __init__(self, bundles: Sequence[NodeBundle], detached: bool) -> None:
         self.events: queue.Queue[Event] = queue.Queue()
         self.links = tuple(NodeLink(bundle, self.events, detached) for bundle in bundles)
+        self._asked_to_save = False
 
     def host(self, node_rank: int) -> str:
         return self.links[node_rank].bundle.node.host
@@ -37,6 +38,12 @@ class RunningNodes:
         for link in self.links:
             if link.opened:
                 link.send(**command)
+
+    def save(self) -> None:
+        """Have the ranks finish the step, save and end. Asked once: ranks take a second time for "at once"."""
+        if not self._asked_to_save:
+            self._asked_to_save = True
+            self.send(do="save")
 
     def each(self, act: Callable[[NodeLink], Any], links: Sequence[NodeLink] | None = None) -> list[Any]:
         """What `act` gives for every link, many at a time, in order."""

@@ -1,7 +1,8 @@
 """Which change would help most: every network twice as fast and one host more in each cluster, really priced.
 
-A faster network is first priced on the plan's own placement, which is quick; the best of them, and added hosts, are
-planned anew, since another placement may gain more. All of it ends within a few seconds, whatever was tried.
+A faster network is priced on the plan's own placement, which is quick; an added host takes planning anew, and so do the
+best networks where there is time left, since another placement may gain more. What planning anew takes grows with the
+candidates, so as many changes are planned anew as look at no more candidates than a small fleet has.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from itertools import combinations
 from holmes_core.errors import HolmesError
 from holmes_core.inventory import Inventory
 from holmes_core.plan import Plan, Prediction
-from planner.make_plan import make_plan
+from planner.make_plan import best_prediction
 from planner.reprice import reprice
 from planner.what_if import rate_text, what_if
 
 MOST_HOSTS = 64  # on more, even pricing all changes would take longer than the plan
+MOST_CANDIDATES = 2000  # of all planning anew together: a second or less
 REPLANNED = 2  # faster networks planned anew at most
-LIMIT_S = 5.0  # for all planning anew
+LIMIT_S = 5.0  # for all planning anew, on a machine however slow
 WORTH = 1.005  # a gain below half a percent is no advice
 
 
@@ -46,17 +48,19 @@ def advise(inventory: Inventory, plan: Plan, limit_s: float = LIMIT_S) -> Advise
     deadline_s = time.monotonic() + limit_s
     if len(inventory.hosts) > MOST_HOSTS:
         return Advised((), (f"any change on more than {MOST_HOSTS} hosts",))
-    found = [
+    networks = [
         Advice(change, words, reprice(what_if(inventory, change), plan))
         for change, words in _faster_networks(inventory)
     ]
-    found.sort(key=_speed, reverse=True)
-    anew = found[:REPLANNED] + [Advice(change, words, plan.prediction) for change, words in _more_hosts(inventory)]
-    found, untried = found[REPLANNED:], []
-    for advice in anew:
+    networks.sort(key=_speed, reverse=True)
+    hosts = [Advice(change, words, plan.prediction) for change, words in _more_hosts(inventory)]
+    affordable = MOST_CANDIDATES // plan.solve.candidates
+    found, untried = networks[REPLANNED:], []
+    for at, advice in enumerate((*hosts, *networks[:REPLANNED])):
         left_s = deadline_s - time.monotonic()
-        found.append(_replanned(inventory, plan, advice, left_s) if left_s > 0 else advice)
-        untried += [advice.change] if left_s <= 0 else []
+        tried = at < affordable and left_s > 0
+        found.append(_replanned(inventory, plan, advice, left_s) if tried else advice)
+        untried += [advice.change] if not tried and at < len(hosts) else []
     least = plan.prediction.tokens_per_s * WORTH
     worth = sorted((advice for advice in found if _speed(advice) >= least), key=_speed, reverse=True)
     return Advised(tuple(worth), tuple(untried))
@@ -64,12 +68,11 @@ def advise(inventory: Inventory, plan: Plan, limit_s: float = LIMIT_S) -> Advise
 
 def _replanned(inventory: Inventory, plan: Plan, advice: Advice, limit_s: float) -> Advice:
     """`advice` with the better of its own prediction and that of a new plan."""
-    changed = what_if(inventory, advice.change)
     try:
-        anew = make_plan(changed, plan.job, plan.inventory, plan.job_source, time_limit_s=limit_s)
+        anew = best_prediction(what_if(inventory, advice.change), plan.job, limit_s)
     except HolmesError:  # no plan was found in time: the old placement still stands
         return advice
-    better = max(anew.prediction, advice.prediction, key=lambda prediction: prediction.tokens_per_s)
+    better = max(anew, advice.prediction, key=lambda prediction: prediction.tokens_per_s)
     return Advice(advice.change, advice.words, better)
 
 

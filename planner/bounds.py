@@ -152,10 +152,13 @@ class Bounds:
         terms, last = self.terms, self._pp - 1
         found = {0.0}
         for c in self._classes if self._dp > 1 else ():
+            layer_s = self._rates[c] * terms.layer_sync_bytes
             for stage in {0, min(1, last), last}:
-                for a in range(1, terms.num_layers + 1):
-                    stage_s = a * terms.layer_s[c] + terms.head_s[c] * (stage == last)
-                    found.add(exposed_sync_s(terms, self._rates[c], terms.sync_bytes(stage, a), stage_s))
+                rest_s = self._rates[c] * terms.sync_bytes(stage, 0) - terms.head_s[c] * (stage == last)
+                # That of `exposed_sync_s` with each number of layers, in one line, since there are very many.
+                found.update(
+                    max(layer_s, rest_s + a * (layer_s - terms.layer_s[c])) for a in range(1, terms.num_layers + 1)
+                )
         return sorted(found)
 
     def least_sync_s(self, limits: Limits) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.job import Job, Recompute
@@ -98,13 +98,15 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
     Raises HolmesError when the fixed degrees need more slots than there are (the answer is no), or a tensor group
     larger than any host (wrong usage).
     """
+    sizes = {dp: tuple(_micro_batch_sizes(job, dp)) for dp in _divisors(job.global_batch_size, job.parallel.dp)}
+    places = {tp: fleet.num_places(tp) for tp in tensor_degrees(job, fleet)}
     found = tuple(
         Candidate(tp, pp, dp, micro_batch_size, job.parallel.recompute or RECOMPUTE[0])
-        for tp in _tensor_degrees(job, fleet)
-        for pp in _pipeline_degrees(job, fleet.num_places(tp))
-        for dp in _divisors(job.global_batch_size, job.parallel.dp)
-        if pp * dp <= fleet.num_places(tp)
-        for micro_batch_size in _micro_batch_sizes(job, dp)
+        for tp, num_places in places.items()
+        for pp in _pipeline_degrees(job, num_places)
+        for dp in sizes
+        if pp * dp <= num_places
+        for micro_batch_size in sizes[dp]
     )
     if not found:
         raise _too_few_slots(job, fleet)
@@ -116,10 +118,10 @@ def more_recompute(job: Job, candidate: Candidate) -> Candidate | None:
     at = RECOMPUTE.index(candidate.recompute) + 1
     if job.parallel.recompute is not None or at == len(RECOMPUTE):
         return None
-    return replace(candidate, recompute=RECOMPUTE[at])
+    return Candidate(candidate.tp, candidate.pp, candidate.dp, candidate.micro_batch_size, RECOMPUTE[at])
 
 
-def _tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
+def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
     """The fixed degree, or all that fit into a host and divide the model.
 
     On CPUs, and where layers cannot be sharded, 1: nothing is known of how fast processes of one host sum.

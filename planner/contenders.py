@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.job import Job
 from holmes_core.plan import Alternative, Crossing
 from holmes_core.units import format_seconds
+from planner.candidates import RECOMPUTE, Candidate
 from planner.fleet import Fleet
 from planner.placement import Found
-from planner.schedule_choice import SAME, Parts, Running, choose_schedule, parts_of
+from planner.schedule_choice import SAME, SIMPLEST, Parts, Running, Simulated, parts_of, simplest
 from planner.terms import make_terms
 
 NEXT_BEST = 3  # runners-up, beside the best of every other crossing
@@ -27,15 +29,18 @@ class Contender:
 
 
 def rank_contenders(job: Job, fleet: Fleet, found: Sequence[Found]) -> list[Contender]:
-    """The fastest contender and its runners-up, by seconds simulated by classes, then in the order of `found`.
+    """The fastest contender and its runners-up, by seconds simulated by classes.
 
+    Ways to run a placement are simulated in the order of seconds they cannot beat, and only those whose bound is within
+    what is told of: the best four, and the best of every other crossing.
     Raises HolmesError where job.yaml fixes a schedule that none of them can run.
     """
-    contenders = []
-    for each in found:
-        running = choose_schedule(job, make_terms(job, fleet, each.placement.candidate), each.placement)
-        if running is not None:
-            contenders.append(Contender(each, running, each.placement.crossing(fleet)))
+    entrants = [_Entrant(job, fleet, each) for each in found]
+    ways = [(way.step_s, at, entrant, way) for at, entrant in enumerate(entrants) for way in entrant.simulated.ways()]
+    for least_s, _, entrant, way in sorted(ways, key=lambda item: item[:2]):
+        if least_s <= _worth_s(entrants, entrant.crossing) * (1 + SAME):
+            entrant.run.append(entrant.simulated.timed(way))
+    contenders = [Contender(each.found, simplest(each.run), each.crossing) for each in entrants if each.run]
     if not contenders:
         raise HolmesError(
             f"none of the {len(found)} best placements can run the schedule fixed in job.yaml "
@@ -44,12 +49,54 @@ def rank_contenders(job: Job, fleet: Fleet, found: Sequence[Found]) -> list[Cont
             "leave parallel.schedule and parallel.chunks out of job.yaml",
             ANSWER_IS_NO,
         )
-    contenders.sort(key=lambda contender: contender.running.step_s)
+    order = fastest_first(contenders, [contender.running.step_s for contender in contenders])
+    contenders = [contenders[at] for at in order]
     ranked = contenders[: 1 + NEXT_BEST]
     for other in contenders[1 + NEXT_BEST :]:
         if other.crossing not in {each.crossing for each in ranked}:
             ranked.append(other)
     return ranked
+
+
+class _Entrant:
+    """A placement while its ways to be run are tried."""
+
+    def __init__(self, job: Job, fleet: Fleet, found: Found) -> None:
+        self.found, self.crossing = found, found.placement.crossing(fleet)
+        self.simulated = Simulated(job, make_terms(job, fleet, found.placement.candidate), found.placement)
+        self.run: list[Running] = []
+
+    @property
+    def least_s(self) -> float:
+        """Seconds of the fastest way so far."""
+        return min((way.step_s for way in self.run), default=inf)
+
+
+def _worth_s(entrants: Sequence[_Entrant], crossing: Crossing) -> float:
+    """Seconds within which a way of a placement with that crossing may still be told of."""
+    known = sorted(each.least_s for each in entrants)
+    of_its_kind = min(each.least_s for each in entrants if each.crossing == crossing)
+    return max(known[NEXT_BEST], of_its_kind) if len(known) > NEXT_BEST else inf
+
+
+def fastest_first(contenders: Sequence[Contender], seconds: Sequence[float]) -> list[int]:
+    """The positions of the contenders by the `seconds` of each; of equally fast ones the simplest first.
+
+    That is the one that recomputes least, then the one with the simplest schedule, then the best in closed form.
+    """
+    left = sorted(range(len(contenders)), key=lambda at: seconds[at])
+    order: list[int] = []
+    while left:
+        equal = [at for at in left if seconds[at] <= seconds[left[0]] * (1 + SAME)]
+        order += sorted(equal, key=lambda at: _complexity(contenders[at]))
+        left = left[len(equal) :]
+    return order
+
+
+def _complexity(contender: Contender) -> tuple[int, int, float, Candidate]:
+    candidate = contender.found.placement.candidate
+    recompute, schedule = RECOMPUTE.index(candidate.recompute), SIMPLEST.index(contender.running.schedule)
+    return recompute, schedule, contender.found.objective_s, candidate
 
 
 def parts_by_class(job: Job, fleet: Fleet, contender: Contender) -> Parts:
@@ -78,7 +125,7 @@ def alternative(other: Contender, parts: Parts, best: Parts, scale: float = 1.0)
 def _why_slower(best: Parts, other: Parts) -> str:
     """The part of the step that grew most, and by how much."""
     if other.step_s <= best.step_s * (1 + SAME):
-        return "equally fast; the plan prefers fewer seconds of the closed form, then the smaller tp, pp and dp"
+        return "equally fast; the plan prefers less recomputation, then a simpler schedule, then the closed form's best"
     grown = {
         "the busiest rank computes": other.compute_s - best.compute_s,
         "ranks wait for one another": other.bubble_s - best.bubble_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
@@ -47,7 +48,7 @@ class DemandedGroup:
     axis: Axis
     ranks: tuple[PlanRank, ...]
 
-    @property
+    @cached_property
     def hosts(self) -> tuple[str, ...]:
         """The host of each rank."""
         return tuple(rank.host for rank in self.ranks)

@@ -8,13 +8,14 @@ exposed_tp_s, exposed_edge_s and exposed_dp_s what each further one adds; optimi
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from operator import mul
 
 from holmes_core.job import Job, ScheduleName
 from holmes_core.plan import InterfaceTraffic, PlanGroup, PlanRank, Prediction
-from holmes_runtime.schedule import Schedule, make_schedule
+from holmes_runtime.schedule import make_schedule
 from planner.candidates import Candidate
 from planner.collectives import Halves, Path, message_s, shard_exchange_bytes, shard_exchange_s
 from planner.compute_time import NO_TIME, optimizer_s, split_factor
@@ -31,6 +32,7 @@ from planner.cost import (
 )
 from planner.fleet import Fleet
 from planner.latency import Latencies
+from planner.precedence import precedence_of
 from planner.simulate import Bucket, Pipeline, PipelineTimes, Span, simulate, timeline
 from planner.slot import Slot, head_parts_s, layer_parts_s
 
@@ -94,20 +96,23 @@ def predict(job: Job, fleet: Fleet, laid: Laid) -> Prediction:
     without_edges_s = simulate(without_edges) if laid.candidate.tp > 1 else alone_s
     without_dp_s = simulate(whole) if laid.candidate.pp > 1 else without_edges_s
     gradients_s = simulate(whole, run.buckets()) if laid.candidate.dp > 1 else without_dp_s
-    compute = max(
-        _busiest_s(laid, pipeline, count) for pipeline, count in zip(compute_alone, laid.microbatches, strict=True)
+    microbatch_s = tuple(
+        tuple(_rank_s(pipeline, laid.stages_of(pp_rank)) for pipeline in compute_alone)
+        for pp_rank in range(laid.candidate.pp)
     )
+    busiest_s = max(max(map(mul, by_replica, laid.microbatches)) for by_replica in microbatch_s)
     step_s = gradients_s + run.optimizer_s()
     return Prediction(
         step_s=step_s,
-        compute_s=compute,
-        bubble_s=max(0.0, alone_s - compute),
+        compute_s=busiest_s,
+        bubble_s=max(0.0, alone_s - busiest_s),
         exposed_tp_s=without_edges_s - alone_s,
         exposed_edge_s=without_dp_s - without_edges_s,
         exposed_dp_s=gradients_s - without_dp_s,
         optimizer_s=step_s - gradients_s,
         tokens_per_s=job.global_batch_size * job.model.seq_length / step_s if step_s else 0.0,
         memory_bytes=rank_memory_bytes(job, laid),
+        microbatch_compute_s=microbatch_s,
         traffic=count_traffic(job, laid),
     )
 
@@ -115,7 +120,9 @@ def predict(job: Job, fleet: Fleet, laid: Laid) -> Prediction:
 def predict_timeline(job: Job, fleet: Fleet, laid: Laid, replica: int = 0) -> tuple[Span, ...]:
     """Every action of one replica's simulated step."""
     run = _Costs(job, fleet, laid)
-    return timeline(run.pipelines()[replica], run.buckets() if laid.candidate.dp > 1 else ())
+    how_many = laid.microbatches[replica]
+    schedule = make_schedule(laid.schedule, laid.candidate.pp, how_many, laid.chunks, laid.extra_in_flight)
+    return timeline(schedule, run.pipelines()[replica].times, run.buckets() if laid.candidate.dp > 1 else ())
 
 
 def rank_memory_bytes(job: Job, laid: Laid) -> tuple[int, ...]:
@@ -190,14 +197,9 @@ def _sync_flows(job: Job, how: Execution, laid: Laid, group: PlanGroup) -> Flows
     return [(i, j, gathered) for i, j in ring] + [(i, i, part * (n - members[host])) for i, host in enumerate(hosts)]
 
 
-def _busiest_s(laid: Laid, pipeline: Pipeline, num_microbatches: int) -> float:
-    """What the busiest rank of the replica computes in a step."""
-    times = pipeline.times
-    per_microbatch = (
-        sum(times.forward_s[stage] + times.backward_s[stage] for stage in laid.stages_of(rank))
-        for rank in range(laid.candidate.pp)
-    )
-    return num_microbatches * max(per_microbatch)
+def _rank_s(pipeline: Pipeline, stages: Iterable[int]) -> float:
+    """What a rank that holds `stages` computes on one micro-batch."""
+    return sum(pipeline.times.forward_s[stage] + pipeline.times.backward_s[stage] for stage in stages)
 
 
 def _rank_parameters(job: Job, laid: Laid, pp_rank: int) -> int:
@@ -236,12 +238,12 @@ class _Costs:
     def pipelines(self, tensor_parallel: bool = True) -> list[Pipeline]:
         """One for each replica; equal ones share their schedule and times."""
         laid = self.laid
-        schedules: dict[int, Schedule] = {
-            count: make_schedule(laid.schedule, laid.candidate.pp, count, laid.chunks, laid.extra_in_flight)
+        orders = {
+            count: precedence_of(laid.schedule, laid.candidate.pp, count, laid.chunks, laid.extra_in_flight)
             for count in set(laid.microbatches)
         }
         return [
-            Pipeline(schedules[count], self._times(replica, tensor_parallel))
+            Pipeline(orders[count], self._times(replica, tensor_parallel))
             for replica, count in enumerate(laid.microbatches)
         ]
 

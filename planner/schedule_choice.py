@@ -1,7 +1,7 @@
 """The schedule of a placement: each that memory allows is simulated at the level of classes, and the fastest taken.
 
 The integer program assumes that what edges take is hidden, which 1F1B does not do: this is where it is paid for, with
-micro-batches in flight (`eager`) where memory allows. Of schedules that take equally long, the first of `SCHEDULES`.
+micro-batches in flight (`eager`) where memory allows. Of schedules that take equally long, the first of `SIMPLEST`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from itertools import pairwise
 from math import ceil
 
 from holmes_core.job import Job, ScheduleName
-from holmes_runtime.schedule import make_schedule
 from planner.closed_form import edge_s, site_rings, sync_s_per_byte
 from planner.compute_time import split_factor
 from planner.cost import (
@@ -24,11 +23,14 @@ from planner.cost import (
     memory_bytes,
     microbatches_in_flight,
 )
+from planner.least_step import Shape, least_step_s
 from planner.placement import Placement, even_layers
+from planner.precedence import precedence_of
 from planner.simulate import Bucket, Pipeline, PipelineTimes, simulate
 from planner.terms import Terms
 
-SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "eager", "zero-bubble", "interleaved")  # tried where none is fixed
+SIMPLEST: tuple[ScheduleName, ...] = ("1f1b", "gpipe", "eager", "interleaved", "zero-bubble")
+NEVER_TRIED = ("gpipe",)  # unless it is fixed: `eager` does what it does in less memory
 CHUNKS = (2, 3, 4)  # tried where none are fixed
 ROUNDS = 3  # rounds of pp micro-batches simulated; more repeat the last one
 SAME = 1e-6  # relative: a schedule must be faster by more to be taken instead of a simpler one
@@ -63,29 +65,49 @@ class Parts:
 
 def choose_schedule(job: Job, terms: Terms, placement: Placement) -> Running | None:
     """The fastest way to run `placement`; None where memory, or its micro-batches, allow none that job.yaml does."""
-    simulated = _Simulated(job, terms, placement)
-    best: Running | None = None
-    for way in simulated.ways():
-        if simulated.fits(way):
-            step_s = simulated.seconds(way)
-            if best is None or step_s < best.step_s * (1 - SAME):
-                best = replace(way, step_s=step_s)
-    return best
+    simulated = Simulated(job, terms, placement)
+    run: list[Running] = []
+    for way in sorted(simulated.ways(), key=lambda way: way.step_s):
+        if not run or way.step_s <= min(each.step_s for each in run) * (1 + SAME):
+            run.append(simulated.timed(way))
+    return simplest(run) if run else None
+
+
+def simplest(run: Sequence[Running]) -> Running:
+    """The fastest, or one that is as fast and simpler: an earlier schedule, fewer chunks, less in flight."""
+    fastest_s = min(way.step_s for way in run)
+    return min(
+        (way for way in run if way.step_s <= fastest_s * (1 + SAME)),
+        key=lambda way: (SIMPLEST.index(way.schedule), way.chunks, sum(way.extra_in_flight)),
+    )
 
 
 def parts_of(job: Job, terms: Terms, placement: Placement, running: Running) -> Parts:
     """The parts of `running`'s step."""
-    return _Simulated(job, terms, placement).parts(running)
+    return Simulated(job, terms, placement).parts(running)
 
 
-class _Simulated:
-    """One placement in class-level seconds."""
+class Simulated:
+    """One placement in class-level seconds, under any schedule."""
 
     def __init__(self, job: Job, terms: Terms, placement: Placement) -> None:
         self._job, self._terms, self._placement = job, terms, placement
         self._how = placement.candidate.execution(job)
         self._pp = placement.candidate.pp
         self._sites = [tuple(sorted(set(row))) for row in placement.sites]
+
+    def ways(self) -> list[Running]:
+        """The schedules that job.yaml and memory allow, each with seconds it cannot beat."""
+        return [replace(way, step_s=self._least_s(way)) for way in self._ways() if self._fits(way)]
+
+    def timed(self, way: Running) -> Running:
+        """`way` with its seconds. Many micro-batches are cut short: in the steady state every round of pp is alike."""
+        rounds = (min(count for count, _ in self._lanes) - 1) // self._pp - ROUNDS
+        if rounds <= 1 or len(self._lanes) > 1:
+            return replace(way, step_s=self._simulate(way, 0))
+        short_s, shorter_s = self._simulate(way, rounds), self._simulate(way, rounds + 1)
+        # What was left out may have been slower than what was not, and then the bound is nearer.
+        return replace(way, step_s=max(self._least_s(way), short_s + rounds * (short_s - shorter_s)))
 
     @cached_property
     def _lanes(self) -> list[tuple[int, list[tuple[int, ...]]]]:
@@ -97,10 +119,10 @@ class _Simulated:
             return [(count, [(c,) for c in column]) for column, count in columns.items()]
         return [(max(self._placement.microbatches), self._sites)]
 
-    def ways(self) -> Iterator[Running]:
-        """The schedules to try, simple ones first."""
+    def _ways(self) -> Iterator[Running]:
+        """The schedules to try."""
         fixed, layers = self._job.parallel, self._placement.layers
-        names = (fixed.schedule,) if fixed.schedule else SCHEDULES
+        names = (fixed.schedule,) if fixed.schedule else tuple(name for name in SIMPLEST if name not in NEVER_TRIED)
         if fixed.chunks is not None and fixed.chunks > 1:
             names = ("interleaved",)
         for name in names:
@@ -143,14 +165,14 @@ class _Simulated:
         for row in ([k * crosses for k, crosses in zip(wanted, far, strict=True)], wanted):
             for most in range(max(row), 0, -1):
                 extra = tuple(min(k, most) for k in row)
-                if self.fits(Running("eager", 1, extra, self._placement.layers, 0.0)):
+                if self._fits(Running("eager", 1, extra, self._placement.layers, 0.0)):
                     found[extra] = None
                     break
         if not found and self._job.parallel.schedule == "eager":
             found[(0,) * (self._pp - 1)] = None
         return list(found)
 
-    def fits(self, way: Running) -> bool:
+    def _fits(self, way: Running) -> bool:
         """Whether every rank's memory holds what the schedule keeps."""
         count = max(self._placement.microbatches)
         for rank, site in enumerate(self._sites):
@@ -162,13 +184,11 @@ class _Simulated:
                 return False
         return True
 
-    def seconds(self, way: Running) -> float:
-        """Seconds of the step. Many micro-batches are cut short: in the steady state every round of pp is alike."""
-        rounds = (min(count for count, _ in self._lanes) - 1) // self._pp - ROUNDS
-        if rounds <= 1 or len(self._lanes) > 1:
-            return self._simulate(way, 0)
-        short_s, shorter_s = self._simulate(way, rounds), self._simulate(way, rounds + 1)
-        return short_s + rounds * (short_s - shorter_s)
+    def _least_s(self, way: Running) -> float:
+        """Seconds below which its step does not come."""
+        shapes = [Shape(way.schedule, self._pp, count, way.extra_in_flight) for count, _ in self._lanes]
+        lanes = zip(shapes, self._times(way), strict=True)
+        return max(least_step_s(shape, times, self._buckets(way)) for shape, times in lanes)
 
     def _simulate(self, way: Running, rounds_left_out: int) -> float:
         return simulate(self._pipelines(way, rounds_left_out), self._buckets(way))
@@ -177,7 +197,7 @@ class _Simulated:
         """The parts of its seconds; what links add is taken from shortened simulations."""
         left_out = max(0, (min(count for count, _ in self._lanes) - 1) // self._pp - ROUNDS)
         pipelines = self._pipelines(way, left_out)
-        free = [Pipeline(each.schedule, each.times.without_edges()) for each in pipelines]
+        free = [replace(each, times=each.times.without_edges()) for each in pipelines]
         without_gradients_s = simulate(pipelines)
         gradients_s = simulate(pipelines, self._buckets(way)) - without_gradients_s
         shortened = min(count for count, _ in self._lanes) - left_out * self._pp
@@ -191,20 +211,19 @@ class _Simulated:
 
     def _pipelines(self, way: Running, rounds_left_out: int) -> list[Pipeline]:
         """One pipeline a lane, without so many rounds of pp micro-batches."""
-        schedules = {
-            count: make_schedule(
-                way.schedule, self._pp, count - rounds_left_out * self._pp, way.chunks, way.extra_in_flight
-            )
-            for count, _ in self._lanes
-        }
+        counts = [count - rounds_left_out * self._pp for count, _ in self._lanes]
+        return [
+            Pipeline(precedence_of(way.schedule, self._pp, count, way.chunks, way.extra_in_flight), times)
+            for count, times in zip(counts, self._times(way), strict=True)
+        ]
+
+    def _times(self, way: Running) -> list[PipelineTimes]:
+        """Seconds of each lane's stages and edges."""
         found = []
-        for count, sites in self._lanes:
-            stages, edges = self._stage_s(sites, way.layers), self._edges_s(sites, way.chunks)
-            forward_s, backward_s = zip(*stages, strict=True)
-            times = PipelineTimes(
-                forward_s, backward_s, tuple(edges), tuple(edges), split_factor=split_factor(self._job)
-            )
-            found.append(Pipeline(schedules[count], times))
+        for _, sites in self._lanes:
+            edges = tuple(self._edges_s(sites, way.chunks))
+            forward_s, backward_s = zip(*self._stage_s(sites, way.layers), strict=True)
+            found.append(PipelineTimes(forward_s, backward_s, edges, edges, split_factor=split_factor(self._job)))
         return found
 
     def _stage_s(self, sites: Sequence[tuple[int, ...]], layers: Sequence[int]) -> list[tuple[float, float]]:

@@ -19,7 +19,7 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.job import Job, Recompute
 from holmes_core.units import format_memory
 from planner.bounds import Bounds
-from planner.candidates import Candidate, enumerate_candidates, more_recompute
+from planner.candidates import RECOMPUTE, Candidate, enumerate_candidates, more_recompute
 from planner.closed_form import blocks_step_s, site_stage_s
 from planner.collectives import shard_exchange_bytes
 from planner.cost import GRADIENT_BYTES, layer_parameters
@@ -34,6 +34,7 @@ SAME = 1e-6  # relative: what the solvers' tolerances leave open; objectives thi
 MOST_CLUSTERS_FOR_A_PROOF = 4  # with more, the search stops at a placement this close to the bound:
 ACCEPTED_GAP = 0.01
 PROGRAM_SHARE = 1 / 4  # of the time limit, at most, for one candidate's programs: a hard one must not use up all
+LEAST_PROGRAM_S = 0.1  # where nothing was found yet, for a program to find anything
 GREEDY_PACES = 3  # paces tried without a program
 RUNNERS_UP = 12  # placements kept for the simulation
 PACES_AT_ONCE = 8  # in one program, and bounded before the first placement is known
@@ -105,7 +106,7 @@ class _Search:
         self._certify()
         if lp is not None:
             write_lp(self._last_question(), lp)
-        found = sorted(self._found.items(), key=lambda item: (item[1].objective_s, item[0]))
+        found = sorted(self._found.items(), key=lambda item: (item[1].objective_s, _recomputed(item[0][0]), item[0]))
         bound_s = min([self._best[0], *open_s])
         late = time.monotonic() > self._deadline_s
         status: Literal["near optimal", "time limit"] = "time limit" if late else "near optimal"
@@ -324,8 +325,7 @@ class _Search:
         """Solves one program, for placements that beat the best."""
         if self._best is not None:
             question = replace(question, at_most_s=self._best[0] * (1 - self._tolerance))
-        remaining_s = max(0.1, min(self._deadline_s - time.monotonic(), self._limit_s * PROGRAM_SHARE))
-        solution = solve(question, remaining_s)
+        solution = solve(question, max(LEAST_PROGRAM_S, self._program_limit_s()))
         self._programs += 1
         if solution.status == "time limit":
             open_s.append(max(bound_s, solution.bound_s or 0.0))
@@ -333,15 +333,19 @@ class _Search:
         if self._keep(look, found):
             self._questions[look.candidate, look.way] = question
 
+    def _program_limit_s(self) -> float:
+        """Seconds one more program may take: not beyond the deadline, and not all that is left before it."""
+        return min(self._deadline_s - time.monotonic(), self._limit_s * PROGRAM_SHARE)
+
     def _prefer(self) -> None:
         """Where a program found the best, takes the preferred one among placements as good."""
         assert self._best is not None
         objective_s, candidate, way = self._best
-        question = self._questions.get((candidate, way))
-        if question is None or time.monotonic() > self._deadline_s:
+        question, limit_s = self._questions.get((candidate, way)), self._program_limit_s()
+        if question is None or limit_s <= 0:
             return
         question = replace(question, at_most_s=objective_s * (1 + TIE))
-        solution = preferred(question, self._limit_s * PROGRAM_SHARE)
+        solution = preferred(question, limit_s)
         found = _read_solution(Look(objective_s, candidate, way), question, solution)
         if found is not None and solution.status == "optimal":
             self._found[candidate, way] = found
@@ -353,11 +357,11 @@ class _Search:
         """
         assert self._best is not None
         objective_s, candidate, way = self._best
-        late = time.monotonic() > self._deadline_s
-        if late or way == "spread" or (candidate, way) in self._questions:
+        limit_s = self._program_limit_s()
+        if limit_s <= 0 or way == "spread" or (candidate, way) in self._questions:
             return
         look, question = Look(objective_s, candidate, way), self._last_question()
-        solution = solve(question, self._limit_s * PROGRAM_SHARE)
+        solution = solve(question, limit_s)
         self._programs += 1
         if self._keep(look, _read_solution(look, question, solution)):
             self._questions[candidate, way] = question
@@ -375,6 +379,11 @@ class _Search:
         return Question(terms, pace_s, pace_s)
 
 
+def _recomputed(candidate: Candidate) -> int:
+    """How much a candidate recomputes; of equals the least is kept."""
+    return RECOMPUTE.index(candidate.recompute)
+
+
 def _read_solution(look: Look, question: Question, solution: Solution) -> Found | None:
     """The placement in a solution, priced by the closed form itself rather than by the solver."""
     if solution.blocks is None:
@@ -387,7 +396,7 @@ def _read_solution(look: Look, question: Question, solution: Solution) -> Found 
 def _out_of_time(time_limit_s: float) -> HolmesError:
     return HolmesError(
         f"no plan was found within {time_limit_s:g} s",
-        "fix parallel.pp, parallel.dp or parallel.micro_batch_size in job.yaml to narrow the search",
+        "allow longer with --time-limit, or narrow the search: fix parallel.pp, dp or micro_batch_size in job.yaml",
         ANSWER_IS_NO,
     )
 

@@ -9,14 +9,12 @@ last backward, and the update waits for the slowest rank, since the norm that cl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from holmes_runtime.schedule import Action, ActionKind, Schedule
-
-FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
-BACKWARD_INPUT, BACKWARD_WEIGHT = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+from holmes_runtime.schedule import ActionKind, Schedule
+from planner.precedence import Precedence, find_precedence
 
 
 @dataclass(frozen=True)
@@ -40,14 +38,18 @@ class PipelineTimes:
         free = (0.0,) * len(self.forward_edge_s)
         return replace(self, forward_edge_s=free, backward_edge_s=free)
 
-    def compute_s(self, kind: ActionKind, stage: int) -> float:
-        """Seconds an action of `kind` computes."""
-        if kind is FORWARD:
-            return self.forward_s[stage]
-        if kind is BACKWARD:
-            return self.backward_s[stage]
-        part = 1 - self.weight_part if kind is BACKWARD_INPUT else self.weight_part
-        return self.backward_s[stage] * part * self.split_factor
+    def halves_s(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """By stage, the halves of a backward that a schedule splits: its input's gradient, its weights' gradients."""
+        parts = (1 - self.weight_part, self.weight_part)
+        inputs_s, weights_s = (
+            tuple(backward_s * part * self.split_factor for backward_s in self.backward_s) for part in parts
+        )
+        return inputs_s, weights_s
+
+    def work_s(self) -> list[float]:
+        """Seconds of every kind of work, by kind and stage as `Waits` numbers them."""
+        inputs_s, weights_s = self.halves_s()
+        return [*self.forward_s, *self.forward_s, *self.backward_s, *inputs_s, *weights_s]
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,9 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One replica: its actions and their seconds."""
+    """One replica: what its actions wait for, and their seconds."""
 
-    schedule: Schedule
+    precedence: Precedence
     times: PipelineTimes
 
 
@@ -87,90 +89,64 @@ class Span:
     end_s: float
 
 
-Run = dict[int, list[Interval]]
-"""By pipeline rank, when each of its actions ran."""
+@dataclass(frozen=True)
+class Run:
+    """When each action of one replica ended and its message arrived, by its number; see precedence.py."""
+
+    precedence: Precedence
+    ends_s: list[float]
+    arrived_s: list[float]
+
+    def interval(self, number: int) -> Interval:
+        """When that action ran."""
+        before, needed, *_ = self.precedence.waits[number - 1]
+        return Interval(max(self.ends_s[before], self.arrived_s[needed]), self.ends_s[number])
+
+
 Buckets = Sequence[Sequence[Bucket]]
 """By stage, in the order its backward makes them."""
 
 
-def run_pipeline(schedule: Schedule, times: PipelineTimes, buckets: Buckets = ()) -> Run:
+def run_pipeline(pipeline: Pipeline, buckets: Buckets = ()) -> Run:
     """When each action of one replica runs: as soon as its rank is free and its input has arrived.
 
     `buckets`, if given, are gathered from the start on, and a stage's first forward waits for them.
-    Raises ValueError if the schedule waits for itself.
     """
-    pp, num_stages = len(schedule), len(times.forward_s)
-    halves = {kind: [times.compute_s(kind, s) for s in range(num_stages)] for kind in (BACKWARD_INPUT, BACKWARD_WEIGHT)}
-    gathered = _gathered(schedule, buckets)
-    arrived: dict[tuple[int, int], float] = {}  # (2 stage + is forward, micro-batch): when its input is there
-    awaited: dict[tuple[int, int], int] = {}  # the rank that stands still for it
-    link_free_s = [0.0] * (2 * pp)
-    rank_free_s = dict.fromkeys(schedule, 0.0)
-    done: Run = {rank: [] for rank in schedule}
-    runnable = list(reversed(schedule))
-    while runnable:
-        rank = runnable.pop()
-        actions, intervals, now_s = schedule[rank], done[rank], rank_free_s[rank]
-        for action in actions[len(intervals) :]:
-            stage, kind, microbatch = action.stage, action.kind, action.microbatch
-            forward = kind is FORWARD
-            start_s = now_s
-            if kind is not BACKWARD_WEIGHT and (stage > 0 or not forward):
-                ready_s = arrived.get((2 * stage + forward, microbatch))
-                if ready_s is None:
-                    awaited[2 * stage + forward, microbatch] = rank
-                    break
-                if ready_s > now_s:
-                    start_s = ready_s
-            if forward:
-                took_s = times.forward_s[stage]
-            else:
-                took_s = times.backward_s[stage] if kind is BACKWARD else halves[kind][stage]
-            now_s = start_s + took_s
-            if forward and stage in gathered:
-                now_s = _first_forward_end_s(start_s, took_s, buckets[stage], gathered.pop(stage))
-            intervals.append(Interval(start_s, now_s))
-            if kind is BACKWARD_WEIGHT or (stage == 0 and not forward):
-                continue
-            if not forward:
-                receiver, edge_s = (2 * stage - 2, microbatch), times.backward_edge_s[stage - 1]
-            elif stage < num_stages - 1:
-                receiver, edge_s = (2 * stage + 3, microbatch), times.forward_edge_s[stage]
-            else:  # the last stage's forward makes its own backward's input
-                receiver, edge_s = (2 * stage, microbatch), 0.0
-            link = 2 * (stage % pp) + forward
-            there_s = max(now_s, link_free_s[link]) + edge_s
-            link_free_s[link] = arrived[receiver] = there_s
-            if receiver in awaited:
-                runnable.append(awaited.pop(receiver))
-        rank_free_s[rank] = now_s
-    ran = sum(map(len, done.values()))
-    if ran < sum(map(len, schedule.values())):
-        raise ValueError(f"the schedule stands still after {ran} actions")
-    return done
+    precedence, times = pipeline.precedence, pipeline.times
+    work_s, edge_s = times.work_s(), [*times.forward_edge_s, *times.backward_edge_s, 0.0]
+    least_end_s = gathered_s(len(precedence.by_rank), times, buckets)
+    least_end_s += [0.0] * (len(work_s) - len(least_end_s))
+    ends_s, arrived_s = [0.0], [0.0]
+    ended, arrives = ends_s.append, arrived_s.append
+    # This loop is most of what planning a small fleet takes: lists and numbers, no calls but the two appends.
+    for before, needed, work, ahead, edge in precedence.waits:
+        now_s, there_s = ends_s[before], arrived_s[needed]
+        now_s = (there_s if there_s > now_s else now_s) + work_s[work]
+        if now_s < least_end_s[work]:
+            now_s = least_end_s[work]
+        ended(now_s)
+        free_s = arrived_s[ahead]
+        arrives((free_s if free_s > now_s else now_s) + edge_s[edge])
+    return Run(precedence, ends_s, arrived_s)
 
 
-def _gathered(schedule: Schedule, buckets: Buckets) -> dict[int, list[float]]:
-    """By stage, when each of its buckets is gathered, the first layers' first; a rank's stages one after another."""
-    ends: dict[int, list[float]] = {}
-    for actions in schedule.values() if buckets else ():
+def gathered_s(pp: int, times: PipelineTimes, buckets: Buckets) -> list[float]:
+    """By stage, when its first forward ends at the earliest: for each bucket, it is gathered and what follows is run.
+
+    The first layers come first, and a rank's stages one after another. A forward has the pace of the backward.
+    """
+    num_stages = len(times.forward_s)
+    least_s = [0.0] * num_stages
+    for rank in range(pp) if buckets else ():
         now_s = 0.0
-        for stage in sorted({action.stage for action in actions}):
-            ends[stage] = []
-            for bucket in reversed(buckets[stage]):
+        for stage in range(rank, num_stages, pp):
+            row, left = buckets[stage], 1.0
+            whole_s = sum(bucket.backward_s for bucket in row)
+            for bucket in reversed(row):
                 now_s += bucket.gather_s
-                ends[stage].append(now_s)
-    return ends
-
-
-def _first_forward_end_s(start_s: float, forward_s: float, buckets: Sequence[Bucket], gathered: list[float]) -> float:
-    """When a stage's first forward ends, each part of it waiting for its bucket, at the pace of the backward."""
-    whole_s = sum(bucket.backward_s for bucket in buckets)
-    now_s = start_s
-    for bucket, there_s in zip(reversed(buckets), gathered, strict=True):
-        part = bucket.backward_s / whole_s if whole_s else 1 / len(buckets)
-        now_s = max(now_s, there_s) + part * forward_s
-    return max(now_s, start_s + forward_s)
+                least_s[stage] = max(least_s[stage], now_s + left * times.forward_s[stage])
+                left -= bucket.backward_s / whole_s if whole_s else 1 / len(row)
+    return least_s
 
 
 def reduce_end_s(last_backwards: Sequence[Interval], buckets: Sequence[Bucket], free_s: float = 0.0) -> float:
@@ -184,49 +160,38 @@ def reduce_end_s(last_backwards: Sequence[Interval], buckets: Sequence[Bucket], 
     for bucket in buckets:
         made_s += bucket.backward_s
         part = made_s / whole_s if whole_s else 1.0
-        ready_s = max(interval.start_s + part * (interval.end_s - interval.start_s) for interval in last_backwards)
+        ready_s = max(start_s + part * (stop_s - start_s) for start_s, stop_s in last_backwards)
         end_s = max(end_s, ready_s) + bucket.reduce_s
     return max(end_s, max(interval.end_s for interval in last_backwards))
 
 
-def simulate(pipelines: Sequence[Pipeline], buckets: Buckets = ()) -> float:
-    """Seconds until the last rank has its gradients. Without `buckets` nothing is gathered or reduced."""
-    runs: dict[tuple[int, PipelineTimes], Run] = {}
-    for pipeline in pipelines:
-        key = (id(pipeline.schedule), pipeline.times)
-        if key not in runs:
-            runs[key] = run_pipeline(pipeline.schedule, pipeline.times, buckets)
-    ends_s = [intervals[-1].end_s for run in runs.values() for intervals in run.values()]
+def simulate(pipelines: Iterable[Pipeline], buckets: Buckets = ()) -> float:
+    """Seconds until the last rank has its gradients. Without `buckets` nothing is gathered or reduced.
+
+    Pipelines that are equal run once.
+    """
+    runs = [run_pipeline(pipeline, buckets) for pipeline in dict.fromkeys(pipelines)]
+    ends_s = [run.ends_s[numbers[-1]] for run in runs for numbers in run.precedence.by_rank]
     if buckets:
-        schedules = {id(pipeline.schedule): pipeline.schedule for pipeline in pipelines}
-        finals = [_last_backwards(schedules[key[0]], run) for key, run in runs.items()]
-        ends_s += [_rank_reduce_end_s(actions, finals, buckets) for actions in pipelines[0].schedule.values()]
+        finals = [[run.interval(number) for number in run.precedence.last] for run in runs]
+        pp = len(runs[0].precedence.by_rank)
+        ends_s += [_rank_reduce_end_s(range(rank, len(buckets), pp), finals, buckets) for rank in range(pp)]
     return max(ends_s)
 
 
-def _rank_reduce_end_s(actions: Sequence[Action], finals: Sequence[Mapping[int, Interval]], buckets: Buckets) -> float:
+def _rank_reduce_end_s(stages: Sequence[int], finals: Sequence[Sequence[Interval]], buckets: Buckets) -> float:
     """When a pipeline rank has reduced its stages' gradients, one stage after another as they are made."""
     end_s = 0.0
-    stages = {action.stage for action in actions}
     for stage in sorted(stages, key=lambda s: max(final[s].end_s for final in finals)):
         end_s = reduce_end_s([final[stage] for final in finals], buckets[stage], end_s)
     return end_s
 
 
-def _last_backwards(schedule: Schedule, run: Run) -> dict[int, Interval]:
-    """By stage, its last action, which makes its last gradients."""
-    return {
-        action.stage: interval
-        for rank, actions in schedule.items()
-        for action, interval in zip(actions, run[rank], strict=True)
-    }
-
-
-def timeline(pipeline: Pipeline, buckets: Buckets = ()) -> tuple[Span, ...]:
+def timeline(schedule: Schedule, times: PipelineTimes, buckets: Buckets = ()) -> tuple[Span, ...]:
     """Every action of one replica with its time, pipeline rank by pipeline rank."""
-    run = run_pipeline(pipeline.schedule, pipeline.times, buckets)
+    run = run_pipeline(Pipeline(find_precedence(schedule), times), buckets)
     return tuple(
-        Span(rank, action.kind, action.stage, action.microbatch, interval.start_s, interval.end_s)
-        for rank, actions in pipeline.schedule.items()
-        for action, interval in zip(actions, run[rank], strict=True)
+        Span(rank, action.kind, action.stage, action.microbatch, *run.interval(number))
+        for rank, actions in schedule.items()
+        for action, number in zip(actions, run.precedence.by_rank[rank], strict=True)
     )

@@ -72,11 +72,8 @@ class Terms:
         return sum(map(self._aligned_slots, range(len(self.places)))) >= self.candidate.pp
 
     def _aligned_slots(self, c: int) -> int:
-        dp, per_host = self.candidate.dp, self.places_per_host[c]
-        hosts = self.places[c] // per_host if per_host else 0
-        if not hosts:
-            return 0
-        return hosts * (per_host // dp) if dp <= per_host else hosts // -(-dp // per_host)
+        per_host = self.places_per_host[c]
+        return aligned_stages(self.places[c] // per_host if per_host else 0, per_host, self.candidate.dp)
 
     @cached_property
     def slots(self) -> tuple[int, ...]:
@@ -105,6 +102,13 @@ class Terms:
         is_first, is_last = stage == 0, stage == self.candidate.pp - 1
         ends = self.first_sync_bytes * is_first + self.last_sync_bytes * is_last
         return num_layers * self.layer_sync_bytes + ends
+
+
+def aligned_stages(num_hosts: int, places_per_host: int, dp: int) -> int:
+    """Stages of dp replicas that hosts hold if no stage begins or ends inside a host that another one uses."""
+    if not num_hosts or not places_per_host:
+        return 0
+    return num_hosts * (places_per_host // dp) if dp <= places_per_host else num_hosts // -(-dp // places_per_host)
 
 
 def make_terms(job: Job, fleet: Fleet, candidate: Candidate) -> Terms:

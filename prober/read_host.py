@@ -77,7 +77,7 @@ def commands(access: Access) -> tuple[Command, ...]:
         ),
         *(limits.MEMLOCK, limits.NOFILE, limits.SHM, limits.UVERBS, limits.OWN_NAME),
         *(nccl_settings.ENVIRONMENT, nccl_settings.CONF_FILES),
-        *(software.software_command(access.python), software.OFED),
+        *(software.software_command(access), software.OFED),
         rdma_sysfs.COUNTERS_AGAIN,
         limits.CLOCK,
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from benchmarks.published_steps.measurements import Measurement, measurements
 from benchmarks.published_steps.sites import Site
-from holmes_runtime.schedule import ScheduleName, make_schedule
+from holmes_runtime.schedule import ScheduleName
 from planner.collectives import (
     Halves,
     Path,
@@ -25,6 +25,7 @@ from planner.cost import (
     microbatches_in_flight,
     stage_parameters,
 )
+from planner.precedence import precedence_of
 from planner.simulate import Bucket, Pipeline, PipelineTimes, simulate
 
 
@@ -82,12 +83,12 @@ def _step_s(row: Measurement, site: Site, micro_batch_size: int) -> float:
     edges = (_edge_s(row, site, how),) * (stages - 1)
     times = PipelineTimes(tuple(forward), tuple(backward), edges, edges)
     m = row.global_batch_size // (row.dp * micro_batch_size)
-    schedule = make_schedule("interleaved" if row.chunks > 1 else "1f1b", row.pp, m, row.chunks)
+    precedence = precedence_of("interleaved" if row.chunks > 1 else "1f1b", row.pp, m, row.chunks)
     buckets = [_buckets(row, site, layers, stage, backward[stage]) for stage in range(stages)] if row.dp > 1 else []
     parameters = max(
         stage_parameters(row.model, sum(layers[r :: row.pp]), r == 0, False, row.tp) for r in range(row.pp)
     )
-    return simulate([Pipeline(schedule, times)], buckets) + optimizer_s(parameters, how, site.speed)
+    return simulate([Pipeline(precedence, times)], buckets) + optimizer_s(parameters, how, site.speed)
 
 
 def cut(row: Measurement) -> list[int]:

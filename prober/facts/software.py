@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from holmes_core.hosts_file import Access
 from holmes_core.inventory import Software
 from prober.facts.question import Command
 from prober.recording import Recorded
@@ -27,9 +28,19 @@ _ASK = (
 OFED = Command("ofed_info -s", limited=True, when="command -v ofed_info >/dev/null 2>&1")
 
 
-def software_command(python: str) -> Command:
-    """Asks `python` (a path or name) for versions."""
-    return Command(f"{shlex.quote(python)} -c {shlex.quote(_ASK)}", limited=True)
+def software_command(access: Access) -> Command:
+    """Asks the Python of `access` for versions, where the ranks will run: after its activation line, in its container.
+
+    An image that is not there yet is not fetched.
+    """
+    ask = f"{shlex.quote(access.python)} -c {shlex.quote(_ASK)}"
+    if access.container is not None:
+        run = "docker run --rm --pull never" if access.container.engine == "docker" else "apptainer exec"
+        words = " ".join(shlex.quote(word) for word in (*access.container.options, access.container.image))
+        ask = f"{run} {words} {ask}"
+    if access.activate is not None:
+        ask = f"bash -lc {shlex.quote(f'{access.activate} && {ask}')}"
+    return Command(ask, limited=True)
 
 
 def python_was_asked(outputs: Sequence[Recorded]) -> bool:

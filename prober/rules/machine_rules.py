@@ -21,11 +21,13 @@ PLANNED_VARIABLES = ("NCCL_NET", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "NCCL_IB_D
 def software_missing(host: Host) -> Evidence:
     if not host.python_asked:
         return
-    python, software = host.access.python, host.software
+    access, software = host.access, host.software
+    place = f" after `{access.activate}`" if access.activate else ""
+    place += f" in {access.container.engine} image {access.container.image}" if access.container else ""
     if software.python is None:
-        yield f"`{python}` does not run"
+        yield f"`{access.python}` does not run{place}"
     elif software.torch is None:
-        yield f"`{python}` (Python {software.python}) has no torch"
+        yield f"`{access.python}` (Python {software.python}) has no torch{place}"
 
 
 def memlock(host: Host) -> Evidence:

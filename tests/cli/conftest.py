@@ -1,4 +1,4 @@
-"""The `holmes` command by its entry point, in this process, which spares each test Python's start."""
+"""What tests of the command line share: `holmes` by its entry point in this process, and hosts to run it on."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from holmes_cli.app import main
+from tests.testbed.bed import Bed
+from tests.testbed.rehearsal import Site, bed_site
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,10 @@ Command = Callable[..., Done]
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
-    """Runs `holmes` with the given arguments in `tmp_path`, 100 columns wide; leaves no signal handler behind."""
+    """Runs `holmes` with the given arguments in `tmp_path`, 100 columns wide; leaves no signal handler behind.
+
+    In this process, which spares each test Python's start.
+    """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
@@ -42,3 +47,17 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     yield run
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A bed for the tests of one module, with all that a user has to type `holmes` there."""
+    with bed_site(tmp_path_factory.mktemp("site")) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def bed(site: Site) -> Bed:
+    """The hosts of `site`."""
+    assert site.bed is not None
+    return site.bed

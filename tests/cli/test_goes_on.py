@@ -1,10 +1,14 @@
-"""A run goes on after what can be mended: a killed rank, a host that is away for a while, a host that became slow."""
+"""A run goes on after what can be mended: a killed rank, a host that is away for a while, a host that became slow.
+
+And one that is stopped loses nothing that it could save.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,25 +20,11 @@ from holmes_core.record import read_file
 from launcher.run_folder import read_run
 from tests.cli.test_lost_host import launched, losses, planned, wait_for
 from tests.cli.test_three_commands import nothing_is_left, rank_pids
-from tests.testbed.bed import Bed, missing_for_bed
-from tests.testbed.rehearsal import Site, bed_site, only_run
+from tests.testbed.bed import Bed
+from tests.testbed.needs_bed import NEEDS_BED
+from tests.testbed.rehearsal import Site, only_run
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.skipif(bool(missing_for_bed()), reason=f"no bed here: {', '.join(missing_for_bed())}"),
-]
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with bed_site(tmp_path_factory.mktemp("site")) as site:
-        yield site
-
-
-@pytest.fixture
-def bed(site: Site) -> Bed:
-    assert site.bed is not None
-    return site.bed
+pytestmark = NEEDS_BED
 
 
 def test_killed_rank_costs_a_restart_from_the_checkpoint(site: Site, bed: Bed, tmp_path: Path) -> None:
@@ -129,4 +119,43 @@ def test_slow_host_is_planned_around(site: Site, bed: Bed, tmp_path: Path) -> No
     assert host not in [node.host for node in read_file(Plan, only_run(tmp_path / "runs") / "plan.json").nodes]
     run = read_run(only_run(tmp_path / "runs"))
     assert (run.state, run.attempt, run.steps_done) == ("done", 1, 30)
+    assert nothing_is_left(bed)
+
+
+SLOW = {
+    "emulate": {"forward_s_per_layer": 0.1, "backward_s_per_layer": 0.15}
+}  # a step takes longer than a kill's grace
+
+
+@pytest.fixture
+def slow_run(site: Site, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A launch that is in its second step."""
+    plan = planned(site, tmp_path, compute=SLOW, parallel={"pp": 2, "dp": 2, "micro_batch_size": 1})
+    process = launched(site, tmp_path / "runs", plan)
+    wait_for(process, "step 1/")
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_stop_lets_the_ranks_finish_their_step_and_save(
+    site: Site, bed: Bed, tmp_path: Path, slow_run: subprocess.Popen[str]
+) -> None:
+    command = site.command("stop", str(only_run(tmp_path / "runs")))
+    stopped = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "the ranks finish their step and save; `holmes stop " in stopped.stderr
+    assert slow_run.wait(timeout=60) == 130
+    run = read_run(only_run(tmp_path / "runs"))
+    assert (run.state, run.failures) == ("stopped", ())
+    assert run.steps_done >= 2
+    assert (tmp_path / "checkpoints" / "latest").read_text(encoding="utf-8").strip() == f"step-{run.steps_done:08}"
+    assert nothing_is_left(bed)
+
+
+def test_second_ctrl_c_does_not_wait_for_the_step(bed: Bed, tmp_path: Path, slow_run: subprocess.Popen[str]) -> None:
+    slow_run.send_signal(signal.SIGINT)
+    wait_for(slow_run, "the ranks finish this step and save")
+    slow_run.send_signal(signal.SIGINT)
+    assert slow_run.wait(timeout=60) == 130
+    assert not (tmp_path / "checkpoints" / "latest").exists()
     assert nothing_is_left(bed)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
-
-import pytest
 
 from holmes_cli.inventory_page import draw, inventory_page
 from holmes_core.inventory import Finding, Inventory
 from prober.clusters import find_clusters, find_shared_network
+from tests.cli.browser import NEEDS_BROWSER, dumped, screenshot
 from tests.prober.test_clusters import ib, roce
-
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 def inventory() -> Inventory:
@@ -53,19 +48,11 @@ def test_large_cluster_wraps_into_rows() -> None:
     assert picture.width < 1400
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no headless browser here (Debian: chromium)")
+@NEEDS_BROWSER
 def test_browser_draws_the_picture(tmp_path: Path) -> None:
     page = tmp_path / "inventory.html"
     page.write_text(inventory_page(inventory()), encoding="utf-8")
-    shot = tmp_path / "page.png"
-    assert BROWSER is not None
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    subprocess.run(
-        [BROWSER, *options, f"--screenshot={shot}", page.as_uri()], check=True, capture_output=True, timeout=90
-    )
-    dumped = subprocess.run(
-        [BROWSER, *options, "--dump-dom", page.as_uri()], check=True, capture_output=True, text=True, timeout=90
-    ).stdout
-    assert shot.stat().st_size > 5000
-    assert dumped.count('<g class="host">') == 4
-    assert dumped.count("<tr><td>") >= 4
+    elements = dumped(page)
+    assert screenshot(page).stat().st_size > 5000
+    assert elements.count('<g class="host">') == 4
+    assert elements.count("<tr><td>") >= 4

@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed.bed import missing_for_bed
 from tests.testbed.launch_ends import Ending, end_so, endings_here, small_disk
+from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rehearsal import Site, bed_site
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.skipif(bool(missing_for_bed()), reason=f"no bed here: {', '.join(missing_for_bed())}"),
-]
+pytestmark = NEEDS_BED
 
 
 @pytest.fixture(scope="module")

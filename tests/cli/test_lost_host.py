@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,10 @@ import yaml
 
 from holmes_core.plan import Plan
 from holmes_core.record import read_file
-from tests.testbed.bed import missing_for_bed
-from tests.testbed.rehearsal import Site, bed_site, only_run, standard_library_corpus
+from tests.testbed.needs_bed import NEEDS_BED
+from tests.testbed.rehearsal import Site, only_run, standard_library_corpus
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.skipif(bool(missing_for_bed()), reason=f"no bed here: {', '.join(missing_for_bed())}"),
-]
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with bed_site(tmp_path_factory.mktemp("site")) as site:
-        yield site
+pytestmark = NEEDS_BED
 
 
 def planned(site: Site, folder: Path, **changes: Any) -> Path:

@@ -16,10 +16,11 @@ from pydantic import ValidationError
 
 from holmes_core.inventory import Inventory
 from tests.cli.conftest import Command
-from tests.planner.fleets import gpu_inventory
+from tests.planner.fleets import bed_job, cpu_inventory, gpu_inventory
 
 MODEL = {"num_layers": 36, "hidden_size": 4096, "num_heads": 32, "seq_length": 2048, "vocab_size": 51200}
 JOB: dict[str, Any] = {"model": MODEL, "data": {"path": "/data"}, "steps": 10, "global_batch_size": 512}
+SMALL_JOB = bed_job().model_dump(mode="json", exclude_defaults=True)
 THREE_FIT = {**MODEL, "hidden_size": 4608, "num_heads": 48, "vocab_size": 51201}
 
 
@@ -115,6 +116,17 @@ def test_inventory_that_makes_no_sense_is_refused(
     ("options", "said"),
     [
         (("--what-if", "link:a-b=fast"), "--what-if link:a-b=fast: 'fast' is not a rate above zero such as 10Gb/s"),
+        (("--what-if", "fabric:a=0Gb/s"), "--what-if fabric:a=0Gb/s: '0Gb/s' is not a rate above zero"),
+        (
+            ("--what-if", "link:a-c=1Gb/s"),
+            "--what-if link:a-c=1Gb/s: 'a-c' is not two clusters of the inventory (a, b)",
+        ),
+        (("--what-if", "fabric:c=1Gb/s"), "--what-if fabric:c=1Gb/s: no cluster 'c' in the inventory (a, b)"),
+        (
+            ("--what-if", "nic:a1/eth7=1Gb/s"),
+            "--what-if nic:a1/eth7=1Gb/s: host a1 has no interface 'eth7' (eth0, eth1)",
+        ),
+        (("--what-if", "+host:a2=like:a9"), "--what-if +host:a2=like:a9: no reachable host 'a9' in the inventory"),
         (("--what-if", "-host:a9"), "--what-if -host:a9: no reachable host 'a9' in the inventory (a1, b1)"),
         (("--what-if", "more money"), "--what-if more money: not a change that can be read"),
         (("--compare", "other.json"), "other.json: cannot be read: No such file"),
@@ -125,9 +137,23 @@ def test_option_that_makes_no_sense_is_refused(refused: Refused, options: tuple[
     assert said in refused({}, *options)
 
 
+@pytest.mark.parametrize("limit", ["-1", "nan", "soon"])
+def test_time_limit_that_is_no_number_of_seconds_is_refused(command: Command, limit: str) -> None:
+    done = command("plan", "job.yaml", "--time-limit", limit)
+    assert (done.code, done.stdout) == (2, "")
+    assert "Invalid value for '--time-limit'" in done.stderr
+
+
 def test_page_that_cannot_be_written_leaves_no_plan(refused: Refused) -> None:
     job = {"parallel": {"tp": 1, "pp": 2, "dp": 8, "micro_batch_size": 1}}
     assert "gone/page.html: cannot be written" in refused(job, "--html", "gone/page.html")
+
+
+def test_search_that_ends_before_the_first_plan_says_so(refused: Refused) -> None:
+    uneven = cpu_inventory([3, 1]).to_json()
+    said = refused(SMALL_JOB, "--time-limit", "0", inventory=uneven, code=1)
+    assert "no plan was found within 0 s" in said
+    assert "--time-limit" in said.partition("hint: ")[2]
 
 
 def test_rate_of_zero_is_no_answer(refused: Refused) -> None:

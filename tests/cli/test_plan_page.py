@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,13 +13,14 @@ from holmes_cli.plan_tables import plan_sheets
 from holmes_cli.timeline_picture import LEFT, MOST_BARS, MOST_ROWS, WIDTH, draw_timeline
 from holmes_core.inventory import Inventory
 from holmes_core.plan import Plan
+from holmes_core.units import format_rate
 from holmes_runtime.schedule import make_schedule
 from planner.explain import bottleneck
 from planner.reprice import plan_timeline
-from planner.simulate import Pipeline, PipelineTimes, timeline
+from planner.simulate import PipelineTimes, timeline
+from tests.cli.browser import NEEDS_BROWSER, dumped, screenshot
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 BED = cpu_inventory([2, 2])
 LARGE = gpu_inventory([48, 48])
 
@@ -52,13 +51,13 @@ def test_page_fetches_nothing_and_escapes_what_it_is_told(bed_plan: Plan) -> Non
 
 
 def test_every_rank_is_drawn_inside_its_host_and_every_host_inside_its_cluster(bed_plan: Plan) -> None:
-    shapes = draw_placement(bed_plan).shapes
-    of = {role: [shape for shape in shapes if shape.role == role] for role in ("cluster", "host", "rank")}
+    boxes = draw_placement(bed_plan).boxes
+    of = {role: [box for box in boxes if box.role == role] for role in ("cluster", "host", "rank")}
     assert [len(of[role]) for role in ("cluster", "host", "rank")] == [2, 4, 4]
     for inner, outer in (("host", "cluster"), ("rank", "host")):
-        for shape in of[inner]:
-            around = [o for o in of[outer] if o.x < shape.x and shape.x + shape.width < o.x + o.width]
-            assert any(o.y < shape.y and shape.y + shape.height < o.y + o.height for o in around)
+        for box in of[inner]:
+            around = [o for o in of[outer] if o.x < box.x and box.x + box.width < o.x + o.width]
+            assert any(o.y < box.y and box.y + box.height < o.y + o.height for o in around)
 
 
 def test_groups_are_in_the_colour_of_their_network(bed_plan: Plan) -> None:
@@ -69,12 +68,13 @@ def test_groups_are_in_the_colour_of_their_network(bed_plan: Plan) -> None:
     assert sorted((wire.role, wire.stroke) for wire in picture.wires) == sorted(
         [("dp", colours["a"]), ("dp", colours["b"]), ("edges", SHARED_COLOUR), ("edges", SHARED_COLOUR)]
     )
-    assert all("network shared, 94.15 Mbit/s each" in wire.tip for wire in picture.wires if wire.role == "edges")
+    rate = format_rate(next(group.bandwidth_bytes_per_s for group in bed_plan.groups if group.network == "shared"))
+    assert all(f"network shared, {rate} each" in wire.tip for wire in picture.wires if wire.role == "edges")
 
 
 def test_many_hosts_alike_are_one_box_with_their_groups_inside(large_plan: Plan) -> None:
     picture = draw_placement(large_plan)
-    hosts = [shape.label for shape in picture.shapes if shape.role == "host"]
+    hosts = [box.label for box in picture.boxes if box.role == "host"]
     assert hosts == ["48 hosts from a1", "48 hosts from b1"]
     assert [(wire.role, wire.tip.partition(" x ")[0]) for wire in picture.wires] == [
         ("dp", "8"),
@@ -95,7 +95,7 @@ def test_bars_lie_in_their_row_from_start_to_end(bed_plan: Plan) -> None:
 def test_deep_and_long_timeline_is_cut_and_says_so() -> None:
     pp, num_microbatches = 40, 300
     times = PipelineTimes((1.0,) * pp, (2.0,) * pp, (0.0,) * (pp - 1), (0.0,) * (pp - 1))
-    spans = timeline(Pipeline(make_schedule("1f1b", pp, num_microbatches), times))
+    spans = timeline(make_schedule("1f1b", pp, num_microbatches), times)
     picture = draw_timeline(spans, max(span.end_s for span in spans))
     assert (len(picture.rows), len(picture.bars)) == (MOST_ROWS, MOST_BARS)
     assert "8 pipeline ranks in the middle are not drawn." in picture.left_out
@@ -106,22 +106,14 @@ def test_page_of_a_large_plan_stays_small(large_plan: Plan) -> None:
     assert len(page_of(large_plan, LARGE).encode()) < 2_000_000
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no headless browser here (Debian: chromium)")
+@NEEDS_BROWSER
 def test_browser_draws_placement_and_timeline(tmp_path: Path, bed_plan: Plan) -> None:
     page = tmp_path / "plan.html"
     page.write_text(page_of(bed_plan, BED), encoding="utf-8")
-    shot = tmp_path / "page.png"
-    assert BROWSER is not None
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    subprocess.run(
-        [BROWSER, *options, f"--screenshot={shot}", page.as_uri()], check=True, capture_output=True, timeout=90
-    )
-    dumped = subprocess.run(
-        [BROWSER, *options, "--dump-dom", page.as_uri()], check=True, capture_output=True, text=True, timeout=90
-    ).stdout
-    assert shot.stat().st_size > 5000
-    assert dumped.count('<g class="host">') == 4
-    assert dumped.count('<g class="rank">') == 4
-    backwards = dumped.count('<rect class="b"') + dumped.count('<rect class="i"')
-    assert dumped.count('<rect class="f"') == backwards == 2 * bed_plan.microbatches[0]
-    assert dumped.count('<path class="edges"') == 2
+    elements = dumped(page)
+    assert screenshot(page).stat().st_size > 5000
+    assert elements.count('<g class="host">') == 4
+    assert elements.count('<g class="rank">') == 4
+    backwards = elements.count('<rect class="b"') + elements.count('<rect class="i"')
+    assert elements.count('<rect class="f"') == backwards == 2 * bed_plan.microbatches[0]
+    assert elements.count('<path class="edges"') == 2

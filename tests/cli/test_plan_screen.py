@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from holmes_cli.plan_tables import bar, plan_sheets
-from holmes_cli.show_plan import show_plan
-from holmes_core.plan import Alternative
+from holmes_cli.show_plan import plan_sentences, show_plan
+from holmes_core.plan import Alternative, BlockDegrees, Plan, UnequalDegrees
+from holmes_core.record import read_file
 from holmes_core.units import format_seconds
 from tests.cli.conftest import Command
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
@@ -100,6 +101,23 @@ def test_plan_compared_with_itself_has_moved_nothing(command: Command) -> None:
     assert "Hosts that hold other tasklets: 0 of 4" in done.stdout
 
 
+def test_search_that_is_cut_short_tells_how_far_from_the_best_its_plan_may_be(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "inventory.json").write_text(gpu_inventory([5, 3]).to_json(), encoding="utf-8")
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(gpt_7b().model_dump(mode="json", exclude_defaults=True)))
+    done = command("plan", "job.yaml", "--time-limit", "0")
+    gap = read_file(Plan, tmp_path / "plan.json").solve.gap
+    assert gap > 0
+    assert f"Placement: at most {gap:.2%} from the best by the closed-form cost (HiGHS, time limit;" in done.stdout
+
+
+def test_stage_over_two_clusters_comes_with_the_reason_on_screen_and_page(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "inventory.json").write_text(cpu_inventory([3, 1]).to_json(), encoding="utf-8")
+    done = command("plan", "job.yaml", "--html", "plan.html")
+    reason = "a has room for 1 and b for 1 of 2 replicas beside the other stages; its gradients cross on the shared"
+    assert reason in " ".join(done.stdout.split())
+    assert reason in (tmp_path / "plan.html").read_text(encoding="utf-8")
+
+
 def test_page_is_written_beside_the_plan(command: Command, tmp_path: Path) -> None:
     done = command("plan", "job.yaml", "--html", "plan.html")
     page = (tmp_path / "plan.html").read_text(encoding="utf-8")
@@ -138,6 +156,23 @@ def test_runners_up_are_listed_with_their_distance_and_reason() -> None:
     seconds = format_seconds(second.step_s)
     degrees = "tp=1 pp=1 dp=4, micro-batch 2, 1f1b, full recomputation"
     assert sheet.rows == ((degrees, "data", seconds, "+25.0%", "gradients cross"),)
+
+
+def test_degrees_the_runtime_cannot_run_are_named_with_their_gain() -> None:
+    fleet = cpu_inventory([2, 2])
+    plan = plan_for(fleet, bed_job())
+    assert not any("degrees of their own" in sentence for sentence in plan_sentences(plan, fleet))
+    blocks = (
+        BlockDegrees(cluster="a", stages=2, tp=1, dp=4, micro_batch_size=2),
+        BlockDegrees(cluster="b", stages=1, tp=4, dp=2, micro_batch_size=4),
+    )
+    unequal = UnequalDegrees(blocks=blocks, placement_s=0.9 * plan.solve.objective_s)
+    solve = plan.solve.model_copy(update={"unequal": unequal})
+    said = plan_sentences(plan.model_copy(update={"solve": solve}), fleet)
+    gain = (
+        "With degrees of their own 2 stages of tp 1 x dp 4 in a and 1 stage of tp 4 x dp 2 in b would take 10.0% less"
+    )
+    assert any(sentence.startswith(gain) and "cannot run that" in sentence for sentence in said)
 
 
 def test_rows_alike_are_one_only_in_long_tables() -> None:

@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.testbed.bed import Bed, missing_for_bed
+from tests.testbed.bed import Bed
+from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rehearsal import Site, bed_site
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.skipif(bool(missing_for_bed()), reason=f"no bed here: {', '.join(missing_for_bed())}"),
-]
+pytestmark = NEEDS_BED
 
 
 @pytest.fixture

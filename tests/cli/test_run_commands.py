@@ -93,6 +93,10 @@ def test_detached_run_outlives_its_controller_and_is_watched_again(tmp_path: Pat
     assert steps[0] == 0
     assert set(range(steps[-1] + 1)) - set(steps) <= {before, before + 1}  # the step under way when it was killed
     assert read_run(run_folder(tmp_path)).state == "running"
+    assert holmes(tmp_path, "stop", detached).returncode == 0
+    run = read_run(run_folder(tmp_path))
+    assert run.steps_done >= len(set(steps))
+    assert run.first_loss == json.loads(lines[0])["loss"]
 
 
 def test_detached_run_without_controller_is_stopped_by_recorded_ids(tmp_path: Path, detached: str) -> None:

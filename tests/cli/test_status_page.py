@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
-
-import pytest
 
 from holmes_cli.status_page import status_page
 from holmes_core.run import Failure, Run
 from launcher.run_store import StoredRun
 from launcher.step_metrics import InterfaceBytes, StepMetrics
-from tests.cli.test_inventory_page import BROWSER
+from tests.cli.browser import NEEDS_BROWSER, dumped
 from tests.launcher.plans import cpu_plan
 
 
@@ -71,11 +68,8 @@ def test_page_of_a_run_without_a_step_has_no_chart() -> None:
     assert "last words" in page(0)
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no headless browser here (Debian: chromium)")
+@NEEDS_BROWSER
 def test_browser_draws_the_curves(tmp_path: Path) -> None:
     path = tmp_path / "run.html"
     path.write_text(page(), encoding="utf-8")
-    assert BROWSER is not None
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
-    done = subprocess.run([BROWSER, *options, path.as_uri()], check=True, capture_output=True, text=True, timeout=90)
-    assert done.stdout.count('<polyline class="curve"') == 4
+    assert dumped(path).count('<polyline class="curve"') == 4

@@ -20,17 +20,16 @@ from holmes_core.plan import Plan
 from holmes_core.record import read_file
 from holmes_core.run import Run
 from launcher.prepare import SILENCE_LIMIT_S
-from tests.testbed.bed import Bed, missing_for_bed
+from tests.testbed.bed import Bed
+from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rehearsal import Site, bed_site, only_run, standard_library_corpus
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.skipif(bool(missing_for_bed()), reason=f"no bed here: {', '.join(missing_for_bed())}"),
-]
+pytestmark = NEEDS_BED
 
 MODEL = {"num_layers": 4, "hidden_size": 32, "num_heads": 2, "seq_length": 32}
 EVERY_PP_DP = [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (3, 1), (4, 1)]
 ENDED_WITHIN_S = 10.0
+OWN_MODEL = Path(__file__).parent.parent.parent / "docs" / "own_model.py"
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +37,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with bed_site(tmp_path_factory.mktemp("site")) as site:
         inventory(site)
         yield site
-
-
-@pytest.fixture
-def bed(site: Site) -> Bed:
-    assert site.bed is not None
-    return site.bed
 
 
 def holmes(site: Site, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -132,6 +125,21 @@ def test_every_degree_four_hosts_allow_trains_to_the_loss_of_one_process(
     assert (run.state, run.steps_done) == ("done", 20)
     assert losses == pytest.approx(one_process_losses, abs=1e-5)
     assert losses[-1] < losses[0] - 0.5
+    assert nothing_is_left(bed)
+
+
+def test_model_of_ones_own_is_sent_and_trains_over_two_clusters(site: Site, bed: Bed, tmp_path: Path) -> None:
+    losses = {}
+    for pp, dp in ((1, 1), (2, 2)):
+        folder = tmp_path / f"{pp}-{dp}"
+        folder.mkdir()
+        shutil.copy(OWN_MODEL, folder)
+        own = {**MODEL, "factory": "own_model.py:build"}
+        path = plan(site, folder, job(model=own, parallel={"pp": pp, "dp": dp, "micro_batch_size": 1}))
+        losses[pp, dp] = trained(site, folder, path)[1]
+    assert {node.cluster for node in read_file(Plan, path).nodes} == {"ib-1", "roce-1"}
+    assert losses[2, 2] == pytest.approx(losses[1, 1], abs=1e-5)
+    assert losses[2, 2][-1] < losses[2, 2][0] - 0.5
     assert nothing_is_left(bed)
 
 

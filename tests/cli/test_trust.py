@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import yaml
 
-from tests.testbed.bed import missing_for_bed
-from tests.testbed.rehearsal import Site, bed_site
+from tests.testbed.needs_bed import NEEDS_BED
+from tests.testbed.rehearsal import Site
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.skipif(bool(missing_for_bed()), reason=f"no bed here: {', '.join(missing_for_bed())}"),
-]
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with bed_site(tmp_path_factory.mktemp("site")) as site:
-        yield site
+pytestmark = NEEDS_BED
 
 
 def trust(site: Site, folder: Path, known: str, *options: str, answer: str = "") -> tuple[int, str, str]:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from holmes_cli.app import app
+from holmes_cli.app import make_app
 from holmes_core.inventory import Inventory
 from holmes_core.plan import Plan
 from holmes_core.record import read_file
@@ -31,7 +31,7 @@ def test_the_written_program_has_the_objective_of_the_plan(tmp_path: Path, inven
     (tmp_path / "job.yaml").write_text(yaml.safe_dump({**rest, **dict(job)}), encoding="utf-8")  # type: ignore[call-overload]
     arguments = ["plan", "job.yaml", "-i", "inventory.json", "-o", "plan.json", "--write-lp", "placement.lp", "--json"]
     paths = [str(tmp_path / each) if each.endswith((".yaml", ".json", ".lp")) else each for each in arguments]
-    assert CliRunner().invoke(app, paths).exit_code == 0
+    assert CliRunner().invoke(make_app("plan"), paths).exit_code == 0
     plan = read_file(Plan, tmp_path / "plan.json")
     text = (tmp_path / "placement.lp").read_text(encoding="utf-8")
     assert plan.solve.programs > 0

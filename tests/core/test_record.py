@@ -217,3 +217,21 @@ def test_paths_in_hosts_file_are_taken_from_its_folder(tmp_path: Path) -> None:
     path.write_text("ssh_config: gone\nhosts: [a]\n", encoding="utf-8")
     with pytest.raises(HolmesError, match="ssh_config: gone: no such file"):
         read_hosts_file(path)
+
+
+def test_lines_between_records_are_not_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.json"
+    host = Host(name="a", access=Access(), reachable=False)
+    inventory = Inventory(hosts=(host, host.model_copy(update={"name": "b"})), clusters=(), shared=None, findings=())
+    path.write_text(inventory.to_json(), encoding="utf-8")
+    assert read_file(Inventory, path) == inventory
+    path.write_text(inventory.to_json().replace("\n  },\n", '\n  },\n   "b",\n'), encoding="utf-8")
+    with pytest.raises(HolmesError, match=r"hosts\.1: Input should be"):
+        read_file(Inventory, path)
+
+
+def test_records_with_the_same_keys_share_the_set_of_them() -> None:
+    one, two = Host(name="a", access=Access(), reachable=True), Host(name="b", access=Access(), reachable=True)
+    assert one.__pydantic_fields_set__ is two.__pydantic_fields_set__
+    assert one.model_copy(update={"hostname": "h"}).model_fields_set == {"name", "access", "reachable", "hostname"}
+    assert two.model_fields_set == {"name", "access", "reachable"}

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from planner.make_plan import MOST_RANKS_DRAWN
+from planner.draw import MOST_RANKS_DRAWN
 from tests.planner.fleets import bed_job, gpt_7b, gpu_inventory, plan_for, random_inventory
 
 
@@ -15,7 +15,7 @@ def test_no_runner_up_is_faster_than_the_plan(seed: int) -> None:
     plan = plan_for(random_inventory(seed), bed_job(parallel={}))
     seconds = [plan.prediction.step_s, *(other.step_s for other in plan.solve.alternatives)]
     for faster, slower in pairwise(seconds):
-        assert slower >= faster * (1 - 1e-9)
+        assert slower >= faster * (1 - 1e-6)
 
 
 @pytest.mark.parametrize("seed", range(0, 40, 4))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holmes_runtime.schedule import Action, ActionKind, Schedule, ScheduleName, make_schedule, one_f_one_b
+from planner.precedence import find_precedence, precedence_of
 from planner.simulate import (
     Bucket,
     Interval,
@@ -12,7 +13,6 @@ from planner.simulate import (
     PipelineTimes,
     Span,
     reduce_end_s,
-    run_pipeline,
     simulate,
     timeline,
 )
@@ -28,7 +28,7 @@ def times(stages: int, edge_s: float = 0.0) -> PipelineTimes:
 
 def step_s(schedule: Schedule, seconds: PipelineTimes) -> float:
     """Seconds of one replica's step without gradients."""
-    return simulate([Pipeline(schedule, seconds)])
+    return simulate([Pipeline(find_precedence(schedule), seconds)])
 
 
 def test_one_stage_takes_the_sum() -> None:
@@ -58,7 +58,7 @@ def test_zero_bubble_waits_for_input_gradients_alone() -> None:
 
 def test_two_stage_timeline_by_hand() -> None:
     # Stage 0: F0 0-1, F1 1-2. Stage 1: F0 1.5-2.5, B0 2.5-4.5, F1 4.5-5.5, B1 5.5-7.5. Stage 0: B0 5-7, B1 8-10.
-    assert timeline(Pipeline(one_f_one_b(2, 2), times(2, edge_s=0.5))) == (
+    assert timeline(one_f_one_b(2, 2), times(2, edge_s=0.5)) == (
         Span(0, FORWARD, 0, 0, 0, 1),
         Span(0, FORWARD, 0, 1, 1, 2),
         Span(0, BACKWARD, 0, 0, 5, 7),
@@ -71,7 +71,7 @@ def test_two_stage_timeline_by_hand() -> None:
 
 
 def test_a_link_carries_one_message_at_a_time() -> None:
-    spans = timeline(Pipeline(one_f_one_b(2, 2), times(2, edge_s=10.0)))
+    spans = timeline(one_f_one_b(2, 2), times(2, edge_s=10.0))
     # F0 leaves at 1 and arrives at 11; F1 is done at 2, leaves at 11 and arrives at 21.
     arrivals = {span.microbatch: span.start_s for span in spans if span.stage == 1 and span.kind is FORWARD}
     assert arrivals == {0: 11, 1: 21}
@@ -83,6 +83,16 @@ def test_stages_of_two_ranks_share_the_link_between_them() -> None:
     free = PipelineTimes((1.0,) * 4, (1.0,) * 4, (5.0, 0.0, 0.0), (0.0,) * 3)
     schedule = make_schedule("interleaved", 2, 2, 2)
     assert step_s(schedule, slow) > step_s(schedule, free) >= 2 * 5
+
+
+def test_what_the_last_stage_hands_to_itself_waits_for_no_link() -> None:
+    # Ranks 0 and 1 hold stages 0, 2 and 1, 3. While F1 of micro-batch 1 is under way to rank 0 for 9 s, F3 and B3 of
+    # micro-batch 0 run one right after the other.
+    slow = PipelineTimes((1.0,) * 4, (1.0,) * 4, (0.0, 9.0, 0.0), (0.0,) * 3)
+    spans = {
+        (span.kind, span.stage, span.microbatch): span for span in timeline(make_schedule("interleaved", 2, 2, 2), slow)
+    }
+    assert spans[BACKWARD, 3, 0].start_s == spans[FORWARD, 3, 0].end_s
 
 
 def test_an_edge_sets_the_pace_of_1f1b() -> None:
@@ -104,7 +114,7 @@ def test_never_faster_than_the_busiest_rank(name: ScheduleName) -> None:
 
 
 def test_replicas_may_run_different_numbers_of_microbatches() -> None:
-    pipelines = [Pipeline(one_f_one_b(2, m), times(2)) for m in (3, 5)]
+    pipelines = [Pipeline(precedence_of("1f1b", 2, m), times(2)) for m in (3, 5)]
     assert simulate(pipelines) == (5 + 2 - 1) * 3
 
 
@@ -125,18 +135,19 @@ def test_reduction_waits_for_the_slowest_replica() -> None:
 def test_reductions_of_a_rank_s_stages_queue() -> None:
     # One rank with two chunks, backwards of 2 s one after the other; each reduction takes 5 s after its backward.
     schedule = {0: tuple(Action(s, kind, 0) for s, kind in ((0, FORWARD), (1, FORWARD), (1, BACKWARD), (0, BACKWARD)))}
-    assert simulate([Pipeline(schedule, times(2))], [[Bucket(2, 5)], [Bucket(2, 5)]]) == 2 + 2 + 5 + 5
+    assert simulate([Pipeline(find_precedence(schedule), times(2))], [[Bucket(2, 5)], [Bucket(2, 5)]]) == 2 + 2 + 5 + 5
 
 
 def test_weights_are_gathered_under_the_first_forward() -> None:
     # Four layers of 0.25 s; gathers of 0.2 s each, first layers first: the forward waits for the first alone.
     layers = [Bucket(0.5, 0.0, 0.2)] * 4
-    assert run_pipeline(one_f_one_b(1, 2), times(1), [layers])[0][0].end_s == pytest.approx(1.2)
+    first, *_ = timeline(one_f_one_b(1, 2), times(1), [layers])
+    assert first.end_s == pytest.approx(1.2)
 
 
 def test_slow_gathers_hold_up_the_first_forward_of_each_stage_once() -> None:
     layers = [Bucket(0.5, 0.0, 1.0)] * 4
-    first, second, *_ = run_pipeline(one_f_one_b(2, 2), times(2), [layers, layers])[0]
+    first, second, *_ = timeline(one_f_one_b(2, 2), times(2), [layers, layers])
     # The last layer's weights are there at 4 s.
     assert (first.end_s, second.end_s) == (4.25, 5.25)
 
@@ -144,4 +155,4 @@ def test_slow_gathers_hold_up_the_first_forward_of_each_stage_once() -> None:
 def test_a_schedule_that_waits_for_itself_is_refused() -> None:
     backward_first: Schedule = {0: (Action(0, BACKWARD, 0), Action(0, FORWARD, 0))}
     with pytest.raises(ValueError, match="stands still"):
-        run_pipeline(backward_first, times(1))
+        find_precedence(backward_first)

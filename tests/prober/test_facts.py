@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +14,7 @@ from holmes_core.inventory import Host
 from prober.facts import ip_tool
 from prober.facts.gpu_query import parse_query
 from prober.facts.question import Command, cut, script
+from prober.facts.software import software_command
 from prober.read_host import commands, read_host
 from prober.recording import CUT_OFF, Recorded
 from prober.tool_findings import tool_findings
@@ -186,6 +189,28 @@ def test_software_without_torch_is_known_to_lack_it() -> None:
     assert read(output("python3 -c 'print()'", "python 3.11.7\n")).software.torch is None
     assert read(output("python3 -c 'print()'", "python 3.11.7\ntorch 2.13.0+cpu\n")).software.torch == "2.13.0+cpu"
     assert read().software.python is None
+
+
+FAKE_PYTHON = "#!/bin/sh\nprintf 'python 3.9.9\\ntorch %s\\n' \"$WHERE\"\n"
+FAKE_DOCKER = '#!/bin/sh\nwhile [ "$1" != \'my image\' ]; do shift; done\nshift\nWHERE="$WHERE.image" exec "$@"\n'
+
+
+@pytest.mark.parametrize("engine", [None, "docker", "apptainer"])
+@pytest.mark.parametrize("activated", [False, True])
+def test_versions_are_read_where_the_ranks_will_run(tmp_path: Path, engine: str | None, activated: bool) -> None:
+    for name, text in (("python3", FAKE_PYTHON), ("docker", FAKE_DOCKER), ("apptainer", FAKE_DOCKER)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    use_fakes = f"export WHERE=shell PATH={tmp_path}:$PATH"
+    container = {"engine": engine, "image": "my image", "options": ["--volume", "/a b:/c"]}
+    activate = f"{use_fakes} WHERE=activated"
+    access = Access.model_validate(
+        {"activate": activate if activated else None, "container": container if engine else None}
+    )
+    asked = f"{use_fakes}\n{script([software_command(access)], '@@t')}"
+    answer = subprocess.run(["/bin/sh"], input=asked, capture_output=True, text=True, check=True).stdout
+    expected = ("activated" if activated else "shell") + (".image" if engine else "")
+    assert read(*cut(answer, "@@t")).software.torch == expected
 
 
 def test_answer_is_cut_where_the_script_marked_it() -> None:

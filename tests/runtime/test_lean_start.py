@@ -1,4 +1,4 @@
-"""The lean start runs a module's main with its own arguments and gives back its exit code."""
+"""The lean start runs a module's main with its own arguments and exit code; the agent starts lean, too."""
 
 from __future__ import annotations
 
@@ -37,3 +37,12 @@ def test_exception_takes_the_ordinary_way_out(tmp_path: Path) -> None:
     done = started(tmp_path, "raise")
     assert done.returncode == 1
     assert "ValueError: on purpose" in done.stderr
+
+
+def test_agent_imports_nothing_that_takes_long() -> None:
+    # site may import some of them on its own
+    program = "import sys, holmes_runtime.agent; print(*sys.modules)"
+    command = [sys.executable, "-S", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    slow = {"dataclasses", "inspect", "logging", "email", "importlib.metadata", "concurrent.futures", "asyncio"}
+    assert slow & set(done.stdout.split()) == set()

@@ -21,6 +21,7 @@ from tests.testbed.rehearsal import Site, only_run, standard_library_corpus
 
 STEPPING = "step 3/"
 CLEAN_WITHIN_S = 10.0
+ENDS_WITHIN_S = 120.0
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 FACTORY = """
     import os, socket, time
@@ -238,8 +239,12 @@ def end_so(site: Site, ending: Ending, folder: Path, inventory: Path, full_disk:
             if ending.bring_about is not None:
                 said = _wait_for(process, ending.when)
                 ending.bring_about(run)
-            said += process.communicate(timeout=120)[1]
-            wrong = _wrong(ending, process.returncode, said)
+            try:
+                said += process.communicate(timeout=ENDS_WITHIN_S)[1]
+                wrong = _wrong(ending, process.returncode, said)
+            except subprocess.TimeoutExpired:
+                wrong = [f"it did not end within {ENDS_WITHIN_S:g} s; it said:\n{said[-3000:]}"]
+                process.kill()
             ended_s = time.monotonic()
             if ending.undo is None:
                 wrong += _left(site.bed, ending, ended_s)

@@ -1,0 +1,68 @@
+"""What a run has come to: every event written down and shown, its steps kept, and the record made of them."""
+
+from __future__ import annotations
+
+import time
+
+from holmes_core.plan import Plan
+from holmes_core.run import Failure, Run, Settings, State
+from launcher.follow_folder import past_events
+from launcher.run_events import Notice, RunEvent, View
+from launcher.run_folder import RunFolder
+from launcher.run_store import this_process
+from launcher.step_metrics import StepMetrics, median_step_s, traffic_per_step
+
+
+class RunRecord:
+    """`steps` are all of the run by number, `attempt_steps` those of the last attempt."""
+
+    def __init__(self, folder: RunFolder, view: View, settings: Settings) -> None:
+        self._folder, self._view, self._settings = folder, view, settings
+        self._started_at_s = time.time()
+        self.steps: dict[int, StepMetrics] = {}
+        self.attempt_steps: list[StepMetrics] = []
+
+    def remember(self, run: Run) -> None:
+        """Go on with a run of another controller."""
+        self._started_at_s = run.started_at_s
+        self.steps = {event.step: event for event in past_events(self._folder.path) if isinstance(event, StepMetrics)}
+
+    def take(self, event: RunEvent) -> None:
+        """Write an event down, and show it."""
+        self._folder.write_event(event)
+        self._view.show(event)
+        if isinstance(event, StepMetrics):
+            self.steps[event.step] = event
+            self.attempt_steps.append(event)
+
+    def say(self, text: str) -> None:
+        """A notice."""
+        self.take(Notice(text))
+
+    def write(
+        self, plan: Plan, attempt: int, state: State, failures: tuple[Failure, ...] = (), exit_code: int | None = None
+    ) -> Run:
+        """Replace run.json by the run as it stands, and return it. Speed and traffic are the last attempt's."""
+        steps, latest = [self.steps[step] for step in sorted(self.steps)], self.attempt_steps
+        seconds = median_step_s(latest) if latest else None
+        tokens = plan.job.global_batch_size * plan.job.model.seq_length
+        run = Run(
+            run_id=self._folder.run_id,
+            plan_digest=plan.digest(),
+            state=state,
+            settings=self._settings,
+            controller=this_process() if state == "running" else None,
+            attempt=attempt,
+            started_at_s=self._started_at_s,
+            ended_at_s=None if state == "running" else time.time(),
+            exit_code=exit_code,
+            steps_done=len(steps),
+            first_loss=steps[0].loss if steps else None,
+            last_loss=steps[-1].loss if steps else None,
+            tokens_per_s=tokens / seconds if seconds else None,
+            step_s=seconds,
+            traffic=traffic_per_step(latest, plan.prediction.traffic) if latest else (),
+            failures=failures,
+        )
+        self._folder.write_run(run)
+        return run

@@ -1,0 +1,99 @@
+"""What each action of a schedule waits for, as numbers: found once a schedule, then simulated with any seconds.
+
+Schedules fix every order beforehand: of a rank's actions, of the messages on a link. What may vary is only how long
+things take, so an action starts at the later of two moments and a message leaves at the later of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from holmes_runtime.schedule import ActionKind, Schedule, ScheduleName, make_schedule
+
+MOST_KEPT = 48  # schedules in the cache: the ways to run the placements of two or three pipeline degrees
+NOTHING = 0  # the number of no action: it ended, and its message arrived, when the step began
+
+FIRST_FORWARD, FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(5)
+"""Kinds of work. A stage's first forward is one of its own, since it waits for weights."""
+
+Waits = tuple[int, int, int, int, int]
+"""Of one action: the one before it on its rank, the one whose message it needs, its work (kind x stages + stage), the
+one whose message is ahead of its own on the link, and the edge its message takes: forward edges by stage, then backward
+ones, then one that takes no time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Precedence:
+    """A schedule's actions, numbered from 1 so that each waits for smaller numbers only.
+
+    `waits[i]` are those of action i + 1. `by_rank` has the numbers of a rank's actions in its order, `last` those of
+    each stage's last action.
+    """
+
+    num_stages: int
+    waits: tuple[Waits, ...]
+    by_rank: tuple[tuple[int, ...], ...]
+    last: tuple[int, ...]
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def precedence_of(
+    name: ScheduleName, pp: int, num_microbatches: int, chunks: int = 1, extra_in_flight: Sequence[int] = ()
+) -> Precedence:
+    """That of `make_schedule` with the same arguments."""
+    return find_precedence(make_schedule(name, pp, num_microbatches, chunks, extra_in_flight))
+
+
+def find_precedence(schedule: Schedule) -> Precedence:
+    """The precedence of `schedule`. Raises ValueError if it waits for itself."""
+    pp, num_actions = len(schedule), sum(map(len, schedule.values()))
+    num_stages = 1 + max(action.stage for actions in schedule.values() for action in actions)
+    row = 1 + max(action.microbatch for action in schedule[0])
+    # Of each input, found at row x (2 stage + is forward) + micro-batch:
+    made_by = [NOTHING] * (2 * num_stages * row)  # the action that makes it
+    awaited_by: list[int | None] = [None] * len(made_by)  # the rank that stands still for it
+    ahead = [NOTHING] * (2 * pp)  # by link, from a rank to one of its neighbours: the last action that sent over it
+    last = [NOTHING] * num_stages
+    by_rank: list[list[int]] = [[] for _ in range(pp)]
+    waits: list[Waits] = []
+    runnable = list(reversed(range(pp)))
+    while runnable:
+        rank = runnable.pop()
+        numbers = by_rank[rank]
+        before = numbers[-1] if numbers else NOTHING
+        for stage, kind, microbatch in schedule[rank][len(numbers) :]:
+            forward, weight = kind is ActionKind.FORWARD, kind is ActionKind.BACKWARD_WEIGHT
+            own, needed = (2 * stage + forward) * row + microbatch, NOTHING
+            if not weight and (stage > 0 or not forward):
+                needed = made_by[own]
+                if needed == NOTHING:
+                    awaited_by[own] = rank
+                    break
+            number = len(waits) + 1
+            receiver, leaves, edge = None, NOTHING, 2 * num_stages - 2
+            if forward and stage == num_stages - 1:  # it makes its own backward's input
+                receiver = own - row
+            elif not weight and (forward or stage > 0):
+                receiver = own + 2 * row if forward else own - 2 * row
+                leaves, edge = ahead[2 * rank + forward], stage if forward else num_stages - 2 + stage
+                ahead[2 * rank + forward] = number
+            if forward:
+                work = FORWARD if last[stage] else FIRST_FORWARD
+            elif weight:
+                work = BACKWARD_WEIGHT
+            else:
+                work = BACKWARD if kind is ActionKind.BACKWARD else BACKWARD_INPUT
+            waits.append((before, needed, work * num_stages + stage, leaves, edge))
+            numbers.append(number)
+            before = last[stage] = number
+            if receiver is not None:
+                made_by[receiver] = number
+                waiting = awaited_by[receiver]
+                if waiting is not None:
+                    awaited_by[receiver] = None
+                    runnable.append(waiting)
+    if len(waits) < num_actions:
+        raise ValueError(f"the schedule stands still after {len(waits)} actions")
+    return Precedence(num_stages, tuple(waits), tuple(map(tuple, by_rank)), tuple(last))

@@ -1,0 +1,116 @@
+"""Contenders by themselves: the fastest and the runners-up are those that simulating every way of each would tell."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from holmes_core.errors import HolmesError
+from holmes_core.job import Job
+from holmes_core.plan import Crossing
+from planner.candidates import Candidate
+from planner.contenders import NEXT_BEST, Contender, fastest_first, rank_contenders
+from planner.fleet import Fleet, read_fleet
+from planner.placement import Found, Placement
+from planner.schedule_choice import Running, Simulated, simplest
+from planner.search import search
+from planner.terms import make_terms
+from tests.planner.fleets import bed_job, cpu_inventory, random_inventory
+
+
+def searched(seed: int) -> tuple[Job, Fleet, tuple[Found, ...]]:
+    """A random fleet of two or three clusters, a job that leaves all open, and what the search found."""
+    draw = random.Random(seed)
+    job = bed_job(parallel={}, global_batch_size=draw.choice((24, 32, 96)))
+    fleet = read_fleet(random_inventory(seed), job)
+    return job, fleet, search(job, fleet, 60.0).found
+
+
+def exhaustive(job: Job, fleet: Fleet, found: tuple[Found, ...]) -> list[Contender]:
+    """As `rank_contenders`, with nothing left out: every way simulated, whatever its bound."""
+    contenders = []
+    for each in found:
+        simulated = Simulated(job, make_terms(job, fleet, each.placement.candidate), each.placement)
+        run = [simulated.timed(way) for way in simulated.ways()]
+        if run:
+            contenders.append(Contender(each, simplest(run), each.placement.crossing(fleet)))
+    order = fastest_first(contenders, [contender.running.step_s for contender in contenders])
+    ranked = [contenders[at] for at in order[: 1 + NEXT_BEST]]
+    for at in order[1 + NEXT_BEST :]:
+        if contenders[at].crossing not in {each.crossing for each in ranked}:
+            ranked.append(contenders[at])
+    return ranked
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_bounds_leave_out_nothing_that_would_be_told(seed: int) -> None:
+    job, fleet, found = searched(seed)
+    assert rank_contenders(job, fleet, found) == exhaustive(job, fleet, found)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_way_is_faster_than_its_bound(seed: int) -> None:
+    job, fleet, found = searched(seed)
+    for each in found:
+        simulated = Simulated(job, make_terms(job, fleet, each.placement.candidate), each.placement)
+        for way in simulated.ways():
+            assert simulated.timed(way).step_s >= way.step_s
+
+
+def test_best_of_every_other_crossing_stands_behind_the_next_best() -> None:
+    job, fleet, found = searched(1)
+    ranked = rank_contenders(job, fleet, found)
+    told = [each.crossing for each in ranked[1 + NEXT_BEST :]]
+    assert len(told) == len(set(told))
+    assert {each.crossing for each in ranked} == {each.placement.crossing(fleet) for each in found}
+
+
+def test_a_schedule_that_nothing_can_run_is_refused() -> None:
+    job = bed_job(parallel={"pp": 3, "dp": 1, "schedule": "interleaved", "chunks": 2, "micro_batch_size": 1})
+    fleet = read_fleet(cpu_inventory([2, 2]), job)
+    with pytest.raises(HolmesError, match=r"can run the schedule fixed in job\.yaml"):
+        rank_contenders(job, fleet, search(job, fleet, 60.0).found)
+
+
+def contender(recompute: str, schedule: str, objective_s: float = 1.0, crossing: Crossing = "nothing") -> Contender:
+    """A contender of which nothing else matters."""
+    candidate = Candidate(1, 2, 1, 1, recompute)  # type: ignore[arg-type]
+    placement = Placement(candidate, (1, 1), ((0,), (0,)), (2,))
+    running = Running(schedule, 1, (), (1, 1), 1.0)  # type: ignore[arg-type]
+    return Contender(Found(objective_s, placement), running, crossing)
+
+
+def test_of_equal_steps_less_recomputation_then_the_simpler_schedule_wins() -> None:
+    contenders = [
+        contender("full", "1f1b"),
+        contender("selective", "1f1b"),
+        contender("none", "zero-bubble"),
+        contender("none", "interleaved"),
+        contender("none", "eager"),
+        contender("none", "gpipe"),
+        contender("none", "1f1b", objective_s=2.0),
+        contender("none", "1f1b"),
+    ]
+    assert fastest_first(contenders, [1.0 + 1e-9 * at for at in range(8)]) == [7, 6, 5, 4, 3, 2, 1, 0]
+
+
+def test_a_faster_step_wins_however_complicated() -> None:
+    contenders = [contender("none", "1f1b"), contender("full", "zero-bubble")]
+    assert fastest_first(contenders, [1.0, 0.999]) == [1, 0]
+
+
+def test_of_equally_fast_ways_the_simplest_is_run() -> None:
+    plain = Running("1f1b", 1, (), (1, 1), 1.0)
+    ways = [
+        replace(plain, schedule="zero-bubble"),
+        replace(plain, schedule="interleaved", chunks=3),
+        replace(plain, schedule="interleaved", chunks=2),
+        replace(plain, schedule="eager", extra_in_flight=(2,)),
+        replace(plain, schedule="eager", extra_in_flight=(1,)),
+        replace(plain, step_s=1.0 + 1e-7),
+    ]
+    while ways:
+        assert simplest(ways) == ways.pop()
+    assert simplest([plain, replace(plain, schedule="zero-bubble", step_s=0.99)]).schedule == "zero-bubble"
