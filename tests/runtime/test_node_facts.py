@@ -36,6 +36,7 @@ def test_nccl_is_that_of_the_package_on_the_path(tmp_path: Path, monkeypatch: py
 
 def test_python_without_torch_has_no_version_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # another test's; a node's agent never imports it
     facts = read_facts(CONFIG, tmp_path)
     assert (facts["torch"], facts["nccl"]) == (None, None)
     assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
