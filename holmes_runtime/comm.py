@@ -230,7 +230,7 @@ def start_all_gather(flat: Tensor, group: ProcessGroup) -> Callable[[], Tensor]:
     return lambda: _after(works, lambda: flat)
 
 
-def _exchange(sent: Tensor, received: Tensor, group: ProcessGroup) -> list[dist.Work]:
+def _exchange(sent: Tensor, received: Tensor, group: ProcessGroup) -> list[dist.Work | None]:
     """Sends sent[i] to rank i of `group` and fills received[i] from it, both (n, elements), but for this rank itself.
 
     Receives are posted first. A receiver tells the sender that it is ready on the connection that also carries its own
@@ -240,7 +240,7 @@ def _exchange(sent: Tensor, received: Tensor, group: ProcessGroup) -> list[dist.
     size, me = group.size(), group.rank()
     works = [dist.irecv(received[(me - i) % size], group=group, group_src=(me - i) % size) for i in range(1, size)]
     works += [dist.isend(sent[(me + i) % size], group=group, group_dst=(me + i) % size) for i in range(1, size)]
-    return [work for work in works if work is not None]
+    return works
 
 
 def _after(works: Sequence[dist.Work | None], result: Callable[[], Tensor]) -> Tensor:
