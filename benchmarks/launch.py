@@ -3,7 +3,8 @@
 Fan-out: a host is a loopback address with a home of its own, sshd real, agent real, and torch a stub of a few lines
 that waits to be ended: connecting, shipping, preflight, starting and ending are measured, 256 trainings on one machine
 are not. The sshds, shells and two Pythons of every host share the controller's cores, so the seconds are more than a
-real fleet's; the controller's own part is the column of its CPU seconds. First step: on the bed, `holmes launch`
+real fleet's; the controller's own part is the column of its CPU seconds. Their homes are in memory, as 256 hosts do not
+write to one disk. First step: on the bed, `holmes launch`
 against bare torchrun started on all four hosts at once, same plan and same runtime, in turns.
 """
 
@@ -36,6 +37,7 @@ from tests.testbed.rehearsal import Site, bed_site, standard_library_corpus
 
 SIZES = (8, 64, 256)
 REPETITIONS = 3
+MEMORY_FOLDER = "/dev/shm"
 HOME_BY_ADDRESS = 'set -- $SSH_CONNECTION\nexport HOME="{folder}/homes/$3"\nmkdir -p "$HOME"\n'
 PYTHON = '#!/bin/sh\nexec env PYTHONPATH="{stubs}" "{python}" -S "$@"\n'
 TORCH = {
@@ -61,7 +63,7 @@ def main() -> None:
     """Both ways to the first step, then fan out to each size twice."""
     with tempfile.TemporaryDirectory(prefix="holmes-launch-") as name, bed_site(Path(name)) as site:
         first_steps(site)
-    with tempfile.TemporaryDirectory(prefix="holmes-launch-") as name:
+    with tempfile.TemporaryDirectory(prefix="holmes-launch-", dir=MEMORY_FOLDER) as name:
         fan_outs(Path(name))
 
 

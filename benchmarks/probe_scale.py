@@ -35,6 +35,7 @@ from tests.testbed.bed_tools import install_tools
 
 SIZES = (8, 64, 512)
 MAX_LISTEN = 16  # MAX_LISTEN_SOCKS of OpenSSH's sshd.c
+HOSTS_NICE = 10
 PYTHON_STUB = """\
 #!/bin/sh
 # Prints what the probe's question to Python prints on a machine with torch.
@@ -153,7 +154,10 @@ def write_hosts(folder: Path) -> None:
 
 
 def start_sshd(folder: Path, number: int, addresses: Sequence[str], port: int) -> subprocess.Popen[bytes]:
-    """One sshd for up to 16 addresses, with a key of its own, which becomes known."""
+    """One sshd for up to 16 addresses, with a key of its own, which becomes known.
+
+    It runs at a lower priority, as real hosts do not take the client's cores: else the client is starved.
+    """
     key, config = folder / f"host_key_{number}", folder / f"sshd_config_{number}"
     make_key(key)
     with open(folder / "known_hosts", "a", encoding="utf-8") as known:
@@ -170,7 +174,11 @@ def start_sshd(folder: Path, number: int, addresses: Sequence[str], port: int) -
         raise SystemExit("this benchmark needs root and openssh-server")
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     with open(folder / f"sshd_{number}.log", "wb") as log:
-        return subprocess.Popen([sshd, "-D", "-e", "-f", str(config)], stdout=log, stderr=log)
+        return subprocess.Popen([sshd, "-D", "-e", "-f", str(config)], stdout=log, stderr=log, preexec_fn=_give_way)
+
+
+def _give_way() -> None:
+    os.nice(HOSTS_NICE)
 
 
 def free_port() -> int:

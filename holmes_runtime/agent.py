@@ -151,7 +151,8 @@ class Agent:
         torchrun = self._start_torchrun(master_port, verdict)
         self._report(event="started")
         while torchrun.poll() is None:
-            for command in self._commands.take(POLL_S):  # just before the check: we may have been suspended
+            quiet = POLL_S if self._ranks_are_up else WAITING_POLL_S  # torch takes seconds to import
+            for command in self._commands.take(quiet):  # just before the check: we may have been suspended
                 self._obey(command, torchrun.pid)
             if self._left_alone():
                 self._end(GRACE_S)
