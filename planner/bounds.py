@@ -11,8 +11,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
-from planner.closed_form import edge_s, exposed_sync_s, pace_of, sync_s_per_byte
+from planner.closed_form import edge_s, pace_of, sync_s_per_byte
 from planner.terms import Terms
 
 ROUND = 1 + 1e-9  # so that a stage of exactly the pace is within it
@@ -82,9 +83,12 @@ class Bounds:
 
     @cached_property
     def _rates(self) -> list[float]:
+        """By class, seconds per byte of the fastest exchange it may take part in, alone or with others of its group."""
         terms = self.terms
         rates = [sync_s_per_byte(terms, (c,)) for c in self._classes]
-        return [min(pair) for pair in zip(rates, terms.shared_sync_s_per_byte, strict=True)] if self.mixed else rates
+        for c in (c for group in self._groups if len(group) > 1 for c in group):
+            rates[c] = min(rates[c], terms.fabric_sync_s_per_byte[c], terms.shared_sync_s_per_byte[c])
+        return rates
 
     def holds(self, limits: Limits) -> bool:
         """Whether p stages within `limits` can hold all layers."""
@@ -98,16 +102,23 @@ class Bounds:
             return max(
                 (limit for c, limit in enumerate(ends) if self.terms.slots[c] or self._shared_slots), default=None
             )
-        stages, total = self._pp, 0
+        total, short = self._most_middle_layers(limits, self._pp)
+        if short:
+            return None
+        return total - self._lost(limits, limits.first) - self._lost(limits, limits.last)
+
+    def _lost(self, limits: Limits, end: Sequence[int]) -> int:
+        """Layers an end of the pipeline holds less than a middle stage would, at least."""
+        return min(max(0, m - e) for m, e in zip(limits.middle, end, strict=True))
+
+    def _most_middle_layers(self, limits: Limits, stages: int) -> tuple[int, int]:
+        """Most layers of so many stages if all were middle ones, and how many of them find no place."""
+        total = 0
         for limit, count in sorted(self._stage_limits(limits.middle), reverse=True):
             taken = min(stages, count)
             total += taken * limit
             stages -= taken
-        if stages:
-            return None
-        lost_first = min(max(0, m - f) for m, f in zip(limits.middle, limits.first, strict=True))
-        lost_last = min(max(0, m - e) for m, e in zip(limits.middle, limits.last, strict=True))
-        return total - lost_first - lost_last
+        return total, stages
 
     @cached_property
     def _shared_slots(self) -> int:
@@ -172,21 +183,49 @@ class Bounds:
         return least_s
 
     def _least_crossing_s(self, limits: Limits) -> float:
-        """Seconds the exchange of a stage over several clusters exposes: with the layers no other stage could hold."""
+        """Seconds the exchange of a stage over several clusters exposes: with the layers no other stage could hold.
+
+        It may be the last stage, with the head, or leave that to another, which then holds fewer layers.
+        """
         terms, per_byte = self.terms, min(self.terms.shared_sync_s_per_byte)
-        layers = max(1, terms.num_layers - (self._pp - 1) * max(limits.middle))
-        stage_s = layers * max(terms.layer_s) + max(terms.head_s)
-        return exposed_sync_s(terms, per_byte, layers * terms.layer_sync_bytes, stage_s)
+        layer_s = per_byte * terms.layer_sync_bytes
+        slope = layer_s - max(terms.layer_s)
+        if slope <= 0:  # the more layers the less is exposed
+            return layer_s
+        others, _ = self._most_middle_layers(limits, self._pp - 1)
+        held = max(1, terms.num_layers - others)
+        last_s = held * slope + per_byte * terms.last_sync_bytes - max(terms.head_s)
+        held = max(1, terms.num_layers - others + self._lost(limits, limits.last))
+        return max(layer_s, last_s if self._pp == 1 else min(last_s, held * slope))
 
     def least_work_s(self, limits: Limits) -> float:
-        """Seconds of the layers of one micro-batch and of the head, on the fastest places within `limits`."""
+        """Seconds of the layers of one micro-batch and of the head, on the fastest stages within `limits`."""
         terms, layers, seconds = self.terms, self.terms.num_layers, 0.0
-        for c in sorted(self._classes, key=lambda c: terms.layer_s[c]):
-            slots = -(-terms.places[c] // self._dp)
-            taken = min(layers, slots * limits.middle[c] if self._pp > 1 else layers)
+        fastest_first = self._stages_by_pace
+        # What a slower stage could hold, a faster one is taken to hold, so that filling the fastest first is best.
+        most = list(accumulate((limits.middle[c] for c, _ in reversed(fastest_first)), max))[::-1]
+        for (c, stages), limit in zip(fastest_first, most, strict=True):
+            taken = min(layers, stages * (limit if self._pp > 1 else layers))
             seconds += taken * terms.layer_s[c]
             layers -= taken
         return seconds + min(terms.head_s)
+
+    @cached_property
+    def _stages_by_pace(self) -> list[tuple[int, int]]:
+        """(class, stages), fastest first: how many more stages there can be that are as fast as the class.
+
+        A stage over several clusters is as slow as the fastest class of the second of them at least.
+        """
+        terms, places = self.terms, dict.fromkeys(self.terms.cluster, 0)
+        found, done = [], 0
+        for c in sorted(self._classes, key=lambda c: terms.layer_s[c]):
+            places[terms.cluster[c]] += terms.places[c]
+            crosses = self.mixed and sum(map(bool, places.values())) > 1
+            apart = sum(count // self._dp for count in places.values())
+            stages = sum(places.values()) // self._dp if crosses else apart
+            found.append((c, stages - done))
+            done = stages
+        return found
 
     @cached_property
     def least_edges_s(self) -> tuple[float, float]:

@@ -63,11 +63,15 @@ def edge_s(terms: Terms, before: Site, after: Site) -> float:
 
 
 def sync_s_per_byte(terms: Terms, site: Site, rings: int | None = None) -> float:
-    """Seconds per byte of a stage's exchange. `rings` of one host share its NIC; None: as stages are laid out."""
-    per_ring = joined_s(terms, site, terms.fabric_sync_s_per_byte, terms.shared_sync_s_per_byte)
+    """Seconds per byte of a stage's exchange. `rings` of one host share its NIC; None: as stages are laid out.
+
+    Without a ring the stage is inside a host.
+    """
     if rings is None:
         rings = terms.rings[site[0]] if len(site) == 1 else site_rings(terms, site)
-    return per_ring * rings
+    if rings == 0:
+        return max(terms.inside_sync_s_per_byte[c] for c in site)
+    return rings * joined_s(terms, site, terms.fabric_sync_s_per_byte, terms.shared_sync_s_per_byte)
 
 
 def site_rings(terms: Terms, site: Site) -> int:

@@ -14,6 +14,7 @@ from planner.gpu_speeds import Speed, constant_speed, gpu_speed
 
 NVLINK_BYTES_PER_S = 25e9  # one link, one direction, NVLink 2 to 4: NVIDIA's V100, A100 and H100 data sheets
 NVLINKS_OF_SXM = {"V100": 6, "A100": 12, "A800": 8, "H100": 18, "H800": 8, "H200": 18}  # the same data sheets
+SXM_NAMES = ("SXM", "HBM3")  # nvidia-smi calls an H100 on an SXM board "H100 80GB HBM3", others "PCIe" or "NVL"
 PCIE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}  # one lane, one direction: PCI Express base specifications
 PCIE_UNKNOWN = (3, 16)  # assumption where nvidia-smi did not say: generation, lanes
 INSIDE_EFFICIENCY = 0.8  # of those rates, what collectives reach: fitted on the A100 rows, see docs/cost-model.md
@@ -82,8 +83,8 @@ def _speed(host: Host, job: Job) -> Speed:
 
 def _gpu_link_bytes_per_s(gpu: Gpu) -> float:
     links = gpu.nvlinks_up
-    if links is None and gpu.name is not None and "SXM" in gpu.name:
-        links = next((count for name, count in NVLINKS_OF_SXM.items() if name in gpu.name), None)
+    if links is None and any(word in (gpu.name or "") for word in SXM_NAMES):
+        links = next((count for name, count in NVLINKS_OF_SXM.items() if name in (gpu.name or "")), None)
     return links * NVLINK_BYTES_PER_S if links else _pcie_bytes_per_s(gpu.pci_gen, gpu.pci_width)
 
 

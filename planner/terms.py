@@ -33,7 +33,8 @@ class Terms:
 
     `layer` and `head` are one micro-batch's. An edge's seconds are one message in one direction, with all replicas a
     host holds sending at once. `*_sync_s_per_byte` is what one parameter byte of a whole stage takes, reduced and
-    gathered, when one stage of a host does so. Traffic inside a host is free.
+    gathered, when one stage of a host does so; `inside_` is what a stage inside one host takes. Edges inside a host are
+    free.
     """
 
     candidate: Candidate
@@ -51,6 +52,7 @@ class Terms:
     shared_edge_s: tuple[float, ...]
     fabric_sync_s_per_byte: tuple[float, ...]
     shared_sync_s_per_byte: tuple[float, ...]
+    inside_sync_s_per_byte: tuple[float, ...]
     layer_sync_bytes: int
     first_sync_bytes: int
     last_sync_bytes: int
@@ -143,6 +145,7 @@ def make_terms(job: Job, fleet: Fleet, candidate: Candidate) -> Terms:
         ),
         fabric_sync_s_per_byte=tuple(_free_or(exchange, each.fabric_bytes_per_s) for each in hardware),
         shared_sync_s_per_byte=tuple(_free_or(exchange, each.shared_bytes_per_s) for each in hardware),
+        inside_sync_s_per_byte=tuple(exchange / tp / each.slot.inside.bandwidth_bytes_per_s for each in hardware),
         layer_sync_bytes=travels * layer_parameters(model, tp),
         first_sync_bytes=travels * embedding_parameters(model, tp),
         last_sync_bytes=travels * head_parameters(model, tp),

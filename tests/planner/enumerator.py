@@ -143,6 +143,7 @@ def random_terms(seed: int) -> Terms:
         shared_edge_s=tuple(fabric[c] + shared[c] for c in range(num_classes)),
         fabric_sync_s_per_byte=tuple(draw.uniform(0, 0.5) for _ in places),
         shared_sync_s_per_byte=tuple(draw.uniform(0.5, 2) for _ in places),
+        inside_sync_s_per_byte=tuple(draw.uniform(0.05, 1) for _ in places),
         layer_sync_bytes=2,
         first_sync_bytes=1,
         last_sync_bytes=3,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.bounds import Bounds, Limits, layers_within
-from planner.closed_form import site_stage_s
+from planner.closed_form import blocks_step_s, site_stage_s
 from tests.planner.enumerator import all_blocks, random_terms
 
 
@@ -48,3 +48,14 @@ def test_a_bound_from_a_pace_is_no_higher_than_the_bound_at_it() -> None:
         bounds = Bounds(random_terms(seed))
         for pace_s in bounds.paces_s[bounds.first_pace :]:
             assert bounds.from_pace(pace_s) <= bounds.at(pace_s) * (1 + 1e-9), seed
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_no_placement_beats_the_bound_at_its_pace(mixed: bool) -> None:
+    for seed in range(150):
+        terms = random_terms(seed)
+        bounds, last = Bounds(terms, mixed), terms.candidate.pp - 1
+        for blocks in all_blocks(terms, mixed):
+            stages = [(block.site, held) for block in blocks for held in block.layers]
+            pace_s = max(site_stage_s(terms, site, held, s == last) for s, (site, held) in enumerate(stages))
+            assert bounds.at(pace_s) <= blocks_step_s(terms, blocks) * (1 + 1e-9), (seed, blocks)

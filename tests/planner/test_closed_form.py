@@ -34,6 +34,7 @@ def terms(pp: int = 2, dp: int = 1, num_microbatches: int = 4, capacity: int = 8
         shared_edge_s=(3.0, 3.0),
         fabric_sync_s_per_byte=(0.25, 0.25),
         shared_sync_s_per_byte=(1.0, 1.0),
+        inside_sync_s_per_byte=(0.125, 0.125),
         layer_sync_bytes=10,
         first_sync_bytes=2,
         last_sync_bytes=3,
@@ -49,6 +50,11 @@ def blocks(*parts: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Block, ...]
 def test_one_stage_computes_all_microbatches_then_exchanges_what_the_last_one_does_not_hide() -> None:
     # 4 x (8 + 0.25) s; 0.25 x (80 + 2 + 3) - 8.25 s.
     assert blocks_step_s(terms(pp=1, dp=2), blocks(((0,), (8,)))) == pytest.approx(33 + 21.25 - 8.25)
+
+
+def test_gradients_inside_a_host_take_what_joins_its_gpus() -> None:
+    # As before with 0.125 s a byte: 85 x 0.125 - 8.25 s.
+    assert blocks_step_s(terms(pp=1, dp=2, per_host=2), blocks(((0,), (8,)))) == pytest.approx(33 + 10.625 - 8.25)
 
 
 def test_edges_that_a_stage_hides_cost_the_fill_alone() -> None:
@@ -101,8 +107,9 @@ def test_stages_of_several_replicas_on_one_host_share_its_nic() -> None:
     wide = replace(terms(dp=2, per_host=2), places=(4, 4))
     apart = price_hosts_s(wide, CLASS_OF, (4, 4), [["a1", "a2"], ["a1", "a2"]], (4, 4))
     together = price_hosts_s(wide, CLASS_OF, (4, 4), [["a1", "a1"], ["a2", "a2"]], (4, 4))
-    # Two groups share each NIC: 0.5 x 43 - 4.25 s; and the edge, inside hosts in the one, between them in the other.
-    assert apart - together == pytest.approx(0.5 * 43 - 4.25 - 1)
+    # Two groups share each NIC: 0.5 x 43 - 4.25 s; inside a host what one layer takes, 0.125 x 10 s. And the edge,
+    # inside hosts in the one, between them in the other.
+    assert apart - together == pytest.approx(0.5 * 43 - 4.25 - 1.25 - 1)
 
 
 def test_pace_bound_fills_fast_classes_first_and_leaves_room_for_the_head() -> None:

@@ -50,3 +50,10 @@ def test_emulated_seconds_count_slowdown_times() -> None:
     slot = read_slot(cpu_inventory([1]).hosts[0], "b", job)
     compute, collectives = layer_parts_s(job, make_execution(job, 1, 1, 2, "none"), slot)
     assert (compute.forward_s, compute.backward_s, collectives.both_s) == (0.02, 0.04, 0.0)
+
+
+def test_an_h100_on_an_sxm_board_has_nvlink_though_its_name_does_not_say_so() -> None:
+    host = gpu_inventory([1]).hosts[0]
+    gpus = tuple(gpu.model_copy(update={"name": "NVIDIA H100 80GB HBM3"}) for gpu in host.gpus)
+    linked = inside_path(host.model_copy(update={"gpus": gpus}), gpt_7b())
+    assert linked.bandwidth_bytes_per_s == pytest.approx(INSIDE_EFFICIENCY * 18 * 25e9)

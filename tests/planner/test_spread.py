@@ -32,6 +32,7 @@ def two_classes(fast_s: float, slow_s: float, dp: int, microbatches: int) -> Ter
         shared_edge_s=(0.0, 0.0),
         fabric_sync_s_per_byte=(0.0, 0.0),
         shared_sync_s_per_byte=(0.0, 0.0),
+        inside_sync_s_per_byte=(0.0, 0.0),
     )
 
 
