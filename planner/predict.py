@@ -37,6 +37,7 @@ from planner.simulate import Bucket, Pipeline, PipelineTimes, Span, simulate, ti
 from planner.slot import Slot, head_parts_s, layer_parts_s
 
 EDGES = ("pp_forward", "pp_backward")
+ROUND = 1e-9  # relative: what is left of equal seconds that were added up in different orders
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def predict(job: Job, fleet: Fleet, laid: Laid) -> Prediction:
     return Prediction(
         step_s=step_s,
         compute_s=busiest_s,
-        bubble_s=max(0.0, alone_s - busiest_s),
+        bubble_s=alone_s - busiest_s if alone_s > busiest_s * (1 + ROUND) else 0.0,
         exposed_tp_s=without_edges_s - alone_s,
         exposed_edge_s=without_dp_s - without_edges_s,
         exposed_dp_s=gradients_s - without_dp_s,
