@@ -95,7 +95,7 @@ def read_fleet(inventory: Inventory, job: Job) -> Fleet:
     alike: dict[Hardware, list[FleetHost]] = {}
     for cluster in inventory.clusters:
         for name in cluster.hosts:
-            gpus = _slots(hosts[name], job)
+            gpus = slots_of(hosts[name], job)
             if gpus:
                 hardware = _hardware(hosts[name], cluster.name, len(gpus), job, networks)
                 alike.setdefault(hardware, []).append(FleetHost(name, gpus, hardware))
@@ -120,7 +120,8 @@ def require_rates(inventory: Inventory, job: Job, fleet: Fleet) -> None:
             require_bandwidth(networks.shared_route(name), [name])
 
 
-def _slots(host: Host, job: Job) -> tuple[int | None, ...]:
+def slots_of(host: Host, job: Job) -> tuple[int | None, ...]:
+    """The slots of `host`: of each its GPU's index, None on CPU."""
     if job.device == "cpu":
         return (None,) * job.slots_per_host
     return tuple(gpu.index for gpu in host.gpus)

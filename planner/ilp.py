@@ -44,7 +44,8 @@ A fixed cut gives every position s its layers: binaries y[s,i] take the place of
 y[s,i]. Source: formulation "configuration counts" of Holmes' planning notes.
 
 Ties are broken by `prefer`: among optimal placements one that uses sites early in the list of sites, then starts on an
-early site, then holds more layers on early sites.
+early site, then holds more layers on early sites; and by `single_out`: of those the one of least weight, where every
+decision has a weight of its own, arbitrary but always the same.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
+from random import Random
 from typing import Any, Literal
 
 import pulp
@@ -198,12 +200,17 @@ def solve(question: Question, time_limit_s: float | None = None, solver: SolverN
 
 
 def preferred(question: Question, time_limit_s: float | None = None, solver: SolverName | None = None) -> Solution:
-    """Among the placements that take no longer than `question.at_most_s`, the one `prefer` chooses."""
+    """Among the placements that take no longer than `question.at_most_s`, the one `prefer` and `single_out` choose."""
     assert question.at_most_s is not None
     with _quiet():
         program = build(question)
         _cut_off(program, question.at_most_s)
         prefer(program)
+    solution = _answer(program, time_limit_s, solver)
+    if solution.status != "optimal":
+        return solution
+    with _quiet():
+        single_out(program)
     return _answer(program, time_limit_s, solver)
 
 
@@ -474,6 +481,16 @@ def prefer(program: Program) -> None:
     held += [(i, on) for (_, i), on in program.y.items()]
     layers = pulp.lpSum(weight * stages for weight, stages in held)
     program.model.setObjective(used + start + layers / (2.0 * count * program.terms.num_layers))
+
+
+def single_out(program: Program) -> None:
+    """Replaces the objective, whose value is kept, by weights that hardly any two placements have the same sum of."""
+    kept = program.model.objective
+    quantum = 1 / (2.0 * len(program.sites) * program.terms.num_layers)
+    program.require(kept <= pulp.value(kept) + quantum / 2, "preferred")
+    decisions, draw = (*program.n.values(), *program.y.values(), *program.z.values(), *program.r.values()), Random(0)
+    program.model.setObjective(pulp.lpSum(draw.random() * decision for decision in decisions))
+    program.model.solverModel = None
 
 
 def _engine(name: SolverName, time_limit_s: float | None) -> Any:

@@ -338,17 +338,18 @@ class _Search:
         return min(self._deadline_s - time.monotonic(), self._limit_s * PROGRAM_SHARE)
 
     def _prefer(self) -> None:
-        """Where a program found the best, takes the preferred one among placements as good."""
-        assert self._best is not None
-        objective_s, candidate, way = self._best
-        question, limit_s = self._questions.get((candidate, way)), self._program_limit_s()
-        if question is None or limit_s <= 0:
-            return
-        question = replace(question, at_most_s=objective_s * (1 + TIE))
-        solution = preferred(question, limit_s)
-        found = _read_solution(Look(objective_s, candidate, way), question, solution)
-        if found is not None and solution.status == "optimal":
-            self._found[candidate, way] = found
+        """Where programs found what is told of, takes the preferred ones among placements as good."""
+        told = sorted(self._found, key=lambda key: self._found[key].objective_s)[:RUNNERS_UP]
+        for key in told:
+            question, limit_s = self._questions.get(key), self._program_limit_s()
+            if question is None or limit_s <= 0:
+                continue
+            objective_s = self._found[key].objective_s
+            question = replace(question, at_most_s=objective_s * (1 + TIE))
+            solution = preferred(question, limit_s)
+            found = _read_solution(Look(objective_s, *key), question, solution)
+            if found is not None and solution.status == "optimal":
+                self._found[key] = found
 
     def _certify(self) -> None:
         """Where bounds alone closed the search, solves the program of the best at its pace as well.

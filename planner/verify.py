@@ -11,7 +11,7 @@ from holmes_core.plan import Plan
 from holmes_runtime.schedule import make_schedule, most_in_flight
 from planner.candidates import Candidate
 from planner.cost import memory_bytes
-from planner.fleet import read_fleet
+from planner.fleet import read_fleet, slots_of
 from planner.networks import SHARED, demanded_groups, shared_network
 from planner.price import price_ranks_s
 
@@ -94,7 +94,7 @@ def check_ranks(plan: Plan, inventory: Inventory) -> list[str]:
 
 def check_slots(plan: Plan, inventory: Inventory) -> list[str]:
     """No slot is used twice, none is used that does not exist, and a tensor group stays on one host."""
-    slots = {name: host.gpus for name, host in read_fleet(inventory, plan.job).hosts.items()}
+    slots = {host.name: slots_of(host, plan.job) for host in inventory.hosts}
     faults = []
     for rank in plan.ranks:
         gpus = slots.get(rank.host, ())

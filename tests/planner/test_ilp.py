@@ -156,6 +156,31 @@ def test_preferred_placement_is_as_good_and_starts_on_the_first_class(solver: So
     assert chosen.replicas == ((1, 0), (0, 1))
 
 
+@pytest.mark.parametrize("crossing", [False, True])
+def test_solvers_prefer_the_same_of_many_equals(crossing: bool) -> None:
+    told = 0
+    for seed in range(40):
+        terms, n = random_terms(seed), len(random_terms(seed).places)
+        alike = replace(
+            terms,
+            layer=(Halves(0.5, 0.5),) * n,
+            head=(Halves(0.0, 0.0),) * n,
+            net_names=("IB",) * n,
+            fabric_edge_s=(1.0,) * n,
+            shared_edge_s=(1.0,) * n,
+            fabric_sync_s_per_byte=(0.1,) * n,
+            shared_sync_s_per_byte=(0.1,) * n,
+            inside_sync_s_per_byte=(0.1,) * n,
+        )
+        found = ask(alike, crossing)
+        if found.status == "optimal":
+            question = Question(alike, 0.0, ANY_PACE_S, at_most_s=price(alike, found) * (1 + 1e-6), crossing=crossing)
+            one, other = (preferred(question, solver=solver) for solver in SOLVERS)
+            assert (one.blocks, one.replicas) == (other.blocks, other.replicas), seed
+            told += 1
+    assert told > 3
+
+
 def test_a_time_limit_is_told_apart_from_infeasible() -> None:
     hard = Question(hard_terms(), 0.0, ANY_PACE_S)
     assert solve(hard, time_limit_s=0.01).status == "time limit"
