@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from launcher.follow_folder import follow_events, read_plan
 from launcher.run_folder import read_run
 from launcher.run_store import find_run
+from launcher.user_variables import read_user_variables
 
 
 def attach_command(
@@ -22,6 +24,7 @@ def attach_command(
 ) -> None:
     """Look at a run as it goes on; Ctrl-C stops looking and leaves the run alone."""
     stored = find_run(run)
+    plan = read_plan(stored.folder)
     if stored.watched == "unwatched":
         if not stored.run.settings.detached:
             raise HolmesError(
@@ -29,8 +32,9 @@ def attach_command(
                 f"`holmes stop {stored.run.run_id}` records that; start it anew with `holmes launch`",
                 ANSWER_IS_NO,
             )
+        # In the background what is missing could only be said into a log.
+        read_user_variables(plan.job, os.environ, stored.folder, stored=True)
         watch_in_background(stored.folder)
-    plan = read_plan(stored.folder)
     with RunView(plan, as_json) as view:
         try:
             for event in follow_events(stored.folder):

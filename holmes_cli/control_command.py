@@ -23,7 +23,7 @@ def control_command(folder: Annotated[Path, typer.Argument(help="A run's folder.
     """Watch a detached run to its end; `holmes launch --detach` starts this in the background."""
     stored, plan = read_run(folder), read_plan(folder)
     inventory = read_file(Inventory, folder / INVENTORY_FILE) if (folder / INVENTORY_FILE).exists() else None
-    variables = read_user_variables(plan.job, os.environ, folder)
+    variables = read_user_variables(plan.job, os.environ, folder, stored=True)
     run = Launch(
         RunFolder(folder), plan, stored.settings, variables, Silent(), Replanner(inventory) if inventory else None
     )

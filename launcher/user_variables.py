@@ -19,25 +19,26 @@ class UserVariables:
     files: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_user_variables(job: Job, environ: Mapping[str, str], folder: Path) -> UserVariables:
-    """Take values from `environ`, secrets from their files, and the model's file from `folder`, that of job.yaml.
+def read_user_variables(job: Job, environ: Mapping[str, str], folder: Path, stored: bool = False) -> UserVariables:
+    """Take values from `environ`, secrets from their files, and the model's file from `folder`.
 
+    That is the folder of job.yaml, or of a `stored` run, where the model's file lies by its name alone.
     Raises HolmesError for what is not there.
     """
     settings = job.launch
     return UserVariables(
         {name: _value(name, value, environ) for name, value in settings.environment.items()},
         {name: _secret(name, Path(file)) for name, file in settings.secrets.items()},
-        _model_file(job, folder),
+        _model_file(job, folder, stored),
     )
 
 
-def _model_file(job: Job, folder: Path) -> dict[str, str]:
+def _model_file(job: Job, folder: Path, stored: bool) -> dict[str, str]:
     """The file of `model.factory`, unless there is none or it lies on the hosts already, as an absolute path says."""
     file = Path((job.model.factory or "").rpartition(":")[0])
     if job.model.factory is None or file.is_absolute():
         return {}
-    return {file.name: _read("model.factory", folder / file)}
+    return {file.name: _read("model.factory", folder / (file.name if stored else file))}
 
 
 def _value(name: str, value: str | None, environ: Mapping[str, str]) -> str:
@@ -46,7 +47,7 @@ def _value(name: str, value: str | None, environ: Mapping[str, str]) -> str:
     if name not in environ:
         raise HolmesError(
             f"job.yaml: launch.environment.{name}: has no value, and this shell has no variable of that name",
-            f"`export {name}=...` before `holmes launch`, or write the value into job.yaml",
+            f"`export {name}=...` before this command, or write the value into job.yaml",
         )
     if any(character in environ[name] for character in "\n\r\0"):
         raise HolmesError(

@@ -99,6 +99,26 @@ def test_detached_run_outlives_its_controller_and_is_watched_again(tmp_path: Pat
     assert run.first_loss == json.loads(lines[0])["loss"]
 
 
+def test_a_shell_without_a_variable_of_the_run_cannot_watch_it_again_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned(tmp_path, launch={"environment": {"TAKEN": None}}, **LONG)
+    monkeypatch.setenv("TAKEN", "here")
+    done = holmes(tmp_path, "launch", "plan.json", "--detach")
+    assert done.returncode == 0, done.stderr
+    monkeypatch.delenv("TAKEN")
+    try:
+        assert eventually(lambda: steps_done(tmp_path) > 2)
+        kill_controller(tmp_path)
+        refused = holmes(tmp_path, "attach", done.stdout.strip())
+        assert refused.returncode == 2
+        assert "launch.environment.TAKEN: has no value, and this shell has no variable of that name" in refused.stderr
+        assert read_run(run_folder(tmp_path)).state == "running"
+    finally:
+        assert holmes(tmp_path, "stop", done.stdout.strip()).returncode == 0
+    assert nothing_is_left(tmp_path)
+
+
 def test_detached_run_without_controller_is_stopped_by_recorded_ids(tmp_path: Path, detached: str) -> None:
     kill_controller(tmp_path)
     done = holmes(tmp_path, "stop", detached)
