@@ -273,6 +273,16 @@ class Bounds:
         return (self.terms.num_microbatches - 1) * steady_s + self.rest_s
 
     @cached_property
+    def quick_s(self) -> float | None:
+        """Seconds no placement of the candidate beats, if of each exchange one layer's is exposed; None: none fits."""
+        if self.first_pace == len(self.paces_s):
+            return None
+        terms, (edges_s, slowest_s) = self.terms, self.least_edges_s
+        steady_s = (terms.num_microbatches - 1) * pace_of(terms, self.paces_s[self.first_pace], slowest_s)
+        layer_sync_s = min(self._rates) * terms.layer_sync_bytes if self._dp > 1 else 0.0
+        return steady_s + self.least_work_s(self.memory) + 2 * edges_s + layer_sync_s
+
+    @cached_property
     def least_s(self) -> float | None:
         """Seconds no placement of the candidate beats; None where none fits."""
         if self.first_pace == len(self.paces_s):

@@ -138,7 +138,7 @@ class _Search:
             late = time.monotonic() > self._deadline_s
             if late and self._best is not None:
                 return [*open_s, look.bound_s]
-            if look.step > 1 and (closed or late):
+            if look.step > 2 and (closed or late):
                 open_s.append(look.bound_s)
                 following: tuple[Look, ...] = ()
             else:
@@ -243,16 +243,15 @@ class _Search:
             return ()
         if look.bounds is None:
             bounds = Bounds(self._terms(look.candidate), mixed=look.way == "mixed")
-            least_s = bounds.least_s
-            return (
-                () if least_s is None else (replace(look, bound_s=max(look.bound_s, least_s), step=1, bounds=bounds),)
-            )
+            return _raised(replace(look, step=1, bounds=bounds), bounds.quick_s)
         if look.step == 1:
+            return _raised(replace(look, step=2), look.bounds.least_s)
+        if look.step == 2:
             self._place_greedily(look)
-            return (replace(look, step=2),)
-        if look.step == 2 and self._job.parallel.layers is None:
+            return (replace(look, step=3),)
+        if look.step == 3 and self._job.parallel.layers is None:
             paces = self._open_paces(look.bounds)
-            return (replace(look, bound_s=max(look.bound_s, min(paces)[0]), step=3),) if paces else ()
+            return _raised(replace(look, step=4), min(paces)[0] if paces else None)
         self._solve(look, open_s)
         return ()
 
@@ -378,6 +377,11 @@ class _Search:
         last = candidate.pp - 1
         pace_s = max(site_stage_s(terms, tuple(row), held, s == last) for s, (row, held) in enumerate(stages))
         return Question(terms, pace_s, pace_s)
+
+
+def _raised(look: Look, bound_s: float | None) -> tuple[Look, ...]:
+    """The look with the higher bound; none where there is no bound because nothing fits or is left to try."""
+    return () if bound_s is None else (replace(look, bound_s=max(look.bound_s, bound_s)),)
 
 
 def _recomputed(candidate: Candidate) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
-from holmes_core.job import Job
+from holmes_core.job import Job, Model
 from holmes_core.plan import NetName
 from planner.candidates import Candidate
 from planner.collectives import Halves, shard_exchange_bytes
@@ -184,26 +184,40 @@ def _capacity(job: Job, classes: Sequence[HostClass], candidate: Candidate) -> t
 
     Bytes are linear in layers, and per layer in micro-batches held, but for roundings of a few bytes: `SLACK_BYTES`.
     """
-    pp, how, most = candidate.pp, candidate.execution(job), job.model.num_layers
+    pp, most = candidate.pp, job.model.num_layers
     num_microbatches = candidate.num_microbatches(job.global_batch_size)
     memories = [each.hardware.memory_bytes for each in classes]
-
-    def needed(layers: int, held: int, is_first: bool = False, is_last: bool = False) -> int:
-        return memory_bytes(job.model, how, (layers,), (held,), is_first, is_last)
-
-    empty = {(first, last): needed(0, 0, first, last) for first in (False, True) for last in (False, True)}
-    states = needed(1, 0) - empty[False, False]
-    activations = needed(1, 1) - needed(1, 0)
+    parts = _memory_parts(job.model, candidate.execution(job))
     rows: dict[tuple[int, bool, bool], tuple[int, ...]] = {}
     by_stage = []
     for stage in range(pp):
         key = (microbatches_in_flight("1f1b", pp, num_microbatches, stage)[0], stage == 0, stage == pp - 1)
         if key not in rows:
-            free = [None if memory is None else memory - SLACK_BYTES - empty[key[1:]] for memory in memories]
-            per_layer = states + key[0] * activations
+            free = [None if memory is None else memory - SLACK_BYTES - parts.empty[key[1:]] for memory in memories]
+            per_layer = parts.states + key[0] * parts.activations
             rows[key] = tuple(most if left is None else max(0, min(most, left // per_layer)) for left in free)
         by_stage.append(rows[key])
     return tuple(by_stage)
+
+
+@dataclass(frozen=True)
+class _MemoryParts:
+    """Bytes of a rank: without layers, by whether it is first and last; and those of one layer."""
+
+    empty: dict[tuple[bool, bool], int]
+    states: int
+    activations: int
+
+
+@lru_cache(maxsize=4096)
+def _memory_parts(model: Model, how: Execution) -> _MemoryParts:
+    """The parts of `memory_bytes`, which are the same for all pipeline degrees."""
+
+    def needed(layers: int, held: int, is_first: bool = False, is_last: bool = False) -> int:
+        return memory_bytes(model, how, (layers,), (held,), is_first, is_last)
+
+    empty = {(first, last): needed(0, 0, first, last) for first in (False, True) for last in (False, True)}
+    return _MemoryParts(empty, needed(1, 0) - empty[False, False], needed(1, 1) - needed(1, 0))
 
 
 def joined_s(terms: Terms, classes: Iterable[int], fabric: Sequence[float], shared: Sequence[float]) -> float:
