@@ -182,10 +182,11 @@ def _give_way() -> None:
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        number: int = server.getsockname()[1]
-        return number
+    """A port nobody listens on, below those that outgoing connections take on any of the addresses."""
+    for number in range(20000, 30000):
+        with contextlib.suppress(OSError), socket.create_server(("", number)):
+            return number
+    raise SystemExit("no port from 20000 to 29999 is free")
 
 
 def wait_listening(at: str, port: int, within_s: float = 20.0) -> None:
