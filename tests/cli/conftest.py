@@ -14,9 +14,6 @@ from holmes_cli.app import main
 from tests.testbed.bed import Bed
 from tests.testbed.rehearsal import Site, bed_site
 
-# A shell's background job ignores Ctrl-C, and all that it starts inherits that.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 
 @dataclass(frozen=True)
 class Done:

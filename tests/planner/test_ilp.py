@@ -165,7 +165,7 @@ def test_solvers_prefer_the_same_of_many_equals(crossing: bool) -> None:
             terms,
             layer=(Halves(0.5, 0.5),) * n,
             head=(Halves(0.0, 0.0),) * n,
-            net_names=("IB",) * n,
+            net_names=(None,) * n,
             fabric_edge_s=(1.0,) * n,
             shared_edge_s=(1.0,) * n,
             fabric_sync_s_per_byte=(0.1,) * n,
