@@ -90,22 +90,6 @@ class _Sleep(torch.autograd.Function):
         return gradients[0], None, None, None
 
 
-class _BackwardStart(torch.autograd.Function):
-    """Starts the clock when the gradient of the stage's output arrives."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, clock: ComputeClock) -> Tensor:
-        """hidden and result: (micro_batch_size, seq_length, hidden_size)."""
-        ctx.clock = clock
-        return hidden.view_as(hidden)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """The gradient unchanged."""
-        ctx.clock.begin()
-        return gradients[0], None
-
-
 class EmulatedLayer(nn.Module):
     """One weight of `elements` numbers and the sleeps of its forward and of the two parts of its backward.
 
@@ -168,8 +152,10 @@ class EmulatedStage(nn.Module):
             hidden = torch.ones(*inputs.shape, self.hidden_size, dtype=self.dtype, device=inputs.device)
         for layer in self.layers.values():
             hidden = layer(hidden)
-        result: Tensor = _BackwardStart.apply(hidden, self.clock)  # type: ignore[no-untyped-call]
-        return result
+        if hidden.requires_grad:
+            # A backward of the stage starts.
+            hidden.register_hook(lambda _: self.clock.begin())  # type: ignore[no-untyped-call]
+        return hidden
 
 
 def mean_activation(hidden: Tensor, targets: Tensor) -> Tensor:

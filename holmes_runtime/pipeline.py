@@ -282,6 +282,11 @@ class _EdgeStage(PipelineStage):
         with self._stopwatch.lap("forward"):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The stage's output, but never a view: torch detaches it in place after the input half of a backward."""
+        output: Tensor = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return output.clone() if output._is_view() else output
+
     def backward_one_chunk(
         self,
         bwd_chunk_id: int,

@@ -7,10 +7,12 @@ from typing import get_args
 
 import pytest
 import torch
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from holmes_runtime.calibrate import calibrate
 from holmes_runtime.emulated import EmulatedStage, mean_activation
 from holmes_runtime.model import Block, DecoderStage, make_rotation, rotate
+from holmes_runtime.pipeline import _EdgeStage
 from holmes_runtime.run_config import Emulation, ModelShape, Recompute, Stage
 from holmes_runtime.tensor_parallel import ALONE, TensorParallel
 
@@ -79,6 +81,30 @@ def test_an_emulated_layer_takes_its_time_and_its_gradients_are_ones() -> None:
     assert time.monotonic() - start_s >= 3 * (0.01 + 0.02)
     assert loss.item() == 1.0
     assert all(p.grad is not None and torch.equal(p.grad, torch.ones_like(p)) for p in stage.parameters())
+
+
+def test_torch_can_run_either_half_of_an_emulated_backward_alone() -> None:
+    stage = EmulatedStage(TINY, Stage(1, 1, 2), Emulation(0, 0, {}))
+    hidden = torch.ones(1, 32, 32, requires_grad=True)
+    output = stage(hidden)
+
+    gradients, groups = stage_backward_input([output], [torch.ones_like(output)], [hidden], stage.parameters())
+    stage_backward_weight(stage.parameters(), groups)
+
+    assert gradients[0] is not None
+    assert torch.equal(gradients[0], torch.ones_like(hidden))
+    assert all(p.grad is not None and torch.equal(p.grad, torch.ones_like(p)) for p in stage.parameters())
+
+
+def test_a_stage_s_output_is_no_view_of_anything() -> None:
+    stage = object.__new__(_EdgeStage)
+    stage.submod = torch.nn.Identity()
+    hidden = torch.ones(2, 3)
+
+    assert stage.forward_maybe_with_nosync(hidden) is hidden
+    copied = stage.forward_maybe_with_nosync(hidden.view(3, 2))
+    assert torch.equal(copied, hidden.view(3, 2))
+    assert not copied._is_view()
 
 
 def test_calibration_reports_the_speed_of_its_median_times() -> None:

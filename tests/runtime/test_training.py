@@ -14,6 +14,7 @@ from holmes_runtime.comm import RankGroups
 from holmes_runtime.data import load_corpus
 from holmes_runtime.emulated import block_elements, embedding_elements, head_elements
 from holmes_runtime.run_config import Emulation, RunConfig
+from holmes_runtime.schedule import ScheduleName
 from holmes_runtime.train import describe_rank
 from holmes_runtime.trainer import Trainer
 
@@ -50,6 +51,7 @@ def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
     """Every launch of this file, two at a time: most of their time is importing torch."""
     configs = {name: make_config(corpus, *plan) for name, plan in PLANS.items()}
     configs["emulated"] = emulated_config(corpus)
+    configs["emulated zero-bubble"] = emulated_config(corpus, stages=3, schedule="zero-bubble")
     # The interface is looked for before anybody is waited for, so one rank of the two is enough.
     wrong = make_config(corpus, ((0,), (1,)), (0, 3), interface="ib7")
     with ThreadPoolExecutor(max_workers=2) as pool:
@@ -72,26 +74,29 @@ def test_every_plan_trains_like_a_single_process(plan: str, runs: dict[str, Futu
     assert max(norms) > 1.0  # so that clipping took part
 
 
-def emulated_config(corpus: Path) -> RunConfig:
-    """Two stages of one and two layers that sleep 5 ms forward and 10 ms backward."""
+def emulated_config(corpus: Path, stages: int = 2, schedule: ScheduleName = "1f1b") -> RunConfig:
+    """Three layers that sleep 5 ms forward and 10 ms backward, one on each stage but the last, which has the rest."""
     emulation = Emulation(forward_s_per_layer=0.005, backward_s_per_layer=0.01, slowdown={})
-    return make_config(corpus, ((0, 1),), (0, 1, 3), steps=3, emulation=emulation, grad_clip=None)
+    pipeline, cuts = tuple(range(stages)), (*range(stages), 3)
+    return make_config(corpus, (pipeline,), cuts, steps=3, schedule=schedule, emulation=emulation, grad_clip=None)
 
 
+@pytest.mark.parametrize("name", ["emulated", "emulated zero-bubble"])
 def test_an_emulated_run_takes_its_time_and_moves_its_activations(
-    runs: dict[str, Future[FinishedRun]], corpus: Path
+    name: str, runs: dict[str, Future[FinishedRun]], corpus: Path
 ) -> None:
     config = emulated_config(corpus)
     total = 3 * block_elements(TINY) + embedding_elements(TINY) + head_elements(TINY)
 
-    run = runs["emulated"].result()
+    run = runs[name].result()
 
     assert run.exit_code == 0, run.stderr
     assert run.losses() == [1.0] * 3
     # Each averaged gradient is one, so the norm is exact only if every bucket was divided and every stage counted.
     for lines in run.metrics.values():
         assert [line["grad_norm"] for line in lines] == pytest.approx([math.sqrt(total)] * 3)
-    first_to_last_s = config.total_microbatches * 2 * 0.015 + 0.015
+    busiest = 2 if name == "emulated" else 1
+    first_to_last_s = config.total_microbatches * busiest * 0.015 + 0.015
     assert min(line["step_s"] for line in run.metrics[0]) >= first_to_last_s
 
 
