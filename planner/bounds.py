@@ -257,30 +257,25 @@ class Bounds:
     def at(self, pace_s: float) -> float:
         """Seconds no placement beats whose slowest stage takes `pace_s`."""
         limits = self.within(pace_s)
-        edges_s, slowest_s = self.least_edges_s
-        steady_s = (self.terms.num_microbatches - 1) * pace_of(self.terms, pace_s, slowest_s)
-        return steady_s + self.least_work_s(limits) + 2 * edges_s + self.least_sync_s(limits)
+        edges_s, _ = self.least_edges_s
+        return self._steady_s(pace_s) + self.least_work_s(limits) + 2 * edges_s + self.least_sync_s(limits)
+
+    def from_pace(self, pace_s: float) -> float:
+        """Seconds no placement beats whose slowest stage takes `pace_s` or longer."""
+        return self._steady_s(pace_s) + self.rest_s
 
     @cached_property
     def rest_s(self) -> float:
         """Seconds of all but the steady state, at least, whatever the pace."""
-        edges_s, _ = self.least_edges_s
-        return self.least_work_s(self.memory) + 2 * edges_s + self.least_sync_s(self.memory)
-
-    def from_pace(self, pace_s: float) -> float:
-        """Seconds no placement beats whose slowest stage takes `pace_s` or longer."""
-        steady_s = pace_of(self.terms, pace_s, self.least_edges_s[1])
-        return (self.terms.num_microbatches - 1) * steady_s + self.rest_s
+        return self._fill_s + self.least_sync_s(self.memory)
 
     @cached_property
     def quick_s(self) -> float | None:
         """Seconds no placement of the candidate beats, if of each exchange one layer's is exposed; None: none fits."""
         if self.first_pace == len(self.paces_s):
             return None
-        terms, (edges_s, slowest_s) = self.terms, self.least_edges_s
-        steady_s = (terms.num_microbatches - 1) * pace_of(terms, self.paces_s[self.first_pace], slowest_s)
-        layer_sync_s = min(self._rates) * terms.layer_sync_bytes if self._dp > 1 else 0.0
-        return steady_s + self.least_work_s(self.memory) + 2 * edges_s + layer_sync_s
+        layer_sync_s = min(self._rates) * self.terms.layer_sync_bytes if self._dp > 1 else 0.0
+        return self._steady_s(self.paces_s[self.first_pace]) + self._fill_s + layer_sync_s
 
     @cached_property
     def least_s(self) -> float | None:
@@ -288,6 +283,15 @@ class Bounds:
         if self.first_pace == len(self.paces_s):
             return None
         return self.from_pace(self.paces_s[self.first_pace])
+
+    def _steady_s(self, pace_s: float) -> float:
+        """Seconds of the steady state at that pace, at least."""
+        return (self.terms.num_microbatches - 1) * pace_of(self.terms, pace_s, self.least_edges_s[1])
+
+    @cached_property
+    def _fill_s(self) -> float:
+        """Seconds of one micro-batch through all stages and edges, at least, whatever the pace."""
+        return self.least_work_s(self.memory) + 2 * self.least_edges_s[0]
 
 
 def layers_within(seconds: float, layer_s: float, most: int) -> int:

@@ -139,6 +139,11 @@ class Program:
         """I, as indices of `sites`."""
         return range(len(self.sites))
 
+    @property
+    def least_preference(self) -> float:
+        """The weight of a layer in `prefer`: all layers together weigh less than a site, which weighs 1 or more."""
+        return 1 / (2.0 * len(self.sites) * self.terms.num_layers)
+
     def require(self, constraint: Any, name: str) -> None:
         """Adds one named constraint."""
         self.model.addConstraint(constraint, name)
@@ -480,14 +485,13 @@ def prefer(program: Program) -> None:
     held = [(i * a, stages) for (i, _, a), stages in program.n.items()]
     held += [(i, on) for (_, i), on in program.y.items()]
     layers = pulp.lpSum(weight * stages for weight, stages in held)
-    program.model.setObjective(used + start + layers / (2.0 * count * program.terms.num_layers))
+    program.model.setObjective(used + start + layers * program.least_preference)
 
 
 def single_out(program: Program) -> None:
     """Replaces the objective, whose value is kept, by weights that hardly any two placements have the same sum of."""
     kept = program.model.objective
-    quantum = 1 / (2.0 * len(program.sites) * program.terms.num_layers)
-    program.require(kept <= pulp.value(kept) + quantum / 2, "preferred")
+    program.require(kept <= pulp.value(kept) + program.least_preference / 2, "preferred")
     decisions, draw = (*program.n.values(), *program.y.values(), *program.z.values(), *program.r.values()), Random(0)
     program.model.setObjective(pulp.lpSum(draw.random() * decision for decision in decisions))
     program.model.solverModel = None

@@ -82,9 +82,9 @@ def _speed(host: Host, job: Job) -> Speed:
 
 
 def _gpu_link_bytes_per_s(gpu: Gpu) -> float:
-    links = gpu.nvlinks_up
-    if links is None and any(word in (gpu.name or "") for word in SXM_NAMES):
-        links = next((count for name, count in NVLINKS_OF_SXM.items() if name in (gpu.name or "")), None)
+    links, seen = gpu.nvlinks_up, gpu.name or ""
+    if links is None and any(word in seen for word in SXM_NAMES):
+        links = next((count for name, count in NVLINKS_OF_SXM.items() if name in seen), None)
     return links * NVLINK_BYTES_PER_S if links else _pcie_bytes_per_s(gpu.pci_gen, gpu.pci_width)
 
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from planner.bounds import Bounds, Limits, layers_within
-from planner.closed_form import blocks_step_s, site_stage_s
+from planner.closed_form import Block, blocks_step_s, site_stage_s
+from planner.terms import Terms
 from tests.planner.enumerator import all_blocks, random_terms
+
+
+def slowest_stage_s(terms: Terms, blocks: Sequence[Block]) -> float:
+    """The pace of a placement."""
+    stages = [(block.site, held) for block in blocks for held in block.layers]
+    last = len(stages) - 1
+    return max(site_stage_s(terms, site, held, s == last) for s, (site, held) in enumerate(stages))
 
 
 @pytest.mark.parametrize(
@@ -24,23 +34,20 @@ def test_both_limits_are_the_lesser_of_each() -> None:
 def test_every_stage_of_every_placement_is_within_the_limits_of_its_pace() -> None:
     for seed in range(30):
         terms = random_terms(seed)
-        bounds, last = Bounds(terms), terms.candidate.pp - 1
+        bounds = Bounds(terms)
         for blocks in all_blocks(terms, False):
             stages = [(block.site, held) for block in blocks for held in block.layers]
-            pace_s = max(site_stage_s(terms, site, held, s == last) for s, (site, held) in enumerate(stages))
-            middle = bounds.within(pace_s).middle
+            middle = bounds.within(slowest_stage_s(terms, blocks)).middle
             assert all(held <= middle[c] for site, held in stages for c in site), seed
 
 
 def test_no_placement_keeps_a_pace_before_the_first() -> None:
     for seed in range(60):
         terms = random_terms(seed)
-        bounds, last = Bounds(terms), terms.candidate.pp - 1
+        bounds = Bounds(terms)
         assert bounds.paces_s == sorted(bounds.paces_s)
         for blocks in all_blocks(terms, False):
-            stages = [(block.site, held) for block in blocks for held in block.layers]
-            pace_s = max(site_stage_s(terms, site, held, s == last) for s, (site, held) in enumerate(stages))
-            assert pace_s >= bounds.paces_s[bounds.first_pace] * (1 - 1e-9), seed
+            assert slowest_stage_s(terms, blocks) >= bounds.paces_s[bounds.first_pace] * (1 - 1e-9), seed
 
 
 def test_a_bound_from_a_pace_is_no_higher_than_the_bound_at_it() -> None:
@@ -54,8 +61,7 @@ def test_a_bound_from_a_pace_is_no_higher_than_the_bound_at_it() -> None:
 def test_no_placement_beats_the_bound_at_its_pace(mixed: bool) -> None:
     for seed in range(150):
         terms = random_terms(seed)
-        bounds, last = Bounds(terms, mixed), terms.candidate.pp - 1
+        bounds = Bounds(terms, mixed)
         for blocks in all_blocks(terms, mixed):
-            stages = [(block.site, held) for block in blocks for held in block.layers]
-            pace_s = max(site_stage_s(terms, site, held, s == last) for s, (site, held) in enumerate(stages))
-            assert bounds.at(pace_s) <= blocks_step_s(terms, blocks) * (1 + 1e-9), (seed, blocks)
+            bound_s = bounds.at(slowest_stage_s(terms, blocks))
+            assert bound_s <= blocks_step_s(terms, blocks) * (1 + 1e-9), (seed, blocks)
