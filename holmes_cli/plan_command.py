@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,8 @@ from holmes_core.job import Calibration, Job
 from holmes_core.plan import Order, Plan, Source
 from holmes_core.record import FileRecord, read_file, read_user_file, write_atomically
 from holmes_core.units import format_seconds
-from planner.advise import advise
+from planner.advise import advise, plan_more_hosts
+from planner.aside import Aside
 from planner.calibration import calibrate, calibrated
 from planner.make_plan import TIME_LIMIT_S, make_plan
 from planner.reprice import plan_timeline
@@ -69,14 +71,16 @@ def plan_command(
     order: Order = "usual" if usual_order else "holmes"
     if run is not None:
         job_record = _calibrated(job_record, calibrate(inventory_record, run))
-    with err.status("planning") as status:
+    with_more_hosts = Aside(lambda: plan_more_hosts(inventory_record, job_record))
+    wants_advice = html is not None or not as_json
+    with err.status("planning") as status, with_more_hosts if wants_advice else nullcontext():
         plan = make_plan(inventory_record, job_record, *sources, order, _progress(status), time_limit, write_lp)
         outcomes = {}
         for change, as_changed in changed.items():
             status.update(f"planning with {change}")
             outcomes[change] = _plan_or_error(as_changed, job_record, sources, order)
         status.update("trying what would help most")
-        advised = None if as_json and not html else advise(inventory_record, plan)
+        advised = advise(inventory_record, plan, with_more_hosts.result()) if wants_advice else None
     asked = [what_if_sheet(plan, outcomes)] if outcomes else []
     asked += comparison_sheets(plan, other, str(compare)) if other else []
     advice = [advice_sheet(plan, advised)] if advised else []

@@ -11,11 +11,14 @@ import contextlib
 import difflib
 import hashlib
 import json
+import mmap
 import os
+import re
 import secrets
 import types
 import typing
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, Union
 
@@ -25,6 +28,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from holmes_core.errors import HolmesError
 
 SCHEMA_VERSION = 1
+
+R = TypeVar("R", bound="Record")
+F = TypeVar("F", bound="FileRecord")
 
 
 class Record(BaseModel):
@@ -55,6 +61,10 @@ class FileRecord(Record):
 
         A file therefore stays valid when a later Holmes gives the record one more key with a default.
         """
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         found, separator = hashlib.sha256(), "{"
         for name in sorted(type(self).model_fields):
             for part in self._canonical(name):
@@ -63,6 +73,12 @@ class FileRecord(Record):
             separator = separator or ","
         found.update(b"}" if separator == "," else b"{}")
         return "sha256:" + found.hexdigest()
+
+    def model_copy(self: F, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> F:
+        """A copy, with `update`; it computes its digest anew."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("_digest", None)
+        return copied
 
     def _canonical(self, name: str) -> Iterator[str]:
         """One field as canonical JSON, in parts, since a large plan is too large for copies; nothing at its default."""
@@ -97,12 +113,12 @@ class FileRecord(Record):
         yield "\n}\n"
 
 
+_KEY = re.compile(rb'\n "(\w+)": ')  # in the text that `json_parts` makes
+_NEXT_KEY = re.compile(rb'\n(?= "|})')
+
+
 def _canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-
-
-R = TypeVar("R", bound=Record)
-F = TypeVar("F", bound=FileRecord)
 
 
 def write_atomically(path: Path, text: str | Iterable[str]) -> None:
@@ -158,9 +174,11 @@ def _read_as_written(cls: type[F], path: Path) -> F | None:
 
     None for any other file, which is then read with more patience, for the sake of its errors.
     """
+    if path.suffix != ".json":
+        return None
     try:
-        with open(path, encoding="utf-8") as file:
-            fields = dict(_fields_as_written(cls, file)) if path.suffix == ".json" else {}
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            fields = dict(_fields_as_written(cls, text))
         kind, digest = fields.pop("kind", None), fields.pop("digest", None)
         record = cls.model_validate(fields) if kind == cls.KIND else None
     except (OSError, ValueError):
@@ -168,35 +186,34 @@ def _read_as_written(cls: type[F], path: Path) -> F | None:
     return record if record is not None and record.digest() == digest else None
 
 
-def _fields_as_written(cls: type[F], lines: Iterable[str]) -> Iterator[tuple[str, object]]:
+def _fields_as_written(cls: type[F], text: mmap.mmap) -> Iterator[tuple[str, object]]:
     """The fields of a file that `json_parts` wrote: names at one space of indentation, the records in them at two.
 
     One record is read at a time: the text of a large inventory, and what a parser makes of it, is several times as
     large as the inventory. Raises ValueError for a file that is laid out otherwise.
     """
-    name, item = "", None
-    text: list[str] = []
-    found: list[BaseModel] = []
-    for line in lines:
-        if line.startswith("   "):  # deeper than what is looked for, as nearly all lines are
-            text.append(line)
-        elif line.startswith((' "', "}")):
-            rest = "".join(text).rstrip().removesuffix(",")
-            if item is not None and rest != " ]":
-                raise ValueError(f"more than records: {rest}")
-            if name:
-                yield name, json.loads(rest) if item is None else tuple(found)
-            name, _, value = line[2:].partition('": ')
-            known = cls.model_fields.get(name)
-            found, item = [], _model_in(known.annotation) if known and value == "[\n" else None
-            text = [] if item else [value]
-        elif item is not None and line == "  {\n" and not text:
-            text.append(line)
-        elif item is not None and line in ("  },\n", "  }\n"):
-            found.append(item.model_validate_json("".join(text) + "}"))
-            text = []
-        else:
-            text.append(line)
+    at = 1
+    while (key := _KEY.match(text, at)) is not None:
+        name, start = key[1].decode(), key.end()
+        known = cls.model_fields.get(name)
+        item = _model_in(known.annotation) if known else None
+        found: list[BaseModel] = []
+        if item is not None and text[start : start + 2] == b"[\n":
+            start += 1
+            while text[start : start + 4] == b"\n  {":
+                end = text.find(b"\n  }", start) + 4
+                if end < start:
+                    raise ValueError(f"no end of a record in {name}")
+                found.append(item.model_validate_json(text[start:end]))
+                start = end + (text[end : end + 1] == b",")
+        following = _NEXT_KEY.search(text, start)
+        if following is None:
+            raise ValueError(f"no end of {name}")
+        at = following.start()
+        rest = text[start:at].removesuffix(b",")
+        if found and rest != b"\n ]":
+            raise ValueError(f"more than records in {name}: {rest!r}")
+        yield name, tuple(found) if found else json.loads(rest)
 
 
 def parse(cls: type[R], data: object, source: str) -> R:

@@ -8,31 +8,35 @@ candidates, so as many changes are planned anew as look at no more candidates th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import combinations
+from math import inf
 
 from holmes_core.errors import HolmesError
 from holmes_core.inventory import Inventory
-from holmes_core.plan import Plan, Prediction
+from holmes_core.job import Job
+from holmes_core.plan import Plan
+from planner.candidates import enumerate_candidates
+from planner.fleet import read_fleet
 from planner.make_plan import best_prediction
-from planner.reprice import reprice
+from planner.reprice import reprice_step_s
 from planner.what_if import rate_text, what_if
 
 MOST_HOSTS = 64  # on more, even pricing all changes would take longer than the plan
 MOST_CANDIDATES = 2000  # of all planning anew together: a second or less
 REPLANNED = 2  # faster networks planned anew at most
-LIMIT_S = 5.0  # for all planning anew, on a machine however slow
+LIMIT_S = 5.0  # for planning anew with more hosts, and for as much with faster networks, on a machine however slow
 WORTH = 1.005  # a gain below half a percent is no advice
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A change as `--what-if` takes it, in words, and the step it would give."""
+    """A change as `--what-if` takes it, in words, and the seconds of the step it would give."""
 
     change: str
     words: str
-    prediction: Prediction
+    step_s: float
 
 
 @dataclass(frozen=True)
@@ -43,37 +47,54 @@ class Advised:
     untried: tuple[str, ...]
 
 
-def advise(inventory: Inventory, plan: Plan, limit_s: float = LIMIT_S) -> Advised:
-    """What would make `plan`'s job faster."""
+def plan_more_hosts(inventory: Inventory, job: Job, limit_s: float = LIMIT_S) -> Mapping[str, float]:
+    """By change, the step with one more host in a cluster, planned anew: of as many changes as there is time for.
+
+    Needs no plan, so that it can be worked out while one is made.
+    """
     deadline_s = time.monotonic() + limit_s
     if len(inventory.hosts) > MOST_HOSTS:
+        return {}
+    affordable = MOST_CANDIDATES // len(enumerate_candidates(job, read_fleet(inventory, job)))
+    changes = [change for change, _ in _more_hosts(inventory)][:affordable]
+    return {
+        change: _planned_anew_s(inventory, job, change, left_s)
+        for change in changes
+        if (left_s := deadline_s - time.monotonic()) > 0
+    }
+
+
+def advise(
+    inventory: Inventory, plan: Plan, with_more_hosts_s: Mapping[str, float], limit_s: float = LIMIT_S
+) -> Advised:
+    """What would make `plan`'s job faster; `with_more_hosts_s` is what `plan_more_hosts` found."""
+    deadline_s, step_s = time.monotonic() + limit_s, plan.prediction.step_s
+    if len(inventory.hosts) > MOST_HOSTS:
         return Advised((), (f"any change on more than {MOST_HOSTS} hosts",))
+    hosts = list(_more_hosts(inventory))
+    found = [Advice(change, words, with_more_hosts_s.get(change, step_s)) for change, words in hosts]
     networks = [
-        Advice(change, words, reprice(what_if(inventory, change), plan))
+        Advice(change, words, reprice_step_s(what_if(inventory, change), plan))
         for change, words in _faster_networks(inventory)
     ]
-    networks.sort(key=_speed, reverse=True)
-    hosts = [Advice(change, words, plan.prediction) for change, words in _more_hosts(inventory)]
-    affordable = MOST_CANDIDATES // plan.solve.candidates
-    found, untried = networks[REPLANNED:], []
-    for at, advice in enumerate((*hosts, *networks[:REPLANNED])):
+    networks.sort(key=_step_s)
+    affordable = min(REPLANNED, MOST_CANDIDATES // plan.solve.candidates - len(hosts))
+    for at, advice in enumerate(networks):
         left_s = deadline_s - time.monotonic()
-        tried = at < affordable and left_s > 0
-        found.append(_replanned(inventory, plan, advice, left_s) if tried else advice)
-        untried += [advice.change] if not tried and at < len(hosts) else []
-    least = plan.prediction.tokens_per_s * WORTH
-    worth = sorted((advice for advice in found if _speed(advice) >= least), key=_speed, reverse=True)
-    return Advised(tuple(worth), tuple(untried))
+        if at < affordable and left_s > 0:
+            anew_s = _planned_anew_s(inventory, plan.job, advice.change, left_s)
+            advice = replace(advice, step_s=min(anew_s, advice.step_s))
+        found.append(advice)
+    worth = sorted((advice for advice in found if advice.step_s * WORTH <= step_s), key=_step_s)
+    return Advised(tuple(worth), tuple(change for change, _ in hosts if change not in with_more_hosts_s))
 
 
-def _replanned(inventory: Inventory, plan: Plan, advice: Advice, limit_s: float) -> Advice:
-    """`advice` with the better of its own prediction and that of a new plan."""
+def _planned_anew_s(inventory: Inventory, job: Job, change: str, limit_s: float) -> float:
+    """The step of a new plan; infinite where none was found in time, as then the old placement still stands."""
     try:
-        anew = best_prediction(what_if(inventory, advice.change), plan.job, limit_s)
-    except HolmesError:  # no plan was found in time: the old placement still stands
-        return advice
-    better = max(anew, advice.prediction, key=lambda prediction: prediction.tokens_per_s)
-    return Advice(advice.change, advice.words, better)
+        return best_prediction(what_if(inventory, change), job, limit_s).step_s
+    except HolmesError:
+        return inf
 
 
 def _faster_networks(inventory: Inventory) -> Iterator[tuple[str, str]]:
@@ -106,5 +127,5 @@ def _more_hosts(inventory: Inventory) -> Iterator[tuple[str, str]]:
         yield f"+host:{name}=like:{like}", f"one more host like {like} in {cluster.name}"
 
 
-def _speed(advice: Advice) -> float:
-    return advice.prediction.tokens_per_s
+def _step_s(advice: Advice) -> float:
+    return advice.step_s

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.inventory import Inventory
 from holmes_core.job import Job
-from holmes_core.plan import Alternative, Order, Plan, PlanRank, PlanStage, Prediction, SolveReport, Source
+from holmes_core.plan import (
+    Alternative,
+    Order,
+    Plan,
+    PlanRank,
+    PlanStage,
+    Prediction,
+    SolveReport,
+    Source,
+    UnequalDegrees,
+)
+from planner.aside import Aside
 from planner.candidates import check_job
 from planner.contenders import rank_contenders
 from planner.draw import Drawn, draw_best, draw_usual
@@ -45,21 +57,15 @@ def make_plan(
     fleet = read_fleet(inventory, job)
     require_rates(inventory, job, fleet)
     answer = search(job, fleet, time_limit_s, progress, lp)
-    contenders = rank_contenders(job, fleet, answer.found)
-    usual = draw_usual(inventory, job, fleet, answer)
-    as_usual = usual.prediction if usual is not None else None
-    alternatives: tuple[Alternative, ...] = ()
     if order == "usual":
+        usual = draw_usual(inventory, job, fleet, answer)
         if usual is None:
-            raise _usual_misfit(inventory, job, fleet, contenders[0].found.placement)
-        drawn = usual
+            raise _usual_misfit(inventory, job, fleet, answer.found[0].placement)
+        drawn, compared = usual, _Compared()
     else:
-        del usual  # two large plans at once are too much memory; the usual order is seldom faster
-        drawn, alternatives = draw_best(inventory, job, fleet, contenders)
-        if as_usual is not None and as_usual.step_s < drawn.prediction.step_s * (1 - SAME):
-            drawn = draw_usual(inventory, job, fleet, answer) or drawn
-    solve = _report(job, fleet, answer, drawn, alternatives, order)
-    plan = _write(inventory, job, inventory_source, job_source, order, drawn, solve, as_usual)
+        drawn, compared = _draw_and_compare(inventory, job, fleet, answer)
+    solve = _report(job, fleet, answer, drawn, compared, order)
+    plan = _write(inventory, job, inventory_source, job_source, order, drawn, solve, compared.usual)
     faults = verify(plan, inventory)
     if faults:
         raise AssertionError("the planner made a plan that does not verify: " + "; ".join(faults[:20]))
@@ -76,6 +82,30 @@ def best_prediction(inventory: Inventory, job: Job, time_limit_s: float) -> Pred
     return drawn.prediction
 
 
+@dataclass(frozen=True)
+class _Compared:
+    """What a plan is compared with."""
+
+    alternatives: tuple[Alternative, ...] = ()
+    usual: Prediction | None = None
+    unequal: UnequalDegrees | None = None
+
+
+def _draw_and_compare(inventory: Inventory, job: Job, fleet: Fleet, answer: Answer) -> tuple[Drawn, _Compared]:
+    """The plan, written out, or the usual order where that is faster; and meanwhile, what it is compared with."""
+
+    def work() -> tuple[Prediction | None, UnequalDegrees | None]:
+        drawn = draw_usual(inventory, job, fleet, answer)
+        return drawn.prediction if drawn is not None else None, best_unequal(job, fleet, answer.found[0])
+
+    with Aside(work) as aside:
+        drawn, alternatives = draw_best(inventory, job, fleet, rank_contenders(job, fleet, answer.found))
+        usual, unequal = aside.result()
+    if usual is not None and usual.step_s < drawn.prediction.step_s * (1 - SAME):
+        drawn = draw_usual(inventory, job, fleet, answer) or drawn
+    return drawn, _Compared(alternatives, usual, unequal)
+
+
 def _usual_misfit(inventory: Inventory, job: Job, fleet: Fleet, best: Placement) -> HolmesError:
     """Why the usual order does not fit with the degrees of the best placement."""
     places = usual_places(inventory, fleet, best.candidate)
@@ -87,9 +117,7 @@ def _usual_misfit(inventory: Inventory, job: Job, fleet: Fleet, best: Placement)
     )
 
 
-def _report(
-    job: Job, fleet: Fleet, answer: Answer, drawn: Drawn, alternatives: tuple[Alternative, ...], order: Order
-) -> SolveReport:
+def _report(job: Job, fleet: Fleet, answer: Answer, drawn: Drawn, compared: _Compared, order: Order) -> SolveReport:
     """The search's proof, and the closed form of the ranks as they were drawn."""
     candidate, layers = drawn.placement.candidate, drawn.placement.layers
     placement_s = price_ranks_s(job, fleet, candidate, layers, drawn.laid.ranks, drawn.placement.microbatches)
@@ -108,8 +136,8 @@ def _report(
         candidates=answer.candidates,
         programs=answer.programs,
         crossing=drawn.placement.crossing(fleet),
-        alternatives=alternatives,
-        unequal=best_unequal(job, fleet, answer.found[0]) if order == "holmes" else None,
+        alternatives=compared.alternatives,
+        unequal=compared.unequal,
     )
 
 
@@ -144,7 +172,7 @@ def _write(
         groups=laid.groups,
         prediction=drawn.prediction,
         solve=solve,
-        usual_order=usual if order == "holmes" else None,
+        usual_order=usual,
     )
 
 

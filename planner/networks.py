@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.inventory import Cluster, Inventory, Network, NetworkPort
@@ -40,18 +40,13 @@ class HostRates:
     shared_bytes_per_s: float | None
 
 
-@dataclass(frozen=True)
-class DemandedGroup:
-    """A process group to be: its name, its axis and its ranks."""
+class DemandedGroup(NamedTuple):
+    """A process group to be: its name, its axis, and its ranks with the host of each."""
 
     name: str
     axis: Axis
-    ranks: tuple[PlanRank, ...]
-
-    @cached_property
-    def hosts(self) -> tuple[str, ...]:
-        """The host of each rank."""
-        return tuple(rank.host for rank in self.ranks)
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
 
 
 class Networks:
@@ -176,7 +171,8 @@ def make_groups(inventory: Inventory, job: Job, ranks: Sequence[PlanRank], chunk
     A group's bandwidth is the least share of a NIC any member gets, when all groups of the same axis send at once.
     """
     networks = Networks(inventory, job)
-    alike = Counter((member.axis, member.hosts) for member in demanded_groups(ranks, chunks))
+    demanded = list(demanded_groups(ranks, chunks))
+    alike = Counter((member.axis, member.hosts) for member in demanded)
     routes = {hosts: networks.route(hosts) for hosts in dict.fromkeys(hosts for _, hosts in alike)}
     flows: Counter[Flow] = Counter()
     for (axis, hosts), count in alike.items():
@@ -185,15 +181,15 @@ def make_groups(inventory: Inventory, job: Job, ranks: Sequence[PlanRank], chunk
     rates = {(axis, hosts): _group_bandwidth(axis, hosts, routes[hosts], flows) for axis, hosts in alike}
     return tuple(
         PlanGroup(
-            name=member.name,
-            axis=member.axis,
-            ranks=tuple(rank.rank for rank in member.ranks),
-            network=routes[member.hosts].network,
-            interfaces=routes[member.hosts].interfaces,
-            net_name=routes[member.hosts].net_name,
-            bandwidth_bytes_per_s=rates[member.axis, member.hosts],
+            name=name,
+            axis=axis,
+            ranks=members,
+            network=(route := routes[hosts]).network,
+            interfaces=route.interfaces,
+            net_name=route.net_name,
+            bandwidth_bytes_per_s=rates[axis, hosts],
         )
-        for member in demanded_groups(ranks, chunks)
+        for name, axis, members, hosts in demanded
     )
 
 
@@ -202,27 +198,28 @@ def demanded_groups(ranks: Sequence[PlanRank], chunks: int = 1) -> Iterator[Dema
 
     With several chunks of the model on a rank, an edge leads from the last pipeline rank back to the first as well.
     """
-    at = {(rank.pp_rank, rank.dp_rank, rank.tp_rank): rank for rank in ranks}
+    at = {(rank.pp_rank, rank.dp_rank, rank.tp_rank): (rank.rank, rank.host) for rank in ranks}
     pp, dp, tp = (1 + max(coordinate[axis] for coordinate in at) for axis in range(3))
     suffixes = [f"/shard{shard}" if tp > 1 else "" for shard in range(tp)]
     if dp > 1:
         for stage in range(pp):
             for shard, suffix in enumerate(suffixes):
-                replicas = tuple(at[stage, replica, shard] for replica in range(dp))
-                yield DemandedGroup(f"dp/stage{stage}{suffix}", "dp", replicas)
+                replicas = [at[stage, replica, shard] for replica in range(dp)]
+                yield DemandedGroup(f"dp/stage{stage}{suffix}", "dp", *zip(*replicas, strict=True))
     edges = [*pairwise(range(pp)), *([(pp - 1, 0)] if chunks > 1 else [])]
     for replica in range(dp):
         for before, after in edges:
             for shard, suffix in enumerate(suffixes):
                 name = f"edge/replica{replica}/{before}-{after}"
-                ends = (at[before, replica, shard], at[after, replica, shard])
-                yield DemandedGroup(f"{name}/forward{suffix}", "pp_forward", ends)
-                yield DemandedGroup(f"{name}/backward{suffix}", "pp_backward", ends)
+                (first, first_host), (second, second_host) = at[before, replica, shard], at[after, replica, shard]
+                ranks_and_hosts = (first, second), (first_host, second_host)
+                yield DemandedGroup(f"{name}/forward{suffix}", "pp_forward", *ranks_and_hosts)
+                yield DemandedGroup(f"{name}/backward{suffix}", "pp_backward", *ranks_and_hosts)
     if tp > 1:
         for stage in range(pp):
             for replica in range(dp):
-                shards = tuple(at[stage, replica, shard] for shard in range(tp))
-                yield DemandedGroup(f"tp/stage{stage}/replica{replica}", "tp", shards)
+                shards = [at[stage, replica, shard] for shard in range(tp)]
+                yield DemandedGroup(f"tp/stage{stage}/replica{replica}", "tp", *zip(*shards, strict=True))
 
 
 def _as_priced(port: NetworkPort, mtu: int | None, job: Job) -> NetworkPort:

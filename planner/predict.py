@@ -118,6 +118,12 @@ def predict(job: Job, fleet: Fleet, laid: Laid) -> Prediction:
     )
 
 
+def predict_step_s(job: Job, fleet: Fleet, laid: Laid) -> float:
+    """Seconds of the step that `predict` would find, without its parts."""
+    run = _Costs(job, fleet, laid)
+    return simulate(run.pipelines(), run.buckets() if laid.candidate.dp > 1 else ()) + run.optimizer_s()
+
+
 def predict_timeline(job: Job, fleet: Fleet, laid: Laid, replica: int = 0) -> tuple[Span, ...]:
     """Every action of one replica's simulated step."""
     run = _Costs(job, fleet, laid)

@@ -8,7 +8,7 @@ from planner.candidates import Candidate
 from planner.fleet import Fleet, read_fleet
 from planner.latency import read_latencies
 from planner.networks import make_groups
-from planner.predict import Laid, predict, predict_timeline
+from planner.predict import Laid, predict, predict_step_s, predict_timeline
 from planner.simulate import Span
 
 
@@ -16,6 +16,12 @@ def reprice(inventory: Inventory, plan: Plan) -> Prediction:
     """The prediction of `plan`'s placement on `inventory`."""
     fleet, laid = _laid(inventory, plan)
     return predict(plan.job, fleet, laid)
+
+
+def reprice_step_s(inventory: Inventory, plan: Plan) -> float:
+    """Seconds of that prediction's step, alone."""
+    fleet, laid = _laid(inventory, plan)
+    return predict_step_s(plan.job, fleet, laid)
 
 
 def plan_timeline(inventory: Inventory, plan: Plan, replica: int = 0) -> tuple[Span, ...]:

@@ -160,12 +160,12 @@ def check_groups(plan: Plan, inventory: Inventory) -> list[str]:
         wanted is not None
         and found is not None
         and (wanted.name, wanted.axis) == (found.name, found.axis)
-        and found.ranks == tuple(rank.rank for rank in wanted.ranks)
+        and found.ranks == wanted.ranks
         for wanted, found in pairs
     ):
         return []
     demanded = demanded_groups(plan.ranks, plan.chunks)
-    wanted = {(group.name, group.axis, tuple(r.rank for r in group.ranks)) for group in demanded}
+    wanted = {(group.name, group.axis, group.ranks) for group in demanded}
     found = {(group.name, group.axis, group.ranks) for group in plan.groups}
     missing = [f"group {name} with ranks {ranks} is missing" for name, _, ranks in wanted - found]
     extra = [f"group {name} with ranks {ranks} is not demanded" for name, _, ranks in found - wanted]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -235,3 +236,9 @@ def test_records_with_the_same_keys_share_the_set_of_them() -> None:
     assert one.__pydantic_fields_set__ is two.__pydantic_fields_set__
     assert one.model_copy(update={"hostname": "h"}).model_fields_set == {"name", "access", "reachable", "hostname"}
     assert two.model_fields_set == {"name", "access", "reachable"}
+
+
+def test_copy_has_a_digest_of_its_own() -> None:
+    job = parse(Job, yaml.safe_load(JOB_TEXT), "job.yaml")
+    again = parse(Job, yaml.safe_load(JOB_TEXT.replace("steps: 3", "steps: 4")), "job.yaml")
+    assert job.digest() != again.digest() == job.model_copy(update={"steps": 4}).digest()

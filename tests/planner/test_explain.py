@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from holmes_core.inventory import Inventory
 from holmes_core.plan import Plan
-from planner.advise import MOST_CANDIDATES, advise
+from planner.advise import Advised, advise, plan_more_hosts
 from planner.explain import (
     bottleneck,
     host_blocks,
@@ -129,30 +130,36 @@ def test_timeline_holds_every_action_once_and_ends_with_the_step(bed_plan: Plan)
     assert 0.8 * bed_plan.prediction.step_s < max(span.end_s for span in spans) <= bed_plan.prediction.step_s
 
 
+def advice_for(fleet: Inventory, plan: Plan) -> Advised:
+    return advise(fleet, plan, plan_more_hosts(fleet, plan.job))
+
+
 def test_advice_is_what_planning_on_the_changed_inventory_gives(bed_plan: Plan) -> None:
-    advised = advise(BED, bed_plan)
+    advised = advice_for(BED, bed_plan)
     best = advised.found[0]
     assert best.change == "link:a-b=200Mb/s"
     assert best.words == "twice the bandwidth between a and b"
-    assert best.prediction == plan_for(what_if(BED, best.change), bed_job()).prediction
-    assert best.prediction.tokens_per_s > bed_plan.prediction.tokens_per_s
+    assert best.step_s == plan_for(what_if(BED, best.change), bed_job()).prediction.step_s
+    assert best.step_s < bed_plan.prediction.step_s
     assert advised.untried == ()
 
 
-def test_advice_plans_no_host_anew_where_candidates_are_many(bed_plan: Plan) -> None:
-    solve = bed_plan.solve.model_copy(update={"candidates": MOST_CANDIDATES // 2 + 1})
-    advised = advise(BED, bed_plan.model_copy(update={"solve": solve}))
+def test_advice_plans_no_host_anew_where_candidates_are_many(bed_plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.advise.MOST_CANDIDATES", 2 * bed_plan.solve.candidates - 1)
+    advised = advice_for(BED, bed_plan)
     assert advised.untried == ("+host:new-1=like:b2",)
-    assert advised.found[0].prediction == reprice(what_if(BED, "link:a-b=200Mb/s"), bed_plan)
+    assert advised.found[0].step_s == reprice(what_if(BED, "link:a-b=200Mb/s"), bed_plan).step_s
 
 
 def test_one_more_host_is_advised_where_compute_is_all() -> None:
     fleet, job = cpu_inventory([2]), bed_job(global_batch_size=30, parallel={"pp": 1})
-    advised = advise(fleet, plan_for(fleet, job))
-    assert advised.found[0].change == "+host:new-1=like:a2"
+    plan = plan_for(fleet, job)
+    best = advice_for(fleet, plan).found[0]
+    assert best.change == "+host:new-1=like:a2"
+    assert best.step_s == plan_for(what_if(fleet, best.change), job).prediction.step_s
 
 
 def test_advice_without_time_says_what_was_not_tried(bed_plan: Plan) -> None:
-    advised = advise(BED, bed_plan, limit_s=0.0)
+    advised = advise(BED, bed_plan, plan_more_hosts(BED, bed_plan.job, limit_s=0.0), limit_s=0.0)
     assert advised.untried == ("+host:new-1=like:a2", "+host:new-1=like:b2")
     assert [advice.change for advice in advised.found] == ["link:a-b=200Mb/s"]

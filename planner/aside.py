@@ -1,0 +1,58 @@
+"""Work that another core does while this process goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Aside(Generic[T]):
+    """`work()` in a child that shares this process's memory as it is now; leaving the context ends it.
+
+    Where there is no child, since systems other than Linux do not fork safely, or where it failed, for want of memory
+    or by an exception, `result` does the work here.
+    """
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._read: Connection | None = None
+
+    def __enter__(self) -> Aside[T]:
+        if sys.platform == "linux":
+            context = multiprocessing.get_context("fork")
+            self._read, write = context.Pipe(duplex=False)
+            self._child = context.Process(target=_send, args=(write, self._work), daemon=True)
+            self._child.start()
+            write.close()
+        return self
+
+    def result(self) -> T:
+        """What `work` returns, when it is there."""
+        if self._read is not None:
+            with contextlib.suppress(EOFError):
+                result: T = self._read.recv()
+                return result
+        return self._work()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._read is not None:
+            self._read.close()
+            self._child.kill()
+            self._child.join()
+
+
+def _send(write: Connection, work: Callable[[], T]) -> None:
+    """Does the work in the child, and nothing that the parent would do at its end, such as writing its output twice."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    with contextlib.suppress(Exception):
+        write.send(work())
+    os._exit(0)
