@@ -8,12 +8,13 @@ places from the largest limit down, since that makes the most of the least place
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
+from math import inf
 
-from planner.closed_form import edge_s, pace_of, sync_s_per_byte
+from planner.closed_form import pace_of, sync_s_per_byte
 from planner.terms import Terms
 
 ROUND = 1 + 1e-9  # so that a stage of exactly the pace is within it
@@ -45,6 +46,8 @@ class Bounds:
         self.terms, self.mixed = terms, mixed
         self._classes = range(len(terms.places))
         self._pp, self._dp = terms.candidate.pp, terms.candidate.dp
+        self._kind_of = list(zip(terms.layer_s, terms.head_s, strict=True))
+        self._kinds = set(self._kind_of)
         groups: dict[int, list[int]] = {}
         for c in self._classes:
             groups.setdefault(0 if mixed else terms.cluster[c], []).append(c)
@@ -59,11 +62,12 @@ class Bounds:
 
     def within(self, pace_s: float) -> Limits:
         """What computes within `pace_s` and fits into memory."""
-        terms, memory = self.terms, self.memory
-        layers = [layers_within(pace_s, terms.layer_s[c], terms.num_layers) for c in self._classes]
-        with_head = [layers_within(pace_s - terms.head_s[c], terms.layer_s[c], terms.num_layers) for c in self._classes]
+        num_layers = self.terms.num_layers
+        alone = {kind: layers_within(pace_s, kind[0], num_layers) for kind in self._kinds}
+        before_head = {kind: layers_within(pace_s - kind[1], kind[0], num_layers) for kind in self._kinds}
+        layers, with_head = [alone[kind] for kind in self._kind_of], [before_head[kind] for kind in self._kind_of]
         first = with_head if self._pp == 1 else layers
-        return _limits(first, layers, with_head).both(memory)
+        return _limits(first, layers, with_head).both(self.memory)
 
     def synced_within(self, sync_s: float) -> Limits:
         """What exposes no more than `sync_s` of its exchange."""
@@ -139,23 +143,35 @@ class Bounds:
         return found
 
     @cached_property
-    def paces_s(self) -> list[float]:
+    def paces_s(self) -> Sequence[float]:
         """All seconds a stage can take, ascending: the paces T there are."""
-        terms = self.terms
-        kinds = {(terms.layer_s[c], terms.head_s[c]) for c in self._classes}
-        return sorted(
-            {
-                a * layer_s + head
-                for layer_s, head_s in kinds
-                for a in range(1, terms.num_layers + 1)
-                for head in (0.0, head_s)
-            }
-        )
+        return _paces_s(frozenset(self._kinds), self.terms.num_layers)
 
     @cached_property
     def first_pace(self) -> int:
-        """The index in `paces_s` of the least pace whose stages hold all layers; their number if there is none."""
-        return bisect_left(self.paces_s, True, key=lambda pace_s: self.holds(self.within(pace_s)))
+        """The index in `paces_s` of the least pace whose stages hold all layers; their number if there is none.
+
+        Looked for upwards, in growing steps, from the pace of all places if work could be cut at will, or from that of
+        the fastest place with as few layers as the fullest stage has.
+        """
+        even_s = -(-self.terms.num_layers // self._pp) * min(self.terms.layer_s)
+        low = bisect_left(self.paces_s, max(even_s, self._average_s) / ROUND)
+        step = 1
+        while low + step <= len(self.paces_s) and not self._holds_at(self.paces_s[low + step - 1]):
+            low, step = low + step, 2 * step
+        return bisect_left(self.paces_s, True, low, min(low + step, len(self.paces_s)), key=self._holds_at)
+
+    def _holds_at(self, pace_s: float) -> bool:
+        return self.holds(self.within(pace_s))
+
+    @property
+    def _average_s(self) -> float:
+        """Seconds per micro-batch of a stage if the fastest places shared the work."""
+        terms, left, rate = self.terms, self._pp * self._dp, 0.0
+        for layer_s, places in sorted(zip(terms.layer_s, terms.places, strict=True)):
+            rate += min(left, places) / layer_s if layer_s else inf
+            left -= min(left, places)
+        return terms.num_layers * self._dp / rate if rate else 0.0
 
     @cached_property
     def syncs_s(self) -> list[float]:
@@ -241,13 +257,11 @@ class Bounds:
             clusters += 1
             needed -= places if self.mixed else places // self._dp * self._dp
         edges = -(-self._pp // max(terms.stages_per_host)) - 1
-        near_s = min(edge_s(terms, (c,), (c,)) for c in self._classes)
-        far = [
-            edge_s(terms, (a,), (b,))
-            for a in self._classes
-            for b in self._classes
-            if terms.cluster[a] != terms.cluster[b]
-        ]
+        near_s = min(terms.fabric_edge_s)
+        by_cluster = {
+            cluster: [s for c, s in enumerate(terms.shared_edge_s) if terms.cluster[c] == cluster] for cluster in slots
+        }
+        far = sorted(map(min, by_cluster.values()))[1:]  # a crossing is as slow as the slower of its ends
         far_s = min(far, default=0.0)
         crossings = min(1, self._pp - 1) if self.mixed else clusters - 1
         least_s = min(near_s, far_s) if far else near_s
@@ -292,6 +306,14 @@ class Bounds:
     def _fill_s(self) -> float:
         """Seconds of one micro-batch through all stages and edges, at least, whatever the pace."""
         return self.least_work_s(self.memory) + 2 * self.least_edges_s[0]
+
+
+@lru_cache(maxsize=256)
+def _paces_s(kinds: Collection[tuple[float, float]], num_layers: int) -> Sequence[float]:
+    """All seconds of stages, ascending, on classes of those seconds of a layer and of the head."""
+    return sorted(
+        {a * layer_s + head for layer_s, head_s in kinds for a in range(1, num_layers + 1) for head in (0.0, head_s)}
+    )
 
 
 def layers_within(seconds: float, layer_s: float, most: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from math import ceil
 
@@ -95,6 +95,13 @@ class Simulated:
         self._how = placement.candidate.execution(job)
         self._pp = placement.candidate.pp
         self._sites = [tuple(sorted(set(row))) for row in placement.sites]
+        self._buckets = cache(self._read_buckets)
+
+    @cached_property
+    def busiest_s(self) -> float:
+        """Seconds the busiest rank computes, under any schedule."""
+        layers = self._placement.layers
+        return max(count * max(map(sum, self._stage_s(sites, layers))) for count, sites in self._lanes)
 
     def ways(self) -> list[Running]:
         """The schedules that job.yaml and memory allow, each with seconds it cannot beat."""
@@ -188,10 +195,10 @@ class Simulated:
         """Seconds below which its step does not come."""
         shapes = [Shape(way.schedule, self._pp, count, way.extra_in_flight) for count, _ in self._lanes]
         lanes = zip(shapes, self._times(way), strict=True)
-        return max(least_step_s(shape, times, self._buckets(way)) for shape, times in lanes)
+        return max(least_step_s(shape, times, self._buckets(way.layers)) for shape, times in lanes)
 
     def _simulate(self, way: Running, rounds_left_out: int) -> float:
-        return simulate(self._pipelines(way, rounds_left_out), self._buckets(way))
+        return simulate(self._pipelines(way, rounds_left_out), self._buckets(way.layers))
 
     def parts(self, way: Running) -> Parts:
         """The parts of its seconds; what links add is taken from shortened simulations."""
@@ -199,7 +206,7 @@ class Simulated:
         pipelines = self._pipelines(way, left_out)
         free = [replace(each, times=each.times.without_edges()) for each in pipelines]
         without_gradients_s = simulate(pipelines)
-        gradients_s = simulate(pipelines, self._buckets(way)) - without_gradients_s
+        gradients_s = simulate(pipelines, self._buckets(way.layers)) - without_gradients_s
         shortened = min(count for count, _ in self._lanes) - left_out * self._pp
         edges_s = (without_gradients_s - simulate(free)) * max(self._placement.microbatches) / shortened
         compute_s = max(
@@ -248,14 +255,15 @@ class Simulated:
         back_s = edge_s(terms, sites[-1], sites[0])
         return [*found, back_s] * (chunks - 1) + found
 
-    def _buckets(self, way: Running) -> list[list[Bucket]]:
+    def _read_buckets(self, layers: tuple[int, ...]) -> list[list[Bucket]]:
+        """By stage, for the layers of each."""
         terms, model, tp = self._terms, self._job.model, self._placement.candidate.tp
         if self._placement.candidate.dp == 1:
             return []
         gather_part = self._how.value_bytes / (GRADIENT_BYTES + self._how.value_bytes)
         whole = tp * (GRADIENT_BYTES + self._how.value_bytes)
         found = []
-        for stage, held in enumerate(way.layers):
+        for stage, held in enumerate(layers):
             site = self._sites[stage % self._pp]
             per_byte = sync_s_per_byte(terms, site, self._rings(stage % self._pp))
             slowest = max(site, key=lambda c: terms.layer_s[c])
@@ -265,7 +273,7 @@ class Simulated:
                 return Bucket(backward_s, seconds * (1 - gather_part), seconds * gather_part)
 
             row = [bucket(terms.layer[slowest].backward_s, layer_parameters(model, tp))] * held
-            if stage == len(way.layers) - 1:
+            if stage == len(layers) - 1:
                 row.insert(0, bucket(terms.head[slowest].backward_s, head_parameters(model, tp)))
             if stage == 0:
                 row.append(bucket(0.0, embedding_parameters(model, tp)))

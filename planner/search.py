@@ -1,8 +1,8 @@
 """The search over candidates: the cheapest bound first, until no bound is below the best placement found.
 
 A candidate is looked at in two ways: with its stages in blocks, which the pipeline joins, and spread, each replica in
-one class. What a look costs rises in steps, and only those are taken whose bound is still below the best: a bound from
-compute alone, the bounds of bounds.py, a greedy placement, integer programs at the paces that may still win.
+one class. What a look costs rises in steps, and only those are taken whose bound is still below the best: the bounds of
+quick_bounds.py, those of bounds.py, a greedy placement, integer programs at the paces that may still win.
 """
 
 from __future__ import annotations
@@ -10,25 +10,24 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.job import Job, Recompute
+from holmes_core.job import Job
 from holmes_core.units import format_memory
 from planner.bounds import Bounds
 from planner.candidates import RECOMPUTE, Candidate, enumerate_candidates, more_recompute
 from planner.closed_form import blocks_step_s, site_stage_s
-from planner.collectives import shard_exchange_bytes
-from planner.cost import GRADIENT_BYTES, layer_parameters
 from planner.fleet import Fleet
 from planner.greedy import place_greedily
 from planner.ilp import TIE, Question, Solution, preferred, solve, write_lp
 from planner.placement import Found, from_blocks, usual_cut
+from planner.quick_bounds import QuickBounds
 from planner.spread import spread
-from planner.terms import layer_memory_bytes, make_terms, slot_s, stage_memory_bytes
+from planner.terms import make_terms, stage_memory_bytes
 
 SAME = 1e-6  # relative: what the solvers' tolerances leave open; objectives this close are equal
 MOST_CLUSTERS_FOR_A_PROOF = 4  # with more, the search stops at a placement this close to the bound:
@@ -44,15 +43,17 @@ Progress = Callable[[int, int, float | None], None]
 """Called with candidates settled, candidates in all, and the best closed-form seconds so far."""
 
 
-@dataclass(order=True)
-class Look:
-    """One way to look at a candidate, the seconds it cannot beat, and how many steps were taken."""
+class Look(NamedTuple):
+    """One way to look at a candidate, the seconds it cannot beat, and how many steps were taken.
+
+    Looks come in this order; no two that are open at once share candidate and way.
+    """
 
     bound_s: float
     candidate: Candidate
     way: Way
     step: int = 0
-    bounds: Bounds | None = field(default=None, compare=False)
+    bounds: Bounds | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class _Search:
         self._job, self._fleet, self._limit_s, self._progress = job, fleet, time_limit_s, progress
         self._deadline_s = time.monotonic() + time_limit_s
         self._terms = cache(lambda candidate: make_terms(job, fleet, candidate))
-        self._speeds, self._fewest_stages = cache(self._read_speeds), cache(self._read_fewest_stages)
+        self._quick = QuickBounds(job, fleet)
         clusters = len({each.cluster for each in fleet.classes})
         self._tolerance = SAME if clusters <= MOST_CLUSTERS_FOR_A_PROOF else ACCEPTED_GAP
         self._crosses = clusters > 1
@@ -132,13 +133,13 @@ class _Search:
             if closed and look.way == "mixed":
                 open_s.append(look.bound_s)
                 continue
-            beyond += closed and look.step == 0
+            beyond += closed and look.step == 1
             if closed and (len(self._found) >= RUNNERS_UP or beyond > LOOKS_BEYOND):
                 return [*open_s, look.bound_s]
             late = time.monotonic() > self._deadline_s
             if late and self._best is not None:
                 return [*open_s, look.bound_s]
-            if look.step > 2 and (closed or late):
+            if look.step > 3 and (closed or late):
                 open_s.append(look.bound_s)
                 following: tuple[Look, ...] = ()
             else:
@@ -156,102 +157,44 @@ class _Search:
         return self._best is not None and bound_s >= self._best[0] * (1 - self._tolerance)
 
     def _first_look(self, candidate: Candidate) -> Look | None:
-        """The look at a candidate in any way, with a bound from compute alone; None where memory is too small.
-
-        Where it is, but not with more recomputation, the look at that. Slower than all places at work it cannot be, and
-        the slowest of p stages holds L/p layers at least.
-        """
-        num_layers, pp = self._job.model.num_layers, candidate.pp
-        if pp < self._fewest_stages(candidate.tp, candidate.dp, candidate.micro_batch_size, candidate.recompute):
-            more = more_recompute(self._job, candidate)
-            return self._first_look(more) if more is not None else None
-        classes = self._speeds(candidate.tp, candidate.micro_batch_size, candidate.recompute)
-        fastest_s, head_s = classes[0][0], min(head for _, head, _ in classes)
-        m = candidate.num_microbatches(self._job.global_batch_size)
-        pace_s = max(self._average_s(candidate), fastest_s * -(-num_layers // pp))
-        return Look((m - 1) * pace_s + num_layers * fastest_s + head_s, candidate, "blocks")
-
-    def _average_s(self, candidate: Candidate) -> float:
-        """Seconds per micro-batch of a stage if all places of the fastest classes shared the work."""
-        left, rate = candidate.pp * candidate.dp, 0.0
-        for layer_s, _, places in self._speeds(candidate.tp, candidate.micro_batch_size, candidate.recompute):
-            rate += min(left, places) / layer_s if layer_s else 0.0
-            left -= min(left, places)
-        return self._job.model.num_layers * candidate.dp / rate if rate else 0.0
+        """The look at a candidate in any way; where memory is too small, with more recomputation; else None."""
+        fitting: Candidate | None = candidate
+        while fitting is not None and not self._quick.fits(fitting):
+            fitting = more_recompute(self._job, fitting)
+        return Look(self._quick.compute_s(fitting), fitting, "blocks") if fitting is not None else None
 
     def _other_ways(self, look: Look) -> Iterator[Look]:
-        """After the first look at a candidate, the others, whose bounds are higher: spread, mixed, recomputing more.
-
-        Lanes of unequal micro-batches together run d m of them, each filling and draining p stages.
-        """
+        """After the first look at a candidate, the others, whose bounds are higher: spread, mixed, recomputing more."""
         if look.way != "blocks" or look.step > 0:
             return
-        candidate, classes = look.candidate, len(self._fleet.classes)
+        candidate = look.candidate
         more = more_recompute(self._job, candidate)
         if more is not None and (first := self._first_look(more)) is not None:
             yield first
-        if classes > 1 and candidate.dp > 1:
-            speeds = self._speeds(candidate.tp, candidate.micro_batch_size, candidate.recompute)
-            layer_sync_s, slowest_s = self._layer_sync_s(candidate), speeds[-1][0]
-            held = -(-self._job.model.num_layers // candidate.pp)
-            sync_s = max(layer_sync_s, held * (layer_sync_s - slowest_s) - max(head for _, head, _ in speeds))
-            m = candidate.num_microbatches(self._job.global_batch_size)
-            lanes_s = (m + candidate.pp - 1) * self._average_s(candidate)
-            yield Look(max(look.bound_s, lanes_s) + sync_s, candidate, "spread")
+        if len(self._fleet.classes) > 1 and candidate.dp > 1:
+            yield Look(self._quick.spread_s(candidate), candidate, "spread")
             if candidate.pp > 1 and self._crosses:
-                yield Look(look.bound_s + layer_sync_s, candidate, "mixed")
-
-    def _layer_sync_s(self, candidate: Candidate) -> float:
-        """Seconds, at least, of the exchange of one layer's parameters between replicas in several classes."""
-        clusters = [each.cluster for each in self._fleet.classes]
-        rates = [each.hardware.shared_bytes_per_s for each in self._fleet.classes]
-        if len(set(clusters)) < len(clusters):
-            rates += [each.hardware.fabric_bytes_per_s for each in self._fleet.classes]
-        fastest = max((rate for rate in rates if rate is not None), default=None)
-        if fastest is None:
-            return 0.0
-        how = candidate.execution(self._job)
-        size = candidate.tp * layer_parameters(self._job.model, candidate.tp) * (GRADIENT_BYTES + how.value_bytes)
-        return shard_exchange_bytes(size, candidate.dp) / fastest
-
-    def _read_speeds(self, tp: int, micro_batch_size: int, recompute: Recompute) -> list[tuple[float, float, int]]:
-        """By class, fastest first: seconds of a layer and of the head, places."""
-        how = Candidate(tp, 1, 1, micro_batch_size, recompute).execution(self._job)
-        found = []
-        for each in self._fleet.classes:
-            layer, head = slot_s(self._job, each.hardware.slot, how)
-            found.append((layer.both_s, head.both_s, each.num_places(tp)))
-        return sorted(found)
-
-    def _read_fewest_stages(self, tp: int, dp: int, micro_batch_size: int, recompute: Recompute) -> int:
-        """Stages below which no class has memory for their layers."""
-        how, num_layers = (
-            Candidate(tp, 1, dp, micro_batch_size, recompute).execution(self._job),
-            self._job.model.num_layers,
-        )
-        memories = [each.hardware.memory_bytes for each in self._fleet.classes]
-        known = [memory for memory in memories if memory is not None]
-        if len(known) < len(memories):
-            return 1
-        most = max(0, max(known) - how.reserve_bytes) // layer_memory_bytes(self._job, how)
-        return -(-num_layers // most) if most else num_layers + 1
+                yield Look(look.bound_s + self._quick.crossing_sync_s(candidate), candidate, "mixed")
 
     def _step(self, look: Look, open_s: list[float]) -> tuple[Look, ...]:
         """Takes the next step of a look; the look again unless it was the last."""
         if look.way == "spread":
             self._keep(look, spread(self._terms(look.candidate), self._fixed_layers(look)))
             return ()
+        if look.step == 0:
+            least_s = self._quick.least_s(look.candidate, look.way == "mixed")
+            return _raised(look._replace(step=1), least_s)
         if look.bounds is None:
             bounds = Bounds(self._terms(look.candidate), mixed=look.way == "mixed")
-            return _raised(replace(look, step=1, bounds=bounds), bounds.quick_s)
-        if look.step == 1:
-            return _raised(replace(look, step=2), look.bounds.least_s)
+            return _raised(look._replace(step=2, bounds=bounds), bounds.quick_s)
         if look.step == 2:
+            return _raised(look._replace(step=3), look.bounds.least_s)
+        if look.step == 3:
             self._place_greedily(look)
-            return (replace(look, step=3),)
-        if look.step == 3 and self._job.parallel.layers is None:
+            return (look._replace(step=4),)
+        if look.step == 4 and self._job.parallel.layers is None:
             paces = self._open_paces(look.bounds)
-            return _raised(replace(look, step=4), min(paces)[0] if paces else None)
+            return _raised(look._replace(step=5), min(paces)[0] if paces else None)
         self._solve(look, open_s)
         return ()
 
@@ -381,7 +324,7 @@ class _Search:
 
 def _raised(look: Look, bound_s: float | None) -> tuple[Look, ...]:
     """The look with the higher bound; none where there is no bound because nothing fits or is left to try."""
-    return () if bound_s is None else (replace(look, bound_s=max(look.bound_s, bound_s)),)
+    return () if bound_s is None else (look._replace(bound_s=max(look.bound_s, bound_s)),)
 
 
 def _recomputed(candidate: Candidate) -> int:

@@ -117,7 +117,8 @@ def make_terms(job: Job, fleet: Fleet, candidate: Candidate) -> Terms:
     """The terms of `candidate` on `fleet`."""
     tp, dp, classes = candidate.tp, candidate.dp, fleet.classes
     how, model = candidate.execution(job), job.model
-    slots = [slot_s(job, each.hardware.slot, how) for each in classes]
+    seconds = {slot: slot_s(job, slot, how) for slot in {each.hardware.slot for each in classes}}
+    slots = [seconds[each.hardware.slot] for each in classes]
     per_host = [each.places_per_host(tp) for each in classes]
     at_once = [min(dp, places) for places in per_host]
     message = tp * edge_bytes(model, how)
@@ -187,15 +188,18 @@ def _capacity(job: Job, classes: Sequence[HostClass], candidate: Candidate) -> t
     pp, most = candidate.pp, job.model.num_layers
     num_microbatches = candidate.num_microbatches(job.global_batch_size)
     memories = [each.hardware.memory_bytes for each in classes]
+    kinds = set(memories)
     parts = _memory_parts(job.model, candidate.execution(job))
     rows: dict[tuple[int, bool, bool], tuple[int, ...]] = {}
     by_stage = []
     for stage in range(pp):
         key = (microbatches_in_flight("1f1b", pp, num_microbatches, stage)[0], stage == 0, stage == pp - 1)
         if key not in rows:
-            free = [None if memory is None else memory - SLACK_BYTES - parts.empty[key[1:]] for memory in memories]
-            per_layer = parts.states + key[0] * parts.activations
-            rows[key] = tuple(most if left is None else max(0, min(most, left // per_layer)) for left in free)
+            taken, per_layer = SLACK_BYTES + parts.empty[key[1:]], parts.states + key[0] * parts.activations
+            layers = {
+                memory: most if memory is None else max(0, min(most, (memory - taken) // per_layer)) for memory in kinds
+            }
+            rows[key] = tuple(layers[memory] for memory in memories)
         by_stage.append(rows[key])
     return tuple(by_stage)
 
