@@ -73,7 +73,7 @@ def plan_command(
         job_record = _calibrated(job_record, calibrate(inventory_record, run))
     with_more_hosts = Aside(lambda: plan_more_hosts(inventory_record, job_record))
     wants_advice = html is not None or not as_json
-    with err.status("planning") as status, with_more_hosts if wants_advice else nullcontext():
+    with with_more_hosts if wants_advice else nullcontext(), err.status("planning") as status:
         plan = make_plan(inventory_record, job_record, *sources, order, _progress(status), time_limit, write_lp)
         outcomes = {}
         for change, as_changed in changed.items():

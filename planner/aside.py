@@ -13,13 +13,14 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+PATIENCE_S = 60.0  # for a result: a child of a process with other threads may, very rarely, find a lock held for ever
 
 
 class Aside(Generic[T]):
     """`work()` in a child that shares this process's memory as it is now; leaving the context ends it.
 
-    Where there is no child, since systems other than Linux do not fork safely, or where it failed, for want of memory
-    or by an exception, `result` does the work here.
+    Where there is no child, since systems other than Linux do not fork safely, or where it failed, for want of memory,
+    by an exception or by standing still, `result` does the work here.
     """
 
     def __init__(self, work: Callable[[], T]) -> None:
@@ -36,8 +37,8 @@ class Aside(Generic[T]):
         return self
 
     def result(self) -> T:
-        """What `work` returns, when it is there."""
-        if self._read is not None:
+        """What `work` returns."""
+        if self._read is not None and self._read.poll(PATIENCE_S):
             with contextlib.suppress(EOFError):
                 result: T = self._read.recv()
                 return result

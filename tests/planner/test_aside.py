@@ -40,6 +40,19 @@ def test_work_whose_process_is_killed_is_done_here() -> None:
         assert aside.result() == here
 
 
+def test_work_that_stands_still_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.aside.PATIENCE_S", 0.1)
+    here = os.getpid()
+
+    def stand_still_elsewhere() -> int:
+        if os.getpid() != here:
+            time.sleep(600)
+        return os.getpid()
+
+    with Aside(stand_still_elsewhere) as aside:
+        assert aside.result() == here
+
+
 def test_work_that_was_never_begun_is_done_here() -> None:
     assert Aside(os.getpid).result() == os.getpid()
 
