@@ -174,11 +174,12 @@ def make_groups(inventory: Inventory, job: Job, ranks: Sequence[PlanRank], chunk
     demanded = list(demanded_groups(ranks, chunks))
     alike = Counter((member.axis, member.hosts) for member in demanded)
     routes = {hosts: networks.route(hosts) for hosts in dict.fromkeys(hosts for _, hosts in alike)}
+    uses = {(axis, hosts): _flows(axis, hosts, routes[hosts]) for axis, hosts in alike}
     flows: Counter[Flow] = Counter()
-    for (axis, hosts), count in alike.items():
-        for _, flow in _flows(axis, hosts, routes[hosts]):
+    for key, count in alike.items():
+        for _, flow in uses[key]:
             flows[flow] += count
-    rates = {(axis, hosts): _group_bandwidth(axis, hosts, routes[hosts], flows) for axis, hosts in alike}
+    rates = {key: _group_bandwidth(key[1], routes[key[1]], uses[key], flows) for key in alike}
     return tuple(
         PlanGroup(
             name=name,
@@ -239,11 +240,13 @@ def _socket_route(name: str, ports: Sequence[NetworkPort], net_name: NetName | N
 Flow = tuple[Axis, str, str, str]
 
 
-def _flows(axis: Axis, hosts: Sequence[str], path: Route) -> Iterator[tuple[int, Flow]]:
+def _flows(axis: Axis, hosts: Sequence[str], path: Route) -> list[tuple[int, Flow]]:
     """Each use a group makes of a NIC: the member's position, and (axis, host, interface, way out or in)."""
-    for sender, receiver in _crossings(axis, hosts):
-        for position, way in ((sender, "out"), (receiver, "in")):
-            yield position, (axis, hosts[position], path.interfaces[position], way)
+    return [
+        (position, (axis, hosts[position], path.interfaces[position], way))
+        for ends in _crossings(axis, hosts)
+        for position, way in zip(ends, ("out", "in"), strict=True)
+    ]
 
 
 def _crossings(axis: Axis, hosts: Sequence[str]) -> list[tuple[int, int]]:
@@ -259,9 +262,10 @@ def _crossings(axis: Axis, hosts: Sequence[str]) -> list[tuple[int, int]]:
     return [(i, j) for i, j in pairs if hosts[i] != hosts[j]]
 
 
-def _group_bandwidth(axis: Axis, hosts: Sequence[str], path: Route, flows: Counter[Flow]) -> float | None:
+def _group_bandwidth(
+    hosts: Sequence[str], path: Route, uses: Sequence[tuple[int, Flow]], flows: Counter[Flow]
+) -> float | None:
     """The least share of a NIC; None where all members are on one host and the NIC's rate is not known."""
-    uses = list(_flows(axis, hosts, path))
     if not uses:
         return None if None in path.bandwidths else min(b for b in path.bandwidths if b is not None)
     bandwidths = require_bandwidth(path, hosts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holmes_core.errors import HolmesError
-from holmes_core.inventory import Gpu, Host
+from holmes_core.inventory import Host
 from holmes_core.job import Job
 from planner.collectives import Halves, Path, tensor_parallel_s
 from planner.compute_time import NO_TIME, head_s, layer_s
@@ -44,7 +44,8 @@ def inside_path(host: Host, job: Job) -> Path:
     """What joins the GPUs of `host`: NVLink, else PCI Express; for CPU slots the loopback interface."""
     if job.device == "cpu":
         return Path(LOOPBACK_BYTES_PER_S)
-    rates = [_gpu_link_bytes_per_s(gpu) for gpu in host.gpus]
+    kinds = {(gpu.name, gpu.nvlinks_up, gpu.pci_gen, gpu.pci_width) for gpu in host.gpus}
+    rates = [_gpu_link_bytes_per_s(*kind) for kind in kinds]
     return Path(INSIDE_EFFICIENCY * min(rates, default=_pcie_bytes_per_s(None, None)), INSIDE_LATENCY_S)
 
 
@@ -72,7 +73,7 @@ def _speed(host: Host, job: Job) -> Speed:
         raise _unknown_speed(host.name, "CPU slots")
     value_bytes = 4 if job.value_type == "fp32" else 2
     speeds = []
-    for gpu in host.gpus:
+    for gpu in {gpu.name: gpu for gpu in reversed(host.gpus)}.values():  # the first of each name
         speed = gpu_speed(gpu.name, value_bytes) if gpu.name else None
         if speed is None:
             what = f"GPU {gpu.index} ({gpu.name or 'name not known'}) in {job.value_type}"
@@ -81,11 +82,11 @@ def _speed(host: Host, job: Job) -> Speed:
     return min(speeds, key=lambda speed: speed.matrix_flops_per_s)
 
 
-def _gpu_link_bytes_per_s(gpu: Gpu) -> float:
-    links, seen = gpu.nvlinks_up, gpu.name or ""
+def _gpu_link_bytes_per_s(name: str | None, links: int | None, pci_gen: int | None, pci_width: int | None) -> float:
+    seen = name or ""
     if links is None and any(word in seen for word in SXM_NAMES):
-        links = next((count for name, count in NVLINKS_OF_SXM.items() if name in seen), None)
-    return links * NVLINK_BYTES_PER_S if links else _pcie_bytes_per_s(gpu.pci_gen, gpu.pci_width)
+        links = next((count for chip, count in NVLINKS_OF_SXM.items() if chip in seen), None)
+    return links * NVLINK_BYTES_PER_S if links else _pcie_bytes_per_s(pci_gen, pci_width)
 
 
 def _pcie_bytes_per_s(generation: int | None, lanes: int | None) -> float:
