@@ -34,7 +34,8 @@ def format_bytes(size_bytes: float) -> str:
 
 def format_seconds(seconds: float) -> str:
     """A duration: `1.24 s`, `35 ms`."""
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+    milliseconds = f"{seconds * 1e3:.3g}"
+    return f"{seconds:.2f} s" if seconds >= 1 or milliseconds == "1e+03" else f"{milliseconds} ms"
 
 
 def format_memory(size_bytes: float | None) -> str:
