@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -21,8 +21,7 @@ from holmes_core.job import Calibration, Job
 from holmes_core.plan import Order, Plan, Source
 from holmes_core.record import FileRecord, read_file, read_user_file, write_atomically
 from holmes_core.units import format_seconds
-from planner.advise import advise, plan_more_hosts
-from planner.aside import Aside
+from planner.advise import advise, try_more_hosts
 from planner.calibration import calibrate, calibrated
 from planner.make_plan import TIME_LIMIT_S, make_plan
 from planner.reprice import plan_timeline
@@ -71,16 +70,20 @@ def plan_command(
     order: Order = "usual" if usual_order else "holmes"
     if run is not None:
         job_record = _calibrated(job_record, calibrate(inventory_record, run))
-    with_more_hosts = Aside(lambda: plan_more_hosts(inventory_record, job_record))
     wants_advice = html is not None or not as_json
-    with with_more_hosts if wants_advice else nullcontext(), err.status("planning") as status:
+    more_hosts = try_more_hosts(inventory_record, job_record) if wants_advice else {}
+    with ExitStack() as stack:
+        for aside in more_hosts.values():
+            stack.enter_context(aside)
+        status = stack.enter_context(err.status("planning"))
         plan = make_plan(inventory_record, job_record, *sources, order, _progress(status), time_limit, write_lp)
         outcomes = {}
         for change, as_changed in changed.items():
             status.update(f"planning with {change}")
             outcomes[change] = _plan_or_error(as_changed, job_record, sources, order)
         status.update("trying what would help most")
-        advised = advise(inventory_record, plan, with_more_hosts.result()) if wants_advice else None
+        with_more_hosts_s = {change: aside.result() for change, aside in more_hosts.items()}
+        advised = advise(inventory_record, plan, with_more_hosts_s) if wants_advice else None
     asked = [what_if_sheet(plan, outcomes)] if outcomes else []
     asked += comparison_sheets(plan, other, str(compare)) if other else []
     advice = [advice_sheet(plan, advised)] if advised else []

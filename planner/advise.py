@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 from math import inf
 
@@ -17,16 +18,17 @@ from holmes_core.errors import HolmesError
 from holmes_core.inventory import Inventory
 from holmes_core.job import Job
 from holmes_core.plan import Plan
+from planner.aside import Aside
 from planner.candidates import enumerate_candidates
 from planner.fleet import read_fleet
-from planner.make_plan import best_prediction
+from planner.make_plan import planned_step_s
 from planner.reprice import reprice_step_s
 from planner.what_if import rate_text, what_if
 
 MOST_HOSTS = 64  # on more, even pricing all changes would take longer than the plan
-MOST_CANDIDATES = 2000  # of all planning anew together: a second or less
+MOST_CANDIDATES = 4000  # of all planning anew together: a second or less
 REPLANNED = 2  # faster networks planned anew at most
-LIMIT_S = 5.0  # for planning anew with more hosts, and for as much with faster networks, on a machine however slow
+LIMIT_S = 5.0  # for planning anew with each more host, and with all faster networks, on a machine however slow
 WORTH = 1.005  # a gain below half a percent is no advice
 
 
@@ -47,32 +49,42 @@ class Advised:
     untried: tuple[str, ...]
 
 
-def plan_more_hosts(inventory: Inventory, job: Job, limit_s: float = LIMIT_S) -> Mapping[str, float]:
-    """By change, the step with one more host in a cluster, planned anew: of as many changes as there is time for.
+def try_more_hosts(inventory: Inventory, job: Job) -> Mapping[str, Aside[float | None]]:
+    """By change, the step with one more host in a cluster, to be planned aside; None where that would take too long.
 
     Needs no plan, so that it can be worked out while one is made.
     """
-    deadline_s = time.monotonic() + limit_s
     if len(inventory.hosts) > MOST_HOSTS:
         return {}
-    affordable = MOST_CANDIDATES // len(enumerate_candidates(job, read_fleet(inventory, job)))
-    changes = [change for change, _ in _more_hosts(inventory)][:affordable]
+    changes = [change for change, _ in _more_hosts(inventory)]
     return {
-        change: _planned_anew_s(inventory, job, change, left_s)
-        for change in changes
-        if (left_s := deadline_s - time.monotonic()) > 0
+        change: Aside(partial(_one_more_host_s, inventory, job, change, number))
+        for number, change in enumerate(changes, 1)
     }
 
 
+def _one_more_host_s(inventory: Inventory, job: Job, change: str, number: int) -> float | None:
+    """Seconds of the step with that change, the `number`-th tried; None where all so far have too many candidates."""
+    if number * len(enumerate_candidates(job, read_fleet(inventory, job))) > MOST_CANDIDATES:
+        return None
+    return _planned_anew_s(inventory, job, change, LIMIT_S)
+
+
 def advise(
-    inventory: Inventory, plan: Plan, with_more_hosts_s: Mapping[str, float], limit_s: float = LIMIT_S
+    inventory: Inventory, plan: Plan, with_more_hosts_s: Mapping[str, float | None], limit_s: float = LIMIT_S
 ) -> Advised:
-    """What would make `plan`'s job faster; `with_more_hosts_s` is what `plan_more_hosts` found."""
+    """What would make `plan`'s job faster; `with_more_hosts_s` is what `try_more_hosts` came to."""
     deadline_s, step_s = time.monotonic() + limit_s, plan.prediction.step_s
     if len(inventory.hosts) > MOST_HOSTS:
         return Advised((), (f"any change on more than {MOST_HOSTS} hosts",))
+    found, untried = [], []
     hosts = list(_more_hosts(inventory))
-    found = [Advice(change, words, with_more_hosts_s.get(change, step_s)) for change, words in hosts]
+    for change, words in hosts:
+        with_host_s = with_more_hosts_s.get(change)
+        if with_host_s is None:
+            untried.append(change)
+        else:
+            found.append(Advice(change, words, with_host_s))
     networks = [
         Advice(change, words, reprice_step_s(what_if(inventory, change), plan))
         for change, words in _faster_networks(inventory)
@@ -86,13 +98,13 @@ def advise(
             advice = replace(advice, step_s=min(anew_s, advice.step_s))
         found.append(advice)
     worth = sorted((advice for advice in found if advice.step_s * WORTH <= step_s), key=_step_s)
-    return Advised(tuple(worth), tuple(change for change, _ in hosts if change not in with_more_hosts_s))
+    return Advised(tuple(worth), tuple(untried))
 
 
 def _planned_anew_s(inventory: Inventory, job: Job, change: str, limit_s: float) -> float:
     """The step of a new plan; infinite where none was found in time, as then the old placement still stands."""
     try:
-        return best_prediction(what_if(inventory, change), job, limit_s).step_s
+        return planned_step_s(what_if(inventory, change), job, limit_s)
     except HolmesError:
         return inf
 

@@ -49,7 +49,7 @@ def rank_contenders(job: Job, fleet: Fleet, found: Sequence[Found]) -> list[Cont
         if least_s > _worth_s(entrants, entrant.crossing) * (1 + SAME):
             continue
         if way is not None:
-            entrant.run.append(entrant.simulated.timed(way))
+            entrant.time(way)
             continue
         for each in entrant.simulated.ways():
             heappush(waiting, (each.step_s, next(number), entrant, each))
@@ -78,11 +78,12 @@ class _Entrant:
         self.found, self.crossing = found, found.placement.crossing(fleet)
         self.simulated = Simulated(job, make_terms(job, fleet, found.placement.candidate), found.placement)
         self.run: list[Running] = []
+        self.least_s = inf  # of the ways run so far
 
-    @property
-    def least_s(self) -> float:
-        """Seconds of the fastest way so far."""
-        return min((way.step_s for way in self.run), default=inf)
+    def time(self, way: Running) -> None:
+        """Runs `way`."""
+        self.run.append(self.simulated.timed(way))
+        self.least_s = min(self.least_s, self.run[-1].step_s)
 
 
 def _worth_s(entrants: Sequence[_Entrant], crossing: Crossing) -> float:

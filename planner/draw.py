@@ -14,7 +14,7 @@ from planner.latency import read_latencies
 from planner.networks import make_groups
 from planner.place import hosts_by_stage, number_ranks, place
 from planner.placement import Placement
-from planner.predict import Laid, predict
+from planner.predict import Laid, predict, predict_step_s
 from planner.schedule_choice import Parts, Running, choose_schedule
 from planner.search import Answer
 from planner.terms import make_terms
@@ -41,8 +41,7 @@ def draw_best(
     All are written out and compared by their predictions where that is cheap. Else the order of the simulation by
     classes stands, and the seconds of the others are as much more than the prediction of the best as they are there.
     """
-    ranks = sum(c.tp * c.pp * c.dp for c in (each.found.placement.candidate for each in contenders))
-    if ranks > MOST_RANKS_DRAWN:
+    if _are_many(contenders):
         drawn = _draw(inventory, job, fleet, contenders[0])
         own, *others = (parts_by_class(job, fleet, each) for each in contenders)
         scale = drawn.prediction.step_s / own.step_s if own.step_s else 1.0
@@ -52,6 +51,18 @@ def draw_best(
     first, *slower = fastest_first(contenders, [drawn.prediction.step_s for drawn in all_drawn])
     parts = [_parts(drawn.prediction) for drawn in all_drawn]
     return all_drawn[first], tuple(alternative(contenders[at], parts[at], parts[first]) for at in slower)
+
+
+def best_step_s(inventory: Inventory, job: Job, fleet: Fleet, contenders: Sequence[Contender]) -> float:
+    """Seconds of the step that `draw_best` would predict for the fastest."""
+    drawn = contenders[:1] if _are_many(contenders) else contenders
+    seconds = [predict_step_s(job, fleet, _lay_out(inventory, job, fleet, each)) for each in drawn]
+    return seconds[fastest_first(drawn, seconds)[0]]
+
+
+def _are_many(contenders: Sequence[Contender]) -> bool:
+    candidates = [each.found.placement.candidate for each in contenders]
+    return sum(c.tp * c.pp * c.dp for c in candidates) > MOST_RANKS_DRAWN
 
 
 def _parts(prediction: Prediction) -> Parts:
@@ -66,10 +77,15 @@ def _parts(prediction: Prediction) -> Parts:
 
 
 def _draw(inventory: Inventory, job: Job, fleet: Fleet, contender: Contender) -> Drawn:
+    laid = _lay_out(inventory, job, fleet, contender)
+    return Drawn(contender.found.placement, contender.running, laid, predict(job, fleet, laid))
+
+
+def _lay_out(inventory: Inventory, job: Job, fleet: Fleet, contender: Contender) -> Laid:
     placement = contender.found.placement
     places = place(placement, fleet, make_terms(job, fleet, placement.candidate).aligned)
     ranks = number_ranks(places, hosts_by_stage(places), placement.candidate.tp)
-    return _predicted(inventory, job, fleet, placement, contender.running, ranks)
+    return _laid(inventory, job, placement, contender.running, ranks)
 
 
 def draw_usual(inventory: Inventory, job: Job, fleet: Fleet, answer: Answer) -> Drawn | None:
@@ -85,13 +101,12 @@ def draw_usual(inventory: Inventory, job: Job, fleet: Fleet, answer: Answer) -> 
         return None
     places = usual_places(inventory, fleet, candidate)
     ranks = number_ranks(places, [host.name for host in inventory.hosts], candidate.tp)
-    return _predicted(inventory, job, fleet, found.placement, running, ranks)
+    laid = _laid(inventory, job, found.placement, running, ranks)
+    return Drawn(found.placement, running, laid, predict(job, fleet, laid))
 
 
-def _predicted(
-    inventory: Inventory, job: Job, fleet: Fleet, placement: Placement, running: Running, ranks: tuple[PlanRank, ...]
-) -> Drawn:
-    laid = Laid(
+def _laid(inventory: Inventory, job: Job, placement: Placement, running: Running, ranks: tuple[PlanRank, ...]) -> Laid:
+    return Laid(
         candidate=placement.candidate,
         layers=running.layers,
         ranks=ranks,
@@ -102,4 +117,3 @@ def _predicted(
         microbatches=placement.microbatches,
         latencies=read_latencies(inventory),
     )
-    return Drawn(placement, running, laid, predict(job, fleet, laid))

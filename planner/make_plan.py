@@ -23,7 +23,7 @@ from holmes_core.plan import (
 from planner.aside import Aside
 from planner.candidates import check_job
 from planner.contenders import rank_contenders
-from planner.draw import Drawn, draw_best, draw_usual
+from planner.draw import Drawn, best_step_s, draw_best, draw_usual
 from planner.environment import make_nodes
 from planner.fleet import Fleet, read_fleet, require_rates
 from planner.ilp import solver_name
@@ -72,14 +72,13 @@ def make_plan(
     return plan
 
 
-def best_prediction(inventory: Inventory, job: Job, time_limit_s: float) -> Prediction:
-    """What the plan of `job` would be predicted to take, without all else that a plan tells. Raises HolmesError."""
+def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float) -> float:
+    """The step that the plan of `job` would be predicted to take, without all else a plan tells. Raises HolmesError."""
     check_job(job)
     fleet = read_fleet(inventory, job)
     require_rates(inventory, job, fleet)
     answer = search(job, fleet, time_limit_s)
-    drawn, _ = draw_best(inventory, job, fleet, rank_contenders(job, fleet, answer.found))
-    return drawn.prediction
+    return best_step_s(inventory, job, fleet, rank_contenders(job, fleet, answer.found))
 
 
 @dataclass(frozen=True)

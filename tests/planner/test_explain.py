@@ -6,7 +6,7 @@ import pytest
 
 from holmes_core.inventory import Inventory
 from holmes_core.plan import Plan
-from planner.advise import Advised, advise, plan_more_hosts
+from planner.advise import Advised, advise, try_more_hosts
 from planner.explain import (
     bottleneck,
     host_blocks,
@@ -131,7 +131,7 @@ def test_timeline_holds_every_action_once_and_ends_with_the_step(bed_plan: Plan)
 
 
 def advice_for(fleet: Inventory, plan: Plan) -> Advised:
-    return advise(fleet, plan, plan_more_hosts(fleet, plan.job))
+    return advise(fleet, plan, {change: aside.result() for change, aside in try_more_hosts(fleet, plan.job).items()})
 
 
 def test_advice_is_what_planning_on_the_changed_inventory_gives(bed_plan: Plan) -> None:
@@ -160,6 +160,6 @@ def test_one_more_host_is_advised_where_compute_is_all() -> None:
 
 
 def test_advice_without_time_says_what_was_not_tried(bed_plan: Plan) -> None:
-    advised = advise(BED, bed_plan, plan_more_hosts(BED, bed_plan.job, limit_s=0.0), limit_s=0.0)
+    advised = advise(BED, bed_plan, {}, limit_s=0.0)
     assert advised.untried == ("+host:new-1=like:a2", "+host:new-1=like:b2")
     assert [advice.change for advice in advised.found] == ["link:a-b=200Mb/s"]
