@@ -12,7 +12,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from math import inf
 
 from planner.closed_form import pace_of, sync_s_per_byte
 from planner.terms import Terms
@@ -149,29 +148,8 @@ class Bounds:
 
     @cached_property
     def first_pace(self) -> int:
-        """The index in `paces_s` of the least pace whose stages hold all layers; their number if there is none.
-
-        Looked for upwards, in growing steps, from the pace of all places if work could be cut at will, or from that of
-        the fastest place with as few layers as the fullest stage has.
-        """
-        even_s = -(-self.terms.num_layers // self._pp) * min(self.terms.layer_s)
-        low = bisect_left(self.paces_s, max(even_s, self._average_s) / ROUND)
-        step = 1
-        while low + step <= len(self.paces_s) and not self._holds_at(self.paces_s[low + step - 1]):
-            low, step = low + step, 2 * step
-        return bisect_left(self.paces_s, True, low, min(low + step, len(self.paces_s)), key=self._holds_at)
-
-    def _holds_at(self, pace_s: float) -> bool:
-        return self.holds(self.within(pace_s))
-
-    @property
-    def _average_s(self) -> float:
-        """Seconds per micro-batch of a stage if the fastest places shared the work."""
-        terms, left, rate = self.terms, self._pp * self._dp, 0.0
-        for layer_s, places in sorted(zip(terms.layer_s, terms.places, strict=True)):
-            rate += min(left, places) / layer_s if layer_s else inf
-            left -= min(left, places)
-        return terms.num_layers * self._dp / rate if rate else 0.0
+        """The index in `paces_s` of the least pace whose stages hold all layers; their number if there is none."""
+        return bisect_left(self.paces_s, True, key=lambda pace_s: self.holds(self.within(pace_s)))
 
     @cached_property
     def syncs_s(self) -> list[float]:
