@@ -46,12 +46,16 @@ class Parcel:
 
     @property
     def unpack_command(self) -> str:
-        """Reads the archive from standard input. The folder appears whole or not at all, whoever else sends it too."""
+        """Reads the archive from standard input. The folder appears whole or not at all, whoever else sends it too.
+
+        Forgets parcels long unused; where homes are shared, others do the same and `find` trips over what they remove.
+        """
         new = f"{PLACE}/parcels/.{self.digest}.$$"
+        forget = f"find . -mindepth 1 -maxdepth 1 -mtime +{FORGET_AFTER_DAYS} -exec rm -rf -- {{}} +"
         return shell(
             f'umask 077 && mkdir -p "{new}" && cd "{new}" && tar -xzf - && cd .. && '
             f'{{ mv -T "{new}" "{self.folder}" 2>/dev/null || rm -rf -- "{new}"; }} && test -d "{self.folder}" && '
-            f"find . -mindepth 1 -maxdepth 1 -mtime +{FORGET_AFTER_DAYS} -exec rm -rf -- {{}} +"
+            f"{{ {forget} 2>/dev/null || true; }}"
         )
 
 

@@ -124,6 +124,15 @@ def test_parcel_sent_twice_at_once_is_whole(home: Path) -> None:
     assert {str(path.relative_to(found)) for path in found.rglob("*.py")} == set(parcel.files)
 
 
+def test_parcel_is_there_though_what_is_to_be_forgotten_vanishes(home: Path) -> None:
+    parcel, find = bundle(Access()).parcels[0], home / "bin" / "find"
+    find.write_text("#!/bin/sh\necho \"find: './.0.1': No such file or directory\" >&2\nexit 1\n", encoding="utf-8")
+    find.chmod(0o755)
+    done = shell(parcel.unpack_command, home, parcel.archive)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (home / ".cache/holmes/parcels" / parcel.digest).is_dir()
+
+
 def test_files_have_the_forms_their_readers_want() -> None:
     plan = gpu_plan()
     one = prepare(plan, Attempt("r"), UserVariables({"MINE": "x y"}, {}))[0]
