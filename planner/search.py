@@ -37,7 +37,7 @@ LEAST_PROGRAM_S = 0.1  # where nothing was found yet, for a program to find anyt
 GREEDY_PACES = 3  # paces tried without a program
 RUNNERS_UP = 48  # placements kept for the simulation, which the closed form may misjudge by a tenth
 PACES_AT_ONCE = 8  # in one program, and bounded before the first placement is known
-LOOKS_BEYOND = 200  # candidates looked at, after the answer, to find that many
+LOOKS_BEYOND = 30  # candidates looked at, after the answer, to find that many
 Way = Literal["blocks", "mixed", "spread"]
 Progress = Callable[[int, int, float | None], None]
 """Called with candidates settled, candidates in all, and the best closed-form seconds so far."""
