@@ -96,7 +96,8 @@ def measure(case: Case, folder: Path, aside: ProcessPoolExecutor) -> Row:
     A process's largest size counts what its parent held when it was started, so this one must stay small.
     """
     aside.submit(write_inputs, case, folder).result()
-    command, loop_s = [sys.executable, "-m", "holmes_cli", "plan", "job.yaml"], time_loop()
+    command = [sys.executable, "-m", "holmes_cli", "plan", "job.yaml"]
+    loop_s = time_loop()
     started_s = time.monotonic()
     with open(folder / "printed", "w+", encoding="utf-8") as printed:
         child = subprocess.Popen(command, cwd=folder, stdout=printed, stderr=subprocess.STDOUT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 MIB = 1024**2
 GIB = 1024**3
+ROUNDS_TO_A_SECOND = 0.9995  # the least seconds that three digits do not show as 999 ms
 
 
 def bytes_per_s_from_gbps(gbps: float) -> float:
@@ -34,8 +35,7 @@ def format_bytes(size_bytes: float) -> str:
 
 def format_seconds(seconds: float) -> str:
     """A duration: `1.24 s`, `35 ms`."""
-    milliseconds = f"{seconds * 1e3:.3g}"
-    return f"{seconds:.2f} s" if seconds >= 1 or milliseconds == "1e+03" else f"{milliseconds} ms"
+    return f"{seconds:.2f} s" if seconds >= ROUNDS_TO_A_SECOND else f"{seconds * 1e3:.3g} ms"
 
 
 def format_memory(size_bytes: float | None) -> str:

@@ -47,8 +47,7 @@ class Attempt:
 def prepare(plan: Plan, attempt: Attempt, variables: UserVariables) -> tuple[NodeBundle, ...]:
     """Every file and command of every node, nodes in order. Raises HolmesError if the runtime cannot run the plan."""
     parcels = (Parcel(runtime_files()), Parcel({**variables.files, **plan_files(plan, attempt.resume)}))
-    digest = plan.digest()  # takes as long as all the rest
-    return tuple(_bundle(plan, digest, node, attempt, variables, parcels) for node in plan.nodes)
+    return tuple(_bundle(plan, node, attempt, variables, parcels) for node in plan.nodes)
 
 
 def runtime_files() -> dict[str, str]:
@@ -141,7 +140,6 @@ def _group(group: PlanGroup) -> Group:
 
 def _bundle(
     plan: Plan,
-    plan_digest: str,
     node: Node,
     attempt: Attempt,
     variables: UserVariables,
@@ -169,7 +167,7 @@ def _bundle(
     secrets = {f"secret-{name}": text for name, text in variables.secrets.items()}
     own_files = {
         NODE_CONFIG_FILE: config.to_json(),
-        f"node-{node.node_rank}.env": env_file(environment, plan_digest),
+        f"node-{node.node_rank}.env": env_file(environment, plan.digest()),
         **secrets,
     }
     return NodeBundle(node, attempt.run_id, attempt.number, own_files, frozenset(secrets), parcels)

@@ -8,7 +8,7 @@ places from the largest limit down, since that makes the most of the least place
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -210,16 +210,10 @@ class Bounds:
 
         A stage over several clusters is as slow as the fastest class of the second of them at least.
         """
-        terms, places = self.terms, dict.fromkeys(self.terms.cluster, 0)
-        found, done = [], 0
-        for c in sorted(self._classes, key=lambda c: terms.layer_s[c]):
-            places[terms.cluster[c]] += terms.places[c]
-            crosses = self.mixed and sum(map(bool, places.values())) > 1
-            apart = sum(count // self._dp for count in places.values())
-            stages = sum(places.values()) // self._dp if crosses else apart
-            found.append((c, stages - done))
-            done = stages
-        return found
+        terms = self.terms
+        fastest_first = sorted(self._classes, key=lambda c: terms.layer_s[c])
+        places = [(terms.cluster[c], terms.places[c]) for c in fastest_first]
+        return list(zip(fastest_first, more_stages(places, self._dp, self.mixed), strict=True))
 
     @cached_property
     def least_edges_s(self) -> tuple[float, float]:
@@ -292,6 +286,19 @@ def _paces_s(kinds: Collection[tuple[float, float]], num_layers: int) -> Sequenc
     return sorted(
         {a * layer_s + head for layer_s, head_s in kinds for a in range(1, num_layers + 1) for head in (0.0, head_s)}
     )
+
+
+def more_stages(places: Iterable[tuple[Hashable, int]], dp: int, mixed: bool) -> Iterator[int]:
+    """Of classes, fastest first, by (cluster, places): how many more stages there can be that are as fast as the class.
+
+    Places of one cluster make up stages together, and with `mixed` those of all.
+    """
+    together: dict[Hashable, int] = {}
+    for cluster, count in places:
+        key = None if mixed else cluster
+        before = together.get(key, 0)
+        together[key] = before + count
+        yield together[key] // dp - before // dp
 
 
 def layers_within(seconds: float, layer_s: float, most: int) -> int:

@@ -121,7 +121,7 @@ def predict(job: Job, fleet: Fleet, laid: Laid) -> Prediction:
 def predict_step_s(job: Job, fleet: Fleet, laid: Laid) -> float:
     """Seconds of the step that `predict` would find, without its parts."""
     run = _Costs(job, fleet, laid)
-    return simulate(run.pipelines(), run.buckets() if laid.candidate.dp > 1 else ()) + run.optimizer_s()
+    return simulate(run.pipelines(), run.buckets()) + run.optimizer_s()
 
 
 def predict_timeline(job: Job, fleet: Fleet, laid: Laid, replica: int = 0) -> tuple[Span, ...]:
@@ -129,7 +129,7 @@ def predict_timeline(job: Job, fleet: Fleet, laid: Laid, replica: int = 0) -> tu
     run = _Costs(job, fleet, laid)
     how_many = laid.microbatches[replica]
     schedule = make_schedule(laid.schedule, laid.candidate.pp, how_many, laid.chunks, laid.extra_in_flight)
-    return timeline(schedule, run.pipelines()[replica].times, run.buckets() if laid.candidate.dp > 1 else ())
+    return timeline(schedule, run.pipelines()[replica].times, run.buckets())
 
 
 def rank_memory_bytes(job: Job, laid: Laid) -> tuple[int, ...]:
@@ -307,7 +307,12 @@ class _Costs:
         return Path(group.bandwidth_bytes_per_s, self.laid.latency_s(group))
 
     def buckets(self) -> list[list[Bucket]]:
-        """By stage, its parameters in the order the backward makes gradients: head, layers from the last, embedding."""
+        """By stage, its parameters in the order the backward makes gradients: head, layers from the last, embedding.
+
+        None with one replica, which exchanges nothing.
+        """
+        if self.laid.candidate.dp == 1:
+            return []
         synced: dict[int, PlanGroup] = {}
         for group in self.laid.groups_of_first_shards:
             if group.axis == "dp":

@@ -9,7 +9,7 @@ from functools import cache
 from typing import NamedTuple
 
 from holmes_core.job import Job, Recompute
-from planner.bounds import ROUND
+from planner.bounds import ROUND, more_stages
 from planner.candidates import Candidate
 from planner.collectives import shard_exchange_bytes
 from planner.cost import GRADIENT_BYTES, layer_parameters
@@ -111,16 +111,14 @@ class QuickBounds:
 
     def _stages_by_pace(self, candidate: Candidate, mixed: bool) -> list[tuple[float, int]]:
         """(seconds of a layer, stages), fastest first: how many of the p stages can be as fast, at most."""
-        places: dict[str, int] = {}
-        found, left = [], candidate.pp
-        for layer_s, count, cluster in self._speeds_of(candidate).paces:
-            key = "" if mixed else cluster
-            before = places.get(key, 0)
-            places[key] = before + count
-            stages = min(left, places[key] // candidate.dp - before // candidate.dp)
+        paces, left = self._speeds_of(candidate).paces, candidate.pp
+        found = []
+        places = [(pace.cluster, pace.places) for pace in paces]
+        for pace, count in zip(paces, more_stages(places, candidate.dp, mixed), strict=True):
+            stages = min(left, count)
             left -= stages
             if stages:
-                found.append((layer_s, stages))
+                found.append((pace.layer_s, stages))
         return found
 
     def _speeds_of(self, candidate: Candidate) -> Speeds:

@@ -209,12 +209,8 @@ class Simulated:
         gradients_s = simulate(pipelines, self._buckets(way.layers)) - without_gradients_s
         shortened = min(count for count, _ in self._lanes) - left_out * self._pp
         edges_s = (without_gradients_s - simulate(free)) * max(self._placement.microbatches) / shortened
-        compute_s = max(
-            count * sum(map(sum, self._stage_s(sites, way.layers)[rank :: self._pp]))
-            for count, sites in self._lanes
-            for rank in range(self._pp)
-        )
-        return Parts(compute_s, way.step_s - compute_s - edges_s - gradients_s, edges_s, gradients_s)
+        bubble_s = way.step_s - self.busiest_s - edges_s - gradients_s
+        return Parts(self.busiest_s, bubble_s, edges_s, gradients_s)
 
     def _pipelines(self, way: Running, rounds_left_out: int) -> list[Pipeline]:
         """One pipeline a lane, without so many rounds of pp micro-batches."""
