@@ -1,0 +1,139 @@
+"""Plans kept as digests: `python -m tests.planner.kept_plans` prints those of today, with `--write` keeps them.
+
+Each case is an inventory, a job and options of `make_plan`; its digest is that of plan.json, byte for byte. A commit
+that changes one says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import planner_scale
+from holmes_core.inventory import FabricKind, Inventory
+from holmes_core.job import Job
+from holmes_core.link import Link, Spread
+from holmes_core.record import read_file, read_user_file, write_atomically
+from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for, random_inventory
+
+KEPT = Path(__file__).parents[1] / "data" / "kept_plans.json"
+EXAMPLES = Path(__file__).parents[2] / "templates" / "examples"
+EMULATE = {"emulate": {"forward_s_per_layer": 0.002, "backward_s_per_layer": 0.004}}
+CALIBRATION = {"run": "runs/1", "compute_factor": 1.4, "network_efficiency": 0.7}
+LLAMA = {
+    "family": "llama",
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "num_heads": 32,
+    "num_kv_heads": 8,
+    "ffn_hidden_size": 14336,
+    "seq_length": 4096,
+    "vocab_size": 128256,
+}
+
+
+class Case(NamedTuple):
+    """What one plan is made of."""
+
+    inventory: Inventory
+    job: Job
+    options: dict[str, Any] = {}
+
+
+def cases() -> Iterator[tuple[str, Case]]:
+    """By name, the cases."""
+    yield from _examples()
+    yield from _on_cpus()
+    yield from _on_gpus()
+
+
+def digest(case: Case) -> str:
+    """SHA-256 of the case's plan.json."""
+    plan = plan_for(case.inventory, case.job, **case.options)
+    return hashlib.sha256("".join(plan.json_parts()).encode()).hexdigest()
+
+
+def _examples() -> Iterator[tuple[str, Case]]:
+    for job in ("gpt_3.6b", "gpt_7.5b"):
+        for file in sorted(EXAMPLES.glob("*.json")):
+            case = Case(read_file(Inventory, file), read_user_file(Job, EXAMPLES / f"{job}.yaml"))
+            yield f"{file.stem} {job}", case
+    yield "4_infiniband_4_roce usual order", case._replace(options={"order": "usual"})
+
+
+def _on_cpus() -> Iterator[tuple[str, Case]]:
+    two = cpu_inventory([2, 2])
+    yield "bed", Case(two, bed_job())
+    yield "bed usual order", Case(two, bed_job(), {"order": "usual"})
+    yield "one host", Case(cpu_inventory([1]), bed_job(parallel={}))
+    yield "one cluster", Case(cpu_inventory([4]), bed_job(parallel={}))
+    yield "no shared network needed", Case(cpu_inventory([3], shared=False), bed_job(parallel={}))
+    for schedule in ("gpipe", "1f1b", "eager", "zero-bubble"):
+        yield f"bed {schedule}", Case(two, bed_job(parallel={"schedule": schedule}, compute=EMULATE))
+    yield "interleaved", Case(two, bed_job(parallel={"schedule": "interleaved", "chunks": 2, "pp": 2}))
+    yield "unequal layers fixed", Case(cpu_inventory([3, 1]), bed_job(parallel={"layers": [7, 3]}))
+    slow = {"emulate": {**EMULATE["emulate"], "slowdown": {"b": 2.5}}}
+    yield "one cluster slower", Case(cpu_inventory([2, 3]), bed_job(parallel={}, compute=slow, global_batch_size=60))
+    yield (
+        "calibrated",
+        Case(
+            cpu_inventory([2, 2, 2]),
+            bed_job(parallel={}, compute={"flops_per_s": 2e10, "calibration": CALIBRATION}),
+        ),
+    )
+    yield "latencies measured", Case(_with_latencies(cpu_inventory([2, 2])), bed_job(parallel={}, slots_per_host=2))
+    for seed in range(8):
+        yield f"random fleet {seed}", Case(random_inventory(seed), bed_job(parallel={}))
+
+
+def _on_gpus() -> Iterator[tuple[str, Case]]:
+    two = gpu_inventory([2, 2])
+    yield "gpus", Case(two, gpt_7b())
+    yield "tensor degree fixed", Case(two, gpt_7b(parallel={"tp": 8}))
+    yield "full recompute", Case(two, gpt_7b(parallel={"recompute": "full"}))
+    yield "pipeline fixed", Case(gpu_inventory([3, 2]), gpt_7b(parallel={"pp": 5}))
+    yield "little memory", Case(gpu_inventory([2, 2], memory_bytes=24 * GIB), gpt_7b(global_batch_size=64))
+    yield "memory not known", Case(gpu_inventory([1, 1], memory_bytes=None), gpt_7b(global_batch_size=64))
+    kinds: tuple[FabricKind, ...] = ("InfiniBand", "RoCE", "Ethernet")
+    yield "three kinds", Case(gpu_inventory([2, 1, 2], kinds=kinds), gpt_7b(global_batch_size=240))
+    yield "llama", Case(gpu_inventory([2, 2], shared_gbps=100.0), gpt_7b(model=LLAMA, global_batch_size=128))
+    yield "slow wire", Case(gpu_inventory([2, 2], shared_gbps=1.0), gpt_7b(global_batch_size=96))
+    yield "five hosts of six gpus", Case(gpu_inventory([3, 2], gpus_per_host=6), gpt_7b(global_batch_size=120))
+    for case in planner_scale.CASES[:2]:
+        job = gpt_7b(model={"preset": case.preset}, global_batch_size=case.global_batch_size)
+        yield f"{case.name} hosts in {len(case.sizes)} clusters", Case(planner_scale.make_inventory(case.sizes), job)
+
+
+def _with_latencies(inventory: Inventory) -> Inventory:
+    """Measured: 0.1 ms inside the first cluster, 5 ms from it to the second."""
+    inside, between = _link(("a1", "a2"), ("a", "a"), 1e-4), _link(("a1", "b1"), ("a", "b"), 5e-3)
+    return inventory.model_copy(update={"links": (inside, between)})
+
+
+def _link(hosts: tuple[str, str], clusters: tuple[str, str], latency_s: float) -> Link:
+    return Link(
+        kind="inside" if len(set(clusters)) == 1 else "between",
+        network="a" if len(set(clusters)) == 1 else "shared",
+        clusters=clusters,
+        hosts=hosts,
+        devices=("eth1", "eth1"),
+        method="tcp",
+        streams=1,
+        direction="forward",
+        latency_s=Spread(min=latency_s, median=latency_s),
+        bandwidth_bytes_per_s=Spread(min=1e6, median=1e6),
+        samples=3,
+    )
+
+
+if __name__ == "__main__":
+    found = {name: digest(case) for name, case in cases()}
+    text = json.dumps(found, indent=1) + "\n"
+    if "--write" in sys.argv:
+        write_atomically(KEPT, text)
+    else:
+        print(text, end="")
