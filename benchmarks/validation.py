@@ -1,6 +1,6 @@
 """Published training steps predicted by the planner's own cost model and simulator, row by row, with errors.
 
-One set of constants per machine type (planner/gpu_speeds.py) and per site (published_steps/sites.py), fitted by
+One set of constants per machine type (planner/cost/gpu_speeds.py) and per site (published_steps/sites.py), fitted by
 `python -m benchmarks.published_steps.fit` to every second row of a table; the other rows are predictions. A micro-batch
 size that is not published is the one the model finds fastest among those that fit in memory.
 """

@@ -8,7 +8,7 @@ from holmes_cli.plan_tables import Sheet, count, describe_degrees
 from holmes_core.errors import HolmesError
 from holmes_core.plan import Plan
 from holmes_core.units import format_seconds
-from planner.advise import Advised
+from planner.advice.advise import Advised
 
 SPEED = ("step", "tokens/s", "ratio")
 

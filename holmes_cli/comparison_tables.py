@@ -8,7 +8,7 @@ from itertools import groupby
 from holmes_cli.plan_tables import AXES, Sheet, count, describe
 from holmes_core.plan import Axis, Plan
 from holmes_core.units import format_bytes, format_memory, format_seconds
-from planner.explain import ranges, step_parts, tasklets
+from planner.advice.explain import ranges, step_parts, tasklets
 
 MOST_MOVED = 12  # hosts named one by one
 

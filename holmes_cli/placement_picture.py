@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 from holmes_cli.picture_box import Box
 from holmes_core.plan import Plan, PlanGroup
 from holmes_core.units import format_rate
-from planner.explain import HostBlock, host_blocks, tasklets
+from planner.advice.explain import HostBlock, host_blocks, tasklets
 
 NAMED_HOSTS = 64  # up to here every host has a box of its own
 MOST_BOXES = 200

@@ -21,12 +21,12 @@ from holmes_core.job import Calibration, Job
 from holmes_core.plan import Order, Plan, Source
 from holmes_core.record import FileRecord, read_file, read_user_file, write_atomically
 from holmes_core.units import format_seconds
-from planner.advise import advise, try_more_hosts
-from planner.calibration import calibrate, calibrated
+from planner.advice.advise import advise, try_more_hosts
+from planner.advice.calibration import calibrate, calibrated
+from planner.advice.what_if import what_if
+from planner.layout.reprice import plan_timeline
 from planner.make_plan import TIME_LIMIT_S, make_plan
-from planner.reprice import plan_timeline
-from planner.search import Progress
-from planner.what_if import what_if
+from planner.search.branch_and_bound import Progress
 
 
 def plan_command(

@@ -14,8 +14,8 @@ from holmes_cli.timeline_picture import draw_timeline
 from holmes_core.inventory import Inventory
 from holmes_core.plan import Plan
 from holmes_core.units import format_memory, format_seconds
-from planner.explain import stage_memories, step_parts
-from planner.simulate import Span
+from planner.advice.explain import stage_memories, step_parts
+from planner.schedule.simulate import Span
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from itertools import groupby
 from holmes_core.inventory import Inventory
 from holmes_core.plan import Axis, Plan, PlanGroup, PlanStage
 from holmes_core.units import format_bytes, format_memory, format_rate, format_seconds
-from planner.explain import NicLoad, StageMemory, leave_hosts, nic_loads, ranges, stage_memories, step_parts
+from planner.advice.explain import NicLoad, StageMemory, leave_hosts, nic_loads, ranges, stage_memories, step_parts
 
 MOST_ROWS = 16  # a longer table is folded
 BAR_WIDTH = 24

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.inventory import Inventory
 from holmes_core.plan import Plan, Source
+from planner.advice.what_if import rate_text, what_if
 from planner.make_plan import make_plan
-from planner.what_if import rate_text, what_if
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from holmes_cli.terminal import out
 from holmes_core.inventory import Inventory
 from holmes_core.plan import Plan, PlanRank, SolveReport
 from holmes_core.units import format_seconds
-from planner.explain import HostBlock, bottleneck, host_blocks, ranges, tasklets
-from planner.straddling import straddling
+from planner.advice.cluster_spans import straddling
+from planner.advice.explain import HostBlock, bottleneck, host_blocks, ranges, tasklets
 
 WIDTH = 100
 MOST_BRANCHES = 24  # lines a cluster takes in the tree at most

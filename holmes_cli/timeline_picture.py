@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holmes_core.units import format_seconds
-from planner.simulate import Span
+from planner.schedule.simulate import Span
 
 WIDTH, ROW, LEFT = 1100, 22, 70
 MOST_ROWS = 32

@@ -20,19 +20,19 @@ from holmes_core.plan import (
     Source,
     UnequalDegrees,
 )
-from planner.aside import Aside
-from planner.candidates import check_job
-from planner.contenders import rank_contenders
-from planner.draw import Drawn, best_step_s, draw_best, draw_usual
-from planner.environment import make_nodes
-from planner.fleet import Fleet, read_fleet, require_rates
-from planner.ilp import solver_name
-from planner.placement import Placement
-from planner.price import price_ranks_s
-from planner.search import SAME, Answer, Progress, search
-from planner.unequal_degrees import best_unequal
-from planner.usual_order import misfit, usual_placement, usual_places
-from planner.verify import verify
+from planner.background import Aside
+from planner.layout.environment import make_nodes
+from planner.layout.usual_order import misfit, usual_placement, usual_places
+from planner.layout.verify import verify
+from planner.layout.write_out import Drawn, best_step_s, draw_best, draw_usual
+from planner.problem.candidates import check_job
+from planner.problem.fleet import Fleet, read_fleet, require_rates
+from planner.schedule.runners_up import rank_contenders
+from planner.search.branch_and_bound import SAME, Answer, Progress, search
+from planner.search.ilp import solver_name
+from planner.search.placement import Placement
+from planner.search.price import price_ranks_s
+from planner.search.unequal_degrees import best_unequal
 
 TIME_LIMIT_S = 60.0  # long enough for a proof on the sizes we test; the plan says when it was not
 

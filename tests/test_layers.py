@@ -23,6 +23,10 @@ ALLOWED: dict[str, set[str]] = {
         *("holmes_runtime.text", "holmes_runtime.token_file"),
     },
 }
+ROOMS: dict[str, tuple[str, ...]] = {
+    "planner": ("cost", "problem", "search", "schedule", "layout", "make_plan", "advice"),
+}
+"""Of each package its rooms: folders or modules that import only those before them."""
 
 
 def imports(file: Path) -> Iterator[str]:
@@ -51,11 +55,32 @@ def test_package_imports_only_what_the_house_allows(package: str) -> None:
     assert broken == []
 
 
+@pytest.mark.parametrize(("package", "room"), [(package, room) for package, rooms in ROOMS.items() for room in rooms])
+def test_room_imports_only_the_rooms_before_it(package: str, room: str) -> None:
+    rooms = ROOMS[package]
+    later = {f"{package}.{each}" for each in rooms[rooms.index(room) + 1 :]}
+    place = ROOT / package / room
+    files = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+    broken = [
+        f"{file.relative_to(ROOT)} imports {name}"
+        for file in files
+        for name in imports(file)
+        if ".".join(name.split(".")[:2]) in later
+    ]
+    assert files
+    assert broken == []
+
+
+def test_every_folder_of_a_package_with_rooms_is_one() -> None:
+    for package, rooms in ROOMS.items():
+        assert {folder.parent.name for folder in (ROOT / package).glob("*/__init__.py")} <= set(rooms)
+
+
 def test_runtime_imports_torch_and_the_standard_library_only() -> None:
     import sys
 
     known = {*sys.stdlib_module_names, "torch", "holmes_runtime"}
-    files = sorted((ROOT / "holmes_runtime").glob("*.py"))
+    files = sorted((ROOT / "holmes_runtime").rglob("*.py"))
     foreign = [f"{file.name}: {name}" for file in files for name in imports(file) if name.split(".")[0] not in known]
     assert foreign == []
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from benchmarks.published_steps.measurements import Measurement, measurements
 from benchmarks.published_steps.predict_row import calibrates, chosen_size, predicted_bytes, predicted_s
 from benchmarks.published_steps.sites import SITES, Site
-from planner.collectives import Path
+from planner.cost.collectives import Path
 
 Constants = Mapping[str, float]  # "speed.FIELD", "TABLE.FIELD" of a site; "inside.FIELD" of all sites' hosts
 FIRST_FACTOR, LAST_FACTOR = 1.25, 1.01

@@ -8,7 +8,7 @@ from dataclasses import replace
 from benchmarks.published_steps.measurements import Measurement, measurements
 from benchmarks.published_steps.sites import Site
 from holmes_runtime.schedule import ScheduleName
-from planner.collectives import (
+from planner.cost.collectives import (
     Halves,
     Path,
     hierarchical_exchange_s,
@@ -16,8 +16,8 @@ from planner.collectives import (
     tensor_parallel_bytes,
     tensor_parallel_halves,
 )
-from planner.compute_time import head_s, layer_s, optimizer_s
-from planner.cost import (
+from planner.cost.compute_time import head_s, layer_s, optimizer_s
+from planner.cost.counts import (
     Execution,
     edge_bytes,
     layer_activation_bytes,
@@ -25,8 +25,8 @@ from planner.cost import (
     microbatches_in_flight,
     stage_parameters,
 )
-from planner.precedence import precedence_of
-from planner.simulate import Bucket, Pipeline, PipelineTimes, simulate
+from planner.schedule.precedence import precedence_of
+from planner.schedule.simulate import Bucket, Pipeline, PipelineTimes, simulate
 
 
 def predicted_s(row: Measurement, site: Site) -> float:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from benchmarks.published_steps.measurements import Measurement
-from planner.collectives import Path
-from planner.gpu_speeds import A100, GH200_FP32, H100, Speed
+from planner.cost.collectives import Path
+from planner.cost.gpu_speeds import A100, GH200_FP32, H100, Speed
 
 
 @dataclass(frozen=True)

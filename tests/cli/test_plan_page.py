@@ -15,9 +15,9 @@ from holmes_core.inventory import Inventory
 from holmes_core.plan import Plan
 from holmes_core.units import format_rate
 from holmes_runtime.schedule import make_schedule
-from planner.explain import bottleneck
-from planner.reprice import plan_timeline
-from planner.simulate import PipelineTimes, timeline
+from planner.advice.explain import bottleneck
+from planner.layout.reprice import plan_timeline
+from planner.schedule.simulate import PipelineTimes, timeline
 from tests.cli.browser import NEEDS_BROWSER, dumped, screenshot
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from itertools import permutations, product
 from math import inf
 
-from planner.candidates import Candidate
-from planner.closed_form import (
+from planner.cost.collectives import Halves
+from planner.problem.candidates import Candidate
+from planner.problem.coefficients import Terms
+from planner.search.closed_form import (
     Block,
     Site,
     blocks_step_s,
@@ -19,9 +21,7 @@ from planner.closed_form import (
     site_stage_s,
     sync_s_per_byte,
 )
-from planner.collectives import Halves
-from planner.ilp import make_sites
-from planner.terms import Terms
+from planner.search.ilp import make_sites
 
 
 def compositions(total: int, parts: int, least: int) -> Iterator[tuple[int, ...]]:

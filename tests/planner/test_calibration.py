@@ -10,8 +10,8 @@ import pytest
 from holmes_core.errors import HolmesError
 from holmes_core.job import Calibration
 from holmes_core.plan import Plan
-from planner.calibration import calibrate, calibrated
-from planner.reprice import reprice
+from planner.advice.calibration import calibrate, calibrated
+from planner.layout.reprice import reprice
 from tests.planner.fleets import bed_job, cpu_inventory, plan_for
 
 BED = cpu_inventory([2, 2])

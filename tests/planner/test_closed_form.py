@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from planner.bounds import Bounds
-from planner.candidates import Candidate
-from planner.closed_form import Block, blocks_step_s
-from planner.collectives import Halves
-from planner.price import price_hosts_s
-from planner.terms import Terms
+from planner.cost.collectives import Halves
+from planner.problem.candidates import Candidate
+from planner.problem.coefficients import Terms
+from planner.search.closed_form import Block, blocks_step_s
+from planner.search.lower_bounds import Bounds
+from planner.search.price import price_hosts_s
 
 CLASS_OF = {"a1": 0, "a2": 0, "b1": 1, "b2": 1}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holmes_core.job import Model
-from planner.collectives import (
+from planner.cost.collectives import (
     Path,
     all_reduce_s,
     hierarchical_exchange_s,
@@ -15,7 +15,7 @@ from planner.collectives import (
     tcp_payload_share,
     tensor_parallel_s,
 )
-from planner.cost import Execution
+from planner.cost.counts import Execution
 
 TINY = Model(num_layers=2, hidden_size=4, num_heads=2, seq_length=6, vocab_size=10)
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from holmes_core.job import Model
-from planner.collectives import Halves
-from planner.compute_time import head_s, layer_s, optimizer_s
-from planner.cost import Execution
-from planner.gpu_speeds import A100, Speed, constant_speed, gpu_speed
+from planner.cost.collectives import Halves
+from planner.cost.compute_time import head_s, layer_s, optimizer_s
+from planner.cost.counts import Execution
+from planner.cost.gpu_speeds import A100, Speed, constant_speed, gpu_speed
 
 TINY = Model(num_layers=2, hidden_size=4, num_heads=2, seq_length=6, vocab_size=10)
 HOW = Execution(tp=1, dp=1, micro_batch_size=2, value_bytes=4, recompute="none")

@@ -10,13 +10,13 @@ import pytest
 from holmes_core.errors import HolmesError
 from holmes_core.job import Job
 from holmes_core.plan import Crossing
-from planner.candidates import Candidate
-from planner.contenders import NEXT_BEST, Contender, fastest_first, rank_contenders
-from planner.fleet import Fleet, read_fleet
-from planner.placement import Found, Placement
-from planner.schedule_choice import Running, Simulated, simplest
-from planner.search import search
-from planner.terms import make_terms
+from planner.problem.candidates import Candidate
+from planner.problem.coefficients import make_terms
+from planner.problem.fleet import Fleet, read_fleet
+from planner.schedule.runners_up import NEXT_BEST, Contender, fastest_first, rank_contenders
+from planner.schedule.schedule_choice import Running, Simulated, simplest
+from planner.search.branch_and_bound import search
+from planner.search.placement import Found, Placement
 from tests.planner.fleets import bed_job, cpu_inventory, random_inventory
 
 

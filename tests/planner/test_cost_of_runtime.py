@@ -1,4 +1,4 @@
-"""The counts of cost.py against the bundled runtime's own model: parameters, FLOPs and kept activations."""
+"""The counts of planner/cost/counts.py against the bundled runtime's own model: parameters, FLOPs and kept activations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holmes_core.job import Model, Recompute
 from holmes_runtime.model import Block, DecoderStage, make_rotation
 from holmes_runtime.run_config import ModelShape, Stage
 from holmes_runtime.tensor_parallel import ALONE
-from planner import cost
+from planner.cost import counts as cost
 
 GPT = Model(num_layers=3, hidden_size=256, num_heads=4, seq_length=64, vocab_size=100)
 LLAMA = Model(

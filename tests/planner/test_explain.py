@@ -6,8 +6,8 @@ import pytest
 
 from holmes_core.inventory import Inventory
 from holmes_core.plan import Plan
-from planner.advise import Advised, advise, try_more_hosts
-from planner.explain import (
+from planner.advice.advise import Advised, advise, try_more_hosts
+from planner.advice.explain import (
     bottleneck,
     host_blocks,
     leave_hosts,
@@ -17,8 +17,8 @@ from planner.explain import (
     step_parts,
     tasklets,
 )
-from planner.reprice import plan_timeline, reprice
-from planner.what_if import what_if
+from planner.advice.what_if import what_if
+from planner.layout.reprice import plan_timeline, reprice
 from tests.planner.fleets import GBPS, GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
 PLAIN = {"pp": 2, "dp": 2, "schedule": "1f1b"}
@@ -145,7 +145,7 @@ def test_advice_is_what_planning_on_the_changed_inventory_gives(bed_plan: Plan) 
 
 
 def test_advice_plans_no_host_anew_where_candidates_are_many(bed_plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.advise.MOST_CANDIDATES", 2 * bed_plan.solve.candidates - 1)
+    monkeypatch.setattr("planner.advice.advise.MOST_CANDIDATES", 2 * bed_plan.solve.candidates - 1)
     advised = advice_for(BED, bed_plan)
     assert advised.untried == ("+host:new-1=like:b2",)
     assert advised.found[0].step_s == reprice(what_if(BED, "link:a-b=200Mb/s"), bed_plan).step_s

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from planner.bounds import Bounds
-from planner.closed_form import blocks_step_s, site_stage_s
-from planner.greedy import place_greedily
+from planner.search.closed_form import blocks_step_s, site_stage_s
+from planner.search.greedy import place_greedily
+from planner.search.lower_bounds import Bounds
 from tests.planner.enumerator import best_by_enumeration, random_terms
 
 

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from planner.bounds import Bounds
-from planner.candidates import Candidate
-from planner.closed_form import blocks_step_s
-from planner.collectives import Halves
-from planner.ilp import Question, Solution, SolverName, build, make_sites, preferred, solve, solver_name
-from planner.terms import Terms
+from planner.cost.collectives import Halves
+from planner.problem.candidates import Candidate
+from planner.problem.coefficients import Terms
+from planner.search.closed_form import blocks_step_s
+from planner.search.ilp import Question, Solution, SolverName, build, make_sites, preferred, solve, solver_name
+from planner.search.lower_bounds import Bounds
 from tests.planner.enumerator import best_by_enumeration, random_cut, random_terms
 
 ANY_PACE_S = 20.0  # slower than any stage of `random_terms`, but not so slow that seconds vanish in tolerances
@@ -209,7 +209,9 @@ def test_highs_is_taken_where_installed() -> None:
 
 
 def test_cbc_is_taken_where_highs_is_not_installed() -> None:
-    script = "import sys; sys.modules['highspy'] = None; from planner.ilp import solver_name; print(solver_name())"
+    script = (
+        "import sys; sys.modules['highspy'] = None; from planner.search.ilp import solver_name; print(solver_name())"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ), timeout=100, check=True
     )

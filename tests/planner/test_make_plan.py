@@ -12,7 +12,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.inventory import Inventory
 from holmes_core.plan import Plan
 from holmes_core.record import read_file, write_atomically
-from planner.verify import verify
+from planner.layout.verify import verify
 from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
 BED = cpu_inventory([2, 2])

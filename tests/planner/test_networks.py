@@ -8,8 +8,8 @@ import pytest
 
 from holmes_core.errors import HolmesError
 from holmes_core.inventory import FabricKind, Inventory
-from planner.collectives import tcp_payload_share
-from planner.networks import Networks
+from planner.cost.collectives import tcp_payload_share
+from planner.problem.networks import Networks
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
 SMALL = {"num_layers": 8, "hidden_size": 1024, "num_heads": 16, "seq_length": 512, "vocab_size": 1000}

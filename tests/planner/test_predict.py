@@ -11,12 +11,12 @@ from holmes_core.job import Job
 from holmes_core.link import Link, Spread
 from holmes_core.plan import PlanRank, Prediction
 from holmes_runtime.schedule import ActionKind
-from planner.candidates import Candidate
-from planner.cost import stage_parameters
-from planner.fleet import read_fleet
-from planner.latency import read_latencies
-from planner.networks import make_groups
-from planner.predict import Laid, predict, predict_timeline
+from planner.cost.counts import stage_parameters
+from planner.layout.predict import Laid, predict, predict_timeline
+from planner.problem.candidates import Candidate
+from planner.problem.fleet import read_fleet
+from planner.problem.latency import read_latencies
+from planner.problem.networks import make_groups
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory
 
 EMULATED = {"emulate": {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02}}

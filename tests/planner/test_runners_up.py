@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from planner.draw import MOST_RANKS_DRAWN
+from planner.layout.write_out import MOST_RANKS_DRAWN
 from tests.planner.fleets import bed_job, gpt_7b, gpu_inventory, plan_for, random_inventory
 
 

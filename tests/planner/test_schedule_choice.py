@@ -8,11 +8,11 @@ from math import ceil
 import pytest
 
 from holmes_core.job import Job
-from planner.candidates import Candidate
-from planner.collectives import Halves
-from planner.placement import Placement
-from planner.schedule_choice import choose_schedule
-from planner.terms import Terms
+from planner.cost.collectives import Halves
+from planner.problem.candidates import Candidate
+from planner.problem.coefficients import Terms
+from planner.schedule.schedule_choice import choose_schedule
+from planner.search.placement import Placement
 from tests.planner.enumerator import random_terms
 from tests.planner.fleets import bed_job
 

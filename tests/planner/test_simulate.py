@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holmes_runtime.schedule import Action, ActionKind, Schedule, ScheduleName, make_schedule, one_f_one_b
-from planner.precedence import find_precedence, precedence_of
-from planner.simulate import (
+from planner.schedule.precedence import find_precedence, precedence_of
+from planner.schedule.simulate import (
     Bucket,
     Interval,
     Pipeline,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from holmes_core.errors import HolmesError
-from planner.collectives import Path
-from planner.cost import make_execution
-from planner.gpu_speeds import A100, constant_speed
-from planner.slot import INSIDE_EFFICIENCY, INSIDE_LATENCY_S, inside_path, layer_parts_s, read_slot
+from planner.cost.collectives import Path
+from planner.cost.counts import make_execution
+from planner.cost.gpu_speeds import A100, constant_speed
+from planner.cost.slot import INSIDE_EFFICIENCY, INSIDE_LATENCY_S, inside_path, layer_parts_s, read_slot
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory
 
 

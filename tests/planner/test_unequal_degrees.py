@@ -8,14 +8,14 @@ import pytest
 
 from holmes_core.inventory import Inventory
 from holmes_core.job import Job
-from planner.candidates import Candidate
-from planner.closed_form import Block as EqualBlock
-from planner.closed_form import blocks_step_s
-from planner.fleet import read_fleet
-from planner.placement import Found, Placement
-from planner.search import search
-from planner.terms import make_terms
-from planner.unequal_degrees import Block, Offer, best_unequal, cut_layers, step_s
+from planner.problem.candidates import Candidate
+from planner.problem.coefficients import make_terms
+from planner.problem.fleet import read_fleet
+from planner.search.branch_and_bound import search
+from planner.search.closed_form import Block as EqualBlock
+from planner.search.closed_form import blocks_step_s
+from planner.search.placement import Found, Placement
+from planner.search.unequal_degrees import Block, Offer, best_unequal, cut_layers, step_s
 from tests.planner.fleets import GIB, gpt_7b, gpu_inventory
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holmes_core.plan import Plan
-from planner.verify import verify
+from planner.layout.verify import verify
 from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
 BED = cpu_inventory([2, 2])

@@ -9,8 +9,8 @@ import pytest
 from holmes_core.errors import HolmesError
 from holmes_core.inventory import Inventory, Nic
 from holmes_core.link import Link, Spread
-from planner.verify import verify
-from planner.what_if import rate_text, what_if
+from planner.advice.what_if import rate_text, what_if
+from planner.layout.verify import verify
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
 BED = cpu_inventory([2, 2])

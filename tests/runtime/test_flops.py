@@ -8,7 +8,7 @@ from holmes_core.job import Model
 from holmes_core.presets import PRESETS
 from holmes_runtime.flops import head_flops, layer_flops, peak_flops_per_s, step_flops
 from holmes_runtime.run_config import ModelShape
-from planner import cost
+from planner.cost import counts as cost
 
 from .launched_runs import TINY, make_config
 

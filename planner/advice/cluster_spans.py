@@ -1,0 +1,71 @@
+"""Why stages lie in several clusters, in sentences: read from the plan and from the room its hosts have."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from holmes_core.inventory import Inventory
+from holmes_core.plan import Plan
+from planner.advice.explain import ranges
+from planner.problem.fleet import read_fleet
+
+
+def straddling(inventory: Inventory, plan: Plan) -> tuple[str, ...]:
+    """A sentence for each way in which pipeline ranks span clusters; none where every stage is in one cluster."""
+    held = _replicas_held(plan)
+    spanning = [pp_rank for pp_rank, counts in enumerate(held) if len(counts) > 1]
+    if not spanning:
+        return ()
+    places = _places(inventory, plan)
+    alike: dict[tuple[str, str], list[int]] = {}
+    for pp_rank in spanning:
+        reason = _reason(plan, held[pp_rank], _room(places, held, pp_rank))
+        alike.setdefault((_joined(sorted(held[pp_rank])), reason), []).append(pp_rank)
+    return tuple(_sentence(plan, pp_ranks, clusters, reason) for (clusters, reason), pp_ranks in alike.items())
+
+
+def _replicas_held(plan: Plan) -> list[Counter[str]]:
+    """By pipeline rank, how many of its replicas each cluster holds."""
+    held: list[Counter[str]] = [Counter() for _ in range(plan.pp)]
+    for rank in plan.ranks:
+        held[rank.pp_rank][rank.cluster] += rank.tp_rank == 0
+    return held
+
+
+def _places(inventory: Inventory, plan: Plan) -> Counter[str]:
+    """By cluster, how many replicas of a stage all its hosts have room for."""
+    places: Counter[str] = Counter()
+    for each in read_fleet(inventory, plan.job).classes:
+        places[each.cluster] += each.num_places(plan.tp)
+    return places
+
+
+def _room(places: Mapping[str, int], held: Sequence[Mapping[str, int]], pp_rank: int) -> dict[str, int]:
+    """By cluster, how many replicas of the pipeline rank it has room for beside the other pipeline ranks."""
+    others = [counts for each, counts in enumerate(held) if each != pp_rank]
+    return {name: count - sum(counts.get(name, 0) for counts in others) for name, count in places.items()}
+
+
+def _reason(plan: Plan, held: Mapping[str, int], room: Mapping[str, int]) -> str:
+    if plan.order == "usual":
+        return "the usual order numbers hosts without regard to clusters"
+    if plan.solve.crossing == "data" and plan.pp > 1:
+        return "each replica lies whole in one cluster, so that no activations cross"
+    roomiest = max(room, key=room.__getitem__)
+    if room[roomiest] >= plan.dp:
+        return f"{roomiest} alone has room, but the search found no faster step that way"
+    counts = [f"{name} {'' if index else 'has room '}for {room[name]}" for index, name in enumerate(sorted(held))]
+    beside = " beside the other stages" if plan.pp > 1 else ""
+    return f"{_joined(counts)} of {plan.dp} replicas{beside}"
+
+
+def _sentence(plan: Plan, pp_ranks: Sequence[int], clusters: str, reason: str) -> str:
+    stages = [stage.index for stage in plan.stages if stage.index % plan.pp in pp_ranks]
+    who, whose = (f"Stages {ranges(stages)} span", "their") if len(stages) > 1 else (f"Stage {stages[0]} spans", "its")
+    return f"{who} clusters {clusters}: {reason}; {whose} gradients cross on the shared network."
+
+
+def _joined(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)

@@ -1,0 +1,219 @@
+"""What a plan means, in figures that a screen or a page can show: hosts alike, memory, load of NICs, the bottleneck.
+
+Everything here is read from the plan and the inventory; nothing is solved or simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from holmes_core.inventory import Inventory
+from holmes_core.plan import Plan, PlanRank, Prediction
+from holmes_core.units import format_rate, format_seconds
+from planner.problem.networks import shared_network
+
+NAMED_HOSTS = 16  # up to here every host has a line of its own
+
+
+@dataclass(frozen=True)
+class HostBlock:
+    """Neighbouring hosts of a cluster whose slots hold the same stages and shards, each for replicas of its own."""
+
+    cluster: str
+    hosts: tuple[str, ...]
+    ranks: tuple[PlanRank, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Seconds of the step that go to one thing, along the critical path."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes a rank of the pipeline rank needs, and what the smallest GPU among its ranks has (None: not known)."""
+
+    pp_rank: int
+    needed_bytes: int
+    available_bytes: int | None
+
+    @property
+    def fullness(self) -> float:
+        """Part of the memory that is needed; of 1 byte where it is not known, so that the larger need is fuller."""
+        return self.needed_bytes / (self.available_bytes or 1)
+
+
+@dataclass(frozen=True)
+class NicLoad:
+    """What one interface carries per step on one network, and how long that takes at its rate (None: not known).
+
+    Both directions run at once, so `busy_s` is the longer one.
+    """
+
+    cluster: str
+    host: str
+    netdev: str
+    network: str
+    sent_bytes: int
+    received_bytes: int
+    bandwidth_bytes_per_s: float | None
+
+    @property
+    def busy_s(self) -> float | None:
+        if self.bandwidth_bytes_per_s is None:
+            return None
+        return max(self.sent_bytes, self.received_bytes) / self.bandwidth_bytes_per_s
+
+
+def step_parts(prediction: Prediction) -> tuple[Part, ...]:
+    """The parts of a step in the order in which they are told; they add up to `step_s`."""
+    return (
+        Part("compute", prediction.compute_s),
+        Part("tensor parallel", prediction.exposed_tp_s),
+        Part("pipeline bubble", prediction.bubble_s),
+        Part("waiting for edges", prediction.exposed_edge_s),
+        Part("waiting for gradients", prediction.exposed_dp_s),
+        Part("optimizer", prediction.optimizer_s),
+    )
+
+
+def host_blocks(plan: Plan, named_hosts: int = NAMED_HOSTS) -> tuple[HostBlock, ...]:
+    """The hosts cluster by cluster, folded where the plan has more than `named_hosts` of them."""
+    ranks_of: dict[str, list[PlanRank]] = {node.host: [] for node in plan.nodes}
+    for rank in plan.ranks:
+        ranks_of[rank.host].append(rank)
+    fold = len(plan.nodes) > named_hosts
+    blocks = []
+    for cluster in dict.fromkeys(node.cluster for node in plan.nodes):
+        hosts = [node.host for node in plan.nodes if node.cluster == cluster]
+        alike = groupby(hosts, key=lambda host: _slots(ranks_of[host]) if fold else host)
+        for _, names in alike:
+            members = tuple(names)
+            blocks.append(HostBlock(cluster, members, tuple(rank for host in members for rank in ranks_of[host])))
+    return tuple(blocks)
+
+
+def _slots(ranks: Sequence[PlanRank]) -> tuple[tuple[int, int], ...]:
+    return tuple((rank.pp_rank, rank.tp_rank) for rank in ranks)
+
+
+def tasklets(plan: Plan, ranks: Sequence[PlanRank]) -> str:
+    """The tasklets of `ranks` in words: `stage 0, replicas 0-7, shards 0-3`."""
+    held: dict[int, tuple[set[int], set[int]]] = {}
+    for rank in ranks:
+        replicas, shards = held.setdefault(rank.pp_rank, (set(), set()))
+        replicas.add(rank.dp_rank)
+        shards.add(rank.tp_rank)
+    words = []
+    for (replicas, shards), pp_ranks in groupby(held, key=lambda pp_rank: held[pp_rank]):
+        stages = [stage for pp_rank in pp_ranks for stage in range(pp_rank, plan.pp * plan.chunks, plan.pp)]
+        named = [("stage", stages), ("replica", replicas)] + ([("shard", shards)] if plan.tp > 1 else [])
+        words.append(", ".join(_counted(noun, numbers) for noun, numbers in named))
+    return "; ".join(words)
+
+
+def _counted(noun: str, numbers: Iterable[int]) -> str:
+    listed = sorted(set(numbers))
+    return f"{noun}{'s' if len(listed) > 1 else ''} {ranges(listed)}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending whole numbers in few characters: `0-3, 8`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(str(end) for end in run) for run in runs)
+
+
+def stage_memories(inventory: Inventory, plan: Plan) -> tuple[StageMemory, ...]:
+    """Need and room of each pipeline rank."""
+    sizes = {(host.name, gpu.index): gpu.memory_bytes for host in inventory.hosts for gpu in host.gpus}
+    room: dict[int, int] = {}
+    for rank in plan.ranks:
+        size = sizes.get((rank.host, rank.gpu)) if rank.gpu is not None else None
+        if size is not None:
+            room[rank.pp_rank] = min(size, room.get(rank.pp_rank, size))
+    return tuple(
+        StageMemory(pp_rank, needed, room.get(pp_rank)) for pp_rank, needed in enumerate(plan.prediction.memory_bytes)
+    )
+
+
+def nic_loads(inventory: Inventory, plan: Plan) -> tuple[NicLoad, ...]:
+    """The load of every interface that carries any, in the plan's order."""
+    cluster_of = {node.host: node.cluster for node in plan.nodes}
+    rdma = {group.network for group in plan.groups if group.net_name == "IB"}
+    rates: dict[tuple[str, str], float | None] = {}
+    for network in (*(cluster.fabric for cluster in inventory.clusters), shared_network(inventory)):
+        for port in network.ports:
+            plain, fast = port.bandwidth_bytes_per_s, port.rdma_bandwidth_bytes_per_s
+            rates[port.host, network.name] = fast if network.name in rdma else plain
+    return tuple(
+        NicLoad(
+            cluster=cluster_of[seen.host],
+            host=seen.host,
+            netdev=seen.netdev,
+            network=seen.network,
+            sent_bytes=seen.sent_bytes,
+            received_bytes=seen.received_bytes,
+            bandwidth_bytes_per_s=rates.get((seen.host, seen.network)),
+        )
+        for seen in plan.prediction.traffic
+    )
+
+
+def bottleneck(plan: Plan) -> str:
+    """What holds the step up, in one sentence."""
+    guess = plan.prediction
+    if not guess.step_s:
+        return "Nothing takes time in this step."
+    parts = step_parts(guess)
+    compute, largest = parts[0], max(parts[1:], key=lambda part: part.seconds)
+    share = f"{compute.seconds / guess.step_s:.0%}"
+    if largest.seconds < 0.01 * guess.step_s:
+        return f"Compute is the bottleneck: it takes {share} of the step, and nothing else takes as much as 1 %."
+    why = _reason(plan, largest.name)
+    lost = f"{largest.name} {format_seconds(largest.seconds)} ({largest.seconds / guess.step_s:.0%})"
+    if largest.seconds > compute.seconds:
+        return f"The bottleneck is {lost}: {why}."
+    return f"Compute takes {share} of the step; most of the rest is {lost}: {why}."
+
+
+def _reason(plan: Plan, part: str) -> str:
+    """Where the seconds of a part that is not compute go."""
+    if part == "waiting for edges":
+        return _slowest(plan, ("pp_forward", "pp_backward"), "activations and their gradients pass")
+    if part == "waiting for gradients":
+        return _slowest(plan, ("dp",), "gradients pass")
+    if part == "tensor parallel":
+        return f"groups of {plan.tp} exchange activations inside their hosts"
+    if part == "optimizer":
+        return "every rank updates its part of the weights"
+    uneven = ", with uneven stages" if len({stage.num_layers for stage in plan.stages}) > 1 else ""
+    return f"{plan.pp} pipeline ranks fill and drain around {min(plan.microbatches)} micro-batches{uneven}"
+
+
+def _slowest(plan: Plan, axes: tuple[str, ...], what: str) -> str:
+    """The group of `axes` between hosts with the least bandwidth, in words."""
+    crossing = [
+        group for group, leaves in zip(plan.groups, leave_hosts(plan), strict=True) if leaves and group.axis in axes
+    ]
+    if not crossing:
+        return f"{what} inside hosts"
+    group = min(crossing, key=lambda group: (group.bandwidth_bytes_per_s or 0.0, group.name))
+    first = plan.ranks[group.ranks[0]]
+    rate = format_rate(group.bandwidth_bytes_per_s)
+    return f"{what} through {group.interfaces[0]} of {first.host} (network {group.network}) at {rate} a group"
+
+
+def leave_hosts(plan: Plan) -> list[bool]:
+    """By group, whether its members are on several hosts, so that a network carries its traffic."""
+    hosts = [rank.host for rank in plan.ranks]
+    return [any(hosts[rank] != hosts[group.ranks[0]] for rank in group.ranks) for group in plan.groups]

@@ -1,0 +1,102 @@
+"""Seconds one slot computes: a layer, the head, the optimizer. Pure functions of the model, the execution and a speed.
+
+Matrix products take FLOPs / rate, everything else the bytes it moves / memory bandwidth, one after another.
+"""
+
+from __future__ import annotations
+
+from holmes_core.job import Job, Model
+from planner.cost.collectives import Halves
+from planner.cost.counts import (
+    Execution,
+    attention_flops,
+    head_flops,
+    head_parameters,
+    layer_matrix_parameters,
+    layer_parameters,
+)
+from planner.cost.gpu_speeds import Speed
+
+NO_TIME = Halves(0.0, 0.0)
+# How often a forward moves a value through memory, counted on the kernels a layer runs. Norms: read and write, twice;
+# bias, dropout and residual: two reads and a write, twice. GELU: read and write; SwiGLU: two reads and a write. Scores
+# outside a fused kernel: written, softmax, dropout, read.
+HIDDEN_PASSES = 10
+ACTIVATION_PASSES = {"gpt": 2, "llama": 3}
+SCORE_PASSES = 6
+LOGIT_BYTES = 18  # besides the logits themselves, a third of what the fp32 loss and its gradient move
+ACCUMULATE_BYTES = 8  # a backward reads and writes the fp32 gradient sum of each parameter
+UPDATE_BYTES = 28  # AdamW reads and writes master and moments (24) and reads the gradient (4), besides the weight
+# A backward in two halves (torch.distributed.pipelining's stage_backward_input and stage_backward_weight) against the
+# whole one: 1.1 to 1.5, least for large matrices. Measured on 2026-11-21 with torch 2.13 on one CPU thread of a busy
+# machine: CPU seconds of four layers of seven GPTs and Llamas, hidden size 256 and 512, each the median of six or ten;
+# this is the median of all. On GPUs it was not measured.
+SPLIT_FACTOR = 1.2
+
+
+def layer_s(model: Model, how: Execution, speed: Speed, collectives: Halves = NO_TIME) -> Halves:
+    """Seconds one shard computes one layer on one micro-batch, beside its tensor parallel `collectives`.
+
+    No forward, collectives included, is shorter than the launch of its kernels. The backward is twice the forward, and
+    what is computed again comes on top (Narayanan et al., SC 2021); so does adding to the gradient sums.
+    """
+    matrices_s = _matrix_s(2.0 * _tokens(model, how) * layer_matrix_parameters(model) / how.tp, model, how, speed)
+    core_s = _attention_core_s(model, how, speed)
+    compute_s = matrices_s + core_s + _memory_s(_moved_values(model, how) * how.value_bytes, speed)
+    forward_s = max(compute_s, speed.launch_s - collectives.forward_s)
+    again_s = {"none": 0.0, "selective": core_s, "full": forward_s}[how.recompute]
+    return Halves(forward_s, 2 * forward_s + again_s + _accumulate_s(layer_parameters(model, how.tp), speed))
+
+
+def head_s(model: Model, how: Execution, speed: Speed) -> Halves:
+    """Seconds one shard computes the head and the loss on one micro-batch; the backward is twice the forward."""
+    flops = head_flops(model, how.micro_batch_size) / 3 / how.tp
+    logits = _tokens(model, how) * model.vocab_size / how.tp
+    forward_s = _matrix_s(flops, model, how, speed) + _memory_s(logits * (how.value_bytes + LOGIT_BYTES), speed)
+    return Halves(forward_s, 2 * forward_s + _accumulate_s(head_parameters(model, how.tp), speed))
+
+
+def split_factor(job: Job) -> float:
+    """How much longer a backward takes in two halves; a sleep is halved exactly."""
+    return SPLIT_FACTOR if job.compute.emulate is None else 1.0
+
+
+def optimizer_s(parameters: int, how: Execution, speed: Speed) -> float:
+    """Seconds of one optimizer step of a rank that holds `parameters` and updates its 1/dp of them."""
+    rate = speed.memory_bytes_per_s or speed.update_bytes_per_s
+    return parameters / how.dp * (UPDATE_BYTES + how.value_bytes) / rate if rate else 0.0
+
+
+def _tokens(model: Model, how: Execution) -> int:
+    return how.micro_batch_size * model.seq_length
+
+
+def _memory_s(size_bytes: float, speed: Speed) -> float:
+    return size_bytes / speed.memory_bytes_per_s if speed.memory_bytes_per_s else 0.0
+
+
+def _accumulate_s(parameters: int, speed: Speed) -> float:
+    """Seconds of adding the gradients of one micro-batch to their sums."""
+    return _memory_s(parameters * ACCUMULATE_BYTES, speed)
+
+
+def _matrix_s(flops: float, model: Model, how: Execution, speed: Speed) -> float:
+    """Seconds of matrix products whose rate is half of the best at `speed.half_size` tokens x hidden size / tp."""
+    size = _tokens(model, how) * model.hidden_size / how.tp
+    return flops / speed.matrix_flops_per_s * (1 + speed.half_size / size)
+
+
+def _moved_values(model: Model, how: Execution) -> float:
+    """Values that norms, residuals and the activation function of one layer's forward move on one shard."""
+    hidden = HIDDEN_PASSES * model.hidden_size / (how.tp if how.sequence_parallel else 1)
+    return _tokens(model, how) * (hidden + ACTIVATION_PASSES[model.family] * model.ffn_size / how.tp)
+
+
+def _attention_core_s(model: Model, how: Execution, speed: Speed) -> float:
+    """Seconds of one layer's queries x keys, softmax and scores x values, forward."""
+    rate = speed.attention_flops_per_s or speed.matrix_flops_per_s
+    core_s = attention_flops(model, how.micro_batch_size) / how.tp / rate
+    if how.fused_attention:
+        return core_s
+    scores = _tokens(model, how) * model.seq_length * model.num_heads / how.tp
+    return core_s + _memory_s(scores * SCORE_PASSES * how.value_bytes, speed)

@@ -1,0 +1,101 @@
+"""One training slot of a host as the cost model sees it: how fast it computes, and how its tensor group is joined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holmes_core.errors import HolmesError
+from holmes_core.inventory import Host
+from holmes_core.job import Job
+from planner.cost.collectives import Halves, Path, tensor_parallel_s
+from planner.cost.compute_time import NO_TIME, head_s, layer_s
+from planner.cost.counts import Execution
+from planner.cost.gpu_speeds import Speed, constant_speed, gpu_speed
+
+NVLINK_BYTES_PER_S = 25e9  # one link, one direction, NVLink 2 to 4: NVIDIA's V100, A100 and H100 data sheets
+NVLINKS_OF_SXM = {"V100": 6, "A100": 12, "A800": 8, "H100": 18, "H800": 8, "H200": 18}  # the same data sheets
+SXM_NAMES = ("SXM", "HBM3")  # nvidia-smi calls an H100 on an SXM board "H100 80GB HBM3", others "PCIe" or "NVL"
+PCIE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}  # one lane, one direction: PCI Express base specifications
+PCIE_UNKNOWN = (3, 16)  # assumption where nvidia-smi did not say: generation, lanes
+INSIDE_EFFICIENCY = 0.8  # of those rates, what collectives reach: fitted on the A100 rows, see docs/cost-model.md
+INSIDE_LATENCY_S = 3.4e-6  # of one hop between GPUs of a host, fitted together with it
+UPDATE_BYTES_PER_S = {"cpu": 4e9, "cuda": 1e12}  # assumption where only FLOP/s are given: one thread's, a GPU's memory
+LOOPBACK_BYTES_PER_S = 2e9  # assumption: Gloo between processes of one host
+
+
+@dataclass(frozen=True)
+class Slot:
+    """`speed` is None where compute is emulated; the emulated seconds count `slowdown` times."""
+
+    speed: Speed | None
+    inside: Path
+    slowdown: float = 1.0
+
+
+def read_slot(host: Host, cluster: str, job: Job) -> Slot:
+    """The slowest slot of `host` in `cluster`. Raises HolmesError where its speed is not known."""
+    emulate = job.compute.emulate
+    slowdown = emulate.slowdown.get(cluster, 1.0) if emulate is not None else 1.0
+    factor = job.compute.calibration.compute_factor if job.compute.calibration is not None else 1.0
+    return Slot(None if emulate is not None else _speed(host, job).slowed(factor), inside_path(host, job), slowdown)
+
+
+def inside_path(host: Host, job: Job) -> Path:
+    """What joins the GPUs of `host`: NVLink, else PCI Express; for CPU slots the loopback interface."""
+    if job.device == "cpu":
+        return Path(LOOPBACK_BYTES_PER_S)
+    kinds = {(gpu.name, gpu.nvlinks_up, gpu.pci_gen, gpu.pci_width) for gpu in host.gpus}
+    rates = [_gpu_link_bytes_per_s(*kind) for kind in kinds]
+    return Path(INSIDE_EFFICIENCY * min(rates, default=_pcie_bytes_per_s(None, None)), INSIDE_LATENCY_S)
+
+
+def layer_parts_s(job: Job, how: Execution, slot: Slot) -> tuple[Halves, Halves]:
+    """Seconds of one layer and micro-batch on one shard: its compute, and its tensor parallel collectives."""
+    emulate = job.compute.emulate
+    if emulate is not None:
+        forward_s, backward_s = emulate.forward_s_per_layer, emulate.backward_s_per_layer
+        return Halves(forward_s * slot.slowdown, backward_s * slot.slowdown), NO_TIME
+    assert slot.speed is not None
+    collectives = tensor_parallel_s(job.model, how, slot.inside)
+    return layer_s(job.model, how, slot.speed, collectives), collectives
+
+
+def head_parts_s(job: Job, how: Execution, slot: Slot) -> Halves:
+    """Seconds of the head and the loss of one micro-batch on one shard; an emulated head takes none."""
+    return NO_TIME if slot.speed is None else head_s(job.model, how, slot.speed)
+
+
+def _speed(host: Host, job: Job) -> Speed:
+    """Of the slowest slot: from job.yaml, else from published runs on that GPU."""
+    if job.compute.flops_per_s is not None:
+        return constant_speed(job.compute.flops_per_s, UPDATE_BYTES_PER_S[job.device])
+    if job.device == "cpu":
+        raise _unknown_speed(host.name, "CPU slots")
+    value_bytes = 4 if job.value_type == "fp32" else 2
+    speeds = []
+    for gpu in {gpu.name: gpu for gpu in reversed(host.gpus)}.values():  # the first of each name
+        speed = gpu_speed(gpu.name, value_bytes) if gpu.name else None
+        if speed is None:
+            what = f"GPU {gpu.index} ({gpu.name or 'name not known'}) in {job.value_type}"
+            raise _unknown_speed(host.name, what)
+        speeds.append(speed)
+    return min(speeds, key=lambda speed: speed.matrix_flops_per_s)
+
+
+def _gpu_link_bytes_per_s(name: str | None, links: int | None, pci_gen: int | None, pci_width: int | None) -> float:
+    seen = name or ""
+    if links is None and any(word in seen for word in SXM_NAMES):
+        links = next((count for chip, count in NVLINKS_OF_SXM.items() if chip in seen), None)
+    return links * NVLINK_BYTES_PER_S if links else _pcie_bytes_per_s(pci_gen, pci_width)
+
+
+def _pcie_bytes_per_s(generation: int | None, lanes: int | None) -> float:
+    known = generation if generation in PCIE_BYTES_PER_S else PCIE_UNKNOWN[0]
+    return PCIE_BYTES_PER_S[known] * (lanes or PCIE_UNKNOWN[1])
+
+
+def _unknown_speed(host: str, what: str) -> HolmesError:
+    return HolmesError(
+        f"host {host}: the speed of its {what} is not known",
+        "set compute.flops_per_s in job.yaml, measured with `python -m holmes_runtime.calibrate`",
+    )

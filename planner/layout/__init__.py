@@ -1,0 +1,1 @@
+"""Placements written out: hosts, ranks, groups and environment, predicted and verified."""

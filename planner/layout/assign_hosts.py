@@ -1,0 +1,112 @@
+"""From classes to slots: which host and slot each tasklet takes, and the rank numbers that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from holmes_core.plan import PlanRank
+from planner.problem.fleet import Fleet, FleetHost
+from planner.search.placement import Placement
+
+
+@dataclass(frozen=True)
+class Place:
+    """Room for one tensor group: the slots from `first_slot` on, on one host of one cluster."""
+
+    host: str
+    cluster: str
+    first_slot: int
+    gpus: tuple[int | None, ...]
+
+
+Places = Mapping[tuple[int, int], Place]
+"""The place of each (stage, replica)."""
+
+
+def host_places(host: FleetHost, tp: int) -> list[Place]:
+    """The places of one host, slot by slot."""
+    starts = range(0, host.num_places(tp) * tp, tp)
+    return [Place(host.name, host.hardware.cluster, start, host.gpus[start : start + tp]) for start in starts]
+
+
+def place(placement: Placement, fleet: Fleet, aligned: bool) -> dict[tuple[int, int], Place]:
+    """The place of each (stage, replica).
+
+    Stages in one class come first, in order, each taking the class's next places, so that data parallel groups sit on
+    as few hosts as they can; where `aligned`, none begins inside a host that it would not end in. Stages over several
+    classes take what is left, lowest replica first.
+    """
+    tp, dp = placement.candidate.tp, placement.candidate.dp
+    free = [_Free(each.hosts, tp, dp if aligned else 1) for each in fleet.classes]
+    taken: dict[tuple[int, int], Place] = {}
+    for stage, row in enumerate(placement.sites):
+        if len(set(row)) == 1:
+            for replica, where in enumerate(free[row[0]].take_stage(dp)):
+                taken[stage, replica] = where
+    for stage, row in enumerate(placement.sites):
+        if len(set(row)) > 1:
+            for replica, c in enumerate(row):
+                taken[stage, replica] = free[c].take_left()
+    return taken
+
+
+class _Free:
+    """The places of one class not yet taken. `together`: so many should share a host, or begin at one's boundary."""
+
+    def __init__(self, hosts: Sequence[FleetHost], tp: int, together: int) -> None:
+        self._hosts = [host_places(host, tp) for host in hosts]
+        self._together = min(together, max(map(len, self._hosts)))
+        self._at = self._left_at = 0
+
+    def take_stage(self, count: int) -> list[Place]:
+        """The next `count` places."""
+        found: list[Place] = []
+        while len(found) < count:
+            host = self._hosts[self._at]
+            too_few = not found and len(host) < self._together
+            if not host or too_few:
+                self._at += 1
+                continue
+            found.append(host.pop(0))
+        return found
+
+    def take_left(self) -> Place:
+        """Any place that is left, from the first host on."""
+        while not self._hosts[self._left_at]:
+            self._left_at += 1
+        return self._hosts[self._left_at].pop(0)
+
+
+def hosts_by_stage(places: Places) -> tuple[str, ...]:
+    """The hosts in the order in which they first appear, stage by stage, replica by replica."""
+    return tuple(dict.fromkeys(places[key].host for key in sorted(places)))
+
+
+def number_ranks(places: Places, host_order: Sequence[str], tp: int) -> tuple[PlanRank, ...]:
+    """All ranks, numbered as torchrun does: hosts in `host_order`, and on each its slots in order."""
+    position = {host: index for index, host in enumerate(host_order)}
+    by_slot = sorted(places, key=lambda key: (position[places[key].host], places[key].first_slot))
+    ranks: list[PlanRank] = []
+    num_local: dict[str, int] = {}
+    for (stage, replica), shard in _shards(by_slot, tp):
+        where = places[stage, replica]
+        local_rank = num_local.get(where.host, 0)
+        num_local[where.host] = local_rank + 1
+        ranks.append(
+            PlanRank(
+                rank=len(ranks),
+                host=where.host,
+                cluster=where.cluster,
+                local_rank=local_rank,
+                gpu=where.gpus[shard],
+                pp_rank=stage,
+                dp_rank=replica,
+                tp_rank=shard,
+            )
+        )
+    return tuple(ranks)
+
+
+def _shards(keys: Sequence[tuple[int, int]], tp: int) -> Iterator[tuple[tuple[int, int], int]]:
+    return ((key, shard) for key in keys for shard in range(tp))

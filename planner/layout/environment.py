@@ -1,0 +1,103 @@
+"""The environment of each node: what must be set before its ranks start, each variable with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.inventory import Cluster, Host, Inventory, NetworkPort
+from holmes_core.job import Job
+from holmes_core.plan import EnvironmentVariable, Node, PlanRank
+from planner.problem.networks import RDMA_KINDS, Networks
+
+
+def make_nodes(inventory: Inventory, job: Job, ranks: Sequence[PlanRank]) -> tuple[Node, ...]:
+    """The job's nodes in the order of their ranks."""
+    networks = Networks(inventory, job)
+    hosts = {host.name: host for host in inventory.hosts}
+    members: dict[str, list[PlanRank]] = {}
+    for rank in ranks:
+        members.setdefault(rank.host, []).append(rank)
+    return tuple(
+        _node(hosts[name], networks, job, node_rank, [rank.gpu for rank in held])
+        for node_rank, (name, held) in enumerate(members.items())
+    )
+
+
+def _node(host: Host, networks: Networks, job: Job, node_rank: int, gpus: Sequence[int | None]) -> Node:
+    cluster, port = networks.cluster(host.name), networks.shared_port(host.name)
+    if port.address is None:
+        raise HolmesError(
+            f"host {host.name}: no address of {port.netdev} on the network all hosts share is known",
+            f"give {port.netdev} an IPv4 address and probe again, or leave {host.name} out of hosts.yaml",
+            ANSWER_IS_NO,
+        )
+    return Node(
+        node_rank=node_rank,
+        host=host.name,
+        cluster=cluster.name,
+        access=host.access,
+        num_ranks=len(gpus),
+        shared_netdev=str(port.netdev),
+        shared_address=port.address,
+        environment=make_environment(job, cluster, port, networks.fabric_port(host.name), gpus),
+    )
+
+
+def make_environment(
+    job: Job, cluster: Cluster, shared: NetworkPort, fabric: NetworkPort | None, gpus: Sequence[int | None]
+) -> tuple[EnvironmentVariable, ...]:
+    """The variables of one node.
+
+    `shared` is its port on the network all nodes share, `fabric` the one on its cluster's fabric, `gpus` the GPU of
+    each local rank. NCCL_NET is never among
+    them: it would override the network of every group. NCCL reads `=` as "exactly these", so the values of its lists
+    begin with one.
+    """
+    variables = [
+        EnvironmentVariable(
+            name="GLOO_SOCKET_IFNAME",
+            value=str(shared.netdev),
+            reason=f"control traffic uses {shared.netdev}, which every node can reach",
+        ),
+        EnvironmentVariable(
+            name="OMP_NUM_THREADS",
+            value=str(job.threads_per_slot),
+            reason="threads_per_slot in job.yaml",
+        ),
+    ]
+    if job.device == "cpu":
+        return tuple(variables)
+    return (*variables, *_gpus(gpus), *_nccl(cluster, shared, fabric))
+
+
+def _gpus(gpus: Sequence[int | None]) -> tuple[EnvironmentVariable, ...]:
+    """Local rank i trains on the i-th visible GPU; nvidia-smi, which the probe asked, numbers by PCI address."""
+    visible = ",".join(str(gpu) for gpu in gpus)
+    return (
+        EnvironmentVariable(name="CUDA_DEVICE_ORDER", value="PCI_BUS_ID", reason="GPU numbers as nvidia-smi has them"),
+        EnvironmentVariable(name="CUDA_VISIBLE_DEVICES", value=visible, reason="the planned GPUs, by local rank"),
+    )
+
+
+def _nccl(cluster: Cluster, shared: NetworkPort, fabric: NetworkPort | None) -> tuple[EnvironmentVariable, ...]:
+    """NCCL's interfaces, which it reads once per process; which transport a group takes is in its own options."""
+    sockets = EnvironmentVariable(
+        name="NCCL_SOCKET_IFNAME",
+        value=f"={shared.netdev}",
+        reason=f"groups between clusters and NCCL's bootstrap use {shared.netdev} and nothing else",
+    )
+    hcas = fabric.hcas if fabric is not None and cluster.fabric.kind in RDMA_KINDS else ()
+    if hcas:
+        rdma = EnvironmentVariable(
+            name="NCCL_IB_HCA",
+            value="=" + ",".join(hcas),
+            reason=f"groups inside cluster {cluster.name} use exactly these {cluster.fabric.kind} ports",
+        )
+    else:
+        rdma = EnvironmentVariable(
+            name="NCCL_IB_DISABLE",
+            value="1",
+            reason=f"cluster {cluster.name} has no RDMA ports that all its hosts share",
+        )
+    return (sockets, rdma)

@@ -1,0 +1,241 @@
+"""The plan, checked again in plain Python: nothing of the solver is believed, the inventory is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise, zip_longest
+
+from holmes_core.inventory import Inventory
+from holmes_core.plan import Plan
+from holmes_runtime.schedule import make_schedule, most_in_flight
+from planner.cost.counts import memory_bytes
+from planner.problem.candidates import Candidate
+from planner.problem.fleet import read_fleet, slots_of
+from planner.problem.networks import SHARED, demanded_groups, shared_network
+from planner.search.price import price_ranks_s
+
+OBJECTIVE_TOLERANCE = 1e-6  # relative
+
+
+def verify(plan: Plan, inventory: Inventory) -> list[str]:
+    """What is wrong with `plan` on `inventory`, a sentence each; empty when nothing is.
+
+    Later checks need what earlier ones ensure, so the first kind of fault found ends the list.
+    """
+    checks: tuple[Callable[[Plan, Inventory], list[str]], ...] = (
+        check_degrees,
+        check_hosts,
+        check_ranks,
+        check_slots,
+        check_stages,
+        check_nodes,
+        check_groups,
+        check_interfaces,
+        check_memory,
+        check_objective,
+    )
+    for check in checks:
+        faults = check(plan, inventory)
+        if faults:
+            return faults
+    return []
+
+
+def check_degrees(plan: Plan, inventory: Inventory) -> list[str]:
+    """Degrees and micro-batches make up the global batch, are what the job fixes, and make a schedule."""
+    del inventory
+    fixed, faults = plan.job.parallel, []
+    samples = plan.micro_batch_size * sum(plan.microbatches)
+    if samples != plan.job.global_batch_size:
+        faults.append(f"dp x micro-batch size x micro-batches is {samples}, not {plan.job.global_batch_size}")
+    if min(plan.microbatches, default=0) < 1:
+        faults.append(f"a replica runs no micro-batch: {plan.microbatches}")
+    for key in ("tp", "pp", "dp", "micro_batch_size", "recompute", "schedule", "chunks"):
+        if getattr(fixed, key) not in (None, getattr(plan, key)):
+            faults.append(f"{key} is {getattr(plan, key)}, the job fixes {getattr(fixed, key)}")
+    if not faults:
+        try:
+            make_schedule(plan.schedule, plan.pp, min(plan.microbatches), plan.chunks, plan.extra_in_flight)
+        except ValueError as error:
+            faults.append(str(error))
+    return faults
+
+
+def check_hosts(plan: Plan, inventory: Inventory) -> list[str]:
+    """Every host of the plan is in the inventory, reachable, and in the cluster the plan says."""
+    cluster_of = {host: cluster.name for cluster in inventory.clusters for host in cluster.hosts}
+    named = [(rank.host, rank.cluster) for rank in plan.ranks] + [(node.host, node.cluster) for node in plan.nodes]
+    return [
+        f"host {host} is not in cluster {cluster} of the inventory"
+        for host, cluster in dict.fromkeys(named)
+        if cluster_of.get(host) != cluster
+    ]
+
+
+def check_ranks(plan: Plan, inventory: Inventory) -> list[str]:
+    """All coordinates exist once, ranks count up, and the ranks of a host are one run with local ranks from 0."""
+    del inventory
+    wanted = {(s, r, t) for s in range(plan.pp) for r in range(plan.dp) for t in range(plan.tp)}
+    found = Counter((rank.pp_rank, rank.dp_rank, rank.tp_rank) for rank in plan.ranks)
+    faults = [
+        f"coordinates {key} are held {found[key]} times"
+        for key in sorted({*wanted, *found})
+        if found[key] != (key in wanted)
+    ]
+    if [rank.rank for rank in plan.ranks] != list(range(plan.world_size)):
+        faults.append(f"ranks are not 0..{plan.world_size - 1} in order")
+    expected = [(host, local) for host, count in _ranks_by_host(plan).items() for local in range(count)]
+    for rank, (host, local_rank) in zip(plan.ranks, expected, strict=True):
+        if (rank.host, rank.local_rank) != (host, local_rank):
+            faults.append(f"rank {rank.rank} is ({rank.host}, {rank.local_rank}), not ({host}, {local_rank})")
+    return faults
+
+
+def check_slots(plan: Plan, inventory: Inventory) -> list[str]:
+    """No slot is used twice, none is used that does not exist, and a tensor group stays on one host."""
+    slots = {host.name: slots_of(host, plan.job) for host in inventory.hosts}
+    faults = []
+    for rank in plan.ranks:
+        gpus = slots.get(rank.host, ())
+        if rank.local_rank >= len(gpus) or gpus[rank.local_rank] != rank.gpu:
+            faults.append(f"rank {rank.rank}: host {rank.host} has no slot {rank.local_rank} with GPU {rank.gpu}")
+    used = Counter((rank.host, rank.local_rank) for rank in plan.ranks)
+    faults += [
+        f"slot {local} of host {host} is used {count} times" for (host, local), count in used.items() if count > 1
+    ]
+    hosts = {(rank.pp_rank, rank.dp_rank, rank.host) for rank in plan.ranks}
+    if len(hosts) != plan.pp * plan.dp:
+        faults.append("a tensor group spans several hosts")
+    return faults
+
+
+def check_stages(plan: Plan, inventory: Inventory) -> list[str]:
+    """Stages cover the layers in order without gap, each with a layer, and name the clusters their ranks are in."""
+    del inventory
+    faults = []
+    bounds = [(stage.first_layer, stage.stop_layer) for stage in plan.stages]
+    if [stage.index for stage in plan.stages] != list(range(plan.pp * plan.chunks)):
+        return [f"stages are not 0..{plan.pp * plan.chunks - 1} in order"]
+    gaps = any(before[1] != after[0] for before, after in pairwise(bounds))
+    if gaps or bounds[0][0] != 0 or bounds[-1][1] != plan.job.model.num_layers or any(a >= b for a, b in bounds):
+        faults.append(f"stages {bounds} do not cover layers 0..{plan.job.model.num_layers} one after another")
+    fixed = plan.job.parallel.layers
+    if fixed is not None and tuple(stage.num_layers for stage in plan.stages) != fixed:
+        faults.append(f"stages {bounds} are not the cut {fixed} the job fixes")
+    clusters: dict[int, set[str]] = {}
+    for rank in plan.ranks:
+        clusters.setdefault(rank.pp_rank, set()).add(rank.cluster)
+    for stage in plan.stages:
+        held = clusters[stage.index % plan.pp]
+        if set(stage.clusters) != held:
+            faults.append(f"stage {stage.index} names clusters {stage.clusters}, its ranks are in {sorted(held)}")
+    return faults
+
+
+def check_nodes(plan: Plan, inventory: Inventory) -> list[str]:
+    """Nodes are the ranks' hosts in order, with their number of ranks and their port on the shared network."""
+    ports = {port.host: (port.netdev, port.address) for port in shared_network(inventory).ports}
+    counts, faults = _ranks_by_host(plan), []
+    if [(node.node_rank, node.host) for node in plan.nodes] != list(enumerate(counts)):
+        faults.append(f"nodes are not {list(counts)} in order")
+    for node in plan.nodes:
+        if node.num_ranks != counts.get(node.host):
+            faults.append(f"node {node.host} has {node.num_ranks} ranks, the plan puts {counts.get(node.host)} there")
+        if (node.shared_netdev, node.shared_address) != ports.get(node.host):
+            faults.append(f"node {node.host}: {node.shared_netdev} {node.shared_address} is not its shared port")
+    return faults
+
+
+def _ranks_by_host(plan: Plan) -> Counter[str]:
+    """By host, in the order of its first rank, how many ranks are there."""
+    return Counter(rank.host for rank in plan.ranks)
+
+
+def check_groups(plan: Plan, inventory: Inventory) -> list[str]:
+    """The groups are those the coordinates demand, each once, with its members in order."""
+    del inventory
+    pairs = zip_longest(demanded_groups(plan.ranks, plan.chunks), plan.groups)
+    if all(
+        wanted is not None
+        and found is not None
+        and (wanted.name, wanted.axis) == (found.name, found.axis)
+        and found.ranks == wanted.ranks
+        for wanted, found in pairs
+    ):
+        return []
+    demanded = demanded_groups(plan.ranks, plan.chunks)
+    wanted = {(group.name, group.axis, group.ranks) for group in demanded}
+    found = {(group.name, group.axis, group.ranks) for group in plan.groups}
+    missing = [f"group {name} with ranks {ranks} is missing" for name, _, ranks in wanted - found]
+    extra = [f"group {name} with ranks {ranks} is not demanded" for name, _, ranks in found - wanted]
+    return sorted(missing + extra) or ["the groups are not in plan order"]
+
+
+def check_interfaces(plan: Plan, inventory: Inventory) -> list[str]:
+    """Every member has the group's interface, and a port on its network; where they differ in cluster, the shared."""
+    kinds = {cluster.name: cluster.fabric for cluster in inventory.clusters} | {SHARED: shared_network(inventory)}
+    ports = {name: {port.host: port for port in network.ports} for name, network in kinds.items()}
+    netdevs = {host.name: {netdev.name for netdev in host.netdevs} for host in inventory.hosts}
+    faults = []
+    for group in plan.groups:
+        members = [plan.ranks[rank] for rank in group.ranks]
+        if len(group.interfaces) != len(members):
+            faults.append(f"group {group.name} has {len(members)} ranks and {len(group.interfaces)} interfaces")
+            continue
+        crosses = len({rank.cluster for rank in members}) > 1
+        if group.network not in ports or (crosses and group.network != SHARED):
+            faults.append(f"group {group.name}: network {group.network} does not join its clusters")
+            continue
+        for rank, interface in zip(members, group.interfaces, strict=True):
+            host, port = rank.host, ports[group.network].get(rank.host)
+            if interface not in netdevs[host]:
+                faults.append(f"group {group.name}: host {host} has no interface {interface}")
+            if port is None or (port.netdev is not None and port.netdev != interface):
+                faults.append(f"group {group.name}: {interface} of host {host} is not on network {group.network}")
+            if group.net_name == "IB" and (port is None or not port.hcas):
+                faults.append(f"group {group.name}: host {host} has no RDMA port on network {group.network}")
+    return faults
+
+
+def check_memory(plan: Plan, inventory: Inventory) -> list[str]:
+    """Every rank fits into its GPU's memory where that is known, and the prediction says how much it needs.
+
+    What is in flight is counted on the schedule's own actions.
+    """
+    candidate = Candidate(plan.tp, plan.pp, plan.dp, plan.micro_batch_size, plan.recompute)
+    how, needed = candidate.execution(plan.job), []
+    most = max(plan.microbatches)
+    schedule = make_schedule(plan.schedule, plan.pp, most, plan.chunks, plan.extra_in_flight)
+    for rank in range(plan.pp):
+        held = most_in_flight(schedule[rank])
+        stages = range(rank, plan.pp * plan.chunks, plan.pp)
+        layers = [plan.stages[stage].num_layers for stage in stages]
+        in_flight = [held.get(stage, 0) for stage in stages]
+        needed.append(memory_bytes(plan.job.model, how, layers, in_flight, rank == 0, rank == plan.pp - 1))
+    faults = []
+    if plan.prediction.memory_bytes != tuple(needed):
+        faults.append(f"predicted memory is {plan.prediction.memory_bytes}, the stages need {needed} bytes")
+    gpus = {host.name: {gpu.index: gpu.memory_bytes for gpu in host.gpus} for host in inventory.hosts}
+    for where in plan.ranks:
+        available = gpus[where.host].get(where.gpu) if where.gpu is not None else None
+        if available is not None and needed[where.pp_rank] > available:
+            faults.append(f"rank {where.rank} needs {needed[where.pp_rank]} bytes, its GPU has {available}")
+    return faults
+
+
+def check_objective(plan: Plan, inventory: Inventory) -> list[str]:
+    """The closed form of the ranks as they stand is what the plan says, and not below the bound."""
+    candidate = Candidate(plan.tp, plan.pp, plan.dp, plan.micro_batch_size, plan.recompute)
+    layers = [sum(stage.num_layers for stage in plan.stages[rank :: plan.pp]) for rank in range(plan.pp)]
+    fleet = read_fleet(inventory, plan.job)
+    recomputed_s = price_ranks_s(plan.job, fleet, candidate, layers, plan.ranks, plan.microbatches)
+    tolerance_s = OBJECTIVE_TOLERANCE * recomputed_s
+    faults = []
+    if abs(recomputed_s - plan.solve.placement_s) > tolerance_s:
+        faults.append(f"the closed form is {recomputed_s!r} s, the plan says {plan.solve.placement_s!r} s")
+    if plan.solve.bound_s > recomputed_s + tolerance_s:
+        faults.append(f"the closed form is {recomputed_s!r} s, below the bound {plan.solve.bound_s!r} s")
+    if plan.solve.objective_s > recomputed_s + tolerance_s:
+        faults.append(f"the closed form is {recomputed_s!r} s, below the least one found {plan.solve.objective_s!r} s")
+    return faults

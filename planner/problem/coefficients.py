@@ -1,0 +1,234 @@
+"""The numbers one candidate is priced with: seconds, bytes and capacities by class of equal hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from holmes_core.job import Job, Model
+from holmes_core.plan import NetName
+from planner.cost.collectives import Halves, shard_exchange_bytes
+from planner.cost.counts import (
+    GRADIENT_BYTES,
+    Execution,
+    edge_bytes,
+    embedding_parameters,
+    head_parameters,
+    layer_parameters,
+    memory_bytes,
+    microbatches_in_flight,
+)
+from planner.cost.slot import Slot, head_parts_s, layer_parts_s
+from planner.problem.candidates import Candidate
+from planner.problem.fleet import Fleet, HostClass
+
+SLACK_BYTES = 4096  # of a rank's memory: more than what roundings of its parts add up to
+RINGS_WHERE_HOSTS_ARE_SHARED = 2  # dp groups that share a host's NIC where stages do not begin at hosts' boundaries
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Parameters of one candidate on one fleet; tuples are by class unless said otherwise.
+
+    `layer` and `head` are one micro-batch's. An edge's seconds are one message in one direction, with all replicas a
+    host holds sending at once. `*_sync_s_per_byte` is what one parameter byte of a whole stage takes, reduced and
+    gathered, when one stage of a host does so; `inside_` is what a stage inside one host takes. Edges inside a host are
+    free.
+    """
+
+    candidate: Candidate
+    num_layers: int
+    num_microbatches: int  # of one replica when all run the same number
+    cluster: tuple[int, ...]
+    places: tuple[int, ...]
+    places_per_host: tuple[int, ...]
+    memory_bytes: tuple[int | None, ...]
+    capacity: tuple[tuple[int, ...], ...]  # [stage][class]: most layers that memory allows under 1F1B
+    layer: tuple[Halves, ...]
+    head: tuple[Halves, ...]
+    net_names: tuple[NetName | None, ...]
+    fabric_edge_s: tuple[float, ...]
+    shared_edge_s: tuple[float, ...]
+    fabric_sync_s_per_byte: tuple[float, ...]
+    shared_sync_s_per_byte: tuple[float, ...]
+    inside_sync_s_per_byte: tuple[float, ...]
+    layer_sync_bytes: int
+    first_sync_bytes: int
+    last_sync_bytes: int
+    hides_edges: bool  # whether the schedule may keep enough micro-batches in flight to hide what edges take
+
+    @cached_property
+    def layer_s(self) -> tuple[float, ...]:
+        """Seconds of forward and backward of one layer."""
+        return tuple(each.both_s for each in self.layer)
+
+    @cached_property
+    def head_s(self) -> tuple[float, ...]:
+        """Seconds of forward and backward of the head."""
+        return tuple(each.both_s for each in self.head)
+
+    @cached_property
+    def aligned(self) -> bool:
+        """Whether there are enough places even if no stage begins or ends inside a host that another one uses."""
+        return sum(map(self._aligned_slots, range(len(self.places)))) >= self.candidate.pp
+
+    def _aligned_slots(self, c: int) -> int:
+        per_host = self.places_per_host[c]
+        return aligned_stages(self.places[c] // per_host if per_host else 0, per_host, self.candidate.dp)
+
+    @cached_property
+    def slots(self) -> tuple[int, ...]:
+        """Stages a class can hold."""
+        classes = range(len(self.places))
+        return tuple(self._aligned_slots(c) if self.aligned else self.places[c] // self.candidate.dp for c in classes)
+
+    @cached_property
+    def stages_per_host(self) -> tuple[int, ...]:
+        """Stages of one class that share a host, between which edges are free."""
+        per_host = self.places_per_host
+        return tuple(max(1, places // self.candidate.dp) if self.aligned else 1 for places in per_host)
+
+    @cached_property
+    def rings(self) -> tuple[int, ...]:
+        """Dp groups that share a host's NIC when a stage of the class is reduced; 0 where it fits into a host."""
+        dp = self.candidate.dp
+        if self.aligned:
+            return tuple(0 if dp <= places else 1 for places in self.places_per_host)
+        return tuple(
+            1 if places and dp % places == 0 else RINGS_WHERE_HOSTS_ARE_SHARED for places in self.places_per_host
+        )
+
+    def sync_bytes(self, stage: int, num_layers: int) -> int:
+        """Bytes of a stage's parameters as they travel in one reduction and one gathering, all shards together."""
+        is_first, is_last = stage == 0, stage == self.candidate.pp - 1
+        ends = self.first_sync_bytes * is_first + self.last_sync_bytes * is_last
+        return num_layers * self.layer_sync_bytes + ends
+
+
+def aligned_stages(num_hosts: int, places_per_host: int, dp: int) -> int:
+    """Stages of dp replicas that hosts hold if no stage begins or ends inside a host that another one uses."""
+    if not num_hosts or not places_per_host:
+        return 0
+    return num_hosts * (places_per_host // dp) if dp <= places_per_host else num_hosts // -(-dp // places_per_host)
+
+
+def make_terms(job: Job, fleet: Fleet, candidate: Candidate) -> Terms:
+    """The terms of `candidate` on `fleet`."""
+    tp, dp, classes = candidate.tp, candidate.dp, fleet.classes
+    how, model = candidate.execution(job), job.model
+    seconds = {slot: slot_s(job, slot, how) for slot in {each.hardware.slot for each in classes}}
+    slots = [seconds[each.hardware.slot] for each in classes]
+    per_host = [each.places_per_host(tp) for each in classes]
+    at_once = [min(dp, places) for places in per_host]
+    message = tp * edge_bytes(model, how)
+    travels = tp * (GRADIENT_BYTES + how.value_bytes)
+    exchange = shard_exchange_bytes(1.0, dp)
+    names = list(dict.fromkeys(each.cluster for each in classes))
+    hardware = [each.hardware for each in classes]
+    return Terms(
+        candidate=candidate,
+        num_layers=model.num_layers,
+        num_microbatches=candidate.num_microbatches(job.global_batch_size),
+        cluster=tuple(names.index(each.cluster) for each in classes),
+        places=tuple(each.num_places(tp) for each in classes),
+        places_per_host=tuple(per_host),
+        memory_bytes=tuple(each.memory_bytes for each in hardware),
+        capacity=_capacity(job, classes, candidate),
+        layer=tuple(layer for layer, _ in slots),
+        head=tuple(head for _, head in slots),
+        net_names=tuple(each.net_name for each in hardware),
+        fabric_edge_s=tuple(
+            _free_or(message * n, each.fabric_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
+        ),
+        shared_edge_s=tuple(
+            _free_or(message * n, each.shared_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
+        ),
+        fabric_sync_s_per_byte=tuple(_free_or(exchange, each.fabric_bytes_per_s) for each in hardware),
+        shared_sync_s_per_byte=tuple(_free_or(exchange, each.shared_bytes_per_s) for each in hardware),
+        inside_sync_s_per_byte=tuple(exchange / tp / each.slot.inside.bandwidth_bytes_per_s for each in hardware),
+        layer_sync_bytes=travels * layer_parameters(model, tp),
+        first_sync_bytes=travels * embedding_parameters(model, tp),
+        last_sync_bytes=travels * head_parameters(model, tp),
+        hides_edges=job.parallel.schedule in (None, "eager"),
+    )
+
+
+def _free_or(size_bytes: float, bandwidth_bytes_per_s: float | None) -> float:
+    """Seconds of `size_bytes`, or 0 where no network was measured because none is needed (see `require_rates`)."""
+    return 0.0 if bandwidth_bytes_per_s is None else size_bytes / bandwidth_bytes_per_s
+
+
+def slot_s(job: Job, slot: Slot, how: Execution) -> tuple[Halves, Halves]:
+    """Seconds of one layer, tensor collectives included, and of the head, for one micro-batch on one slot."""
+    layer, sums = layer_parts_s(job, how, slot)
+    whole = Halves(layer.forward_s + sums.forward_s, layer.backward_s + sums.backward_s)
+    return whole, head_parts_s(job, how, slot)
+
+
+def stage_memory_bytes(job: Job, candidate: Candidate, stage: int, num_layers: int) -> int:
+    """Bytes one rank of `stage` needs under 1F1B when it holds `num_layers` layers."""
+    num_microbatches = candidate.num_microbatches(job.global_batch_size)
+    held = microbatches_in_flight("1f1b", candidate.pp, num_microbatches, stage)
+    is_first, is_last = stage == 0, stage == candidate.pp - 1
+    return memory_bytes(job.model, candidate.execution(job), (num_layers,), held, is_first, is_last)
+
+
+def layer_memory_bytes(job: Job, how: Execution) -> int:
+    """Bytes one more layer takes of a rank that holds one micro-batch."""
+    one, two = (memory_bytes(job.model, how, (layers,), (1,), False, False) for layers in (1, 2))
+    return two - one
+
+
+def _capacity(job: Job, classes: Sequence[HostClass], candidate: Candidate) -> tuple[tuple[int, ...], ...]:
+    """Most layers by stage and class; memory that is not known limits nothing.
+
+    Bytes are linear in layers, and per layer in micro-batches held, but for roundings of a few bytes: `SLACK_BYTES`.
+    """
+    pp, most = candidate.pp, job.model.num_layers
+    num_microbatches = candidate.num_microbatches(job.global_batch_size)
+    memories = [each.hardware.memory_bytes for each in classes]
+    kinds = set(memories)
+    parts = _memory_parts(job.model, candidate.execution(job))
+    rows: dict[tuple[int, bool, bool], tuple[int, ...]] = {}
+    by_stage = []
+    for stage in range(pp):
+        key = (microbatches_in_flight("1f1b", pp, num_microbatches, stage)[0], stage == 0, stage == pp - 1)
+        if key not in rows:
+            taken, per_layer = SLACK_BYTES + parts.empty[key[1:]], parts.states + key[0] * parts.activations
+            layers = {
+                memory: most if memory is None else max(0, min(most, (memory - taken) // per_layer)) for memory in kinds
+            }
+            rows[key] = tuple(layers[memory] for memory in memories)
+        by_stage.append(rows[key])
+    return tuple(by_stage)
+
+
+@dataclass(frozen=True)
+class _MemoryParts:
+    """Bytes of a rank: without layers, by whether it is first and last; and those of one layer."""
+
+    empty: dict[tuple[bool, bool], int]
+    states: int
+    activations: int
+
+
+@lru_cache(maxsize=4096)
+def _memory_parts(model: Model, how: Execution) -> _MemoryParts:
+    """The parts of `memory_bytes`, which are the same for all pipeline degrees."""
+
+    def needed(layers: int, held: int, is_first: bool = False, is_last: bool = False) -> int:
+        return memory_bytes(model, how, (layers,), (held,), is_first, is_last)
+
+    empty = {(first, last): needed(0, 0, first, last) for first in (False, True) for last in (False, True)}
+    return _MemoryParts(empty, needed(1, 0) - empty[False, False], needed(1, 1) - needed(1, 0))
+
+
+def joined_s(terms: Terms, classes: Iterable[int], fabric: Sequence[float], shared: Sequence[float]) -> float:
+    """The slowest of `classes` on the network they share: the fabric of one cluster by one transport, else the shared.
+
+    `fabric` and `shared` are seconds by class.
+    """
+    classes = tuple(classes)
+    alike = len({(terms.cluster[c], terms.net_names[c]) for c in classes}) == 1
+    return max((fabric if alike else shared)[c] for c in classes)

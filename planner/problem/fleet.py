@@ -1,0 +1,158 @@
+"""The fleet: the training slots of the reachable hosts, and the classes of hosts that are alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.inventory import Host, Inventory
+from holmes_core.job import Job
+from holmes_core.plan import NetName
+from planner.cost.slot import Slot, read_slot
+from planner.problem.networks import Networks, require_bandwidth
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What the cost of a placement depends on: hosts of one cluster with equal hardware are interchangeable.
+
+    `slot` is the slowest one, `memory_bytes` the smallest one's, None when not known. The rates are those of the
+    host's NICs on its fabric, with NCCL's name for the transport there, and on the network all share; None when not
+    known.
+    """
+
+    cluster: str
+    num_slots: int
+    memory_bytes: int | None
+    slot: Slot
+    net_name: NetName | None = None
+    fabric_bytes_per_s: float | None = None
+    shared_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class FleetHost:
+    """A host with a slot for each entry of `gpus`: the GPU's index, None on CPU."""
+
+    name: str
+    gpus: tuple[int | None, ...]
+    hardware: Hardware
+
+    def num_places(self, tp: int) -> int:
+        """Whole tensor groups of `tp` ranks the host can hold."""
+        return len(self.gpus) // tp
+
+
+@dataclass(frozen=True)
+class HostClass:
+    """Hosts of one cluster with equal hardware, in inventory order."""
+
+    hardware: Hardware
+    hosts: tuple[FleetHost, ...]
+
+    @property
+    def cluster(self) -> str:
+        """The cluster's name."""
+        return self.hardware.cluster
+
+    def places_per_host(self, tp: int) -> int:
+        """Whole tensor groups of `tp` ranks a host can hold."""
+        return self.hardware.num_slots // tp
+
+    def num_places(self, tp: int) -> int:
+        """Whole tensor groups of `tp` ranks all hosts can hold."""
+        return len(self.hosts) * self.places_per_host(tp)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """All hosts that have slots, in classes; clusters in inventory order, classes in the order of their first host."""
+
+    classes: tuple[HostClass, ...]
+
+    @cached_property
+    def hosts(self) -> dict[str, FleetHost]:
+        """By name, the host."""
+        return {host.name: host for each in self.classes for host in each.hosts}
+
+    @cached_property
+    def class_of(self) -> dict[str, int]:
+        """By name of a host, the index of its class."""
+        return {host.name: index for index, each in enumerate(self.classes) for host in each.hosts}
+
+    def num_places(self, tp: int) -> int:
+        """Whole tensor groups of `tp` ranks the fleet can hold."""
+        return sum(each.num_places(tp) for each in self.classes)
+
+
+def read_fleet(inventory: Inventory, job: Job) -> Fleet:
+    """The fleet of `inventory` for `job`. Raises HolmesError when no host has a slot or the speed of one is unknown."""
+    if not inventory.hosts:
+        raise _no_slots(inventory, job)
+    networks = Networks(inventory, job)
+    hosts = {host.name: host for host in inventory.hosts}
+    alike: dict[Hardware, list[FleetHost]] = {}
+    for cluster in inventory.clusters:
+        for name in cluster.hosts:
+            gpus = slots_of(hosts[name], job)
+            if gpus:
+                hardware = _hardware(hosts[name], cluster.name, len(gpus), job, networks)
+                alike.setdefault(hardware, []).append(FleetHost(name, gpus, hardware))
+    if not alike:
+        raise _no_slots(inventory, job)
+    return Fleet(tuple(HostClass(hardware, tuple(members)) for hardware, members in alike.items()))
+
+
+def require_rates(inventory: Inventory, job: Job, fleet: Fleet) -> None:
+    """Raises HolmesError naming host and netdev where a rate that placements are compared by is not known."""
+    fixed = job.parallel
+    if fixed.pp == fixed.dp == 1 or len(fleet.hosts) == 1:
+        return
+    networks = Networks(inventory, job)
+    clusters = {each.cluster for each in fleet.classes}
+    for each in fleet.classes:
+        name = each.hosts[0].name
+        alone = len(each.hosts) == 1 and sum(kin.cluster == each.cluster for kin in fleet.classes) == 1
+        if not each.hardware.fabric_bytes_per_s and not alone:
+            require_bandwidth(networks.route([name]), [name])
+        if not each.hardware.shared_bytes_per_s and len(clusters) > 1:
+            require_bandwidth(networks.shared_route(name), [name])
+
+
+def slots_of(host: Host, job: Job) -> tuple[int | None, ...]:
+    """The slots of `host`: of each its GPU's index, None on CPU."""
+    if job.device == "cpu":
+        return (None,) * job.slots_per_host
+    return tuple(gpu.index for gpu in host.gpus)
+
+
+def _hardware(host: Host, cluster: str, num_slots: int, job: Job, networks: Networks) -> Hardware:
+    memory = [gpu.memory_bytes for gpu in host.gpus if gpu.memory_bytes is not None] if job.device == "cuda" else []
+    rates = networks.rates(host.name)
+    return Hardware(
+        cluster=cluster,
+        num_slots=num_slots,
+        memory_bytes=min(memory, default=None),
+        slot=read_slot(host, cluster, job),
+        net_name=rates.net_name,
+        fabric_bytes_per_s=rates.fabric_bytes_per_s,
+        shared_bytes_per_s=rates.shared_bytes_per_s,
+    )
+
+
+def _no_slots(inventory: Inventory, job: Job) -> HolmesError:
+    if not inventory.hosts:
+        return HolmesError("the inventory has no hosts", "list hosts in hosts.yaml and run `holmes probe hosts.yaml`")
+    reachable = [host.name for host in inventory.hosts if host.reachable]
+    if not reachable:
+        return HolmesError(
+            f"none of the {len(inventory.hosts)} hosts in the inventory was reachable",
+            "see the findings of `holmes probe hosts.yaml`, then probe again",
+            ANSWER_IS_NO,
+        )
+    return HolmesError(
+        f"device is {job.device} and no reachable host ({', '.join(reachable)}) has a GPU",
+        "set `device: cpu` in job.yaml, or add hosts with GPUs",
+        ANSWER_IS_NO,
+    )

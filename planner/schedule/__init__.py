@@ -1,0 +1,1 @@
+"""Placements timed under pipeline schedules: simulation, its lower bound, and the choice of schedule."""

@@ -1,0 +1,151 @@
+"""The best placements of the search, run as fast as their memory allows, fastest first; and why the others lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import inf
+
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.job import Job
+from holmes_core.plan import Alternative, Crossing
+from holmes_core.units import format_seconds
+from planner.problem.candidates import RECOMPUTE, Candidate
+from planner.problem.coefficients import make_terms
+from planner.problem.fleet import Fleet
+from planner.schedule.schedule_choice import SAME, SIMPLEST, Parts, Running, Simulated, parts_of, simplest
+from planner.search.placement import Found
+
+NEXT_BEST = 3  # runners-up, beside the best of every other crossing
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A placement, how it is run, and what of it travels between clusters."""
+
+    found: Found
+    running: Running
+    crossing: Crossing
+
+
+def rank_contenders(job: Job, fleet: Fleet, found: Sequence[Found]) -> list[Contender]:
+    """The fastest contender and its runners-up, by seconds simulated by classes.
+
+    Ways to run a placement are simulated in the order of seconds they cannot beat, and only those whose bound is within
+    what is told of: the best four, and the best of every other crossing. What its busiest rank computes rules most
+    placements out before their ways are looked at.
+    Raises HolmesError where job.yaml fixes a schedule that none of them can run.
+    """
+    entrants = [_Entrant(job, fleet, each) for each in found]
+    number = count()
+    waiting: list[tuple[float, int, _Entrant, Running | None]] = [
+        (each.simulated.busiest_s, next(number), each, None) for each in entrants
+    ]
+    heapify(waiting)
+    while waiting:
+        least_s, _, entrant, way = heappop(waiting)
+        if least_s > _worth_s(entrants, entrant.crossing) * (1 + SAME):
+            continue
+        if way is not None:
+            entrant.time(way)
+            continue
+        for each in entrant.simulated.ways():
+            heappush(waiting, (each.step_s, next(number), entrant, each))
+    contenders = [Contender(each.found, simplest(each.run), each.crossing) for each in entrants if each.run]
+    if not contenders:
+        raise HolmesError(
+            f"none of the {len(found)} best placements can run the schedule fixed in job.yaml "
+            f"(schedule {job.parallel.schedule}, chunks {job.parallel.chunks}, recompute {job.parallel.recompute}): "
+            "memory is too small for what it keeps in flight, or micro-batches do not come in rounds of pp",
+            "leave parallel.schedule and parallel.chunks out of job.yaml",
+            ANSWER_IS_NO,
+        )
+    order = fastest_first(contenders, [contender.running.step_s for contender in contenders])
+    contenders = [contenders[at] for at in order]
+    ranked = contenders[: 1 + NEXT_BEST]
+    for other in contenders[1 + NEXT_BEST :]:
+        if other.crossing not in {each.crossing for each in ranked}:
+            ranked.append(other)
+    return ranked
+
+
+class _Entrant:
+    """A placement while its ways to be run are tried."""
+
+    def __init__(self, job: Job, fleet: Fleet, found: Found) -> None:
+        self.found, self.crossing = found, found.placement.crossing(fleet)
+        self.simulated = Simulated(job, make_terms(job, fleet, found.placement.candidate), found.placement)
+        self.run: list[Running] = []
+        self.least_s = inf  # of the ways run so far
+
+    def time(self, way: Running) -> None:
+        """Runs `way`."""
+        self.run.append(self.simulated.timed(way))
+        self.least_s = min(self.least_s, self.run[-1].step_s)
+
+
+def _worth_s(entrants: Sequence[_Entrant], crossing: Crossing) -> float:
+    """Seconds within which a way of a placement with that crossing may still be told of."""
+    known = sorted(each.least_s for each in entrants)
+    of_its_kind = min(each.least_s for each in entrants if each.crossing == crossing)
+    return max(known[NEXT_BEST], of_its_kind) if len(known) > NEXT_BEST else inf
+
+
+def fastest_first(contenders: Sequence[Contender], seconds: Sequence[float]) -> list[int]:
+    """The positions of the contenders by the `seconds` of each; of equally fast ones the simplest first.
+
+    That is the one that recomputes least, then the one with the simplest schedule, then the best in closed form.
+    """
+    left = sorted(range(len(contenders)), key=lambda at: seconds[at])
+    order: list[int] = []
+    while left:
+        equal = [at for at in left if seconds[at] <= seconds[left[0]] * (1 + SAME)]
+        order += sorted(equal, key=lambda at: _complexity(contenders[at]))
+        left = left[len(equal) :]
+    return order
+
+
+def _complexity(contender: Contender) -> tuple[int, int, float, Candidate]:
+    candidate = contender.found.placement.candidate
+    recompute, schedule = RECOMPUTE.index(candidate.recompute), SIMPLEST.index(contender.running.schedule)
+    return recompute, schedule, contender.found.objective_s, candidate
+
+
+def parts_by_class(job: Job, fleet: Fleet, contender: Contender) -> Parts:
+    """The parts of the contender's step as simulated by classes."""
+    placement = contender.found.placement
+    return parts_of(job, make_terms(job, fleet, placement.candidate), placement, contender.running)
+
+
+def alternative(other: Contender, parts: Parts, best: Parts, scale: float = 1.0) -> Alternative:
+    """A runner-up, with seconds of its step `scale` times the sum of its parts, and why it lost to `best`."""
+    candidate, running = other.found.placement.candidate, other.running
+    return Alternative(
+        crossing=other.crossing,
+        tp=candidate.tp,
+        pp=candidate.pp,
+        dp=candidate.dp,
+        micro_batch_size=candidate.micro_batch_size,
+        recompute=candidate.recompute,
+        schedule=running.schedule,
+        chunks=running.chunks,
+        step_s=parts.step_s * scale,
+        why=_why_slower(best, parts),
+    )
+
+
+def _why_slower(best: Parts, other: Parts) -> str:
+    """The part of the step that grew most, and by how much."""
+    if other.step_s <= best.step_s * (1 + SAME):
+        return "equally fast; the plan prefers less recomputation, then a simpler schedule, then the closed form's best"
+    grown = {
+        "the busiest rank computes": other.compute_s - best.compute_s,
+        "ranks wait for one another": other.bubble_s - best.bubble_s,
+        "messages between stages take": other.edges_s - best.edges_s,
+        "gradients take": other.gradients_s - best.gradients_s,
+        "the optimizer takes": other.optimizer_s - best.optimizer_s,
+    }
+    what = max(grown, key=lambda part: grown[part])
+    return f"{what} {format_seconds(grown[what])} longer"

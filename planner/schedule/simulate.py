@@ -1,0 +1,197 @@
+"""The step, simulated: every pipeline rank runs the schedule's own actions, messages queue on links, weights are
+gathered and gradients reduced.
+
+Each replica's pipeline runs alone, since groups already carry only their share of a NIC. Sends do not hold up the
+sender; a link, from one pipeline rank to its neighbour in one direction, carries one message at a time. A step begins
+when all ranks have updated their shards: weights are gathered under the first forward, gradients reduced under the
+last backward, and the update waits for the slowest rank, since the norm that clips gradients is everybody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from holmes_runtime.schedule import ActionKind, Schedule
+from planner.schedule.precedence import Precedence, find_precedence
+
+
+@dataclass(frozen=True)
+class PipelineTimes:
+    """Seconds per micro-batch of one replica.
+
+    forward_s and backward_s are by stage. forward_edge_s[s] is one message from stage s to s+1, backward_edge_s[s] one
+    from s+1 to s. `weight_part` of a backward makes weight gradients, which a schedule may split off; its two halves
+    then take `split_factor` times as long together.
+    """
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    forward_edge_s: tuple[float, ...]
+    backward_edge_s: tuple[float, ...]
+    weight_part: float = 0.5
+    split_factor: float = 1.0
+
+    def without_edges(self) -> PipelineTimes:
+        """The same pipeline with links that take no time."""
+        free = (0.0,) * len(self.forward_edge_s)
+        return replace(self, forward_edge_s=free, backward_edge_s=free)
+
+    def halves_s(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """By stage, the halves of a backward that a schedule splits: its input's gradient, its weights' gradients."""
+        parts = (1 - self.weight_part, self.weight_part)
+        inputs_s, weights_s = (
+            tuple(backward_s * part * self.split_factor for backward_s in self.backward_s) for part in parts
+        )
+        return inputs_s, weights_s
+
+    def work_s(self) -> list[float]:
+        """Seconds of every kind of work, by kind and stage as `Waits` numbers them."""
+        inputs_s, weights_s = self.halves_s()
+        return [*self.forward_s, *self.forward_s, *self.backward_s, *inputs_s, *weights_s]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters that travel together: seconds of the backward that make their gradients, of their reduce-scatter and
+    of their all-gather."""
+
+    backward_s: float
+    reduce_s: float
+    gather_s: float = 0.0
+
+
+class Interval(NamedTuple):
+    """Start and end of an action, seconds after the step began."""
+
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One replica: what its actions wait for, and their seconds."""
+
+    precedence: Precedence
+    times: PipelineTimes
+
+
+@dataclass(frozen=True)
+class Span:
+    """One action of a timeline."""
+
+    rank: int
+    kind: ActionKind
+    stage: int
+    microbatch: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """When each action of one replica ended and its message arrived, by its number; see precedence.py."""
+
+    precedence: Precedence
+    ends_s: list[float]
+    arrived_s: list[float]
+
+    def interval(self, number: int) -> Interval:
+        """When that action ran."""
+        before, needed, *_ = self.precedence.waits[number - 1]
+        return Interval(max(self.ends_s[before], self.arrived_s[needed]), self.ends_s[number])
+
+
+Buckets = Sequence[Sequence[Bucket]]
+"""By stage, in the order its backward makes them."""
+
+
+def run_pipeline(pipeline: Pipeline, buckets: Buckets = ()) -> Run:
+    """When each action of one replica runs: as soon as its rank is free and its input has arrived.
+
+    `buckets`, if given, are gathered from the start on, and a stage's first forward waits for them.
+    """
+    precedence, times = pipeline.precedence, pipeline.times
+    work_s, edge_s = times.work_s(), [*times.forward_edge_s, *times.backward_edge_s, 0.0]
+    least_end_s = gathered_s(len(precedence.by_rank), times, buckets)
+    least_end_s += [0.0] * (len(work_s) - len(least_end_s))
+    ends_s, arrived_s = [0.0], [0.0]
+    ended, arrives = ends_s.append, arrived_s.append
+    # This loop is most of what planning a small fleet takes: lists and numbers, no calls but the two appends.
+    for before, needed, work, ahead, edge in precedence.waits:
+        now_s, there_s = ends_s[before], arrived_s[needed]
+        now_s = (there_s if there_s > now_s else now_s) + work_s[work]
+        if now_s < least_end_s[work]:
+            now_s = least_end_s[work]
+        ended(now_s)
+        free_s = arrived_s[ahead]
+        arrives((free_s if free_s > now_s else now_s) + edge_s[edge])
+    return Run(precedence, ends_s, arrived_s)
+
+
+def gathered_s(pp: int, times: PipelineTimes, buckets: Buckets) -> list[float]:
+    """By stage, when its first forward ends at the earliest: for each bucket, it is gathered and what follows is run.
+
+    The first layers come first, and a rank's stages one after another. A forward has the pace of the backward.
+    """
+    num_stages = len(times.forward_s)
+    least_s = [0.0] * num_stages
+    for rank in range(pp) if buckets else ():
+        now_s = 0.0
+        for stage in range(rank, num_stages, pp):
+            row, left = buckets[stage], 1.0
+            whole_s = sum(bucket.backward_s for bucket in row)
+            for bucket in reversed(row):
+                now_s += bucket.gather_s
+                least_s[stage] = max(least_s[stage], now_s + left * times.forward_s[stage])
+                left -= bucket.backward_s / whole_s if whole_s else 1 / len(row)
+    return least_s
+
+
+def reduce_end_s(last_backwards: Sequence[Interval], buckets: Sequence[Bucket], free_s: float = 0.0) -> float:
+    """When a stage's gradients are reduced over its replicas, whose last backwards are given.
+
+    Buckets are in the order the backward makes them. Each starts when every replica has made it, the one before is
+    through and the network is free, at `free_s`. A replica's backward makes buckets at the pace of its own interval.
+    """
+    whole_s = sum(bucket.backward_s for bucket in buckets)
+    made_s, end_s = 0.0, free_s
+    for bucket in buckets:
+        made_s += bucket.backward_s
+        part = made_s / whole_s if whole_s else 1.0
+        ready_s = max(start_s + part * (stop_s - start_s) for start_s, stop_s in last_backwards)
+        end_s = max(end_s, ready_s) + bucket.reduce_s
+    return max(end_s, max(interval.end_s for interval in last_backwards))
+
+
+def simulate(pipelines: Iterable[Pipeline], buckets: Buckets = ()) -> float:
+    """Seconds until the last rank has its gradients. Without `buckets` nothing is gathered or reduced.
+
+    Pipelines that are equal run once.
+    """
+    runs = [run_pipeline(pipeline, buckets) for pipeline in dict.fromkeys(pipelines)]
+    ends_s = [run.ends_s[numbers[-1]] for run in runs for numbers in run.precedence.by_rank]
+    if buckets:
+        finals = [[run.interval(number) for number in run.precedence.last] for run in runs]
+        pp = len(runs[0].precedence.by_rank)
+        ends_s += [_rank_reduce_end_s(range(rank, len(buckets), pp), finals, buckets) for rank in range(pp)]
+    return max(ends_s)
+
+
+def _rank_reduce_end_s(stages: Sequence[int], finals: Sequence[Sequence[Interval]], buckets: Buckets) -> float:
+    """When a pipeline rank has reduced its stages' gradients, one stage after another as they are made."""
+    end_s = 0.0
+    for stage in sorted(stages, key=lambda s: max(final[s].end_s for final in finals)):
+        end_s = reduce_end_s([final[stage] for final in finals], buckets[stage], end_s)
+    return end_s
+
+
+def timeline(schedule: Schedule, times: PipelineTimes, buckets: Buckets = ()) -> tuple[Span, ...]:
+    """Every action of one replica with its time, pipeline rank by pipeline rank."""
+    run = run_pipeline(Pipeline(find_precedence(schedule), times), buckets)
+    return tuple(
+        Span(rank, action.kind, action.stage, action.microbatch, *run.interval(number))
+        for rank, actions in schedule.items()
+        for action, number in zip(actions, run.precedence.by_rank[rank], strict=True)
+    )

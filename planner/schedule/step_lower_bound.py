@@ -1,0 +1,101 @@
+"""Seconds below which no simulation of a schedule comes, found without running its actions.
+
+Most ways to run a placement lose by these alone, so only the few that may win are simulated. A bound follows one
+pipeline rank: it begins when the first micro-batch gets there, does all its work, and what its last backward leaves to
+the ranks before it is still to be done; nor is a link faster than its messages one by one. Ranks also wait for one
+another in loops: from a backward to the forward that a rank runs next, with it to a later rank, and back with the
+backward that the later rank runs next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holmes_core.job import ScheduleName
+from planner.schedule.simulate import Bucket, Buckets, PipelineTimes, gathered_s
+
+WIDEST = 4  # ranks in a loop: wider ones wait longer only where links are very slow, and are slow to look at
+ROUNDING = 1 - 1e-9  # the simulation adds in another order
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The schedule of a pipeline, and how many micro-batches it runs."""
+
+    schedule: ScheduleName
+    pp: int
+    num_microbatches: int
+    extra_in_flight: Sequence[int] = ()
+
+    def most_kept(self, rank: int) -> int:
+        """Forwards that a rank with one stage is ahead of its backwards, at most."""
+        if self.schedule == "gpipe":
+            return self.num_microbatches
+        return min(self.num_microbatches, self.pp - rank + sum(self.extra_in_flight[rank:]))
+
+
+def least_step_s(shape: Shape, times: PipelineTimes, buckets: Buckets = ()) -> float:
+    """Seconds below which no `simulate` of the schedule with these times comes."""
+    pp, m, num_stages = shape.pp, shape.num_microbatches, len(times.forward_s)
+    forward_s, there_s, back_s = times.forward_s, (*times.forward_edge_s, 0.0), (*times.backward_edge_s, 0.0)
+    backward_s, weights_s = times.backward_s, (0.0,) * num_stages  # what the rank before waits for, and what follows
+    if shape.schedule == "zero-bubble":
+        backward_s, weights_s = times.halves_s()
+    begun_s = _first_forwards_s(pp, times, gathered_s(pp, times, buckets))
+    least_s = done_s = 0.0
+    for rank in reversed(range(pp)):
+        stages = range(rank, num_stages, pp)
+        compute_s = sum(forward_s[s] + backward_s[s] for s in stages)
+        links_s = max(sum(there_s[s] for s in stages), sum(back_s[s] for s in stages))
+        waited_s = done_s + back_s[rank] + backward_s[rank] if rank < pp - 1 else 0.0
+        done_s = max(waited_s, begun_s[rank] + m * max(compute_s, links_s))
+        if num_stages == pp:
+            round_s = sum(map(sum, (forward_s[rank:], there_s[rank:], back_s[rank:], backward_s[rank:])))
+            loops_s = _loops_s(shape, rank, forward_s, there_s, back_s, backward_s)
+            done_s = max(done_s, begun_s[rank] + round_s + max(loops_s, (m - 1) * links_s))
+        all_s = begun_s[rank] + m * (compute_s + sum(weights_s[s] for s in stages))
+        last_s = weights_s if shape.schedule == "zero-bubble" else backward_s
+        tail_s = min(_reduce_tail_s(buckets[s], last_s[s]) for s in stages) if buckets else 0.0
+        least_s = max(least_s, max(all_s, done_s + weights_s[rank]) + tail_s)
+    return least_s * ROUNDING
+
+
+def _loops_s(
+    shape: Shape,
+    rank: int,
+    forward_s: Sequence[float],
+    there_s: Sequence[float],
+    back_s: Sequence[float],
+    backward_s: Sequence[float],
+) -> float:
+    """Seconds between the first and the last backward of a rank with one stage, at least.
+
+    After backward j it runs forward j + k; a later rank follows that with backward j + k - k' + 1, k' being its own k.
+    """
+    m, kept, longest_s, loop_s = shape.num_microbatches, shape.most_kept(rank), 0.0, 0.0
+    for other in range(rank, min(rank + WIDEST, shape.pp)):
+        loop_s += forward_s[other] + backward_s[other]
+        ahead = kept - shape.most_kept(other) + 1
+        loops = max(0, (m - 1 - kept) // ahead + 1)
+        longest_s = max(longest_s, loops * loop_s + (m - 1 - loops * ahead) * backward_s[rank])
+        loop_s += there_s[other] + back_s[other]
+    return longest_s
+
+
+def _first_forwards_s(pp: int, times: PipelineTimes, gathered: Sequence[float]) -> list[float]:
+    """By rank, when its first forward begins at the earliest, if it then runs without a pause."""
+    found, there_s = [], 0.0
+    for rank in range(pp):
+        forward_s = times.forward_s[rank]
+        found.append(max(there_s, gathered[rank] - forward_s))
+        there_s = found[-1] + forward_s + (times.forward_edge_s[rank] if rank < pp - 1 else 0.0)
+    return found
+
+
+def _reduce_tail_s(buckets: Sequence[Bucket], last_s: float) -> float:
+    """Seconds that reducing takes beyond a stage's last backward of `last_s`, at least: the last bucket, or all of them
+    from the moment when the first is made."""
+    whole_s = sum(bucket.backward_s for bucket in buckets)
+    hidden_s = last_s * (1 - buckets[0].backward_s / whole_s) if whole_s else 0.0
+    return max(buckets[-1].reduce_s, sum(bucket.reduce_s for bucket in buckets) - hidden_s)

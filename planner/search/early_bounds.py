@@ -1,0 +1,144 @@
+"""Seconds below which no placement of a candidate comes, from the speed and the number of places alone.
+
+They need none of a candidate's terms, and rule out all but a few hundred of the ten thousands of candidates.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+from holmes_core.job import Job, Recompute
+from planner.cost.collectives import shard_exchange_bytes
+from planner.cost.counts import GRADIENT_BYTES, layer_parameters
+from planner.problem.candidates import Candidate
+from planner.problem.coefficients import layer_memory_bytes, slot_s
+from planner.problem.fleet import Fleet
+from planner.search.lower_bounds import ROUND, more_stages
+
+
+class Pace(NamedTuple):
+    """Places of equal speed in one cluster: seconds of a layer, places, and the cluster's name."""
+
+    layer_s: float
+    places: int
+    cluster: str
+
+
+class Speeds(NamedTuple):
+    """Of a tensor degree, micro-batch and recomputation: the paces of all classes, fastest first, and the heads'."""
+
+    paces: tuple[Pace, ...]
+    least_head_s: float
+    most_head_s: float
+
+
+class QuickBounds:
+    """The bounds of all candidates of `job` on `fleet`."""
+
+    def __init__(self, job: Job, fleet: Fleet) -> None:
+        self._job, self._fleet, self._num_layers = job, fleet, job.model.num_layers
+        self._speeds, self._fewest_stages = cache(self._read_speeds), cache(self._read_fewest_stages)
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether the class with the largest memory might hold a stage's layers."""
+        c = candidate
+        return c.pp >= self._fewest_stages(c.tp, c.dp, c.micro_batch_size, c.recompute)
+
+    def compute_s(self, candidate: Candidate) -> float:
+        """From compute alone: slower than all places at work a candidate cannot be.
+
+        Nor faster than the fastest class with the L/p layers that the slowest of p stages holds at least.
+        """
+        fastest_s = self._speeds_of(candidate).paces[0].layer_s
+        pace_s = max(self._average_s(candidate), fastest_s * -(-self._num_layers // candidate.pp))
+        return self._at_pace_s(candidate, pace_s)
+
+    def least_s(self, candidate: Candidate, mixed: bool) -> float | None:
+        """From compute alone, too, but stages hold whole layers; None where there are not p places for them.
+
+        Places of a cluster make up stages together, and with `mixed` those of all clusters.
+        """
+        stages = self._stages_by_pace(candidate, mixed)
+        if sum(count for _, count in stages) < candidate.pp:
+            return None
+        if stages[0][0] == 0:
+            return self._at_pace_s(candidate, 0.0)
+        pace_s = self._num_layers / sum(count / layer_s for layer_s, count in stages)
+        while True:
+            held = [int(pace_s * ROUND / layer_s) for layer_s, _ in stages]
+            if sum(layers * count for layers, (_, count) in zip(held, stages, strict=True)) >= self._num_layers:
+                return self._at_pace_s(candidate, pace_s / ROUND)
+            pace_s = min((layers + 1) * layer_s for layers, (layer_s, _) in zip(held, stages, strict=True))
+
+    def spread_s(self, candidate: Candidate) -> float:
+        """With each replica in one class: lanes of unequal micro-batches together run d m of them, each filling and
+        draining p stages, and gradients cross between classes."""
+        speeds, crossing_s = self._speeds_of(candidate), self.crossing_sync_s(candidate)
+        held = -(-self._num_layers // candidate.pp)
+        sync_s = max(crossing_s, held * (crossing_s - speeds.paces[-1].layer_s) - speeds.most_head_s)
+        m = candidate.num_microbatches(self._job.global_batch_size)
+        return max(self.compute_s(candidate), (m + candidate.pp - 1) * self._average_s(candidate)) + sync_s
+
+    def crossing_sync_s(self, candidate: Candidate) -> float:
+        """Seconds, at least, of the exchange of one layer's parameters between replicas in several classes."""
+        classes = self._fleet.classes
+        rates = [each.hardware.shared_bytes_per_s for each in classes]
+        if len({each.cluster for each in classes}) < len(classes):
+            rates += [each.hardware.fabric_bytes_per_s for each in classes]
+        fastest = max((rate for rate in rates if rate is not None), default=None)
+        if fastest is None:
+            return 0.0
+        how = candidate.execution(self._job)
+        size = candidate.tp * layer_parameters(self._job.model, candidate.tp) * (GRADIENT_BYTES + how.value_bytes)
+        return shard_exchange_bytes(size, candidate.dp) / fastest
+
+    def _at_pace_s(self, candidate: Candidate, pace_s: float) -> float:
+        """Seconds of the steady state at that pace, and of one micro-batch on the fastest places."""
+        speeds, m = self._speeds_of(candidate), candidate.num_microbatches(self._job.global_batch_size)
+        return (m - 1) * pace_s + self._num_layers * speeds.paces[0].layer_s + speeds.least_head_s
+
+    def _average_s(self, candidate: Candidate) -> float:
+        """Seconds per micro-batch of a stage if the fastest places shared the work."""
+        left, rate = candidate.pp * candidate.dp, 0.0
+        for layer_s, places, _ in self._speeds_of(candidate).paces:
+            if places >= left:
+                rate += left / layer_s if layer_s else 0.0
+                break
+            rate += places / layer_s if layer_s else 0.0
+            left -= places
+        return self._num_layers * candidate.dp / rate if rate else 0.0
+
+    def _stages_by_pace(self, candidate: Candidate, mixed: bool) -> list[tuple[float, int]]:
+        """(seconds of a layer, stages), fastest first: how many of the p stages can be as fast, at most."""
+        paces, left = self._speeds_of(candidate).paces, candidate.pp
+        found = []
+        places = [(pace.cluster, pace.places) for pace in paces]
+        for pace, count in zip(paces, more_stages(places, candidate.dp, mixed), strict=True):
+            stages = min(left, count)
+            left -= stages
+            if stages:
+                found.append((pace.layer_s, stages))
+        return found
+
+    def _speeds_of(self, candidate: Candidate) -> Speeds:
+        return self._speeds(candidate.tp, candidate.micro_batch_size, candidate.recompute)
+
+    def _read_speeds(self, tp: int, micro_batch_size: int, recompute: Recompute) -> Speeds:
+        how = Candidate(tp, 1, 1, micro_batch_size, recompute).execution(self._job)
+        paces, heads_s = [], []
+        for each in self._fleet.classes:
+            layer, head = slot_s(self._job, each.hardware.slot, how)
+            paces.append(Pace(layer.both_s, each.num_places(tp), each.cluster))
+            heads_s.append(head.both_s)
+        return Speeds(tuple(sorted(paces)), min(heads_s), max(heads_s))
+
+    def _read_fewest_stages(self, tp: int, dp: int, micro_batch_size: int, recompute: Recompute) -> int:
+        """Stages below which no class has memory for their layers."""
+        how = Candidate(tp, 1, dp, micro_batch_size, recompute).execution(self._job)
+        memories = [each.hardware.memory_bytes for each in self._fleet.classes]
+        known = [memory for memory in memories if memory is not None]
+        if len(known) < len(memories):
+            return 1
+        most = max(0, max(known) - how.reserve_bytes) // layer_memory_bytes(self._job, how)
+        return -(-self._num_layers // most) if most else self._num_layers + 1

@@ -1,0 +1,140 @@
+"""Placements found without a program: something to beat, and often the best already, as `Bounds` then proves.
+
+Stages go to as few clusters as hold them, those joined fastest; classes that hold most layers within the pace take
+stages first, and layers too many are taken from the slowest. Blocks stand in the order whose edges are fastest and
+whose memory suffices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise, permutations
+
+from planner.problem.coefficients import Terms
+from planner.search.closed_form import Block, blocks_step_s, edge_s
+from planner.search.lower_bounds import Bounds, Limits
+
+MOST_BLOCKS_TO_PERMUTE = 4  # more stand in inventory order, with each class last once
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A placement in blocks and its closed-form seconds."""
+
+    seconds: float
+    blocks: tuple[Block, ...]
+
+
+def place_greedily(bounds: Bounds, pace_s: float) -> Blocks | None:
+    """The best of two placements whose stages take at most `pace_s`, one with short gradients; None if none."""
+    limits = bounds.within(pace_s)
+    sync_s = bounds.least_sync_s(limits)
+    tried = [limits.both(bounds.synced_within(sync_s)), limits]
+    found = [blocks for each in tried if (blocks := _place(bounds, each)) is not None]
+    return min(found, key=lambda blocks: blocks.seconds, default=None)
+
+
+def _place(bounds: Bounds, limits: Limits) -> Blocks | None:
+    terms = bounds.terms
+    for classes in _fewest_clusters(terms, limits):
+        found = [
+            Blocks(blocks_step_s(terms, blocks), blocks)
+            for last in reversed(classes)
+            if (blocks := _stand(terms, limits, classes, last)) is not None
+        ]
+        if found:
+            return min(found, key=lambda blocks: blocks.seconds)
+    return None
+
+
+def _fewest_clusters(terms: Terms, limits: Limits) -> Iterator[list[int]]:
+    """The classes of sets of clusters that may hold all stages: fewest clusters first, then fastest joined."""
+    clusters = sorted(set(terms.cluster))
+    for size in range(1, len(clusters) + 1):
+        fitting = []
+        for chosen in combinations(clusters, size):
+            classes = [c for c, cluster in enumerate(terms.cluster) if cluster in chosen and terms.slots[c]]
+            if {terms.cluster[c] for c in classes} == set(chosen) and _holds(terms, limits, classes):
+                far = sum(max(terms.shared_edge_s[c] for c in classes if terms.cluster[c] == x) for x in chosen)
+                near = sum(terms.fabric_edge_s[c] for c in classes)
+                fitting.append((far, near, classes))
+        yield from (classes for _, _, classes in sorted(fitting))
+
+
+def _holds(terms: Terms, limits: Limits, classes: Sequence[int]) -> bool:
+    stages, total = terms.candidate.pp, 0
+    for c in sorted(classes, key=lambda c: -limits.middle[c]):
+        taken = min(stages, terms.slots[c])
+        total += taken * limits.middle[c]
+        stages -= taken
+    return stages == 0 and total >= terms.num_layers
+
+
+def _stand(terms: Terms, limits: Limits, classes: Sequence[int], last: int) -> tuple[Block, ...] | None:
+    """Blocks of `classes` with the head in class `last`, in an order that memory allows; None if there is none."""
+    counts = _count_stages(terms, limits, classes, last)
+    if counts is None:
+        return None
+    used = [c for c in classes if counts[c]]
+    for order in _orders(terms, used, last):
+        ends = {c: (c == order[0], c == order[-1]) for c in order}
+        stage_limits = {c: _stage_limits(limits, c, counts[c], *ends[c]) for c in order}
+        layers = _cut(terms, stage_limits)
+        if layers is None:
+            continue
+        blocks = tuple(Block((c,), tuple(layers[c])) for c in order)
+        if _fits(terms, blocks):
+            return blocks
+    return None
+
+
+def _count_stages(terms: Terms, limits: Limits, classes: Sequence[int], last: int) -> dict[int, int] | None:
+    """Stages of each class: one for `last`, the others where most layers fit, then where layers are fastest."""
+    counts = dict.fromkeys(classes, 0)
+    counts[last], left = 1, terms.candidate.pp - 1
+    for c in sorted(classes, key=lambda c: (-limits.middle[c], terms.layer_s[c], terms.fabric_sync_s_per_byte[c], c)):
+        taken = min(left, terms.slots[c] - counts[c])
+        counts[c] += taken
+        left -= taken
+    return counts if left == 0 else None
+
+
+def _orders(terms: Terms, used: Sequence[int], last: int) -> list[tuple[int, ...]]:
+    """Orders of the blocks that end with `last`, those with the fastest edges first."""
+    others = [c for c in used if c != last]
+    if len(used) > MOST_BLOCKS_TO_PERMUTE:
+        return [(*others, last), (*reversed(others), last)]
+    orders = [(*order, last) for order in permutations(others)]
+    return sorted(orders, key=lambda order: sum(edge_s(terms, (a,), (b,)) for a, b in pairwise(order)))
+
+
+def _stage_limits(limits: Limits, c: int, count: int, holds_first: bool, holds_last: bool) -> list[int]:
+    found = [limits.middle[c]] * count
+    if holds_first:
+        found[0] = min(found[0], limits.first[c])
+    if holds_last:
+        found[-1] = min(found[-1], limits.last[c])
+    return found
+
+
+def _cut(terms: Terms, stage_limits: dict[int, list[int]]) -> dict[int, list[int]] | None:
+    """Layers by class and stage: at the limits, less the surplus, taken from the slowest classes and fullest stages."""
+    surplus = sum(map(sum, stage_limits.values())) - terms.num_layers
+    if surplus < 0 or min(map(min, stage_limits.values())) < 1:
+        return None
+    layers = {c: list(held) for c, held in stage_limits.items()}
+    for layer_s in sorted({terms.layer_s[c] for c in layers}, reverse=True):
+        stages = [(c, i) for c in layers if terms.layer_s[c] == layer_s for i in range(len(layers[c]))]
+        while surplus and (fullest := max(layers[c][i] for c, i in stages)) > 1:
+            for c, i in stages:
+                if layers[c][i] == fullest and surplus:
+                    layers[c][i] -= 1
+                    surplus -= 1
+    return layers if surplus == 0 else None
+
+
+def _fits(terms: Terms, blocks: Sequence[Block]) -> bool:
+    """Whether memory holds every stage where it stands."""
+    held = [(block.site[0], count) for block in blocks for count in block.layers]
+    return all(count <= terms.capacity[stage][c] for stage, (c, count) in enumerate(held))

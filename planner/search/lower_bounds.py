@@ -1,0 +1,308 @@
+"""Seconds below which no placement of a candidate comes, and the paces worth trying.
+
+All bounds relax the program of ilp.py: stages take the best classes they could get, wherever they stand, and each term
+of the closed form is bounded alone. Where stages of several classes or clusters are thinkable, they are filled with
+places from the largest limit down, since that makes the most of the least place of each.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate
+
+from planner.problem.coefficients import Terms
+from planner.search.closed_form import pace_of, sync_s_per_byte
+
+ROUND = 1 + 1e-9  # so that a stage of exactly the pace is within it
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Most layers of a first, a middle and a last stage, by class."""
+
+    first: tuple[int, ...]
+    middle: tuple[int, ...]
+    last: tuple[int, ...]
+
+    def both(self, other: Limits) -> Limits:
+        """What both allow."""
+        pairs = ((self.first, other.first), (self.middle, other.middle), (self.last, other.last))
+        return Limits(*(tuple(map(min, mine, its)) for mine, its in pairs))
+
+
+def _limits(first: Sequence[int], middle: Sequence[int], last: Sequence[int]) -> Limits:
+    """Limits in which no middle stage holds less than the ends could, since there may be none."""
+    return Limits(tuple(first), tuple(map(max, first, middle, last)), tuple(last))
+
+
+class Bounds:
+    """The bounds of one candidate. `mixed`: stages over several clusters are thought of, too."""
+
+    def __init__(self, terms: Terms, mixed: bool = False) -> None:
+        self.terms, self.mixed = terms, mixed
+        self._classes = range(len(terms.places))
+        self._pp, self._dp = terms.candidate.pp, terms.candidate.dp
+        self._kind_of = list(zip(terms.layer_s, terms.head_s, strict=True))
+        self._kinds = set(self._kind_of)
+        groups: dict[int, list[int]] = {}
+        for c in self._classes:
+            groups.setdefault(0 if mixed else terms.cluster[c], []).append(c)
+        self._groups = list(groups.values())
+
+    @cached_property
+    def memory(self) -> Limits:
+        """Limits of memory alone, a middle stage's where it stands best."""
+        capacity = self.terms.capacity
+        middle = [max(column) for column in zip(*capacity, strict=True)]
+        return _limits(capacity[0], middle, capacity[-1])
+
+    def within(self, pace_s: float) -> Limits:
+        """What computes within `pace_s` and fits into memory."""
+        num_layers = self.terms.num_layers
+        alone = {kind: layers_within(pace_s, kind[0], num_layers) for kind in self._kinds}
+        before_head = {kind: layers_within(pace_s - kind[1], kind[0], num_layers) for kind in self._kinds}
+        layers, with_head = [alone[kind] for kind in self._kind_of], [before_head[kind] for kind in self._kind_of]
+        first = with_head if self._pp == 1 else layers
+        return _limits(first, layers, with_head).both(self.memory)
+
+    def synced_within(self, sync_s: float) -> Limits:
+        """What exposes no more than `sync_s` of its exchange."""
+        last = self._pp - 1
+        rows = [[self._synced(c, stage, sync_s) for c in self._classes] for stage in (0, max(0, last - 1), last)]
+        return _limits(*rows)
+
+    def _synced(self, c: int, stage: int, sync_s: float) -> int:
+        """The largest number of layers whose exposed exchange takes no longer; it may fall as layers grow."""
+        terms, rate = self.terms, self._rates[c]
+        if rate * terms.layer_sync_bytes > sync_s * ROUND:
+            return 0
+        head_s = terms.head_s[c] * (stage == self._pp - 1)
+        rest_s = sync_s * ROUND - rate * terms.sync_bytes(stage, 0) + head_s
+        slope = rate * terms.layer_sync_bytes - terms.layer_s[c]
+        return terms.num_layers if slope <= 0 else max(0, min(terms.num_layers, int(rest_s / slope)))
+
+    @cached_property
+    def _rates(self) -> list[float]:
+        """By class, seconds per byte of the fastest exchange it may take part in, alone or with others of its group."""
+        terms = self.terms
+        rates = [sync_s_per_byte(terms, (c,)) for c in self._classes]
+        for c in (c for group in self._groups if len(group) > 1 for c in group):
+            rates[c] = min(rates[c], terms.fabric_sync_s_per_byte[c], terms.shared_sync_s_per_byte[c])
+        return rates
+
+    def holds(self, limits: Limits) -> bool:
+        """Whether p stages within `limits` can hold all layers."""
+        found = self.most_layers(limits)
+        return found is not None and found >= self.terms.num_layers
+
+    def most_layers(self, limits: Limits) -> int | None:
+        """Most layers of p stages, an upper bound; None where there are not p places for them."""
+        if self._pp == 1:
+            ends = map(min, limits.first, limits.last)
+            return max(
+                (limit for c, limit in enumerate(ends) if self.terms.slots[c] or self._shared_slots), default=None
+            )
+        total, short = self._most_middle_layers(limits, self._pp)
+        if short:
+            return None
+        return total - self._lost(limits, limits.first) - self._lost(limits, limits.last)
+
+    def _lost(self, limits: Limits, end: Sequence[int]) -> int:
+        """Layers an end of the pipeline holds less than a middle stage would, at least."""
+        return min(max(0, m - e) for m, e in zip(limits.middle, end, strict=True))
+
+    def _most_middle_layers(self, limits: Limits, stages: int) -> tuple[int, int]:
+        """Most layers of so many stages if all were middle ones, and how many of them find no place."""
+        total = 0
+        for limit, count in sorted(self._stage_limits(limits.middle), reverse=True):
+            taken = min(stages, count)
+            total += taken * limit
+            stages -= taken
+        return total, stages
+
+    @cached_property
+    def _shared_slots(self) -> int:
+        return sum(sum(self.terms.places[c] for c in group) // self._dp for group in self._groups if len(group) > 1)
+
+    def _stage_limits(self, limits: Sequence[int]) -> list[tuple[int, int]]:
+        """(limit, stages): how many stages have which limit at best."""
+        found = []
+        for group in self._groups:
+            if len(group) == 1:
+                found.append((limits[group[0]], self.terms.slots[group[0]]))
+                continue
+            places = done = 0
+            for c in sorted(group, key=lambda c: -limits[c]):
+                places += self.terms.places[c]
+                found.append((limits[c], places // self._dp - done))
+                done = places // self._dp
+        return found
+
+    @cached_property
+    def paces_s(self) -> Sequence[float]:
+        """All seconds a stage can take, ascending: the paces T there are."""
+        return _paces_s(frozenset(self._kinds), self.terms.num_layers)
+
+    @cached_property
+    def first_pace(self) -> int:
+        """The index in `paces_s` of the least pace whose stages hold all layers; their number if there is none."""
+        return bisect_left(self.paces_s, True, key=lambda pace_s: self.holds(self.within(pace_s)))
+
+    @cached_property
+    def syncs_s(self) -> list[float]:
+        """All seconds a stage's exchange can expose, ascending."""
+        terms, last = self.terms, self._pp - 1
+        found = {0.0}
+        for c in self._classes if self._dp > 1 else ():
+            layer_s = self._rates[c] * terms.layer_sync_bytes
+            for stage in {0, min(1, last), last}:
+                rest_s = self._rates[c] * terms.sync_bytes(stage, 0) - terms.head_s[c] * (stage == last)
+                # That of `exposed_sync_s` with each number of layers, in one line, since there are very many.
+                found.update(
+                    max(layer_s, rest_s + a * (layer_s - terms.layer_s[c])) for a in range(1, terms.num_layers + 1)
+                )
+        return sorted(found)
+
+    def least_sync_s(self, limits: Limits) -> float:
+        """Seconds below which no stage's exchange can be brought, within `limits`."""
+        if self._dp == 1:
+            return 0.0
+        at = bisect_left(self.syncs_s, True, key=lambda sync_s: self.holds(limits.both(self.synced_within(sync_s))))
+        least_s = self.syncs_s[min(at, len(self.syncs_s) - 1)]
+        if self.mixed:
+            return max(least_s, self._least_crossing_s(limits))
+        return least_s
+
+    def _least_crossing_s(self, limits: Limits) -> float:
+        """Seconds the exchange of a stage over several clusters exposes: with the layers no other stage could hold.
+
+        It may be the last stage, with the head, or leave that to another, which then holds fewer layers.
+        """
+        terms, per_byte = self.terms, min(self.terms.shared_sync_s_per_byte)
+        layer_s = per_byte * terms.layer_sync_bytes
+        slope = layer_s - max(terms.layer_s)
+        if slope <= 0:  # the more layers the less is exposed
+            return layer_s
+        others, _ = self._most_middle_layers(limits, self._pp - 1)
+        held = max(1, terms.num_layers - others)
+        last_s = held * slope + per_byte * terms.last_sync_bytes - max(terms.head_s)
+        held = max(1, terms.num_layers - others + self._lost(limits, limits.last))
+        return max(layer_s, last_s if self._pp == 1 else min(last_s, held * slope))
+
+    def least_work_s(self, limits: Limits) -> float:
+        """Seconds of the layers of one micro-batch and of the head, on the fastest stages within `limits`."""
+        terms, layers, seconds = self.terms, self.terms.num_layers, 0.0
+        fastest_first = self._stages_by_pace
+        # What a slower stage could hold, a faster one is taken to hold, so that filling the fastest first is best.
+        most = list(accumulate((limits.middle[c] for c, _ in reversed(fastest_first)), max))[::-1]
+        for (c, stages), limit in zip(fastest_first, most, strict=True):
+            taken = min(layers, stages * (limit if self._pp > 1 else layers))
+            seconds += taken * terms.layer_s[c]
+            layers -= taken
+        return seconds + min(terms.head_s)
+
+    @cached_property
+    def _stages_by_pace(self) -> list[tuple[int, int]]:
+        """(class, stages), fastest first: how many more stages there can be that are as fast as the class.
+
+        A stage over several clusters is as slow as the fastest class of the second of them at least.
+        """
+        terms = self.terms
+        fastest_first = sorted(self._classes, key=lambda c: terms.layer_s[c])
+        places = [(terms.cluster[c], terms.places[c]) for c in fastest_first]
+        return list(zip(fastest_first, more_stages(places, self._dp, self.mixed), strict=True))
+
+    @cached_property
+    def least_edges_s(self) -> tuple[float, float]:
+        """Seconds of all edges, one direction, and of the slowest one, at least."""
+        terms = self.terms
+        slots: dict[int, int] = {}
+        for c in self._classes:
+            slots[terms.cluster[c]] = slots.get(terms.cluster[c], 0) + terms.places[c]
+        needed, clusters = self._pp * self._dp, 0
+        for places in sorted(slots.values(), reverse=True):
+            if needed <= 0:
+                break
+            clusters += 1
+            needed -= places if self.mixed else places // self._dp * self._dp
+        edges = -(-self._pp // max(terms.stages_per_host)) - 1
+        near_s = min(terms.fabric_edge_s)
+        by_cluster = {
+            cluster: [s for c, s in enumerate(terms.shared_edge_s) if terms.cluster[c] == cluster] for cluster in slots
+        }
+        far = sorted(map(min, by_cluster.values()))[1:]  # a crossing is as slow as the slower of its ends
+        far_s = min(far, default=0.0)
+        crossings = min(1, self._pp - 1) if self.mixed else clusters - 1
+        least_s = min(near_s, far_s) if far else near_s
+        total_s = crossings * far_s + max(0, edges - crossings) * least_s
+        return total_s, far_s if crossings else least_s * (edges > 0)
+
+    def at(self, pace_s: float) -> float:
+        """Seconds no placement beats whose slowest stage takes `pace_s`."""
+        limits = self.within(pace_s)
+        edges_s, _ = self.least_edges_s
+        return self._steady_s(pace_s) + self.least_work_s(limits) + 2 * edges_s + self.least_sync_s(limits)
+
+    def from_pace(self, pace_s: float) -> float:
+        """Seconds no placement beats whose slowest stage takes `pace_s` or longer."""
+        return self._steady_s(pace_s) + self.rest_s
+
+    @cached_property
+    def rest_s(self) -> float:
+        """Seconds of all but the steady state, at least, whatever the pace."""
+        return self._fill_s + self.least_sync_s(self.memory)
+
+    @cached_property
+    def quick_s(self) -> float | None:
+        """Seconds no placement of the candidate beats, if of each exchange one layer's is exposed; None: none fits."""
+        if self.first_pace == len(self.paces_s):
+            return None
+        layer_sync_s = min(self._rates) * self.terms.layer_sync_bytes if self._dp > 1 else 0.0
+        return self._steady_s(self.paces_s[self.first_pace]) + self._fill_s + layer_sync_s
+
+    @cached_property
+    def least_s(self) -> float | None:
+        """Seconds no placement of the candidate beats; None where none fits."""
+        if self.first_pace == len(self.paces_s):
+            return None
+        return self.from_pace(self.paces_s[self.first_pace])
+
+    def _steady_s(self, pace_s: float) -> float:
+        """Seconds of the steady state at that pace, at least."""
+        return (self.terms.num_microbatches - 1) * pace_of(self.terms, pace_s, self.least_edges_s[1])
+
+    @cached_property
+    def _fill_s(self) -> float:
+        """Seconds of one micro-batch through all stages and edges, at least, whatever the pace."""
+        return self.least_work_s(self.memory) + 2 * self.least_edges_s[0]
+
+
+@lru_cache(maxsize=256)
+def _paces_s(kinds: Collection[tuple[float, float]], num_layers: int) -> Sequence[float]:
+    """All seconds of stages, ascending, on classes of those seconds of a layer and of the head."""
+    return sorted(
+        {a * layer_s + head for layer_s, head_s in kinds for a in range(1, num_layers + 1) for head in (0.0, head_s)}
+    )
+
+
+def more_stages(places: Iterable[tuple[Hashable, int]], dp: int, mixed: bool) -> Iterator[int]:
+    """Of classes, fastest first, by (cluster, places): how many more stages there can be that are as fast as the class.
+
+    Places of one cluster make up stages together, and with `mixed` those of all.
+    """
+    together: dict[Hashable, int] = {}
+    for cluster, count in places:
+        key = None if mixed else cluster
+        before = together.get(key, 0)
+        together[key] = before + count
+        yield together[key] // dp - before // dp
+
+
+def layers_within(seconds: float, layer_s: float, most: int) -> int:
+    """Layers of `layer_s` within `seconds`, no more than `most`."""
+    if seconds < 0:
+        return 0
+    return min(most, int(seconds * ROUND / layer_s)) if layer_s else most

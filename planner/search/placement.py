@@ -1,0 +1,70 @@
+"""A placement: which class of hosts holds each replica of each stage, with how many layers and micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holmes_core.job import Job
+from holmes_core.plan import Crossing
+from planner.problem.candidates import Candidate
+from planner.problem.fleet import Fleet
+from planner.search.closed_form import Block
+
+
+@dataclass(frozen=True)
+class Placement:
+    """`layers` by stage; `sites[stage][replica]` the index of its class in the fleet; `microbatches` by replica."""
+
+    candidate: Candidate
+    layers: tuple[int, ...]
+    sites: tuple[tuple[int, ...], ...]
+    microbatches: tuple[int, ...]
+
+    def crossing(self, fleet: Fleet) -> Crossing:
+        """What travels between clusters: nothing, the pipeline's messages, gradients, or both."""
+        clusters = [[fleet.classes[c].cluster for c in dict.fromkeys(row)] for row in self.sites]
+        if len({name for row in clusters for name in row}) == 1:
+            return "nothing"
+        if all(len(set(row)) == 1 for row in clusters):
+            return "pipeline"
+        columns = dict.fromkeys(zip(*self.sites, strict=True))
+        stays = all(len({fleet.classes[c].cluster for c in column}) == 1 for column in columns)
+        return "data" if stays else "both"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A placement and its closed-form seconds."""
+
+    objective_s: float
+    placement: Placement
+
+
+def even_layers(num_layers: int, pp: int) -> tuple[int, ...]:
+    """`num_layers` over `pp` stages as evenly as can be, the remainder on the first stages."""
+    return tuple(num_layers // pp + (stage < num_layers % pp) for stage in range(pp))
+
+
+def usual_cut(job: Job, pp: int) -> tuple[int, ...]:
+    """Layers by pipeline rank: as fixed, all chunks of a rank together, else even."""
+    fixed = job.parallel.layers
+    if fixed is None:
+        return even_layers(job.model.num_layers, pp)
+    return tuple(sum(fixed[stage::pp]) for stage in range(pp))
+
+
+def from_blocks(
+    candidate: Candidate,
+    num_microbatches: int,
+    blocks: Sequence[Block],
+    replicas: Sequence[Sequence[int]] | None = None,
+) -> Placement:
+    """The placement of stages in blocks; `replicas`, by stage and class, says how stages over several are shared."""
+    layers = tuple(held for block in blocks for held in block.layers)
+    if replicas is None:
+        assert all(len(block.site) == 1 for block in blocks)
+        sites = tuple((block.site[0],) * candidate.dp for block in blocks for _ in block.layers)
+    else:
+        sites = tuple(tuple(c for c, count in enumerate(row) for _ in range(count)) for row in replicas)
+    return Placement(candidate, layers, sites, (num_microbatches,) * candidate.dp)

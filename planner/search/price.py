@@ -1,0 +1,102 @@
+"""The closed form of ranks as they stand in a plan, found without search or solver."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from holmes_core.job import Job
+from holmes_core.plan import PlanRank
+from planner.problem.candidates import Candidate
+from planner.problem.coefficients import Terms, make_terms
+from planner.problem.fleet import Fleet
+from planner.search.closed_form import (
+    Lane,
+    edge_s,
+    exposed_sync_s,
+    lane_s,
+    site_rings,
+    site_stage_s,
+    sync_s_per_byte,
+)
+
+Hosts = Sequence[Sequence[str]]
+"""By stage and replica, the host of the tensor group."""
+
+
+def price_ranks_s(
+    job: Job,
+    fleet: Fleet,
+    candidate: Candidate,
+    layers: Sequence[int],
+    ranks: Sequence[PlanRank],
+    microbatches: Sequence[int],
+) -> float:
+    """Closed-form seconds of one step. `layers` are by pipeline rank, all its chunks together."""
+    hosts = {(rank.pp_rank, rank.dp_rank): rank.host for rank in ranks if rank.tp_rank == 0}
+    by_stage = [[hosts[stage, replica] for replica in range(candidate.dp)] for stage in range(candidate.pp)]
+    return price_hosts_s(make_terms(job, fleet, candidate), fleet.class_of, layers, by_stage, microbatches)
+
+
+def price_hosts_s(
+    terms: Terms, class_of: Mapping[str, int], layers: Sequence[int], hosts: Hosts, microbatches: Sequence[int]
+) -> float:
+    """Closed-form seconds of one step with the tensor group of each stage and replica on the given host."""
+    columns: dict[tuple[int, ...], list[int]] = {}
+    for replica in range(terms.candidate.dp):
+        columns.setdefault(tuple(class_of[row[replica]] for row in hosts), []).append(replica)
+    if all(len(set(column)) == 1 for column in columns):
+        parts = list(columns.values())
+    else:
+        parts = [list(range(terms.candidate.dp))]
+    lanes = [_lane(terms, class_of, layers, hosts, replicas, microbatches) for replicas in parts]
+    seconds = max(lane_s(terms, lane) for lane in lanes)
+    if terms.candidate.dp == 1:
+        return seconds
+    rates = _sync_rates(terms, class_of, hosts)
+    return seconds + max(
+        exposed_sync_s(terms, rate, terms.sync_bytes(s, layers[s]), max(lane.stage_s[s] for lane in lanes))
+        for s, rate in enumerate(rates)
+    )
+
+
+def _lane(
+    terms: Terms,
+    class_of: Mapping[str, int],
+    layers: Sequence[int],
+    hosts: Hosts,
+    replicas: Sequence[int],
+    microbatches: Sequence[int],
+) -> Lane:
+    last = len(layers) - 1
+    sites = [tuple(sorted({class_of[row[replica]] for replica in replicas})) for row in hosts]
+    stages = tuple(
+        site_stage_s(terms, site, held, s == last) for s, (site, held) in enumerate(zip(sites, layers, strict=True))
+    )
+    edges = []
+    for before, after in pairwise(hosts):
+        ends = {(before[replica], after[replica]) for replica in replicas}
+        pairs = {(class_of[a], class_of[b]) for a, b in ends if a != b or not terms.aligned}
+        edges.append(max((edge_s(terms, (a,), (b,)) for a, b in pairs), default=0.0))
+    return Lane(max(microbatches[replica] for replica in replicas), stages, tuple(edges))
+
+
+def _sync_rates(terms: Terms, class_of: Mapping[str, int], hosts: Hosts) -> list[float]:
+    """By stage, seconds per byte of its exchange, with the dp groups counted that share a host's NIC.
+
+    Where stages share hosts the count is that of `Terms.rings`, however many do.
+    """
+    sites = [tuple(sorted({class_of[host] for host in row})) for row in hosts]
+    far = [len({terms.cluster[c] for c in site}) > 1 for site in sites]
+    leaving = [set(row) if len(set(row)) > 1 else set() for row in hosts]
+    uses = Counter((host, far[s]) for s, members in enumerate(leaving) for host in members)
+    rates = []
+    for s, site in enumerate(sites):
+        rings = max((uses[host, far[s]] for host in leaving[s]), default=0)
+        if len(site) > 1:
+            rings = max(rings, site_rings(terms, site))
+        elif not terms.aligned:
+            rings = max(rings, terms.rings[site[0]])
+        rates.append(sync_s_per_byte(terms, site, rings))
+    return rates

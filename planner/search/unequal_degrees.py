@@ -1,0 +1,161 @@
+"""Other tensor and data degrees in each cluster: what they would gain, as far as a search of the closed form sees.
+
+Classes of hosts join as blocks of consecutive stages, in the order of the inventory, each with its own tp and dp. All
+work on the same samples at a time, a wave of dp x micro_batch_size, the same everywhere, so that every block runs the
+same number of micro-batches. The bundled runtime has one tp and dp for all stages, so this says what that costs and is
+no plan; nothing proves that there is no better one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from heapq import heapreplace
+from itertools import product
+
+from holmes_core.job import Job
+from holmes_core.plan import BlockDegrees, UnequalDegrees
+from planner.problem.candidates import MOST_SAMPLES, Candidate, tensor_degrees
+from planner.problem.coefficients import Terms, aligned_stages, make_terms, slot_s
+from planner.problem.fleet import Fleet
+from planner.search.closed_form import Lane, exposed_sync_s, lane_s, site_stage_s, sync_s_per_byte
+from planner.search.placement import Found, even_layers
+
+OFFERS_PER_TP = {2: 2, 3: 1, 4: 1}  # by number of classes: offers of each that are combined; with more, too many
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One way a class can take part: its candidate, of any pp, the most stages it can hold, seconds of a layer."""
+
+    class_index: int
+    candidate: Candidate
+    stages: int
+    layer_s: float
+
+
+@dataclass(frozen=True)
+class Block:
+    """The part of an offer that is used: the layers of its stages, and the terms of its candidate with all stages."""
+
+    class_index: int
+    layers: tuple[int, ...]
+    terms: Terms
+
+
+def best_unequal(job: Job, fleet: Fleet, equal: Found) -> UnequalDegrees | None:
+    """The fastest found with degrees that differ, where its closed form is below that of `equal`; else None.
+
+    None also where job.yaml fixes what would differ, and for a fleet of one class or of many.
+    """
+    fixed = job.parallel
+    settled = (fixed.pp, fixed.dp, fixed.micro_batch_size, fixed.layers)
+    if len(fleet.classes) not in OFFERS_PER_TP or any(value is not None for value in settled):
+        return None
+    least_s, best = equal.objective_s, None
+    terms = cache(lambda candidate: make_terms(job, fleet, candidate))
+    for wave in (size for size in range(1, job.global_batch_size + 1) if job.global_batch_size % size == 0):
+        waves = job.global_batch_size // wave
+        by_class = [_offers(job, fleet, c, wave, equal.placement.candidate) for c in range(len(fleet.classes))]
+        for offers in product(*by_class):
+            pace_s = job.model.num_layers / sum(offer.stages / offer.layer_s for offer in offers)
+            same = len({(offer.candidate.tp, offer.candidate.dp) for offer in offers}) == 1
+            work_s = job.model.num_layers * min(offer.layer_s for offer in offers)
+            if same or (waves - 1) * pace_s + work_s >= least_s:
+                continue
+            cuts = cut_layers(job.model.num_layers, offers)
+            stages_s = [held * offer.layer_s for offer, cut in zip(offers, cuts, strict=True) for held in cut]
+            if (waves - 1) * max(stages_s) + sum(stages_s) >= least_s:
+                continue
+            pp = len(stages_s)
+            blocks = [
+                Block(offer.class_index, cut, terms(replace(offer.candidate, pp=pp)))
+                for offer, cut in zip(offers, cuts, strict=True)
+                if cut
+            ]
+            if len(blocks) > 1 and fits(blocks) and (seconds := step_s(blocks)) < least_s:
+                least_s, best = seconds, blocks
+    if best is None:
+        return None
+    return UnequalDegrees(blocks=tuple(_degrees(fleet, block) for block in best), placement_s=least_s)
+
+
+def _offers(job: Job, fleet: Fleet, class_index: int, wave: int, like: Candidate) -> list[Offer]:
+    """The fastest offers of a class for one wave and each tp; among equals those with fewer stages."""
+    hosts = fleet.classes[class_index]
+    found = []
+    for tp in tensor_degrees(job, fleet):
+        of_tp = []
+        for dp in (dp for dp in range(1, min(wave, hosts.num_places(tp)) + 1) if wave % dp == 0):
+            stages = min(aligned_stages(len(hosts.hosts), hosts.places_per_host(tp), dp), job.model.num_layers)
+            if stages and wave // dp <= MOST_SAMPLES:
+                candidate = Candidate(tp, 1, dp, wave // dp, like.recompute)
+                layer, _ = slot_s(job, hosts.hardware.slot, candidate.execution(job))
+                of_tp.append(Offer(class_index, candidate, stages, layer.both_s))
+        of_tp.sort(key=lambda offer: (-offer.stages / offer.layer_s, offer.stages))
+        found += of_tp[: OFFERS_PER_TP[len(fleet.classes)]]
+    return found
+
+
+def cut_layers(num_layers: int, offers: Sequence[Offer]) -> list[tuple[int, ...]]:
+    """Layers of each offer's stages, each to the stage that is then fastest; stages that get none are left out."""
+    held = [0] * len(offers)
+    after_s = sorted((offer.layer_s, at) for at, offer in enumerate(offers))  # a heap: a stage's seconds with one more
+    for _ in range(num_layers):
+        _, at = after_s[0]
+        held[at] += 1
+        heapreplace(after_s, ((held[at] // offers[at].stages + 1) * offers[at].layer_s, at))
+    return [even_layers(count, min(offer.stages, count)) for count, offer in zip(held, offers, strict=True)]
+
+
+def fits(blocks: Sequence[Block]) -> bool:
+    """Whether memory holds the layers of every stage under 1F1B."""
+    return all(held <= block.terms.capacity[stage][block.class_index] for stage, held, block in _stages(blocks))
+
+
+def step_s(blocks: Sequence[Block]) -> float:
+    """Seconds of one step by the closed form; with equal degrees it is `closed_form.blocks_step_s`."""
+    pp = sum(len(block.layers) for block in blocks)
+    seconds, waits = [], []
+    for stage, held, block in _stages(blocks):
+        terms, c = block.terms, block.class_index
+        seconds.append(site_stage_s(terms, (c,), held, stage == pp - 1))
+        wait_s = exposed_sync_s(terms, sync_s_per_byte(terms, (c,)), terms.sync_bytes(stage, held), seconds[-1])
+        waits.append(wait_s if terms.candidate.dp > 1 else 0.0)
+    edges = []
+    for position, block in enumerate(blocks):
+        terms, c = block.terms, block.class_index
+        if position:
+            edges.append(_joint_s(blocks[position - 1], block))
+        inside = range(1, len(block.layers))
+        edges += [0.0 if stage % terms.stages_per_host[c] else terms.fabric_edge_s[c] for stage in inside]
+    terms = blocks[0].terms
+    return lane_s(terms, Lane(terms.num_microbatches, tuple(seconds), tuple(edges))) + max(waits)
+
+
+def _stages(blocks: Sequence[Block]) -> Iterator[tuple[int, int, Block]]:
+    """(stage, its layers, its block) in order."""
+    stage = 0
+    for block in blocks:
+        for held in block.layers:
+            yield stage, held, block
+            stage += 1
+
+
+def _joint_s(before: Block, after: Block) -> float:
+    """Seconds of one wave's activations from block to block, at the pace of the slower end."""
+    ends = [(each.terms, each.class_index) for each in (before, after)]
+    alike = len({(terms.cluster[c], terms.net_names[c]) for terms, c in ends}) == 1
+    return max((terms.fabric_edge_s if alike else terms.shared_edge_s)[c] for terms, c in ends)
+
+
+def _degrees(fleet: Fleet, block: Block) -> BlockDegrees:
+    candidate = block.terms.candidate
+    return BlockDegrees(
+        cluster=fleet.classes[block.class_index].cluster,
+        stages=len(block.layers),
+        tp=candidate.tp,
+        dp=candidate.dp,
+        micro_batch_size=candidate.micro_batch_size,
+    )

@@ -1,0 +1,106 @@
+"""From classes to slots and rank numbers."""
+
+from __future__ import annotations
+
+from planner.cost.collectives import Path
+from planner.cost.gpu_speeds import constant_speed
+from planner.cost.slot import Slot
+from planner.layout.assign_hosts import hosts_by_stage, number_ranks, place
+from planner.layout.usual_order import usual_places
+from planner.problem.candidates import Candidate, enumerate_candidates
+from planner.problem.fleet import Fleet, FleetHost, Hardware, HostClass, read_fleet
+from planner.search.placement import Placement, even_layers
+from tests.planner.fleets import bed_job, cpu_inventory
+
+
+def fleet(*classes: tuple[int, int]) -> Fleet:
+    """Classes of (hosts, slots a host), each in a cluster of its own: a, b, ..."""
+    return Fleet(tuple(_host_class(label, *each) for label, each in zip("abc", classes, strict=False)))
+
+
+def _host_class(label: str, hosts: int, slots: int) -> HostClass:
+    hardware = Hardware(label, slots, None, Slot(constant_speed(1.0), Path(1.0)))
+    return HostClass(hardware, tuple(FleetHost(f"{label}{n}", (None,) * slots, hardware) for n in range(1, hosts + 1)))
+
+
+def placement(tp: int, dp: int, *sites: tuple[int, ...]) -> Placement:
+    """One layer a stage."""
+    return Placement(Candidate(tp, len(sites), dp, 1), (1,) * len(sites), sites, (1,) * dp)
+
+
+def hosts_of(placed: Placement, on: Fleet, aligned: bool = True) -> dict[tuple[int, int], str]:
+    """The host of each (stage, replica)."""
+    return {key: where.host for key, where in place(placed, on, aligned).items()}
+
+
+def test_stages_in_one_class_take_slots_before_those_over_two() -> None:
+    found = hosts_of(placement(1, 2, (0, 1), (0, 0)), fleet((3, 1), (1, 1)))
+    assert found == {(1, 0): "a1", (1, 1): "a2", (0, 0): "a3", (0, 1): "b1"}
+
+
+def test_aligned_stages_do_not_begin_inside_a_host_they_do_not_end_in() -> None:
+    stages = placement(1, 2, (0, 0), (0, 0))
+    assert hosts_of(stages, fleet((2, 3))) == {(0, 0): "a1", (0, 1): "a1", (1, 0): "a2", (1, 1): "a2"}
+    assert hosts_of(stages, fleet((2, 3)), aligned=False) == {(0, 0): "a1", (0, 1): "a1", (1, 0): "a1", (1, 1): "a2"}
+
+
+def test_aligned_stages_larger_than_a_host_begin_at_a_host() -> None:
+    found = hosts_of(placement(1, 3, (0,) * 3, (0,) * 3), fleet((4, 2)))
+    assert [found[stage, 0] for stage in (0, 1)] == ["a1", "a3"]
+
+
+def test_tensor_groups_skip_slots_that_do_not_make_a_whole_one() -> None:
+    assert hosts_of(placement(2, 2, (0, 0)), fleet((2, 3))) == {(0, 0): "a1", (0, 1): "a2"}
+
+
+def test_nodes_are_numbered_as_their_stages_come() -> None:
+    places = place(placement(1, 1, (1,), (0,)), fleet((1, 1), (1, 1)), True)
+    assert hosts_by_stage(places) == ("b1", "a1")
+
+
+def test_ranks_are_contiguous_on_each_node() -> None:
+    places = place(placement(2, 1, (0,), (0,)), fleet((1, 4)), True)
+    ranks = number_ranks(places, ("a1",), 2)
+    assert [(r.rank, r.local_rank, r.pp_rank, r.tp_rank) for r in ranks] == [
+        (0, 0, 0, 0),
+        (1, 1, 0, 1),
+        (2, 2, 1, 0),
+        (3, 3, 1, 1),
+    ]
+
+
+def test_usual_order_puts_a_replicas_stages_on_consecutive_slots() -> None:
+    inventory, job = cpu_inventory([2, 2]), bed_job()
+    places = usual_places(inventory, read_fleet(inventory, job), Candidate(1, 2, 2, 1))
+    assert {key: where.host for key, where in places.items()} == {
+        (0, 0): "a1",
+        (1, 0): "a2",
+        (0, 1): "b1",
+        (1, 1): "b2",
+    }
+
+
+def test_even_cut_gives_the_remainder_to_the_first_stages() -> None:
+    assert even_layers(10, 4) == (3, 3, 2, 2)
+
+
+def test_candidates_divide_the_batch_and_fit_the_slots() -> None:
+    job = bed_job(global_batch_size=6, parallel={})
+    found = enumerate_candidates(job, read_fleet(cpu_inventory([2, 2]), job))
+    assert len(set(found)) == len(found)
+    assert {(c.pp, c.dp) for c in found} == {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (4, 1)}
+    assert all(6 % (c.dp * c.micro_batch_size) == 0 for c in found)
+    assert {c.micro_batch_size for c in found if (c.pp, c.dp) == (1, 1)} == {1, 2, 3, 6}
+
+
+def test_hosts_of_a_cluster_with_equal_hardware_are_one_class() -> None:
+    inventory = cpu_inventory([3, 2])
+    ports = inventory.clusters[0].fabric.ports
+    slow = tuple(
+        port.model_copy(update={"bandwidth_bytes_per_s": 1e6}) if port.host == "a2" else port for port in ports
+    )
+    fabric = inventory.clusters[0].fabric.model_copy(update={"ports": slow})
+    cluster = inventory.clusters[0].model_copy(update={"fabric": fabric})
+    degraded = inventory.model_copy(update={"clusters": (cluster, inventory.clusters[1])})
+    names = [[host.name for host in each.hosts] for each in read_fleet(degraded, bed_job()).classes]
+    assert names == [["a1", "a3"], ["a2"], ["b1", "b2"]]

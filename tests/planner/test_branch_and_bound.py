@@ -1,0 +1,92 @@
+"""The search against an exact enumeration: two to four clusters of unequal hosts, up to eight stages."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from holmes_core.errors import HolmesError
+from holmes_core.inventory import FabricKind, Inventory
+from holmes_core.job import Job
+from planner.problem.candidates import Candidate
+from planner.problem.coefficients import make_terms
+from planner.problem.fleet import Fleet, read_fleet
+from planner.search.branch_and_bound import Answer, search
+from tests.planner.enumerator import best_by_enumeration, best_in_blocks, random_terms
+from tests.planner.fleets import GIB, gpt_7b, gpu_inventory
+
+KINDS: tuple[FabricKind, ...] = ("InfiniBand", "RoCE", "Ethernet", "InfiniBand")
+MODEL = {"hidden_size": 2048, "num_heads": 16, "seq_length": 1024, "vocab_size": 32000}
+
+
+def random_fleet(seed: int) -> Inventory:
+    """Two to four clusters of one to four hosts with two GPUs each, their kind and memory drawn for each cluster."""
+    draw = random.Random(seed)
+    sizes = [draw.randint(1, 4) for _ in range(draw.choice((2, 3, 4)))]
+    inventory = gpu_inventory(sizes, gpus_per_host=2, kinds=KINDS, shared_gbps=draw.choice((2.0, 10.0, 40.0)))
+    gpus = {
+        cluster.name: (draw.choice(("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3")), draw.choice((8, 12, 24, 80)))
+        for cluster in inventory.clusters
+    }
+
+    def changed(name: str) -> dict[str, object]:
+        kind, gib = gpus[name]
+        return {"name": kind, "memory_bytes": gib * GIB}
+
+    hosts = tuple(
+        host.model_copy(update={"gpus": tuple(gpu.model_copy(update=changed(host.name[0])) for gpu in host.gpus)})
+        for host in inventory.hosts
+    )
+    return inventory.model_copy(update={"hosts": hosts})
+
+
+def random_job(seed: int, num_places: int) -> Job:
+    """One candidate: every degree fixed, four to ten stages where so many fit."""
+    draw = random.Random(seed)
+    dp = draw.choice((1, 1, 2, 3))
+    pp = max(1, min(draw.randint(4, 8), num_places // dp))
+    parallel = {"tp": 1, "pp": pp, "dp": min(dp, num_places), "micro_batch_size": 1, "recompute": "none"}
+    model = MODEL | {"num_layers": draw.randint(pp, 16)}
+    return gpt_7b(model=model, global_batch_size=12 * draw.choice((1, 4)), parallel=parallel)
+
+
+def answer_of(job: Job, fleet: Fleet) -> Answer | None:
+    """What the search found, None where nothing fits."""
+    try:
+        return search(job, fleet, 60.0)
+    except HolmesError:
+        return None
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_search_finds_what_exact_enumeration_finds(seed: int) -> None:
+    inventory = random_fleet(seed)
+    job = random_job(seed, 2 * len(inventory.hosts))
+    fleet, fixed = read_fleet(inventory, job), job.parallel
+    candidate = Candidate(1, fixed.pp or 1, fixed.dp or 1, 1)
+    terms = make_terms(job, fleet, candidate)
+    answer = answer_of(job, fleet)
+    if answer is None:
+        assert best_in_blocks(terms) is None
+        return
+    found = answer.found[0]
+    assert answer.status == "optimal"
+    best_s = best_in_blocks(terms, found.objective_s * (1 + 1e-6))
+    if found.placement.crossing(fleet) in ("nothing", "pipeline"):
+        assert found.objective_s == pytest.approx(best_s, rel=1e-6)
+    elif best_s is not None:
+        assert found.objective_s <= best_s * (1 + 1e-6)
+
+
+def test_the_two_enumerations_agree() -> None:
+    """Where every class is a cluster of its own and no stage is over several, they mean the same."""
+    compared = 0
+    for seed in range(200):
+        terms = random_terms(seed)
+        if len(set(terms.cluster)) == len(terms.places):
+            wanted_s, found_s = best_by_enumeration(terms), best_in_blocks(terms)
+            assert (found_s is None) == (wanted_s is None), seed
+            assert found_s is None or found_s == pytest.approx(wanted_s, rel=1e-9), seed
+            compared += 1
+    assert compared > 100

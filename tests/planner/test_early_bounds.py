@@ -1,0 +1,71 @@
+"""Quick bounds, by hand, and below every placement of random fleets."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from holmes_core.job import Job
+from planner.problem.candidates import Candidate, enumerate_candidates
+from planner.problem.coefficients import make_terms
+from planner.problem.fleet import read_fleet
+from planner.search.closed_form import blocks_step_s
+from planner.search.early_bounds import QuickBounds
+from planner.search.whole_replicas import spread
+from tests.planner.enumerator import all_blocks
+from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, random_inventory
+
+ROUND = 1 + 1e-9
+
+
+def emulated(**changes: object) -> Job:
+    """Five layers of 3 s each on hosts of cluster a; b is 1.5 times as slow, c twice."""
+    emulate = {"forward_s_per_layer": 1.0, "backward_s_per_layer": 2.0, "slowdown": {"b": 1.5, "c": 2.0}}
+    model = {"num_layers": 5, "hidden_size": 64, "num_heads": 8, "seq_length": 128}
+    return bed_job(model=model, compute={"emulate": emulate}, parallel={}, **changes)
+
+
+def test_stages_of_whole_layers_by_hand() -> None:
+    fleet = read_fleet(cpu_inventory([2, 1]), job := emulated(global_batch_size=4))
+    quick = QuickBounds(job, fleet)
+    three_stages = Candidate(1, 3, 1, 1)
+    # 5 layers on two hosts of 3 s and one of 4.5 s a layer: at will 15 / (2 + 1 / 1.5) s, whole ones 2 + 2 + 1.
+    assert quick.compute_s(three_stages) == pytest.approx(3 * 6 + 15)
+    assert quick.least_s(three_stages, mixed=False) == pytest.approx(3 * 6 + 15)
+    two_stages = Candidate(1, 2, 1, 1)
+    assert quick.compute_s(two_stages) == pytest.approx(3 * 9 + 15)
+    # Two replicas: one stage of two hosts of a, or of one each of a and b.
+    two_replicas = Candidate(1, 1, 2, 1)
+    assert quick.least_s(two_replicas, mixed=False) == pytest.approx(1 * 15 + 15)
+    assert quick.least_s(Candidate(1, 2, 2, 1), mixed=False) is None
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_no_placement_beats_the_quick_bounds(mixed: bool) -> None:
+    compared = 0
+    for seed in range(40):
+        draw = random.Random(seed)
+        job = emulated(global_batch_size=draw.choice((4, 6, 12)))
+        fleet = read_fleet(random_inventory(seed), job)
+        quick = QuickBounds(job, fleet)
+        for candidate in enumerate_candidates(job, fleet):
+            terms = make_terms(job, fleet, candidate)
+            least_s = quick.least_s(candidate, mixed)
+            for blocks in all_blocks(terms, mixed) if candidate.pp <= 3 else ():
+                assert least_s is not None, (seed, candidate)
+                assert least_s <= blocks_step_s(terms, blocks) * ROUND, (seed, candidate, blocks)
+                compared += 1
+            if least_s is not None:
+                assert quick.compute_s(candidate) <= least_s * ROUND, (seed, candidate)
+            found = spread(terms) if not mixed else None
+            if found is not None:
+                assert quick.spread_s(candidate) <= found.objective_s * ROUND, (seed, candidate)
+    assert compared > 1000
+
+
+def test_candidate_that_fits_nowhere_is_told_from_one_that_might() -> None:
+    job = gpt_7b()
+    quick = QuickBounds(job, read_fleet(gpu_inventory([1, 1], memory_bytes=24 * GIB), job))
+    assert not quick.fits(Candidate(1, 1, 1, 1, "full"))
+    assert quick.fits(Candidate(8, 2, 1, 1))

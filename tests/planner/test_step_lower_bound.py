@@ -1,0 +1,55 @@
+"""The bound against the simulation it saves, and what skipping by it must not change."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from holmes_core.job import ScheduleName
+from planner.schedule.precedence import precedence_of
+from planner.schedule.simulate import Bucket, Pipeline, PipelineTimes, simulate
+from planner.schedule.step_lower_bound import Shape, least_step_s
+
+SCHEDULES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "eager", "interleaved", "zero-bubble")
+
+
+def drawn_times(draw: random.Random, num_stages: int) -> PipelineTimes:
+    """Stages of any seconds, and links from free to the slowest part of all."""
+    scale = draw.choice((0.0, 0.1, 1.0, 5.0))
+    forward_s, backward_s = (tuple(draw.random() * k for _ in range(num_stages)) for k in (1, 2))
+    there_s, back_s = (tuple(draw.random() * scale for _ in range(num_stages - 1)) for _ in range(2))
+    return PipelineTimes(forward_s, backward_s, there_s, back_s, weight_part=0.4, split_factor=1.2)
+
+
+def drawn_buckets(draw: random.Random, num_stages: int) -> list[list[Bucket]]:
+    """One to four buckets a stage, whose reductions and gathers take up to more than the pipeline; or none."""
+    if draw.random() < 0.3:
+        return []
+    reduce, gather = draw.choice((0, 1, 5)), draw.choice((0, 1, 3))
+    return [
+        [Bucket(draw.random(), draw.random() * reduce, draw.random() * gather) for _ in range(draw.randint(1, 4))]
+        for _ in range(num_stages)
+    ]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_no_simulation_comes_below_the_bound_and_most_come_near(name: ScheduleName) -> None:
+    draw, shares = random.Random(name), []
+    for _ in range(150):
+        pp, chunks = draw.randint(1, 6), draw.choice((1, 2, 3)) if name == "interleaved" else 1
+        m = pp * draw.randint(1, 5) if name == "interleaved" else draw.randint(1, 30)
+        extra = tuple(draw.randint(0, 3) for _ in range(pp - 1)) if name == "eager" else ()
+        times, buckets = drawn_times(draw, pp * chunks), drawn_buckets(draw, pp * chunks)
+        step_s = simulate([Pipeline(precedence_of(name, pp, m, chunks, extra), times)], buckets)
+        least_s = least_step_s(Shape(name, pp, m, extra), times, buckets)
+        assert least_s <= step_s
+        shares.append(least_s / step_s)
+    assert sum(shares) / len(shares) > 0.8
+
+
+def test_equal_stages_and_free_links_reach_the_bound() -> None:
+    # Eight micro-batches of 3 s on each of four ranks; the last one starts after three forwards and drains in three
+    # backwards.
+    times = PipelineTimes((1.0,) * 4, (2.0,) * 4, (0.0,) * 3, (0.0,) * 3)
+    assert least_step_s(Shape("1f1b", 4, 8), times) == pytest.approx((8 + 3) * 3)

@@ -1,0 +1,79 @@
+"""Replicas in a class each: shares of micro-batches by hand and against every way to share them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.cost.collectives import Halves
+from planner.problem.candidates import Candidate
+from planner.problem.coefficients import Terms
+from planner.search.whole_replicas import spread
+from tests.planner.enumerator import random_terms
+
+
+def two_classes(fast_s: float, slow_s: float, dp: int, microbatches: int) -> Terms:
+    """One stage of four layers, gradients for nothing, `dp` places on a fast and a slow class in two clusters."""
+    return replace(
+        random_terms(1),
+        candidate=Candidate(1, 1, dp, 1),
+        num_layers=4,
+        num_microbatches=microbatches,
+        cluster=(0, 1),
+        places=(dp, dp),
+        places_per_host=(dp, dp),
+        memory_bytes=(None, None),
+        capacity=((4, 4),),
+        layer=tuple(Halves(each / 3, 2 * each / 3) for each in (fast_s, slow_s)),
+        head=(Halves(0.0, 0.0),) * 2,
+        net_names=("IB", "IB"),
+        fabric_edge_s=(0.0, 0.0),
+        shared_edge_s=(0.0, 0.0),
+        fabric_sync_s_per_byte=(0.0, 0.0),
+        shared_sync_s_per_byte=(0.0, 0.0),
+        inside_sync_s_per_byte=(0.0, 0.0),
+    )
+
+
+def test_a_class_twice_as_fast_runs_twice_the_micro_batches() -> None:
+    found = spread(two_classes(1.0, 2.0, dp=2, microbatches=6))
+    assert found is not None
+    assert found.placement.sites == ((0, 1),)
+    assert found.placement.microbatches == (8, 4)
+    assert found.objective_s == pytest.approx(8 * 4 * 1.0)
+
+
+def test_classes_of_equal_speed_share_equally() -> None:
+    found = spread(two_classes(1.0, 1.0, dp=2, microbatches=6))
+    assert found is not None
+    assert found.placement.microbatches == (6, 6)
+
+
+@pytest.mark.parametrize("slow_s", [1.1, 1.5, 1.9, 2.7, 3.3, 5.2])
+@pytest.mark.parametrize("microbatches", [2, 5, 8])
+def test_no_other_share_of_two_replicas_ends_earlier(slow_s: float, microbatches: int) -> None:
+    found = spread(two_classes(1.0, slow_s, dp=2, microbatches=microbatches))
+    total = 2 * microbatches
+    assert found is not None
+    assert sum(found.placement.microbatches) == total
+    best_s = min(max(4 * share, 4 * slow_s * (total - share)) for share in range(1, total))
+    assert found.objective_s == pytest.approx(best_s)
+
+
+def test_one_replica_is_not_spread() -> None:
+    assert spread(two_classes(1.0, 2.0, dp=1, microbatches=6)) is None
+
+
+def test_memory_of_every_class_must_hold_the_cut() -> None:
+    terms = two_classes(1.0, 2.0, dp=2, microbatches=6)
+    assert spread(replace(terms, capacity=((4, 3),))) is None
+
+
+def test_a_fixed_cut_is_kept() -> None:
+    terms = replace(
+        two_classes(1.0, 2.0, dp=2, microbatches=6), candidate=Candidate(1, 2, 2, 1), capacity=((4, 4),) * 2
+    )
+    found = spread(terms, (3, 1))
+    assert found is not None
+    assert found.placement.layers == (3, 1)
