@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.figure import print_figure
-from holmes_core.inventory import Inventory
-from holmes_core.record import read_file
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.record import read_file
 from tests.testbed.bed_layout import BedHost
 from tests.testbed.bed_process import SYSTEM_PATH
 from tests.testbed.bed_ssh import make_key, public_key

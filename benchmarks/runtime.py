@@ -26,10 +26,10 @@ from typing import Any
 
 from benchmarks.doc_table import write_table
 from benchmarks.figure import print_figure
-from holmes_core.inventory import Inventory
-from holmes_core.job import Job
-from holmes_core.plan import Order, Plan, Source
-from holmes_core.record import read_file
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Order, Plan, Source
+from holmes_core.records.record import read_file
 from launcher.prepare import run_config_of
 from planner.make_plan import make_plan
 from tests.testbed.bed import Bed

@@ -21,9 +21,9 @@ from rich.table import Table
 
 from benchmarks.doc_table import write_table
 from benchmarks.figure import print_figure
-from holmes_core.plan import Plan
-from holmes_core.record import read_file
-from holmes_core.run import Run
+from holmes_core.records.plan import Plan
+from holmes_core.records.record import read_file
+from holmes_core.records.run import Run
 from tests.testbed.rehearsal import Site, bed_site, only_run, standard_library_corpus
 
 FAST_MBPS, SLOW_MBPS = 2000, (50, 100, 200)

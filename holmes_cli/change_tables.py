@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from holmes_cli.plan_tables import Sheet, count, describe_degrees
 from holmes_core.errors import HolmesError
-from holmes_core.plan import Plan
+from holmes_core.records.plan import Plan
 from holmes_core.units import format_seconds
 from planner.advice.advise import Advised
 

@@ -10,8 +10,8 @@ import typer
 
 from holmes_cli.replan import Replanner
 from holmes_cli.show_run import show_run
-from holmes_core.inventory import Inventory
-from holmes_core.record import read_file
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.record import read_file
 from launcher.follow_folder import read_plan
 from launcher.launch import Launch
 from launcher.run_events import Silent

@@ -16,11 +16,11 @@ from holmes_cli.show_run import show_run
 from holmes_cli.terminal import out
 from holmes_cli.watch_in_background import watch_in_background
 from holmes_core.errors import HolmesError
-from holmes_core.inventory import Inventory
-from holmes_core.job import Job
-from holmes_core.plan import Plan, Source
-from holmes_core.record import FileRecord, read_file, read_user_file
-from holmes_core.run import OnLoss, Settings
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Plan, Source
+from holmes_core.records.record import FileRecord, read_file, read_user_file
+from holmes_core.records.run import OnLoss, Settings
 from launcher.follow_folder import read_plan
 from launcher.launch import Launch
 from launcher.preflight import CHECKS, PreflightFailed

@@ -16,10 +16,10 @@ from holmes_cli.plan_tables import plan_sheets
 from holmes_cli.show_plan import plan_sentences, show_plan, show_sheet
 from holmes_cli.terminal import err, out
 from holmes_core.errors import HolmesError
-from holmes_core.inventory import Inventory
-from holmes_core.job import Calibration, Job
-from holmes_core.plan import Order, Plan, Source
-from holmes_core.record import FileRecord, read_file, read_user_file, write_atomically
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Calibration, Job
+from holmes_core.records.plan import Order, Plan, Source
+from holmes_core.records.record import FileRecord, read_file, read_user_file, write_atomically
 from holmes_core.units import format_seconds
 from planner.advice.advise import advise, try_more_hosts
 from planner.advice.calibration import calibrate, calibrated

@@ -11,8 +11,8 @@ from jinja2 import Environment, StrictUndefined
 from holmes_cli.placement_picture import draw_placement
 from holmes_cli.plan_tables import Sheet, describe
 from holmes_cli.timeline_picture import draw_timeline
-from holmes_core.inventory import Inventory
-from holmes_core.plan import Plan
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Plan
 from holmes_core.units import format_memory, format_seconds
 from planner.advice.explain import stage_memories, step_parts
 from planner.schedule.simulate import Span

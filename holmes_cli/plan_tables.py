@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from holmes_core.inventory import Inventory
-from holmes_core.plan import Axis, Plan, PlanGroup, PlanStage
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Axis, Plan, PlanGroup, PlanStage
 from holmes_core.units import format_bytes, format_memory, format_rate, format_seconds
 from planner.advice.explain import NicLoad, StageMemory, leave_hosts, nic_loads, ranges, stage_memories, step_parts
 

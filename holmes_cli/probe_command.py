@@ -10,11 +10,11 @@ import typer
 from holmes_cli.show_inventory import show_differences, show_inventory
 from holmes_cli.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.host_lists import read_host_list
-from holmes_core.host_pattern import expand_pattern
-from holmes_core.hosts_file import HostsFile, read_hosts_file
-from holmes_core.inventory import Inventory
-from holmes_core.record import parse, read_file, write_atomically
+from holmes_core.hosts.host_lists import read_host_list
+from holmes_core.hosts.host_pattern import expand_pattern
+from holmes_core.hosts.hosts_file import HostsFile, read_hosts_file
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.record import parse, read_file, write_atomically
 from prober.audit import joined, refuses
 from prober.differences import changes
 from prober.link_audit import audit_links

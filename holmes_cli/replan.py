@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.inventory import Inventory
-from holmes_core.plan import Plan, Source
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Plan, Source
 from planner.advice.what_if import rate_text, what_if
 from planner.make_plan import make_plan
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holmes_cli.terminal import err, out
-from holmes_core.plan import Plan
+from holmes_core.records.plan import Plan
 from holmes_core.units import format_bytes, format_seconds
 from launcher.run_events import LogLine, NodeState, Notice, RunEvent, to_line
 from launcher.step_metrics import StepMetrics

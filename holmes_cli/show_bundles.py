@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holmes_cli.terminal import out
-from holmes_core.plan import Plan
+from holmes_core.records.plan import Plan
 from launcher.bundle import NodeBundle
 
 

@@ -16,8 +16,8 @@ from rich.tree import Tree
 
 from holmes_cli.plan_tables import Sheet, count, describe, plan_sheets
 from holmes_cli.terminal import out
-from holmes_core.inventory import Inventory
-from holmes_core.plan import Plan, PlanRank, SolveReport
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Plan, PlanRank, SolveReport
 from holmes_core.units import format_seconds
 from planner.advice.cluster_spans import straddling
 from planner.advice.explain import HostBlock, bottleneck, host_blocks, ranges, tasklets

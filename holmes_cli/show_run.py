@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.table import Table
 
 from holmes_cli.terminal import err, out
-from holmes_core.plan import Plan
-from holmes_core.run import Failure, Run
+from holmes_core.records.plan import Plan
+from holmes_core.records.run import Failure, Run
 from holmes_core.units import format_bytes, format_seconds
 from launcher.failure import first_cause
 from launcher.step_metrics import StepMetrics, by_interface, median_step_s

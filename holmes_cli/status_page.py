@@ -9,7 +9,7 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 
 from holmes_cli.ps_command import state_in_words
-from holmes_core.plan import Plan
+from holmes_core.records.plan import Plan
 from holmes_core.units import format_bytes
 from launcher.run_store import StoredRun
 from launcher.step_metrics import StepMetrics

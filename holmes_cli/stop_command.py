@@ -13,7 +13,7 @@ import typer
 
 from holmes_cli.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.plan import Plan
+from holmes_core.records.plan import Plan
 from launcher.end_unwatched import end_unwatched
 from launcher.follow_folder import read_plan
 from launcher.run_folder import read_run

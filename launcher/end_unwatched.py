@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from holmes_core.plan import Plan
-from holmes_core.record import write_atomically
-from holmes_core.run import Run
+from holmes_core.records.plan import Plan
+from holmes_core.records.record import write_atomically
+from holmes_core.records.run import Run
 from launcher.node_link import NodeLink
 from launcher.prepare import Attempt, prepare
 from launcher.run_folder import RUN_FILE

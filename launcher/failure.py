@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holmes_core.run import Failure
+from holmes_core.records.run import Failure
 
 _LOST_PEER = (
     "Connection closed by peer",

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from holmes_core.plan import Plan
-from holmes_core.record import read_file
+from holmes_core.records.plan import Plan
+from holmes_core.records.record import read_file
 from launcher.run_events import LogLine, RunEvent, from_line
 from launcher.run_folder import EVENTS_FILE, LOGS, PLAN_FILE, read_run
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from holmes_core.inventory import Inventory
-from holmes_core.plan import Plan
-from holmes_core.record import write_atomically
-from holmes_core.run import Failure, Run, Settings
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Plan
+from holmes_core.records.record import write_atomically
+from holmes_core.records.run import Failure, Run, Settings
 from launcher.bundle import NODE_CONFIG_FILE
 from launcher.failure import shell_exit_code
 from launcher.lost_hosts import wait_for

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holmes_core.errors import HolmesError, HostError
-from holmes_core.transport import Connection, Stream, connect
+from holmes_core.remote.transport import Connection, Stream, connect
 from launcher.bundle import NodeBundle
 from launcher.prepare import SILENCE_LIMIT_S
 from launcher.ship import ship

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError, HostError
-from holmes_core.inventory import Inventory
-from holmes_core.plan import Node, Plan
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Node, Plan
 from holmes_core.units import format_memory
 
 MIN_FREE_BYTES = 1 << 30

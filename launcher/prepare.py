@@ -8,9 +8,9 @@ from importlib.resources import files
 from typing import Any
 
 from holmes_core.errors import HolmesError
-from holmes_core.job import Model
-from holmes_core.plan import Node, Plan, PlanGroup
-from holmes_core.record import Record
+from holmes_core.records.job import Model
+from holmes_core.records.plan import Node, Plan, PlanGroup
+from holmes_core.records.record import Record
 from holmes_runtime.node_config import NodeConfig
 from holmes_runtime.run_config import (
     Checkpointing,

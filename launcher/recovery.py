@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from holmes_core.run import Settings
+from holmes_core.records.run import Settings
 
 NextStep = Literal["end", "restart", "wait", "replan"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from holmes_core.errors import HolmesError
-from holmes_core.plan import Plan
+from holmes_core.records.plan import Plan
 from launcher.lost_hosts import LostHosts
 from launcher.run_record import RunRecord
 from launcher.step_metrics import median_step_s

@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from holmes_core.plan import Plan
+from holmes_core.records.plan import Plan
 from launcher.step_metrics import InterfaceBytes, StepMetrics
 
 

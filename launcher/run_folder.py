@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TextIO
 
 from holmes_core.errors import HolmesError
-from holmes_core.record import read_file, write_atomically
-from holmes_core.run import Run
+from holmes_core.records.record import read_file, write_atomically
+from holmes_core.records.run import Run
 from launcher.run_events import LogLine, RunEvent, to_line
 from launcher.step_metrics import StepMetrics
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from holmes_core.plan import Plan
-from holmes_core.run import Failure, Run, Settings, State
+from holmes_core.records.plan import Plan
+from holmes_core.records.run import Failure, Run, Settings, State
 from launcher.follow_folder import past_events
 from launcher.run_events import Notice, RunEvent, View
 from launcher.run_folder import RunFolder

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from holmes_core.errors import HolmesError
-from holmes_core.record import read_file
-from holmes_core.run import Controller, Run
+from holmes_core.records.record import read_file
+from holmes_core.records.run import Controller, Run
 from launcher.run_folder import RUN_FILE, read_run
 
 Watched = Literal["watched", "unwatched", "ended"]

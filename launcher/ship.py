@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holmes_core.errors import HostError
-from holmes_core.transport import Connection
+from holmes_core.remote.transport import Connection
 from launcher.bundle import MISSING, NodeBundle
 
 SHIP_TIMEOUT_S = 120.0

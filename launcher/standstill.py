@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from holmes_core.plan import Plan
+from holmes_core.records.plan import Plan
 
 STEPS = 20  # a step may be slow; twenty times the usual is no step any more
 LEAST_S = 60.0

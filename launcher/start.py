@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import Any
 
 from holmes_core.errors import HolmesError, HostError
-from holmes_core.inventory import Inventory
-from holmes_core.plan import Plan
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Plan
 from launcher.bundle import NodeBundle
 from launcher.node_link import Event, NodeLink
 from launcher.preflight import Fault, Preflight, check_facts, host_fault

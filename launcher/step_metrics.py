@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from holmes_core.plan import InterfaceTraffic, Plan
+from holmes_core.records.plan import InterfaceTraffic, Plan
 
 NETWORK_AXES = ("tp", "dp", "pp_forward", "pp_backward")  # of exposed_s; "sync" waits for the slowest rank
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holmes_core.errors import HolmesError
-from holmes_core.job import Job
+from holmes_core.records.job import Job
 
 
 @dataclass(frozen=True)

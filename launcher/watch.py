@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from holmes_core.plan import Plan
-from holmes_core.run import Failure
+from holmes_core.records.plan import Plan
+from holmes_core.records.run import Failure
 from launcher.failure import first_cause, likely_reason
 from launcher.node_link import Event
 from launcher.prepare import SILENCE_LIMIT_S

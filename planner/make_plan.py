@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.inventory import Inventory
-from holmes_core.job import Job
-from holmes_core.plan import (
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job
+from holmes_core.records.plan import (
     Alternative,
     Order,
     Plan,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from holmes_core.inventory import Cluster, Finding, Host, Inventory, Network
+from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network
 from prober.rules import gpu_rules, machine_rules, nic_rules, roce_rules
 from prober.rules.network_rules import network_findings
 from prober.rules.rule import PeerRule, Rule

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from holmes_core.inventory import Host, Inventory
+from holmes_core.records.inventory import Host, Inventory
 from holmes_core.units import format_memory, format_rate
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from holmes_core.inventory import Finding, Inventory
-from holmes_core.link import Link, LinkMethod
+from holmes_core.records.inventory import Finding, Inventory
+from holmes_core.records.link import Link, LinkMethod
 from holmes_core.units import bytes_per_s_from_gbps, format_rate
 
 TCP_SHARE = 0.70

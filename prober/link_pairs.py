@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from holmes_core.inventory import Cluster, Inventory, Network, NetworkPort
-from holmes_core.link import LinkKind
+from holmes_core.records.inventory import Cluster, Inventory, Network, NetworkPort
+from holmes_core.records.link import LinkKind
 
 Rounds = tuple[tuple["Pair", ...], ...]
 

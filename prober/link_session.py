@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from holmes_core.inventory import Host
-from holmes_core.transport import Stream, connect
+from holmes_core.records.inventory import Host
+from holmes_core.remote.transport import Stream, connect
 from prober import link_node
 
 ANSWER_S = 15.0

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from holmes_core.errors import HostError
-from holmes_core.hosts_file import Access, HostEntry, HostsFile
-from holmes_core.inventory import Finding, Host, Inventory
-from holmes_core.transport import connect
+from holmes_core.hosts.hosts_file import Access, HostEntry, HostsFile
+from holmes_core.records.inventory import Finding, Host, Inventory
+from holmes_core.remote.transport import connect
 from prober.audit import audit, joined
 from prober.clusters import find_clusters, find_shared_network
 from prober.facts.limits import parse_clock

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from holmes_core.hosts_file import Access
-from holmes_core.inventory import Host, Nic
+from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.inventory import Host, Nic
 from prober.facts import (
     ethtool,
     flow_control,

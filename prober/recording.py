@@ -17,9 +17,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from holmes_core.errors import HolmesError
-from holmes_core.hosts_file import Access
-from holmes_core.inventory import Finding
-from holmes_core.record import Record, parse, write_atomically
+from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.inventory import Finding
+from holmes_core.records.record import Record, parse, write_atomically
 
 TOOL_MISSING = 127
 TIMED_OUT = 124

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from holmes_core.inventory import Finding
+from holmes_core.records.inventory import Finding
 from prober.facts.gpus import read_gpus
 from prober.recording import CUT_OFF, TIMED_OUT, Recorded
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from holmes_core.job import Model, Recompute
+from holmes_core.records.job import Model, Recompute
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holmes_core.plan import Plan
+from holmes_core.records.plan import Plan
 
 
 def hostfile(plan: Plan) -> str:

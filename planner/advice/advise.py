@@ -15,9 +15,9 @@ from itertools import combinations
 from math import inf
 
 from holmes_core.errors import HolmesError
-from holmes_core.inventory import Inventory
-from holmes_core.job import Job
-from holmes_core.plan import Plan
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Plan
 from planner.advice.what_if import rate_text, what_if
 from planner.background import Aside
 from planner.layout.reprice import reprice_step_s

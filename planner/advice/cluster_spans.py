@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from holmes_core.inventory import Inventory
-from holmes_core.plan import Plan
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Plan
 from planner.advice.explain import ranges
 from planner.problem.fleet import read_fleet
 

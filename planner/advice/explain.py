@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from holmes_core.inventory import Inventory
-from holmes_core.plan import Plan, PlanRank, Prediction
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Plan, PlanRank, Prediction
 from holmes_core.units import format_rate, format_seconds
 from planner.problem.networks import shared_network
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holmes_core.job import Model, Recompute
+from holmes_core.records.job import Model, Recompute
 from planner.cost.counts import Execution
 
 ETHERNET_MTU_BYTES = 1500

@@ -5,7 +5,7 @@ Matrix products take FLOPs / rate, everything else the bytes it moves / memory b
 
 from __future__ import annotations
 
-from holmes_core.job import Job, Model
+from holmes_core.records.job import Job, Model
 from planner.cost.collectives import Halves
 from planner.cost.counts import (
     Execution,

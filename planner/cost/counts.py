@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from holmes_core.job import Job, Model, Recompute, ScheduleName
+from holmes_core.records.job import Job, Model, Recompute, ScheduleName
 
 GRADIENT_BYTES = 4  # gradients are summed in fp32 whatever the precision
 MOMENT_BYTES = 8  # AdamW's two moments, fp32

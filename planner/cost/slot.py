@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holmes_core.errors import HolmesError
-from holmes_core.inventory import Host
-from holmes_core.job import Job
+from holmes_core.records.inventory import Host
+from holmes_core.records.job import Job
 from planner.cost.collectives import Halves, Path, tensor_parallel_s
 from planner.cost.compute_time import NO_TIME, head_s, layer_s
 from planner.cost.counts import Execution

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from holmes_core.plan import PlanRank
+from holmes_core.records.plan import PlanRank
 from planner.problem.fleet import Fleet, FleetHost
 from planner.search.placement import Placement
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.inventory import Cluster, Host, Inventory, NetworkPort
-from holmes_core.job import Job
-from holmes_core.plan import EnvironmentVariable, Node, PlanRank
+from holmes_core.records.inventory import Cluster, Host, Inventory, NetworkPort
+from holmes_core.records.job import Job
+from holmes_core.records.plan import EnvironmentVariable, Node, PlanRank
 from planner.problem.networks import RDMA_KINDS, Networks
 
 

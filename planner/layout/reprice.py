@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holmes_core.inventory import Inventory
-from holmes_core.plan import Plan, Prediction
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Plan, Prediction
 from planner.layout.predict import Laid, predict, predict_step_s, predict_timeline
 from planner.problem.candidates import Candidate
 from planner.problem.fleet import Fleet, read_fleet

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from holmes_core.inventory import Inventory
-from holmes_core.job import Job
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job
 from planner.layout.assign_hosts import Place, host_places
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Terms, make_terms, stage_memory_bytes

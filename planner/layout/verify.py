@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise, zip_longest
 
-from holmes_core.inventory import Inventory
-from holmes_core.plan import Plan
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Plan
 from holmes_runtime.schedule import make_schedule, most_in_flight
 from planner.cost.counts import memory_bytes
 from planner.problem.candidates import Candidate

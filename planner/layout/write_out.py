@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holmes_core.inventory import Inventory
-from holmes_core.job import Job
-from holmes_core.plan import Alternative, PlanRank, Prediction
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Alternative, PlanRank, Prediction
 from planner.layout.assign_hosts import hosts_by_stage, number_ranks, place
 from planner.layout.predict import Laid, predict, predict_step_s
 from planner.layout.usual_order import best_usual, usual_places

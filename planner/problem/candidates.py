@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.job import Job, Recompute
+from holmes_core.records.job import Job, Recompute
 from planner.cost.counts import Execution, make_execution
 from planner.problem.fleet import Fleet
 

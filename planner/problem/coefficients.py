@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from holmes_core.job import Job, Model
-from holmes_core.plan import NetName
+from holmes_core.records.job import Job, Model
+from holmes_core.records.plan import NetName
 from planner.cost.collectives import Halves, shard_exchange_bytes
 from planner.cost.counts import (
     GRADIENT_BYTES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holmes_core.inventory import Inventory
+from holmes_core.records.inventory import Inventory
 
 Latencies = Mapping[frozenset[str], float]
 """By the clusters at both ends, one name inside a cluster; a pair that was not measured is missing."""

@@ -9,9 +9,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.inventory import Cluster, Inventory, Network, NetworkPort
-from holmes_core.job import Job
-from holmes_core.plan import Axis, NetName, PlanGroup, PlanRank
+from holmes_core.records.inventory import Cluster, Inventory, Network, NetworkPort
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Axis, NetName, PlanGroup, PlanRank
 from planner.cost.collectives import tcp_payload_share
 
 SHARED = "shared"

@@ -9,8 +9,8 @@ from itertools import count
 from math import inf
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.job import Job
-from holmes_core.plan import Alternative, Crossing
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Alternative, Crossing
 from holmes_core.units import format_seconds
 from planner.problem.candidates import RECOMPUTE, Candidate
 from planner.problem.coefficients import make_terms

@@ -12,7 +12,7 @@ from functools import cache, cached_property
 from itertools import pairwise
 from math import ceil
 
-from holmes_core.job import Job, ScheduleName
+from holmes_core.records.job import Job, ScheduleName
 from planner.cost.compute_time import split_factor
 from planner.cost.counts import (
     GRADIENT_BYTES,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holmes_core.job import ScheduleName
+from holmes_core.records.job import ScheduleName
 from planner.schedule.simulate import Bucket, Buckets, PipelineTimes, gathered_s
 
 WIDEST = 4  # ranks in a loop: wider ones wait longer only where links are very slow, and are slow to look at

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.job import Job
+from holmes_core.records.job import Job
 from holmes_core.units import format_memory
 from planner.problem.candidates import RECOMPUTE, Candidate, enumerate_candidates, more_recompute
 from planner.problem.coefficients import make_terms, stage_memory_bytes

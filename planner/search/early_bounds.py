@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from holmes_core.job import Job, Recompute
+from holmes_core.records.job import Job, Recompute
 from planner.cost.collectives import shard_exchange_bytes
 from planner.cost.counts import GRADIENT_BYTES, layer_parameters
 from planner.problem.candidates import Candidate

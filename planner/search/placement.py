@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holmes_core.job import Job
-from holmes_core.plan import Crossing
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Crossing
 from planner.problem.candidates import Candidate
 from planner.problem.fleet import Fleet
 from planner.search.closed_form import Block

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from holmes_core.job import Job
-from holmes_core.plan import PlanRank
+from holmes_core.records.job import Job
+from holmes_core.records.plan import PlanRank
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Terms, make_terms
 from planner.problem.fleet import Fleet

@@ -14,8 +14,8 @@ from functools import cache
 from heapq import heapreplace
 from itertools import product
 
-from holmes_core.job import Job
-from holmes_core.plan import BlockDegrees, UnequalDegrees
+from holmes_core.records.job import Job
+from holmes_core.records.plan import BlockDegrees, UnequalDegrees
 from planner.problem.candidates import MOST_SAMPLES, Candidate, tensor_degrees
 from planner.problem.coefficients import Terms, aligned_stages, make_terms, slot_s
 from planner.problem.fleet import Fleet

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from holmes_core.inventory import GpuProcess
+from holmes_core.records.inventory import GpuProcess
 from holmes_core.units import MIB
 from prober.facts.gpu_query import ANSWERED, GpuFacts
 from prober.facts.pci_tree import normal_address

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from holmes_core.inventory import Gpu
+from holmes_core.records.inventory import Gpu
 from prober.facts.gpu_query import GpuFacts, parse_query
 from prober.facts.gpu_report import parse_report
 from prober.facts.gpu_text import (

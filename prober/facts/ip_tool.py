@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from holmes_core.inventory import NetdevKind, Route
+from holmes_core.records.inventory import NetdevKind, Route
 from prober.facts.json_list import json_list
 from prober.facts.netdev_facts import NetdevFacts
 from prober.facts.port_facts import whole_number

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from holmes_core.inventory import Conflict
+from holmes_core.records.inventory import Conflict
 
 T = TypeVar("T", bound=Any)  # a dataclass whose unknown fields are None or ()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from holmes_core.inventory import NcclSetting
+from holmes_core.records.inventory import NcclSetting
 from prober.facts.question import Command
 from prober.facts.sysfs_tree import Tree
 from prober.recording import Recorded

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from holmes_core.inventory import BondSlave, Netdev, NetdevKind
+from holmes_core.records.inventory import BondSlave, Netdev, NetdevKind
 from holmes_core.units import bytes_per_s_from_gbps, bytes_per_s_from_mbps
 
 _VIRTUAL_NAMES = re.compile(r"(docker|br-|veth|virbr|cni|flannel|cali|tun|tap|ifb|dummy|sit|gre|ip6tnl|kube|vxlan|ovs)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from holmes_core.inventory import BondSlave, NetdevKind
+from holmes_core.records.inventory import BondSlave, NetdevKind
 from prober.facts.netdev_facts import NetdevFacts
 from prober.facts.port_facts import whole_number
 from prober.facts.question import Command

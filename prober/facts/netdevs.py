@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from holmes_core.inventory import Conflict, Netdev
+from holmes_core.records.inventory import Conflict, Netdev
 from prober.facts.merge import merged, updated
 from prober.facts.netdev_facts import NetdevFacts, looks_physical, netdev_record
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from holmes_core.inventory import Conflict, Gid, Netdev, Nic, NicKind, PciLink
+from holmes_core.records.inventory import Conflict, Gid, Netdev, Nic, NicKind, PciLink
 from prober.facts.merge import merged, updated
 from prober.facts.port_facts import WHOLE_DEVICE, PortFacts
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from holmes_core.inventory import PciDevice, PciLink
+from holmes_core.records.inventory import PciDevice, PciLink
 from prober.facts.merge import filled
 from prober.facts.port_facts import number
 from prober.facts.question import Command

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from holmes_core.inventory import Gid, PciLink
+from holmes_core.records.inventory import Gid, PciLink
 from prober.facts.port_facts import (
     PortFacts,
     gid,

@@ -6,8 +6,8 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from holmes_core.hosts_file import Access
-from holmes_core.inventory import Software
+from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.inventory import Software
 from prober.facts.question import Command
 from prober.recording import Recorded
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holmes_core.inventory import Host
+from holmes_core.records.inventory import Host
 from prober.clusters import VIRTUAL_NAMES
 from prober.facts.limits import UNLIMITED
 from prober.rules.nic_rules import active

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 
-from holmes_core.inventory import Cluster, Finding, Host, Network
+from holmes_core.records.inventory import Cluster, Finding, Host, Network
 from prober.clusters import VIRTUAL_NAMES
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from holmes_core.inventory import Host, Nic
+from holmes_core.records.inventory import Host, Nic
 from holmes_core.units import bytes_per_s_from_gbps, format_rate
 from prober.clusters import fabric_of, is_rail_class
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from holmes_core.inventory import Finding, Host, Severity
+from holmes_core.records.inventory import Finding, Host, Severity
 
 Evidence = Iterable[str]
 PeerEvidence = Iterable[tuple[Sequence[str], str]]

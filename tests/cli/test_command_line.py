@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from holmes_core.record import read_file
-from holmes_core.run import Run
+from holmes_core.records.record import read_file
+from holmes_core.records.run import Run
 
 ROOT = Path(__file__).parent.parent.parent
 HOSTS: dict[str, Any] = {

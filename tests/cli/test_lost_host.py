@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from holmes_core.plan import Plan
-from holmes_core.record import read_file
+from holmes_core.records.plan import Plan
+from holmes_core.records.record import read_file
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rehearsal import Site, only_run, standard_library_corpus
 

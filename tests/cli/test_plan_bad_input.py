@@ -14,7 +14,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from holmes_core.inventory import Inventory
+from holmes_core.records.inventory import Inventory
 from tests.cli.conftest import Command
 from tests.planner.fleets import bed_job, cpu_inventory, gpu_inventory
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from holmes_cli.status_page import status_page
-from holmes_core.run import Failure, Run
+from holmes_core.records.run import Failure, Run
 from launcher.run_store import StoredRun
 from launcher.step_metrics import InterfaceBytes, StepMetrics
 from tests.cli.browser import NEEDS_BROWSER, dumped

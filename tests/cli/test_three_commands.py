@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from holmes_core.plan import Plan
-from holmes_core.record import read_file
-from holmes_core.run import Run
+from holmes_core.records.plan import Plan
+from holmes_core.records.record import read_file
+from holmes_core.records.run import Run
 from launcher.prepare import SILENCE_LIMIT_S
 from tests.testbed.bed import Bed
 from tests.testbed.needs_bed import NEEDS_BED

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holmes_core.errors import HolmesError
-from holmes_core.host_lists import read_host_list
-from holmes_core.host_pattern import NAME_PATTERN, expand_pattern
-from holmes_core.hosts_file import HostsFile, expand_entries, read_hosts_file
+from holmes_core.hosts.host_lists import read_host_list
+from holmes_core.hosts.host_pattern import NAME_PATTERN, expand_pattern
+from holmes_core.hosts.hosts_file import HostsFile, expand_entries, read_hosts_file
 
 
 @pytest.mark.parametrize(

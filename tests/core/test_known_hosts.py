@@ -9,7 +9,7 @@ import paramiko
 import pytest
 
 from holmes_core.errors import HostError
-from holmes_core.transport import SshSettings, _add_known_keys
+from holmes_core.remote.transport import SshSettings, _add_known_keys
 
 KEYS = (
     "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFapCyu/XqXr8yAaAGqkP7bHgKHBReXMwnMOxkc8BR6F",

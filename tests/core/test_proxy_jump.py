@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from holmes_core.errors import HostError
-from holmes_core.hosts_file import Access
-from holmes_core.transport import _name_and_port, connect
+from holmes_core.hosts.hosts_file import Access
+from holmes_core.remote.transport import _name_and_port, connect
 
 SSHD = shutil.which("sshd", path=os.environ["PATH"] + ":/usr/sbin")
 needs_sshd = pytest.mark.skipif(SSHD is None or shutil.which("ssh-keygen") is None, reason="no openssh-server here")

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holmes_core.errors import WRONG_USAGE, HolmesError
-from holmes_core.hosts_file import Access, HostsFile, read_hosts_file
-from holmes_core.inventory import Cluster, Finding, Gpu, Host, Inventory, Netdev, Network, NetworkPort, Nic
-from holmes_core.job import Job
-from holmes_core.plan import InterfaceTraffic
-from holmes_core.record import parse, read_file, read_user_file, write_atomically
-from holmes_core.run import Failure, Run
+from holmes_core.hosts.hosts_file import Access, HostsFile, read_hosts_file
+from holmes_core.records.inventory import Cluster, Finding, Gpu, Host, Inventory, Netdev, Network, NetworkPort, Nic
+from holmes_core.records.job import Job
+from holmes_core.records.plan import InterfaceTraffic
+from holmes_core.records.record import parse, read_file, read_user_file, write_atomically
+from holmes_core.records.run import Failure, Run
 
 JOB_TEXT = """
 model: {num_layers: 4, hidden_size: 32, num_heads: 2, seq_length: 16}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holmes_core.job import Job
+from holmes_core.records.job import Job
 from launcher.prepare import run_config_of
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holmes_core.run import Failure
+from holmes_core.records.run import Failure
 from launcher.failure import first_cause, likely_reason, shell_exit_code
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holmes_core.errors import HostError
-from holmes_core.plan import Plan
+from holmes_core.records.plan import Plan
 from launcher.preflight import CHECKS, Fault, Preflight, check_facts, host_fault, remedy_of
 from tests.launcher.plans import cpu_plan, gpu_plan, healthy_answers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holmes_core.run import Settings
+from holmes_core.records.run import Settings
 from launcher.recovery import next_step
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holmes_core.plan import Plan
+from holmes_core.records.plan import Plan
 from holmes_runtime.run_config import Expectation
 from launcher.prepare import run_config_of
 from launcher.step_metrics import InterfaceBytes, StepCollector, traffic_per_step

@@ -6,10 +6,20 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from holmes_core.hosts_file import Access
-from holmes_core.inventory import Cluster, FabricKind, Gpu, Host, Inventory, Netdev, Network, NetworkPort, Software
-from holmes_core.job import Job
-from holmes_core.plan import Plan, Source
+from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.inventory import (
+    Cluster,
+    FabricKind,
+    Gpu,
+    Host,
+    Inventory,
+    Netdev,
+    Network,
+    NetworkPort,
+    Software,
+)
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Plan, Source
 from planner.make_plan import make_plan
 
 GBPS = 1e9 / 8

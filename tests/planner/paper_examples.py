@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from holmes_core.hosts_file import Access
-from holmes_core.inventory import Cluster, FabricKind, Gpu, Host, Inventory, Netdev, Network, NetworkPort
-from holmes_core.record import write_atomically
+from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.inventory import Cluster, FabricKind, Gpu, Host, Inventory, Netdev, Network, NetworkPort
+from holmes_core.records.record import write_atomically
 
 FOLDER = Path(__file__).parents[2] / "templates" / "examples"
 ETHERNET_BYTES_PER_S = 25e9 / 8

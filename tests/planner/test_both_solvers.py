@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 
-from holmes_core.plan import Plan
+from holmes_core.records.plan import Plan
 from tests.planner.fleets import bed_job, plan_for, random_inventory
 
 SEEDS = range(24)

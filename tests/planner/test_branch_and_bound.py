@@ -7,8 +7,8 @@ import random
 import pytest
 
 from holmes_core.errors import HolmesError
-from holmes_core.inventory import FabricKind, Inventory
-from holmes_core.job import Job
+from holmes_core.records.inventory import FabricKind, Inventory
+from holmes_core.records.job import Job
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import make_terms
 from planner.problem.fleet import Fleet, read_fleet

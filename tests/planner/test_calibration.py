@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from holmes_core.errors import HolmesError
-from holmes_core.job import Calibration
-from holmes_core.plan import Plan
+from holmes_core.records.job import Calibration
+from holmes_core.records.plan import Plan
 from planner.advice.calibration import calibrate, calibrated
 from planner.layout.reprice import reprice
 from tests.planner.fleets import bed_job, cpu_inventory, plan_for

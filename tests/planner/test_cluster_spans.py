@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holmes_core.plan import Plan
+from holmes_core.records.plan import Plan
 from planner.advice.cluster_spans import straddling
 from tests.planner.fleets import bed_job, cpu_inventory, plan_for
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holmes_core.job import Model
+from holmes_core.records.job import Model
 from planner.cost.collectives import (
     Path,
     all_reduce_s,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from holmes_core.job import Model
+from holmes_core.records.job import Model
 from planner.cost.collectives import Halves
 from planner.cost.compute_time import head_s, layer_s, optimizer_s
 from planner.cost.counts import Execution

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from holmes_core.errors import HolmesError
-from holmes_core.job import Job
-from holmes_core.plan import Crossing
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Crossing
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import make_terms
 from planner.problem.fleet import Fleet, read_fleet

@@ -1,4 +1,4 @@
-"""The counts of planner/cost/counts.py against the bundled runtime's own model: parameters, FLOPs and kept activations."""
+"""counts.py against the bundled runtime's own model: parameters, FLOPs and kept activations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from holmes_core.job import Model, Recompute
+from holmes_core.records.job import Model, Recompute
 from holmes_runtime.model import Block, DecoderStage, make_rotation
 from holmes_runtime.run_config import ModelShape, Stage
 from holmes_runtime.tensor_parallel import ALONE

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holmes_core.job import Model, Recompute
+from holmes_core.records.job import Model, Recompute
 from holmes_runtime.schedule import ScheduleName, make_schedule, most_in_flight
 from planner.cost import counts as cost
 

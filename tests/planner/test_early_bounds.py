@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holmes_core.job import Job
+from holmes_core.records.job import Job
 from planner.problem.candidates import Candidate, enumerate_candidates
 from planner.problem.coefficients import make_terms
 from planner.problem.fleet import read_fleet

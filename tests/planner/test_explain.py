@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holmes_core.inventory import Inventory
-from holmes_core.plan import Plan
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Plan
 from planner.advice.advise import Advised, advise, try_more_hosts
 from planner.advice.explain import (
     bottleneck,

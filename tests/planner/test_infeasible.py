@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holmes_core.errors import HolmesError
-from holmes_core.inventory import Inventory
+from holmes_core.records.inventory import Inventory
 from tests.planner.fleets import GIB, gpt_7b, gpu_inventory, plan_for
 
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from holmes_core.inventory import Cluster, Inventory, Network
-from holmes_core.job import Job
-from holmes_core.plan import Plan
+from holmes_core.records.inventory import Cluster, Inventory, Network
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Plan
 from tests.planner.fleets import bed_job, cpu_host, faster, plan_for, random_inventory
 
 SEEDS = range(24)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holmes_core.errors import HolmesError
-from holmes_core.inventory import FabricKind, Inventory
+from holmes_core.records.inventory import FabricKind, Inventory
 from planner.cost.collectives import tcp_payload_share
 from planner.problem.networks import Networks
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from holmes_core.inventory import Inventory
-from holmes_core.job import Job
-from holmes_core.link import Link, Spread
-from holmes_core.plan import PlanRank, Prediction
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job
+from holmes_core.records.link import Link, Spread
+from holmes_core.records.plan import PlanRank, Prediction
 from holmes_runtime.schedule import ActionKind
 from planner.cost.counts import stage_parameters
 from planner.layout.predict import Laid, predict, predict_timeline

@@ -7,7 +7,7 @@ from math import ceil
 
 import pytest
 
-from holmes_core.job import Job
+from holmes_core.records.job import Job
 from planner.cost.collectives import Halves
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Terms

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holmes_core.job import ScheduleName
+from holmes_core.records.job import ScheduleName
 from planner.schedule.precedence import precedence_of
 from planner.schedule.simulate import Bucket, Pipeline, PipelineTimes, simulate
 from planner.schedule.step_lower_bound import Shape, least_step_s

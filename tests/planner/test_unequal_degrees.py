@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from holmes_core.inventory import Inventory
-from holmes_core.job import Job
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import make_terms
 from planner.problem.fleet import read_fleet

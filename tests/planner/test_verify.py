@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holmes_core.plan import Plan
+from holmes_core.records.plan import Plan
 from planner.layout.verify import verify
 from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from holmes_core.errors import HolmesError
-from holmes_core.inventory import Inventory, Nic
-from holmes_core.link import Link, Spread
+from holmes_core.records.inventory import Inventory, Nic
+from holmes_core.records.link import Link, Spread
 from planner.advice.what_if import rate_text, what_if
 from planner.layout.verify import verify
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holmes_core.inventory import Host, Inventory, Software
+from holmes_core.records.inventory import Host, Inventory, Software
 from prober.clusters import find_clusters
 from prober.differences import changes, peer_differences
 from tests.prober.test_clusters import ib

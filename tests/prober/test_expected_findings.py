@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holmes_core.inventory import Inventory
+from holmes_core.records.inventory import Inventory
 from prober.probe import inventory_of
 from prober.recording import HostNotes, HostRecording, Recorded
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holmes_core.hosts_file import Access
-from holmes_core.inventory import Host
+from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.inventory import Host
 from prober.facts import ip_tool
 from prober.facts.gpu_query import parse_query
 from prober.facts.question import Command, cut, script

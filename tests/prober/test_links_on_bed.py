@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from holmes_core.hosts_file import Access
-from holmes_core.inventory import Cluster, Finding, Host, Inventory, Netdev, Network, NetworkPort
-from holmes_core.link import Link
+from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Netdev, Network, NetworkPort
+from holmes_core.records.link import Link
 from holmes_core.units import bytes_per_s_from_mbps
 from prober.link_audit import audit_links
 from tests.testbed.bed import Bed, BedHost, missing_for_bed
@@ -28,8 +28,8 @@ ROOT = Path(__file__).parent.parent.parent
 CONTROLLER = """
 import json, sys
 from pathlib import Path
-from holmes_core.inventory import Inventory
-from holmes_core.record import read_file
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.record import read_file
 from prober.links import Limits, measure_links
 
 inventory = read_file(Inventory, Path(sys.argv[1]))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holmes_core.hosts_file import Access
-from holmes_core.inventory import Host
+from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.inventory import Host
 from prober.read_host import read_host
 from prober.recording import Recorded
 

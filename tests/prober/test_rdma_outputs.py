@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-from holmes_core.hosts_file import Access
-from holmes_core.inventory import Host
+from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.inventory import Host
 from prober.read_host import read_host
 from prober.recording import Recorded
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holmes_core.errors import HolmesError
-from holmes_core.hosts_file import Access, HostsFile
+from holmes_core.hosts.hosts_file import Access, HostsFile
 from prober.probe import probe, replay
 from prober.recording import HostNotes, Recorded, read_recordings, write_recording
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holmes_core.hosts_file import Access
-from holmes_core.inventory import Host
+from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.inventory import Host
 from prober.read_host import read_host
 from prober.recording import Recorded
 from prober.tool_findings import tool_findings

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from holmes_core.hosts_file import Access
-from holmes_core.inventory import (
+from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.inventory import (
     BondSlave,
     Conflict,
     Gid,

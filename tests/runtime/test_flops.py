@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holmes_core.job import Model
-from holmes_core.presets import PRESETS
+from holmes_core.records.job import Model
+from holmes_core.records.presets import PRESETS
 from holmes_runtime.flops import head_flops, layer_flops, peak_flops_per_s, step_flops
 from holmes_runtime.run_config import ModelShape
 from planner.cost import counts as cost

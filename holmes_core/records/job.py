@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from holmes_core.presets import PRESETS
-from holmes_core.record import FileRecord, Record
+from holmes_core.records.presets import PRESETS
+from holmes_core.records.record import FileRecord, Record
 
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0)]
@@ -20,7 +20,7 @@ class Model(Record):
     """A decoder of one family: its shape in the field's words. The output head is not tied to the embedding.
 
     gpt: learned positions, LayerNorm, GELU, biases. llama: rotary positions, RMSNorm, SwiGLU, grouped-query attention,
-    no biases. `preset` takes a published shape (holmes_core/presets.py), which other keys override. `factory` is
+    no biases. `preset` takes a published shape (presets.py), which other keys override. `factory` is
     FILE.py:FUNCTION, a model of the user's own, FILE being beside job.yaml or, if absolute, on every host; the shape
     must still describe it, since the planner prices the shape.
     """

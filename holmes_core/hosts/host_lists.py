@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from holmes_core.errors import HolmesError
-from holmes_core.host_pattern import MAX_HOSTS, expand_pattern
-from holmes_core.hosts_file import HostEntry
+from holmes_core.hosts.host_pattern import MAX_HOSTS, expand_pattern
+from holmes_core.hosts.hosts_file import HostEntry
 
 MAX_SLOTS = 1024
 _COUNT_KEYS = ("slots", "max_slots", "max-slots", "cpus", "cpu", "count")

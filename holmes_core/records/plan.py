@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from holmes_core.hosts_file import Access
-from holmes_core.job import Job, Recompute, ScheduleName
-from holmes_core.record import FileRecord, Record
+from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.job import Job, Recompute, ScheduleName
+from holmes_core.records.record import FileRecord, Record
 
 Axis = Literal["tp", "dp", "pp_forward", "pp_backward"]
 Order = Literal["holmes", "usual"]

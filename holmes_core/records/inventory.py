@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from holmes_core.hosts_file import Access
-from holmes_core.link import Link
-from holmes_core.record import FileRecord, Record
+from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.link import Link
+from holmes_core.records.record import FileRecord, Record
 
 NicKind = Literal["InfiniBand", "RoCE", "Ethernet", "Omni-Path", "EFA", "iWARP", "SoftRoCE", "unknown"]
 GidType = Literal["IB", "RoCE v1", "RoCE v2"]

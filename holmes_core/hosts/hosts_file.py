@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from holmes_core.errors import HolmesError
-from holmes_core.host_pattern import NAME_LENGTH, NAME_PATTERN, expand_pattern, is_pattern
-from holmes_core.record import Record, read_user_file
+from holmes_core.hosts.host_pattern import NAME_LENGTH, NAME_PATTERN, expand_pattern, is_pattern
+from holmes_core.records.record import Record, read_user_file
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=NAME_LENGTH)]
 TransportName = Literal["ssh", "local"]

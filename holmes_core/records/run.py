@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from holmes_core.plan import InterfaceTraffic
-from holmes_core.record import FileRecord, Record
+from holmes_core.records.plan import InterfaceTraffic
+from holmes_core.records.record import FileRecord, Record
 
 State = Literal["running", "done", "failed", "stopped"]
 OnLoss = Literal["replan", "wait", "stop"]

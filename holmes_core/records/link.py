@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from holmes_core.record import Record
+from holmes_core.records.record import Record
 
 LinkKind = Literal["inside", "between"]
 LinkMethod = Literal["ib_write_bw", "iperf3", "tcp"]

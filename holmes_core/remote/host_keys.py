@@ -10,8 +10,8 @@ from pathlib import Path
 import paramiko
 
 from holmes_core.errors import HostError
-from holmes_core.hosts_file import Access
-from holmes_core.transport import (
+from holmes_core.hosts.hosts_file import Access
+from holmes_core.remote.transport import (
     CONNECT_TIMEOUT_S,
     explain_connect,
     fingerprint,

@@ -1,0 +1,1 @@
+"""The records that stages hand one another, as frozen models and as files."""

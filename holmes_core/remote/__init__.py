@@ -1,0 +1,1 @@
+"""The way to a host: SSH sessions and host keys."""
