@@ -17,8 +17,8 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.record import parse, read_file, write_atomically
 from prober.audit import joined, refuses
 from prober.differences import changes
-from prober.link_audit import audit_links
-from prober.links import measure_links
+from prober.links.link_audit import audit_links
+from prober.links.links import measure_links
 from prober.probe import probe, replay
 
 

@@ -13,12 +13,8 @@ from holmes_core.errors import HostError
 from holmes_core.hosts.hosts_file import Access, HostEntry, HostsFile
 from holmes_core.records.inventory import Finding, Host, Inventory
 from holmes_core.remote.transport import connect
-from prober.audit import audit, joined
-from prober.clusters import find_clusters, find_shared_network
-from prober.facts.limits import parse_clock
-from prober.facts.question import cut, script
-from prober.read_host import commands, read_host
-from prober.recording import (
+from prober.asking.commands import cut, script
+from prober.asking.recording import (
     HostNotes,
     HostRecording,
     Recorded,
@@ -26,6 +22,10 @@ from prober.recording import (
     refuse_used_folder,
     write_recording,
 )
+from prober.audit import audit, joined
+from prober.clusters import find_clusters, find_shared_network
+from prober.facts.machine.limits import parse_clock
+from prober.read_host import commands, read_host
 from prober.tool_findings import tool_findings
 
 HOST_TIMEOUT_S = 60.0

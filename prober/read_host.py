@@ -7,35 +7,15 @@ from typing import TypeVar
 
 from holmes_core.hosts.hosts_file import Access
 from holmes_core.records.inventory import Host, Nic
-from prober.facts import (
-    ethtool,
-    flow_control,
-    gpu_processes,
-    gpu_query,
-    gpu_report,
-    gpu_text,
-    gpus,
-    ibdev2netdev,
-    ibstat,
-    ibv_devinfo,
-    ip_tool,
-    kernel,
-    limits,
-    mlxlink,
-    nccl_settings,
-    netdev_sysfs,
-    netdevs,
-    nics,
-    pci_tree,
-    rdma_sysfs,
-    rdma_tool,
-    software,
-)
-from prober.facts.netdev_facts import NetdevFacts
-from prober.facts.port_facts import PortFacts
-from prober.facts.question import Command
-from prober.facts.sysfs_tree import Tree, read_tree
-from prober.recording import HostNotes, Recorded
+from prober.asking.commands import Command
+from prober.asking.recording import HostNotes, Recorded
+from prober.asking.sysfs_tree import Tree, read_tree
+from prober.facts.gpu import gpu_processes, gpu_query, gpu_report, gpu_text, gpus
+from prober.facts.machine import kernel, limits, nccl_settings, pci_tree, software
+from prober.facts.netdev import ethtool, flow_control, ip_tool, netdev_sysfs, netdevs
+from prober.facts.netdev.netdev_facts import NetdevFacts
+from prober.facts.rdma import ibdev2netdev, ibstat, ibv_devinfo, mlxlink, nics, rdma_sysfs, rdma_tool
+from prober.facts.rdma.port_facts import PortFacts
 
 F = TypeVar("F")
 

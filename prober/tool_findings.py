@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from holmes_core.records.inventory import Finding
-from prober.facts.gpus import read_gpus
-from prober.recording import CUT_OFF, TIMED_OUT, Recorded
+from prober.asking.recording import CUT_OFF, TIMED_OUT, Recorded
+from prober.facts.gpu.gpus import read_gpus
 
 _READ = frozenset(
     [

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from holmes_core.records.inventory import Host
 from prober.clusters import VIRTUAL_NAMES
-from prober.facts.limits import UNLIMITED
+from prober.facts.machine.limits import UNLIMITED
 from prober.rules.nic_rules import active
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from holmes_core.records.inventory import Host, Netdev
-from prober.recording import Recorded
+from prober.asking.recording import Recorded
 from prober.tool_findings import tool_findings
 from tests.prober.test_recordings import read, recorded, scenarios
 

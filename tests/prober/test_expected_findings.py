@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from holmes_core.records.inventory import Inventory
+from prober.asking.recording import HostNotes, HostRecording, Recorded
 from prober.probe import inventory_of
-from prober.recording import HostNotes, HostRecording, Recorded
 
 RECORDINGS = Path(__file__).parent.parent / "data" / "probe"
 SCENARIOS = sorted(folder.name for folder in RECORDINGS.iterdir() if (folder / "expected.json").exists())

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from holmes_core.hosts.hosts_file import Access
 from holmes_core.records.inventory import Host
-from prober.facts import ip_tool
-from prober.facts.gpu_query import parse_query
-from prober.facts.question import Command, cut, script
-from prober.facts.software import software_command
+from prober.asking.commands import Command, cut, script
+from prober.asking.recording import CUT_OFF, Recorded
+from prober.facts.gpu.gpu_query import parse_query
+from prober.facts.machine.software import software_command
+from prober.facts.netdev import ip_tool
 from prober.read_host import commands, read_host
-from prober.recording import CUT_OFF, Recorded
 from prober.tool_findings import tool_findings
 
 

@@ -21,10 +21,10 @@ from holmes_core.hosts.hosts_file import Access
 from holmes_core.records.inventory import Cluster, Host, Inventory, Network, NetworkPort, Nic
 from holmes_core.records.link import Direction, Link, LinkMethod, Spread
 from holmes_core.units import bytes_per_s_from_gbps
-from prober import link_node
-from prober.link_audit import audit_links
-from prober.link_pairs import choose_pairs, into_rounds
-from prober.link_tools import (
+from prober.links import link_node
+from prober.links.link_audit import audit_links
+from prober.links.link_pairs import choose_pairs, into_rounds
+from prober.links.link_tools import (
     ib_write_bw,
     iperf3_client,
     iperf3_server,
@@ -32,7 +32,7 @@ from prober.link_tools import (
     parse_iperf3,
     window_rates,
 )
-from prober.links import Limits, measure_links
+from prober.links.links import Limits, measure_links
 from tests.planner.fleets import cpu_inventory
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=5)

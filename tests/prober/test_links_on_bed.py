@@ -16,7 +16,7 @@ from holmes_core.hosts.hosts_file import Access
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Netdev, Network, NetworkPort
 from holmes_core.records.link import Link
 from holmes_core.units import bytes_per_s_from_mbps
-from prober.link_audit import audit_links
+from prober.links.link_audit import audit_links
 from tests.testbed.bed import Bed, BedHost, missing_for_bed
 
 pytestmark = [
@@ -30,7 +30,7 @@ import json, sys
 from pathlib import Path
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.record import read_file
-from prober.links import Limits, measure_links
+from prober.links.links import Limits, measure_links
 
 inventory = read_file(Inventory, Path(sys.argv[1]))
 limits = Limits(**json.loads(sys.argv[2]))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from holmes_core.hosts.hosts_file import Access
 from holmes_core.records.inventory import Host
+from prober.asking.recording import Recorded
 from prober.read_host import read_host
-from prober.recording import Recorded
 
 
 def read(*outputs: tuple[str, str]) -> Host:

@@ -8,8 +8,8 @@ import pytest
 
 from holmes_core.hosts.hosts_file import Access
 from holmes_core.records.inventory import Host
+from prober.asking.recording import Recorded
 from prober.read_host import read_host
-from prober.recording import Recorded
 
 
 class Port(NamedTuple):

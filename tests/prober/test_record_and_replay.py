@@ -9,8 +9,8 @@ import pytest
 
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.hosts_file import Access, HostsFile
+from prober.asking.recording import HostNotes, Recorded, read_recordings, write_recording
 from prober.probe import probe, replay
-from prober.recording import HostNotes, Recorded, read_recordings, write_recording
 
 
 def silent(_host: str, _state: str) -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from holmes_core.hosts.hosts_file import Access
 from holmes_core.records.inventory import Host
+from prober.asking.recording import Recorded
 from prober.read_host import read_host
-from prober.recording import Recorded
 from prober.tool_findings import tool_findings
 
 COPIES = Path(__file__).parents[1] / "data" / "probe"

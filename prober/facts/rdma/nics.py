@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from holmes_core.records.inventory import Conflict, Gid, Netdev, Nic, NicKind, PciLink
-from prober.facts.merge import merged, updated
-from prober.facts.port_facts import WHOLE_DEVICE, PortFacts
+from prober.asking.merge import merged, updated
+from prober.facts.rdma.port_facts import WHOLE_DEVICE, PortFacts
 
 Source = tuple[str, PortFacts]
 

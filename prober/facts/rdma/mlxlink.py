@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from prober.facts.port_facts import PortFacts, phys_state_word, state_word
-from prober.facts.question import Command
-from prober.recording import Recorded
+from prober.asking.commands import Command
+from prober.asking.recording import Recorded
+from prober.facts.rdma.port_facts import PortFacts, phys_state_word, state_word
 
 MLXLINK = Command(
     'mlxlink -d "$n"',

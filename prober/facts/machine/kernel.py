@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prober.facts.port_facts import whole_number
-from prober.facts.question import Command
-from prober.facts.sysfs_tree import Tree
-from prober.recording import Recorded
+from prober.asking.commands import Command
+from prober.asking.recording import Recorded
+from prober.asking.sysfs_tree import Tree
+from prober.facts.rdma.port_facts import whole_number
 
 UNAME = Command("uname -a")
 LSMOD = Command("lsmod")

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from holmes_core.records.inventory import PciDevice, PciLink
-from prober.facts.merge import filled
-from prober.facts.port_facts import number
-from prober.facts.question import Command
-from prober.facts.rdma_sysfs import numa, pci_link
-from prober.facts.sysfs_tree import Tree, pci_path
-from prober.recording import Recorded
+from prober.asking.commands import Command
+from prober.asking.merge import filled
+from prober.asking.recording import Recorded
+from prober.asking.sysfs_tree import Tree, pci_path
+from prober.facts.rdma.port_facts import number
+from prober.facts.rdma.rdma_sysfs import numa, pci_link
 
 _ROOT = "/sys/bus/pci/devices"
 _FILES = [

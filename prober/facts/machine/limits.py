@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from prober.facts.question import Command
-from prober.recording import Recorded
+from prober.asking.commands import Command
+from prober.asking.recording import Recorded
 
 UNLIMITED = -1
 

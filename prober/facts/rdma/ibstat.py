@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from prober.facts.port_facts import (
+from prober.asking.commands import Command
+from prober.asking.recording import Recorded
+from prober.facts.rdma.port_facts import (
     LINK_LAYER_ENDS,
     PortFacts,
     guid,
@@ -16,8 +18,6 @@ from prober.facts.port_facts import (
     subnet_prefix,
     whole_number,
 )
-from prober.facts.question import Command
-from prober.recording import Recorded
 
 IBSTAT = Command("ibstat", limited=True)
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from holmes_core.hosts.hosts_file import Access
 from holmes_core.records.inventory import Software
-from prober.facts.question import Command
-from prober.recording import Recorded
+from prober.asking.commands import Command
+from prober.asking.recording import Recorded
 
 # torch is looked at without importing it: that would take seconds.
 _ASK = (

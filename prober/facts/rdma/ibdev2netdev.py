@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from prober.facts.port_facts import PortFacts, gid, state_word
-from prober.facts.question import Command
-from prober.recording import Recorded
+from prober.asking.commands import Command
+from prober.asking.recording import Recorded
+from prober.facts.rdma.port_facts import PortFacts, gid, state_word
 
 IBDEV2NETDEV = Command("ibdev2netdev", limited=True)
 SHOW_GIDS = Command(

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from holmes_core.records.inventory import Conflict, Netdev
-from prober.facts.merge import merged, updated
-from prober.facts.netdev_facts import NetdevFacts, looks_physical, netdev_record
+from prober.asking.merge import merged, updated
+from prober.facts.netdev.netdev_facts import NetdevFacts, looks_physical, netdev_record
 
 _COMPARED = ("mtu", "link_detected", "speed_mbps", "driver", "firmware")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from prober.facts.netdev_facts import NetdevFacts
-from prober.facts.question import Command
-from prober.recording import Recorded
+from prober.asking.commands import Command
+from prober.asking.recording import Recorded
+from prober.facts.netdev.netdev_facts import NetdevFacts
 
 _CARDS = "/sys/class/net/*/device"
 _NETDEVS = "/sys/class/net/*"

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from holmes_core.records.inventory import GpuProcess
 from holmes_core.units import MIB
-from prober.facts.gpu_query import ANSWERED, GpuFacts
-from prober.facts.pci_tree import normal_address
-from prober.facts.port_facts import whole_number
-from prober.facts.question import Command
-from prober.recording import Recorded
+from prober.asking.commands import Command
+from prober.asking.recording import Recorded
+from prober.facts.gpu.gpu_query import ANSWERED, GpuFacts
+from prober.facts.machine.pci_tree import normal_address
+from prober.facts.rdma.port_facts import whole_number
 
 PROCESSES = Command(
     "nvidia-smi --query-compute-apps=gpu_uuid,pid,used_memory,process_name --format=csv", limited=True, when=ANSWERED

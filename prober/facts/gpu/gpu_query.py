@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holmes_core.units import MIB
-from prober.facts.pci_tree import normal_address
-from prober.facts.port_facts import whole_number
-from prober.facts.question import Command
-from prober.recording import Recorded
+from prober.asking.commands import Command
+from prober.asking.recording import Recorded
+from prober.facts.machine.pci_tree import normal_address
+from prober.facts.rdma.port_facts import whole_number
 
 _SAFE = "index,name,uuid,memory.total,pci.bus_id,driver_version,persistence_mode,compute_mode"
 _LINKS = "pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,pcie.link.width.max"

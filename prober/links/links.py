@@ -13,9 +13,16 @@ from typing import Any
 from holmes_core.errors import HostError
 from holmes_core.records.inventory import Finding, Host, Inventory, NetworkPort
 from holmes_core.records.link import Direction, Link, LinkMethod, Spread
-from prober.link_pairs import Pair, choose_pairs, into_rounds
-from prober.link_session import LinkProblem, LinkSession
-from prober.link_tools import ib_write_bw, iperf3_client, iperf3_server, parse_ib_write_bw, parse_iperf3, window_rates
+from prober.links.link_pairs import Pair, choose_pairs, into_rounds
+from prober.links.link_session import LinkProblem, LinkSession
+from prober.links.link_tools import (
+    ib_write_bw,
+    iperf3_client,
+    iperf3_server,
+    parse_ib_write_bw,
+    parse_iperf3,
+    window_rates,
+)
 
 MAX_AT_ONCE = 64
 PING_COUNT = 200

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from holmes_core.records.inventory import Gid, PciLink
-from prober.facts.port_facts import (
+from prober.asking.commands import Command
+from prober.asking.recording import Recorded
+from prober.asking.sysfs_tree import Tree, pci_path, read_tree
+from prober.facts.rdma.port_facts import (
     PortFacts,
     gid,
     guid,
@@ -18,9 +21,6 @@ from prober.facts.port_facts import (
     subnet_prefix,
     whole_number,
 )
-from prober.facts.question import Command
-from prober.facts.sysfs_tree import Tree, pci_path, read_tree
-from prober.recording import Recorded
 
 GROWTH_INTERVAL_S = 10
 

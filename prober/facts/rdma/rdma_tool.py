@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from prober.facts.json_list import json_list
-from prober.facts.port_facts import WHOLE_DEVICE, PortFacts, guid, phys_state_word, state_word, whole_number
-from prober.facts.question import Command
-from prober.recording import Recorded
+from prober.asking.commands import Command
+from prober.asking.json_list import json_list
+from prober.asking.recording import Recorded
+from prober.facts.rdma.port_facts import WHOLE_DEVICE, PortFacts, guid, phys_state_word, state_word, whole_number
 
 RDMA_LINK = Command("rdma -j link show", limited=True)
 RDMA_DEV = Command("rdma -j dev show", limited=True)

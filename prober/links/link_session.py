@@ -12,7 +12,7 @@ from typing import Any
 
 from holmes_core.records.inventory import Host
 from holmes_core.remote.transport import Stream, connect
-from prober import link_node
+from prober.links import link_node
 
 ANSWER_S = 15.0
 _BOOTSTRAP = "import sys; i = sys.stdin.buffer; exec(compile(i.read(int(i.readline())), 'holmes', 'exec'))"

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from holmes_core.records.inventory import NcclSetting
-from prober.facts.question import Command
-from prober.facts.sysfs_tree import Tree
-from prober.recording import Recorded
+from prober.asking.commands import Command
+from prober.asking.recording import Recorded
+from prober.asking.sysfs_tree import Tree
 
 ENVIRONMENT = Command("env | grep '^NCCL_'")
 CONF_FILES = Command('grep -Hs . /etc/nccl.conf "$HOME/.nccl.conf"', shown="grep -Hs . /etc/nccl.conf ~/.nccl.conf")

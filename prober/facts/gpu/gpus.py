@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from holmes_core.records.inventory import Gpu
-from prober.facts.gpu_query import GpuFacts, parse_query
-from prober.facts.gpu_report import parse_report
-from prober.facts.gpu_text import (
+from prober.asking.merge import filled, updated
+from prober.asking.recording import Recorded
+from prober.facts.gpu.gpu_query import GpuFacts, parse_query
+from prober.facts.gpu.gpu_report import parse_report
+from prober.facts.gpu.gpu_text import (
     parse_driver_version,
     parse_list,
     parse_nvlinks,
@@ -17,9 +19,7 @@ from prober.facts.gpu_text import (
     parse_topology,
     says_no_nvlink,
 )
-from prober.facts.merge import filled, updated
-from prober.facts.pci_tree import PciFacts
-from prober.recording import Recorded
+from prober.facts.machine.pci_tree import PciFacts
 
 _FAILURES = (
     "Failed to initialize NVML",

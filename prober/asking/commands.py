@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from prober.recording import CUT_OFF, Recorded
+from prober.asking.recording import CUT_OFF, Recorded
 
 TOOL_LIMIT_S = 20
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from holmes_core.records.inventory import NetdevKind, Route
-from prober.facts.json_list import json_list
-from prober.facts.netdev_facts import NetdevFacts
-from prober.facts.port_facts import whole_number
-from prober.facts.question import Command
-from prober.recording import Recorded
+from prober.asking.commands import Command
+from prober.asking.json_list import json_list
+from prober.asking.recording import Recorded
+from prober.facts.netdev.netdev_facts import NetdevFacts
+from prober.facts.rdma.port_facts import whole_number
 
 ADDRESSES = Command("ip -j addr show")
 ROUTES = Command("ip -j route show")

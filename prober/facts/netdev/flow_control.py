@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from prober.facts.json_list import json_list
-from prober.facts.netdev_facts import NetdevFacts
-from prober.facts.question import Command
-from prober.recording import Recorded
+from prober.asking.commands import Command
+from prober.asking.json_list import json_list
+from prober.asking.recording import Recorded
+from prober.facts.netdev.netdev_facts import NetdevFacts
 
 _RDMA_NETDEVS = "/sys/class/infiniband/*/device/net/*"
 MLNX_QOS = Command('mlnx_qos -i "$n"', each=_RDMA_NETDEVS, limited=True, when="command -v mlnx_qos >/dev/null 2>&1")

@@ -6,11 +6,11 @@ import re
 from dataclasses import replace
 
 from holmes_core.units import MIB
-from prober.facts.gpu_query import ANSWERED, UNKNOWN_FIELD, GpuFacts
-from prober.facts.pci_tree import normal_address
-from prober.facts.port_facts import whole_number
-from prober.facts.question import Command
-from prober.recording import Recorded
+from prober.asking.commands import Command
+from prober.asking.recording import Recorded
+from prober.facts.gpu.gpu_query import ANSWERED, UNKNOWN_FIELD, GpuFacts
+from prober.facts.machine.pci_tree import normal_address
+from prober.facts.rdma.port_facts import whole_number
 
 TABLE = Command("nvidia-smi", limited=True, when=UNKNOWN_FIELD)
 LIST = Command("nvidia-smi -L", limited=True, when=ANSWERED)

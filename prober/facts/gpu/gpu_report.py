@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 
 from holmes_core.units import MIB
-from prober.facts.gpu_query import ANSWERED, GpuFacts
-from prober.facts.pci_tree import normal_address
-from prober.facts.port_facts import whole_number
-from prober.facts.question import Command
-from prober.recording import Recorded
+from prober.asking.commands import Command
+from prober.asking.recording import Recorded
+from prober.facts.gpu.gpu_query import ANSWERED, GpuFacts
+from prober.facts.machine.pci_tree import normal_address
+from prober.facts.rdma.port_facts import whole_number
 
 # The state of the NVLink fabric stands only here; all of the report would be 60 kB for eight GPUs.
 REPORT = Command("nvidia-smi -q | grep -A5 -e '^GPU ' -e '^    Fabric$'", limited=True, when=ANSWERED)

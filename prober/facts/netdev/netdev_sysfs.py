@@ -6,11 +6,11 @@ import re
 from dataclasses import replace
 
 from holmes_core.records.inventory import BondSlave, NetdevKind
-from prober.facts.netdev_facts import NetdevFacts
-from prober.facts.port_facts import whole_number
-from prober.facts.question import Command
-from prober.facts.rdma_sysfs import numa
-from prober.facts.sysfs_tree import Tree, pci_path
+from prober.asking.commands import Command
+from prober.asking.sysfs_tree import Tree, pci_path
+from prober.facts.netdev.netdev_facts import NetdevFacts
+from prober.facts.rdma.port_facts import whole_number
+from prober.facts.rdma.rdma_sysfs import numa
 
 _ROOT = "/sys/class/net"
 _CONF = "/proc/sys/net/ipv4/conf"

@@ -1,0 +1,1 @@
+"""The machine: kernel, limits, software, PCI tree, NCCL settings."""

@@ -1,0 +1,1 @@
+"""Network interfaces: sysfs, ip, ethtool, flow control."""
