@@ -27,7 +27,7 @@ from rich.table import Table
 
 from benchmarks.figure import print_figure
 from benchmarks.probe_scale import address, running_hosts
-from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.access import Access
 from holmes_core.records.inventory import Cluster, Host, Inventory, Network
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.record import read_file

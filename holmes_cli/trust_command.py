@@ -10,7 +10,8 @@ import typer
 from holmes_cli.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.hosts.host_pattern import expand_pattern
-from holmes_core.hosts.hosts_file import Access, read_hosts_file
+from holmes_core.hosts.hosts_file import read_hosts_file
+from holmes_core.records.access import Access
 from holmes_core.remote.host_keys import HostKey, add_host_key, offered_key
 
 

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from holmes_core.errors import HostError
-from holmes_core.hosts.hosts_file import Access, HostEntry, HostsFile
+from holmes_core.hosts.hosts_file import HostEntry, HostsFile
+from holmes_core.records.access import Access
 from holmes_core.records.inventory import Finding, Host, Inventory
 from holmes_core.remote.transport import connect
 from prober.asking.commands import cut, script

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.access import Access
 from holmes_core.records.inventory import Host, Nic
 from prober.asking.commands import Command
 from prober.asking.recording import HostNotes, Recorded

@@ -10,7 +10,7 @@ from pathlib import Path
 import paramiko
 
 from holmes_core.errors import HostError
-from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.access import Access
 from holmes_core.remote.transport import (
     CONNECT_TIMEOUT_S,
     explain_connect,

@@ -25,7 +25,7 @@ from typing import Protocol
 import paramiko
 
 from holmes_core.errors import HolmesError, HostError
-from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.access import Access
 
 CONNECT_TIMEOUT_S = 10.0
 SSH_PORT = 22

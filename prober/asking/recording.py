@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from holmes_core.errors import HolmesError
-from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.access import Access
 from holmes_core.records.inventory import Finding
 from holmes_core.records.record import Record, parse, write_atomically
 

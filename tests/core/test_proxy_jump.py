@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from holmes_core.errors import HostError
-from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.access import Access
 from holmes_core.remote.transport import _name_and_port, connect
 
 SSHD = shutil.which("sshd", path=os.environ["PATH"] + ":/usr/sbin")

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holmes_core.errors import WRONG_USAGE, HolmesError
-from holmes_core.hosts.hosts_file import Access, HostsFile, read_hosts_file
+from holmes_core.hosts.hosts_file import HostsFile, read_hosts_file
+from holmes_core.records.access import Access
 from holmes_core.records.inventory import Cluster, Finding, Gpu, Host, Inventory, Netdev, Network, NetworkPort, Nic
 from holmes_core.records.job import Job
 from holmes_core.records.plan import InterfaceTraffic

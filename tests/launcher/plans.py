@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.access import Access
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
 from tests.planner.fleets import bed_job, cpu_inventory, gpu_inventory, plan_for

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holmes_core.errors import HolmesError
-from holmes_core.hosts.hosts_file import Access, Container
+from holmes_core.records.access import Access, Container
 from holmes_runtime.node_config import NodeConfig
 from launcher.bundle import NodeBundle, archive
 from launcher.prepare import Attempt, prepare

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.access import Access
 from holmes_core.records.inventory import Cluster, FabricKind, Gpu, Host, Inventory, Netdev, Network, NetworkPort
 from holmes_core.records.record import write_atomically
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.access import Access
 from holmes_core.records.inventory import Host, Netdev, Nic, Route, Software
 from prober.audit import audit
 from prober.clusters import find_clusters, find_shared_network

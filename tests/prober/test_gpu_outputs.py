@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.access import Access
 from holmes_core.records.inventory import Host
 from prober.asking.recording import Recorded
 from prober.read_host import read_host

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.access import Access
 from holmes_core.records.inventory import Host
 from prober.asking.recording import Recorded
 from prober.read_host import read_host

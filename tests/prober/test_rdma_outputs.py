@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.access import Access
 from holmes_core.records.inventory import Host
 from prober.asking.recording import Recorded
 from prober.read_host import read_host

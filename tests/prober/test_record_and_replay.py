@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from holmes_core.errors import HolmesError
-from holmes_core.hosts.hosts_file import Access, HostsFile
+from holmes_core.hosts.hosts_file import HostsFile
+from holmes_core.records.access import Access
 from prober.asking.recording import HostNotes, Recorded, read_recordings, write_recording
 from prober.probe import probe, replay
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.access import Access
 from holmes_core.records.inventory import Host
 from prober.asking.recording import Recorded
 from prober.read_host import read_host

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.access import Access
 from holmes_core.records.inventory import (
     BondSlave,
     Conflict,

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from holmes_core.hosts.hosts_file import Access
+from holmes_core.records.access import Access
 from holmes_core.records.inventory import Software
 from prober.asking.commands import Command
 from prober.asking.recording import Recorded

@@ -1,0 +1,43 @@
+"""Access: how to reach a host and its Python."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from holmes_core.records.record import Record
+
+TransportName = Literal["ssh", "local"]
+
+
+OneLine = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
+
+
+class Container(Record):
+    """The image in which a host's ranks run. `options` go to the engine as they are, such as `--volume`, `/data:/data`.
+
+    Holmes adds what training needs: the host's network and shared memory, its GPUs, and the run's own folder.
+    """
+
+    engine: Literal["docker", "apptainer"]
+    image: Annotated[str, Field(min_length=1)]
+    options: tuple[str, ...] = ()
+
+
+class Access(Record):
+    """How to reach one host and its Python.
+
+    `address`, `port`, `user` and `identity_file` left out come from the SSH configuration. `activate` is a shell line
+    that runs before Python, such as `source /opt/conda/bin/activate train` or `module load cuda`.
+    """
+
+    transport: TransportName = "ssh"
+    address: str | None = None
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    user: str | None = None
+    identity_file: str | None = None
+    ssh_config: str | None = None
+    python: str = "python3"
+    activate: OneLine | None = None
+    container: Container | None = None
