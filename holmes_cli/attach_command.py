@@ -12,10 +12,10 @@ from holmes_cli.show_run import show_run
 from holmes_cli.terminal import err
 from holmes_cli.watch_in_background import watch_in_background
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from launcher.follow_folder import follow_events, read_plan
-from launcher.run_folder import read_run
-from launcher.run_store import find_run
-from launcher.user_variables import read_user_variables
+from launcher.journal.follow_folder import follow_events, read_plan
+from launcher.journal.run_folder import read_run
+from launcher.journal.run_store import find_run
+from launcher.prepare.user_variables import read_user_variables
 
 
 def attach_command(

@@ -12,11 +12,11 @@ from holmes_cli.replan import Replanner
 from holmes_cli.show_run import show_run
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.record import read_file
-from launcher.follow_folder import read_plan
+from launcher.journal.follow_folder import read_plan
+from launcher.journal.run_events import Silent
+from launcher.journal.run_folder import INVENTORY_FILE, RunFolder, read_run
 from launcher.launch import Launch
-from launcher.run_events import Silent
-from launcher.run_folder import INVENTORY_FILE, RunFolder, read_run
-from launcher.user_variables import read_user_variables
+from launcher.prepare.user_variables import read_user_variables
 
 
 def control_command(folder: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:

@@ -21,12 +21,12 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan, Source
 from holmes_core.records.record import FileRecord, read_file, read_user_file
 from holmes_core.records.run import OnLoss, Settings
-from launcher.follow_folder import read_plan
+from launcher.journal.follow_folder import read_plan
+from launcher.journal.run_folder import new_folder
 from launcher.launch import Launch
-from launcher.preflight import CHECKS, PreflightFailed
-from launcher.prepare import Attempt, prepare
-from launcher.run_folder import new_folder
-from launcher.user_variables import read_user_variables
+from launcher.nodes.preflight import CHECKS, PreflightFailed
+from launcher.prepare.prepare import Attempt, prepare
+from launcher.prepare.user_variables import read_user_variables
 
 PLAN_CURRENT = "plan-current"
 

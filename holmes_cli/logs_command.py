@@ -8,8 +8,8 @@ import typer
 
 from holmes_cli.terminal import out
 from holmes_core.errors import HolmesError
-from launcher.follow_folder import follow_logs, log_lines, read_plan
-from launcher.run_store import find_run
+from launcher.journal.follow_folder import follow_logs, log_lines, read_plan
+from launcher.journal.run_store import find_run
 
 
 def logs_command(

@@ -10,8 +10,8 @@ import typer
 from rich.table import Table
 
 from holmes_cli.terminal import out
-from launcher.follow_folder import read_plan
-from launcher.run_store import StoredRun, all_runs
+from launcher.journal.follow_folder import read_plan
+from launcher.journal.run_store import StoredRun, all_runs
 
 
 def ps_command(

@@ -13,8 +13,8 @@ from rich.text import Text
 from holmes_cli.terminal import err, out
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_bytes, format_seconds
-from launcher.run_events import LogLine, NodeState, Notice, RunEvent, to_line
-from launcher.step_metrics import StepMetrics
+from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent, to_line
+from launcher.journal.step_metrics import StepMetrics
 
 MOST_NODES = 16
 LAST_LINES = 8

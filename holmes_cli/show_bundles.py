@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from holmes_cli.terminal import out
 from holmes_core.records.plan import Plan
-from launcher.bundle import NodeBundle
+from launcher.prepare.bundle import NodeBundle
 
 
 def show_bundles(bundles: Sequence[NodeBundle], plan: Plan) -> None:

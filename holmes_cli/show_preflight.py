@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from holmes_cli.terminal import err
-from launcher.preflight import CHECKS, Preflight, remedy_of
+from launcher.nodes.preflight import CHECKS, Preflight, remedy_of
 
 
 def show_preflight(preflight: Preflight) -> None:

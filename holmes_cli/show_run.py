@@ -11,8 +11,8 @@ from holmes_cli.terminal import err, out
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Run
 from holmes_core.units import format_bytes, format_seconds
-from launcher.failure import first_cause
-from launcher.step_metrics import StepMetrics, by_interface, median_step_s
+from launcher.journal.step_metrics import StepMetrics, by_interface, median_step_s
+from launcher.supervise.failure import first_cause
 
 
 def show_run(plan: Plan, run: Run, folder: Path, stuck: Sequence[str] = ()) -> None:

@@ -12,10 +12,10 @@ from holmes_cli.ps_command import state_in_words
 from holmes_cli.show_run import show_run, show_speed
 from holmes_cli.terminal import out
 from holmes_core.records.record import write_atomically
-from launcher.follow_folder import past_events, read_plan
-from launcher.run_events import NodeState, Notice
-from launcher.run_store import find_run
-from launcher.step_metrics import StepMetrics
+from launcher.journal.follow_folder import past_events, read_plan
+from launcher.journal.run_events import NodeState, Notice
+from launcher.journal.run_store import find_run
+from launcher.journal.step_metrics import StepMetrics
 
 
 def status_command(

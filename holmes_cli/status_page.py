@@ -11,8 +11,8 @@ from jinja2 import Environment, StrictUndefined
 from holmes_cli.ps_command import state_in_words
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_bytes
-from launcher.run_store import StoredRun
-from launcher.step_metrics import StepMetrics
+from launcher.journal.run_store import StoredRun
+from launcher.journal.step_metrics import StepMetrics
 
 WIDTH, HEIGHT, MARGIN = 860, 220, 8
 COLOURS = ("#0969da", "#1a7f37", "#bf3989", "#9a6700", "#cf222e", "#8250df", "#57606a", "#0a7ea4")

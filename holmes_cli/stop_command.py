@@ -14,10 +14,10 @@ import typer
 from holmes_cli.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.plan import Plan
-from launcher.end_unwatched import end_unwatched
-from launcher.follow_folder import read_plan
-from launcher.run_folder import read_run
-from launcher.run_store import find_run
+from launcher.journal.follow_folder import read_plan
+from launcher.journal.run_folder import read_run
+from launcher.journal.run_store import find_run
+from launcher.nodes.end_unwatched import end_unwatched
 
 LIMIT_S = 60.0
 

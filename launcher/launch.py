@@ -15,22 +15,22 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.records.record import write_atomically
 from holmes_core.records.run import Failure, Run, Settings
-from launcher.bundle import NODE_CONFIG_FILE
-from launcher.failure import shell_exit_code
-from launcher.lost_hosts import wait_for
-from launcher.preflight import Preflight, PreflightFailed
-from launcher.prepare import Attempt, prepare
-from launcher.recovery import next_step
-from launcher.replanning import Planner, Replanning
-from launcher.run_events import NodeState, RunEvent, View
-from launcher.run_folder import INVENTORY_FILE, RunFolder, read_seen
-from launcher.run_record import RunRecord
-from launcher.run_store import remember
-from launcher.start import RunningNodes, follow, start
-from launcher.step_metrics import StepMetrics
-from launcher.stop import stop
-from launcher.user_variables import UserVariables
-from launcher.watch import SEEN_EVERY_S, Watch
+from launcher.journal.run_events import NodeState, RunEvent, View
+from launcher.journal.run_folder import INVENTORY_FILE, RunFolder, read_seen
+from launcher.journal.run_record import RunRecord
+from launcher.journal.run_store import remember
+from launcher.journal.step_metrics import StepMetrics
+from launcher.nodes.preflight import Preflight, PreflightFailed
+from launcher.nodes.start import RunningNodes, follow, start
+from launcher.nodes.stop import stop
+from launcher.prepare.bundle import NODE_CONFIG_FILE
+from launcher.prepare.prepare import Attempt, prepare
+from launcher.prepare.user_variables import UserVariables
+from launcher.supervise.failure import shell_exit_code
+from launcher.supervise.lost_hosts import wait_for
+from launcher.supervise.recovery import next_step
+from launcher.supervise.replanning import Planner, Replanning
+from launcher.supervise.watch import SEEN_EVERY_S, Watch
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from launcher.bundle import Parcel
+from launcher.prepare.bundle import Parcel
 from tests.cli.test_lost_host import launched, planned, wait_for
 from tests.cli.test_three_commands import OWN_MODEL, holmes, rank_pids
 from tests.testbed.bed import Bed

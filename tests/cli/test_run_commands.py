@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from holmes_core.records.run import Run
-from launcher.run_folder import read_run
+from launcher.journal.run_folder import read_run
 from tests.cli.test_command_line import environment, holmes, nothing_is_left, planned
 
 LONG = {"steps": 100000}

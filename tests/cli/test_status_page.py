@@ -7,8 +7,8 @@ from pathlib import Path
 
 from holmes_cli.status_page import status_page
 from holmes_core.records.run import Failure, Run
-from launcher.run_store import StoredRun
-from launcher.step_metrics import InterfaceBytes, StepMetrics
+from launcher.journal.run_store import StoredRun
+from launcher.journal.step_metrics import InterfaceBytes, StepMetrics
 from tests.cli.browser import NEEDS_BROWSER, dumped
 from tests.launcher.plans import cpu_plan
 

@@ -19,7 +19,7 @@ import yaml
 from holmes_core.records.plan import Plan
 from holmes_core.records.record import read_file
 from holmes_core.records.run import Run
-from launcher.prepare import SILENCE_LIMIT_S
+from launcher.prepare.prepare import SILENCE_LIMIT_S
 from tests.testbed.bed import Bed
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rehearsal import Site, bed_site, only_run, standard_library_corpus

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from holmes_core.errors import HolmesError
 from holmes_core.records.access import Access, Container
 from holmes_runtime.node_config import NodeConfig
-from launcher.bundle import NodeBundle, archive
-from launcher.prepare import Attempt, prepare
-from launcher.user_variables import UserVariables, read_user_variables
+from launcher.prepare.bundle import NodeBundle, archive
+from launcher.prepare.prepare import Attempt, prepare
+from launcher.prepare.user_variables import UserVariables, read_user_variables
 from tests.launcher.plans import cpu_plan, gpu_plan, with_access
 from tests.planner.fleets import bed_job
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holmes_core.records.job import Job
-from launcher.prepare import run_config_of
+from launcher.prepare.prepare import run_config_of
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
 EMULATED = {"emulate": {"forward_s_per_layer": 0.004, "backward_s_per_layer": 0.008}}

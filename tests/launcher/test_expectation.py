@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.expectation import expectation_of
+from launcher.prepare.expectation import expectation_of
 from planner.cost.collectives import tcp_payload_share
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 

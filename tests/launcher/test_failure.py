@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holmes_core.records.run import Failure
-from launcher.failure import first_cause, likely_reason, shell_exit_code
+from launcher.supervise.failure import first_cause, likely_reason, shell_exit_code
 
 
 def failure(host: str, exit_code: int, message: str, time_s: float) -> Failure:

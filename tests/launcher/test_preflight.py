@@ -8,7 +8,7 @@ import pytest
 
 from holmes_core.errors import HostError
 from holmes_core.records.plan import Plan
-from launcher.preflight import CHECKS, Fault, Preflight, check_facts, host_fault, remedy_of
+from launcher.nodes.preflight import CHECKS, Fault, Preflight, check_facts, host_fault, remedy_of
 from tests.launcher.plans import cpu_plan, gpu_plan, healthy_answers
 
 PLAN = gpu_plan()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holmes_core.records.run import Settings
-from launcher.recovery import next_step
+from launcher.supervise.recovery import next_step
 
 
 @pytest.mark.parametrize(

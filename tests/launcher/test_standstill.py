@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher import standstill
-from launcher.standstill import Standstill
+from launcher.supervise import hang as standstill
+from launcher.supervise.hang import Standstill
 from tests.launcher.plans import cpu_plan
 
 WAITING = ["Thread 0x1 (most recent call first):", '  File "torch/distributed/distributed_c10d.py", line 1 in wait']
@@ -15,7 +15,7 @@ BUSY = ["Thread 0x1 (most recent call first):", '  File "user.py", line 7 in spi
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
-    monkeypatch.setattr("launcher.standstill.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("launcher.supervise.hang.time.monotonic", lambda: now[0])
     return now
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from holmes_core.records.plan import Plan
 from holmes_runtime.run_config import Expectation
-from launcher.prepare import run_config_of
-from launcher.step_metrics import InterfaceBytes, StepCollector, traffic_per_step
+from launcher.journal.step_metrics import InterfaceBytes, StepCollector, traffic_per_step
+from launcher.prepare.prepare import run_config_of
 
 from .plans import cpu_plan
 

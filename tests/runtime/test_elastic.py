@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holmes_runtime.elastic import _with_cause
-from launcher.failure import first_cause
+from launcher.supervise.failure import first_cause
 from tests.launcher.test_failure import failure
 
 CHAINED = """Traceback (most recent call last):

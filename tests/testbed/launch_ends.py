@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from launcher.prepare import SILENCE_LIMIT_S
+from launcher.prepare.prepare import SILENCE_LIMIT_S
 from tests.testbed.bed import Bed
 from tests.testbed.rehearsal import Site, only_run, standard_library_corpus
 

@@ -7,12 +7,12 @@ import time
 from holmes_core.records.plan import Plan
 from holmes_core.records.record import write_atomically
 from holmes_core.records.run import Run
-from launcher.node_link import NodeLink
-from launcher.prepare import Attempt, prepare
-from launcher.run_folder import RUN_FILE
-from launcher.run_store import StoredRun
-from launcher.start import RunningNodes
-from launcher.user_variables import UserVariables
+from launcher.journal.run_folder import RUN_FILE
+from launcher.journal.run_store import StoredRun
+from launcher.nodes.node_link import NodeLink
+from launcher.nodes.start import RunningNodes
+from launcher.prepare.prepare import Attempt, prepare
+from launcher.prepare.user_variables import UserVariables
 
 
 def end_unwatched(stored: StoredRun, plan: Plan) -> tuple[str, ...]:

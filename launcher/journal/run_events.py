@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from holmes_core.records.plan import Plan
-from launcher.step_metrics import InterfaceBytes, StepMetrics
+from launcher.journal.step_metrics import InterfaceBytes, StepMetrics
 
 
 @dataclass(frozen=True)

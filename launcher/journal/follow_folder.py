@@ -8,8 +8,8 @@ from pathlib import Path
 
 from holmes_core.records.plan import Plan
 from holmes_core.records.record import read_file
-from launcher.run_events import LogLine, RunEvent, from_line
-from launcher.run_folder import EVENTS_FILE, LOGS, PLAN_FILE, read_run
+from launcher.journal.run_events import LogLine, RunEvent, from_line
+from launcher.journal.run_folder import EVENTS_FILE, LOGS, PLAN_FILE, read_run
 
 POLL_S = 0.2
 

@@ -11,13 +11,13 @@ from typing import Any
 
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure
-from launcher.failure import first_cause, likely_reason
-from launcher.node_link import Event
-from launcher.prepare import SILENCE_LIMIT_S
-from launcher.run_events import LogLine, NodeState, Notice, RunEvent
-from launcher.standstill import Standstill
-from launcher.start import RunningNodes
-from launcher.step_metrics import StepCollector, StepMetrics
+from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent
+from launcher.journal.step_metrics import StepCollector, StepMetrics
+from launcher.nodes.node_link import Event
+from launcher.nodes.start import RunningNodes
+from launcher.prepare.prepare import SILENCE_LIMIT_S
+from launcher.supervise.failure import first_cause, likely_reason
+from launcher.supervise.hang import Standstill
 
 LAST_LINES = 20
 ASLEEP_S = 3.0  # a machine that is suspended or overloaded does not look at its watch for so long

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holmes_core.errors import HostError
 from holmes_core.remote.transport import Connection
-from launcher.bundle import MISSING, NodeBundle
+from launcher.prepare.bundle import MISSING, NodeBundle
 
 SHIP_TIMEOUT_S = 120.0
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.remote.transport import Connection, Stream, connect
-from launcher.bundle import NodeBundle
-from launcher.prepare import SILENCE_LIMIT_S
-from launcher.ship import ship
+from launcher.nodes.ship import ship
+from launcher.prepare.bundle import NodeBundle
+from launcher.prepare.prepare import SILENCE_LIMIT_S
 
 HEARTBEAT_S = 2.0
 RECONNECT_S = 1.0

@@ -6,9 +6,9 @@ import contextlib
 import queue
 import time
 
-from launcher.node_link import NodeLink
-from launcher.prepare import SILENCE_LIMIT_S
-from launcher.start import RunningNodes
+from launcher.nodes.node_link import NodeLink
+from launcher.nodes.start import RunningNodes
+from launcher.prepare.prepare import SILENCE_LIMIT_S
 
 STOP_LIMIT_S = 8.0
 

@@ -24,12 +24,12 @@ from holmes_runtime.run_config import (
     RunConfig,
     Stage,
 )
-from launcher.bundle import NODE_CONFIG_FILE, PLAN_FILE, RUN_CONFIG_FILE, RUNTIME_PACKAGE, NodeBundle, Parcel
-from launcher.emit.env_file import env_file
-from launcher.emit.hostfile import hostfile
-from launcher.emit.rankfile import rankfile
-from launcher.expectation import expectation_of
-from launcher.user_variables import UserVariables
+from launcher.prepare.bundle import NODE_CONFIG_FILE, PLAN_FILE, RUN_CONFIG_FILE, RUNTIME_PACKAGE, NodeBundle, Parcel
+from launcher.prepare.env_file import env_file
+from launcher.prepare.expectation import expectation_of
+from launcher.prepare.hostfile import hostfile
+from launcher.prepare.rankfile import rankfile
+from launcher.prepare.user_variables import UserVariables
 
 SILENCE_LIMIT_S = 15.0  # a node or a controller not heard for so long is taken for lost; both speak every 2 s
 

@@ -6,11 +6,11 @@ import time
 
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Run, Settings, State
-from launcher.follow_folder import past_events
-from launcher.run_events import Notice, RunEvent, View
-from launcher.run_folder import RunFolder
-from launcher.run_store import this_process
-from launcher.step_metrics import StepMetrics, median_step_s, traffic_per_step
+from launcher.journal.follow_folder import past_events
+from launcher.journal.run_events import Notice, RunEvent, View
+from launcher.journal.run_folder import RunFolder
+from launcher.journal.run_store import this_process
+from launcher.journal.step_metrics import StepMetrics, median_step_s, traffic_per_step
 
 
 class RunRecord:

@@ -11,7 +11,7 @@ from typing import Literal
 from holmes_core.errors import HolmesError
 from holmes_core.records.record import read_file
 from holmes_core.records.run import Controller, Run
-from launcher.run_folder import RUN_FILE, read_run
+from launcher.journal.run_folder import RUN_FILE, read_run
 
 Watched = Literal["watched", "unwatched", "ended"]
 

@@ -12,9 +12,9 @@ from typing import Any
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
-from launcher.bundle import NodeBundle
-from launcher.node_link import Event, NodeLink
-from launcher.preflight import Fault, Preflight, check_facts, host_fault
+from launcher.nodes.node_link import Event, NodeLink
+from launcher.nodes.preflight import Fault, Preflight, check_facts, host_fault
+from launcher.prepare.bundle import NodeBundle
 
 READY_TIMEOUT_S = 60.0
 AT_ONCE = 32

@@ -12,8 +12,8 @@ from typing import TextIO
 from holmes_core.errors import HolmesError
 from holmes_core.records.record import read_file, write_atomically
 from holmes_core.records.run import Run
-from launcher.run_events import LogLine, RunEvent, to_line
-from launcher.step_metrics import StepMetrics
+from launcher.journal.run_events import LogLine, RunEvent, to_line
+from launcher.journal.step_metrics import StepMetrics
 
 RUN_FILE = "run.json"
 PLAN_FILE = "plan.json"

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
-from launcher.lost_hosts import LostHosts
-from launcher.run_record import RunRecord
-from launcher.step_metrics import median_step_s
+from launcher.journal.run_record import RunRecord
+from launcher.journal.step_metrics import median_step_s
+from launcher.supervise.lost_hosts import LostHosts
 
 LEAST_GAIN = 1.1  # a restart costs some steps
 

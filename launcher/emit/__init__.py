@@ -1,1 +1,0 @@
-"""The plan in the words of other tools, a file a format."""

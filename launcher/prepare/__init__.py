@@ -1,0 +1,1 @@
+"""What a launch would do, decided without touching anything: files, environment, commands."""

@@ -1,0 +1,1 @@
+"""What becomes of a run: its events, its failures, hangs, lost hosts and new plans."""
