@@ -47,7 +47,7 @@ def main() -> NoReturn:
     try:
         make_app(next((word for word in sys.argv[1:] if not word.startswith("-")), None))()
     except HolmesError as error:
-        from holmes_cli.terminal import show_error
+        from holmes_cli.screen.terminal import show_error
 
         show_error(error)
         sys.exit(error.exit_code)
@@ -74,7 +74,7 @@ def make_app(asked: str | None) -> typer.Typer:
 
 def _command(name: str) -> Callable[..., None]:
     """The function of a command, with its arguments and options."""
-    function: Callable[..., None] = getattr(import_module(f"holmes_cli.{name}_command"), f"{name}_command")
+    function: Callable[..., None] = getattr(import_module(f"holmes_cli.commands.{name}_command"), f"{name}_command")
     return function
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from holmes_cli.inventory_page import draw, inventory_page
+from holmes_cli.pages.inventory_page import draw, inventory_page
 from holmes_core.records.inventory import Finding, Inventory
 from prober.clusters import find_clusters, find_shared_network
 from tests.cli.browser import NEEDS_BROWSER, dumped, screenshot

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from holmes_cli.placement_picture import SHARED_COLOUR, draw_placement
-from holmes_cli.plan_page import plan_page
-from holmes_cli.plan_tables import plan_sheets
-from holmes_cli.timeline_picture import LEFT, MOST_BARS, MOST_ROWS, WIDTH, draw_timeline
+from holmes_cli.pages.placement_picture import SHARED_COLOUR, draw_placement
+from holmes_cli.pages.plan_page import plan_page
+from holmes_cli.pages.timeline_picture import LEFT, MOST_BARS, MOST_ROWS, WIDTH, draw_timeline
+from holmes_cli.screen.plan_tables import plan_sheets
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_rate

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from holmes_cli.plan_tables import bar, plan_sheets
-from holmes_cli.show_plan import plan_sentences, show_plan
+from holmes_cli.screen.plan_tables import bar, plan_sheets
+from holmes_cli.screen.show_plan import plan_sentences, show_plan
 from holmes_core.records.plan import Alternative, BlockDegrees, Plan, UnequalDegrees
 from holmes_core.records.record import read_file
 from holmes_core.units import format_seconds

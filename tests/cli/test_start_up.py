@@ -26,7 +26,7 @@ def test_listing_the_commands_imports_none_of_them() -> None:
 
 
 def test_plan_imports_the_solver_but_no_ssh_no_page_and_no_launcher() -> None:
-    modules = imported("import holmes_cli.plan_command")
+    modules = imported("import holmes_cli.commands.plan_command")
     assert modules & SLOW == {"pulp", "highspy", "numpy", "pydantic", "yaml"}
     assert modules & {"prober", "launcher", "templates"} == set()
 

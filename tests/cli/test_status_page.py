@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from holmes_cli.status_page import status_page
+from holmes_cli.pages.status_page import status_page
 from holmes_core.records.run import Failure, Run
 from launcher.journal.run_store import StoredRun
 from launcher.journal.step_metrics import InterfaceBytes, StepMetrics

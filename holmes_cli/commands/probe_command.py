@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from holmes_cli.show_inventory import show_differences, show_inventory
-from holmes_cli.terminal import err, out
+from holmes_cli.screen.show_inventory import show_differences, show_inventory
+from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.hosts.host_lists import read_host_list
 from holmes_core.hosts.host_pattern import expand_pattern
@@ -49,7 +49,7 @@ def probe_command(
     text = inventory.to_json()
     write_atomically(output, text)
     if html:
-        from holmes_cli.inventory_page import inventory_page  # slow to import: it brings Jinja2
+        from holmes_cli.pages.inventory_page import inventory_page  # slow to import: it brings Jinja2
 
         write_atomically(html, inventory_page(inventory))
     if as_json:

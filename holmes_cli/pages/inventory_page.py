@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
-from holmes_cli.picture_box import Box
+from holmes_cli.pages.picture_box import Box
 from holmes_core.records.inventory import Cluster, Host, Inventory, Network
 from holmes_core.records.link import Link
 from holmes_core.units import format_memory, format_rate, format_seconds

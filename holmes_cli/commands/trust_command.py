@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holmes_cli.terminal import err, out
+from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.hosts.host_pattern import expand_pattern
 from holmes_core.hosts.hosts_file import read_hosts_file

@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 from rich.status import Status
 
-from holmes_cli.change_tables import advice_sheet, what_if_sheet
-from holmes_cli.comparison_tables import comparison_sheets
-from holmes_cli.plan_tables import plan_sheets
-from holmes_cli.show_plan import plan_sentences, show_plan, show_sheet
-from holmes_cli.terminal import err, out
+from holmes_cli.screen.change_tables import advice_sheet, what_if_sheet
+from holmes_cli.screen.comparison_tables import comparison_sheets
+from holmes_cli.screen.plan_tables import plan_sheets
+from holmes_cli.screen.show_plan import plan_sentences, show_plan, show_sheet
+from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Calibration, Job
@@ -88,7 +88,7 @@ def plan_command(
     asked += comparison_sheets(plan, other, str(compare)) if other else []
     advice = [advice_sheet(plan, advised)] if advised else []
     if html:
-        from holmes_cli.plan_page import plan_page  # slow to import: it brings Jinja2
+        from holmes_cli.pages.plan_page import plan_page  # slow to import: it brings Jinja2
 
         sheets = (*plan_sheets(plan, inventory_record), *advice, *asked)
         spans = plan_timeline(inventory_record, plan)

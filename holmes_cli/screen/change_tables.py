@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holmes_cli.plan_tables import Sheet, count, describe_degrees
+from holmes_cli.screen.plan_tables import Sheet, count, describe_degrees
 from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holmes_cli.terminal import out
+from holmes_cli.screen.terminal import out
 from holmes_core.records.plan import Plan
 from launcher.prepare.bundle import NodeBundle
 

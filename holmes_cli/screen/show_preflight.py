@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from holmes_cli.terminal import err
+from holmes_cli.screen.terminal import err
 from launcher.nodes.preflight import CHECKS, Preflight, remedy_of
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from holmes_cli.terminal import err, out
+from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_runtime.text import Tokenizer, open_tokenizer, source_files, tokenized
 from holmes_runtime.token_file import TokenFileWriter, index_path

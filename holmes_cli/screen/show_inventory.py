@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from holmes_cli.terminal import out
+from holmes_cli.screen.terminal import out
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Nic
 from holmes_core.records.link import Link
 from holmes_core.units import format_memory, format_rate, format_seconds

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from holmes_cli.terminal import err, out
+from holmes_cli.screen.terminal import err, out
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_bytes, format_seconds
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent, to_line

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from holmes_cli.replan import Replanner
-from holmes_cli.show_run import show_run
+from holmes_cli.commands.replan import Replanner
+from holmes_cli.screen.show_run import show_run
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.record import read_file
 from launcher.journal.follow_folder import read_plan

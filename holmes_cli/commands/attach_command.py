@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from holmes_cli.run_view import RunView
-from holmes_cli.show_run import show_run
-from holmes_cli.terminal import err
-from holmes_cli.watch_in_background import watch_in_background
+from holmes_cli.commands.watch_in_background import watch_in_background
+from holmes_cli.screen.run_view import RunView
+from holmes_cli.screen.show_run import show_run
+from holmes_cli.screen.terminal import err
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from launcher.journal.follow_folder import follow_events, read_plan
 from launcher.journal.run_folder import read_run

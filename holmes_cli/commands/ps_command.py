@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from holmes_cli.terminal import out
+from holmes_cli.screen.terminal import out
 from launcher.journal.follow_folder import read_plan
 from launcher.journal.run_store import StoredRun, all_runs
 

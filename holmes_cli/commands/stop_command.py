@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from holmes_cli.terminal import err, out
+from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.plan import Plan
 from launcher.journal.follow_folder import read_plan

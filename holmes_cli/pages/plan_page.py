@@ -8,9 +8,9 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
-from holmes_cli.placement_picture import draw_placement
-from holmes_cli.plan_tables import Sheet, describe
-from holmes_cli.timeline_picture import draw_timeline
+from holmes_cli.pages.placement_picture import draw_placement
+from holmes_cli.pages.timeline_picture import draw_timeline
+from holmes_cli.screen.plan_tables import Sheet, describe
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_memory, format_seconds

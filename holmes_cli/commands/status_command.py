@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from holmes_cli.ps_command import state_in_words
-from holmes_cli.show_run import show_run, show_speed
-from holmes_cli.terminal import out
+from holmes_cli.commands.ps_command import state_in_words
+from holmes_cli.screen.show_run import show_run, show_speed
+from holmes_cli.screen.terminal import out
 from holmes_core.records.record import write_atomically
 from launcher.journal.follow_folder import past_events, read_plan
 from launcher.journal.run_events import NodeState, Notice
@@ -32,7 +32,7 @@ def status_command(
     nodes = {event.host: event.state for event in events if isinstance(event, NodeState)}
     notices = [event.text for event in events if isinstance(event, Notice)]
     if html:
-        from holmes_cli.status_page import status_page  # slow to import: it brings Jinja2
+        from holmes_cli.pages.status_page import status_page  # slow to import: it brings Jinja2
 
         write_atomically(html, status_page(stored, plan, list(steps.values()), nodes, notices))
     if as_json:

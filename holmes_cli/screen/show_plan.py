@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from holmes_cli.plan_tables import Sheet, count, describe, plan_sheets
-from holmes_cli.terminal import out
+from holmes_cli.screen.plan_tables import Sheet, count, describe, plan_sheets
+from holmes_cli.screen.terminal import out
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan, PlanRank, SolveReport
 from holmes_core.units import format_seconds

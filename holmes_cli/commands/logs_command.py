@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from holmes_cli.terminal import out
+from holmes_cli.screen.terminal import out
 from holmes_core.errors import HolmesError
 from launcher.journal.follow_folder import follow_logs, log_lines, read_plan
 from launcher.journal.run_store import find_run

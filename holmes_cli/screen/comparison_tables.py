@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import groupby
 
-from holmes_cli.plan_tables import AXES, Sheet, count, describe
+from holmes_cli.screen.plan_tables import AXES, Sheet, count, describe
 from holmes_core.records.plan import Axis, Plan
 from holmes_core.units import format_bytes, format_memory, format_seconds
 from planner.advice.explain import ranges, step_parts, tasklets

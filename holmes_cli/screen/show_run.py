@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from holmes_cli.terminal import err, out
+from holmes_cli.screen.terminal import err, out
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Run
 from holmes_core.units import format_bytes, format_seconds

@@ -8,13 +8,13 @@ from typing import Annotated, cast, get_args
 
 import typer
 
-from holmes_cli.replan import Replanner
-from holmes_cli.run_view import RunView
-from holmes_cli.show_bundles import show_bundles
-from holmes_cli.show_preflight import show_preflight
-from holmes_cli.show_run import show_run
-from holmes_cli.terminal import out
-from holmes_cli.watch_in_background import watch_in_background
+from holmes_cli.commands.replan import Replanner
+from holmes_cli.commands.watch_in_background import watch_in_background
+from holmes_cli.screen.run_view import RunView
+from holmes_cli.screen.show_bundles import show_bundles
+from holmes_cli.screen.show_preflight import show_preflight
+from holmes_cli.screen.show_run import show_run
+from holmes_cli.screen.terminal import out
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from holmes_cli.picture_box import Box
+from holmes_cli.pages.picture_box import Box
 from holmes_core.records.plan import Plan, PlanGroup
 from holmes_core.units import format_rate
 from planner.advice.explain import HostBlock, host_blocks, tasklets

@@ -1,0 +1,1 @@
+"""The commands: each reads its files, calls a stage, and shows what came of it."""

@@ -1,0 +1,1 @@
+"""What the terminal shows: tables, sentences and the view of a run."""
