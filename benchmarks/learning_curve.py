@@ -22,8 +22,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.figure import print_figure
-from holmes_runtime.data import load_corpus
-from holmes_runtime.run_config import (
+from holmes_runtime.config.run_config import (
     Checkpointing,
     Data,
     Evaluation,
@@ -34,6 +33,7 @@ from holmes_runtime.run_config import (
     RunConfig,
     Stage,
 )
+from holmes_runtime.data.corpus import load_corpus
 
 ROOT = Path(__file__).parent.parent
 RANKS = 2

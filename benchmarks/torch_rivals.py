@@ -33,14 +33,14 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from holmes_runtime import comm
-from holmes_runtime.build_stage import build_stage, loss_function
-from holmes_runtime.data import Samples, load_corpus
+from holmes_runtime.comm import process_groups as comm
+from holmes_runtime.config.run_config import Rank, RunConfig, Stage
+from holmes_runtime.data.corpus import Samples, load_corpus
 from holmes_runtime.learning_rate import learning_rate
 from holmes_runtime.metrics import counters_increase
-from holmes_runtime.process_tree import die_with_parent
-from holmes_runtime.run_config import Rank, RunConfig, Stage
-from holmes_runtime.tensor_parallel import TensorParallel
+from holmes_runtime.model.build_stage import build_stage, loss_function
+from holmes_runtime.model.tensor_parallel import TensorParallel
+from holmes_runtime.node.process_tree import die_with_parent
 from holmes_runtime.train import read_environment
 
 CPU = torch.device("cpu")

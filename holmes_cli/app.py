@@ -1,6 +1,6 @@
 """The `holmes` command: what it can be asked, and the module of the one command that is.
 
-`holmes NAME` is the function `NAME_command` of `holmes_cli/NAME_command.py`, imported only when it is asked for: a
+`holmes NAME` is the function `NAME_command` of `commands/NAME_command.py`, imported only when it is asked for: a
 start costs what that command needs and no more.
 """
 

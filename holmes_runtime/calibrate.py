@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 
-from holmes_runtime.flops import layer_flops
-from holmes_runtime.model import Block, make_rotation
-from holmes_runtime.run_config import ModelShape
-from holmes_runtime.tensor_parallel import ALONE
+from holmes_runtime.config.model_shape import layer_flops
+from holmes_runtime.config.run_config import ModelShape
+from holmes_runtime.model.decoder import Block, make_rotation
+from holmes_runtime.model.tensor_parallel import ALONE
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ import torch.distributed.checkpoint.state_dict_loader as dcp_loader
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from holmes_runtime.checkpoint import LATEST, Description
-from holmes_runtime.model import DTYPES
-from holmes_runtime.safe_reader import SafeReader
+from holmes_runtime.checkpoint.checkpoints import LATEST, Description
+from holmes_runtime.checkpoint.safe_reader import SafeReader
+from holmes_runtime.model.decoder import DTYPES
 
 WEIGHT = "weight/"
 FORMAT_NAMES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}

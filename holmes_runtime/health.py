@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from holmes_runtime.comm import RankGroups
-from holmes_runtime.model import DTYPES
-from holmes_runtime.run_config import Group, Rank, RunConfig
+from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.config.run_config import Group, Rank, RunConfig
+from holmes_runtime.model.decoder import DTYPES
 
 SLOW = 1.5  # how much longer than planned is worth a word; less is within what predictions are off by
 REPETITIONS = 3  # of each message; the median counts

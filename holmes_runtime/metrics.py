@@ -12,8 +12,8 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from holmes_runtime.comm import InterfaceBytes, read_interface_bytes
-from holmes_runtime.flops import peak_flops_per_s, step_flops
+from holmes_runtime.comm.process_groups import InterfaceBytes, read_interface_bytes
+from holmes_runtime.config.model_shape import peak_flops_per_s, step_flops
 from holmes_runtime.trainer import StepResult, Trainer
 
 COMPUTE = ("forward", "backward")  # laps of the stopwatch; waits inside them have laps of their own

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from holmes_runtime.checkpoint import Checkpoints
+from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.health import Examination
 from holmes_runtime.metrics import MetricsFile, StepMeter
 from holmes_runtime.trainer import Trainer

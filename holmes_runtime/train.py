@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from holmes_runtime import comm, metrics
-from holmes_runtime.checkpoint import Checkpoints
-from holmes_runtime.data import check_same_corpus, load_corpus
-from holmes_runtime.process_tree import die_with_parent
-from holmes_runtime.run_config import Group, Rank, RunConfig
+from holmes_runtime import metrics
+from holmes_runtime.checkpoint.checkpoints import Checkpoints
+from holmes_runtime.comm import process_groups as comm
+from holmes_runtime.config.run_config import Group, Rank, RunConfig
+from holmes_runtime.data.corpus import check_same_corpus, load_corpus
+from holmes_runtime.node.process_tree import die_with_parent
 from holmes_runtime.run_steps import run_steps
 from holmes_runtime.trainer import Trainer
 

@@ -9,17 +9,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from holmes_runtime import comm
-from holmes_runtime.build_stage import build_stage, loss_function
-from holmes_runtime.checkpoint import Counters
-from holmes_runtime.data import Corpus, Samples
+from holmes_runtime.checkpoint.checkpoints import Counters
+from holmes_runtime.comm import process_groups as comm
+from holmes_runtime.comm.stopwatch import Stopwatch
+from holmes_runtime.config.run_config import Rank, RunConfig
+from holmes_runtime.data.corpus import Corpus, Samples
 from holmes_runtime.learning_rate import learning_rate
-from holmes_runtime.loss_scale import LossScale
-from holmes_runtime.pipeline import Pipeline
-from holmes_runtime.run_config import Rank, RunConfig
-from holmes_runtime.stopwatch import Stopwatch
-from holmes_runtime.tensor_parallel import TensorParallel
-from holmes_runtime.zero1 import Zero1, clip_factor
+from holmes_runtime.model.build_stage import build_stage, loss_function
+from holmes_runtime.model.tensor_parallel import TensorParallel
+from holmes_runtime.parallel.loss_scale import LossScale
+from holmes_runtime.parallel.pipeline import Pipeline
+from holmes_runtime.parallel.zero1 import Zero1, clip_factor
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from benchmarks.published_steps.measurements import Measurement, measurements
 from benchmarks.published_steps.sites import Site
-from holmes_runtime.schedule import ScheduleName
+from holmes_runtime.config.schedule import ScheduleName
 from planner.cost.collectives import (
     Halves,
     Path,

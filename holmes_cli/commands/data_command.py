@@ -10,8 +10,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_runtime.text import Tokenizer, open_tokenizer, source_files, tokenized
-from holmes_runtime.token_file import TokenFileWriter, index_path
+from holmes_runtime.data.text import Tokenizer, open_tokenizer, source_files, tokenized
+from holmes_runtime.data.token_file import TokenFileWriter, index_path
 
 UINT16_VOCABULARY = 65500  # Megatron-LM's own limit for tokens of two bytes
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from holmes_cli.screen.show_run import state_in_words
 from holmes_cli.screen.terminal import out
 from launcher.journal.follow_folder import read_plan
 from launcher.journal.run_store import StoredRun, all_runs
@@ -34,15 +35,6 @@ def ps_command(
     for stored in runs:
         table.add_row(*_row(stored))
     out.print(table)
-
-
-def state_in_words(stored: StoredRun) -> str:
-    """The state, and for a run under way whether anybody watches it."""
-    if stored.watched != "unwatched":
-        return stored.run.state + (" (detached)" if stored.run.settings.detached else "")
-    if stored.run.settings.detached:
-        return "running, unwatched: `holmes attach` watches it again"
-    return "its controller was killed; its ranks have ended by themselves"
 
 
 def _row(stored: StoredRun) -> tuple[str, ...]:

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from holmes_cli.commands.ps_command import state_in_words
-from holmes_cli.screen.show_run import show_run, show_speed
+from holmes_cli.screen.show_run import show_run, show_speed, state_in_words
 from holmes_cli.screen.terminal import out
 from holmes_core.records.record import write_atomically
 from launcher.journal.follow_folder import past_events, read_plan

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
-from holmes_cli.commands.ps_command import state_in_words
+from holmes_cli.screen.show_run import state_in_words
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_bytes
 from launcher.journal.run_store import StoredRun

@@ -11,6 +11,7 @@ from holmes_cli.screen.terminal import err, out
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Run
 from holmes_core.units import format_bytes, format_seconds
+from launcher.journal.run_store import StoredRun
 from launcher.journal.step_metrics import StepMetrics, by_interface, median_step_s
 from launcher.supervise.failure import first_cause
 
@@ -74,3 +75,12 @@ def _show_result(plan: Plan, run: Run) -> None:
         measured, planned = format_bytes(seen.sent_bytes), format_bytes(expected.sent_bytes)
         table.add_row(seen.host, seen.netdev, seen.network, measured, planned)
     out.print(table)
+
+
+def state_in_words(stored: StoredRun) -> str:
+    """The state, and for a run under way whether anybody watches it."""
+    if stored.watched != "unwatched":
+        return stored.run.state + (" (detached)" if stored.run.settings.detached else "")
+    if stored.run.settings.detached:
+        return "running, unwatched: `holmes attach` watches it again"
+    return "its controller was killed; its ranks have ended by themselves"

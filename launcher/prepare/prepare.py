@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.job import Model
 from holmes_core.records.plan import Node, Plan, PlanGroup
 from holmes_core.records.record import Record
-from holmes_runtime.node_config import NodeConfig
-from holmes_runtime.run_config import (
+from holmes_runtime.config.node_config import NodeConfig
+from holmes_runtime.config.run_config import (
     Checkpointing,
     Data,
     Emulation,
@@ -52,9 +53,9 @@ def prepare(plan: Plan, attempt: Attempt, variables: UserVariables) -> tuple[Nod
 
 def runtime_files() -> dict[str, str]:
     """The sources of the bundled runtime, by their name on the node."""
-    package = files(RUNTIME_PACKAGE)
-    names = sorted(entry.name for entry in package.iterdir() if entry.name.endswith(".py"))
-    return {f"{RUNTIME_PACKAGE}/{name}": package.joinpath(name).read_text(encoding="utf-8") for name in names}
+    package = Path(str(files(RUNTIME_PACKAGE)))
+    sources = sorted(package.rglob("*.py"))
+    return {str(file.relative_to(package.parent)): file.read_text(encoding="utf-8") for file in sources}
 
 
 def plan_files(plan: Plan, resume: bool) -> dict[str, str]:

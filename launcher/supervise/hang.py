@@ -10,7 +10,7 @@ from holmes_core.records.plan import Plan
 STEPS = 20  # a step may be slow; twenty times the usual is no step any more
 LEAST_S = 60.0
 ASK_S = 3.0  # from asking the ranks where they are to the verdict
-_WAITING_ELSEWHERE = ("torch/distributed", "distributed_c10d", ".wait(", "holmes_runtime/comm.py", "pipeline.py")
+_WAITING_ELSEWHERE = ("torch/distributed", "distributed_c10d", ".wait(", "process_groups.py", "pipeline.py")
 _STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a device"}
 
 

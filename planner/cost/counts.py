@@ -126,7 +126,7 @@ def edge_bytes(model: Model, how: Execution) -> int:
 def layer_activation_bytes(model: Model, how: Execution) -> int:
     """Bytes one shard keeps of one layer and micro-batch until its backward.
 
-    Values per token, counted on holmes_runtime.model with saved-tensor hooks. On every shard whole: the inputs of q, k,
+    Values per token, counted on the runtime's model with saved-tensor hooks. On every shard whole: the inputs of q, k,
     v and of the MLP (2 h). Sharded: inputs of both norms and attention's result (3 h), q, k and v (h + 2 k; a Llama
     also keeps q and k after rotation, h + k), and the MLP's inside (2 f; SwiGLU 4 f). Full recomputation keeps the
     layer's input alone (h). Selective repeats the attention core, which a fused kernel makes from q, k and v anyway.
@@ -150,7 +150,7 @@ def state_bytes(parameters: int, how: Execution) -> int:
     """Bytes of weights (v) and gradient sums (4), and of this rank's 1/dp of masters (4 beside 16-bit weights), moments
     (8) and, with several replicas, reduced gradients (4 as they arrive, 4 as they are kept).
 
-    Source: Rajbhandari et al., ZeRO, 2020, stage 1; holmes_runtime.zero1.
+    Source: Rajbhandari et al., ZeRO, 2020, stage 1; holmes_runtime.parallel.zero1.
     """
     sharded = MOMENT_BYTES + (MASTER_BYTES if how.value_bytes < 4 else 0)
     if how.dp > 1:
@@ -173,7 +173,7 @@ def microbatches_in_flight(
 ) -> tuple[int, ...]:
     """Micro-batches whose activations pipeline rank `rank` holds at its worst moment, by chunk.
 
-    Closed forms of what `holmes_runtime.schedule.most_in_flight` counts; a test compares the two.
+    Closed forms of what `holmes_runtime.config.schedule.most_in_flight` counts; a test compares the two.
     """
     if schedule == "gpipe":
         return (num_microbatches,)

@@ -15,7 +15,7 @@ from operator import mul
 
 from holmes_core.records.job import Job, ScheduleName
 from holmes_core.records.plan import InterfaceTraffic, PlanGroup, PlanRank, Prediction
-from holmes_runtime.schedule import make_schedule
+from holmes_runtime.config.schedule import make_schedule
 from planner.cost.collectives import Halves, Path, message_s, shard_exchange_bytes, shard_exchange_s
 from planner.cost.compute_time import NO_TIME, optimizer_s, split_factor
 from planner.cost.counts import (

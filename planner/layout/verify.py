@@ -8,7 +8,7 @@ from itertools import pairwise, zip_longest
 
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
-from holmes_runtime.schedule import make_schedule, most_in_flight
+from holmes_runtime.config.schedule import make_schedule, most_in_flight
 from planner.cost.counts import memory_bytes
 from planner.problem.candidates import Candidate
 from planner.problem.fleet import read_fleet, slots_of

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from holmes_runtime.schedule import ActionKind, Schedule, ScheduleName, make_schedule
+from holmes_runtime.config.schedule import ActionKind, Schedule, ScheduleName, make_schedule
 
 MOST_KEPT = 48  # schedules in the cache: the ways to run the placements of two or three pipeline degrees
 NOTHING = 0  # the number of no action: it ended, and its message arrived, when the step began

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from holmes_runtime.schedule import ActionKind, Schedule
+from holmes_runtime.config.schedule import ActionKind, Schedule
 from planner.schedule.precedence import Precedence, find_precedence
 
 

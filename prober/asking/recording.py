@@ -21,6 +21,7 @@ from holmes_core.records.access import Access
 from holmes_core.records.inventory import Finding
 from holmes_core.records.record import Record, parse, write_atomically
 
+LINK_LAYER_ENDS = ("InfiniBand", "Ethernet", "Unspecified", "Unknown")  # the last word that RDMA tools print of a port
 TOOL_MISSING = 127
 TIMED_OUT = 124
 CUT_OFF = -1  # the answer ended before the command did

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from prober.asking.recording import Recorded
-from prober.facts.rdma.port_facts import LINK_LAYER_ENDS
+from prober.asking.recording import LINK_LAYER_ENDS, Recorded
 
 _GREP_LINE = re.compile(
     r"^(/(?:sys|proc|etc|root|home)/[^:]*?(?:[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7][^:]*)?):(.*)$"

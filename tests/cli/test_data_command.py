@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from holmes_runtime.data import load_corpus
-from holmes_runtime.run_config import Data
-from holmes_runtime.token_file import read_index
+from holmes_runtime.config.run_config import Data
+from holmes_runtime.data.corpus import load_corpus
+from holmes_runtime.data.token_file import read_index
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -14,7 +14,7 @@ from holmes_cli.screen.plan_tables import plan_sheets
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_rate
-from holmes_runtime.schedule import make_schedule
+from holmes_runtime.config.schedule import make_schedule
 from planner.advice.explain import bottleneck
 from planner.layout.reprice import plan_timeline
 from planner.schedule.simulate import PipelineTimes, timeline

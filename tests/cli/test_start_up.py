@@ -33,6 +33,6 @@ def test_plan_imports_the_solver_but_no_ssh_no_page_and_no_launcher() -> None:
 
 @pytest.mark.parametrize("name", ["ps", "status", "logs", "attach"])
 def test_looking_at_a_run_imports_neither_ssh_nor_planner(name: str) -> None:
-    modules = imported(f"import holmes_cli.{name}_command")
+    modules = imported(f"import holmes_cli.commands.{name}_command")
     assert modules & SLOW == {"pydantic", "yaml"}
     assert modules & {"prober", "planner", "templates"} == set()

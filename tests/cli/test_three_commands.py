@@ -183,7 +183,7 @@ def test_dry_run_shows_what_is_sent_and_touches_nothing(site: Site, bed: Bed, tm
     assert done.returncode == 0, done.stderr
     assert "GLOO_SOCKET_IFNAME=eth0    #" in done.stdout
     assert "GLOO_SOCKET_IFNAME=eno1    #" in done.stdout
-    assert "holmes_runtime.agent" in done.stdout
+    assert "holmes_runtime.node.agent" in done.stdout
     assert not (tmp_path / "runs").exists()
     assert nothing_is_left(bed)
 
@@ -220,12 +220,12 @@ def rank_pids(bed: Bed, host: str) -> list[int]:
 
 def ours_on(bed: Bed, host: str) -> list[int]:
     """Agent, torchrun and ranks on `host`; sshd's own session process is not counted."""
-    modules = ("holmes_runtime.agent", "holmes_runtime.elastic", "holmes_runtime.train")
+    modules = ("holmes_runtime.node.agent", "holmes_runtime.node.torchrun", "holmes_runtime.train")
     return [pid for pid in bed.guest_pids(host) if any(is_running(pid, module) for module in modules)]
 
 
 def is_agent(pid: int) -> bool:
-    return is_running(pid, "holmes_runtime.elastic") or is_running(pid, "holmes_runtime.agent")
+    return is_running(pid, "holmes_runtime.node.torchrun") or is_running(pid, "holmes_runtime.node.agent")
 
 
 def read_parent(pid: int) -> int:
@@ -259,7 +259,7 @@ def test_killed_rank_is_named_first_and_ends_everything(bed: Bed, long_run: subp
 
 
 def test_killed_torchrun_takes_its_ranks_along(bed: Bed, long_run: subprocess.Popen[str]) -> None:
-    (victim,) = [pid for pid in bed.guest_pids("a2") if is_running(pid, "holmes_runtime.elastic")]
+    (victim,) = [pid for pid in bed.guest_pids("a2") if is_running(pid, "holmes_runtime.node.torchrun")]
     os.kill(victim, signal.SIGKILL)
     code, stderr, seconds = ended(long_run)
     assert code == 128 + signal.SIGKILL
@@ -274,7 +274,7 @@ def test_killed_controller_leaves_no_rank(bed: Bed, long_run: subprocess.Popen[s
 
 
 def test_killed_agent_leaves_no_rank_and_no_file(bed: Bed, long_run: subprocess.Popen[str]) -> None:
-    agent, relay = sorted(pid for pid in bed.guest_pids("b2") if is_running(pid, "holmes_runtime.agent"))[::-1]
+    agent, relay = sorted(pid for pid in bed.guest_pids("b2") if is_running(pid, "holmes_runtime.node.agent"))[::-1]
     assert read_parent(agent) == relay
     os.kill(agent, signal.SIGKILL)
     code, stderr, _ = ended(long_run)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.access import Access, Container
-from holmes_runtime.node_config import NodeConfig
+from holmes_runtime.config.node_config import NodeConfig
 from launcher.prepare.bundle import NodeBundle, archive
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables, read_user_variables
@@ -71,7 +71,7 @@ def test_image_and_options_reach_docker_as_they_are(home: Path, image: str, opti
     one = bundle(Access(container=container))
     shell(one.unpack_command, home, one.archive)
     said = shell(one.start_command, home).stdout.decode().split("\0")[:-1]
-    assert said[said.index("--workdir") + 2 :] == [*options, image, "python3", "-m", "holmes_runtime.agent"]
+    assert said[said.index("--workdir") + 2 :] == [*options, image, "python3", "-m", "holmes_runtime.node.agent"]
     assert f"{home}/.cache/holmes:{home}/.cache/holmes" in said
     assert list(home.rglob("canary")) == []
 
@@ -107,7 +107,7 @@ def test_second_launch_of_a_plan_sends_no_parcel(home: Path) -> None:
         shell(parcel.unpack_command, home, parcel.archive)
     assert shell(second.unpack_command, home, second.archive).stdout == b""
     folder = next((home / ".cache/holmes/runs").glob("*/*"))
-    assert (folder / "holmes_runtime" / "agent.py").is_file()
+    assert (folder / "holmes_runtime" / "node" / "agent.py").is_file()
     assert (folder / "run_config.json").is_file()
     assert len(second.archive) < 4096
 

@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from holmes_core.records.job import Model, Recompute
-from holmes_runtime.model import Block, DecoderStage, make_rotation
-from holmes_runtime.run_config import ModelShape, Stage
-from holmes_runtime.tensor_parallel import ALONE
+from holmes_runtime.config.run_config import ModelShape, Stage
+from holmes_runtime.model.decoder import Block, DecoderStage, make_rotation
+from holmes_runtime.model.tensor_parallel import ALONE
 from planner.cost import counts as cost
 
 GPT = Model(num_layers=3, hidden_size=256, num_heads=4, seq_length=64, vocab_size=100)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holmes_core.records.job import Model, Recompute
-from holmes_runtime.schedule import ScheduleName, make_schedule, most_in_flight
+from holmes_runtime.config.schedule import ScheduleName, make_schedule, most_in_flight
 from planner.cost import counts as cost
 
 TINY = Model(num_layers=2, hidden_size=4, num_heads=2, seq_length=6, vocab_size=10)

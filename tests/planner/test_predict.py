@@ -10,7 +10,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.link import Link, Spread
 from holmes_core.records.plan import PlanRank, Prediction
-from holmes_runtime.schedule import ActionKind
+from holmes_runtime.config.schedule import ActionKind
 from planner.cost.counts import stage_parameters
 from planner.layout.predict import Laid, predict, predict_timeline
 from planner.problem.candidates import Candidate

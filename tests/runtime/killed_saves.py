@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from holmes_runtime.checkpoint import Checkpoints, Counters
-from holmes_runtime.model import TensorPart
-from holmes_runtime.run_config import Checkpointing, RunConfig
-from holmes_runtime.zero1 import Shard
+from holmes_runtime.checkpoint.checkpoints import Checkpoints, Counters
+from holmes_runtime.config.run_config import Checkpointing, RunConfig
+from holmes_runtime.model.decoder import TensorPart
+from holmes_runtime.parallel.zero1 import Shard
 
 from .launched_runs import make_config
 

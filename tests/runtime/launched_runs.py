@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from holmes_runtime.run_config import (
+from holmes_runtime.config.run_config import (
     Axis,
     Checkpointing,
     Data,
@@ -29,7 +29,7 @@ from holmes_runtime.run_config import (
     RunConfig,
     Stage,
 )
-from holmes_runtime.schedule import ScheduleName
+from holmes_runtime.config.schedule import ScheduleName
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = ModelShape("gpt", 3, 32, 4, 4, 128, vocab_size=256, seq_length=32, rope_theta=1e4, factory=None)

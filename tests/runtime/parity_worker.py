@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
-from holmes_runtime import comm
-from holmes_runtime.data import load_corpus
-from holmes_runtime.run_config import RunConfig
+from holmes_runtime.comm import process_groups as comm
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.trainer import Trainer
 
 from .parity_cells import CELLS, Cell

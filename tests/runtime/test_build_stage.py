@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from holmes_runtime.build_stage import StageModule, build_stage, check_compiler, load_factory
-from holmes_runtime.run_config import Emulation, RunConfig
-from holmes_runtime.tensor_parallel import ALONE
+from holmes_runtime.config.run_config import Emulation, RunConfig
+from holmes_runtime.model.build_stage import StageModule, build_stage, check_compiler, load_factory
+from holmes_runtime.model.tensor_parallel import ALONE
 
 from .launched_runs import REPOSITORY, TINY, TINY_LLAMA, make_config
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from holmes_runtime.checkpoint import Checkpoints, Counters, differences
+from holmes_runtime.checkpoint.checkpoints import Checkpoints, Counters, differences
+from holmes_runtime.checkpoint.safe_reader import SafeReader
+from holmes_runtime.config.run_config import Checkpointing, RunConfig
 from holmes_runtime.export import export, main
-from holmes_runtime.model import TensorPart
-from holmes_runtime.run_config import Checkpointing, RunConfig
-from holmes_runtime.safe_reader import SafeReader
-from holmes_runtime.zero1 import Shard
+from holmes_runtime.model.decoder import TensorPart
+from holmes_runtime.parallel.zero1 import Shard
 
 from .launched_runs import make_config
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from holmes_runtime.comm import InterfaceBytes, check_interfaces, nccl_fields, parse_net_dev, select_device
+from holmes_runtime.comm.process_groups import (
+    InterfaceBytes,
+    check_interfaces,
+    nccl_fields,
+    parse_net_dev,
+    select_device,
+)
+from holmes_runtime.config.run_config import Group
 from holmes_runtime.metrics import counters_increase
-from holmes_runtime.run_config import Group
 
 from .launched_runs import make_config
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from holmes_runtime.data import HostCorpus, Samples, Tokens, describe_difference, load_corpus
-from holmes_runtime.run_config import Data
-from holmes_runtime.token_file import TokenFileWriter
+from holmes_runtime.config.run_config import Data
+from holmes_runtime.data.corpus import HostCorpus, Samples, Tokens, describe_difference, load_corpus
+from holmes_runtime.data.token_file import TokenFileWriter
 
 COUNTING = Tokens((torch.arange(120, dtype=torch.uint8), torch.arange(120, 200, dtype=torch.uint8)))
 SAMPLES = Samples(COUNTING, "7", seq_length=8, vocab_size=256)

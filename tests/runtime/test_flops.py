@@ -6,8 +6,8 @@ import pytest
 
 from holmes_core.records.job import Model
 from holmes_core.records.presets import PRESETS
-from holmes_runtime.flops import head_flops, layer_flops, peak_flops_per_s, step_flops
-from holmes_runtime.run_config import ModelShape
+from holmes_runtime.config.model_shape import head_flops, layer_flops, peak_flops_per_s, step_flops
+from holmes_runtime.config.run_config import ModelShape
 from planner.cost import counts as cost
 
 from .launched_runs import TINY, make_config

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from holmes_runtime.config.run_config import Expectation, RunConfig
 from holmes_runtime.health import Measured, verdicts
-from holmes_runtime.run_config import Expectation, RunConfig
 
 from .launched_runs import make_config
 

@@ -21,7 +21,7 @@ def main():
 
 def started(folder: Path, argument: str) -> subprocess.CompletedProcess[str]:
     (folder / "given.py").write_text(MODULE, encoding="utf-8")
-    command = [sys.executable, "-m", "holmes_runtime.lean_start", "given", argument]
+    command = [sys.executable, "-m", "holmes_runtime.node.lean_start", "given", argument]
     environment = {"PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
@@ -41,7 +41,7 @@ def test_exception_takes_the_ordinary_way_out(tmp_path: Path) -> None:
 
 def test_agent_imports_nothing_that_takes_long() -> None:
     # site may import some of them on its own
-    program = "import sys, holmes_runtime.agent; print(*sys.modules)"
+    program = "import sys, holmes_runtime.node.agent; print(*sys.modules)"
     command = [sys.executable, "-S", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     slow = {"dataclasses", "inspect", "logging", "email", "importlib.metadata", "concurrent.futures", "asyncio"}

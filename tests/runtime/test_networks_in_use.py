@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from types import SimpleNamespace
 
-from holmes_runtime.networks_in_use import (
+from holmes_runtime.comm.networks_in_use import (
     Connection,
     interface_addresses,
     other_fields,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holmes_runtime.node_config import NodeConfig
-from holmes_runtime.node_facts import read_facts
+from holmes_runtime.config.node_config import NodeConfig
+from holmes_runtime.node.node_facts import read_facts
 
 CONFIG = NodeConfig(
     run_id="r",

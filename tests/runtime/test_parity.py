@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 import pytest
 
-from holmes_runtime.schedule import ScheduleName
+from holmes_runtime.config.schedule import ScheduleName
 
 from .launched_runs import REPOSITORY
 from .parity_cells import CELLS, Cell

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 SCRIPT = """
 import subprocess, sys, time
-from holmes_runtime.process_tree import adopt_orphans, descendants, end_descendants
+from holmes_runtime.node.process_tree import adopt_orphans, descendants, end_descendants
 adopt_orphans()
 # A child in a session of its own that ignores TERM, started by a shell that ends at once: an orphan.
 stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
@@ -35,7 +35,7 @@ def test_orphan_that_ignores_term_is_ended() -> None:
 
 CHILD = """
 import time
-from holmes_runtime.process_tree import die_with_parent
+from holmes_runtime.node.process_tree import die_with_parent
 die_with_parent()
 print("ready", flush=True)
 time.sleep(60)

@@ -13,8 +13,8 @@ import torch.distributed.checkpoint.state_dict_saver as saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
-from holmes_runtime.model import TensorPart
-from holmes_runtime.reshard import Box, PieceLoadPlanner, PieceSavePlanner, TensorPiece, boxes
+from holmes_runtime.checkpoint.reshard import Box, PieceLoadPlanner, PieceSavePlanner, TensorPiece, boxes
+from holmes_runtime.model.decoder import TensorPart
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holmes_runtime.run_config import Emulation, RunConfig
+from holmes_runtime.config.run_config import Emulation, RunConfig
 
 from .launched_runs import REPOSITORY, TINY, layout, make_config
 
@@ -125,7 +125,7 @@ def test_a_missing_key_is_refused_with_its_path() -> None:
 
 
 def test_config_and_schedule_load_without_torch() -> None:
-    program = "import sys, holmes_runtime.run_config, holmes_runtime.schedule; sys.exit('torch' in sys.modules)"
+    program = "import sys; from holmes_runtime.config import run_config, schedule; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, check=False).returncode == 0
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holmes_runtime.schedule import (
+from holmes_runtime.config.schedule import (
     Action,
     ActionKind,
     Schedule,

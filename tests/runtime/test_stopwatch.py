@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holmes_runtime import stopwatch
-from holmes_runtime.stopwatch import REST, Stopwatch
+from holmes_runtime.comm import stopwatch
+from holmes_runtime.comm.stopwatch import REST, Stopwatch
 
 
 class Clock:

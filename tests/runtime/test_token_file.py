@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holmes_runtime.token_file import TokenFile, TokenFileWriter, index_path, read_index
+from holmes_runtime.data.token_file import TokenFile, TokenFileWriter, index_path, read_index
 
 
 def write(path: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_token_file_is_megatrons_byte_for_byte(tmp_path: Path) -> None:
 def test_a_document_longer_than_an_int32_takes_several_sequences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holmes_runtime.token_file.LONGEST_SEQUENCE", 3)
+    monkeypatch.setattr("holmes_runtime.data.token_file.LONGEST_SEQUENCE", 3)
     with TokenFileWriter(tmp_path / "t.bin", "uint8") as writer:
         writer.add(range(7))
 

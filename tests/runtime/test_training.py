@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from holmes_runtime.comm import RankGroups
-from holmes_runtime.data import load_corpus
-from holmes_runtime.emulated import block_elements, embedding_elements, head_elements
-from holmes_runtime.run_config import Emulation, RunConfig
-from holmes_runtime.schedule import ScheduleName
+from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.config.run_config import Emulation, RunConfig
+from holmes_runtime.config.schedule import ScheduleName
+from holmes_runtime.data.corpus import load_corpus
+from holmes_runtime.model.emulated import block_elements, embedding_elements, head_elements
 from holmes_runtime.train import describe_rank
 from holmes_runtime.trainer import Trainer
 

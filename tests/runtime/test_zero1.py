@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from holmes_runtime.comm import RankGroups
-from holmes_runtime.run_config import Optimizer
-from holmes_runtime.zero1 import Zero1, clip_factor
+from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.config.run_config import Optimizer
+from holmes_runtime.parallel.zero1 import Zero1, clip_factor
 
 SETTINGS = Optimizer(1e-2, 0.0, 0, "constant", 0.1, 0.9, 0.95, None)
 

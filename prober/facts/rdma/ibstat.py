@@ -6,9 +6,8 @@ import re
 from dataclasses import replace
 
 from prober.asking.commands import Command
-from prober.asking.recording import Recorded
+from prober.asking.recording import LINK_LAYER_ENDS, Recorded
 from prober.facts.rdma.port_facts import (
-    LINK_LAYER_ENDS,
     PortFacts,
     guid,
     link_layer_word,

@@ -32,7 +32,6 @@ _PHYS_STATES = {
     "linkerrorrecover": "LinkErrorRecovery",
     "phytest": "Phy Test",
 }
-LINK_LAYER_ENDS = ("InfiniBand", "Ethernet", "Unspecified", "Unknown")  # the last word that RDMA tools print of a port
 _LINK_LAYERS = {"infiniband": "InfiniBand", "ethernet": "Ethernet", "unknown": "Unknown", "unspecified": "Unknown"}
 
 

@@ -6,7 +6,7 @@ wasting work. Source: Narayanan et al., Megatron-LM, SC 2021, equation 3; Chowdh
 
 from __future__ import annotations
 
-from holmes_runtime.run_config import ModelShape, Precision, RunConfig
+from holmes_runtime.config.run_config import ModelShape, Precision, RunConfig
 
 # Dense peak FLOP/s of a GPU whose name holds the key, by precision; fp32 on the tensor cores as TF32 would be is not
 # what torch does by default, so it is that of the ordinary units. Source: NVIDIA's data sheets. Longer names first.

@@ -1,4 +1,4 @@
-"""`python -m holmes_runtime.end_agent` in a node's folder: ends its agent and all it started, by recorded ids.
+"""`python -m holmes_runtime.node.end_agent` in a node's folder: ends its agent and all it started, by recorded ids.
 
 For a run whose controller is gone. SIGTERM first, which an agent answers by ending its ranks; SIGKILL after that.
 Prints what could not be ended, one process a line.
@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from holmes_runtime.process_tree import Process, descendants, read_process
-from holmes_runtime.relay import AGENT_FILE
+from holmes_runtime.node.process_tree import Process, descendants, read_process
+from holmes_runtime.node.relay import AGENT_FILE
 
 GRACE_S = 6.0
 KILL_S = 2.0

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Literal
 
-from holmes_runtime.schedule import Schedule, ScheduleName, make_schedule
-from holmes_runtime.strict_json import parse
+from holmes_runtime.config.schedule import Schedule, ScheduleName, make_schedule
+from holmes_runtime.config.strict_json import parse
 
 SCHEMA_VERSION = 1
 BYTE_VALUES = 256  # text read as bytes needs one vocabulary entry per byte value

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holmes_runtime.node_config import NodeConfig
+from holmes_runtime.config.node_config import NodeConfig
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _SIOCGIFFLAGS = 0x8913

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ProcessGroupGloo
 
-from holmes_runtime import networks_in_use
-from holmes_runtime.run_config import Axis, Group, RunConfig, group_key
+from holmes_runtime.comm import networks_in_use
+from holmes_runtime.config.run_config import Axis, Group, RunConfig, group_key
 
 BACKEND = "holmes"
 GLOO_THREADS = 2  # torch's own default for a Gloo group

@@ -1,7 +1,7 @@
 """Carries events from a node's folder to the controller and its commands back, over standard output and input.
 
-The agent's first relay starts it; `python -m holmes_runtime.relay N` in the folder is a later one, which begins after
-the first N events. A relay whose controller is gone waits for the agent's end; the agent never waits for a relay.
+The agent's first relay starts it; `python -m holmes_runtime.node.relay N` in the folder is a later one, which begins
+after the first N events. A relay whose controller is gone waits for the agent's end; the agent never waits for a relay.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m holmes_runtime.lean_start MODULE ARGS...`: runs MODULE's `main` with less start and end around it.
+"""`python -m holmes_runtime.node.lean_start MODULE ARGS...`: runs MODULE's `main` with less start and end around it.
 
 Importing torch makes a million objects that are no garbage: looking for some meanwhile takes about a second a process,
 and taking them apart one by one at the end another. Where several ranks share few cores, that is most of a short run.

@@ -26,10 +26,10 @@ import torch.distributed.checkpoint.state_dict_saver as dcp_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from holmes_runtime.reshard import PieceLoadPlanner, PieceSavePlanner, TensorPiece
-from holmes_runtime.run_config import Precision, Rank, RunConfig
-from holmes_runtime.safe_reader import SafeReader
-from holmes_runtime.zero1 import Shard
+from holmes_runtime.checkpoint.reshard import PieceLoadPlanner, PieceSavePlanner, TensorPiece
+from holmes_runtime.checkpoint.safe_reader import SafeReader
+from holmes_runtime.config.run_config import Precision, Rank, RunConfig
+from holmes_runtime.parallel.zero1 import Shard
 
 FORMAT_VERSION = 1
 LATEST = "latest"

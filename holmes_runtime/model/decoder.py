@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from holmes_runtime.run_config import ModelShape, Precision, Recompute, Stage
-from holmes_runtime.tensor_parallel import ALONE, TensorParallel
+from holmes_runtime.config.run_config import ModelShape, Precision, Recompute, Stage
+from holmes_runtime.model.tensor_parallel import ALONE, TensorParallel
 
 INIT_STD = 0.02  # GPT-2
 NORM_EPS = 1e-5  # GPT-2 and Llama 2

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from holmes_runtime.emulated import GRADIENT_READY, WEIGHT_HALF, EmulatedStage, mean_activation
-from holmes_runtime.model import DTYPES, DecoderStage, TensorPart
-from holmes_runtime.run_config import Rank, RunConfig, Stage
-from holmes_runtime.tensor_parallel import TensorParallel
+from holmes_runtime.config.run_config import Rank, RunConfig, Stage
+from holmes_runtime.model.decoder import DTYPES, DecoderStage, TensorPart
+from holmes_runtime.model.emulated import GRADIENT_READY, WEIGHT_HALF, EmulatedStage, mean_activation
+from holmes_runtime.model.tensor_parallel import TensorParallel
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 Factory = Callable[[range, RunConfig], nn.Module]

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from holmes_runtime.comm import RankGroups, start_all_gather, start_reduce_scatter
-from holmes_runtime.model import TensorPart
-from holmes_runtime.run_config import Optimizer
-from holmes_runtime.stopwatch import Stopwatch
+from holmes_runtime.comm.process_groups import RankGroups, start_all_gather, start_reduce_scatter
+from holmes_runtime.comm.stopwatch import Stopwatch
+from holmes_runtime.config.run_config import Optimizer
+from holmes_runtime.model.decoder import TensorPart
 
 BUCKET_BYTES = 4 * 2**20  # bytes of gradients; large enough to fill a link, small enough to start early
 MAX_BUCKETS = 64  # of a large model; what is still to be sent when the last backward ends is one of them

@@ -1,10 +1,10 @@
 """The node agent: looks at the node, starts torchrun, writes down what happens, and ends everything when told.
 
 It lives in the folder that was shipped to it and talks through two files there: `events.jsonl`, one JSON object a line,
-and the pipe `commands`, one JSON object a line, where an empty line is a sign of life. `holmes_runtime.relay` carries
-both to the controller and back. An attached run ends when no sign of life comes for `silence_limit_s`; a detached one
-goes on. It imports nothing but the standard library, so that it can say when torch is missing, and of that only what is
-quick to import: no dataclasses, no concurrent.futures, no importlib.metadata.
+and the pipe `commands`, one JSON object a line, where an empty line is a sign of life. `relay.py` carries both to the
+controller and back. An attached run ends when no sign of life comes for `silence_limit_s`; a detached one goes on. It
+imports nothing but the standard library, so that it can say when torch is missing, and of that only what is quick to
+import: no dataclasses, no concurrent.futures, no importlib.metadata.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from holmes_runtime.doors import Doors
-from holmes_runtime.node_config import NodeConfig
-from holmes_runtime.node_facts import read_facts
-from holmes_runtime.process_tree import adopt_orphans, descendants, die_with_parent, end_descendants, read_process
-from holmes_runtime.relay import AGENT_FILE, COMMANDS_PIPE, EVENTS_FILE, LOCK_FILE, relay
+from holmes_runtime.config.node_config import NodeConfig
+from holmes_runtime.node.listeners import Doors
+from holmes_runtime.node.node_facts import read_facts
+from holmes_runtime.node.process_tree import adopt_orphans, descendants, die_with_parent, end_descendants, read_process
+from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, EVENTS_FILE, LOCK_FILE, relay
 
 POLL_S = 0.1
 WAITING_POLL_S = 0.5
@@ -202,7 +202,7 @@ class Agent:
             *("--rdzv-conf", f"rank={config.node_rank}", "--rdzv-id", config.run_id),
             *("--max-restarts", "0", "--monitor-interval", "0.1"),
             *("--log-dir", str(logs), "--redirects", "3"),
-            *("-m", "holmes_runtime.lean_start", "holmes_runtime.train", str(self._folder / "run_config.json")),
+            *("-m", "holmes_runtime.node.lean_start", "holmes_runtime.train", str(self._folder / "run_config.json")),
         ]
         environment = {**os.environ, **config.environment, "PYTHONUNBUFFERED": "1"}
         for name in config.secrets:
@@ -216,7 +216,7 @@ class Agent:
             environment["HOLMES_LISTENER"] = str(listener)
         with open(self._folder / "torchrun.log", "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "holmes_runtime.lean_start", "holmes_runtime.elastic", *arguments],
+                [sys.executable, "-m", "holmes_runtime.node.lean_start", "holmes_runtime.node.torchrun", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -330,7 +330,7 @@ def _become_agent(folder: Path) -> None:
 
 
 def main() -> int:
-    """`python -m holmes_runtime.agent` in the node's folder: starts the agent, and relays for it until it ends."""
+    """`python -m holmes_runtime.node.agent` in the node's folder: starts the agent, and relays for it until it ends."""
     folder = Path.cwd()
     os.mkfifo(folder / COMMANDS_PIPE, 0o600)
     (folder / EVENTS_FILE).touch(0o600)

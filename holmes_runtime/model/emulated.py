@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holmes_runtime.run_config import Emulation, ModelShape, Stage
+from holmes_runtime.config.run_config import Emulation, ModelShape, Stage
 
 # How much of a layer's backward has passed when its gradient is there. In a real layer the gradients of its matrices
 # come one after the other; what is left of the sleep covers the time it takes to add this one.

@@ -13,13 +13,13 @@ from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
-from holmes_runtime.build_stage import LossFunction, StageModule
-from holmes_runtime.comm import RankGroups
-from holmes_runtime.loss_scale import LossScale
-from holmes_runtime.model import DTYPES
-from holmes_runtime.run_config import Rank, RunConfig
-from holmes_runtime.schedule import Action, ActionKind, Schedule, gradients_arrived
-from holmes_runtime.stopwatch import Stopwatch
+from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.comm.stopwatch import Stopwatch
+from holmes_runtime.config.run_config import Rank, RunConfig
+from holmes_runtime.config.schedule import Action, ActionKind, Schedule, gradients_arrived
+from holmes_runtime.model.build_stage import LossFunction, StageModule
+from holmes_runtime.model.decoder import DTYPES
+from holmes_runtime.parallel.loss_scale import LossScale
 
 TORCH_KINDS = {
     ActionKind.FORWARD: _ComputationType.FORWARD,

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from holmes_runtime.run_config import Data
-from holmes_runtime.text import BYTE_VALUES, open_tokenizer, source_files, tokenized
-from holmes_runtime.token_file import read_index
+from holmes_runtime.config.run_config import Data
+from holmes_runtime.data.text import BYTE_VALUES, open_tokenizer, source_files, tokenized
+from holmes_runtime.data.token_file import read_index
 
 TORCH_TYPES = {
     "uint8": torch.uint8,

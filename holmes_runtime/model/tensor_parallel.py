@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional
 
-from holmes_runtime.comm import start_all_gather, start_reduce_scatter
-from holmes_runtime.stopwatch import Stopwatch
+from holmes_runtime.comm.process_groups import start_all_gather, start_reduce_scatter
+from holmes_runtime.comm.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)

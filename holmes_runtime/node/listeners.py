@@ -9,7 +9,7 @@ import time
 from threading import Thread
 from typing import Any
 
-from holmes_runtime.node_config import NodeConfig
+from holmes_runtime.config.node_config import NodeConfig
 
 PORTS_TRIED = 100
 CONNECT_TIMEOUT_S = 5.0

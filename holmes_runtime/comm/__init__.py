@@ -1,0 +1,1 @@
+"""Process groups, each bound to its network, and the time spent waiting for them."""

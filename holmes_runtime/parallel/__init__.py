@@ -1,0 +1,1 @@
+"""Training over ranks: the pipeline, and gradients and optimizer states over replicas."""
