@@ -16,7 +16,7 @@ T = TypeVar("T")
 PATIENCE_S = 60.0  # for a result: a child of a process with other threads may, very rarely, find a lock held for ever
 
 
-class Aside(Generic[T]):
+class BackgroundCall(Generic[T]):
     """`work()` in a child that shares this process's memory as it is now; leaving the context ends it.
 
     Where there is no child, since systems other than Linux do not fork safely, or where it failed, for want of memory,
@@ -27,7 +27,7 @@ class Aside(Generic[T]):
         self._work = work
         self._read: Connection | None = None
 
-    def __enter__(self) -> Aside[T]:
+    def __enter__(self) -> BackgroundCall[T]:
         if sys.platform == "linux":
             context = multiprocessing.get_context("fork")
             self._read, write = context.Pipe(duplex=False)

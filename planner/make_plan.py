@@ -20,19 +20,20 @@ from holmes_core.records.plan import (
     Source,
     UnequalDegrees,
 )
-from planner.background import Aside
+from planner.background import BackgroundCall
 from planner.layout.environment import make_nodes
-from planner.layout.usual_order import misfit, usual_placement, usual_places
+from planner.layout.usual_order import memory_fault, usual_group_slots, usual_placement
 from planner.layout.verify import verify
-from planner.layout.write_out import Drawn, best_step_s, draw_best, draw_usual
+from planner.layout.write_out import WrittenPlan, best_step_s, write_best, write_usual
 from planner.problem.candidates import check_job
 from planner.problem.fleet import Fleet, read_fleet, require_rates
 from planner.schedule.runners_up import rank_contenders
-from planner.search.branch_and_bound import SAME, Answer, Progress, search
+from planner.search.branch_and_bound import Progress, SearchResult, search
 from planner.search.ilp import solver_name
 from planner.search.placement import Placement
 from planner.search.price import price_ranks_s
 from planner.search.unequal_degrees import best_unequal
+from planner.tolerances import RELATIVE_TOLERANCE
 
 TIME_LIMIT_S = 60.0  # long enough for a proof on the sizes we test; the plan says when it was not
 
@@ -58,14 +59,14 @@ def make_plan(
     require_rates(inventory, job, fleet)
     answer = search(job, fleet, time_limit_s, progress, lp)
     if order == "usual":
-        usual = draw_usual(inventory, job, fleet, answer)
+        usual = write_usual(inventory, job, fleet, answer)
         if usual is None:
             raise _usual_misfit(inventory, job, fleet, answer.found[0].placement)
-        drawn, compared = usual, _Compared()
+        written, compared = usual, _Compared()
     else:
-        drawn, compared = _draw_and_compare(inventory, job, fleet, answer)
-    solve = _report(job, fleet, answer, drawn, compared, order)
-    plan = _write(inventory, job, inventory_source, job_source, order, drawn, solve, compared.usual)
+        written, compared = _draw_and_compare(inventory, job, fleet, answer)
+    solve = _report(job, fleet, answer, written, compared, order)
+    plan = _write(inventory, job, inventory_source, job_source, order, written, solve, compared.usual)
     faults = verify(plan, inventory)
     if faults:
         raise AssertionError("the planner made a plan that does not verify: " + "; ".join(faults[:20]))
@@ -90,25 +91,27 @@ class _Compared:
     unequal: UnequalDegrees | None = None
 
 
-def _draw_and_compare(inventory: Inventory, job: Job, fleet: Fleet, answer: Answer) -> tuple[Drawn, _Compared]:
+def _draw_and_compare(
+    inventory: Inventory, job: Job, fleet: Fleet, answer: SearchResult
+) -> tuple[WrittenPlan, _Compared]:
     """The plan, written out, or the usual order where that is faster; and meanwhile, what it is compared with."""
 
     def work() -> tuple[Prediction | None, UnequalDegrees | None]:
-        drawn = draw_usual(inventory, job, fleet, answer)
-        return drawn.prediction if drawn is not None else None, best_unequal(job, fleet, answer.found[0])
+        written = write_usual(inventory, job, fleet, answer)
+        return written.prediction if written is not None else None, best_unequal(job, fleet, answer.found[0])
 
-    with Aside(work) as aside:
-        drawn, alternatives = draw_best(inventory, job, fleet, rank_contenders(job, fleet, answer.found))
-        usual, unequal = aside.result()
-    if usual is not None and usual.step_s < drawn.prediction.step_s * (1 - SAME):
-        drawn = draw_usual(inventory, job, fleet, answer) or drawn
-    return drawn, _Compared(alternatives, usual, unequal)
+    with BackgroundCall(work) as background:
+        written, alternatives = write_best(inventory, job, fleet, rank_contenders(job, fleet, answer.found))
+        usual, unequal = background.result()
+    if usual is not None and usual.step_s < written.prediction.step_s * (1 - RELATIVE_TOLERANCE):
+        written = write_usual(inventory, job, fleet, answer) or written
+    return written, _Compared(alternatives, usual, unequal)
 
 
 def _usual_misfit(inventory: Inventory, job: Job, fleet: Fleet, best: Placement) -> HolmesError:
     """Why the usual order does not fit with the degrees of the best placement."""
-    places = usual_places(inventory, fleet, best.candidate)
-    problem = misfit(job, fleet, usual_placement(job, fleet, best.candidate, places), places)
+    group_slots = usual_group_slots(inventory, fleet, best.candidate)
+    problem = memory_fault(job, fleet, usual_placement(job, fleet, best.candidate, group_slots), group_slots)
     return HolmesError(
         f"the usual order does not fit: {problem or 'memory holds no even cut under its schedule'}",
         "plan without `--usual-order`, or give GPUs more room: larger parallel.pp, smaller micro_batch_size",
@@ -116,14 +119,16 @@ def _usual_misfit(inventory: Inventory, job: Job, fleet: Fleet, best: Placement)
     )
 
 
-def _report(job: Job, fleet: Fleet, answer: Answer, drawn: Drawn, compared: _Compared, order: Order) -> SolveReport:
-    """The search's proof, and the closed form of the ranks as they were drawn."""
-    candidate, layers = drawn.placement.candidate, drawn.placement.layers
-    placement_s = price_ranks_s(job, fleet, candidate, layers, drawn.laid.ranks, drawn.placement.microbatches)
+def _report(
+    job: Job, fleet: Fleet, answer: SearchResult, written: WrittenPlan, compared: _Compared, order: Order
+) -> SolveReport:
+    """The search's proof, and the closed form of the ranks as they were written out."""
+    candidate, layers = written.placement.candidate, written.placement.layers
+    placement_s = price_ranks_s(job, fleet, candidate, layers, written.layout.ranks, written.placement.microbatches)
     objective_s = min(placement_s, answer.found[0].objective_s)
     bound_s = min(answer.bound_s, objective_s)
     gap = (objective_s - bound_s) / objective_s if objective_s else 0.0
-    if gap <= SAME:
+    if gap <= RELATIVE_TOLERANCE:
         gap, bound_s = 0.0, objective_s
     return SolveReport(
         solver=solver_name(),
@@ -134,7 +139,7 @@ def _report(job: Job, fleet: Fleet, answer: Answer, drawn: Drawn, compared: _Com
         placement_s=placement_s,
         candidates=answer.candidates,
         programs=answer.programs,
-        crossing=drawn.placement.crossing(fleet),
+        crossing=written.placement.crossing(fleet),
         alternatives=compared.alternatives,
         unequal=compared.unequal,
     )
@@ -146,11 +151,11 @@ def _write(
     inventory_source: Source,
     job_source: Source,
     order: Order,
-    drawn: Drawn,
+    written: WrittenPlan,
     solve: SolveReport,
     usual: Prediction | None,
 ) -> Plan:
-    candidate, running, laid = drawn.placement.candidate, drawn.running, drawn.laid
+    candidate, mode, layout = written.placement.candidate, written.mode, written.layout
     return Plan(
         inventory=inventory_source,
         job_source=job_source,
@@ -160,16 +165,16 @@ def _write(
         pp=candidate.pp,
         dp=candidate.dp,
         micro_batch_size=candidate.micro_batch_size,
-        microbatches=drawn.placement.microbatches,
-        schedule=running.schedule,
-        chunks=running.chunks,
-        extra_in_flight=running.extra_in_flight,
+        microbatches=written.placement.microbatches,
+        schedule=mode.schedule,
+        chunks=mode.chunks,
+        extra_in_flight=mode.extra_in_flight,
         recompute=candidate.recompute,
-        nodes=make_nodes(inventory, job, laid.ranks),
-        stages=_stages(candidate.pp, running.layers, laid.ranks),
-        ranks=laid.ranks,
-        groups=laid.groups,
-        prediction=drawn.prediction,
+        nodes=make_nodes(inventory, job, layout.ranks),
+        stages=_stages(candidate.pp, mode.layers, layout.ranks),
+        ranks=layout.ranks,
+        groups=layout.groups,
+        prediction=written.prediction,
         solve=solve,
         usual_order=usual,
     )

@@ -9,7 +9,7 @@ from benchmarks.published_steps.measurements import Measurement, measurements
 from benchmarks.published_steps.sites import Site
 from holmes_runtime.config.schedule import ScheduleName
 from planner.cost.collectives import (
-    Halves,
+    PassTimes,
     Path,
     hierarchical_exchange_s,
     message_s,
@@ -57,7 +57,7 @@ def fitting_sizes(row: Measurement, site: Site) -> list[int]:
     return [size for size in sizes if predicted_bytes(row, site, size) <= site.memory_bytes] or [1]
 
 
-def execution(row: Measurement, site: Site, micro_batch_size: int) -> Execution:
+def execution_of(row: Measurement, site: Site, micro_batch_size: int) -> Execution:
     """How the row was run."""
     return Execution(
         row.tp,
@@ -71,16 +71,16 @@ def execution(row: Measurement, site: Site, micro_batch_size: int) -> Execution:
 
 
 def _step_s(row: Measurement, site: Site, micro_batch_size: int) -> float:
-    how = execution(row, site, micro_batch_size)
+    execution = execution_of(row, site, micro_batch_size)
     layers = cut(row)
     stages = len(layers)
-    shards = _tp_s(row, site, how)
-    layer, head = layer_s(row.model, how, site.speed, shards), head_s(row.model, how, site.speed)
+    shards = _tp_s(row, site, execution)
+    layer, head = layer_s(row.model, execution, site.speed, shards), head_s(row.model, execution, site.speed)
     forward = [count * (layer.forward_s + shards.forward_s) for count in layers]
     backward = [count * (layer.backward_s + shards.backward_s) for count in layers]
     forward[-1] += head.forward_s
     backward[-1] += head.backward_s
-    edges = (_edge_s(row, site, how),) * (stages - 1)
+    edges = (_edge_s(row, site, execution),) * (stages - 1)
     times = PipelineTimes(tuple(forward), tuple(backward), edges, edges)
     m = row.global_batch_size // (row.dp * micro_batch_size)
     precedence = precedence_of("interleaved" if row.chunks > 1 else "1f1b", row.pp, m, row.chunks)
@@ -88,7 +88,7 @@ def _step_s(row: Measurement, site: Site, micro_batch_size: int) -> float:
     parameters = max(
         stage_parameters(row.model, sum(layers[r :: row.pp]), r == 0, False, row.tp) for r in range(row.pp)
     )
-    return simulate([Pipeline(precedence, times)], buckets) + optimizer_s(parameters, how, site.speed)
+    return simulate([Pipeline(precedence, times)], buckets) + optimizer_s(parameters, execution, site.speed)
 
 
 def cut(row: Measurement) -> list[int]:
@@ -98,21 +98,21 @@ def cut(row: Measurement) -> list[int]:
     return [share + (stage < rest) for stage in range(stages)]
 
 
-def _tp_s(row: Measurement, site: Site, how: Execution) -> Halves:
+def _tp_s(row: Measurement, site: Site, execution: Execution) -> PassTimes:
     per_host = min(row.tp, site.gpus_per_host)
     across = Path(site.host_bytes_per_s * site.sync_efficiency, site.inside.latency_s)
-    size = tensor_parallel_bytes(row.model, how)
+    size = tensor_parallel_bytes(row.model, execution)
     one_s = 2 * hierarchical_exchange_s(size, row.tp // per_host, per_host, site.inside, across)
     return tensor_parallel_halves(row.recompute, one_s * site.exposed_tp)
 
 
-def _edge_s(row: Measurement, site: Site, how: Execution) -> float:
+def _edge_s(row: Measurement, site: Site, execution: Execution) -> float:
     """One message: all GPUs of a host send at once, unless the next stage is on the same host."""
     if row.tp * row.dp * row.pp <= site.gpus_per_host:
-        return message_s(edge_bytes(row.model, how), site.inside)
+        return message_s(edge_bytes(row.model, execution), site.inside)
     sending = min(site.gpus_per_host, row.tp * row.dp)
     share = site.host_bytes_per_s * site.edge_efficiency / sending
-    return message_s(edge_bytes(row.model, how), Path(share, site.inside.latency_s))
+    return message_s(edge_bytes(row.model, execution), Path(share, site.inside.latency_s))
 
 
 def _buckets(row: Measurement, site: Site, layers: Sequence[int], stage: int, backward_s: float) -> list[Bucket]:
@@ -138,7 +138,7 @@ def _buckets(row: Measurement, site: Site, layers: Sequence[int], stage: int, ba
 
 def predicted_bytes(row: Measurement, site: Site, micro_batch_size: int) -> float:
     """Bytes of the fullest rank."""
-    how = execution(row, site, micro_batch_size)
+    execution = execution_of(row, site, micro_batch_size)
     layers = cut(row)
     m = row.global_batch_size // (row.dp * micro_batch_size)
     name: ScheduleName = "interleaved" if row.chunks > 1 else "1f1b"
@@ -146,9 +146,11 @@ def predicted_bytes(row: Measurement, site: Site, micro_batch_size: int) -> floa
     def rank_bytes(rank: int) -> float:
         held = microbatches_in_flight(name, row.pp, m, rank, row.chunks)
         own, is_first, is_last = layers[rank :: row.pp], rank == 0, rank == row.pp - 1
-        kept = sum(count * each for count, each in zip(own, held, strict=True)) * layer_activation_bytes(row.model, how)
+        kept = sum(count * each for count, each in zip(own, held, strict=True)) * layer_activation_bytes(
+            row.model, execution
+        )
         parameters = stage_parameters(row.model, sum(own), is_first, is_last, row.tp)
         more = parameters * site.extra_state_bytes + (site.activation_factor - 1) * kept + site.reserve_bytes
-        return memory_bytes(row.model, how, own, held, is_first, is_last) + more
+        return memory_bytes(row.model, execution, own, held, is_first, is_last) + more
 
     return max(map(rank_bytes, range(row.pp)))

@@ -73,8 +73,8 @@ def plan_command(
     wants_advice = html is not None or not as_json
     more_hosts = try_more_hosts(inventory_record, job_record) if wants_advice else {}
     with ExitStack() as stack:
-        for aside in more_hosts.values():
-            stack.enter_context(aside)
+        for background in more_hosts.values():
+            stack.enter_context(background)
         status = stack.enter_context(err.status("planning"))
         plan = make_plan(inventory_record, job_record, *sources, order, _progress(status), time_limit, write_lp)
         outcomes = {}
@@ -82,7 +82,7 @@ def plan_command(
             status.update(f"planning with {change}")
             outcomes[change] = _plan_or_error(as_changed, job_record, sources, order)
         status.update("trying what would help most")
-        with_more_hosts_s = {change: aside.result() for change, aside in more_hosts.items()}
+        with_more_hosts_s = {change: background.result() for change, background in more_hosts.items()}
         advised = advise(inventory_record, plan, with_more_hosts_s) if wants_advice else None
     asked = [what_if_sheet(plan, outcomes)] if outcomes else []
     asked += comparison_sheets(plan, other, str(compare)) if other else []

@@ -19,7 +19,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
 from planner.advice.what_if import rate_text, what_if
-from planner.background import Aside
+from planner.background import BackgroundCall
 from planner.layout.reprice import reprice_step_s
 from planner.make_plan import planned_step_s
 from planner.problem.candidates import enumerate_candidates
@@ -49,8 +49,8 @@ class Advised:
     untried: tuple[str, ...]
 
 
-def try_more_hosts(inventory: Inventory, job: Job) -> Mapping[str, Aside[float | None]]:
-    """By change, the step with one more host in a cluster, to be planned aside; None where that would take too long.
+def try_more_hosts(inventory: Inventory, job: Job) -> Mapping[str, BackgroundCall[float | None]]:
+    """By change, the step with one more host in a cluster, planned in the background; None where that takes too long.
 
     Needs no plan, so that it can be worked out while one is made.
     """
@@ -58,7 +58,7 @@ def try_more_hosts(inventory: Inventory, job: Job) -> Mapping[str, Aside[float |
         return {}
     changes = [change for change, _ in _more_hosts(inventory)]
     return {
-        change: Aside(partial(_one_more_host_s, inventory, job, change, number))
+        change: BackgroundCall(partial(_one_more_host_s, inventory, job, change, number))
         for number, change in enumerate(changes, 1)
     }
 

@@ -17,10 +17,10 @@ def straddling(inventory: Inventory, plan: Plan) -> tuple[str, ...]:
     spanning = [pp_rank for pp_rank, counts in enumerate(held) if len(counts) > 1]
     if not spanning:
         return ()
-    places = _places(inventory, plan)
+    group_slots = _places(inventory, plan)
     alike: dict[tuple[str, str], list[int]] = {}
     for pp_rank in spanning:
-        reason = _reason(plan, held[pp_rank], _room(places, held, pp_rank))
+        reason = _reason(plan, held[pp_rank], _room(group_slots, held, pp_rank))
         alike.setdefault((_joined(sorted(held[pp_rank])), reason), []).append(pp_rank)
     return tuple(_sentence(plan, pp_ranks, clusters, reason) for (clusters, reason), pp_ranks in alike.items())
 
@@ -35,16 +35,16 @@ def _replicas_held(plan: Plan) -> list[Counter[str]]:
 
 def _places(inventory: Inventory, plan: Plan) -> Counter[str]:
     """By cluster, how many replicas of a stage all its hosts have room for."""
-    places: Counter[str] = Counter()
+    group_slots: Counter[str] = Counter()
     for each in read_fleet(inventory, plan.job).classes:
-        places[each.cluster] += each.num_places(plan.tp)
-    return places
+        group_slots[each.cluster] += each.num_group_slots(plan.tp)
+    return group_slots
 
 
-def _room(places: Mapping[str, int], held: Sequence[Mapping[str, int]], pp_rank: int) -> dict[str, int]:
+def _room(group_slots: Mapping[str, int], held: Sequence[Mapping[str, int]], pp_rank: int) -> dict[str, int]:
     """By cluster, how many replicas of the pipeline rank it has room for beside the other pipeline ranks."""
     others = [counts for each, counts in enumerate(held) if each != pp_rank]
-    return {name: count - sum(counts.get(name, 0) for counts in others) for name, count in places.items()}
+    return {name: count - sum(counts.get(name, 0) for counts in others) for name, count in group_slots.items()}
 
 
 def _reason(plan: Plan, held: Mapping[str, int], room: Mapping[str, int]) -> str:

@@ -26,7 +26,7 @@ class Path:
 
 
 @dataclass(frozen=True)
-class Halves:
+class PassTimes:
     """Seconds that belong to a forward, and to a backward."""
 
     forward_s: float
@@ -86,21 +86,23 @@ def hierarchical_exchange_s(size_bytes: float, num_hosts: int, per_host: int, in
     return inside_s + shard_exchange_s(size_bytes / per_host, num_hosts, shared)
 
 
-def tensor_parallel_bytes(model: Model, how: Execution) -> int:
+def tensor_parallel_bytes(model: Model, execution: Execution) -> int:
     """Bytes of the hidden states that one tensor parallel all-reduce, or its two halves, sums: v b s h."""
-    return how.value_bytes * how.micro_batch_size * model.seq_length * model.hidden_size
+    return execution.value_bytes * execution.micro_batch_size * model.seq_length * model.hidden_size
 
 
-def tensor_parallel_s(model: Model, how: Execution, path: Path) -> Halves:
+def tensor_parallel_s(model: Model, execution: Execution, path: Path) -> PassTimes:
     """Seconds one layer's tensor parallel collectives take per micro-batch over `path`. One shard: 0."""
-    return tensor_parallel_halves(how.recompute, all_reduce_s(tensor_parallel_bytes(model, how), how.tp, path))
+    return tensor_parallel_halves(
+        execution.recompute, all_reduce_s(tensor_parallel_bytes(model, execution), execution.tp, path)
+    )
 
 
-def tensor_parallel_halves(recompute: Recompute, one_all_reduce_s: float) -> Halves:
+def tensor_parallel_halves(recompute: Recompute, one_all_reduce_s: float) -> PassTimes:
     """Two all-reduce equivalents (reduce-scatter and all-gather) in a layer's forward and two in its backward.
 
     Two more where the backward runs the whole forward again. Source: Korthikanti et al., Reducing Activation
     Recomputation in Large Transformer Models, 2022.
     """
     forward_s = 2 * one_all_reduce_s
-    return Halves(forward_s, forward_s * (2 if recompute == "full" else 1))
+    return PassTimes(forward_s, forward_s * (2 if recompute == "full" else 1))

@@ -6,7 +6,7 @@ Matrix products take FLOPs / rate, everything else the bytes it moves / memory b
 from __future__ import annotations
 
 from holmes_core.records.job import Job, Model
-from planner.cost.collectives import Halves
+from planner.cost.collectives import PassTimes
 from planner.cost.counts import (
     Execution,
     attention_flops,
@@ -17,7 +17,7 @@ from planner.cost.counts import (
 )
 from planner.cost.gpu_speeds import Speed
 
-NO_TIME = Halves(0.0, 0.0)
+NO_TIME = PassTimes(0.0, 0.0)
 # How often a forward moves a value through memory, counted on the kernels a layer runs. Norms: read and write, twice;
 # bias, dropout and residual: two reads and a write, twice. GELU: read and write; SwiGLU: two reads and a write. Scores
 # outside a fused kernel: written, softmax, dropout, read.
@@ -34,26 +34,30 @@ UPDATE_BYTES = 28  # AdamW reads and writes master and moments (24) and reads th
 SPLIT_FACTOR = 1.2
 
 
-def layer_s(model: Model, how: Execution, speed: Speed, collectives: Halves = NO_TIME) -> Halves:
+def layer_s(model: Model, execution: Execution, speed: Speed, collectives: PassTimes = NO_TIME) -> PassTimes:
     """Seconds one shard computes one layer on one micro-batch, beside its tensor parallel `collectives`.
 
     No forward, collectives included, is shorter than the launch of its kernels. The backward is twice the forward, and
     what is computed again comes on top (Narayanan et al., SC 2021); so does adding to the gradient sums.
     """
-    matrices_s = _matrix_s(2.0 * _tokens(model, how) * layer_matrix_parameters(model) / how.tp, model, how, speed)
-    core_s = _attention_core_s(model, how, speed)
-    compute_s = matrices_s + core_s + _memory_s(_moved_values(model, how) * how.value_bytes, speed)
+    matrices_s = _matrix_s(
+        2.0 * _tokens(model, execution) * layer_matrix_parameters(model) / execution.tp, model, execution, speed
+    )
+    core_s = _attention_core_s(model, execution, speed)
+    compute_s = matrices_s + core_s + _memory_s(_moved_values(model, execution) * execution.value_bytes, speed)
     forward_s = max(compute_s, speed.launch_s - collectives.forward_s)
-    again_s = {"none": 0.0, "selective": core_s, "full": forward_s}[how.recompute]
-    return Halves(forward_s, 2 * forward_s + again_s + _accumulate_s(layer_parameters(model, how.tp), speed))
+    again_s = {"none": 0.0, "selective": core_s, "full": forward_s}[execution.recompute]
+    return PassTimes(forward_s, 2 * forward_s + again_s + _accumulate_s(layer_parameters(model, execution.tp), speed))
 
 
-def head_s(model: Model, how: Execution, speed: Speed) -> Halves:
+def head_s(model: Model, execution: Execution, speed: Speed) -> PassTimes:
     """Seconds one shard computes the head and the loss on one micro-batch; the backward is twice the forward."""
-    flops = head_flops(model, how.micro_batch_size) / 3 / how.tp
-    logits = _tokens(model, how) * model.vocab_size / how.tp
-    forward_s = _matrix_s(flops, model, how, speed) + _memory_s(logits * (how.value_bytes + LOGIT_BYTES), speed)
-    return Halves(forward_s, 2 * forward_s + _accumulate_s(head_parameters(model, how.tp), speed))
+    flops = head_flops(model, execution.micro_batch_size) / 3 / execution.tp
+    logits = _tokens(model, execution) * model.vocab_size / execution.tp
+    forward_s = _matrix_s(flops, model, execution, speed) + _memory_s(
+        logits * (execution.value_bytes + LOGIT_BYTES), speed
+    )
+    return PassTimes(forward_s, 2 * forward_s + _accumulate_s(head_parameters(model, execution.tp), speed))
 
 
 def split_factor(job: Job) -> float:
@@ -61,14 +65,14 @@ def split_factor(job: Job) -> float:
     return SPLIT_FACTOR if job.compute.emulate is None else 1.0
 
 
-def optimizer_s(parameters: int, how: Execution, speed: Speed) -> float:
+def optimizer_s(parameters: int, execution: Execution, speed: Speed) -> float:
     """Seconds of one optimizer step of a rank that holds `parameters` and updates its 1/dp of them."""
     rate = speed.memory_bytes_per_s or speed.update_bytes_per_s
-    return parameters / how.dp * (UPDATE_BYTES + how.value_bytes) / rate if rate else 0.0
+    return parameters / execution.dp * (UPDATE_BYTES + execution.value_bytes) / rate if rate else 0.0
 
 
-def _tokens(model: Model, how: Execution) -> int:
-    return how.micro_batch_size * model.seq_length
+def _tokens(model: Model, execution: Execution) -> int:
+    return execution.micro_batch_size * model.seq_length
 
 
 def _memory_s(size_bytes: float, speed: Speed) -> float:
@@ -80,23 +84,23 @@ def _accumulate_s(parameters: int, speed: Speed) -> float:
     return _memory_s(parameters * ACCUMULATE_BYTES, speed)
 
 
-def _matrix_s(flops: float, model: Model, how: Execution, speed: Speed) -> float:
+def _matrix_s(flops: float, model: Model, execution: Execution, speed: Speed) -> float:
     """Seconds of matrix products whose rate is half of the best at `speed.half_size` tokens x hidden size / tp."""
-    size = _tokens(model, how) * model.hidden_size / how.tp
+    size = _tokens(model, execution) * model.hidden_size / execution.tp
     return flops / speed.matrix_flops_per_s * (1 + speed.half_size / size)
 
 
-def _moved_values(model: Model, how: Execution) -> float:
+def _moved_values(model: Model, execution: Execution) -> float:
     """Values that norms, residuals and the activation function of one layer's forward move on one shard."""
-    hidden = HIDDEN_PASSES * model.hidden_size / (how.tp if how.sequence_parallel else 1)
-    return _tokens(model, how) * (hidden + ACTIVATION_PASSES[model.family] * model.ffn_size / how.tp)
+    hidden = HIDDEN_PASSES * model.hidden_size / (execution.tp if execution.sequence_parallel else 1)
+    return _tokens(model, execution) * (hidden + ACTIVATION_PASSES[model.family] * model.ffn_size / execution.tp)
 
 
-def _attention_core_s(model: Model, how: Execution, speed: Speed) -> float:
+def _attention_core_s(model: Model, execution: Execution, speed: Speed) -> float:
     """Seconds of one layer's queries x keys, softmax and scores x values, forward."""
     rate = speed.attention_flops_per_s or speed.matrix_flops_per_s
-    core_s = attention_flops(model, how.micro_batch_size) / how.tp / rate
-    if how.fused_attention:
+    core_s = attention_flops(model, execution.micro_batch_size) / execution.tp / rate
+    if execution.fused_attention:
         return core_s
-    scores = _tokens(model, how) * model.seq_length * model.num_heads / how.tp
-    return core_s + _memory_s(scores * SCORE_PASSES * how.value_bytes, speed)
+    scores = _tokens(model, execution) * model.seq_length * model.num_heads / execution.tp
+    return core_s + _memory_s(scores * SCORE_PASSES * execution.value_bytes, speed)

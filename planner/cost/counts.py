@@ -118,12 +118,12 @@ def head_flops(model: Model, micro_batch_size: int) -> float:
     return 6.0 * micro_batch_size * model.seq_length * model.hidden_size * model.vocab_size
 
 
-def edge_bytes(model: Model, how: Execution) -> int:
+def edge_bytes(model: Model, execution: Execution) -> int:
     """Bytes one shard sends over a pipeline edge per micro-batch, forward or backward: v b s h / t."""
-    return how.value_bytes * how.micro_batch_size * model.seq_length * model.hidden_size // how.tp
+    return execution.value_bytes * execution.micro_batch_size * model.seq_length * model.hidden_size // execution.tp
 
 
-def layer_activation_bytes(model: Model, how: Execution) -> int:
+def layer_activation_bytes(model: Model, execution: Execution) -> int:
     """Bytes one shard keeps of one layer and micro-batch until its backward.
 
     Values per token, counted on the runtime's model with saved-tensor hooks. On every shard whole: the inputs of q, k,
@@ -133,34 +133,44 @@ def layer_activation_bytes(model: Model, how: Execution) -> int:
     """
     h, f, k = model.hidden_size, model.ffn_size, kv_size(model)
     inside = 4 * f + 2 * h + 3 * k if model.family == "llama" else 2 * f + h + 2 * k
-    whole, sharded = (2 * h, 3 * h + inside) if how.sequence_parallel else (4 * h, h + inside)
-    if how.recompute == "full":
-        whole, sharded = (0, h) if how.sequence_parallel else (h, 0)
-    return how.value_bytes * how.micro_batch_size * model.seq_length * (whole * how.tp + sharded) // how.tp
+    whole, sharded = (2 * h, 3 * h + inside) if execution.sequence_parallel else (4 * h, h + inside)
+    if execution.recompute == "full":
+        whole, sharded = (0, h) if execution.sequence_parallel else (h, 0)
+    return (
+        execution.value_bytes
+        * execution.micro_batch_size
+        * model.seq_length
+        * (whole * execution.tp + sharded)
+        // execution.tp
+    )
 
 
-def recomputed_bytes(model: Model, how: Execution) -> int:
+def recomputed_bytes(model: Model, execution: Execution) -> int:
     """Bytes of the one layer that full recomputation rebuilds at a time, beyond its input; 0 for other modes."""
-    if how.recompute != "full":
+    if execution.recompute != "full":
         return 0
-    return layer_activation_bytes(model, replace(how, recompute="none")) - layer_activation_bytes(model, how)
+    return layer_activation_bytes(model, replace(execution, recompute="none")) - layer_activation_bytes(
+        model, execution
+    )
 
 
-def state_bytes(parameters: int, how: Execution) -> int:
+def state_bytes(parameters: int, execution: Execution) -> int:
     """Bytes of weights (v) and gradient sums (4), and of this rank's 1/dp of masters (4 beside 16-bit weights), moments
     (8) and, with several replicas, reduced gradients (4 as they arrive, 4 as they are kept).
 
     Source: Rajbhandari et al., ZeRO, 2020, stage 1; holmes_runtime.parallel.zero1.
     """
-    sharded = MOMENT_BYTES + (MASTER_BYTES if how.value_bytes < 4 else 0)
-    if how.dp > 1:
+    sharded = MOMENT_BYTES + (MASTER_BYTES if execution.value_bytes < 4 else 0)
+    if execution.dp > 1:
         sharded += 2 * GRADIENT_BYTES
-    return parameters * (how.value_bytes + GRADIENT_BYTES) + -(-parameters * sharded // how.dp)
+    return parameters * (execution.value_bytes + GRADIENT_BYTES) + -(-parameters * sharded // execution.dp)
 
 
-def logit_bytes(model: Model, how: Execution) -> int:
+def logit_bytes(model: Model, execution: Execution) -> int:
     """Bytes of the last stage's logits on one shard: as computed (v), their log-softmax and their gradient (fp32)."""
-    return (how.value_bytes + 8) * how.micro_batch_size * model.seq_length * model.vocab_size // how.tp
+    return (
+        (execution.value_bytes + 8) * execution.micro_batch_size * model.seq_length * model.vocab_size // execution.tp
+    )
 
 
 def microbatches_in_flight(
@@ -187,13 +197,18 @@ def microbatches_in_flight(
 
 
 def memory_bytes(
-    model: Model, how: Execution, layers: Sequence[int], in_flight: Sequence[int], is_first: bool, is_last: bool
+    model: Model, execution: Execution, layers: Sequence[int], in_flight: Sequence[int], is_first: bool, is_last: bool
 ) -> int:
     """Bytes one rank needs. `layers` and `in_flight` (micro-batches held) are by chunk.
 
     `is_first`, `is_last`: whether the rank holds the embedding, the head.
     """
-    parameters = stage_parameters(model, sum(layers), is_first, is_last, how.tp)
+    parameters = stage_parameters(model, sum(layers), is_first, is_last, execution.tp)
     layers_in_flight = sum(count * held for count, held in zip(layers, in_flight, strict=True))
-    activations = layers_in_flight * layer_activation_bytes(model, how) + recomputed_bytes(model, how)
-    return state_bytes(parameters, how) + activations + logit_bytes(model, how) * is_last + how.reserve_bytes
+    activations = layers_in_flight * layer_activation_bytes(model, execution) + recomputed_bytes(model, execution)
+    return (
+        state_bytes(parameters, execution)
+        + activations
+        + logit_bytes(model, execution) * is_last
+        + execution.reserve_bytes
+    )

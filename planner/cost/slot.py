@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Host
 from holmes_core.records.job import Job
-from planner.cost.collectives import Halves, Path, tensor_parallel_s
+from planner.cost.collectives import PassTimes, Path, tensor_parallel_s
 from planner.cost.compute_time import NO_TIME, head_s, layer_s
 from planner.cost.counts import Execution
 from planner.cost.gpu_speeds import Speed, constant_speed, gpu_speed
@@ -49,20 +49,20 @@ def inside_path(host: Host, job: Job) -> Path:
     return Path(INSIDE_EFFICIENCY * min(rates, default=_pcie_bytes_per_s(None, None)), INSIDE_LATENCY_S)
 
 
-def layer_parts_s(job: Job, how: Execution, slot: Slot) -> tuple[Halves, Halves]:
+def layer_parts_s(job: Job, execution: Execution, slot: Slot) -> tuple[PassTimes, PassTimes]:
     """Seconds of one layer and micro-batch on one shard: its compute, and its tensor parallel collectives."""
     emulate = job.compute.emulate
     if emulate is not None:
         forward_s, backward_s = emulate.forward_s_per_layer, emulate.backward_s_per_layer
-        return Halves(forward_s * slot.slowdown, backward_s * slot.slowdown), NO_TIME
+        return PassTimes(forward_s * slot.slowdown, backward_s * slot.slowdown), NO_TIME
     assert slot.speed is not None
-    collectives = tensor_parallel_s(job.model, how, slot.inside)
-    return layer_s(job.model, how, slot.speed, collectives), collectives
+    collectives = tensor_parallel_s(job.model, execution, slot.inside)
+    return layer_s(job.model, execution, slot.speed, collectives), collectives
 
 
-def head_parts_s(job: Job, how: Execution, slot: Slot) -> Halves:
+def head_parts_s(job: Job, execution: Execution, slot: Slot) -> PassTimes:
     """Seconds of the head and the loss of one micro-batch on one shard; an emulated head takes none."""
-    return NO_TIME if slot.speed is None else head_s(job.model, how, slot.speed)
+    return NO_TIME if slot.speed is None else head_s(job.model, execution, slot.speed)
 
 
 def _speed(host: Host, job: Job) -> Speed:

@@ -11,7 +11,7 @@ from planner.search.placement import Placement
 
 
 @dataclass(frozen=True)
-class Place:
+class GroupSlot:
     """Room for one tensor group: the slots from `first_slot` on, on one host of one cluster."""
 
     host: str
@@ -20,17 +20,17 @@ class Place:
     gpus: tuple[int | None, ...]
 
 
-Places = Mapping[tuple[int, int], Place]
+GroupSlots = Mapping[tuple[int, int], GroupSlot]
 """The place of each (stage, replica)."""
 
 
-def host_places(host: FleetHost, tp: int) -> list[Place]:
+def group_slots_of(host: FleetHost, tp: int) -> list[GroupSlot]:
     """The places of one host, slot by slot."""
-    starts = range(0, host.num_places(tp) * tp, tp)
-    return [Place(host.name, host.hardware.cluster, start, host.gpus[start : start + tp]) for start in starts]
+    starts = range(0, host.num_group_slots(tp) * tp, tp)
+    return [GroupSlot(host.name, host.hardware.cluster, start, host.gpus[start : start + tp]) for start in starts]
 
 
-def place(placement: Placement, fleet: Fleet, aligned: bool) -> dict[tuple[int, int], Place]:
+def assign_hosts(placement: Placement, fleet: Fleet, aligned: bool) -> dict[tuple[int, int], GroupSlot]:
     """The place of each (stage, replica).
 
     Stages in one class come first, in order, each taking the class's next places, so that data parallel groups sit on
@@ -39,7 +39,7 @@ def place(placement: Placement, fleet: Fleet, aligned: bool) -> dict[tuple[int, 
     """
     tp, dp = placement.candidate.tp, placement.candidate.dp
     free = [_Free(each.hosts, tp, dp if aligned else 1) for each in fleet.classes]
-    taken: dict[tuple[int, int], Place] = {}
+    taken: dict[tuple[int, int], GroupSlot] = {}
     for stage, row in enumerate(placement.sites):
         if len(set(row)) == 1:
             for replica, where in enumerate(free[row[0]].take_stage(dp)):
@@ -55,13 +55,13 @@ class _Free:
     """The places of one class not yet taken. `together`: so many should share a host, or begin at one's boundary."""
 
     def __init__(self, hosts: Sequence[FleetHost], tp: int, together: int) -> None:
-        self._hosts = [host_places(host, tp) for host in hosts]
+        self._hosts = [group_slots_of(host, tp) for host in hosts]
         self._together = min(together, max(map(len, self._hosts)))
         self._at = self._left_at = 0
 
-    def take_stage(self, count: int) -> list[Place]:
+    def take_stage(self, count: int) -> list[GroupSlot]:
         """The next `count` places."""
-        found: list[Place] = []
+        found: list[GroupSlot] = []
         while len(found) < count:
             host = self._hosts[self._at]
             too_few = not found and len(host) < self._together
@@ -71,26 +71,26 @@ class _Free:
             found.append(host.pop(0))
         return found
 
-    def take_left(self) -> Place:
+    def take_left(self) -> GroupSlot:
         """Any place that is left, from the first host on."""
         while not self._hosts[self._left_at]:
             self._left_at += 1
         return self._hosts[self._left_at].pop(0)
 
 
-def hosts_by_stage(places: Places) -> tuple[str, ...]:
+def hosts_by_stage(group_slots: GroupSlots) -> tuple[str, ...]:
     """The hosts in the order in which they first appear, stage by stage, replica by replica."""
-    return tuple(dict.fromkeys(places[key].host for key in sorted(places)))
+    return tuple(dict.fromkeys(group_slots[key].host for key in sorted(group_slots)))
 
 
-def number_ranks(places: Places, host_order: Sequence[str], tp: int) -> tuple[PlanRank, ...]:
+def number_ranks(group_slots: GroupSlots, host_order: Sequence[str], tp: int) -> tuple[PlanRank, ...]:
     """All ranks, numbered as torchrun does: hosts in `host_order`, and on each its slots in order."""
     position = {host: index for index, host in enumerate(host_order)}
-    by_slot = sorted(places, key=lambda key: (position[places[key].host], places[key].first_slot))
+    by_slot = sorted(group_slots, key=lambda key: (position[group_slots[key].host], group_slots[key].first_slot))
     ranks: list[PlanRank] = []
     num_local: dict[str, int] = {}
     for (stage, replica), shard in _shards(by_slot, tp):
-        where = places[stage, replica]
+        where = group_slots[stage, replica]
         local_rank = num_local.get(where.host, 0)
         num_local[where.host] = local_rank + 1
         ranks.append(

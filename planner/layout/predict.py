@@ -16,7 +16,7 @@ from operator import mul
 from holmes_core.records.job import Job, ScheduleName
 from holmes_core.records.plan import InterfaceTraffic, PlanGroup, PlanRank, Prediction
 from holmes_runtime.config.schedule import make_schedule
-from planner.cost.collectives import Halves, Path, message_s, shard_exchange_bytes, shard_exchange_s
+from planner.cost.collectives import PassTimes, Path, message_s, shard_exchange_bytes, shard_exchange_s
 from planner.cost.compute_time import NO_TIME, optimizer_s, split_factor
 from planner.cost.counts import (
     GRADIENT_BYTES,
@@ -35,13 +35,13 @@ from planner.problem.fleet import Fleet
 from planner.problem.latency import Latencies
 from planner.schedule.precedence import precedence_of
 from planner.schedule.simulate import Bucket, Pipeline, PipelineTimes, Span, simulate, timeline
+from planner.tolerances import ROUNDING
 
 EDGES = ("pp_forward", "pp_backward")
-ROUND = 1e-9  # relative: what is left of equal seconds that were added up in different orders
 
 
 @dataclass(frozen=True)
-class Laid:
+class Layout:
     """A placement written out: ranks, their groups, the layers of each stage, and how it is run.
 
     `microbatches` are by replica. `latencies` are those of the networks.
@@ -62,7 +62,7 @@ class Laid:
         return len(self.layers) - 1
 
     @cached_property
-    def places(self) -> Mapping[tuple[int, int], PlanRank]:
+    def group_slots(self) -> Mapping[tuple[int, int], PlanRank]:
         """The first shard of each (pipeline rank, replica)."""
         return {(rank.pp_rank, rank.dp_rank): rank for rank in self.ranks if rank.tp_rank == 0}
 
@@ -83,65 +83,65 @@ class Laid:
         return max((seconds for pair, seconds in self.latencies.items() if pair <= clusters), default=0.0)
 
 
-def predict(job: Job, fleet: Fleet, laid: Laid) -> Prediction:
-    """The prediction for `laid`."""
-    run = _Costs(job, fleet, laid)
+def predict(job: Job, fleet: Fleet, layout: Layout) -> Prediction:
+    """The prediction for `layout`."""
+    run = _Costs(job, fleet, layout)
     whole = run.pipelines()
     without_edges = [replace(pipeline, times=pipeline.times.without_edges()) for pipeline in whole]
     compute_alone = without_edges
-    if laid.candidate.tp > 1:
+    if layout.candidate.tp > 1:
         compute_alone = [
             replace(pipeline, times=pipeline.times.without_edges()) for pipeline in run.pipelines(tensor_parallel=False)
         ]
     alone_s = simulate(compute_alone)
-    without_edges_s = simulate(without_edges) if laid.candidate.tp > 1 else alone_s
-    without_dp_s = simulate(whole) if laid.candidate.pp > 1 else without_edges_s
-    gradients_s = simulate(whole, run.buckets()) if laid.candidate.dp > 1 else without_dp_s
+    without_edges_s = simulate(without_edges) if layout.candidate.tp > 1 else alone_s
+    without_dp_s = simulate(whole) if layout.candidate.pp > 1 else without_edges_s
+    gradients_s = simulate(whole, run.buckets()) if layout.candidate.dp > 1 else without_dp_s
     microbatch_s = tuple(
-        tuple(_rank_s(pipeline, laid.stages_of(pp_rank)) for pipeline in compute_alone)
-        for pp_rank in range(laid.candidate.pp)
+        tuple(_rank_s(pipeline, layout.stages_of(pp_rank)) for pipeline in compute_alone)
+        for pp_rank in range(layout.candidate.pp)
     )
-    busiest_s = max(max(map(mul, by_replica, laid.microbatches)) for by_replica in microbatch_s)
+    busiest_s = max(max(map(mul, by_replica, layout.microbatches)) for by_replica in microbatch_s)
     step_s = gradients_s + run.optimizer_s()
     return Prediction(
         step_s=step_s,
         compute_s=busiest_s,
-        bubble_s=alone_s - busiest_s if alone_s > busiest_s * (1 + ROUND) else 0.0,
+        bubble_s=alone_s - busiest_s if alone_s > busiest_s * (1 + ROUNDING) else 0.0,
         exposed_tp_s=without_edges_s - alone_s,
         exposed_edge_s=without_dp_s - without_edges_s,
         exposed_dp_s=gradients_s - without_dp_s,
         optimizer_s=step_s - gradients_s,
         tokens_per_s=job.global_batch_size * job.model.seq_length / step_s if step_s else 0.0,
-        memory_bytes=rank_memory_bytes(job, laid),
+        memory_bytes=rank_memory_bytes(job, layout),
         microbatch_compute_s=microbatch_s,
-        traffic=count_traffic(job, laid),
+        traffic=count_traffic(job, layout),
     )
 
 
-def predict_step_s(job: Job, fleet: Fleet, laid: Laid) -> float:
+def predict_step_s(job: Job, fleet: Fleet, layout: Layout) -> float:
     """Seconds of the step that `predict` would find, without its parts."""
-    run = _Costs(job, fleet, laid)
+    run = _Costs(job, fleet, layout)
     return simulate(run.pipelines(), run.buckets()) + run.optimizer_s()
 
 
-def predict_timeline(job: Job, fleet: Fleet, laid: Laid, replica: int = 0) -> tuple[Span, ...]:
+def predict_timeline(job: Job, fleet: Fleet, layout: Layout, replica: int = 0) -> tuple[Span, ...]:
     """Every action of one replica's simulated step."""
-    run = _Costs(job, fleet, laid)
-    how_many = laid.microbatches[replica]
-    schedule = make_schedule(laid.schedule, laid.candidate.pp, how_many, laid.chunks, laid.extra_in_flight)
+    run = _Costs(job, fleet, layout)
+    how_many = layout.microbatches[replica]
+    schedule = make_schedule(layout.schedule, layout.candidate.pp, how_many, layout.chunks, layout.extra_in_flight)
     return timeline(schedule, run.pipelines()[replica].times, run.buckets())
 
 
-def rank_memory_bytes(job: Job, laid: Laid) -> tuple[int, ...]:
+def rank_memory_bytes(job: Job, layout: Layout) -> tuple[int, ...]:
     """Bytes each pipeline rank needs."""
-    candidate, last_rank = laid.candidate, laid.last_stage % laid.candidate.pp
+    candidate, last_rank = layout.candidate, layout.last_stage % layout.candidate.pp
     return tuple(
         memory_bytes(
             job.model,
             candidate.execution(job),
-            [laid.layers[stage] for stage in laid.stages_of(rank)],
+            [layout.layers[stage] for stage in layout.stages_of(rank)],
             microbatches_in_flight(
-                laid.schedule, candidate.pp, max(laid.microbatches), rank, laid.chunks, laid.extra_in_flight
+                layout.schedule, candidate.pp, max(layout.microbatches), rank, layout.chunks, layout.extra_in_flight
             ),
             rank == 0,
             rank == last_rank,
@@ -150,17 +150,17 @@ def rank_memory_bytes(job: Job, laid: Laid) -> tuple[int, ...]:
     )
 
 
-def count_traffic(job: Job, laid: Laid) -> tuple[InterfaceTraffic, ...]:
+def count_traffic(job: Job, layout: Layout) -> tuple[InterfaceTraffic, ...]:
     """Bytes per step on each interface that carries any, sorted by host, interface and network."""
     sent: dict[tuple[str, str, str], float] = defaultdict(float)
     received: dict[tuple[str, str, str], float] = defaultdict(float)
-    how, tp = laid.candidate.execution(job), laid.candidate.tp
-    message = edge_bytes(job.model, how)
-    for group in laid.groups_of_first_shards:
+    execution, tp = layout.candidate.execution(job), layout.candidate.tp
+    message = edge_bytes(job.model, execution)
+    for group in layout.groups_of_first_shards:
         is_sync = group.axis == "dp"
-        flows = _sync_flows(job, how, laid, group) if is_sync else _edge_flows(message, laid, group)
+        flows = _sync_flows(job, execution, layout, group) if is_sync else _edge_flows(message, layout, group)
         for sender, receiver, size in flows:
-            hosts = laid.ranks[group.ranks[sender]].host, laid.ranks[group.ranks[receiver]].host
+            hosts = layout.ranks[group.ranks[sender]].host, layout.ranks[group.ranks[receiver]].host
             sent[hosts[0], group.interfaces[sender], group.network] += size * tp
             received[hosts[1], group.interfaces[receiver], group.network] += size * tp
     return tuple(
@@ -176,26 +176,26 @@ Flows = Sequence[tuple[int, int, float]]
 """(sender, receiver, bytes a step) of what leaves a host, as positions in a group."""
 
 
-def _edge_flows(message: int, laid: Laid, group: PlanGroup) -> Flows:
+def _edge_flows(message: int, layout: Layout, group: PlanGroup) -> Flows:
     """A message a micro-batch and chunk; from the last pipeline rank back to the first, for each chunk but one."""
-    earlier, later = (laid.ranks[rank] for rank in group.ranks)
+    earlier, later = (layout.ranks[rank] for rank in group.ranks)
     if earlier.host == later.host:
         return ()
-    stages = laid.chunks - (earlier.pp_rank == laid.candidate.pp - 1)
-    size = float(message * laid.microbatches[earlier.dp_rank] * stages)
+    stages = layout.chunks - (earlier.pp_rank == layout.candidate.pp - 1)
+    size = float(message * layout.microbatches[earlier.dp_rank] * stages)
     return ((0, 1, size),) if group.axis == "pp_forward" else ((1, 0, size),)
 
 
-def _sync_flows(job: Job, how: Execution, laid: Laid, group: PlanGroup) -> Flows:
+def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup) -> Flows:
     """Gradients are reduce-scattered and weights gathered: by NCCL around a ring of the members in order.
 
     Gloo gathers around the same ring, but its reduce-scatter is an all-to-all: every member sends each one of another
     host its part, and gets as much from there.
     """
-    n, parameters = len(group.ranks), _rank_parameters(job, laid, laid.ranks[group.ranks[0]].pp_rank)
-    hosts = [laid.ranks[rank].host for rank in group.ranks]
+    n, parameters = len(group.ranks), _rank_parameters(job, layout, layout.ranks[group.ranks[0]].pp_rank)
+    hosts = [layout.ranks[rank].host for rank in group.ranks]
     ring = [(i, (i + 1) % n) for i in range(n) if hosts[i] != hosts[(i + 1) % n]]
-    gathered = shard_exchange_bytes(how.value_bytes * parameters, n)
+    gathered = shard_exchange_bytes(execution.value_bytes * parameters, n)
     if job.device == "cuda":
         reduced = shard_exchange_bytes(GRADIENT_BYTES * parameters, n)
         return [(i, j, gathered + reduced) for i, j in ring]
@@ -209,11 +209,11 @@ def _rank_s(pipeline: Pipeline, stages: Iterable[int]) -> float:
     return sum(pipeline.times.forward_s[stage] + pipeline.times.backward_s[stage] for stage in stages)
 
 
-def _rank_parameters(job: Job, laid: Laid, pp_rank: int) -> int:
+def _rank_parameters(job: Job, layout: Layout, pp_rank: int) -> int:
     """Parameters of one shard of a pipeline rank."""
-    stages = laid.stages_of(pp_rank)
-    ends = (0 in stages, laid.last_stage in stages)
-    return stage_parameters(job.model, sum(laid.layers[stage] for stage in stages), *ends, laid.candidate.tp)
+    stages = layout.stages_of(pp_rank)
+    ends = (0 in stages, layout.last_stage in stages)
+    return stage_parameters(job.model, sum(layout.layers[stage] for stage in stages), *ends, layout.candidate.tp)
 
 
 @dataclass(frozen=True)
@@ -221,41 +221,43 @@ class _Priced:
     """One kind of slot: seconds of a layer, of its tensor parallel collectives and of the head, a micro-batch each."""
 
     slot: Slot
-    layer: Halves
-    collectives: Halves
-    head: Halves
+    layer: PassTimes
+    collectives: PassTimes
+    head: PassTimes
 
 
 class _Costs:
     """The seconds of everything in a placement, each kind of slot priced once."""
 
-    def __init__(self, job: Job, fleet: Fleet, laid: Laid) -> None:
-        self.job, self.laid = job, laid
-        self.how = laid.candidate.execution(job)
+    def __init__(self, job: Job, fleet: Fleet, layout: Layout) -> None:
+        self.job, self.layout = job, layout
+        self.execution = layout.candidate.execution(job)
         price = lru_cache(
-            lambda slot: _Priced(slot, *layer_parts_s(job, self.how, slot), head_parts_s(job, self.how, slot))
+            lambda slot: _Priced(
+                slot, *layer_parts_s(job, self.execution, slot), head_parts_s(job, self.execution, slot)
+            )
         )
-        self.priced = {name: price(fleet.hosts[name].hardware.slot) for name in {rank.host for rank in laid.ranks}}
+        self.priced = {name: price(fleet.hosts[name].hardware.slot) for name in {rank.host for rank in layout.ranks}}
         self.edge_s = self._edges()
 
     def at(self, stage: int, replica: int) -> _Priced:
         """The slot that runs the stage."""
-        return self.priced[self.laid.places[stage % self.laid.candidate.pp, replica].host]
+        return self.priced[self.layout.group_slots[stage % self.layout.candidate.pp, replica].host]
 
     def pipelines(self, tensor_parallel: bool = True) -> list[Pipeline]:
         """One for each replica; equal ones share their schedule and times."""
-        laid = self.laid
+        layout = self.layout
         orders = {
-            count: precedence_of(laid.schedule, laid.candidate.pp, count, laid.chunks, laid.extra_in_flight)
-            for count in set(laid.microbatches)
+            count: precedence_of(layout.schedule, layout.candidate.pp, count, layout.chunks, layout.extra_in_flight)
+            for count in set(layout.microbatches)
         }
         return [
             Pipeline(orders[count], self._times(replica, tensor_parallel))
-            for replica, count in enumerate(laid.microbatches)
+            for replica, count in enumerate(layout.microbatches)
         ]
 
     def _times(self, replica: int, tensor_parallel: bool) -> PipelineTimes:
-        stages = range(len(self.laid.layers))
+        stages = range(len(self.layout.layers))
         seconds = [self._stage_s(stage, replica, tensor_parallel) for stage in stages]
         forward_edges, backward_edges = (
             tuple(self._edge_s(replica, axis, stage) for stage in stages[:-1]) for axis in EDGES
@@ -269,11 +271,11 @@ class _Costs:
             split_factor(self.job),
         )
 
-    def _stage_s(self, stage: int, replica: int, tensor_parallel: bool = True) -> Halves:
-        priced, count = self.at(stage, replica), self.laid.layers[stage]
+    def _stage_s(self, stage: int, replica: int, tensor_parallel: bool = True) -> PassTimes:
+        priced, count = self.at(stage, replica), self.layout.layers[stage]
         shared = priced.collectives if tensor_parallel else NO_TIME
-        head = priced.head if stage == self.laid.last_stage else NO_TIME
-        return Halves(
+        head = priced.head if stage == self.layout.last_stage else NO_TIME
+        return PassTimes(
             count * (priced.layer.forward_s + shared.forward_s) + head.forward_s,
             count * (priced.layer.backward_s + shared.backward_s) + head.backward_s,
         )
@@ -281,20 +283,20 @@ class _Costs:
     def _weight_part(self) -> float:
         """Of a backward: half without recomputation, which otherwise comes on top; emulation halves it always."""
         first = self.at(0, 0)
-        if first.slot.speed is None or self.how.recompute == "none":
+        if first.slot.speed is None or self.execution.recompute == "none":
             return 0.5
         return first.layer.forward_s / first.layer.backward_s
 
     def _edge_s(self, replica: int, axis: str, stage: int) -> float:
-        return self.edge_s.get((replica, axis, stage % self.laid.candidate.pp), 0.0)
+        return self.edge_s.get((replica, axis, stage % self.layout.candidate.pp), 0.0)
 
     def _edges(self) -> Mapping[tuple[int, str, int], float]:
         """By (replica, axis, earlier pipeline rank), seconds of one message of one shard."""
-        laid, size = self.laid, edge_bytes(self.job.model, self.how)
+        layout, size = self.layout, edge_bytes(self.job.model, self.execution)
         seconds: dict[tuple[int, str, int], float] = {}
-        for group in laid.groups_of_first_shards:
+        for group in layout.groups_of_first_shards:
             if group.axis in EDGES:
-                earlier, later = (laid.ranks[rank] for rank in group.ranks)
+                earlier, later = (layout.ranks[rank] for rank in group.ranks)
                 path = self._path(group, earlier.host == later.host)
                 seconds[earlier.dp_rank, group.axis, earlier.pp_rank] = message_s(size, path)
         return seconds
@@ -302,37 +304,37 @@ class _Costs:
     def _path(self, group: PlanGroup, one_host: bool) -> Path:
         """What the group has: its share of the network, or what joins the slots of its one host."""
         if one_host:
-            return self.priced[self.laid.ranks[group.ranks[0]].host].slot.inside
+            return self.priced[self.layout.ranks[group.ranks[0]].host].slot.inside
         assert group.bandwidth_bytes_per_s is not None
-        return Path(group.bandwidth_bytes_per_s, self.laid.latency_s(group))
+        return Path(group.bandwidth_bytes_per_s, self.layout.latency_s(group))
 
     def buckets(self) -> list[list[Bucket]]:
         """By stage, its parameters in the order the backward makes gradients: head, layers from the last, embedding.
 
         None with one replica, which exchanges nothing.
         """
-        if self.laid.candidate.dp == 1:
+        if self.layout.candidate.dp == 1:
             return []
         synced: dict[int, PlanGroup] = {}
-        for group in self.laid.groups_of_first_shards:
+        for group in self.layout.groups_of_first_shards:
             if group.axis == "dp":
-                synced[self.laid.ranks[group.ranks[0]].pp_rank] = group
-        stages = range(len(self.laid.layers))
-        return [self._stage_buckets(stage, synced[stage % self.laid.candidate.pp]) for stage in stages]
+                synced[self.layout.ranks[group.ranks[0]].pp_rank] = group
+        stages = range(len(self.layout.layers))
+        return [self._stage_buckets(stage, synced[stage % self.layout.candidate.pp]) for stage in stages]
 
     def _stage_buckets(self, stage: int, group: PlanGroup) -> list[Bucket]:
-        model, tp = self.job.model, self.laid.candidate.tp
+        model, tp = self.job.model, self.layout.candidate.tp
         priced = self.at(stage, 0)
         path, reduce_weight = self._sync_path(group)
 
         def bucket(backward_s: float, parameters: int) -> Bucket:
             reduce_s = reduce_weight * shard_exchange_s(GRADIENT_BYTES * parameters, len(group.ranks), path)
-            gather_s = shard_exchange_s(self.how.value_bytes * parameters, len(group.ranks), path)
+            gather_s = shard_exchange_s(self.execution.value_bytes * parameters, len(group.ranks), path)
             return Bucket(backward_s, reduce_s, gather_s)
 
         layer = bucket(priced.layer.backward_s + priced.collectives.backward_s, layer_parameters(model, tp))
-        buckets = [layer] * self.laid.layers[stage]
-        if stage == self.laid.last_stage:
+        buckets = [layer] * self.layout.layers[stage]
+        if stage == self.layout.last_stage:
             buckets.insert(0, bucket(priced.head.backward_s, head_parameters(model, tp)))
         if stage == 0:
             buckets.append(bucket(0.0, embedding_parameters(model, tp)))
@@ -340,7 +342,7 @@ class _Costs:
 
     def _sync_path(self, group: PlanGroup) -> tuple[Path, float]:
         """What a dp group has, and how much more than a ring's bytes its reduce-scatter sends out of a host."""
-        members = Counter(self.laid.ranks[rank].host for rank in group.ranks)
+        members = Counter(self.layout.ranks[rank].host for rank in group.ranks)
         if len(members) == 1:
             return self._path(group, True), 1.0
         n = len(group.ranks)
@@ -349,8 +351,8 @@ class _Costs:
 
     def optimizer_s(self) -> float:
         """Seconds of the slowest rank's update."""
-        laid = self.laid
-        parameters = [_rank_parameters(self.job, laid, rank) for rank in range(laid.candidate.pp)]
-        kinds = {(pp_rank, id(self.priced[place.host])): place for (pp_rank, _), place in laid.places.items()}
-        speeds = [(pp_rank, self.priced[place.host].slot.speed) for (pp_rank, _), place in kinds.items()]
-        return max(optimizer_s(parameters[rank], self.how, speed) if speed else 0.0 for rank, speed in speeds)
+        layout = self.layout
+        parameters = [_rank_parameters(self.job, layout, rank) for rank in range(layout.candidate.pp)]
+        kinds = {(pp_rank, id(self.priced[rank.host])): rank for (pp_rank, _), rank in layout.group_slots.items()}
+        speeds = [(pp_rank, self.priced[rank.host].slot.speed) for (pp_rank, _), rank in kinds.items()]
+        return max(optimizer_s(parameters[rank], self.execution, speed) if speed else 0.0 for rank, speed in speeds)

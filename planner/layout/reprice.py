@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan, Prediction
-from planner.layout.predict import Laid, predict, predict_step_s, predict_timeline
+from planner.layout.predict import Layout, predict, predict_step_s, predict_timeline
 from planner.problem.candidates import Candidate
 from planner.problem.fleet import Fleet, read_fleet
 from planner.problem.latency import read_latencies
@@ -14,24 +14,24 @@ from planner.schedule.simulate import Span
 
 def reprice(inventory: Inventory, plan: Plan) -> Prediction:
     """The prediction of `plan`'s placement on `inventory`."""
-    fleet, laid = _laid(inventory, plan)
-    return predict(plan.job, fleet, laid)
+    fleet, layout = _layout(inventory, plan)
+    return predict(plan.job, fleet, layout)
 
 
 def reprice_step_s(inventory: Inventory, plan: Plan) -> float:
     """Seconds of that prediction's step, alone."""
-    fleet, laid = _laid(inventory, plan)
-    return predict_step_s(plan.job, fleet, laid)
+    fleet, layout = _layout(inventory, plan)
+    return predict_step_s(plan.job, fleet, layout)
 
 
 def plan_timeline(inventory: Inventory, plan: Plan, replica: int = 0) -> tuple[Span, ...]:
     """Every action of one replica's simulated step."""
-    fleet, laid = _laid(inventory, plan)
-    return predict_timeline(plan.job, fleet, laid, replica)
+    fleet, layout = _layout(inventory, plan)
+    return predict_timeline(plan.job, fleet, layout, replica)
 
 
-def _laid(inventory: Inventory, plan: Plan) -> tuple[Fleet, Laid]:
-    laid = Laid(
+def _layout(inventory: Inventory, plan: Plan) -> tuple[Fleet, Layout]:
+    layout = Layout(
         Candidate(plan.tp, plan.pp, plan.dp, plan.micro_batch_size, plan.recompute),
         tuple(stage.num_layers for stage in plan.stages),
         plan.ranks,
@@ -42,4 +42,4 @@ def _laid(inventory: Inventory, plan: Plan) -> tuple[Fleet, Laid]:
         plan.microbatches,
         read_latencies(inventory),
     )
-    return read_fleet(inventory, plan.job), laid
+    return read_fleet(inventory, plan.job), layout

@@ -14,8 +14,7 @@ from planner.problem.candidates import Candidate
 from planner.problem.fleet import read_fleet, slots_of
 from planner.problem.networks import SHARED, demanded_groups, shared_network
 from planner.search.price import price_ranks_s
-
-OBJECTIVE_TOLERANCE = 1e-6  # relative
+from planner.tolerances import RELATIVE_TOLERANCE
 
 
 def verify(plan: Plan, inventory: Inventory) -> list[str]:
@@ -204,7 +203,7 @@ def check_memory(plan: Plan, inventory: Inventory) -> list[str]:
     What is in flight is counted on the schedule's own actions.
     """
     candidate = Candidate(plan.tp, plan.pp, plan.dp, plan.micro_batch_size, plan.recompute)
-    how, needed = candidate.execution(plan.job), []
+    execution, needed = candidate.execution(plan.job), []
     most = max(plan.microbatches)
     schedule = make_schedule(plan.schedule, plan.pp, most, plan.chunks, plan.extra_in_flight)
     for rank in range(plan.pp):
@@ -212,7 +211,7 @@ def check_memory(plan: Plan, inventory: Inventory) -> list[str]:
         stages = range(rank, plan.pp * plan.chunks, plan.pp)
         layers = [plan.stages[stage].num_layers for stage in stages]
         in_flight = [held.get(stage, 0) for stage in stages]
-        needed.append(memory_bytes(plan.job.model, how, layers, in_flight, rank == 0, rank == plan.pp - 1))
+        needed.append(memory_bytes(plan.job.model, execution, layers, in_flight, rank == 0, rank == plan.pp - 1))
     faults = []
     if plan.prediction.memory_bytes != tuple(needed):
         faults.append(f"predicted memory is {plan.prediction.memory_bytes}, the stages need {needed} bytes")
@@ -230,7 +229,7 @@ def check_objective(plan: Plan, inventory: Inventory) -> list[str]:
     layers = [sum(stage.num_layers for stage in plan.stages[rank :: plan.pp]) for rank in range(plan.pp)]
     fleet = read_fleet(inventory, plan.job)
     recomputed_s = price_ranks_s(plan.job, fleet, candidate, layers, plan.ranks, plan.microbatches)
-    tolerance_s = OBJECTIVE_TOLERANCE * recomputed_s
+    tolerance_s = RELATIVE_TOLERANCE * recomputed_s
     faults = []
     if abs(recomputed_s - plan.solve.placement_s) > tolerance_s:
         faults.append(f"the closed form is {recomputed_s!r} s, the plan says {plan.solve.placement_s!r} s")

@@ -8,66 +8,66 @@ from dataclasses import dataclass
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Alternative, PlanRank, Prediction
-from planner.layout.assign_hosts import hosts_by_stage, number_ranks, place
-from planner.layout.predict import Laid, predict, predict_step_s
-from planner.layout.usual_order import best_usual, usual_places
-from planner.problem.coefficients import make_terms
+from planner.layout.assign_hosts import assign_hosts, hosts_by_stage, number_ranks
+from planner.layout.predict import Layout, predict, predict_step_s
+from planner.layout.usual_order import best_usual, usual_group_slots
+from planner.problem.coefficients import make_coefficients
 from planner.problem.fleet import Fleet
 from planner.problem.latency import read_latencies
 from planner.problem.networks import make_groups
 from planner.schedule.runners_up import Contender, alternative, fastest_first, parts_by_class
-from planner.schedule.schedule_choice import Parts, Running, choose_schedule
-from planner.search.branch_and_bound import Answer
+from planner.schedule.schedule_choice import RunMode, StepParts, choose_schedule
+from planner.search.branch_and_bound import SearchResult
 from planner.search.placement import Placement
 
-MOST_RANKS_DRAWN = 4096  # in all: on more, contenders are compared by classes and only the best is written out
+MOST_RANKS_WRITTEN = 4096  # in all: on more, contenders are compared by classes and only the best is written out
 
 
 @dataclass(frozen=True)
-class Drawn:
+class WrittenPlan:
     """A placement written out, how it is run, and its prediction."""
 
     placement: Placement
-    running: Running
-    laid: Laid
+    mode: RunMode
+    layout: Layout
     prediction: Prediction
 
 
-def draw_best(
+def write_best(
     inventory: Inventory, job: Job, fleet: Fleet, contenders: Sequence[Contender]
-) -> tuple[Drawn, tuple[Alternative, ...]]:
+) -> tuple[WrittenPlan, tuple[Alternative, ...]]:
     """The fastest contender written out, and the others beside it, fastest first.
 
     All are written out and compared by their predictions where that is cheap. Else the order of the simulation by
     classes stands, and the seconds of the others are as much more than the prediction of the best as they are there.
     """
     if _are_many(contenders):
-        drawn = _draw(inventory, job, fleet, contenders[0])
+        written = _write_out(inventory, job, fleet, contenders[0])
         own, *others = (parts_by_class(job, fleet, each) for each in contenders)
-        scale = drawn.prediction.step_s / own.step_s if own.step_s else 1.0
+        scale = written.prediction.step_s / own.step_s if own.step_s else 1.0
         rest = zip(contenders[1:], others, strict=True)
-        return drawn, tuple(alternative(each, theirs, own, scale) for each, theirs in rest)
-    all_drawn = [_draw(inventory, job, fleet, each) for each in contenders]
-    first, *slower = fastest_first(contenders, [drawn.prediction.step_s for drawn in all_drawn])
-    parts = [_parts(drawn.prediction) for drawn in all_drawn]
-    return all_drawn[first], tuple(alternative(contenders[at], parts[at], parts[first]) for at in slower)
+        return written, tuple(alternative(each, theirs, own, scale) for each, theirs in rest)
+    all_written = [_write_out(inventory, job, fleet, each) for each in contenders]
+    first, *slower = fastest_first(contenders, [written.prediction.step_s for written in all_written])
+    parts = [_step_parts(written.prediction) for written in all_written]
+    return all_written[first], tuple(alternative(contenders[at], parts[at], parts[first]) for at in slower)
 
 
 def best_step_s(inventory: Inventory, job: Job, fleet: Fleet, contenders: Sequence[Contender]) -> float:
-    """Seconds of the step that `draw_best` would predict for the fastest."""
-    drawn = contenders[:1] if _are_many(contenders) else contenders
-    seconds = [predict_step_s(job, fleet, _lay_out(inventory, job, fleet, each)) for each in drawn]
-    return seconds[fastest_first(drawn, seconds)[0]]
+    """Seconds of the step that `write_best` would predict for the fastest."""
+    written = contenders[:1] if _are_many(contenders) else contenders
+    seconds = [predict_step_s(job, fleet, _lay_out(inventory, job, fleet, each)) for each in written]
+    return seconds[fastest_first(written, seconds)[0]]
 
 
 def _are_many(contenders: Sequence[Contender]) -> bool:
     candidates = [each.found.placement.candidate for each in contenders]
-    return sum(c.tp * c.pp * c.dp for c in candidates) > MOST_RANKS_DRAWN
+    return sum(c.tp * c.pp * c.dp for c in candidates) > MOST_RANKS_WRITTEN
 
 
-def _parts(prediction: Prediction) -> Parts:
+def _step_parts(prediction: Prediction) -> StepParts:
     """The parts that runners-up are compared by."""
-    return Parts(
+    return StepParts(
         prediction.compute_s + prediction.exposed_tp_s,
         prediction.bubble_s,
         prediction.exposed_edge_s,
@@ -76,19 +76,19 @@ def _parts(prediction: Prediction) -> Parts:
     )
 
 
-def _draw(inventory: Inventory, job: Job, fleet: Fleet, contender: Contender) -> Drawn:
-    laid = _lay_out(inventory, job, fleet, contender)
-    return Drawn(contender.found.placement, contender.running, laid, predict(job, fleet, laid))
+def _write_out(inventory: Inventory, job: Job, fleet: Fleet, contender: Contender) -> WrittenPlan:
+    layout = _lay_out(inventory, job, fleet, contender)
+    return WrittenPlan(contender.found.placement, contender.mode, layout, predict(job, fleet, layout))
 
 
-def _lay_out(inventory: Inventory, job: Job, fleet: Fleet, contender: Contender) -> Laid:
+def _lay_out(inventory: Inventory, job: Job, fleet: Fleet, contender: Contender) -> Layout:
     placement = contender.found.placement
-    places = place(placement, fleet, make_terms(job, fleet, placement.candidate).aligned)
-    ranks = number_ranks(places, hosts_by_stage(places), placement.candidate.tp)
-    return _laid(inventory, job, placement, contender.running, ranks)
+    group_slots = assign_hosts(placement, fleet, make_coefficients(job, fleet, placement.candidate).aligned)
+    ranks = number_ranks(group_slots, hosts_by_stage(group_slots), placement.candidate.tp)
+    return _layout(inventory, job, placement, contender.mode, ranks)
 
 
-def draw_usual(inventory: Inventory, job: Job, fleet: Fleet, answer: Answer) -> Drawn | None:
+def write_usual(inventory: Inventory, job: Job, fleet: Fleet, answer: SearchResult) -> WrittenPlan | None:
     """The usual order at its best, under 1F1B unless job.yaml fixes the schedule; None where no even cut fits."""
     found = best_usual(inventory, job, fleet, answer.ranked)
     if found is None:
@@ -96,24 +96,24 @@ def draw_usual(inventory: Inventory, job: Job, fleet: Fleet, answer: Answer) -> 
     plain = job.parallel.schedule or ("interleaved" if (job.parallel.chunks or 1) > 1 else "1f1b")
     as_usual = job.model_copy(update={"parallel": job.parallel.model_copy(update={"schedule": plain})})
     candidate = found.placement.candidate
-    running = choose_schedule(as_usual, make_terms(job, fleet, candidate), found.placement)
-    if running is None:
+    mode = choose_schedule(as_usual, make_coefficients(job, fleet, candidate), found.placement)
+    if mode is None:
         return None
-    places = usual_places(inventory, fleet, candidate)
-    ranks = number_ranks(places, [host.name for host in inventory.hosts], candidate.tp)
-    laid = _laid(inventory, job, found.placement, running, ranks)
-    return Drawn(found.placement, running, laid, predict(job, fleet, laid))
+    group_slots = usual_group_slots(inventory, fleet, candidate)
+    ranks = number_ranks(group_slots, [host.name for host in inventory.hosts], candidate.tp)
+    layout = _layout(inventory, job, found.placement, mode, ranks)
+    return WrittenPlan(found.placement, mode, layout, predict(job, fleet, layout))
 
 
-def _laid(inventory: Inventory, job: Job, placement: Placement, running: Running, ranks: tuple[PlanRank, ...]) -> Laid:
-    return Laid(
+def _layout(inventory: Inventory, job: Job, placement: Placement, mode: RunMode, ranks: tuple[PlanRank, ...]) -> Layout:
+    return Layout(
         candidate=placement.candidate,
-        layers=running.layers,
+        layers=mode.layers,
         ranks=ranks,
-        groups=make_groups(inventory, job, ranks, running.chunks),
-        schedule=running.schedule,
-        chunks=running.chunks,
-        extra_in_flight=running.extra_in_flight,
+        groups=make_groups(inventory, job, ranks, mode.chunks),
+        schedule=mode.schedule,
+        chunks=mode.chunks,
+        extra_in_flight=mode.extra_in_flight,
         microbatches=placement.microbatches,
         latencies=read_latencies(inventory),
     )

@@ -99,13 +99,13 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
     larger than any host (wrong usage).
     """
     sizes = {dp: tuple(_micro_batch_sizes(job, dp)) for dp in _divisors(job.global_batch_size, job.parallel.dp)}
-    places = {tp: fleet.num_places(tp) for tp in tensor_degrees(job, fleet)}
+    group_slots = {tp: fleet.num_group_slots(tp) for tp in tensor_degrees(job, fleet)}
     found = tuple(
         Candidate(tp, pp, dp, micro_batch_size, job.parallel.recompute or RECOMPUTE[0])
-        for tp, num_places in places.items()
-        for pp in _pipeline_degrees(job, num_places)
+        for tp, num_group_slots in group_slots.items()
+        for pp in _pipeline_degrees(job, num_group_slots)
         for dp in sizes
-        if pp * dp <= num_places
+        if pp * dp <= num_group_slots
         for micro_batch_size in sizes[dp]
     )
     if not found:
@@ -137,12 +137,12 @@ def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
     return tuple(tp for tp in range(1, largest + 1) if not any(size % tp for size in sizes))
 
 
-def _pipeline_degrees(job: Job, num_places: int) -> range:
+def _pipeline_degrees(job: Job, num_group_slots: int) -> range:
     """The fixed degree, or all from 1 to what layers and places allow."""
     fixed, chunks = job.parallel.pp, job.parallel.chunks or 1
     if fixed is None and job.parallel.layers:
         fixed = len(job.parallel.layers) // chunks
-    return range(fixed, fixed + 1) if fixed else range(1, min(job.model.num_layers // chunks, num_places) + 1)
+    return range(fixed, fixed + 1) if fixed else range(1, min(job.model.num_layers // chunks, num_group_slots) + 1)
 
 
 def _micro_batch_sizes(job: Job, dp: int) -> Iterator[int]:
@@ -159,13 +159,13 @@ def _divisors(number: int, fixed: int | None) -> Iterator[int]:
 def _too_few_slots(job: Job, fleet: Fleet) -> HolmesError:
     fixed, tp = job.parallel, job.parallel.tp or 1
     pp = fixed.pp or len(fixed.layers or (0,)) // (fixed.chunks or 1)
-    needed, num_places = tp * pp * (fixed.dp or 1), fleet.num_places(tp)
+    needed, num_group_slots = tp * pp * (fixed.dp or 1), fleet.num_group_slots(tp)
     named = [f"{host.name} {len(host.gpus)}" for host in fleet.hosts.values()]
     slots = ", ".join(named[:8]) + (f" and {len(named) - 8} more hosts" if len(named) > 8 else "")
     more = "add GPUs or hosts" if job.device == "cuda" else "raise slots_per_host or add hosts"
     return HolmesError(
         f"the degrees fixed in job.yaml (tp {tp}, pp {pp}, dp {fixed.dp or 1}) need {needed} training slots in whole "
-        f"tensor groups of {tp} inside a host; the reachable hosts offer {num_places * tp} ({slots})",
-        f"lower parallel.tp, pp or dp in job.yaml to at most {num_places} groups, or {more}",
+        f"tensor groups of {tp} inside a host; the reachable hosts offer {num_group_slots * tp} ({slots})",
+        f"lower parallel.tp, pp or dp in job.yaml to at most {num_group_slots} groups, or {more}",
         ANSWER_IS_NO,
     )

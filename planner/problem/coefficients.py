@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 
 from holmes_core.records.job import Job, Model
 from holmes_core.records.plan import NetName
-from planner.cost.collectives import Halves, shard_exchange_bytes
+from planner.cost.collectives import PassTimes, shard_exchange_bytes
 from planner.cost.counts import (
     GRADIENT_BYTES,
     Execution,
@@ -28,7 +28,7 @@ RINGS_WHERE_HOSTS_ARE_SHARED = 2  # dp groups that share a host's NIC where stag
 
 
 @dataclass(frozen=True)
-class Terms:
+class Coefficients:
     """Parameters of one candidate on one fleet; tuples are by class unless said otherwise.
 
     `layer` and `head` are one micro-batch's. An edge's seconds are one message in one direction, with all replicas a
@@ -41,12 +41,12 @@ class Terms:
     num_layers: int
     num_microbatches: int  # of one replica when all run the same number
     cluster: tuple[int, ...]
-    places: tuple[int, ...]
-    places_per_host: tuple[int, ...]
+    group_slots: tuple[int, ...]
+    group_slots_per_host: tuple[int, ...]
     memory_bytes: tuple[int | None, ...]
     capacity: tuple[tuple[int, ...], ...]  # [stage][class]: most layers that memory allows under 1F1B
-    layer: tuple[Halves, ...]
-    head: tuple[Halves, ...]
+    layer: tuple[PassTimes, ...]
+    head: tuple[PassTimes, ...]
     net_names: tuple[NetName | None, ...]
     fabric_edge_s: tuple[float, ...]
     shared_edge_s: tuple[float, ...]
@@ -71,32 +71,35 @@ class Terms:
     @cached_property
     def aligned(self) -> bool:
         """Whether there are enough places even if no stage begins or ends inside a host that another one uses."""
-        return sum(map(self._aligned_slots, range(len(self.places)))) >= self.candidate.pp
+        return sum(map(self._aligned_slots, range(len(self.group_slots)))) >= self.candidate.pp
 
     def _aligned_slots(self, c: int) -> int:
-        per_host = self.places_per_host[c]
-        return aligned_stages(self.places[c] // per_host if per_host else 0, per_host, self.candidate.dp)
+        per_host = self.group_slots_per_host[c]
+        return aligned_stages(self.group_slots[c] // per_host if per_host else 0, per_host, self.candidate.dp)
 
     @cached_property
     def slots(self) -> tuple[int, ...]:
         """Stages a class can hold."""
-        classes = range(len(self.places))
-        return tuple(self._aligned_slots(c) if self.aligned else self.places[c] // self.candidate.dp for c in classes)
+        classes = range(len(self.group_slots))
+        return tuple(
+            self._aligned_slots(c) if self.aligned else self.group_slots[c] // self.candidate.dp for c in classes
+        )
 
     @cached_property
     def stages_per_host(self) -> tuple[int, ...]:
         """Stages of one class that share a host, between which edges are free."""
-        per_host = self.places_per_host
-        return tuple(max(1, places // self.candidate.dp) if self.aligned else 1 for places in per_host)
+        per_host = self.group_slots_per_host
+        return tuple(max(1, group_slots // self.candidate.dp) if self.aligned else 1 for group_slots in per_host)
 
     @cached_property
     def rings(self) -> tuple[int, ...]:
         """Dp groups that share a host's NIC when a stage of the class is reduced; 0 where it fits into a host."""
         dp = self.candidate.dp
         if self.aligned:
-            return tuple(0 if dp <= places else 1 for places in self.places_per_host)
+            return tuple(0 if dp <= group_slots else 1 for group_slots in self.group_slots_per_host)
         return tuple(
-            1 if places and dp % places == 0 else RINGS_WHERE_HOSTS_ARE_SHARED for places in self.places_per_host
+            1 if group_slots and dp % group_slots == 0 else RINGS_WHERE_HOSTS_ARE_SHARED
+            for group_slots in self.group_slots_per_host
         )
 
     def sync_bytes(self, stage: int, num_layers: int) -> int:
@@ -106,33 +109,37 @@ class Terms:
         return num_layers * self.layer_sync_bytes + ends
 
 
-def aligned_stages(num_hosts: int, places_per_host: int, dp: int) -> int:
+def aligned_stages(num_hosts: int, group_slots_per_host: int, dp: int) -> int:
     """Stages of dp replicas that hosts hold if no stage begins or ends inside a host that another one uses."""
-    if not num_hosts or not places_per_host:
+    if not num_hosts or not group_slots_per_host:
         return 0
-    return num_hosts * (places_per_host // dp) if dp <= places_per_host else num_hosts // -(-dp // places_per_host)
+    return (
+        num_hosts * (group_slots_per_host // dp)
+        if dp <= group_slots_per_host
+        else num_hosts // -(-dp // group_slots_per_host)
+    )
 
 
-def make_terms(job: Job, fleet: Fleet, candidate: Candidate) -> Terms:
+def make_coefficients(job: Job, fleet: Fleet, candidate: Candidate) -> Coefficients:
     """The terms of `candidate` on `fleet`."""
     tp, dp, classes = candidate.tp, candidate.dp, fleet.classes
-    how, model = candidate.execution(job), job.model
-    seconds = {slot: slot_s(job, slot, how) for slot in {each.hardware.slot for each in classes}}
+    execution, model = candidate.execution(job), job.model
+    seconds = {slot: slot_s(job, slot, execution) for slot in {each.hardware.slot for each in classes}}
     slots = [seconds[each.hardware.slot] for each in classes]
-    per_host = [each.places_per_host(tp) for each in classes]
-    at_once = [min(dp, places) for places in per_host]
-    message = tp * edge_bytes(model, how)
-    travels = tp * (GRADIENT_BYTES + how.value_bytes)
+    per_host = [each.group_slots_per_host(tp) for each in classes]
+    at_once = [min(dp, group_slots) for group_slots in per_host]
+    message = tp * edge_bytes(model, execution)
+    travels = tp * (GRADIENT_BYTES + execution.value_bytes)
     exchange = shard_exchange_bytes(1.0, dp)
     names = list(dict.fromkeys(each.cluster for each in classes))
     hardware = [each.hardware for each in classes]
-    return Terms(
+    return Coefficients(
         candidate=candidate,
         num_layers=model.num_layers,
         num_microbatches=candidate.num_microbatches(job.global_batch_size),
         cluster=tuple(names.index(each.cluster) for each in classes),
-        places=tuple(each.num_places(tp) for each in classes),
-        places_per_host=tuple(per_host),
+        group_slots=tuple(each.num_group_slots(tp) for each in classes),
+        group_slots_per_host=tuple(per_host),
         memory_bytes=tuple(each.memory_bytes for each in hardware),
         capacity=_capacity(job, classes, candidate),
         layer=tuple(layer for layer, _ in slots),
@@ -159,11 +166,11 @@ def _free_or(size_bytes: float, bandwidth_bytes_per_s: float | None) -> float:
     return 0.0 if bandwidth_bytes_per_s is None else size_bytes / bandwidth_bytes_per_s
 
 
-def slot_s(job: Job, slot: Slot, how: Execution) -> tuple[Halves, Halves]:
+def slot_s(job: Job, slot: Slot, execution: Execution) -> tuple[PassTimes, PassTimes]:
     """Seconds of one layer, tensor collectives included, and of the head, for one micro-batch on one slot."""
-    layer, sums = layer_parts_s(job, how, slot)
-    whole = Halves(layer.forward_s + sums.forward_s, layer.backward_s + sums.backward_s)
-    return whole, head_parts_s(job, how, slot)
+    layer, sums = layer_parts_s(job, execution, slot)
+    whole = PassTimes(layer.forward_s + sums.forward_s, layer.backward_s + sums.backward_s)
+    return whole, head_parts_s(job, execution, slot)
 
 
 def stage_memory_bytes(job: Job, candidate: Candidate, stage: int, num_layers: int) -> int:
@@ -174,9 +181,9 @@ def stage_memory_bytes(job: Job, candidate: Candidate, stage: int, num_layers: i
     return memory_bytes(job.model, candidate.execution(job), (num_layers,), held, is_first, is_last)
 
 
-def layer_memory_bytes(job: Job, how: Execution) -> int:
+def layer_memory_bytes(job: Job, execution: Execution) -> int:
     """Bytes one more layer takes of a rank that holds one micro-batch."""
-    one, two = (memory_bytes(job.model, how, (layers,), (1,), False, False) for layers in (1, 2))
+    one, two = (memory_bytes(job.model, execution, (layers,), (1,), False, False) for layers in (1, 2))
     return two - one
 
 
@@ -214,21 +221,21 @@ class _MemoryParts:
 
 
 @lru_cache(maxsize=4096)
-def _memory_parts(model: Model, how: Execution) -> _MemoryParts:
+def _memory_parts(model: Model, execution: Execution) -> _MemoryParts:
     """The parts of `memory_bytes`, which are the same for all pipeline degrees."""
 
     def needed(layers: int, held: int, is_first: bool = False, is_last: bool = False) -> int:
-        return memory_bytes(model, how, (layers,), (held,), is_first, is_last)
+        return memory_bytes(model, execution, (layers,), (held,), is_first, is_last)
 
     empty = {(first, last): needed(0, 0, first, last) for first in (False, True) for last in (False, True)}
     return _MemoryParts(empty, needed(1, 0) - empty[False, False], needed(1, 1) - needed(1, 0))
 
 
-def joined_s(terms: Terms, classes: Iterable[int], fabric: Sequence[float], shared: Sequence[float]) -> float:
+def joined_s(coeffs: Coefficients, classes: Iterable[int], fabric: Sequence[float], shared: Sequence[float]) -> float:
     """The slowest of `classes` on the network they share: the fabric of one cluster by one transport, else the shared.
 
     `fabric` and `shared` are seconds by class.
     """
     classes = tuple(classes)
-    alike = len({(terms.cluster[c], terms.net_names[c]) for c in classes}) == 1
+    alike = len({(coeffs.cluster[c], coeffs.net_names[c]) for c in classes}) == 1
     return max((fabric if alike else shared)[c] for c in classes)

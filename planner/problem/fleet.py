@@ -39,7 +39,7 @@ class FleetHost:
     gpus: tuple[int | None, ...]
     hardware: Hardware
 
-    def num_places(self, tp: int) -> int:
+    def num_group_slots(self, tp: int) -> int:
         """Whole tensor groups of `tp` ranks the host can hold."""
         return len(self.gpus) // tp
 
@@ -56,13 +56,13 @@ class HostClass:
         """The cluster's name."""
         return self.hardware.cluster
 
-    def places_per_host(self, tp: int) -> int:
+    def group_slots_per_host(self, tp: int) -> int:
         """Whole tensor groups of `tp` ranks a host can hold."""
         return self.hardware.num_slots // tp
 
-    def num_places(self, tp: int) -> int:
+    def num_group_slots(self, tp: int) -> int:
         """Whole tensor groups of `tp` ranks all hosts can hold."""
-        return len(self.hosts) * self.places_per_host(tp)
+        return len(self.hosts) * self.group_slots_per_host(tp)
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ class Fleet:
         """By name of a host, the index of its class."""
         return {host.name: index for index, each in enumerate(self.classes) for host in each.hosts}
 
-    def num_places(self, tp: int) -> int:
+    def num_group_slots(self, tp: int) -> int:
         """Whole tensor groups of `tp` ranks the fleet can hold."""
-        return sum(each.num_places(tp) for each in self.classes)
+        return sum(each.num_group_slots(tp) for each in self.classes)
 
 
 def read_fleet(inventory: Inventory, job: Job) -> Fleet:

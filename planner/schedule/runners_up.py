@@ -13,10 +13,11 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import Alternative, Crossing
 from holmes_core.units import format_seconds
 from planner.problem.candidates import RECOMPUTE, Candidate
-from planner.problem.coefficients import make_terms
+from planner.problem.coefficients import make_coefficients
 from planner.problem.fleet import Fleet
-from planner.schedule.schedule_choice import SAME, SIMPLEST, Parts, Running, Simulated, parts_of, simplest
-from planner.search.placement import Found
+from planner.schedule.schedule_choice import SIMPLEST, PlacementSimulator, RunMode, StepParts, parts_of, simplest
+from planner.search.placement import PricedPlacement
+from planner.tolerances import RELATIVE_TOLERANCE
 
 NEXT_BEST = 3  # runners-up, beside the best of every other crossing
 
@@ -25,12 +26,12 @@ NEXT_BEST = 3  # runners-up, beside the best of every other crossing
 class Contender:
     """A placement, how it is run, and what of it travels between clusters."""
 
-    found: Found
-    running: Running
+    found: PricedPlacement
+    mode: RunMode
     crossing: Crossing
 
 
-def rank_contenders(job: Job, fleet: Fleet, found: Sequence[Found]) -> list[Contender]:
+def rank_contenders(job: Job, fleet: Fleet, found: Sequence[PricedPlacement]) -> list[Contender]:
     """The fastest contender and its runners-up, by seconds simulated by classes.
 
     Ways to run a placement are simulated in the order of seconds they cannot beat, and only those whose bound is within
@@ -40,18 +41,18 @@ def rank_contenders(job: Job, fleet: Fleet, found: Sequence[Found]) -> list[Cont
     """
     entrants = [_Entrant(job, fleet, each) for each in found]
     number = count()
-    waiting: list[tuple[float, int, _Entrant, Running | None]] = [
-        (each.simulated.busiest_s, next(number), each, None) for each in entrants
+    waiting: list[tuple[float, int, _Entrant, RunMode | None]] = [
+        (each.simulator.busiest_s, next(number), each, None) for each in entrants
     ]
     heapify(waiting)
     while waiting:
         least_s, _, entrant, way = heappop(waiting)
-        if least_s > _worth_s(entrants, entrant.crossing) * (1 + SAME):
+        if least_s > _worth_s(entrants, entrant.crossing) * (1 + RELATIVE_TOLERANCE):
             continue
         if way is not None:
             entrant.time(way)
             continue
-        for each in entrant.simulated.ways():
+        for each in entrant.simulator.ways():
             heappush(waiting, (each.step_s, next(number), entrant, each))
     contenders = [Contender(each.found, simplest(each.run), each.crossing) for each in entrants if each.run]
     if not contenders:
@@ -62,7 +63,7 @@ def rank_contenders(job: Job, fleet: Fleet, found: Sequence[Found]) -> list[Cont
             "leave parallel.schedule and parallel.chunks out of job.yaml",
             ANSWER_IS_NO,
         )
-    order = fastest_first(contenders, [contender.running.step_s for contender in contenders])
+    order = fastest_first(contenders, [contender.mode.step_s for contender in contenders])
     contenders = [contenders[at] for at in order]
     ranked = contenders[: 1 + NEXT_BEST]
     for other in contenders[1 + NEXT_BEST :]:
@@ -74,15 +75,17 @@ def rank_contenders(job: Job, fleet: Fleet, found: Sequence[Found]) -> list[Cont
 class _Entrant:
     """A placement while its ways to be run are tried."""
 
-    def __init__(self, job: Job, fleet: Fleet, found: Found) -> None:
+    def __init__(self, job: Job, fleet: Fleet, found: PricedPlacement) -> None:
         self.found, self.crossing = found, found.placement.crossing(fleet)
-        self.simulated = Simulated(job, make_terms(job, fleet, found.placement.candidate), found.placement)
-        self.run: list[Running] = []
+        self.simulator = PlacementSimulator(
+            job, make_coefficients(job, fleet, found.placement.candidate), found.placement
+        )
+        self.run: list[RunMode] = []
         self.least_s = inf  # of the ways run so far
 
-    def time(self, way: Running) -> None:
+    def time(self, way: RunMode) -> None:
         """Runs `way`."""
-        self.run.append(self.simulated.timed(way))
+        self.run.append(self.simulator.timed(way))
         self.least_s = min(self.least_s, self.run[-1].step_s)
 
 
@@ -101,7 +104,7 @@ def fastest_first(contenders: Sequence[Contender], seconds: Sequence[float]) -> 
     left = sorted(range(len(contenders)), key=lambda at: seconds[at])
     order: list[int] = []
     while left:
-        equal = [at for at in left if seconds[at] <= seconds[left[0]] * (1 + SAME)]
+        equal = [at for at in left if seconds[at] <= seconds[left[0]] * (1 + RELATIVE_TOLERANCE)]
         order += sorted(equal, key=lambda at: _complexity(contenders[at]))
         left = left[len(equal) :]
     return order
@@ -109,19 +112,19 @@ def fastest_first(contenders: Sequence[Contender], seconds: Sequence[float]) -> 
 
 def _complexity(contender: Contender) -> tuple[int, int, float, Candidate]:
     candidate = contender.found.placement.candidate
-    recompute, schedule = RECOMPUTE.index(candidate.recompute), SIMPLEST.index(contender.running.schedule)
+    recompute, schedule = RECOMPUTE.index(candidate.recompute), SIMPLEST.index(contender.mode.schedule)
     return recompute, schedule, contender.found.objective_s, candidate
 
 
-def parts_by_class(job: Job, fleet: Fleet, contender: Contender) -> Parts:
+def parts_by_class(job: Job, fleet: Fleet, contender: Contender) -> StepParts:
     """The parts of the contender's step as simulated by classes."""
     placement = contender.found.placement
-    return parts_of(job, make_terms(job, fleet, placement.candidate), placement, contender.running)
+    return parts_of(job, make_coefficients(job, fleet, placement.candidate), placement, contender.mode)
 
 
-def alternative(other: Contender, parts: Parts, best: Parts, scale: float = 1.0) -> Alternative:
+def alternative(other: Contender, parts: StepParts, best: StepParts, scale: float = 1.0) -> Alternative:
     """A runner-up, with seconds of its step `scale` times the sum of its parts, and why it lost to `best`."""
-    candidate, running = other.found.placement.candidate, other.running
+    candidate, mode = other.found.placement.candidate, other.mode
     return Alternative(
         crossing=other.crossing,
         tp=candidate.tp,
@@ -129,16 +132,16 @@ def alternative(other: Contender, parts: Parts, best: Parts, scale: float = 1.0)
         dp=candidate.dp,
         micro_batch_size=candidate.micro_batch_size,
         recompute=candidate.recompute,
-        schedule=running.schedule,
-        chunks=running.chunks,
+        schedule=mode.schedule,
+        chunks=mode.chunks,
         step_s=parts.step_s * scale,
         why=_why_slower(best, parts),
     )
 
 
-def _why_slower(best: Parts, other: Parts) -> str:
+def _why_slower(best: StepParts, other: StepParts) -> str:
     """The part of the step that grew most, and by how much."""
-    if other.step_s <= best.step_s * (1 + SAME):
+    if other.step_s <= best.step_s * (1 + RELATIVE_TOLERANCE):
         return "equally fast; the plan prefers less recomputation, then a simpler schedule, then the closed form's best"
     grown = {
         "the busiest rank computes": other.compute_s - best.compute_s,

@@ -22,22 +22,22 @@ from planner.cost.counts import (
     memory_bytes,
     microbatches_in_flight,
 )
-from planner.problem.coefficients import Terms
+from planner.problem.coefficients import Coefficients
 from planner.schedule.precedence import precedence_of
 from planner.schedule.simulate import Bucket, Pipeline, PipelineTimes, simulate
 from planner.schedule.step_lower_bound import Shape, least_step_s
 from planner.search.closed_form import edge_s, site_rings, sync_s_per_byte
 from planner.search.placement import Placement, even_layers
+from planner.tolerances import RELATIVE_TOLERANCE, ROUNDING
 
 SIMPLEST: tuple[ScheduleName, ...] = ("1f1b", "gpipe", "eager", "interleaved", "zero-bubble")
 NEVER_TRIED = ("gpipe",)  # unless it is fixed: `eager` does what it does in less memory
 CHUNKS = (2, 3, 4)  # tried where none are fixed
 ROUNDS = 3  # rounds of pp micro-batches simulated; more repeat the last one
-SAME = 1e-6  # relative: a schedule must be faster by more to be taken instead of a simpler one
 
 
 @dataclass(frozen=True)
-class Running:
+class RunMode:
     """How a placement is run. `layers` are by stage, pp x chunks of them; `step_s` is simulated by classes."""
 
     schedule: ScheduleName
@@ -48,7 +48,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Parts:
+class StepParts:
     """Seconds of a step: what the busiest rank computes, what ranks wait for one another, and what links add."""
 
     compute_s: float
@@ -63,36 +63,36 @@ class Parts:
         return self.compute_s + self.bubble_s + self.edges_s + self.gradients_s + self.optimizer_s
 
 
-def choose_schedule(job: Job, terms: Terms, placement: Placement) -> Running | None:
+def choose_schedule(job: Job, coeffs: Coefficients, placement: Placement) -> RunMode | None:
     """The fastest way to run `placement`; None where memory, or its micro-batches, allow none that job.yaml does."""
-    simulated = Simulated(job, terms, placement)
-    run: list[Running] = []
-    for way in sorted(simulated.ways(), key=lambda way: way.step_s):
-        if not run or way.step_s <= min(each.step_s for each in run) * (1 + SAME):
-            run.append(simulated.timed(way))
+    simulator = PlacementSimulator(job, coeffs, placement)
+    run: list[RunMode] = []
+    for way in sorted(simulator.ways(), key=lambda way: way.step_s):
+        if not run or way.step_s <= min(each.step_s for each in run) * (1 + RELATIVE_TOLERANCE):
+            run.append(simulator.timed(way))
     return simplest(run) if run else None
 
 
-def simplest(run: Sequence[Running]) -> Running:
+def simplest(run: Sequence[RunMode]) -> RunMode:
     """The fastest, or one that is as fast and simpler: an earlier schedule, fewer chunks, less in flight."""
     fastest_s = min(way.step_s for way in run)
     return min(
-        (way for way in run if way.step_s <= fastest_s * (1 + SAME)),
+        (way for way in run if way.step_s <= fastest_s * (1 + RELATIVE_TOLERANCE)),
         key=lambda way: (SIMPLEST.index(way.schedule), way.chunks, sum(way.extra_in_flight)),
     )
 
 
-def parts_of(job: Job, terms: Terms, placement: Placement, running: Running) -> Parts:
-    """The parts of `running`'s step."""
-    return Simulated(job, terms, placement).parts(running)
+def parts_of(job: Job, coeffs: Coefficients, placement: Placement, mode: RunMode) -> StepParts:
+    """The parts of `mode`'s step."""
+    return PlacementSimulator(job, coeffs, placement).parts(mode)
 
 
-class Simulated:
+class PlacementSimulator:
     """One placement in class-level seconds, under any schedule."""
 
-    def __init__(self, job: Job, terms: Terms, placement: Placement) -> None:
-        self._job, self._terms, self._placement = job, terms, placement
-        self._how = placement.candidate.execution(job)
+    def __init__(self, job: Job, coeffs: Coefficients, placement: Placement) -> None:
+        self._job, self._coeffs, self._placement = job, coeffs, placement
+        self._execution = placement.candidate.execution(job)
         self._pp = placement.candidate.pp
         self._sites = [tuple(sorted(set(row))) for row in placement.sites]
         self._buckets = cache(self._read_buckets)
@@ -103,11 +103,11 @@ class Simulated:
         layers = self._placement.layers
         return max(count * max(map(sum, self._stage_s(sites, layers))) for count, sites in self._lanes)
 
-    def ways(self) -> list[Running]:
+    def ways(self) -> list[RunMode]:
         """The schedules that job.yaml and memory allow, each with seconds it cannot beat."""
         return [replace(way, step_s=self._least_s(way)) for way in self._ways() if self._fits(way)]
 
-    def timed(self, way: Running) -> Running:
+    def timed(self, way: RunMode) -> RunMode:
         """`way` with its seconds. Many micro-batches are cut short: in the steady state every round of pp is alike."""
         rounds = (min(count for count, _ in self._lanes) - 1) // self._pp - ROUNDS
         if rounds <= 1 or len(self._lanes) > 1:
@@ -126,7 +126,7 @@ class Simulated:
             return [(count, [(c,) for c in column]) for column, count in columns.items()]
         return [(max(self._placement.microbatches), self._sites)]
 
-    def _ways(self) -> Iterator[Running]:
+    def _ways(self) -> Iterator[RunMode]:
         """The schedules to try."""
         fixed, layers = self._job.parallel, self._placement.layers
         names = (fixed.schedule,) if fixed.schedule else tuple(name for name in SIMPLEST if name not in NEVER_TRIED)
@@ -136,24 +136,24 @@ class Simulated:
             if name == "interleaved":
                 yield from self._interleaved()
             elif name == "eager":
-                yield from (Running(name, 1, extra, layers, 0.0) for extra in self._extras())
-            elif name != "zero-bubble" or (self._pp > 1 and self._how.recompute != "full"):
-                yield Running(name, 1, (), layers, 0.0)
+                yield from (RunMode(name, 1, extra, layers, 0.0) for extra in self._extras())
+            elif name != "zero-bubble" or (self._pp > 1 and self._execution.recompute != "full"):
+                yield RunMode(name, 1, (), layers, 0.0)
 
-    def _interleaved(self) -> Iterator[Running]:
+    def _interleaved(self) -> Iterator[RunMode]:
         """Each rank's layers in chunks as even as can be; micro-batches must come in rounds of pp."""
         fixed, layers = self._job.parallel, self._placement.layers
         if self._pp == 1 or any(count % self._pp for count in self._placement.microbatches):
             return
         if fixed.layers is not None:
             if (fixed.chunks or 1) > 1:
-                yield Running("interleaved", fixed.chunks or 1, (), fixed.layers, 0.0)
+                yield RunMode("interleaved", fixed.chunks or 1, (), fixed.layers, 0.0)
             return
         for chunks in (fixed.chunks,) if fixed.chunks else CHUNKS:
             if min(layers) >= chunks:
                 parts = [even_layers(held, chunks) for held in layers]
                 cut = tuple(part[i] for i in range(chunks) for part in parts)
-                yield Running("interleaved", chunks, (), cut, 0.0)
+                yield RunMode("interleaved", chunks, (), cut, 0.0)
 
     def _extras(self) -> list[tuple[int, ...]]:
         """Micro-batches more in flight on edges between clusters, and on all edges that take time, as memory allows."""
@@ -163,44 +163,44 @@ class Simulated:
         stages = self._stage_s(sites, self._placement.layers)
         edges = self._edges_s(sites, 1)
         pace_s = max(*(f + b for f, b in stages), *edges)
-        wanted = [
-            max(0, ceil((sum(stages[e]) + sum(stages[e + 1]) + 2 * edge) / pace_s * (1 - 1e-9)) - 2) if pace_s else 0
-            for e, edge in enumerate(edges)
-        ]
-        far = [len({self._terms.cluster[c] for c in (*a, *b)}) > 1 for a, b in pairwise(self._sites)]
+        trips_s = [sum(stages[e]) + sum(stages[e + 1]) + 2 * edge for e, edge in enumerate(edges)]
+        wanted = [max(0, ceil(trip_s / pace_s * (1 - ROUNDING)) - 2) if pace_s else 0 for trip_s in trips_s]
+        far = [len({self._coeffs.cluster[c] for c in (*a, *b)}) > 1 for a, b in pairwise(self._sites)]
         found: dict[tuple[int, ...], None] = {}
         for row in ([k * crosses for k, crosses in zip(wanted, far, strict=True)], wanted):
             for most in range(max(row), 0, -1):
                 extra = tuple(min(k, most) for k in row)
-                if self._fits(Running("eager", 1, extra, self._placement.layers, 0.0)):
+                if self._fits(RunMode("eager", 1, extra, self._placement.layers, 0.0)):
                     found[extra] = None
                     break
         if not found and self._job.parallel.schedule == "eager":
             found[(0,) * (self._pp - 1)] = None
         return list(found)
 
-    def _fits(self, way: Running) -> bool:
+    def _fits(self, way: RunMode) -> bool:
         """Whether every rank's memory holds what the schedule keeps."""
         count = max(self._placement.microbatches)
         for rank, site in enumerate(self._sites):
-            known = [self._terms.memory_bytes[c] for c in site]
+            known = [self._coeffs.memory_bytes[c] for c in site]
             held = microbatches_in_flight(way.schedule, self._pp, count, rank, way.chunks, way.extra_in_flight)
             is_first, is_last = rank == 0, rank == self._pp - 1
-            needed = memory_bytes(self._job.model, self._how, way.layers[rank :: self._pp], held, is_first, is_last)
+            needed = memory_bytes(
+                self._job.model, self._execution, way.layers[rank :: self._pp], held, is_first, is_last
+            )
             if any(memory is not None and needed > memory for memory in known):
                 return False
         return True
 
-    def _least_s(self, way: Running) -> float:
+    def _least_s(self, way: RunMode) -> float:
         """Seconds below which its step does not come."""
         shapes = [Shape(way.schedule, self._pp, count, way.extra_in_flight) for count, _ in self._lanes]
         lanes = zip(shapes, self._times(way), strict=True)
         return max(least_step_s(shape, times, self._buckets(way.layers)) for shape, times in lanes)
 
-    def _simulate(self, way: Running, rounds_left_out: int) -> float:
+    def _simulate(self, way: RunMode, rounds_left_out: int) -> float:
         return simulate(self._pipelines(way, rounds_left_out), self._buckets(way.layers))
 
-    def parts(self, way: Running) -> Parts:
+    def parts(self, way: RunMode) -> StepParts:
         """The parts of its seconds; what links add is taken from shortened simulations."""
         left_out = max(0, (min(count for count, _ in self._lanes) - 1) // self._pp - ROUNDS)
         pipelines = self._pipelines(way, left_out)
@@ -210,9 +210,9 @@ class Simulated:
         shortened = min(count for count, _ in self._lanes) - left_out * self._pp
         edges_s = (without_gradients_s - simulate(free)) * max(self._placement.microbatches) / shortened
         bubble_s = way.step_s - self.busiest_s - edges_s - gradients_s
-        return Parts(self.busiest_s, bubble_s, edges_s, gradients_s)
+        return StepParts(self.busiest_s, bubble_s, edges_s, gradients_s)
 
-    def _pipelines(self, way: Running, rounds_left_out: int) -> list[Pipeline]:
+    def _pipelines(self, way: RunMode, rounds_left_out: int) -> list[Pipeline]:
         """One pipeline a lane, without so many rounds of pp micro-batches."""
         counts = [count - rounds_left_out * self._pp for count, _ in self._lanes]
         return [
@@ -220,7 +220,7 @@ class Simulated:
             for count, times in zip(counts, self._times(way), strict=True)
         ]
 
-    def _times(self, way: Running) -> list[PipelineTimes]:
+    def _times(self, way: RunMode) -> list[PipelineTimes]:
         """Seconds of each lane's stages and edges."""
         found = []
         for _, sites in self._lanes:
@@ -231,46 +231,46 @@ class Simulated:
 
     def _stage_s(self, sites: Sequence[tuple[int, ...]], layers: Sequence[int]) -> list[tuple[float, float]]:
         """Forward and backward of one micro-batch, by stage, at the pace of a site's slowest class."""
-        terms, found = self._terms, []
+        coeffs, found = self._coeffs, []
         for stage, held in enumerate(layers):
-            slowest = max(sites[stage % self._pp], key=lambda c: terms.layer_s[c])
-            layer, head, is_last = terms.layer[slowest], terms.head[slowest], stage == len(layers) - 1
+            slowest = max(sites[stage % self._pp], key=lambda c: coeffs.layer_s[c])
+            layer, head, is_last = coeffs.layer[slowest], coeffs.head[slowest], stage == len(layers) - 1
             forward_s = held * layer.forward_s + head.forward_s * is_last
             found.append((forward_s, held * layer.backward_s + head.backward_s * is_last))
         return found
 
     def _edges_s(self, sites: Sequence[tuple[int, ...]], chunks: int) -> list[float]:
         """Seconds of one message by edge; between stages of one host none."""
-        terms, found = self._terms, []
+        coeffs, found = self._coeffs, []
         count: dict[tuple[int, ...], int] = {}
         for before, after in pairwise(sites):
             count[before] = count.get(before, 0) + 1
-            per_host = terms.stages_per_host[before[0]] if len(before) == 1 else 1
+            per_host = coeffs.stages_per_host[before[0]] if len(before) == 1 else 1
             same_host = before == after and count[before] % per_host != 0
-            found.append(0.0 if same_host else edge_s(terms, before, after))
-        back_s = edge_s(terms, sites[-1], sites[0])
+            found.append(0.0 if same_host else edge_s(coeffs, before, after))
+        back_s = edge_s(coeffs, sites[-1], sites[0])
         return [*found, back_s] * (chunks - 1) + found
 
     def _read_buckets(self, layers: tuple[int, ...]) -> list[list[Bucket]]:
         """By stage, for the layers of each."""
-        terms, model, tp = self._terms, self._job.model, self._placement.candidate.tp
+        coeffs, model, tp = self._coeffs, self._job.model, self._placement.candidate.tp
         if self._placement.candidate.dp == 1:
             return []
-        gather_part = self._how.value_bytes / (GRADIENT_BYTES + self._how.value_bytes)
-        whole = tp * (GRADIENT_BYTES + self._how.value_bytes)
+        gather_part = self._execution.value_bytes / (GRADIENT_BYTES + self._execution.value_bytes)
+        whole = tp * (GRADIENT_BYTES + self._execution.value_bytes)
         found = []
         for stage, held in enumerate(layers):
             site = self._sites[stage % self._pp]
-            per_byte = sync_s_per_byte(terms, site, self._rings(stage % self._pp))
-            slowest = max(site, key=lambda c: terms.layer_s[c])
+            per_byte = sync_s_per_byte(coeffs, site, self._rings(stage % self._pp))
+            slowest = max(site, key=lambda c: coeffs.layer_s[c])
 
             def bucket(backward_s: float, parameters: int, per_byte: float = per_byte) -> Bucket:
                 seconds = per_byte * whole * parameters
                 return Bucket(backward_s, seconds * (1 - gather_part), seconds * gather_part)
 
-            row = [bucket(terms.layer[slowest].backward_s, layer_parameters(model, tp))] * held
+            row = [bucket(coeffs.layer[slowest].backward_s, layer_parameters(model, tp))] * held
             if stage == len(layers) - 1:
-                row.insert(0, bucket(terms.head[slowest].backward_s, head_parameters(model, tp)))
+                row.insert(0, bucket(coeffs.head[slowest].backward_s, head_parameters(model, tp)))
             if stage == 0:
                 row.append(bucket(0.0, embedding_parameters(model, tp)))
             found.append(row)
@@ -280,7 +280,7 @@ class Simulated:
         """Dp groups at once on a host's NIC, as whole_replicas.py and closed_form.py count them."""
         site, row = self._sites[rank], self._placement.sites[rank]
         if len(site) == 1:
-            return self._terms.rings[site[0]]
+            return self._coeffs.rings[site[0]]
         if len(self._lanes) > 1:
-            return max(min(self._pp, -(-self._terms.places_per_host[c] // row.count(c))) for c in site)
-        return site_rings(self._terms, site)
+            return max(min(self._pp, -(-self._coeffs.group_slots_per_host[c] // row.count(c))) for c in site)
+        return site_rings(self._coeffs, site)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from holmes_core.records.job import ScheduleName
 from planner.schedule.simulate import Bucket, Buckets, PipelineTimes, gathered_s
+from planner.tolerances import ROUNDING
 
 WIDEST = 4  # ranks in a loop: wider ones wait longer only where links are very slow, and are slow to look at
-ROUNDING = 1 - 1e-9  # the simulation adds in another order
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def least_step_s(shape: Shape, times: PipelineTimes, buckets: Buckets = ()) -> f
         last_s = weights_s if shape.schedule == "zero-bubble" else backward_s
         tail_s = min(_reduce_tail_s(buckets[s], last_s[s]) for s in stages) if buckets else 0.0
         least_s = max(least_s, max(all_s, done_s + weights_s[rank]) + tail_s)
-    return least_s * ROUNDING
+    return least_s * (1 - ROUNDING)
 
 
 def _loops_s(

@@ -19,17 +19,17 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.job import Job
 from holmes_core.units import format_memory
 from planner.problem.candidates import RECOMPUTE, Candidate, enumerate_candidates, more_recompute
-from planner.problem.coefficients import make_terms, stage_memory_bytes
+from planner.problem.coefficients import make_coefficients, stage_memory_bytes
 from planner.problem.fleet import Fleet
 from planner.search.closed_form import blocks_step_s, site_stage_s
 from planner.search.early_bounds import QuickBounds
 from planner.search.greedy import place_greedily
-from planner.search.ilp import TIE, Question, Solution, preferred, solve, write_lp
+from planner.search.ilp import Question, Solution, preferred, solve, write_lp
 from planner.search.lower_bounds import Bounds
-from planner.search.placement import Found, from_blocks, usual_cut
+from planner.search.placement import PricedPlacement, from_blocks, usual_cut
 from planner.search.whole_replicas import spread
+from planner.tolerances import RELATIVE_TOLERANCE
 
-SAME = 1e-6  # relative: what the solvers' tolerances leave open; objectives this close are equal
 MOST_CLUSTERS_FOR_A_PROOF = 4  # with more, the search stops at a placement this close to the bound:
 ACCEPTED_GAP = 0.01
 PROGRAM_SHARE = 1 / 4  # of the time limit, at most, for one candidate's programs: a hard one must not use up all
@@ -57,10 +57,10 @@ class Look(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer:
+class SearchResult:
     """What the search found: the best placements first; `bound_s` below all there are."""
 
-    found: tuple[Found, ...]
+    found: tuple[PricedPlacement, ...]
     bound_s: float
     candidates: int
     programs: int
@@ -70,7 +70,7 @@ class Answer:
 
 def search(
     job: Job, fleet: Fleet, time_limit_s: float, progress: Progress | None = None, lp: Path | None = None
-) -> Answer:
+) -> SearchResult:
     """The placements of least closed-form seconds, and how sure that is.
 
     Stops at `time_limit_s` with the best so far; within the limit the answer depends on the input alone. `lp` names a
@@ -85,17 +85,17 @@ class _Search:
     def __init__(self, job: Job, fleet: Fleet, time_limit_s: float, progress: Progress | None) -> None:
         self._job, self._fleet, self._limit_s, self._progress = job, fleet, time_limit_s, progress
         self._deadline_s = time.monotonic() + time_limit_s
-        self._terms = cache(lambda candidate: make_terms(job, fleet, candidate))
+        self._coeffs = cache(lambda candidate: make_coefficients(job, fleet, candidate))
         self._quick = QuickBounds(job, fleet)
         clusters = len({each.cluster for each in fleet.classes})
-        self._tolerance = SAME if clusters <= MOST_CLUSTERS_FOR_A_PROOF else ACCEPTED_GAP
+        self._tolerance = RELATIVE_TOLERANCE if clusters <= MOST_CLUSTERS_FOR_A_PROOF else ACCEPTED_GAP
         self._crosses = clusters > 1
-        self._found: dict[tuple[Candidate, Way], Found] = {}
+        self._found: dict[tuple[Candidate, Way], PricedPlacement] = {}
         self._questions: dict[tuple[Candidate, Way], Question] = {}
         self._best: tuple[float, Candidate, Way] | None = None
         self._programs = 0
 
-    def run(self, lp: Path | None) -> Answer:
+    def run(self, lp: Path | None) -> SearchResult:
         """Looks until all bounds are above the best."""
         candidates = enumerate_candidates(self._job, self._fleet)
         looks = [look for each in candidates if (look := self._first_look(each)) is not None]
@@ -111,8 +111,8 @@ class _Search:
         bound_s = min([self._best[0], *open_s])
         late = time.monotonic() > self._deadline_s
         status: Literal["near optimal", "time limit"] = "time limit" if late else "near optimal"
-        solved = bound_s >= self._best[0] * (1 - SAME)
-        return Answer(
+        solved = bound_s >= self._best[0] * (1 - RELATIVE_TOLERANCE)
+        return SearchResult(
             tuple(each for _, each in found[:RUNNERS_UP]),
             bound_s,
             len(candidates),
@@ -179,13 +179,13 @@ class _Search:
     def _step(self, look: Look, open_s: list[float]) -> tuple[Look, ...]:
         """Takes the next step of a look; the look again unless it was the last."""
         if look.way == "spread":
-            self._keep(look, spread(self._terms(look.candidate), self._fixed_layers(look)))
+            self._keep(look, spread(self._coeffs(look.candidate), self._fixed_layers(look)))
             return ()
         if look.step == 0:
             least_s = self._quick.least_s(look.candidate, look.way == "mixed")
             return _raised(look._replace(step=1), least_s)
         if look.bounds is None:
-            bounds = Bounds(self._terms(look.candidate), mixed=look.way == "mixed")
+            bounds = Bounds(self._coeffs(look.candidate), mixed=look.way == "mixed")
             return _raised(look._replace(step=2, bounds=bounds), bounds.quick_s)
         if look.step == 2:
             return _raised(look._replace(step=3), look.bounds.least_s)
@@ -198,15 +198,15 @@ class _Search:
         self._solve(look, open_s)
         return ()
 
-    def _keep(self, look: Look, found: Found | None) -> bool:
+    def _keep(self, look: Look, found: PricedPlacement | None) -> bool:
         """Remembers a placement if it is the look's best; says whether it is the best of all."""
         if found is None:
             return False
         key = (look.candidate, look.way)
         known = self._found.get(key)
-        if known is None or found.objective_s < known.objective_s * (1 - SAME):
+        if known is None or found.objective_s < known.objective_s * (1 - RELATIVE_TOLERANCE):
             self._found[key] = found
-        if self._best is None or found.objective_s < self._best[0] * (1 - SAME):
+        if self._best is None or found.objective_s < self._best[0] * (1 - RELATIVE_TOLERANCE):
             self._best = (found.objective_s, look.candidate, look.way)
             return True
         return False
@@ -224,8 +224,8 @@ class _Search:
                 return
             blocks = place_greedily(look.bounds, pace_s)
             if blocks is not None:
-                m = look.bounds.terms.num_microbatches
-                self._keep(look, Found(blocks.seconds, from_blocks(look.candidate, m, blocks.blocks)))
+                m = look.bounds.coeffs.num_microbatches
+                self._keep(look, PricedPlacement(blocks.seconds, from_blocks(look.candidate, m, blocks.blocks)))
 
     def _open_paces(self, bounds: Bounds) -> list[tuple[float, float]]:
         """(bound, pace) of the paces at which the best may be beaten; while nothing is known, of the first few."""
@@ -243,7 +243,7 @@ class _Search:
         assert look.bounds is not None
         crossing = look.way == "mixed"
         if self._job.parallel.layers is not None:
-            question = Question(look.bounds.terms, fixed_layers=self._fixed_layers(look), crossing=crossing)
+            question = Question(look.bounds.coeffs, fixed_layers=self._fixed_layers(look), crossing=crossing)
             self._ask(look, question, look.bound_s, open_s)
             return
         at = look.bounds.first_pace
@@ -259,7 +259,7 @@ class _Search:
             bounds_s = [look.bounds.at(pace_s) for pace_s in paces]
             if not self._is_closed(min(bounds_s)):
                 least_sync_s = look.bounds.least_sync_s(look.bounds.within(paces[-1]))
-                question = Question(look.bounds.terms, paces[0], paces[-1], None, least_sync_s, crossing)
+                question = Question(look.bounds.coeffs, paces[0], paces[-1], None, least_sync_s, crossing)
                 self._ask(look, question, min(bounds_s), open_s)
             at += PACES_AT_ONCE
 
@@ -287,7 +287,7 @@ class _Search:
             if question is None or limit_s <= 0:
                 continue
             objective_s = self._found[key].objective_s
-            question = replace(question, at_most_s=objective_s * (1 + TIE))
+            question = replace(question, at_most_s=objective_s * (1 + RELATIVE_TOLERANCE))
             solution = preferred(question, limit_s)
             found = _read_solution(Look(objective_s, *key), question, solution)
             if found is not None and solution.status == "optimal":
@@ -315,11 +315,11 @@ class _Search:
         candidate, way = min(keys, key=lambda key: (self._found[key].objective_s, key))
         if (candidate, way) in self._questions:
             return replace(self._questions[candidate, way], at_most_s=None)
-        terms, found = self._terms(candidate), self._found[candidate, way].placement
+        coeffs, found = self._coeffs(candidate), self._found[candidate, way].placement
         stages = zip(found.sites, found.layers, strict=True)
         last = candidate.pp - 1
-        pace_s = max(site_stage_s(terms, tuple(row), held, s == last) for s, (row, held) in enumerate(stages))
-        return Question(terms, pace_s, pace_s)
+        pace_s = max(site_stage_s(coeffs, tuple(row), held, s == last) for s, (row, held) in enumerate(stages))
+        return Question(coeffs, pace_s, pace_s)
 
 
 def _raised(look: Look, bound_s: float | None) -> tuple[Look, ...]:
@@ -332,13 +332,13 @@ def _recomputed(candidate: Candidate) -> int:
     return RECOMPUTE.index(candidate.recompute)
 
 
-def _read_solution(look: Look, question: Question, solution: Solution) -> Found | None:
+def _read_solution(look: Look, question: Question, solution: Solution) -> PricedPlacement | None:
     """The placement in a solution, priced by the closed form itself rather than by the solver."""
     if solution.blocks is None:
         return None
-    seconds = blocks_step_s(question.terms, solution.blocks)
-    placement = from_blocks(look.candidate, question.terms.num_microbatches, solution.blocks, solution.replicas)
-    return Found(seconds, placement)
+    seconds = blocks_step_s(question.coeffs, solution.blocks)
+    placement = from_blocks(look.candidate, question.coeffs.num_microbatches, solution.blocks, solution.replicas)
+    return PricedPlacement(seconds, placement)
 
 
 def _out_of_time(time_limit_s: float) -> HolmesError:
@@ -377,10 +377,10 @@ def _out_of_memory(job: Job, fleet: Fleet, candidates: tuple[Candidate, ...]) ->
 def _no_place(fleet: Fleet, candidates: tuple[Candidate, ...]) -> HolmesError:
     """The slots would do, or the memory, but not both together, in whole stages."""
     one = min(candidates, key=lambda candidate: candidate.tp * candidate.pp * candidate.dp)
-    places = ", ".join(f"{each.cluster} {each.num_places(one.tp)}" for each in fleet.classes)
+    group_slots = ", ".join(f"{each.cluster} {each.num_group_slots(one.tp)}" for each in fleet.classes)
     return HolmesError(
         f"no stage arrangement fits: even tp {one.tp}, pp {one.pp}, dp {one.dp} finds no {one.pp} stages of {one.dp} "
-        f"tensor groups with enough memory (tensor groups by kind of host: {places})",
+        f"tensor groups with enough memory (tensor groups by kind of host: {group_slots})",
         "lower parallel.dp or parallel.pp in job.yaml, or leave them out",
         ANSWER_IS_NO,
     )

@@ -12,7 +12,8 @@ fixes another one, each micro-batch waits for the slowest edge once per stage: T
 G is the longest exchange of a stage's gradients and weights that its own last micro-batch does not hide; one layer's
 is never hidden.
 Approximations, which the simulation of the best placements does without: a site is as slow as its slowest class, an
-edge as its slowest replica, several dp groups share a NIC as `Terms.rings` says, and 1F1B's memory is what must fit.
+edge as its slowest replica, several dp groups share a NIC as `Coefficients.rings` says, and what must fit is the memory
+of 1F1B.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.problem.coefficients import RINGS_WHERE_HOSTS_ARE_SHARED, Terms, joined_s
+from planner.problem.coefficients import RINGS_WHERE_HOSTS_ARE_SHARED, Coefficients, joined_s
 
 Site = tuple[int, ...]
 """The classes that hold the replicas of one stage, ascending."""
@@ -38,53 +39,53 @@ class Lane:
     edge_s: tuple[float, ...]
 
 
-def lane_s(terms: Terms, lane: Lane) -> float:
+def lane_s(coeffs: Coefficients, lane: Lane) -> float:
     """Seconds of the lane's micro-batches, without gradients."""
     slowest_edge_s = max(lane.edge_s, default=0.0)
-    pace_s = pace_of(terms, max(lane.stage_s), slowest_edge_s)
+    pace_s = pace_of(coeffs, max(lane.stage_s), slowest_edge_s)
     return (lane.microbatches - 1) * pace_s + sum(lane.stage_s) + 2 * sum(lane.edge_s)
 
 
-def pace_of(terms: Terms, stage_s: float, edge_s: float) -> float:
+def pace_of(coeffs: Coefficients, stage_s: float, edge_s: float) -> float:
     """Seconds per micro-batch of the steady state, of the slowest stage and the slowest edge."""
-    return max(stage_s, edge_s) if terms.hides_edges else stage_s + edge_s
+    return max(stage_s, edge_s) if coeffs.hides_edges else stage_s + edge_s
 
 
-def site_stage_s(terms: Terms, site: Site, num_layers: int, is_last: bool) -> float:
+def site_stage_s(coeffs: Coefficients, site: Site, num_layers: int, is_last: bool) -> float:
     """Seconds of forward and backward of one micro-batch, at the pace of the slowest class of `site`."""
-    layer_s = max(terms.layer_s[c] for c in site)
-    head_s = max(terms.head_s[c] for c in site)
+    layer_s = max(coeffs.layer_s[c] for c in site)
+    head_s = max(coeffs.head_s[c] for c in site)
     return num_layers * layer_s + head_s * is_last
 
 
-def edge_s(terms: Terms, before: Site, after: Site) -> float:
+def edge_s(coeffs: Coefficients, before: Site, after: Site) -> float:
     """Seconds of one message between stages on two sites, on hosts that differ."""
-    return joined_s(terms, {*before, *after}, terms.fabric_edge_s, terms.shared_edge_s)
+    return joined_s(coeffs, {*before, *after}, coeffs.fabric_edge_s, coeffs.shared_edge_s)
 
 
-def sync_s_per_byte(terms: Terms, site: Site, rings: int | None = None) -> float:
+def sync_s_per_byte(coeffs: Coefficients, site: Site, rings: int | None = None) -> float:
     """Seconds per byte of a stage's exchange. `rings` of one host share its NIC; None: as stages are laid out.
 
     Without a ring the stage is inside a host.
     """
     if rings is None:
-        rings = terms.rings[site[0]] if len(site) == 1 else site_rings(terms, site)
+        rings = coeffs.rings[site[0]] if len(site) == 1 else site_rings(coeffs, site)
     if rings == 0:
-        return max(terms.inside_sync_s_per_byte[c] for c in site)
-    return rings * joined_s(terms, site, terms.fabric_sync_s_per_byte, terms.shared_sync_s_per_byte)
+        return max(coeffs.inside_sync_s_per_byte[c] for c in site)
+    return rings * joined_s(coeffs, site, coeffs.fabric_sync_s_per_byte, coeffs.shared_sync_s_per_byte)
 
 
-def site_rings(terms: Terms, site: Site) -> int:
+def site_rings(coeffs: Coefficients, site: Site) -> int:
     """Dp groups at once on a NIC of a stage over several classes: it uses what others leave, so hosts are shared.
 
     Over several clusters it is the only one on the shared network.
     """
-    return RINGS_WHERE_HOSTS_ARE_SHARED if len({terms.cluster[c] for c in site}) == 1 else 1
+    return RINGS_WHERE_HOSTS_ARE_SHARED if len({coeffs.cluster[c] for c in site}) == 1 else 1
 
 
-def exposed_sync_s(terms: Terms, s_per_byte: float, size_bytes: int, stage_s: float) -> float:
+def exposed_sync_s(coeffs: Coefficients, s_per_byte: float, size_bytes: int, stage_s: float) -> float:
     """Seconds of a stage's exchange that its own last micro-batch does not hide; one layer's at least."""
-    return max(s_per_byte * terms.layer_sync_bytes, s_per_byte * size_bytes - stage_s)
+    return max(s_per_byte * coeffs.layer_sync_bytes, s_per_byte * size_bytes - stage_s)
 
 
 @dataclass(frozen=True)
@@ -95,25 +96,25 @@ class Block:
     layers: tuple[int, ...]
 
 
-def blocks_step_s(terms: Terms, blocks: Sequence[Block]) -> float:
+def blocks_step_s(coeffs: Coefficients, blocks: Sequence[Block]) -> float:
     """Seconds of one step when stages stand in blocks, all replicas of a stage on its site, as the program has them."""
-    last = terms.candidate.pp - 1
+    last = coeffs.candidate.pp - 1
     stages: list[float] = []
     edges: list[float] = []
     waits = []
     before: Site | None = None
     for block in blocks:
-        inside_s = edge_s(terms, block.site, block.site)
-        per_host = terms.stages_per_host[block.site[0]] if len(block.site) == 1 else 1
-        per_byte = sync_s_per_byte(terms, block.site)
+        inside_s = edge_s(coeffs, block.site, block.site)
+        per_host = coeffs.stages_per_host[block.site[0]] if len(block.site) == 1 else 1
+        per_byte = sync_s_per_byte(coeffs, block.site)
         for position, held in enumerate(block.layers):
             if position:
                 edges.append(inside_s if position % per_host == 0 else 0.0)
             elif before is not None:
-                edges.append(edge_s(terms, before, block.site))
+                edges.append(edge_s(coeffs, before, block.site))
             stage = len(stages)
-            stages.append(site_stage_s(terms, block.site, held, stage == last))
-            waits.append(exposed_sync_s(terms, per_byte, terms.sync_bytes(stage, held), stages[-1]))
+            stages.append(site_stage_s(coeffs, block.site, held, stage == last))
+            waits.append(exposed_sync_s(coeffs, per_byte, coeffs.sync_bytes(stage, held), stages[-1]))
         before = block.site
-    lane = Lane(terms.num_microbatches, tuple(stages), tuple(edges))
-    return lane_s(terms, lane) + (max(waits) if terms.candidate.dp > 1 else 0.0)
+    lane = Lane(coeffs.num_microbatches, tuple(stages), tuple(edges))
+    return lane_s(coeffs, lane) + (max(waits) if coeffs.candidate.dp > 1 else 0.0)

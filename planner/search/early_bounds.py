@@ -14,14 +14,15 @@ from planner.cost.counts import GRADIENT_BYTES, layer_parameters
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import layer_memory_bytes, slot_s
 from planner.problem.fleet import Fleet
-from planner.search.lower_bounds import ROUND, more_stages
+from planner.search.lower_bounds import more_stages
+from planner.tolerances import ROUNDING
 
 
 class Pace(NamedTuple):
     """Places of equal speed in one cluster: seconds of a layer, places, and the cluster's name."""
 
     layer_s: float
-    places: int
+    group_slots: int
     cluster: str
 
 
@@ -66,9 +67,9 @@ class QuickBounds:
             return self._at_pace_s(candidate, 0.0)
         pace_s = self._num_layers / sum(count / layer_s for layer_s, count in stages)
         while True:
-            held = [int(pace_s * ROUND / layer_s) for layer_s, _ in stages]
+            held = [int(pace_s * (1 + ROUNDING) / layer_s) for layer_s, _ in stages]
             if sum(layers * count for layers, (_, count) in zip(held, stages, strict=True)) >= self._num_layers:
-                return self._at_pace_s(candidate, pace_s / ROUND)
+                return self._at_pace_s(candidate, pace_s / (1 + ROUNDING))
             pace_s = min((layers + 1) * layer_s for layers, (layer_s, _) in zip(held, stages, strict=True))
 
     def spread_s(self, candidate: Candidate) -> float:
@@ -89,8 +90,8 @@ class QuickBounds:
         fastest = max((rate for rate in rates if rate is not None), default=None)
         if fastest is None:
             return 0.0
-        how = candidate.execution(self._job)
-        size = candidate.tp * layer_parameters(self._job.model, candidate.tp) * (GRADIENT_BYTES + how.value_bytes)
+        execution = candidate.execution(self._job)
+        size = candidate.tp * layer_parameters(self._job.model, candidate.tp) * (GRADIENT_BYTES + execution.value_bytes)
         return shard_exchange_bytes(size, candidate.dp) / fastest
 
     def _at_pace_s(self, candidate: Candidate, pace_s: float) -> float:
@@ -101,20 +102,20 @@ class QuickBounds:
     def _average_s(self, candidate: Candidate) -> float:
         """Seconds per micro-batch of a stage if the fastest places shared the work."""
         left, rate = candidate.pp * candidate.dp, 0.0
-        for layer_s, places, _ in self._speeds_of(candidate).paces:
-            if places >= left:
+        for layer_s, group_slots, _ in self._speeds_of(candidate).paces:
+            if group_slots >= left:
                 rate += left / layer_s if layer_s else 0.0
                 break
-            rate += places / layer_s if layer_s else 0.0
-            left -= places
+            rate += group_slots / layer_s if layer_s else 0.0
+            left -= group_slots
         return self._num_layers * candidate.dp / rate if rate else 0.0
 
     def _stages_by_pace(self, candidate: Candidate, mixed: bool) -> list[tuple[float, int]]:
         """(seconds of a layer, stages), fastest first: how many of the p stages can be as fast, at most."""
         paces, left = self._speeds_of(candidate).paces, candidate.pp
         found = []
-        places = [(pace.cluster, pace.places) for pace in paces]
-        for pace, count in zip(paces, more_stages(places, candidate.dp, mixed), strict=True):
+        group_slots = [(pace.cluster, pace.group_slots) for pace in paces]
+        for pace, count in zip(paces, more_stages(group_slots, candidate.dp, mixed), strict=True):
             stages = min(left, count)
             left -= stages
             if stages:
@@ -125,20 +126,20 @@ class QuickBounds:
         return self._speeds(candidate.tp, candidate.micro_batch_size, candidate.recompute)
 
     def _read_speeds(self, tp: int, micro_batch_size: int, recompute: Recompute) -> Speeds:
-        how = Candidate(tp, 1, 1, micro_batch_size, recompute).execution(self._job)
+        execution = Candidate(tp, 1, 1, micro_batch_size, recompute).execution(self._job)
         paces, heads_s = [], []
         for each in self._fleet.classes:
-            layer, head = slot_s(self._job, each.hardware.slot, how)
-            paces.append(Pace(layer.both_s, each.num_places(tp), each.cluster))
+            layer, head = slot_s(self._job, each.hardware.slot, execution)
+            paces.append(Pace(layer.both_s, each.num_group_slots(tp), each.cluster))
             heads_s.append(head.both_s)
         return Speeds(tuple(sorted(paces)), min(heads_s), max(heads_s))
 
     def _read_fewest_stages(self, tp: int, dp: int, micro_batch_size: int, recompute: Recompute) -> int:
         """Stages below which no class has memory for their layers."""
-        how = Candidate(tp, 1, dp, micro_batch_size, recompute).execution(self._job)
+        execution = Candidate(tp, 1, dp, micro_batch_size, recompute).execution(self._job)
         memories = [each.hardware.memory_bytes for each in self._fleet.classes]
         known = [memory for memory in memories if memory is not None]
         if len(known) < len(memories):
             return 1
-        most = max(0, max(known) - how.reserve_bytes) // layer_memory_bytes(self._job, how)
+        most = max(0, max(known) - execution.reserve_bytes) // layer_memory_bytes(self._job, execution)
         return -(-self._num_layers // most) if most else self._num_layers + 1

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations
 
-from planner.problem.coefficients import Terms
+from planner.problem.coefficients import Coefficients
 from planner.search.closed_form import Block, blocks_step_s, edge_s
 from planner.search.lower_bounds import Bounds, Limits
 
@@ -36,77 +36,77 @@ def place_greedily(bounds: Bounds, pace_s: float) -> Blocks | None:
 
 
 def _place(bounds: Bounds, limits: Limits) -> Blocks | None:
-    terms = bounds.terms
-    for classes in _fewest_clusters(terms, limits):
+    coeffs = bounds.coeffs
+    for classes in _fewest_clusters(coeffs, limits):
         found = [
-            Blocks(blocks_step_s(terms, blocks), blocks)
+            Blocks(blocks_step_s(coeffs, blocks), blocks)
             for last in reversed(classes)
-            if (blocks := _stand(terms, limits, classes, last)) is not None
+            if (blocks := _stand(coeffs, limits, classes, last)) is not None
         ]
         if found:
             return min(found, key=lambda blocks: blocks.seconds)
     return None
 
 
-def _fewest_clusters(terms: Terms, limits: Limits) -> Iterator[list[int]]:
+def _fewest_clusters(coeffs: Coefficients, limits: Limits) -> Iterator[list[int]]:
     """The classes of sets of clusters that may hold all stages: fewest clusters first, then fastest joined."""
-    clusters = sorted(set(terms.cluster))
+    clusters = sorted(set(coeffs.cluster))
     for size in range(1, len(clusters) + 1):
         fitting = []
         for chosen in combinations(clusters, size):
-            classes = [c for c, cluster in enumerate(terms.cluster) if cluster in chosen and terms.slots[c]]
-            if {terms.cluster[c] for c in classes} == set(chosen) and _holds(terms, limits, classes):
-                far = sum(max(terms.shared_edge_s[c] for c in classes if terms.cluster[c] == x) for x in chosen)
-                near = sum(terms.fabric_edge_s[c] for c in classes)
+            classes = [c for c, cluster in enumerate(coeffs.cluster) if cluster in chosen and coeffs.slots[c]]
+            if {coeffs.cluster[c] for c in classes} == set(chosen) and _holds(coeffs, limits, classes):
+                far = sum(max(coeffs.shared_edge_s[c] for c in classes if coeffs.cluster[c] == x) for x in chosen)
+                near = sum(coeffs.fabric_edge_s[c] for c in classes)
                 fitting.append((far, near, classes))
         yield from (classes for _, _, classes in sorted(fitting))
 
 
-def _holds(terms: Terms, limits: Limits, classes: Sequence[int]) -> bool:
-    stages, total = terms.candidate.pp, 0
+def _holds(coeffs: Coefficients, limits: Limits, classes: Sequence[int]) -> bool:
+    stages, total = coeffs.candidate.pp, 0
     for c in sorted(classes, key=lambda c: -limits.middle[c]):
-        taken = min(stages, terms.slots[c])
+        taken = min(stages, coeffs.slots[c])
         total += taken * limits.middle[c]
         stages -= taken
-    return stages == 0 and total >= terms.num_layers
+    return stages == 0 and total >= coeffs.num_layers
 
 
-def _stand(terms: Terms, limits: Limits, classes: Sequence[int], last: int) -> tuple[Block, ...] | None:
+def _stand(coeffs: Coefficients, limits: Limits, classes: Sequence[int], last: int) -> tuple[Block, ...] | None:
     """Blocks of `classes` with the head in class `last`, in an order that memory allows; None if there is none."""
-    counts = _count_stages(terms, limits, classes, last)
+    counts = _count_stages(coeffs, limits, classes, last)
     if counts is None:
         return None
     used = [c for c in classes if counts[c]]
-    for order in _orders(terms, used, last):
+    for order in _orders(coeffs, used, last):
         ends = {c: (c == order[0], c == order[-1]) for c in order}
         stage_limits = {c: _stage_limits(limits, c, counts[c], *ends[c]) for c in order}
-        layers = _cut(terms, stage_limits)
+        layers = _cut(coeffs, stage_limits)
         if layers is None:
             continue
         blocks = tuple(Block((c,), tuple(layers[c])) for c in order)
-        if _fits(terms, blocks):
+        if _fits(coeffs, blocks):
             return blocks
     return None
 
 
-def _count_stages(terms: Terms, limits: Limits, classes: Sequence[int], last: int) -> dict[int, int] | None:
+def _count_stages(coeffs: Coefficients, limits: Limits, classes: Sequence[int], last: int) -> dict[int, int] | None:
     """Stages of each class: one for `last`, the others where most layers fit, then where layers are fastest."""
     counts = dict.fromkeys(classes, 0)
-    counts[last], left = 1, terms.candidate.pp - 1
-    for c in sorted(classes, key=lambda c: (-limits.middle[c], terms.layer_s[c], terms.fabric_sync_s_per_byte[c], c)):
-        taken = min(left, terms.slots[c] - counts[c])
+    counts[last], left = 1, coeffs.candidate.pp - 1
+    for c in sorted(classes, key=lambda c: (-limits.middle[c], coeffs.layer_s[c], coeffs.fabric_sync_s_per_byte[c], c)):
+        taken = min(left, coeffs.slots[c] - counts[c])
         counts[c] += taken
         left -= taken
     return counts if left == 0 else None
 
 
-def _orders(terms: Terms, used: Sequence[int], last: int) -> list[tuple[int, ...]]:
+def _orders(coeffs: Coefficients, used: Sequence[int], last: int) -> list[tuple[int, ...]]:
     """Orders of the blocks that end with `last`, those with the fastest edges first."""
     others = [c for c in used if c != last]
     if len(used) > MOST_BLOCKS_TO_PERMUTE:
         return [(*others, last), (*reversed(others), last)]
     orders = [(*order, last) for order in permutations(others)]
-    return sorted(orders, key=lambda order: sum(edge_s(terms, (a,), (b,)) for a, b in pairwise(order)))
+    return sorted(orders, key=lambda order: sum(edge_s(coeffs, (a,), (b,)) for a, b in pairwise(order)))
 
 
 def _stage_limits(limits: Limits, c: int, count: int, holds_first: bool, holds_last: bool) -> list[int]:
@@ -118,14 +118,14 @@ def _stage_limits(limits: Limits, c: int, count: int, holds_first: bool, holds_l
     return found
 
 
-def _cut(terms: Terms, stage_limits: dict[int, list[int]]) -> dict[int, list[int]] | None:
+def _cut(coeffs: Coefficients, stage_limits: dict[int, list[int]]) -> dict[int, list[int]] | None:
     """Layers by class and stage: at the limits, less the surplus, taken from the slowest classes and fullest stages."""
-    surplus = sum(map(sum, stage_limits.values())) - terms.num_layers
+    surplus = sum(map(sum, stage_limits.values())) - coeffs.num_layers
     if surplus < 0 or min(map(min, stage_limits.values())) < 1:
         return None
     layers = {c: list(held) for c, held in stage_limits.items()}
-    for layer_s in sorted({terms.layer_s[c] for c in layers}, reverse=True):
-        stages = [(c, i) for c in layers if terms.layer_s[c] == layer_s for i in range(len(layers[c]))]
+    for layer_s in sorted({coeffs.layer_s[c] for c in layers}, reverse=True):
+        stages = [(c, i) for c in layers if coeffs.layer_s[c] == layer_s for i in range(len(layers[c]))]
         while surplus and (fullest := max(layers[c][i] for c, i in stages)) > 1:
             for c, i in stages:
                 if layers[c][i] == fullest and surplus:
@@ -134,7 +134,7 @@ def _cut(terms: Terms, stage_limits: dict[int, list[int]]) -> dict[int, list[int
     return layers if surplus == 0 else None
 
 
-def _fits(terms: Terms, blocks: Sequence[Block]) -> bool:
+def _fits(coeffs: Coefficients, blocks: Sequence[Block]) -> bool:
     """Whether memory holds every stage where it stands."""
     held = [(block.site[0], count) for block in blocks for count in block.layers]
-    return all(count <= terms.capacity[stage][c] for stage, (c, count) in enumerate(held))
+    return all(count <= coeffs.capacity[stage][c] for stage, (c, count) in enumerate(held))

@@ -61,11 +61,11 @@ from typing import Any, Literal
 
 import pulp
 
-from planner.problem.coefficients import Terms
+from planner.problem.coefficients import Coefficients
 from planner.search.closed_form import Block, Site, edge_s, exposed_sync_s, sync_s_per_byte
+from planner.tolerances import ROUNDING
 
 MOST_CLASSES_FOR_ALL_SITES = 4  # with more, a stage is on one class, all classes of a cluster, or two clusters' classes
-TIE = 1e-6  # relative: objectives closer than this count as equal when ties are broken
 CUTOFF = 1e-3  # relative: how far above `at_most_s` the row that cuts off worse placements is, for the solvers' sake
 
 SolverName = Literal["HiGHS", "CBC"]
@@ -80,7 +80,7 @@ class Question:
     below every G. `crossing`: a stage over several clusters is wanted, else none is allowed.
     """
 
-    terms: Terms
+    coeffs: Coefficients
     slow_s: float = 0.0
     slowest_s: float = 0.0
     at_most_s: float | None = None
@@ -126,13 +126,13 @@ class Program:
     G: Any = None
 
     @property
-    def terms(self) -> Terms:
-        return self.question.terms
+    def coeffs(self) -> Coefficients:
+        return self.question.coeffs
 
     @property
     def pp(self) -> int:
         """p."""
-        return self.terms.candidate.pp
+        return self.coeffs.candidate.pp
 
     @property
     def indices(self) -> range:
@@ -142,7 +142,7 @@ class Program:
     @property
     def least_preference(self) -> float:
         """The weight of a layer in `prefer`: all layers together weigh less than a site, which weighs 1 or more."""
-        return 1 / (2.0 * len(self.sites) * self.terms.num_layers)
+        return 1 / (2.0 * len(self.sites) * self.coeffs.num_layers)
 
     def require(self, constraint: Any, name: str) -> None:
         """Adds one named constraint."""
@@ -150,49 +150,49 @@ class Program:
 
     def near_s(self, i: int) -> float:
         """near[i], scaled."""
-        return edge_s(self.terms, self.sites[i], self.sites[i]) / self.unit_s
+        return edge_s(self.coeffs, self.sites[i], self.sites[i]) / self.unit_s
 
     def far_s(self, i: int, j: int) -> float:
         """far[i,j], scaled."""
-        return edge_s(self.terms, self.sites[i], self.sites[j]) / self.unit_s
+        return edge_s(self.coeffs, self.sites[i], self.sites[j]) / self.unit_s
 
     def stage_s(self, i: int, layers: int, is_last: bool) -> float:
         """Seconds of a stage, scaled."""
         site = self.sites[i]
-        head_s = max(self.terms.head_s[c] for c in site) * is_last
-        return (layers * max(self.terms.layer_s[c] for c in site) + head_s) / self.unit_s
+        head_s = max(self.coeffs.head_s[c] for c in site) * is_last
+        return (layers * max(self.coeffs.layer_s[c] for c in site) + head_s) / self.unit_s
 
     def sync_s(self, i: int, position: int, layers: int) -> float:
         """sync[i,k,a] of a stage at `position`, scaled."""
-        terms = self.terms
-        if terms.candidate.dp == 1:
+        coeffs = self.coeffs
+        if coeffs.candidate.dp == 1:
             return 0.0
         stage_s = self.stage_s(i, layers, position == self.pp - 1) * self.unit_s
-        per_byte = sync_s_per_byte(terms, self.sites[i])
-        return exposed_sync_s(terms, per_byte, terms.sync_bytes(position, layers), stage_s) / self.unit_s
+        per_byte = sync_s_per_byte(coeffs, self.sites[i])
+        return exposed_sync_s(coeffs, per_byte, coeffs.sync_bytes(position, layers), stage_s) / self.unit_s
 
     def share(self, i: int) -> int:
         """share[i]."""
-        return self.terms.stages_per_host[self.sites[i][0]] if len(self.sites[i]) == 1 else 1
+        return self.coeffs.stages_per_host[self.sites[i][0]] if len(self.sites[i]) == 1 else 1
 
     def slots(self, i: int) -> int:
         """slots[i]."""
-        terms, site = self.terms, self.sites[i]
+        coeffs, site = self.coeffs, self.sites[i]
         if len(site) == 1:
-            return min(self.pp, terms.slots[site[0]])
-        pooled = sum(terms.places[c] for c in site) // terms.candidate.dp
+            return min(self.pp, coeffs.slots[site[0]])
+        pooled = sum(coeffs.group_slots[c] for c in site) // coeffs.candidate.dp
         return min(self.pp, 1 if self.crosses(i) else pooled)
 
     def crosses(self, i: int) -> bool:
         """Whether the site is over several clusters."""
-        return len({self.terms.cluster[c] for c in self.sites[i]}) > 1
+        return len({self.coeffs.cluster[c] for c in self.sites[i]}) > 1
 
     def fits(self, i: int, position: int, layers: int) -> bool:
         """Whether memory holds a stage of `layers` at `position`, and the pace allows it."""
         within = self.question.fixed_layers is not None or (
-            self.stage_s(i, layers, position == self.pp - 1) * self.unit_s <= self.question.slowest_s * (1 + 1e-9)
+            self.stage_s(i, layers, position == self.pp - 1) * self.unit_s <= self.question.slowest_s * (1 + ROUNDING)
         )
-        return within and all(layers <= self.terms.capacity[position][c] for c in self.sites[i])
+        return within and all(layers <= self.coeffs.capacity[position][c] for c in self.sites[i])
 
 
 def solve(question: Question, time_limit_s: float | None = None, solver: SolverName | None = None) -> Solution:
@@ -252,9 +252,9 @@ def solver_name() -> SolverName:
 
 def build(question: Question, unit_s: float | None = None) -> Program:
     """The whole program, ready to solve; without `unit_s` in a unit that suits solvers."""
-    terms = question.terms
-    unit_s = unit_s or question.at_most_s or question.slowest_s * terms.num_microbatches or sum(terms.layer_s) or 1.0
-    sites = make_sites(terms, question.crossing)
+    coeffs = question.coeffs
+    unit_s = unit_s or question.at_most_s or question.slowest_s * coeffs.num_microbatches or sum(coeffs.layer_s) or 1.0
+    sites = make_sites(coeffs, question.crossing)
     program = Program(question, unit_s, sites, pulp.LpProblem("placement", pulp.LpMinimize))
     add_variables(program)
     if question.fixed_layers is None:
@@ -275,18 +275,18 @@ def build(question: Question, unit_s: float | None = None) -> Program:
     return program
 
 
-def make_sites(terms: Terms, crossing: bool) -> list[Site]:
+def make_sites(coeffs: Coefficients, crossing: bool) -> list[Site]:
     """I: every class alone, sets of classes of one cluster, and where a stage may cross, sets over several clusters."""
-    classes, dp = range(len(terms.places)), terms.candidate.dp
+    classes, dp = range(len(coeffs.group_slots)), coeffs.candidate.dp
     if len(classes) <= MOST_CLASSES_FOR_ALL_SITES:
         sets = [site for size in range(1, len(classes) + 1) for site in combinations(classes, size)]
     else:
-        clusters = sorted(set(terms.cluster))
-        of = {x: tuple(c for c in classes if terms.cluster[c] == x) for x in clusters}
+        clusters = sorted(set(coeffs.cluster))
+        of = {x: tuple(c for c in classes if coeffs.cluster[c] == x) for x in clusters}
         sets = [(c,) for c in classes] + [site for site in of.values() if len(site) > 1]
         sets += [tuple(sorted(of[x] + of[y])) for x, y in combinations(clusters, 2)]
-    sets = [site for site in sets if len(site) <= dp and all(terms.places[c] for c in site)]
-    return [site for site in sets if crossing or len({terms.cluster[c] for c in site}) == 1]
+    sets = [site for site in sets if len(site) <= dp and all(coeffs.group_slots[c] for c in site)]
+    return [site for site in sets if crossing or len({coeffs.cluster[c] for c in site}) == 1]
 
 
 def add_variables(program: Program) -> None:
@@ -299,7 +299,7 @@ def add_variables(program: Program) -> None:
             if i != j and program.pp > 1:
                 program.z[i, j] = pulp.LpVariable(f"z_{i}_{j}", cat=pulp.LpBinary)
         for c in program.sites[i] if len(program.sites[i]) > 1 else ():
-            program.r[i, c] = pulp.LpVariable(f"r_{i}_{c}", 0, program.terms.places[c], cat=pulp.LpInteger)
+            program.r[i, c] = pulp.LpVariable(f"r_{i}_{c}", 0, program.coeffs.group_slots[c], cat=pulp.LpInteger)
     program.T = pulp.LpVariable("T", program.question.slow_s / program.unit_s)
     program.X = pulp.LpVariable("X", 0)
     program.G = pulp.LpVariable("G", program.question.least_sync_s / program.unit_s)
@@ -316,7 +316,7 @@ def add_counts(program: Program) -> None:
             for a in _numbers_of_layers(program, i, positions):
                 _add_count(program, i, kind, positions[0], a)
     layers = pulp.lpSum(a * stages for (_, _, a), stages in program.n.items())
-    program.require(layers == program.terms.num_layers, "layers")
+    program.require(layers == program.coeffs.num_layers, "layers")
     for i in program.indices:
         program.Q.append(pulp.lpSum(stages for (at, _, _), stages in program.n.items() if at == i))
         program.first.append(_of_kind(program, i, ("first", "only")))
@@ -325,12 +325,11 @@ def add_counts(program: Program) -> None:
 
 def _numbers_of_layers(program: Program, i: int, positions: range) -> list[int]:
     """A for site i: what fits somewhere, and no fewer than all other stages leave over."""
-    terms = program.terms
-    fastest_s = min(terms.layer_s)
-    most = min(
-        terms.num_layers, int(program.question.slowest_s * (1 + 1e-9) / fastest_s) if fastest_s else terms.num_layers
-    )
-    least = max(1, terms.num_layers - (program.pp - 1) * most)
+    coeffs = program.coeffs
+    fastest_s = min(coeffs.layer_s)
+    within = int(program.question.slowest_s * (1 + ROUNDING) / fastest_s) if fastest_s else coeffs.num_layers
+    most = min(coeffs.num_layers, within)
+    least = max(1, coeffs.num_layers - (program.pp - 1) * most)
     if not program.slots(i):
         return []
     return [a for a in range(least, most + 1) if any(program.fits(i, s, a) for s in positions)]
@@ -345,7 +344,7 @@ def _add_count(program: Program, i: int, kind: Kind, position: int, a: int) -> N
     most = min(program.slots(i), program.pp - 2) if kind == "middle" else 1
     stages = pulp.LpVariable(f"n_{i}_{kind}_{a}", 0, most, cat=pulp.LpInteger)
     program.n[i, kind, a] = held = stages
-    is_slow = stage_s * program.unit_s > question.slow_s * (1 + 1e-9)
+    is_slow = stage_s * program.unit_s > question.slow_s * (1 + ROUNDING)
     syncs_long = sync_s * program.unit_s > question.least_sync_s
     if most > 1 and (is_slow or syncs_long):
         held = program.w[i, a] = pulp.LpVariable(f"w_{i}_{a}", cat=pulp.LpBinary)
@@ -381,14 +380,14 @@ def add_fixed_cut(program: Program, layers: Sequence[int]) -> None:
 
 def add_objective(program: Program) -> None:
     """(m-1)(T + X) + stages + edges + G."""
-    terms, last = program.terms, program.pp - 1
+    coeffs, last = program.coeffs, program.pp - 1
     stages = [program.stage_s(i, a, kind in ("last", "only")) * count for (i, kind, a), count in program.n.items()]
     for (s, i), on in program.y.items():
         assert program.question.fixed_layers is not None
         stages.append(program.stage_s(i, program.question.fixed_layers[s], s == last) * on)
     edges = [program.near_s(i) * program.f[i] for i in program.indices]
     edges += [program.far_s(i, j) * follows for (i, j), follows in program.z.items()]
-    total = (terms.num_microbatches - 1) * (program.T + program.X)
+    total = (coeffs.num_microbatches - 1) * (program.T + program.X)
     total += pulp.lpSum(stages) + 2 * pulp.lpSum(edges) + program.G
     program.model.setObjective(total)
 
@@ -405,18 +404,18 @@ def add_slots(program: Program) -> None:
 
 def add_places(program: Program) -> None:
     """Replicas of stages over several classes are somewhere, and no class holds more than its places."""
-    dp = program.terms.candidate.dp
+    dp = program.coeffs.candidate.dp
     for i in program.indices:
         shares = {c: program.r[i, c] for c in program.sites[i] if (i, c) in program.r}
         if shares:
             program.require(pulp.lpSum(shares.values()) == dp * program.Q[i], f"replicas_{i}")
         for c, replicas in shares.items():
             program.require(replicas >= program.Q[i], f"replicas_least_{i}_{c}")
-    for c, places in enumerate(program.terms.places):
+    for c, group_slots in enumerate(program.coeffs.group_slots):
         own = [dp * program.Q[i] for i in program.indices if program.sites[i] == (c,)]
         shared = [replicas for (_, at), replicas in program.r.items() if at == c]
         if shared:
-            program.require(pulp.lpSum(own + shared) <= places, f"places_{c}")
+            program.require(pulp.lpSum(own + shared) <= group_slots, f"places_{c}")
 
 
 def add_order(program: Program) -> None:
@@ -457,7 +456,7 @@ def add_memory(program: Program) -> None:
 
 def add_edges(program: Program) -> None:
     """f counts the edges inside a site that leave a host; X is no less than any edge's part that T does not hide."""
-    hidden = program.T if program.terms.hides_edges else 0.0
+    hidden = program.T if program.coeffs.hides_edges else 0.0
     for i in program.indices:
         share = program.share(i)
         program.require(share * program.f[i] >= program.Q[i] - share * program.u[i], f"hosts_{i}")
@@ -474,7 +473,7 @@ def add_edges(program: Program) -> None:
 
 def _may_show(program: Program, seconds: float) -> bool:
     """Whether an edge of `seconds` (scaled) can be slower than what hides it."""
-    return not program.terms.hides_edges or seconds * program.unit_s > program.question.slow_s
+    return not program.coeffs.hides_edges or seconds * program.unit_s > program.question.slow_s
 
 
 def prefer(program: Program) -> None:
@@ -550,7 +549,7 @@ def _block_layers(program: Program, i: int) -> tuple[int, ...]:
 
 def _rows(program: Program, i: int, stages: int) -> list[tuple[int, ...]]:
     """By stage of a site, its replicas in each class: as even as whole numbers allow, each class with one at least."""
-    num_classes, dp = len(program.terms.places), program.terms.candidate.dp
+    num_classes, dp = len(program.coeffs.group_slots), program.coeffs.candidate.dp
     if len(program.sites[i]) == 1:
         return [tuple(dp * (c == program.sites[i][0]) for c in range(num_classes))] * stages
     left = {c: _whole(program.r[i, c]) for c in program.sites[i]}

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
-from planner.problem.coefficients import Terms
+from planner.problem.coefficients import Coefficients
 from planner.search.closed_form import pace_of, sync_s_per_byte
-
-ROUND = 1 + 1e-9  # so that a stage of exactly the pace is within it
+from planner.tolerances import ROUNDING
 
 
 @dataclass(frozen=True)
@@ -41,27 +40,27 @@ def _limits(first: Sequence[int], middle: Sequence[int], last: Sequence[int]) ->
 class Bounds:
     """The bounds of one candidate. `mixed`: stages over several clusters are thought of, too."""
 
-    def __init__(self, terms: Terms, mixed: bool = False) -> None:
-        self.terms, self.mixed = terms, mixed
-        self._classes = range(len(terms.places))
-        self._pp, self._dp = terms.candidate.pp, terms.candidate.dp
-        self._kind_of = list(zip(terms.layer_s, terms.head_s, strict=True))
+    def __init__(self, coeffs: Coefficients, mixed: bool = False) -> None:
+        self.coeffs, self.mixed = coeffs, mixed
+        self._classes = range(len(coeffs.group_slots))
+        self._pp, self._dp = coeffs.candidate.pp, coeffs.candidate.dp
+        self._kind_of = list(zip(coeffs.layer_s, coeffs.head_s, strict=True))
         self._kinds = set(self._kind_of)
         groups: dict[int, list[int]] = {}
         for c in self._classes:
-            groups.setdefault(0 if mixed else terms.cluster[c], []).append(c)
+            groups.setdefault(0 if mixed else coeffs.cluster[c], []).append(c)
         self._groups = list(groups.values())
 
     @cached_property
     def memory(self) -> Limits:
         """Limits of memory alone, a middle stage's where it stands best."""
-        capacity = self.terms.capacity
+        capacity = self.coeffs.capacity
         middle = [max(column) for column in zip(*capacity, strict=True)]
         return _limits(capacity[0], middle, capacity[-1])
 
     def within(self, pace_s: float) -> Limits:
         """What computes within `pace_s` and fits into memory."""
-        num_layers = self.terms.num_layers
+        num_layers = self.coeffs.num_layers
         alone = {kind: layers_within(pace_s, kind[0], num_layers) for kind in self._kinds}
         before_head = {kind: layers_within(pace_s - kind[1], kind[0], num_layers) for kind in self._kinds}
         layers, with_head = [alone[kind] for kind in self._kind_of], [before_head[kind] for kind in self._kind_of]
@@ -76,34 +75,34 @@ class Bounds:
 
     def _synced(self, c: int, stage: int, sync_s: float) -> int:
         """The largest number of layers whose exposed exchange takes no longer; it may fall as layers grow."""
-        terms, rate = self.terms, self._rates[c]
-        if rate * terms.layer_sync_bytes > sync_s * ROUND:
+        coeffs, rate = self.coeffs, self._rates[c]
+        if rate * coeffs.layer_sync_bytes > sync_s * (1 + ROUNDING):
             return 0
-        head_s = terms.head_s[c] * (stage == self._pp - 1)
-        rest_s = sync_s * ROUND - rate * terms.sync_bytes(stage, 0) + head_s
-        slope = rate * terms.layer_sync_bytes - terms.layer_s[c]
-        return terms.num_layers if slope <= 0 else max(0, min(terms.num_layers, int(rest_s / slope)))
+        head_s = coeffs.head_s[c] * (stage == self._pp - 1)
+        rest_s = sync_s * (1 + ROUNDING) - rate * coeffs.sync_bytes(stage, 0) + head_s
+        slope = rate * coeffs.layer_sync_bytes - coeffs.layer_s[c]
+        return coeffs.num_layers if slope <= 0 else max(0, min(coeffs.num_layers, int(rest_s / slope)))
 
     @cached_property
     def _rates(self) -> list[float]:
         """By class, seconds per byte of the fastest exchange it may take part in, alone or with others of its group."""
-        terms = self.terms
-        rates = [sync_s_per_byte(terms, (c,)) for c in self._classes]
+        coeffs = self.coeffs
+        rates = [sync_s_per_byte(coeffs, (c,)) for c in self._classes]
         for c in (c for group in self._groups if len(group) > 1 for c in group):
-            rates[c] = min(rates[c], terms.fabric_sync_s_per_byte[c], terms.shared_sync_s_per_byte[c])
+            rates[c] = min(rates[c], coeffs.fabric_sync_s_per_byte[c], coeffs.shared_sync_s_per_byte[c])
         return rates
 
     def holds(self, limits: Limits) -> bool:
         """Whether p stages within `limits` can hold all layers."""
         found = self.most_layers(limits)
-        return found is not None and found >= self.terms.num_layers
+        return found is not None and found >= self.coeffs.num_layers
 
     def most_layers(self, limits: Limits) -> int | None:
         """Most layers of p stages, an upper bound; None where there are not p places for them."""
         if self._pp == 1:
             ends = map(min, limits.first, limits.last)
             return max(
-                (limit for c, limit in enumerate(ends) if self.terms.slots[c] or self._shared_slots), default=None
+                (limit for c, limit in enumerate(ends) if self.coeffs.slots[c] or self._shared_slots), default=None
             )
         total, short = self._most_middle_layers(limits, self._pp)
         if short:
@@ -125,26 +124,28 @@ class Bounds:
 
     @cached_property
     def _shared_slots(self) -> int:
-        return sum(sum(self.terms.places[c] for c in group) // self._dp for group in self._groups if len(group) > 1)
+        return sum(
+            sum(self.coeffs.group_slots[c] for c in group) // self._dp for group in self._groups if len(group) > 1
+        )
 
     def _stage_limits(self, limits: Sequence[int]) -> list[tuple[int, int]]:
         """(limit, stages): how many stages have which limit at best."""
         found = []
         for group in self._groups:
             if len(group) == 1:
-                found.append((limits[group[0]], self.terms.slots[group[0]]))
+                found.append((limits[group[0]], self.coeffs.slots[group[0]]))
                 continue
-            places = done = 0
+            group_slots = done = 0
             for c in sorted(group, key=lambda c: -limits[c]):
-                places += self.terms.places[c]
-                found.append((limits[c], places // self._dp - done))
-                done = places // self._dp
+                group_slots += self.coeffs.group_slots[c]
+                found.append((limits[c], group_slots // self._dp - done))
+                done = group_slots // self._dp
         return found
 
     @cached_property
     def paces_s(self) -> Sequence[float]:
         """All seconds a stage can take, ascending: the paces T there are."""
-        return _paces_s(frozenset(self._kinds), self.terms.num_layers)
+        return _paces_s(frozenset(self._kinds), self.coeffs.num_layers)
 
     @cached_property
     def first_pace(self) -> int:
@@ -154,15 +155,15 @@ class Bounds:
     @cached_property
     def syncs_s(self) -> list[float]:
         """All seconds a stage's exchange can expose, ascending."""
-        terms, last = self.terms, self._pp - 1
+        coeffs, last = self.coeffs, self._pp - 1
         found = {0.0}
         for c in self._classes if self._dp > 1 else ():
-            layer_s = self._rates[c] * terms.layer_sync_bytes
+            layer_s = self._rates[c] * coeffs.layer_sync_bytes
             for stage in {0, min(1, last), last}:
-                rest_s = self._rates[c] * terms.sync_bytes(stage, 0) - terms.head_s[c] * (stage == last)
+                rest_s = self._rates[c] * coeffs.sync_bytes(stage, 0) - coeffs.head_s[c] * (stage == last)
                 # That of `exposed_sync_s` with each number of layers, in one line, since there are very many.
                 found.update(
-                    max(layer_s, rest_s + a * (layer_s - terms.layer_s[c])) for a in range(1, terms.num_layers + 1)
+                    max(layer_s, rest_s + a * (layer_s - coeffs.layer_s[c])) for a in range(1, coeffs.num_layers + 1)
                 )
         return sorted(found)
 
@@ -181,28 +182,28 @@ class Bounds:
 
         It may be the last stage, with the head, or leave that to another, which then holds fewer layers.
         """
-        terms, per_byte = self.terms, min(self.terms.shared_sync_s_per_byte)
-        layer_s = per_byte * terms.layer_sync_bytes
-        slope = layer_s - max(terms.layer_s)
+        coeffs, per_byte = self.coeffs, min(self.coeffs.shared_sync_s_per_byte)
+        layer_s = per_byte * coeffs.layer_sync_bytes
+        slope = layer_s - max(coeffs.layer_s)
         if slope <= 0:  # the more layers the less is exposed
             return layer_s
         others, _ = self._most_middle_layers(limits, self._pp - 1)
-        held = max(1, terms.num_layers - others)
-        last_s = held * slope + per_byte * terms.last_sync_bytes - max(terms.head_s)
-        held = max(1, terms.num_layers - others + self._lost(limits, limits.last))
+        held = max(1, coeffs.num_layers - others)
+        last_s = held * slope + per_byte * coeffs.last_sync_bytes - max(coeffs.head_s)
+        held = max(1, coeffs.num_layers - others + self._lost(limits, limits.last))
         return max(layer_s, last_s if self._pp == 1 else min(last_s, held * slope))
 
     def least_work_s(self, limits: Limits) -> float:
         """Seconds of the layers of one micro-batch and of the head, on the fastest stages within `limits`."""
-        terms, layers, seconds = self.terms, self.terms.num_layers, 0.0
+        coeffs, layers, seconds = self.coeffs, self.coeffs.num_layers, 0.0
         fastest_first = self._stages_by_pace
         # What a slower stage could hold, a faster one is taken to hold, so that filling the fastest first is best.
         most = list(accumulate((limits.middle[c] for c, _ in reversed(fastest_first)), max))[::-1]
         for (c, stages), limit in zip(fastest_first, most, strict=True):
             taken = min(layers, stages * (limit if self._pp > 1 else layers))
-            seconds += taken * terms.layer_s[c]
+            seconds += taken * coeffs.layer_s[c]
             layers -= taken
-        return seconds + min(terms.head_s)
+        return seconds + min(coeffs.head_s)
 
     @cached_property
     def _stages_by_pace(self) -> list[tuple[int, int]]:
@@ -210,28 +211,29 @@ class Bounds:
 
         A stage over several clusters is as slow as the fastest class of the second of them at least.
         """
-        terms = self.terms
-        fastest_first = sorted(self._classes, key=lambda c: terms.layer_s[c])
-        places = [(terms.cluster[c], terms.places[c]) for c in fastest_first]
-        return list(zip(fastest_first, more_stages(places, self._dp, self.mixed), strict=True))
+        coeffs = self.coeffs
+        fastest_first = sorted(self._classes, key=lambda c: coeffs.layer_s[c])
+        group_slots = [(coeffs.cluster[c], coeffs.group_slots[c]) for c in fastest_first]
+        return list(zip(fastest_first, more_stages(group_slots, self._dp, self.mixed), strict=True))
 
     @cached_property
     def least_edges_s(self) -> tuple[float, float]:
         """Seconds of all edges, one direction, and of the slowest one, at least."""
-        terms = self.terms
+        coeffs = self.coeffs
         slots: dict[int, int] = {}
         for c in self._classes:
-            slots[terms.cluster[c]] = slots.get(terms.cluster[c], 0) + terms.places[c]
+            slots[coeffs.cluster[c]] = slots.get(coeffs.cluster[c], 0) + coeffs.group_slots[c]
         needed, clusters = self._pp * self._dp, 0
-        for places in sorted(slots.values(), reverse=True):
+        for group_slots in sorted(slots.values(), reverse=True):
             if needed <= 0:
                 break
             clusters += 1
-            needed -= places if self.mixed else places // self._dp * self._dp
-        edges = -(-self._pp // max(terms.stages_per_host)) - 1
-        near_s = min(terms.fabric_edge_s)
+            needed -= group_slots if self.mixed else group_slots // self._dp * self._dp
+        edges = -(-self._pp // max(coeffs.stages_per_host)) - 1
+        near_s = min(coeffs.fabric_edge_s)
         by_cluster = {
-            cluster: [s for c, s in enumerate(terms.shared_edge_s) if terms.cluster[c] == cluster] for cluster in slots
+            cluster: [s for c, s in enumerate(coeffs.shared_edge_s) if coeffs.cluster[c] == cluster]
+            for cluster in slots
         }
         far = sorted(map(min, by_cluster.values()))[1:]  # a crossing is as slow as the slower of its ends
         far_s = min(far, default=0.0)
@@ -260,7 +262,7 @@ class Bounds:
         """Seconds no placement of the candidate beats, if of each exchange one layer's is exposed; None: none fits."""
         if self.first_pace == len(self.paces_s):
             return None
-        layer_sync_s = min(self._rates) * self.terms.layer_sync_bytes if self._dp > 1 else 0.0
+        layer_sync_s = min(self._rates) * self.coeffs.layer_sync_bytes if self._dp > 1 else 0.0
         return self._steady_s(self.paces_s[self.first_pace]) + self._fill_s + layer_sync_s
 
     @cached_property
@@ -272,7 +274,7 @@ class Bounds:
 
     def _steady_s(self, pace_s: float) -> float:
         """Seconds of the steady state at that pace, at least."""
-        return (self.terms.num_microbatches - 1) * pace_of(self.terms, pace_s, self.least_edges_s[1])
+        return (self.coeffs.num_microbatches - 1) * pace_of(self.coeffs, pace_s, self.least_edges_s[1])
 
     @cached_property
     def _fill_s(self) -> float:
@@ -288,13 +290,13 @@ def _paces_s(kinds: Collection[tuple[float, float]], num_layers: int) -> Sequenc
     )
 
 
-def more_stages(places: Iterable[tuple[Hashable, int]], dp: int, mixed: bool) -> Iterator[int]:
+def more_stages(group_slots: Iterable[tuple[Hashable, int]], dp: int, mixed: bool) -> Iterator[int]:
     """Of classes, fastest first, by (cluster, places): how many more stages there can be that are as fast as the class.
 
     Places of one cluster make up stages together, and with `mixed` those of all.
     """
     together: dict[Hashable, int] = {}
-    for cluster, count in places:
+    for cluster, count in group_slots:
         key = None if mixed else cluster
         before = together.get(key, 0)
         together[key] = before + count
@@ -305,4 +307,4 @@ def layers_within(seconds: float, layer_s: float, most: int) -> int:
     """Layers of `layer_s` within `seconds`, no more than `most`."""
     if seconds < 0:
         return 0
-    return min(most, int(seconds * ROUND / layer_s)) if layer_s else most
+    return min(most, int(seconds * (1 + ROUNDING) / layer_s)) if layer_s else most

@@ -34,7 +34,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Found:
+class PricedPlacement:
     """A placement and its closed-form seconds."""
 
     objective_s: float

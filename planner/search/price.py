@@ -9,7 +9,7 @@ from itertools import pairwise
 from holmes_core.records.job import Job
 from holmes_core.records.plan import PlanRank
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import Terms, make_terms
+from planner.problem.coefficients import Coefficients, make_coefficients
 from planner.problem.fleet import Fleet
 from planner.search.closed_form import (
     Lane,
@@ -36,33 +36,33 @@ def price_ranks_s(
     """Closed-form seconds of one step. `layers` are by pipeline rank, all its chunks together."""
     hosts = {(rank.pp_rank, rank.dp_rank): rank.host for rank in ranks if rank.tp_rank == 0}
     by_stage = [[hosts[stage, replica] for replica in range(candidate.dp)] for stage in range(candidate.pp)]
-    return price_hosts_s(make_terms(job, fleet, candidate), fleet.class_of, layers, by_stage, microbatches)
+    return price_hosts_s(make_coefficients(job, fleet, candidate), fleet.class_of, layers, by_stage, microbatches)
 
 
 def price_hosts_s(
-    terms: Terms, class_of: Mapping[str, int], layers: Sequence[int], hosts: Hosts, microbatches: Sequence[int]
+    coeffs: Coefficients, class_of: Mapping[str, int], layers: Sequence[int], hosts: Hosts, microbatches: Sequence[int]
 ) -> float:
     """Closed-form seconds of one step with the tensor group of each stage and replica on the given host."""
     columns: dict[tuple[int, ...], list[int]] = {}
-    for replica in range(terms.candidate.dp):
+    for replica in range(coeffs.candidate.dp):
         columns.setdefault(tuple(class_of[row[replica]] for row in hosts), []).append(replica)
     if all(len(set(column)) == 1 for column in columns):
         parts = list(columns.values())
     else:
-        parts = [list(range(terms.candidate.dp))]
-    lanes = [_lane(terms, class_of, layers, hosts, replicas, microbatches) for replicas in parts]
-    seconds = max(lane_s(terms, lane) for lane in lanes)
-    if terms.candidate.dp == 1:
+        parts = [list(range(coeffs.candidate.dp))]
+    lanes = [_lane(coeffs, class_of, layers, hosts, replicas, microbatches) for replicas in parts]
+    seconds = max(lane_s(coeffs, lane) for lane in lanes)
+    if coeffs.candidate.dp == 1:
         return seconds
-    rates = _sync_rates(terms, class_of, hosts)
+    rates = _sync_rates(coeffs, class_of, hosts)
     return seconds + max(
-        exposed_sync_s(terms, rate, terms.sync_bytes(s, layers[s]), max(lane.stage_s[s] for lane in lanes))
+        exposed_sync_s(coeffs, rate, coeffs.sync_bytes(s, layers[s]), max(lane.stage_s[s] for lane in lanes))
         for s, rate in enumerate(rates)
     )
 
 
 def _lane(
-    terms: Terms,
+    coeffs: Coefficients,
     class_of: Mapping[str, int],
     layers: Sequence[int],
     hosts: Hosts,
@@ -72,31 +72,31 @@ def _lane(
     last = len(layers) - 1
     sites = [tuple(sorted({class_of[row[replica]] for replica in replicas})) for row in hosts]
     stages = tuple(
-        site_stage_s(terms, site, held, s == last) for s, (site, held) in enumerate(zip(sites, layers, strict=True))
+        site_stage_s(coeffs, site, held, s == last) for s, (site, held) in enumerate(zip(sites, layers, strict=True))
     )
     edges = []
     for before, after in pairwise(hosts):
         ends = {(before[replica], after[replica]) for replica in replicas}
-        pairs = {(class_of[a], class_of[b]) for a, b in ends if a != b or not terms.aligned}
-        edges.append(max((edge_s(terms, (a,), (b,)) for a, b in pairs), default=0.0))
+        pairs = {(class_of[a], class_of[b]) for a, b in ends if a != b or not coeffs.aligned}
+        edges.append(max((edge_s(coeffs, (a,), (b,)) for a, b in pairs), default=0.0))
     return Lane(max(microbatches[replica] for replica in replicas), stages, tuple(edges))
 
 
-def _sync_rates(terms: Terms, class_of: Mapping[str, int], hosts: Hosts) -> list[float]:
+def _sync_rates(coeffs: Coefficients, class_of: Mapping[str, int], hosts: Hosts) -> list[float]:
     """By stage, seconds per byte of its exchange, with the dp groups counted that share a host's NIC.
 
-    Where stages share hosts the count is that of `Terms.rings`, however many do.
+    Where stages share hosts the count is that of `Coefficients.rings`, however many do.
     """
     sites = [tuple(sorted({class_of[host] for host in row})) for row in hosts]
-    far = [len({terms.cluster[c] for c in site}) > 1 for site in sites]
+    far = [len({coeffs.cluster[c] for c in site}) > 1 for site in sites]
     leaving = [set(row) if len(set(row)) > 1 else set() for row in hosts]
     uses = Counter((host, far[s]) for s, members in enumerate(leaving) for host in members)
     rates = []
     for s, site in enumerate(sites):
         rings = max((uses[host, far[s]] for host in leaving[s]), default=0)
         if len(site) > 1:
-            rings = max(rings, site_rings(terms, site))
-        elif not terms.aligned:
-            rings = max(rings, terms.rings[site[0]])
-        rates.append(sync_s_per_byte(terms, site, rings))
+            rings = max(rings, site_rings(coeffs, site))
+        elif not coeffs.aligned:
+            rings = max(rings, coeffs.rings[site[0]])
+        rates.append(sync_s_per_byte(coeffs, site, rings))
     return rates

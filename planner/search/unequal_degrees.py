@@ -17,10 +17,10 @@ from itertools import product
 from holmes_core.records.job import Job
 from holmes_core.records.plan import BlockDegrees, UnequalDegrees
 from planner.problem.candidates import MOST_SAMPLES, Candidate, tensor_degrees
-from planner.problem.coefficients import Terms, aligned_stages, make_terms, slot_s
+from planner.problem.coefficients import Coefficients, aligned_stages, make_coefficients, slot_s
 from planner.problem.fleet import Fleet
 from planner.search.closed_form import Lane, exposed_sync_s, lane_s, site_stage_s, sync_s_per_byte
-from planner.search.placement import Found, even_layers
+from planner.search.placement import PricedPlacement, even_layers
 
 OFFERS_PER_TP = {2: 2, 3: 1, 4: 1}  # by number of classes: offers of each that are combined; with more, too many
 
@@ -41,10 +41,10 @@ class Block:
 
     class_index: int
     layers: tuple[int, ...]
-    terms: Terms
+    coeffs: Coefficients
 
 
-def best_unequal(job: Job, fleet: Fleet, equal: Found) -> UnequalDegrees | None:
+def best_unequal(job: Job, fleet: Fleet, equal: PricedPlacement) -> UnequalDegrees | None:
     """The fastest found with degrees that differ, where its closed form is below that of `equal`; else None.
 
     None also where job.yaml fixes what would differ, and for a fleet of one class or of many.
@@ -54,7 +54,7 @@ def best_unequal(job: Job, fleet: Fleet, equal: Found) -> UnequalDegrees | None:
     if len(fleet.classes) not in OFFERS_PER_TP or any(value is not None for value in settled):
         return None
     least_s, best = equal.objective_s, None
-    terms = cache(lambda candidate: make_terms(job, fleet, candidate))
+    coeffs = cache(lambda candidate: make_coefficients(job, fleet, candidate))
     for wave in (size for size in range(1, job.global_batch_size + 1) if job.global_batch_size % size == 0):
         waves = job.global_batch_size // wave
         by_class = [_offers(job, fleet, c, wave, equal.placement.candidate) for c in range(len(fleet.classes))]
@@ -70,7 +70,7 @@ def best_unequal(job: Job, fleet: Fleet, equal: Found) -> UnequalDegrees | None:
                 continue
             pp = len(stages_s)
             blocks = [
-                Block(offer.class_index, cut, terms(replace(offer.candidate, pp=pp)))
+                Block(offer.class_index, cut, coeffs(replace(offer.candidate, pp=pp)))
                 for offer, cut in zip(offers, cuts, strict=True)
                 if cut
             ]
@@ -87,8 +87,8 @@ def _offers(job: Job, fleet: Fleet, class_index: int, wave: int, like: Candidate
     found = []
     for tp in tensor_degrees(job, fleet):
         of_tp = []
-        for dp in (dp for dp in range(1, min(wave, hosts.num_places(tp)) + 1) if wave % dp == 0):
-            stages = min(aligned_stages(len(hosts.hosts), hosts.places_per_host(tp), dp), job.model.num_layers)
+        for dp in (dp for dp in range(1, min(wave, hosts.num_group_slots(tp)) + 1) if wave % dp == 0):
+            stages = min(aligned_stages(len(hosts.hosts), hosts.group_slots_per_host(tp), dp), job.model.num_layers)
             if stages and wave // dp <= MOST_SAMPLES:
                 candidate = Candidate(tp, 1, dp, wave // dp, like.recompute)
                 layer, _ = slot_s(job, hosts.hardware.slot, candidate.execution(job))
@@ -111,7 +111,7 @@ def cut_layers(num_layers: int, offers: Sequence[Offer]) -> list[tuple[int, ...]
 
 def fits(blocks: Sequence[Block]) -> bool:
     """Whether memory holds the layers of every stage under 1F1B."""
-    return all(held <= block.terms.capacity[stage][block.class_index] for stage, held, block in _stages(blocks))
+    return all(held <= block.coeffs.capacity[stage][block.class_index] for stage, held, block in _stages(blocks))
 
 
 def step_s(blocks: Sequence[Block]) -> float:
@@ -119,19 +119,19 @@ def step_s(blocks: Sequence[Block]) -> float:
     pp = sum(len(block.layers) for block in blocks)
     seconds, waits = [], []
     for stage, held, block in _stages(blocks):
-        terms, c = block.terms, block.class_index
-        seconds.append(site_stage_s(terms, (c,), held, stage == pp - 1))
-        wait_s = exposed_sync_s(terms, sync_s_per_byte(terms, (c,)), terms.sync_bytes(stage, held), seconds[-1])
-        waits.append(wait_s if terms.candidate.dp > 1 else 0.0)
+        coeffs, c = block.coeffs, block.class_index
+        seconds.append(site_stage_s(coeffs, (c,), held, stage == pp - 1))
+        wait_s = exposed_sync_s(coeffs, sync_s_per_byte(coeffs, (c,)), coeffs.sync_bytes(stage, held), seconds[-1])
+        waits.append(wait_s if coeffs.candidate.dp > 1 else 0.0)
     edges = []
     for position, block in enumerate(blocks):
-        terms, c = block.terms, block.class_index
+        coeffs, c = block.coeffs, block.class_index
         if position:
             edges.append(_joint_s(blocks[position - 1], block))
         inside = range(1, len(block.layers))
-        edges += [0.0 if stage % terms.stages_per_host[c] else terms.fabric_edge_s[c] for stage in inside]
-    terms = blocks[0].terms
-    return lane_s(terms, Lane(terms.num_microbatches, tuple(seconds), tuple(edges))) + max(waits)
+        edges += [0.0 if stage % coeffs.stages_per_host[c] else coeffs.fabric_edge_s[c] for stage in inside]
+    coeffs = blocks[0].coeffs
+    return lane_s(coeffs, Lane(coeffs.num_microbatches, tuple(seconds), tuple(edges))) + max(waits)
 
 
 def _stages(blocks: Sequence[Block]) -> Iterator[tuple[int, int, Block]]:
@@ -145,13 +145,13 @@ def _stages(blocks: Sequence[Block]) -> Iterator[tuple[int, int, Block]]:
 
 def _joint_s(before: Block, after: Block) -> float:
     """Seconds of one wave's activations from block to block, at the pace of the slower end."""
-    ends = [(each.terms, each.class_index) for each in (before, after)]
-    alike = len({(terms.cluster[c], terms.net_names[c]) for terms, c in ends}) == 1
-    return max((terms.fabric_edge_s if alike else terms.shared_edge_s)[c] for terms, c in ends)
+    ends = [(each.coeffs, each.class_index) for each in (before, after)]
+    alike = len({(coeffs.cluster[c], coeffs.net_names[c]) for coeffs, c in ends}) == 1
+    return max((coeffs.fabric_edge_s if alike else coeffs.shared_edge_s)[c] for coeffs, c in ends)
 
 
 def _degrees(fleet: Fleet, block: Block) -> BlockDegrees:
-    candidate = block.terms.candidate
+    candidate = block.coeffs.candidate
     return BlockDegrees(
         cluster=fleet.classes[block.class_index].cluster,
         stages=len(block.layers),

@@ -12,28 +12,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from planner.problem.coefficients import Terms
+from planner.problem.coefficients import Coefficients
 from planner.search.closed_form import Lane, edge_s, exposed_sync_s, lane_s, sync_s_per_byte
 from planner.search.lower_bounds import layers_within
-from planner.search.placement import Found, Placement
+from planner.search.placement import Placement, PricedPlacement
 
 MOST_CLASSES_FOR_ALL_SETS = 4  # with more, the fastest 2, 3, 4 ... of them
 
 
-def spread(terms: Terms, fixed_layers: tuple[int, ...] | None = None) -> Found | None:
+def spread(coeffs: Coefficients, fixed_layers: tuple[int, ...] | None = None) -> PricedPlacement | None:
     """The best placement of the candidate with each replica in one class, over at least two; None where none fits."""
-    best: Found | None = None
-    for classes in _sets(terms):
-        found = _spread_over(terms, classes, fixed_layers)
+    best: PricedPlacement | None = None
+    for classes in _sets(coeffs):
+        found = _spread_over(coeffs, classes, fixed_layers)
         if found is not None and (best is None or found.objective_s < best.objective_s):
             best = found
     return best
 
 
-def _sets(terms: Terms) -> Iterator[tuple[int, ...]]:
-    pp, dp = terms.candidate.pp, terms.candidate.dp
-    usable = [c for c, places in enumerate(terms.places) if places >= pp]
-    fastest = sorted(usable, key=lambda c: (terms.layer_s[c], c))
+def _sets(coeffs: Coefficients) -> Iterator[tuple[int, ...]]:
+    pp, dp = coeffs.candidate.pp, coeffs.candidate.dp
+    usable = [c for c, group_slots in enumerate(coeffs.group_slots) if group_slots >= pp]
+    fastest = sorted(usable, key=lambda c: (coeffs.layer_s[c], c))
     sizes = range(2, min(dp, len(usable)) + 1)
     if len(usable) <= MOST_CLASSES_FOR_ALL_SETS:
         yield from (tuple(sorted(chosen, key=fastest.index)) for size in sizes for chosen in combinations(usable, size))
@@ -41,54 +41,56 @@ def _sets(terms: Terms) -> Iterator[tuple[int, ...]]:
         yield from (tuple(fastest[:size]) for size in sizes)
 
 
-def _spread_over(terms: Terms, classes: Sequence[int], fixed_layers: tuple[int, ...] | None) -> Found | None:
-    counts = _count_replicas(terms, classes)
-    layers = fixed_layers or _cut(terms, classes)
-    if counts is None or layers is None or not _fits(terms, classes, layers):
+def _spread_over(
+    coeffs: Coefficients, classes: Sequence[int], fixed_layers: tuple[int, ...] | None
+) -> PricedPlacement | None:
+    counts = _count_replicas(coeffs, classes)
+    layers = fixed_layers or _cut(coeffs, classes)
+    if counts is None or layers is None or not _fits(coeffs, classes, layers):
         return None
-    lanes = {c: _lane(terms, c, counts[c], layers) for c in classes}
-    shares = _share_microbatches(terms, lanes, counts)
+    lanes = {c: _lane(coeffs, c, counts[c], layers) for c in classes}
+    shares = _share_microbatches(coeffs, lanes, counts)
     if shares is None:
         return None
-    slowest_s = max(lane_s(terms, replace(lane, microbatches=max(shares[c]))) for c, lane in lanes.items())
-    rings = max(min(terms.candidate.pp, -(-terms.places_per_host[c] // counts[c])) for c in classes)
-    per_byte = sync_s_per_byte(terms, tuple(sorted(classes)), rings)
+    slowest_s = max(lane_s(coeffs, replace(lane, microbatches=max(shares[c]))) for c, lane in lanes.items())
+    rings = max(min(coeffs.candidate.pp, -(-coeffs.group_slots_per_host[c] // counts[c])) for c in classes)
+    per_byte = sync_s_per_byte(coeffs, tuple(sorted(classes)), rings)
     waits = [
-        exposed_sync_s(terms, per_byte, terms.sync_bytes(s, held), max(lane.stage_s[s] for lane in lanes.values()))
+        exposed_sync_s(coeffs, per_byte, coeffs.sync_bytes(s, held), max(lane.stage_s[s] for lane in lanes.values()))
         for s, held in enumerate(layers)
     ]
     row = tuple(c for c in sorted(classes) for _ in range(counts[c]))
     microbatches = tuple(share for c in sorted(classes) for share in shares[c])
-    placement = Placement(terms.candidate, tuple(layers), (row,) * terms.candidate.pp, microbatches)
-    return Found(slowest_s + max(waits), placement)
+    placement = Placement(coeffs.candidate, tuple(layers), (row,) * coeffs.candidate.pp, microbatches)
+    return PricedPlacement(slowest_s + max(waits), placement)
 
 
-def _count_replicas(terms: Terms, classes: Sequence[int]) -> dict[int, int] | None:
+def _count_replicas(coeffs: Coefficients, classes: Sequence[int]) -> dict[int, int] | None:
     """Replicas of each class, one at least, the rest where it is fastest; None if they do not fit."""
-    counts, left = dict.fromkeys(classes, 1), terms.candidate.dp - len(classes)
+    counts, left = dict.fromkeys(classes, 1), coeffs.candidate.dp - len(classes)
     for c in classes:
-        taken = min(left, terms.places[c] // terms.candidate.pp - 1)
+        taken = min(left, coeffs.group_slots[c] // coeffs.candidate.pp - 1)
         counts[c] += taken
         left -= taken
     return counts if left == 0 else None
 
 
-def _cut(terms: Terms, classes: Sequence[int]) -> tuple[int, ...] | None:
+def _cut(coeffs: Coefficients, classes: Sequence[int]) -> tuple[int, ...] | None:
     """The cut whose slowest stage is fastest on the slowest of `classes`: level, but for the head on the last stage."""
-    pp, slowest = terms.candidate.pp, max(classes, key=lambda c: terms.layer_s[c])
-    layer_s, head_s = terms.layer_s[slowest], terms.head_s[slowest]
-    most = [min(row[c] for c in classes) for row in terms.capacity]
+    pp, slowest = coeffs.candidate.pp, max(classes, key=lambda c: coeffs.layer_s[c])
+    layer_s, head_s = coeffs.layer_s[slowest], coeffs.head_s[slowest]
+    most = [min(row[c] for c in classes) for row in coeffs.capacity]
 
     def within(pace_s: float) -> list[int]:
         spare = [pace_s - head_s * (s == pp - 1) for s in range(pp)]
         return [min(limit, layers_within(left, layer_s, limit)) for limit, left in zip(most, spare, strict=True)]
 
-    paces_s = sorted({a * layer_s + head for a in range(1, terms.num_layers + 1) for head in (0.0, head_s)})
-    at = bisect_left(paces_s, terms.num_layers, key=lambda pace_s: sum(within(pace_s)))
+    paces_s = sorted({a * layer_s + head for a in range(1, coeffs.num_layers + 1) for head in (0.0, head_s)})
+    at = bisect_left(paces_s, coeffs.num_layers, key=lambda pace_s: sum(within(pace_s)))
     if at == len(paces_s):
         return None
     layers = within(paces_s[at])
-    surplus = sum(layers) - terms.num_layers
+    surplus = sum(layers) - coeffs.num_layers
     while surplus and (fullest := max(layers)) > 1:
         for s in reversed(range(pp)):
             if layers[s] == fullest and surplus:
@@ -97,31 +99,31 @@ def _cut(terms: Terms, classes: Sequence[int]) -> tuple[int, ...] | None:
     return tuple(layers) if surplus == 0 and min(layers) else None
 
 
-def _fits(terms: Terms, classes: Sequence[int], layers: Sequence[int]) -> bool:
-    return all(held <= terms.capacity[s][c] for s, held in enumerate(layers) for c in classes)
+def _fits(coeffs: Coefficients, classes: Sequence[int], layers: Sequence[int]) -> bool:
+    return all(held <= coeffs.capacity[s][c] for s, held in enumerate(layers) for c in classes)
 
 
-def _lane(terms: Terms, c: int, replicas: int, layers: Sequence[int]) -> Lane:
+def _lane(coeffs: Coefficients, c: int, replicas: int, layers: Sequence[int]) -> Lane:
     """The lane of the replicas in class c, for one micro-batch; within one host edges are free."""
     last = len(layers) - 1
-    stages = tuple(held * terms.layer_s[c] + terms.head_s[c] * (s == last) for s, held in enumerate(layers))
-    near_s = 0.0 if replicas * len(layers) <= terms.places_per_host[c] else edge_s(terms, (c,), (c,))
+    stages = tuple(held * coeffs.layer_s[c] + coeffs.head_s[c] * (s == last) for s, held in enumerate(layers))
+    near_s = 0.0 if replicas * len(layers) <= coeffs.group_slots_per_host[c] else edge_s(coeffs, (c,), (c,))
     return Lane(1, stages, (near_s,) * last)
 
 
 def _share_microbatches(
-    terms: Terms, lanes: dict[int, Lane], counts: dict[int, int]
+    coeffs: Coefficients, lanes: dict[int, Lane], counts: dict[int, int]
 ) -> dict[int, tuple[int, ...]] | None:
     """Micro-batches of every replica by class, such that the slowest lane ends earliest.
 
     Classes of equal speed share equally. None where a replica would run none. Unequal shares need as many micro-batches
     as stages, since fewer would hold less memory than was checked.
     """
-    total, even = terms.num_microbatches * terms.candidate.dp, terms.num_microbatches
-    if len({terms.layer_s[c] for c in lanes}) == 1 or even < terms.candidate.pp:
+    total, even = coeffs.num_microbatches * coeffs.candidate.dp, coeffs.num_microbatches
+    if len({coeffs.layer_s[c] for c in lanes}) == 1 or even < coeffs.candidate.pp:
         return {c: (even,) * counts[c] for c in lanes}
-    fill = {c: lane_s(terms, lane) for c, lane in lanes.items()}
-    pace = {c: lane_s(terms, replace(lane, microbatches=2)) - fill[c] for c, lane in lanes.items()}
+    fill = {c: lane_s(coeffs, lane) for c, lane in lanes.items()}
+    pace = {c: lane_s(coeffs, replace(lane, microbatches=2)) - fill[c] for c, lane in lanes.items()}
     per_class = dict.fromkeys(lanes, 1)
     while sum(counts[c] * share for c, share in per_class.items()) < total:
         per_class[min(lanes, key=lambda c: (fill[c] + per_class[c] * pace[c], c))] += 1

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import permutations, product
 from math import inf
 
-from planner.cost.collectives import Halves
+from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import Terms
+from planner.problem.coefficients import Coefficients
 from planner.search.closed_form import (
     Block,
     Site,
@@ -36,43 +36,43 @@ def compositions(total: int, parts: int, least: int) -> Iterator[tuple[int, ...]
 
 
 def best_by_enumeration(
-    terms: Terms, crossing: bool = False, fixed_layers: tuple[int, ...] | None = None
+    coeffs: Coefficients, crossing: bool = False, fixed_layers: tuple[int, ...] | None = None
 ) -> float | None:
     """The least closed-form seconds of all placements in blocks, None if there is none.
 
     `crossing`: with a stage over several clusters, else without. `fixed_layers`, by stage: of this cut alone.
     """
     best = None
-    for blocks in all_blocks(terms, crossing, fixed_layers):
-        seconds = blocks_step_s(terms, blocks)
+    for blocks in all_blocks(coeffs, crossing, fixed_layers):
+        seconds = blocks_step_s(coeffs, blocks)
         best = seconds if best is None or seconds < best else best
     return best
 
 
 def all_blocks(
-    terms: Terms, crossing: bool, fixed_layers: tuple[int, ...] | None = None
+    coeffs: Coefficients, crossing: bool, fixed_layers: tuple[int, ...] | None = None
 ) -> Iterator[tuple[Block, ...]]:
     """Every sequence of blocks on different sites, with every cut, that places and memory allow."""
-    pp = terms.candidate.pp
-    sites = make_sites(terms, crossing)
+    pp = coeffs.candidate.pp
+    sites = make_sites(coeffs, crossing)
     for count in range(1, min(pp, len(sites)) + 1):
         for order in permutations(sites, count):
-            crosses = [len({terms.cluster[c] for c in site}) > 1 for site in order]
+            crosses = [len({coeffs.cluster[c] for c in site}) > 1 for site in order]
             if any(crosses) != crossing:
                 continue
             for lengths in compositions(pp, count, 1):
                 if any(crossed and length > 1 for crossed, length in zip(crosses, lengths, strict=True)):
                     continue
-                if has_places(terms, order, lengths):
-                    yield from _cuts(terms, order, lengths, fixed_layers)
+                if has_places(coeffs, order, lengths):
+                    yield from _cuts(coeffs, order, lengths, fixed_layers)
 
 
 def _cuts(
-    terms: Terms, order: Sequence[Site], lengths: Sequence[int], fixed_layers: tuple[int, ...] | None
+    coeffs: Coefficients, order: Sequence[Site], lengths: Sequence[int], fixed_layers: tuple[int, ...] | None
 ) -> Iterator[tuple[Block, ...]]:
     sites = [site for site, length in zip(order, lengths, strict=True) for _ in range(length)]
-    for layers in [fixed_layers] if fixed_layers else compositions(terms.num_layers, len(sites), 1):
-        if all(layers[s] <= terms.capacity[s][c] for s, site in enumerate(sites) for c in site):
+    for layers in [fixed_layers] if fixed_layers else compositions(coeffs.num_layers, len(sites), 1):
+        if all(layers[s] <= coeffs.capacity[s][c] for s, site in enumerate(sites) for c in site):
             starts = [sum(lengths[:index]) for index in range(len(lengths))]
             yield tuple(
                 Block(site, layers[start : start + length])
@@ -80,12 +80,12 @@ def _cuts(
             )
 
 
-def has_places(terms: Terms, order: Sequence[Site], lengths: Sequence[int]) -> bool:
+def has_places(coeffs: Coefficients, order: Sequence[Site], lengths: Sequence[int]) -> bool:
     """Whether every replica of every stage finds a place, each class of a site with one replica at least."""
-    dp, free, shared = terms.candidate.dp, list(terms.places), []
+    dp, free, shared = coeffs.candidate.dp, list(coeffs.group_slots), []
     for site, length in zip(order, lengths, strict=True):
         if len(site) == 1:
-            if length > terms.slots[site[0]]:
+            if length > coeffs.slots[site[0]]:
                 return False
             free[site[0]] -= dp * length
         else:
@@ -102,48 +102,48 @@ def has_places(terms: Terms, order: Sequence[Site], lengths: Sequence[int]) -> b
     return False
 
 
-def random_cut(terms: Terms, seed: int) -> tuple[int, ...]:
+def random_cut(coeffs: Coefficients, seed: int) -> tuple[int, ...]:
     """Layers of each stage, drawn."""
-    return random.Random(seed).choice(list(compositions(terms.num_layers, terms.candidate.pp, 1)))
+    return random.Random(seed).choice(list(compositions(coeffs.num_layers, coeffs.candidate.pp, 1)))
 
 
-def random_terms(seed: int) -> Terms:
+def random_terms(seed: int) -> Coefficients:
     """A candidate on two or three unequal classes, with limits on memory that sometimes leave no placement."""
     draw = random.Random(seed)
     num_classes, dp = draw.choice((2, 2, 3)), draw.randint(1, 3)
     pp = draw.randint(1, 4 if num_classes == 2 else 3)
     num_layers = draw.randint(pp, 6)
     per_host = [draw.randint(1, 4) for _ in range(num_classes)]
-    places = [each * draw.randint(1, 3) for each in per_host]
-    while sum(places) < pp * dp:
+    group_slots = [each * draw.randint(1, 3) for each in per_host]
+    while sum(group_slots) < pp * dp:
         grown = draw.randrange(num_classes)
-        places[grown] += per_host[grown]
+        group_slots[grown] += per_host[grown]
     speed = [draw.uniform(0.5, 2) for _ in range(num_classes)]
     fabric = [draw.uniform(0, 0.5) for _ in range(num_classes)]
     shared = [draw.uniform(0, 4) for _ in range(num_classes)]
     most = draw.choice((num_layers, 3, 2))
-    middle = sorted(tuple(draw.randint(1, max(1, most)) for _ in places) for _ in range(pp))
+    middle = sorted(tuple(draw.randint(1, max(1, most)) for _ in group_slots) for _ in range(pp))
     rising = [tuple(max(row[c] for row in middle[: stage + 1]) for c in range(num_classes)) for stage in range(pp)]
     ends = {0, pp - 1}
-    return Terms(
+    return Coefficients(
         candidate=Candidate(1, pp, dp, 1),
         num_layers=num_layers,
         num_microbatches=draw.choice((1, 2, 4, 9)),
         cluster=draw.choice(((0, 0, 1), (0, 1, 2), (0, 1, 2)))[:num_classes],
-        places=tuple(places),
-        places_per_host=tuple(per_host),
+        group_slots=tuple(group_slots),
+        group_slots_per_host=tuple(per_host),
         memory_bytes=(None,) * num_classes,
         capacity=tuple(
-            tuple(draw.randint(1, most) for _ in places) if stage in ends else rising[stage] for stage in range(pp)
+            tuple(draw.randint(1, most) for _ in group_slots) if stage in ends else rising[stage] for stage in range(pp)
         ),
-        layer=tuple(Halves(seconds / 3, 2 * seconds / 3) for seconds in speed),
-        head=tuple(Halves(0.2 * seconds, 0.5 * seconds) for seconds in speed),
-        net_names=tuple(draw.choice(("IB", "IB", "Socket")) for _ in places),
+        layer=tuple(PassTimes(seconds / 3, 2 * seconds / 3) for seconds in speed),
+        head=tuple(PassTimes(0.2 * seconds, 0.5 * seconds) for seconds in speed),
+        net_names=tuple(draw.choice(("IB", "IB", "Socket")) for _ in group_slots),
         fabric_edge_s=tuple(fabric),
         shared_edge_s=tuple(fabric[c] + shared[c] for c in range(num_classes)),
-        fabric_sync_s_per_byte=tuple(draw.uniform(0, 0.5) for _ in places),
-        shared_sync_s_per_byte=tuple(draw.uniform(0.5, 2) for _ in places),
-        inside_sync_s_per_byte=tuple(draw.uniform(0.05, 1) for _ in places),
+        fabric_sync_s_per_byte=tuple(draw.uniform(0, 0.5) for _ in group_slots),
+        shared_sync_s_per_byte=tuple(draw.uniform(0.5, 2) for _ in group_slots),
+        inside_sync_s_per_byte=tuple(draw.uniform(0.05, 1) for _ in group_slots),
         layer_sync_bytes=2,
         first_sync_bytes=1,
         last_sync_bytes=3,
@@ -183,55 +183,55 @@ class Partial:
         )
 
 
-def best_in_blocks(terms: Terms, at_most_s: float = inf) -> float | None:
+def best_in_blocks(coeffs: Coefficients, at_most_s: float = inf) -> float | None:
     """The least closed-form seconds of placements in blocks of one class each; None if none takes `at_most_s` or less.
 
     Exact, and for larger instances than `best_by_enumeration`: stage by stage, by dynamic programming over the classes
     used, the class and length of the current block and the layers so far. Of partial placements with all these equal
     only those are kept that no other one beats, since the closed form rises with each of the four numbers.
     """
-    pp, most, least_layer_s = terms.candidate.pp, terms.num_layers, min(terms.layer_s)
+    pp, most, least_layer_s = coeffs.candidate.pp, coeffs.num_layers, min(coeffs.layer_s)
     states: dict[State, list[Partial]] = {(frozenset(), -1, 0, 0): [Partial(0.0, 0.0, 0.0, 0.0)]}
     for stage in range(pp):
         found: dict[State, list[Partial]] = {}
         for (used, current, length, held), partials in states.items():
-            for c, places in enumerate(terms.slots):
-                if c in used or (c == current and length >= places) or not places:
+            for c, group_slots in enumerate(coeffs.slots):
+                if c in used or (c == current and length >= group_slots) or not group_slots:
                     continue
-                hop_s = _hop_s(terms, current, c, length)
+                hop_s = _hop_s(coeffs, current, c, length)
                 before = used | {current} if c != current and current >= 0 else used
-                for layers in range(1, min(terms.capacity[stage][c], most - held - (pp - 1 - stage)) + 1):
+                for layers in range(1, min(coeffs.capacity[stage][c], most - held - (pp - 1 - stage)) + 1):
                     rest_s = (most - held - layers) * least_layer_s
-                    stage_s, sync_s = _stage(terms, stage, c, layers)
+                    stage_s, sync_s = _stage(coeffs, stage, c, layers)
                     grown = [partial.grown(stage_s, hop_s, sync_s) for partial in partials]
-                    useful = [partial for partial in grown if _step_s(terms, partial) + rest_s <= at_most_s]
+                    useful = [partial for partial in grown if _step_s(coeffs, partial) + rest_s <= at_most_s]
                     if useful:
                         found.setdefault((before, c, length + 1 if c == current else 1, held + layers), []).extend(
                             useful
                         )
         states = {state: _unbeaten(partials) for state, partials in found.items()}
     whole = [partial for (_, _, _, held), partials in states.items() if held == most for partial in partials]
-    return min((_step_s(terms, partial) for partial in whole), default=None)
+    return min((_step_s(coeffs, partial) for partial in whole), default=None)
 
 
-def _step_s(terms: Terms, partial: Partial) -> float:
-    pace_s = pace_of(terms, partial.stage_s, partial.edge_s)
-    return (terms.num_microbatches - 1) * pace_s + partial.total_s + partial.sync_s
+def _step_s(coeffs: Coefficients, partial: Partial) -> float:
+    pace_s = pace_of(coeffs, partial.stage_s, partial.edge_s)
+    return (coeffs.num_microbatches - 1) * pace_s + partial.total_s + partial.sync_s
 
 
-def _hop_s(terms: Terms, before: int, after: int, length: int) -> float:
+def _hop_s(coeffs: Coefficients, before: int, after: int, length: int) -> float:
     """Seconds of a message from a block of `length` stages so far on class `before` to a stage on class `after`."""
-    if before < 0 or (before == after and length % terms.stages_per_host[after]):
+    if before < 0 or (before == after and length % coeffs.stages_per_host[after]):
         return 0.0
-    return edge_s(terms, (before,), (after,))
+    return edge_s(coeffs, (before,), (after,))
 
 
-def _stage(terms: Terms, stage: int, c: int, layers: int) -> tuple[float, float]:
+def _stage(coeffs: Coefficients, stage: int, c: int, layers: int) -> tuple[float, float]:
     """Seconds of a stage on class `c` and micro-batch, and what its exchange of gradients exposes."""
-    stage_s = site_stage_s(terms, (c,), layers, stage == terms.candidate.pp - 1)
-    if terms.candidate.dp == 1:
+    stage_s = site_stage_s(coeffs, (c,), layers, stage == coeffs.candidate.pp - 1)
+    if coeffs.candidate.dp == 1:
         return stage_s, 0.0
-    return stage_s, exposed_sync_s(terms, sync_s_per_byte(terms, (c,)), terms.sync_bytes(stage, layers), stage_s)
+    return stage_s, exposed_sync_s(coeffs, sync_s_per_byte(coeffs, (c,)), coeffs.sync_bytes(stage, layers), stage_s)
 
 
 def _unbeaten(partials: list[Partial]) -> list[Partial]:

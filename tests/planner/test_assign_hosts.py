@@ -5,8 +5,8 @@ from __future__ import annotations
 from planner.cost.collectives import Path
 from planner.cost.gpu_speeds import constant_speed
 from planner.cost.slot import Slot
-from planner.layout.assign_hosts import hosts_by_stage, number_ranks, place
-from planner.layout.usual_order import usual_places
+from planner.layout.assign_hosts import assign_hosts, hosts_by_stage, number_ranks
+from planner.layout.usual_order import usual_group_slots
 from planner.problem.candidates import Candidate, enumerate_candidates
 from planner.problem.fleet import Fleet, FleetHost, Hardware, HostClass, read_fleet
 from planner.search.placement import Placement, even_layers
@@ -30,7 +30,7 @@ def placement(tp: int, dp: int, *sites: tuple[int, ...]) -> Placement:
 
 def hosts_of(placed: Placement, on: Fleet, aligned: bool = True) -> dict[tuple[int, int], str]:
     """The host of each (stage, replica)."""
-    return {key: where.host for key, where in place(placed, on, aligned).items()}
+    return {key: where.host for key, where in assign_hosts(placed, on, aligned).items()}
 
 
 def test_stages_in_one_class_take_slots_before_those_over_two() -> None:
@@ -54,13 +54,13 @@ def test_tensor_groups_skip_slots_that_do_not_make_a_whole_one() -> None:
 
 
 def test_nodes_are_numbered_as_their_stages_come() -> None:
-    places = place(placement(1, 1, (1,), (0,)), fleet((1, 1), (1, 1)), True)
-    assert hosts_by_stage(places) == ("b1", "a1")
+    group_slots = assign_hosts(placement(1, 1, (1,), (0,)), fleet((1, 1), (1, 1)), True)
+    assert hosts_by_stage(group_slots) == ("b1", "a1")
 
 
 def test_ranks_are_contiguous_on_each_node() -> None:
-    places = place(placement(2, 1, (0,), (0,)), fleet((1, 4)), True)
-    ranks = number_ranks(places, ("a1",), 2)
+    group_slots = assign_hosts(placement(2, 1, (0,), (0,)), fleet((1, 4)), True)
+    ranks = number_ranks(group_slots, ("a1",), 2)
     assert [(r.rank, r.local_rank, r.pp_rank, r.tp_rank) for r in ranks] == [
         (0, 0, 0, 0),
         (1, 1, 0, 1),
@@ -71,8 +71,8 @@ def test_ranks_are_contiguous_on_each_node() -> None:
 
 def test_usual_order_puts_a_replicas_stages_on_consecutive_slots() -> None:
     inventory, job = cpu_inventory([2, 2]), bed_job()
-    places = usual_places(inventory, read_fleet(inventory, job), Candidate(1, 2, 2, 1))
-    assert {key: where.host for key, where in places.items()} == {
+    group_slots = usual_group_slots(inventory, read_fleet(inventory, job), Candidate(1, 2, 2, 1))
+    assert {key: where.host for key, where in group_slots.items()} == {
         (0, 0): "a1",
         (1, 0): "a2",
         (0, 1): "b1",

@@ -1,4 +1,4 @@
-"""Work aside: its result arrives, its failures are those of the work done here, and nothing outlives the context."""
+"""Work in the background: its result arrives, it fails as the work done here does, and nothing outlives it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 
 import pytest
 
-from planner.background import Aside
+from planner.background import BackgroundCall
 
 
 def test_result_comes_from_another_process_with_what_this_one_holds() -> None:
     held = {"rank": 3}
-    with Aside(lambda: (held["rank"], os.getpid())) as aside:
+    with BackgroundCall(lambda: (held["rank"], os.getpid())) as background:
         held["rank"] = 4
-        rank, pid = aside.result()
+        rank, pid = background.result()
     assert rank == 3
     assert pid != os.getpid()
 
@@ -24,8 +24,8 @@ def test_work_that_fails_aside_fails_here() -> None:
     def fail() -> None:
         raise ValueError(os.getpid())
 
-    with Aside(fail) as aside, pytest.raises(ValueError, match=str(os.getpid())):
-        aside.result()
+    with BackgroundCall(fail) as background, pytest.raises(ValueError, match=str(os.getpid())):
+        background.result()
 
 
 def test_work_whose_process_is_killed_is_done_here() -> None:
@@ -36,8 +36,8 @@ def test_work_whose_process_is_killed_is_done_here() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return os.getpid()
 
-    with Aside(die_elsewhere) as aside:
-        assert aside.result() == here
+    with BackgroundCall(die_elsewhere) as background:
+        assert background.result() == here
 
 
 def test_work_that_stands_still_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,17 +49,17 @@ def test_work_that_stands_still_is_done_here(monkeypatch: pytest.MonkeyPatch) ->
             time.sleep(600)
         return os.getpid()
 
-    with Aside(stand_still_elsewhere) as aside:
-        assert aside.result() == here
+    with BackgroundCall(stand_still_elsewhere) as background:
+        assert background.result() == here
 
 
 def test_work_that_was_never_begun_is_done_here() -> None:
-    assert Aside(os.getpid).result() == os.getpid()
+    assert BackgroundCall(os.getpid).result() == os.getpid()
 
 
 def test_leaving_early_ends_the_work() -> None:
-    with Aside(lambda: time.sleep(600)) as aside:
-        pid = aside._child.pid
+    with BackgroundCall(lambda: time.sleep(600)) as background:
+        pid = background._child.pid
         assert pid is not None
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

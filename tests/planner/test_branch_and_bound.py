@@ -10,9 +10,9 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import FabricKind, Inventory
 from holmes_core.records.job import Job
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import make_terms
+from planner.problem.coefficients import make_coefficients
 from planner.problem.fleet import Fleet, read_fleet
-from planner.search.branch_and_bound import Answer, search
+from planner.search.branch_and_bound import SearchResult, search
 from tests.planner.enumerator import best_by_enumeration, best_in_blocks, random_terms
 from tests.planner.fleets import GIB, gpt_7b, gpu_inventory
 
@@ -41,17 +41,17 @@ def random_fleet(seed: int) -> Inventory:
     return inventory.model_copy(update={"hosts": hosts})
 
 
-def random_job(seed: int, num_places: int) -> Job:
+def random_job(seed: int, num_group_slots: int) -> Job:
     """One candidate: every degree fixed, four to ten stages where so many fit."""
     draw = random.Random(seed)
     dp = draw.choice((1, 1, 2, 3))
-    pp = max(1, min(draw.randint(4, 8), num_places // dp))
-    parallel = {"tp": 1, "pp": pp, "dp": min(dp, num_places), "micro_batch_size": 1, "recompute": "none"}
+    pp = max(1, min(draw.randint(4, 8), num_group_slots // dp))
+    parallel = {"tp": 1, "pp": pp, "dp": min(dp, num_group_slots), "micro_batch_size": 1, "recompute": "none"}
     model = MODEL | {"num_layers": draw.randint(pp, 16)}
     return gpt_7b(model=model, global_batch_size=12 * draw.choice((1, 4)), parallel=parallel)
 
 
-def answer_of(job: Job, fleet: Fleet) -> Answer | None:
+def answer_of(job: Job, fleet: Fleet) -> SearchResult | None:
     """What the search found, None where nothing fits."""
     try:
         return search(job, fleet, 60.0)
@@ -65,14 +65,14 @@ def test_search_finds_what_exact_enumeration_finds(seed: int) -> None:
     job = random_job(seed, 2 * len(inventory.hosts))
     fleet, fixed = read_fleet(inventory, job), job.parallel
     candidate = Candidate(1, fixed.pp or 1, fixed.dp or 1, 1)
-    terms = make_terms(job, fleet, candidate)
+    coeffs = make_coefficients(job, fleet, candidate)
     answer = answer_of(job, fleet)
     if answer is None:
-        assert best_in_blocks(terms) is None
+        assert best_in_blocks(coeffs) is None
         return
     found = answer.found[0]
     assert answer.status == "optimal"
-    best_s = best_in_blocks(terms, found.objective_s * (1 + 1e-6))
+    best_s = best_in_blocks(coeffs, found.objective_s * (1 + 1e-6))
     if found.placement.crossing(fleet) in ("nothing", "pipeline"):
         assert found.objective_s == pytest.approx(best_s, rel=1e-6)
     elif best_s is not None:
@@ -83,9 +83,9 @@ def test_the_two_enumerations_agree() -> None:
     """Where every class is a cluster of its own and no stage is over several, they mean the same."""
     compared = 0
     for seed in range(200):
-        terms = random_terms(seed)
-        if len(set(terms.cluster)) == len(terms.places):
-            wanted_s, found_s = best_by_enumeration(terms), best_in_blocks(terms)
+        coeffs = random_terms(seed)
+        if len(set(coeffs.cluster)) == len(coeffs.group_slots):
+            wanted_s, found_s = best_by_enumeration(coeffs), best_in_blocks(coeffs)
             assert (found_s is None) == (wanted_s is None), seed
             assert found_s is None or found_s == pytest.approx(wanted_s, rel=1e-9), seed
             compared += 1

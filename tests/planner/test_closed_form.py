@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.collectives import Halves
+from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import Terms
+from planner.problem.coefficients import Coefficients
 from planner.search.closed_form import Block, blocks_step_s
 from planner.search.lower_bounds import Bounds
 from planner.search.price import price_hosts_s
@@ -16,19 +16,19 @@ from planner.search.price import price_hosts_s
 CLASS_OF = {"a1": 0, "a2": 0, "b1": 1, "b2": 1}
 
 
-def terms(pp: int = 2, dp: int = 1, num_microbatches: int = 4, capacity: int = 8, per_host: int = 1) -> Terms:
+def coeffs(pp: int = 2, dp: int = 1, num_microbatches: int = 4, capacity: int = 8, per_host: int = 1) -> Coefficients:
     """Clusters of two places, eight layers: a takes 1 s a layer, b 2 s; edges 0.5 s inside, 3 s across."""
-    return Terms(
+    return Coefficients(
         candidate=Candidate(1, pp, dp, 1),
         num_layers=8,
         num_microbatches=num_microbatches,
         cluster=(0, 1),
-        places=(2, 2),
-        places_per_host=(per_host, per_host),
+        group_slots=(2, 2),
+        group_slots_per_host=(per_host, per_host),
         memory_bytes=(None, None),
         capacity=((capacity, capacity),) * pp,
-        layer=(Halves(0.25, 0.75), Halves(0.5, 1.5)),
-        head=(Halves(0.125, 0.125), Halves(0.25, 0.25)),
+        layer=(PassTimes(0.25, 0.75), PassTimes(0.5, 1.5)),
+        head=(PassTimes(0.125, 0.125), PassTimes(0.25, 0.25)),
         net_names=(None, None),
         fabric_edge_s=(0.5, 0.5),
         shared_edge_s=(3.0, 3.0),
@@ -49,62 +49,62 @@ def blocks(*parts: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Block, ...]
 
 def test_one_stage_computes_all_microbatches_then_exchanges_what_the_last_one_does_not_hide() -> None:
     # 4 x (8 + 0.25) s; 0.25 x (80 + 2 + 3) - 8.25 s.
-    assert blocks_step_s(terms(pp=1, dp=2), blocks(((0,), (8,)))) == pytest.approx(33 + 21.25 - 8.25)
+    assert blocks_step_s(coeffs(pp=1, dp=2), blocks(((0,), (8,)))) == pytest.approx(33 + 21.25 - 8.25)
 
 
 def test_gradients_inside_a_host_take_what_joins_its_gpus() -> None:
     # As before with 0.125 s a byte: 85 x 0.125 - 8.25 s.
-    assert blocks_step_s(terms(pp=1, dp=2, per_host=2), blocks(((0,), (8,)))) == pytest.approx(33 + 10.625 - 8.25)
+    assert blocks_step_s(coeffs(pp=1, dp=2, per_host=2), blocks(((0,), (8,)))) == pytest.approx(33 + 10.625 - 8.25)
 
 
 def test_edges_that_a_stage_hides_cost_the_fill_alone() -> None:
     # Stages of 4 and 4.25 s: 3 x 4.25 + 8.25 + 2 x 0.5.
-    assert blocks_step_s(terms(), blocks(((0,), (4, 4)))) == pytest.approx(12.75 + 8.25 + 1)
+    assert blocks_step_s(coeffs(), blocks(((0,), (4, 4)))) == pytest.approx(12.75 + 8.25 + 1)
 
 
 def test_an_edge_between_clusters_uses_the_shared_network() -> None:
     # Stages of 5 and 3 x 2 + 0.5 s.
-    assert blocks_step_s(terms(), blocks(((0,), (5,)), ((1,), (3,)))) == pytest.approx(3 * 6.5 + 11.5 + 6)
+    assert blocks_step_s(coeffs(), blocks(((0,), (5,)), ((1,), (3,)))) == pytest.approx(3 * 6.5 + 11.5 + 6)
 
 
 def test_a_slow_edge_sets_the_pace() -> None:
-    slow = replace(terms(), shared_edge_s=(20.0, 3.0))
+    slow = replace(coeffs(), shared_edge_s=(20.0, 3.0))
     assert blocks_step_s(slow, blocks(((0,), (5,)), ((1,), (3,)))) == pytest.approx(3 * 20 + 11.5 + 40)
 
 
 def test_a_schedule_that_hides_nothing_waits_for_the_edge_with_each_microbatch() -> None:
-    plain = replace(terms(), hides_edges=False)
+    plain = replace(coeffs(), hides_edges=False)
     assert blocks_step_s(plain, blocks(((0,), (5,)), ((1,), (3,)))) == pytest.approx(3 * 9.5 + 11.5 + 6)
 
 
 def test_edges_inside_a_host_are_free() -> None:
-    assert blocks_step_s(terms(per_host=2), blocks(((0,), (4, 4)))) == pytest.approx(12.75 + 8.25)
+    assert blocks_step_s(coeffs(per_host=2), blocks(((0,), (4, 4)))) == pytest.approx(12.75 + 8.25)
 
 
 def test_one_layers_gradients_are_never_hidden() -> None:
-    fast = replace(terms(pp=1, dp=2), fabric_sync_s_per_byte=(0.01, 0.01))
+    fast = replace(coeffs(pp=1, dp=2), fabric_sync_s_per_byte=(0.01, 0.01))
     assert blocks_step_s(fast, blocks(((0,), (8,)))) == pytest.approx(33 + 0.1)
 
 
 def test_ranks_are_priced_as_the_blocks_they_stand_in() -> None:
-    found = price_hosts_s(terms(), CLASS_OF, (5, 3), [["a1"], ["b1"]], (4,))
-    assert found == pytest.approx(blocks_step_s(terms(), blocks(((0,), (5,)), ((1,), (3,)))))
+    found = price_hosts_s(coeffs(), CLASS_OF, (5, 3), [["a1"], ["b1"]], (4,))
+    assert found == pytest.approx(blocks_step_s(coeffs(), blocks(((0,), (5,)), ((1,), (3,)))))
 
 
 def test_replicas_that_stay_in_their_clusters_are_lanes_of_their_own() -> None:
     # On b with one micro-batch: 8 + 8.5 + 2 x 0.5; on a with seven: 6 x 4.25 + 8.25 + 1 = 34.75. Exchange over the
     # shared network, one group a host: 43 - 8.5 s.
-    found = price_hosts_s(terms(dp=2), CLASS_OF, (4, 4), [["a1", "b1"], ["a2", "b2"]], (7, 1))
+    found = price_hosts_s(coeffs(dp=2), CLASS_OF, (4, 4), [["a1", "b1"], ["a2", "b2"]], (7, 1))
     assert found == pytest.approx(34.75 + 43 - 8.5)
 
 
 def test_swapped_replicas_cross_for_every_message() -> None:
-    stays = price_hosts_s(terms(dp=2), CLASS_OF, (4, 4), [["a1", "b1"], ["a2", "b2"]], (4, 4))
-    assert price_hosts_s(terms(dp=2), CLASS_OF, (4, 4), [["a1", "b1"], ["b2", "a2"]], (4, 4)) > stays
+    stays = price_hosts_s(coeffs(dp=2), CLASS_OF, (4, 4), [["a1", "b1"], ["a2", "b2"]], (4, 4))
+    assert price_hosts_s(coeffs(dp=2), CLASS_OF, (4, 4), [["a1", "b1"], ["b2", "a2"]], (4, 4)) > stays
 
 
 def test_stages_of_several_replicas_on_one_host_share_its_nic() -> None:
-    wide = replace(terms(dp=2, per_host=2), places=(4, 4))
+    wide = replace(coeffs(dp=2, per_host=2), group_slots=(4, 4))
     apart = price_hosts_s(wide, CLASS_OF, (4, 4), [["a1", "a2"], ["a1", "a2"]], (4, 4))
     together = price_hosts_s(wide, CLASS_OF, (4, 4), [["a1", "a1"], ["a2", "a2"]], (4, 4))
     # Two groups share each NIC: 0.5 x 43 - 4.25 s; inside a host what one layer takes, 0.125 x 10 s. And the edge,
@@ -114,33 +114,35 @@ def test_stages_of_several_replicas_on_one_host_share_its_nic() -> None:
 
 def test_pace_bound_fills_fast_classes_first_and_leaves_room_for_the_head() -> None:
     # Two stages fit on a: four layers each, the last with the head.
-    bounds = Bounds(terms())
+    bounds = Bounds(coeffs())
     assert bounds.paces_s[bounds.first_pace] == 4.25
     # Three stages: two on a and one on b. At 4 s they hold 4 + 4 + 2, less one for the head.
-    bounds = Bounds(terms(pp=3))
+    bounds = Bounds(coeffs(pp=3))
     assert bounds.paces_s[bounds.first_pace] == 4
 
 
 def test_no_bound_where_memory_is_too_small() -> None:
-    assert Bounds(terms(capacity=3)).least_s is None
+    assert Bounds(coeffs(capacity=3)).least_s is None
 
 
 def test_bound_takes_each_part_from_where_it_is_least() -> None:
     # Compute on a: 33 s. Gradients on b, whose longer micro-batch hides more: 21.25 - 16.5 s.
-    assert Bounds(terms(pp=1, dp=2)).least_s == pytest.approx(33 + 4.75)
+    assert Bounds(coeffs(pp=1, dp=2)).least_s == pytest.approx(33 + 4.75)
 
 
 @pytest.mark.parametrize(
-    ("places_per_host", "dp", "rings"), [(8, 8, 0), (8, 16, 1), (8, 4, 0), (1, 2, 1), (3, 2, 0), (4, 6, 1)]
+    ("group_slots_per_host", "dp", "rings"), [(8, 8, 0), (8, 16, 1), (8, 4, 0), (1, 2, 1), (3, 2, 0), (4, 6, 1)]
 )
-def test_dp_groups_that_share_a_nic_where_stages_begin_at_hosts(places_per_host: int, dp: int, rings: int) -> None:
-    roomy = replace(terms(dp=dp), places=(64 * places_per_host,) * 2, places_per_host=(places_per_host,) * 2)
+def test_dp_groups_that_share_a_nic_where_stages_begin_at_hosts(group_slots_per_host: int, dp: int, rings: int) -> None:
+    roomy = replace(
+        coeffs(dp=dp), group_slots=(64 * group_slots_per_host,) * 2, group_slots_per_host=(group_slots_per_host,) * 2
+    )
     assert roomy.rings == (rings, rings)
 
 
 def test_stages_share_hosts_only_where_places_are_short() -> None:
-    tight = replace(terms(pp=3, dp=2), places=(3, 3), places_per_host=(3, 3))
+    tight = replace(coeffs(pp=3, dp=2), group_slots=(3, 3), group_slots_per_host=(3, 3))
     assert not tight.aligned
-    roomy = replace(terms(pp=2, dp=2), places=(3, 3), places_per_host=(3, 3))
+    roomy = replace(coeffs(pp=2, dp=2), group_slots=(3, 3), group_slots_per_host=(3, 3))
     assert roomy.aligned
     assert roomy.slots == (1, 1)

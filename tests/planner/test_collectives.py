@@ -63,6 +63,6 @@ def test_tensor_parallel_is_four_all_reduces_and_two_more_when_all_is_recomputed
     recompute: str, backward_s: float
 ) -> None:
     # 4 x 3 x 6 x 4 = 288 bytes on 2 ranks at 400/3 bytes/s: an all-reduce sends 288 bytes, 2.16 s; two in the forward.
-    how = Execution(tp=2, dp=1, micro_batch_size=3, value_bytes=4, recompute=recompute)  # type: ignore[arg-type]
-    seconds = tensor_parallel_s(TINY, how, Path(400 / 3))
+    execution = Execution(tp=2, dp=1, micro_batch_size=3, value_bytes=4, recompute=recompute)  # type: ignore[arg-type]
+    seconds = tensor_parallel_s(TINY, execution, Path(400 / 3))
     assert (seconds.forward_s, seconds.backward_s) == pytest.approx((4.32, backward_s))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from holmes_core.records.job import Model
-from planner.cost.collectives import Halves
+from planner.cost.collectives import PassTimes
 from planner.cost.compute_time import head_s, layer_s, optimizer_s
 from planner.cost.counts import Execution
 from planner.cost.gpu_speeds import A100, Speed, constant_speed, gpu_speed
@@ -53,7 +53,7 @@ def test_scores_outside_a_fused_kernel_move_through_memory() -> None:
 
 def test_no_forward_is_shorter_than_its_launch_collectives_included() -> None:
     assert layer_s(TINY, HOW, Speed(1e9, launch_s=0.5)).forward_s == 0.5
-    assert layer_s(TINY, HOW, Speed(1e9, launch_s=0.5), Halves(0.2, 0.2)).forward_s == pytest.approx(0.3)
+    assert layer_s(TINY, HOW, Speed(1e9, launch_s=0.5), PassTimes(0.2, 0.2)).forward_s == pytest.approx(0.3)
 
 
 def test_tensor_shards_share_the_work() -> None:

@@ -11,16 +11,16 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Crossing
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import make_terms
+from planner.problem.coefficients import make_coefficients
 from planner.problem.fleet import Fleet, read_fleet
 from planner.schedule.runners_up import NEXT_BEST, Contender, fastest_first, rank_contenders
-from planner.schedule.schedule_choice import Running, Simulated, simplest
+from planner.schedule.schedule_choice import PlacementSimulator, RunMode, simplest
 from planner.search.branch_and_bound import search
-from planner.search.placement import Found, Placement
+from planner.search.placement import Placement, PricedPlacement
 from tests.planner.fleets import bed_job, cpu_inventory, random_inventory
 
 
-def searched(seed: int) -> tuple[Job, Fleet, tuple[Found, ...]]:
+def searched(seed: int) -> tuple[Job, Fleet, tuple[PricedPlacement, ...]]:
     """A random fleet of two or three clusters, a job that leaves all open, and what the search found."""
     draw = random.Random(seed)
     job = bed_job(parallel={}, global_batch_size=draw.choice((24, 32, 96)))
@@ -28,15 +28,15 @@ def searched(seed: int) -> tuple[Job, Fleet, tuple[Found, ...]]:
     return job, fleet, search(job, fleet, 60.0).found
 
 
-def exhaustive(job: Job, fleet: Fleet, found: tuple[Found, ...]) -> list[Contender]:
+def exhaustive(job: Job, fleet: Fleet, found: tuple[PricedPlacement, ...]) -> list[Contender]:
     """As `rank_contenders`, with nothing left out: every way simulated, whatever its bound."""
     contenders = []
     for each in found:
-        simulated = Simulated(job, make_terms(job, fleet, each.placement.candidate), each.placement)
-        run = [simulated.timed(way) for way in simulated.ways()]
+        simulator = PlacementSimulator(job, make_coefficients(job, fleet, each.placement.candidate), each.placement)
+        run = [simulator.timed(way) for way in simulator.ways()]
         if run:
             contenders.append(Contender(each, simplest(run), each.placement.crossing(fleet)))
-    order = fastest_first(contenders, [contender.running.step_s for contender in contenders])
+    order = fastest_first(contenders, [contender.mode.step_s for contender in contenders])
     ranked = [contenders[at] for at in order[: 1 + NEXT_BEST]]
     for at in order[1 + NEXT_BEST :]:
         if contenders[at].crossing not in {each.crossing for each in ranked}:
@@ -54,9 +54,9 @@ def test_bounds_leave_out_nothing_that_would_be_told(seed: int) -> None:
 def test_no_way_is_faster_than_its_bound(seed: int) -> None:
     job, fleet, found = searched(seed)
     for each in found:
-        simulated = Simulated(job, make_terms(job, fleet, each.placement.candidate), each.placement)
-        for way in simulated.ways():
-            assert simulated.timed(way).step_s >= way.step_s
+        simulator = PlacementSimulator(job, make_coefficients(job, fleet, each.placement.candidate), each.placement)
+        for way in simulator.ways():
+            assert simulator.timed(way).step_s >= way.step_s
 
 
 def test_best_of_every_other_crossing_stands_behind_the_next_best() -> None:
@@ -78,8 +78,8 @@ def contender(recompute: str, schedule: str, objective_s: float = 1.0, crossing:
     """A contender of which nothing else matters."""
     candidate = Candidate(1, 2, 1, 1, recompute)  # type: ignore[arg-type]
     placement = Placement(candidate, (1, 1), ((0,), (0,)), (2,))
-    running = Running(schedule, 1, (), (1, 1), 1.0)  # type: ignore[arg-type]
-    return Contender(Found(objective_s, placement), running, crossing)
+    mode = RunMode(schedule, 1, (), (1, 1), 1.0)  # type: ignore[arg-type]
+    return Contender(PricedPlacement(objective_s, placement), mode, crossing)
 
 
 def test_of_equal_steps_less_recomputation_then_the_simpler_schedule_wins() -> None:
@@ -102,7 +102,7 @@ def test_a_faster_step_wins_however_complicated() -> None:
 
 
 def test_of_equally_fast_ways_the_simplest_is_run() -> None:
-    plain = Running("1f1b", 1, (), (1, 1), 1.0)
+    plain = RunMode("1f1b", 1, (), (1, 1), 1.0)
     ways = [
         replace(plain, schedule="zero-bubble"),
         replace(plain, schedule="interleaved", chunks=3),

@@ -57,8 +57,8 @@ def test_kept_activations_are_those_torch_saves(model: Model, recompute: Recompu
     saved = saved_bytes(model, recompute)
     if model.family == "llama" and recompute != "full":
         saved -= 2 * 4 * 2 * model.seq_length * model.hidden_size
-    how = cost.Execution(tp=1, dp=1, micro_batch_size=2, value_bytes=4, recompute=recompute)
-    assert cost.layer_activation_bytes(model, how) == pytest.approx(saved, rel=0.03)
+    execution = cost.Execution(tp=1, dp=1, micro_batch_size=2, value_bytes=4, recompute=recompute)
+    assert cost.layer_activation_bytes(model, execution) == pytest.approx(saved, rel=0.03)
 
 
 def block_of(model: Model, recompute: Recompute) -> tuple[Block, Tensor | None]:

@@ -8,7 +8,7 @@ import pytest
 
 from holmes_core.records.job import Job
 from planner.problem.candidates import Candidate, enumerate_candidates
-from planner.problem.coefficients import make_terms
+from planner.problem.coefficients import make_coefficients
 from planner.problem.fleet import read_fleet
 from planner.search.closed_form import blocks_step_s
 from planner.search.early_bounds import QuickBounds
@@ -50,15 +50,15 @@ def test_no_placement_beats_the_quick_bounds(mixed: bool) -> None:
         fleet = read_fleet(random_inventory(seed), job)
         quick = QuickBounds(job, fleet)
         for candidate in enumerate_candidates(job, fleet):
-            terms = make_terms(job, fleet, candidate)
+            coeffs = make_coefficients(job, fleet, candidate)
             least_s = quick.least_s(candidate, mixed)
-            for blocks in all_blocks(terms, mixed) if candidate.pp <= 3 else ():
+            for blocks in all_blocks(coeffs, mixed) if candidate.pp <= 3 else ():
                 assert least_s is not None, (seed, candidate)
-                assert least_s <= blocks_step_s(terms, blocks) * ROUND, (seed, candidate, blocks)
+                assert least_s <= blocks_step_s(coeffs, blocks) * ROUND, (seed, candidate, blocks)
                 compared += 1
             if least_s is not None:
                 assert quick.compute_s(candidate) <= least_s * ROUND, (seed, candidate)
-            found = spread(terms) if not mixed else None
+            found = spread(coeffs) if not mixed else None
             if found is not None:
                 assert quick.spread_s(candidate) <= found.objective_s * ROUND, (seed, candidate)
     assert compared > 1000

@@ -131,7 +131,9 @@ def test_timeline_holds_every_action_once_and_ends_with_the_step(bed_plan: Plan)
 
 
 def advice_for(fleet: Inventory, plan: Plan) -> Advised:
-    return advise(fleet, plan, {change: aside.result() for change, aside in try_more_hosts(fleet, plan.job).items()})
+    return advise(
+        fleet, plan, {change: background.result() for change, background in try_more_hosts(fleet, plan.job).items()}
+    )
 
 
 def test_advice_is_what_planning_on_the_changed_inventory_gives(bed_plan: Plan) -> None:

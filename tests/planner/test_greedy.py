@@ -11,21 +11,21 @@ from tests.planner.enumerator import best_by_enumeration, random_terms
 def test_greedy_placements_fit_keep_the_pace_and_never_beat_brute_force() -> None:
     found = best = 0
     for seed in range(150):
-        terms = random_terms(seed)
-        bounds, last = Bounds(terms), terms.candidate.pp - 1
-        least_s = best_by_enumeration(terms)
+        coeffs = random_terms(seed)
+        bounds, last = Bounds(coeffs), coeffs.candidate.pp - 1
+        least_s = best_by_enumeration(coeffs)
         for pace_s in bounds.paces_s[bounds.first_pace :][:4]:
             placed = place_greedily(bounds, pace_s)
             if placed is None:
                 continue
             stages = [(block.site[0], held) for block in placed.blocks for held in block.layers]
-            assert len(stages) == terms.candidate.pp
-            assert sum(held for _, held in stages) == terms.num_layers
-            assert all(1 <= held <= terms.capacity[s][c] for s, (c, held) in enumerate(stages)), seed
-            assert all(len(block.layers) <= terms.slots[block.site[0]] for block in placed.blocks), seed
-            slowest_s = max(site_stage_s(terms, (c,), held, s == last) for s, (c, held) in enumerate(stages))
+            assert len(stages) == coeffs.candidate.pp
+            assert sum(held for _, held in stages) == coeffs.num_layers
+            assert all(1 <= held <= coeffs.capacity[s][c] for s, (c, held) in enumerate(stages)), seed
+            assert all(len(block.layers) <= coeffs.slots[block.site[0]] for block in placed.blocks), seed
+            slowest_s = max(site_stage_s(coeffs, (c,), held, s == last) for s, (c, held) in enumerate(stages))
             assert slowest_s <= pace_s * (1 + 1e-9), seed
-            assert placed.seconds == blocks_step_s(terms, placed.blocks)
+            assert placed.seconds == blocks_step_s(coeffs, placed.blocks)
             assert least_s is not None
             assert placed.seconds >= least_s * (1 - 1e-9), seed
             found += 1

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.collectives import Halves
+from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import Terms
+from planner.problem.coefficients import Coefficients
 from planner.search.closed_form import blocks_step_s
 from planner.search.ilp import Question, Solution, SolverName, build, make_sites, preferred, solve, solver_name
 from planner.search.lower_bounds import Bounds
@@ -23,46 +23,46 @@ SOLVERS: tuple[SolverName, ...] = ("HiGHS", "CBC")
 
 
 def ask(
-    terms: Terms,
+    coeffs: Coefficients,
     crossing: bool = False,
     solver: SolverName | None = None,
     fixed_layers: tuple[int, ...] | None = None,
 ) -> Solution:
     """The program's answer at any pace."""
-    return solve(Question(terms, 0.0, ANY_PACE_S, crossing=crossing, fixed_layers=fixed_layers), solver=solver)
+    return solve(Question(coeffs, 0.0, ANY_PACE_S, crossing=crossing, fixed_layers=fixed_layers), solver=solver)
 
 
-def price(terms: Terms, solution: Solution) -> float:
+def price(coeffs: Coefficients, solution: Solution) -> float:
     """Closed-form seconds of what the solver decided, with a check that it may."""
     assert solution.blocks is not None
     assert solution.replicas is not None
-    for c, places in enumerate(terms.places):
-        assert sum(row[c] for row in solution.replicas) <= places
+    for c, group_slots in enumerate(coeffs.group_slots):
+        assert sum(row[c] for row in solution.replicas) <= group_slots
     sites = [block.site for block in solution.blocks for _ in block.layers]
     layers = [held for block in solution.blocks for held in block.layers]
-    assert sum(layers) == terms.num_layers
+    assert sum(layers) == coeffs.num_layers
     for s, (site, row) in enumerate(zip(sites, solution.replicas, strict=True)):
-        assert sum(row) == terms.candidate.dp
+        assert sum(row) == coeffs.candidate.dp
         assert {c for c, replicas in enumerate(row) if replicas} == set(site)
-        assert all(1 <= layers[s] <= terms.capacity[s][c] for c in site)
-    return blocks_step_s(terms, solution.blocks)
+        assert all(1 <= layers[s] <= coeffs.capacity[s][c] for c in site)
+    return blocks_step_s(coeffs, solution.blocks)
 
 
 def assert_equals_enumeration(
-    terms: Terms, crossing: bool, solver: SolverName, fixed_layers: tuple[int, ...] | None = None
+    coeffs: Coefficients, crossing: bool, solver: SolverName, fixed_layers: tuple[int, ...] | None = None
 ) -> None:
     """Same least seconds as brute force, and a true bound; or infeasible where brute force finds nothing."""
-    best = best_by_enumeration(terms, crossing, fixed_layers)
-    solution = ask(terms, crossing, solver, fixed_layers)
+    best = best_by_enumeration(coeffs, crossing, fixed_layers)
+    solution = ask(coeffs, crossing, solver, fixed_layers)
     if best is None:
         assert solution.status == "infeasible"
         return
     assert solution.status == "optimal"
-    assert price(terms, solution) == pytest.approx(best, rel=1e-6)
+    assert price(coeffs, solution) == pytest.approx(best, rel=1e-6)
     assert solution.bound_s == pytest.approx(best, rel=1e-6)
 
 
-def hard_terms() -> Terms:
+def hard_terms() -> Coefficients:
     """Fourteen stages on four classes of different speed: too much for a fraction of a second."""
     speed = (1.0, 1.37, 2.11, 3.19)
     return replace(
@@ -71,12 +71,12 @@ def hard_terms() -> Terms:
         num_layers=61,
         num_microbatches=40,
         cluster=(0, 1, 2, 3),
-        places=(11, 12, 13, 14),
-        places_per_host=(1, 1, 1, 1),
+        group_slots=(11, 12, 13, 14),
+        group_slots_per_host=(1, 1, 1, 1),
         memory_bytes=(None,) * 4,
         capacity=((30,) * 4,) * 14,
-        layer=tuple(Halves(each / 3, 2 * each / 3) for each in speed),
-        head=tuple(Halves(each / 3, 2 * each / 3) for each in speed),
+        layer=tuple(PassTimes(each / 3, 2 * each / 3) for each in speed),
+        head=tuple(PassTimes(each / 3, 2 * each / 3) for each in speed),
         net_names=("IB",) * 4,
         fabric_edge_s=(0.1, 0.2, 0.3, 0.4),
         shared_edge_s=(1.3, 1.7, 1.1, 1.9),
@@ -106,29 +106,30 @@ def test_program_finds_what_brute_force_finds_with_a_stage_over_clusters(
 @pytest.mark.parametrize("seeds", [range(start, start + 20) for start in range(0, 40, 20)], ids=lambda r: str(r[0]))
 def test_program_finds_what_brute_force_finds_with_a_fixed_cut(seeds: Sequence[int], solver: SolverName) -> None:
     for seed in seeds:
-        terms = random_terms(seed)
-        assert_equals_enumeration(terms, seed % 4 == 0, solver, random_cut(terms, seed))
+        coeffs = random_terms(seed)
+        assert_equals_enumeration(coeffs, seed % 4 == 0, solver, random_cut(coeffs, seed))
 
 
 def test_random_instances_are_of_all_kinds() -> None:
     """Feasible or not, limited by memory or not, on clusters whose classes differ, with stages over several."""
     instances = [random_terms(seed) for seed in range(240)]
-    best = [best_by_enumeration(terms) for terms in instances]
+    best = [best_by_enumeration(coeffs) for coeffs in instances]
     assert 40 < sum(seconds is None for seconds in best) < 160
     roomy = [
-        replace(terms, capacity=((terms.num_layers,) * len(terms.places),) * len(terms.capacity)) for terms in instances
+        replace(coeffs, capacity=((coeffs.num_layers,) * len(coeffs.group_slots),) * len(coeffs.capacity))
+        for coeffs in instances
     ]
-    without_limits = [best_by_enumeration(terms) for terms in roomy]
+    without_limits = [best_by_enumeration(coeffs) for coeffs in roomy]
     assert sum(limited != free for limited, free in zip(best, without_limits, strict=True)) > 40
-    assert {len(set(terms.cluster)) for terms in instances} == {1, 2, 3}
-    assert any(best_by_enumeration(terms, crossing=True) is not None for terms in instances)
+    assert {len(set(coeffs.cluster)) for coeffs in instances} == {1, 2, 3}
+    assert any(best_by_enumeration(coeffs, crossing=True) is not None for coeffs in instances)
 
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_no_placement_beats_the_bounds(mixed: bool) -> None:
     for seed in range(240):
-        terms = random_terms(seed)
-        best, bound = best_by_enumeration(terms, mixed), Bounds(terms, mixed).least_s
+        coeffs = random_terms(seed)
+        best, bound = best_by_enumeration(coeffs, mixed), Bounds(coeffs, mixed).least_s
         if best is not None:
             assert bound is not None, seed
             assert bound <= best * (1 + 1e-9), seed
@@ -136,23 +137,23 @@ def test_no_placement_beats_the_bounds(mixed: bool) -> None:
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_preferred_placement_is_as_good_and_starts_on_the_first_class(solver: SolverName) -> None:
-    terms = replace(
+    coeffs = replace(
         random_terms(1),
         candidate=Candidate(1, 2, 1, 1),
         num_layers=4,
         cluster=(0, 1),
-        places=(1, 1),
-        places_per_host=(1, 1),
+        group_slots=(1, 1),
+        group_slots_per_host=(1, 1),
         capacity=((4, 4),) * 2,
-        layer=(Halves(0.5, 0.5),) * 2,
-        head=(Halves(0.0, 0.0),) * 2,
+        layer=(PassTimes(0.5, 0.5),) * 2,
+        head=(PassTimes(0.0, 0.0),) * 2,
         net_names=("IB", "IB"),
         fabric_edge_s=(1.0, 1.0),
         shared_edge_s=(1.0, 1.0),
     )
-    best_s = price(terms, ask(terms))
-    chosen = preferred(Question(terms, 0.0, ANY_PACE_S, at_most_s=best_s * (1 + 1e-6)), solver=solver)
-    assert price(terms, chosen) == pytest.approx(best_s)
+    best_s = price(coeffs, ask(coeffs))
+    chosen = preferred(Question(coeffs, 0.0, ANY_PACE_S, at_most_s=best_s * (1 + 1e-6)), solver=solver)
+    assert price(coeffs, chosen) == pytest.approx(best_s)
     assert chosen.replicas == ((1, 0), (0, 1))
 
 
@@ -160,11 +161,11 @@ def test_preferred_placement_is_as_good_and_starts_on_the_first_class(solver: So
 def test_solvers_prefer_the_same_of_many_equals(crossing: bool) -> None:
     told = 0
     for seed in range(40):
-        terms, n = random_terms(seed), len(random_terms(seed).places)
+        coeffs, n = random_terms(seed), len(random_terms(seed).group_slots)
         alike = replace(
-            terms,
-            layer=(Halves(0.5, 0.5),) * n,
-            head=(Halves(0.0, 0.0),) * n,
+            coeffs,
+            layer=(PassTimes(0.5, 0.5),) * n,
+            head=(PassTimes(0.0, 0.0),) * n,
             net_names=(None,) * n,
             fabric_edge_s=(1.0,) * n,
             shared_edge_s=(1.0,) * n,
@@ -196,9 +197,9 @@ def test_solvers_print_nothing(solver: SolverName, capfd: pytest.CaptureFixture[
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("fixed", [False, True])
 def test_every_constraint_has_a_name_of_its_own(fixed: bool) -> None:
-    terms = random_terms(3)
-    cut = random_cut(terms, 3) if fixed else None
-    program = build(Question(terms, 0.0, ANY_PACE_S, crossing=True, fixed_layers=cut))
+    coeffs = random_terms(3)
+    cut = random_cut(coeffs, 3) if fixed else None
+    program = build(Question(coeffs, 0.0, ANY_PACE_S, crossing=True, fixed_layers=cut))
     names = list(program.model.constraints)
     assert len(set(names)) == len(names) > 10
     assert not any(name.startswith("_C") for name in names)
@@ -219,10 +220,10 @@ def test_cbc_is_taken_where_highs_is_not_installed() -> None:
 
 
 def test_few_classes_share_stages_in_every_way_and_many_in_pairs_of_clusters() -> None:
-    few = replace(random_terms(0), candidate=Candidate(1, 1, 4, 1), places=(1,) * 4, cluster=(0, 0, 1, 2))
+    few = replace(random_terms(0), candidate=Candidate(1, 1, 4, 1), group_slots=(1,) * 4, cluster=(0, 0, 1, 2))
     assert len(make_sites(few, True)) == 15
     assert make_sites(few, False) == [(0,), (1,), (2,), (3,), (0, 1)]
-    many = replace(few, places=(1,) * 6, cluster=(0, 0, 1, 1, 2, 3))
+    many = replace(few, group_slots=(1,) * 6, cluster=(0, 0, 1, 1, 2, 3))
     assert make_sites(many, False) == [(0,), (1,), (2,), (3,), (4,), (5,), (0, 1), (2, 3)]
     assert {(0, 1, 2, 3), (4, 5)} <= set(make_sites(many, True))
     assert (0, 2) not in make_sites(many, True)

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from planner.problem.coefficients import Terms
+from planner.problem.coefficients import Coefficients
 from planner.search.closed_form import Block, blocks_step_s, site_stage_s
 from planner.search.lower_bounds import Bounds, Limits, layers_within
 from tests.planner.enumerator import all_blocks, random_terms
 
 
-def slowest_stage_s(terms: Terms, blocks: Sequence[Block]) -> float:
+def slowest_stage_s(coeffs: Coefficients, blocks: Sequence[Block]) -> float:
     """The pace of a placement."""
     stages = [(block.site, held) for block in blocks for held in block.layers]
     last = len(stages) - 1
-    return max(site_stage_s(terms, site, held, s == last) for s, (site, held) in enumerate(stages))
+    return max(site_stage_s(coeffs, site, held, s == last) for s, (site, held) in enumerate(stages))
 
 
 @pytest.mark.parametrize(
@@ -33,21 +33,21 @@ def test_both_limits_are_the_lesser_of_each() -> None:
 
 def test_every_stage_of_every_placement_is_within_the_limits_of_its_pace() -> None:
     for seed in range(30):
-        terms = random_terms(seed)
-        bounds = Bounds(terms)
-        for blocks in all_blocks(terms, False):
+        coeffs = random_terms(seed)
+        bounds = Bounds(coeffs)
+        for blocks in all_blocks(coeffs, False):
             stages = [(block.site, held) for block in blocks for held in block.layers]
-            middle = bounds.within(slowest_stage_s(terms, blocks)).middle
+            middle = bounds.within(slowest_stage_s(coeffs, blocks)).middle
             assert all(held <= middle[c] for site, held in stages for c in site), seed
 
 
 def test_no_placement_keeps_a_pace_before_the_first() -> None:
     for seed in range(60):
-        terms = random_terms(seed)
-        bounds = Bounds(terms)
+        coeffs = random_terms(seed)
+        bounds = Bounds(coeffs)
         assert bounds.paces_s == sorted(bounds.paces_s)
-        for blocks in all_blocks(terms, False):
-            assert slowest_stage_s(terms, blocks) >= bounds.paces_s[bounds.first_pace] * (1 - 1e-9), seed
+        for blocks in all_blocks(coeffs, False):
+            assert slowest_stage_s(coeffs, blocks) >= bounds.paces_s[bounds.first_pace] * (1 - 1e-9), seed
 
 
 def test_a_bound_from_a_pace_is_no_higher_than_the_bound_at_it() -> None:
@@ -60,8 +60,8 @@ def test_a_bound_from_a_pace_is_no_higher_than_the_bound_at_it() -> None:
 @pytest.mark.parametrize("mixed", [False, True])
 def test_no_placement_beats_the_bound_at_its_pace(mixed: bool) -> None:
     for seed in range(150):
-        terms = random_terms(seed)
-        bounds = Bounds(terms, mixed)
-        for blocks in all_blocks(terms, mixed):
-            bound_s = bounds.at(slowest_stage_s(terms, blocks))
-            assert bound_s <= blocks_step_s(terms, blocks) * (1 + 1e-9), (seed, blocks)
+        coeffs = random_terms(seed)
+        bounds = Bounds(coeffs, mixed)
+        for blocks in all_blocks(coeffs, mixed):
+            bound_s = bounds.at(slowest_stage_s(coeffs, blocks))
+            assert bound_s <= blocks_step_s(coeffs, blocks) * (1 + 1e-9), (seed, blocks)

@@ -12,7 +12,7 @@ from holmes_core.records.link import Link, Spread
 from holmes_core.records.plan import PlanRank, Prediction
 from holmes_runtime.config.schedule import ActionKind
 from planner.cost.counts import stage_parameters
-from planner.layout.predict import Laid, predict, predict_timeline
+from planner.layout.predict import Layout, predict, predict_timeline
 from planner.problem.candidates import Candidate
 from planner.problem.fleet import read_fleet
 from planner.problem.latency import read_latencies
@@ -22,7 +22,9 @@ from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory
 EMULATED = {"emulate": {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02}}
 
 
-def lay(inventory: Inventory, job: Job, hosts: list[list[list[str]]], layers: tuple[int, ...], **how: Any) -> Laid:
+def lay(
+    inventory: Inventory, job: Job, hosts: list[list[list[str]]], layers: tuple[int, ...], **execution: Any
+) -> Layout:
     """The placement in which hosts[pp_rank][replica] are the hosts of the shards."""
     cluster_of = {host: cluster.name for cluster in inventory.clusters for host in cluster.hosts}
     used: dict[str, int] = {}
@@ -39,19 +41,19 @@ def lay(inventory: Inventory, job: Job, hosts: list[list[list[str]]], layers: tu
                     )
                 )  # fmt: skip
     tp, pp, dp = len(hosts[0][0]), len(hosts), len(hosts[0])
-    candidate = Candidate(tp, pp, dp, how.get("micro_batch_size", 2), how.get("recompute", "none"))
-    chunks = how.get("chunks", 1)
+    candidate = Candidate(tp, pp, dp, execution.get("micro_batch_size", 2), execution.get("recompute", "none"))
+    chunks = execution.get("chunks", 1)
     groups = make_groups(inventory, job, ranks, chunks)
     equal = (job.global_batch_size // (dp * candidate.micro_batch_size),) * dp
-    return Laid(
-        candidate, layers, tuple(ranks), groups, how.get("schedule", "1f1b"), chunks, how.get("extra", ()),
-        how.get("microbatches", equal), read_latencies(inventory),
+    return Layout(
+        candidate, layers, tuple(ranks), groups, execution.get("schedule", "1f1b"), chunks, execution.get("extra", ()),
+        execution.get("microbatches", equal), read_latencies(inventory),
     )  # fmt: skip
 
 
-def prediction(inventory: Inventory, job: Job, laid: Laid) -> Prediction:
+def prediction(inventory: Inventory, job: Job, layout: Layout) -> Prediction:
     """What the step costs, its parts adding up."""
-    p = predict(job, read_fleet(inventory, job), laid)
+    p = predict(job, read_fleet(inventory, job), layout)
     parts = (p.compute_s, p.bubble_s, p.exposed_tp_s, p.exposed_edge_s, p.exposed_dp_s, p.optimizer_s)
     assert sum(parts) == pytest.approx(p.step_s, rel=1e-9)
     return p
@@ -77,8 +79,8 @@ def test_interleaving_crosses_more_often_for_less_bubble() -> None:
 
 def test_zero_bubble_splits_an_emulated_backward_in_equal_halves() -> None:
     inventory, job = cpu_inventory([2]), bed_job(compute=EMULATED, parallel={})
-    laid = lay(inventory, job, [[["a1"]], [["a2"]]], (5, 5), schedule="zero-bubble")
-    spans = predict_timeline(job, read_fleet(inventory, job), laid)
+    layout = lay(inventory, job, [[["a1"]], [["a2"]]], (5, 5), schedule="zero-bubble")
+    spans = predict_timeline(job, read_fleet(inventory, job), layout)
     halves = {span.kind: span.end_s - span.start_s for span in spans if span.microbatch > 0}
     assert halves[ActionKind.BACKWARD_INPUT] == halves[ActionKind.BACKWARD_WEIGHT] == pytest.approx(0.05)
 
@@ -86,8 +88,8 @@ def test_zero_bubble_splits_an_emulated_backward_in_equal_halves() -> None:
 def test_replicas_with_more_microbatches_send_more() -> None:
     inventory, job = cpu_inventory([2, 2]), bed_job(parallel={})
     hosts = [[["a1"], ["b1"]], [["a2"], ["b2"]]]
-    laid = lay(inventory, job, hosts, (5, 5), microbatches=(12, 4))
-    sent = {t.host: t.sent_bytes for t in prediction(inventory, job, laid).traffic if t.network in "ab"}
+    layout = lay(inventory, job, hosts, (5, 5), microbatches=(12, 4))
+    sent = {t.host: t.sent_bytes for t in prediction(inventory, job, layout).traffic if t.network in "ab"}
     assert sent["a1"] == 3 * sent["b1"] == 12 * 4 * 2 * 128 * 352
 
 
@@ -96,8 +98,8 @@ def test_bf16_halves_messages_and_gathered_weights_but_not_gradients() -> None:
     sent = {}
     for precision in ("fp32", "bf16"):
         job = bed_job(precision=precision, parallel={})
-        laid = lay(inventory, job, [[["a1"], ["a2"]]], (10,))
-        sent[precision] = prediction(inventory, job, laid).traffic[0].sent_bytes
+        layout = lay(inventory, job, [[["a1"], ["a2"]]], (10,))
+        sent[precision] = prediction(inventory, job, layout).traffic[0].sent_bytes
     parameters = stage_parameters(job.model, 10, True, True)
     assert sent == {"fp32": parameters * 8 // 2, "bf16": parameters * 6 // 2}
 
@@ -105,11 +107,11 @@ def test_bf16_halves_messages_and_gathered_weights_but_not_gradients() -> None:
 def test_gloo_sends_every_member_of_another_host_its_part() -> None:
     inventory = cpu_inventory([2])
     job = bed_job(parallel={}, slots_per_host=2)
-    laid = lay(inventory, job, [[["a1"], ["a1"], ["a2"], ["a2"]]], (10,))
+    layout = lay(inventory, job, [[["a1"], ["a1"], ["a2"], ["a2"]]], (10,))
     parameters = stage_parameters(job.model, 10, True, True)
     # Reduce-scatter: two members send a quarter each to two others. All-gather: a ring crosses once, three quarters.
     expected = 4 * parameters * 2 * 2 / 4 + 4 * parameters * 3 / 4
-    assert [t.sent_bytes for t in prediction(inventory, job, laid).traffic] == [round(expected)] * 2
+    assert [t.sent_bytes for t in prediction(inventory, job, layout).traffic] == [round(expected)] * 2
 
 
 def test_shards_send_their_part_and_share_the_memory() -> None:

@@ -9,12 +9,12 @@ import pytest
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import make_terms
+from planner.problem.coefficients import make_coefficients
 from planner.problem.fleet import read_fleet
 from planner.search.branch_and_bound import search
 from planner.search.closed_form import Block as EqualBlock
 from planner.search.closed_form import blocks_step_s
-from planner.search.placement import Found, Placement
+from planner.search.placement import Placement, PricedPlacement
 from planner.search.unequal_degrees import Block, Offer, best_unequal, cut_layers, step_s
 from tests.planner.fleets import GIB, gpt_7b, gpu_inventory
 
@@ -58,10 +58,10 @@ def test_what_job_yaml_fixes_does_not_differ(fixed: dict[str, int]) -> None:
 def test_with_equal_degrees_it_is_the_closed_form_of_the_plan() -> None:
     job = gpt_7b(global_batch_size=192)
     fleet = read_fleet(gpu_inventory([3, 3]), job)
-    terms = make_terms(job, fleet, Candidate(2, 6, 4, 2))
+    coeffs = make_coefficients(job, fleet, Candidate(2, 6, 4, 2))
     layers = ((6, 6, 6), (6, 6, 6))
-    ours = step_s([Block(c, cut, terms) for c, cut in enumerate(layers)])
-    assert ours == pytest.approx(blocks_step_s(terms, [EqualBlock((c,), cut) for c, cut in enumerate(layers)]))
+    ours = step_s([Block(c, cut, coeffs) for c, cut in enumerate(layers)])
+    assert ours == pytest.approx(blocks_step_s(coeffs, [EqualBlock((c,), cut) for c, cut in enumerate(layers)]))
 
 
 def test_layers_go_to_the_stage_that_is_then_fastest() -> None:
@@ -74,4 +74,4 @@ def test_layers_go_to_the_stage_that_is_then_fastest() -> None:
 def test_a_step_already_faster_than_any_is_left_alone() -> None:
     job = gpt_7b(global_batch_size=192)
     placement = Placement(Candidate(1, 1, 1, 1), (36,), ((0,),), (192,))
-    assert best_unequal(job, read_fleet(unlike(), job), Found(1e-9, placement)) is None
+    assert best_unequal(job, read_fleet(unlike(), job), PricedPlacement(1e-9, placement)) is None

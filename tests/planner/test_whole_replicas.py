@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.collectives import Halves
+from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import Terms
+from planner.problem.coefficients import Coefficients
 from planner.search.whole_replicas import spread
 from tests.planner.enumerator import random_terms
 
 
-def two_classes(fast_s: float, slow_s: float, dp: int, microbatches: int) -> Terms:
+def two_classes(fast_s: float, slow_s: float, dp: int, microbatches: int) -> Coefficients:
     """One stage of four layers, gradients for nothing, `dp` places on a fast and a slow class in two clusters."""
     return replace(
         random_terms(1),
@@ -21,12 +21,12 @@ def two_classes(fast_s: float, slow_s: float, dp: int, microbatches: int) -> Ter
         num_layers=4,
         num_microbatches=microbatches,
         cluster=(0, 1),
-        places=(dp, dp),
-        places_per_host=(dp, dp),
+        group_slots=(dp, dp),
+        group_slots_per_host=(dp, dp),
         memory_bytes=(None, None),
         capacity=((4, 4),),
-        layer=tuple(Halves(each / 3, 2 * each / 3) for each in (fast_s, slow_s)),
-        head=(Halves(0.0, 0.0),) * 2,
+        layer=tuple(PassTimes(each / 3, 2 * each / 3) for each in (fast_s, slow_s)),
+        head=(PassTimes(0.0, 0.0),) * 2,
         net_names=("IB", "IB"),
         fabric_edge_s=(0.0, 0.0),
         shared_edge_s=(0.0, 0.0),
@@ -66,14 +66,14 @@ def test_one_replica_is_not_spread() -> None:
 
 
 def test_memory_of_every_class_must_hold_the_cut() -> None:
-    terms = two_classes(1.0, 2.0, dp=2, microbatches=6)
-    assert spread(replace(terms, capacity=((4, 3),))) is None
+    coeffs = two_classes(1.0, 2.0, dp=2, microbatches=6)
+    assert spread(replace(coeffs, capacity=((4, 3),))) is None
 
 
 def test_a_fixed_cut_is_kept() -> None:
-    terms = replace(
+    coeffs = replace(
         two_classes(1.0, 2.0, dp=2, microbatches=6), candidate=Candidate(1, 2, 2, 1), capacity=((4, 4),) * 2
     )
-    found = spread(terms, (3, 1))
+    found = spread(coeffs, (3, 1))
     assert found is not None
     assert found.placement.layers == (3, 1)
