@@ -25,8 +25,7 @@ from planner.layout.environment import make_nodes
 from planner.layout.usual_order import memory_fault, usual_group_slots, usual_placement
 from planner.layout.verify import verify
 from planner.layout.write_out import WrittenPlan, best_step_s, write_best, write_usual
-from planner.problem.candidates import check_job
-from planner.problem.fleet import Fleet, read_fleet, require_rates
+from planner.problem.problem import Problem, read_problem, require_rates
 from planner.schedule.runners_up import rank_contenders
 from planner.search.branch_and_bound import Progress, SearchResult, search
 from planner.search.ilp import solver_name
@@ -54,19 +53,18 @@ def make_plan(
     suit it best is a contender too, so that no plan is slower than it; with `order` "usual" it is the plan. `lp` names
     a file for the last integer program. Raises HolmesError: what fails and what would make it fit.
     """
-    check_job(job)
-    fleet = read_fleet(inventory, job)
-    require_rates(inventory, job, fleet)
-    answer = search(job, fleet, time_limit_s, progress, lp)
+    problem = read_problem(inventory, job)
+    require_rates(problem)
+    answer = search(problem, time_limit_s, progress, lp)
     if order == "usual":
-        usual = write_usual(inventory, job, fleet, answer)
+        usual = write_usual(problem, answer)
         if usual is None:
-            raise _usual_misfit(inventory, job, fleet, answer.found[0].placement)
+            raise _usual_misfit(problem, answer.found[0].placement)
         written, compared = usual, _Compared()
     else:
-        written, compared = _draw_and_compare(inventory, job, fleet, answer)
-    solve = _report(job, fleet, answer, written, compared, order)
-    plan = _write(inventory, job, inventory_source, job_source, order, written, solve, compared.usual)
+        written, compared = _write_and_compare(problem, answer)
+    solve = _report(problem, answer, written, compared, order)
+    plan = _write(problem, inventory_source, job_source, order, written, solve, compared.usual)
     faults = verify(plan, inventory)
     if faults:
         raise AssertionError("the planner made a plan that does not verify: " + "; ".join(faults[:20]))
@@ -75,11 +73,10 @@ def make_plan(
 
 def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float) -> float:
     """The step that the plan of `job` would be predicted to take, without all else a plan tells. Raises HolmesError."""
-    check_job(job)
-    fleet = read_fleet(inventory, job)
-    require_rates(inventory, job, fleet)
-    answer = search(job, fleet, time_limit_s)
-    return best_step_s(inventory, job, fleet, rank_contenders(job, fleet, answer.found))
+    problem = read_problem(inventory, job)
+    require_rates(problem)
+    answer = search(problem, time_limit_s)
+    return best_step_s(problem, rank_contenders(problem, answer.found))
 
 
 @dataclass(frozen=True)
@@ -91,40 +88,38 @@ class _Compared:
     unequal: UnequalDegrees | None = None
 
 
-def _draw_and_compare(
-    inventory: Inventory, job: Job, fleet: Fleet, answer: SearchResult
-) -> tuple[WrittenPlan, _Compared]:
+def _write_and_compare(problem: Problem, answer: SearchResult) -> tuple[WrittenPlan, _Compared]:
     """The plan, written out, or the usual order where that is faster; and meanwhile, what it is compared with."""
 
     def work() -> tuple[Prediction | None, UnequalDegrees | None]:
-        written = write_usual(inventory, job, fleet, answer)
-        return written.prediction if written is not None else None, best_unequal(job, fleet, answer.found[0])
+        written = write_usual(problem, answer)
+        return written.prediction if written is not None else None, best_unequal(problem, answer.found[0])
 
     with BackgroundCall(work) as background:
-        written, alternatives = write_best(inventory, job, fleet, rank_contenders(job, fleet, answer.found))
+        written, alternatives = write_best(problem, rank_contenders(problem, answer.found))
         usual, unequal = background.result()
     if usual is not None and usual.step_s < written.prediction.step_s * (1 - RELATIVE_TOLERANCE):
-        written = write_usual(inventory, job, fleet, answer) or written
+        written = write_usual(problem, answer) or written
     return written, _Compared(alternatives, usual, unequal)
 
 
-def _usual_misfit(inventory: Inventory, job: Job, fleet: Fleet, best: Placement) -> HolmesError:
+def _usual_misfit(problem: Problem, best: Placement) -> HolmesError:
     """Why the usual order does not fit with the degrees of the best placement."""
-    group_slots = usual_group_slots(inventory, fleet, best.candidate)
-    problem = memory_fault(job, fleet, usual_placement(job, fleet, best.candidate, group_slots), group_slots)
+    group_slots = usual_group_slots(problem, best.candidate)
+    fault = memory_fault(problem, usual_placement(problem, best.candidate, group_slots), group_slots)
     return HolmesError(
-        f"the usual order does not fit: {problem or 'memory holds no even cut under its schedule'}",
+        f"the usual order does not fit: {fault or 'memory holds no even cut under its schedule'}",
         "plan without `--usual-order`, or give GPUs more room: larger parallel.pp, smaller micro_batch_size",
         ANSWER_IS_NO,
     )
 
 
 def _report(
-    job: Job, fleet: Fleet, answer: SearchResult, written: WrittenPlan, compared: _Compared, order: Order
+    problem: Problem, answer: SearchResult, written: WrittenPlan, compared: _Compared, order: Order
 ) -> SolveReport:
     """The search's proof, and the closed form of the ranks as they were written out."""
     candidate, layers = written.placement.candidate, written.placement.layers
-    placement_s = price_ranks_s(job, fleet, candidate, layers, written.layout.ranks, written.placement.microbatches)
+    placement_s = price_ranks_s(problem, candidate, layers, written.layout.ranks, written.placement.microbatches)
     objective_s = min(placement_s, answer.found[0].objective_s)
     bound_s = min(answer.bound_s, objective_s)
     gap = (objective_s - bound_s) / objective_s if objective_s else 0.0
@@ -139,15 +134,14 @@ def _report(
         placement_s=placement_s,
         candidates=answer.candidates,
         programs=answer.programs,
-        crossing=written.placement.crossing(fleet),
+        crossing=written.placement.crossing(problem.fleet),
         alternatives=compared.alternatives,
         unequal=compared.unequal,
     )
 
 
 def _write(
-    inventory: Inventory,
-    job: Job,
+    problem: Problem,
     inventory_source: Source,
     job_source: Source,
     order: Order,
@@ -159,7 +153,7 @@ def _write(
     return Plan(
         inventory=inventory_source,
         job_source=job_source,
-        job=job,
+        job=problem.job,
         order=order,
         tp=candidate.tp,
         pp=candidate.pp,
@@ -170,7 +164,7 @@ def _write(
         chunks=mode.chunks,
         extra_in_flight=mode.extra_in_flight,
         recompute=candidate.recompute,
-        nodes=make_nodes(inventory, job, layout.ranks),
+        nodes=make_nodes(problem, layout.ranks),
         stages=_stages(candidate.pp, mode.layers, layout.ranks),
         ranks=layout.ranks,
         groups=layout.groups,

@@ -23,7 +23,7 @@ from planner.background import BackgroundCall
 from planner.layout.reprice import reprice_step_s
 from planner.make_plan import planned_step_s
 from planner.problem.candidates import enumerate_candidates
-from planner.problem.fleet import read_fleet
+from planner.problem.problem import read_problem
 
 MOST_HOSTS = 64  # on more, even pricing all changes would take longer than the plan
 MOST_CANDIDATES = 4000  # of all planning anew together: a second or less
@@ -65,7 +65,7 @@ def try_more_hosts(inventory: Inventory, job: Job) -> Mapping[str, BackgroundCal
 
 def _one_more_host_s(inventory: Inventory, job: Job, change: str, number: int) -> float | None:
     """Seconds of the step with that change, the `number`-th tried; None where all so far have too many candidates."""
-    if number * len(enumerate_candidates(job, read_fleet(inventory, job))) > MOST_CANDIDATES:
+    if number * len(enumerate_candidates(job, read_problem(inventory, job).fleet)) > MOST_CANDIDATES:
         return None
     return _planned_anew_s(inventory, job, change, LIMIT_S)
 

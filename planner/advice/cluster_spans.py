@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from planner.advice.explain import ranges
-from planner.problem.fleet import read_fleet
+from planner.problem.problem import read_problem
 
 
 def straddling(inventory: Inventory, plan: Plan) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ def _replicas_held(plan: Plan) -> list[Counter[str]]:
 def _places(inventory: Inventory, plan: Plan) -> Counter[str]:
     """By cluster, how many replicas of a stage all its hosts have room for."""
     group_slots: Counter[str] = Counter()
-    for each in read_fleet(inventory, plan.job).classes:
+    for each in read_problem(inventory, plan.job).fleet.classes:
         group_slots[each.cluster] += each.num_group_slots(plan.tp)
     return group_slots
 

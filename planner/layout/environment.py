@@ -5,26 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.records.inventory import Cluster, Host, Inventory, NetworkPort
+from holmes_core.records.inventory import Cluster, Host, NetworkPort
 from holmes_core.records.job import Job
 from holmes_core.records.plan import EnvironmentVariable, Node, PlanRank
-from planner.problem.networks import RDMA_KINDS, Networks
+from planner.problem.networks import RDMA_KINDS
+from planner.problem.problem import Problem
 
 
-def make_nodes(inventory: Inventory, job: Job, ranks: Sequence[PlanRank]) -> tuple[Node, ...]:
+def make_nodes(problem: Problem, ranks: Sequence[PlanRank]) -> tuple[Node, ...]:
     """The job's nodes in the order of their ranks."""
-    networks = Networks(inventory, job)
-    hosts = {host.name: host for host in inventory.hosts}
+    hosts = {host.name: host for host in problem.inventory.hosts}
     members: dict[str, list[PlanRank]] = {}
     for rank in ranks:
         members.setdefault(rank.host, []).append(rank)
     return tuple(
-        _node(hosts[name], networks, job, node_rank, [rank.gpu for rank in held])
+        _node(hosts[name], problem, node_rank, [rank.gpu for rank in held])
         for node_rank, (name, held) in enumerate(members.items())
     )
 
 
-def _node(host: Host, networks: Networks, job: Job, node_rank: int, gpus: Sequence[int | None]) -> Node:
+def _node(host: Host, problem: Problem, node_rank: int, gpus: Sequence[int | None]) -> Node:
+    networks = problem.networks
     cluster, port = networks.cluster(host.name), networks.shared_port(host.name)
     if port.address is None:
         raise HolmesError(
@@ -40,7 +41,7 @@ def _node(host: Host, networks: Networks, job: Job, node_rank: int, gpus: Sequen
         num_ranks=len(gpus),
         shared_netdev=str(port.netdev),
         shared_address=port.address,
-        environment=make_environment(job, cluster, port, networks.fabric_port(host.name), gpus),
+        environment=make_environment(problem.job, cluster, port, networks.fabric_port(host.name), gpus),
     )
 
 

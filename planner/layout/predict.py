@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from operator import mul
 
 from holmes_core.records.job import Job, ScheduleName
@@ -31,8 +31,7 @@ from planner.cost.counts import (
 )
 from planner.cost.slot import Slot, head_parts_s, layer_parts_s
 from planner.problem.candidates import Candidate
-from planner.problem.fleet import Fleet
-from planner.problem.latency import Latencies
+from planner.problem.problem import Problem
 from planner.schedule.precedence import precedence_of
 from planner.schedule.simulate import Bucket, Pipeline, PipelineTimes, Span, simulate, timeline
 from planner.tolerances import ROUNDING
@@ -44,7 +43,7 @@ EDGES = ("pp_forward", "pp_backward")
 class Layout:
     """A placement written out: ranks, their groups, the layers of each stage, and how it is run.
 
-    `microbatches` are by replica. `latencies` are those of the networks.
+    `microbatches` are by replica.
     """
 
     candidate: Candidate
@@ -55,14 +54,13 @@ class Layout:
     chunks: int
     extra_in_flight: tuple[int, ...]
     microbatches: tuple[int, ...]
-    latencies: Latencies | None = None
 
     @property
     def last_stage(self) -> int:
         return len(self.layers) - 1
 
     @cached_property
-    def group_slots(self) -> Mapping[tuple[int, int], PlanRank]:
+    def first_shards(self) -> Mapping[tuple[int, int], PlanRank]:
         """The first shard of each (pipeline rank, replica)."""
         return {(rank.pp_rank, rank.dp_rank): rank for rank in self.ranks if rank.tp_rank == 0}
 
@@ -75,17 +73,10 @@ class Layout:
         """The stages a pipeline rank holds."""
         return range(pp_rank, len(self.layers), self.candidate.pp)
 
-    def latency_s(self, group: PlanGroup) -> float:
-        """Of the longest hop between members of `group`; 0 where it was not measured."""
-        if not self.latencies:
-            return 0.0
-        clusters = {self.ranks[rank].cluster for rank in group.ranks}
-        return max((seconds for pair, seconds in self.latencies.items() if pair <= clusters), default=0.0)
 
-
-def predict(job: Job, fleet: Fleet, layout: Layout) -> Prediction:
+def predict(problem: Problem, layout: Layout) -> Prediction:
     """The prediction for `layout`."""
-    run = _Costs(job, fleet, layout)
+    job, run = problem.job, _Costs(problem, layout)
     whole = run.pipelines()
     without_edges = [replace(pipeline, times=pipeline.times.without_edges()) for pipeline in whole]
     compute_alone = without_edges
@@ -118,15 +109,15 @@ def predict(job: Job, fleet: Fleet, layout: Layout) -> Prediction:
     )
 
 
-def predict_step_s(job: Job, fleet: Fleet, layout: Layout) -> float:
+def predict_step_s(problem: Problem, layout: Layout) -> float:
     """Seconds of the step that `predict` would find, without its parts."""
-    run = _Costs(job, fleet, layout)
+    run = _Costs(problem, layout)
     return simulate(run.pipelines(), run.buckets()) + run.optimizer_s()
 
 
-def predict_timeline(job: Job, fleet: Fleet, layout: Layout, replica: int = 0) -> tuple[Span, ...]:
+def predict_timeline(problem: Problem, layout: Layout, replica: int = 0) -> tuple[Span, ...]:
     """Every action of one replica's simulated step."""
-    run = _Costs(job, fleet, layout)
+    run = _Costs(problem, layout)
     how_many = layout.microbatches[replica]
     schedule = make_schedule(layout.schedule, layout.candidate.pp, how_many, layout.chunks, layout.extra_in_flight)
     return timeline(schedule, run.pipelines()[replica].times, run.buckets())
@@ -229,20 +220,20 @@ class _Priced:
 class _Costs:
     """The seconds of everything in a placement, each kind of slot priced once."""
 
-    def __init__(self, job: Job, fleet: Fleet, layout: Layout) -> None:
-        self.job, self.layout = job, layout
-        self.execution = layout.candidate.execution(job)
-        price = lru_cache(
-            lambda slot: _Priced(
-                slot, *layer_parts_s(job, self.execution, slot), head_parts_s(job, self.execution, slot)
-            )
-        )
-        self.priced = {name: price(fleet.hosts[name].hardware.slot) for name in {rank.host for rank in layout.ranks}}
+    def __init__(self, problem: Problem, layout: Layout) -> None:
+        self.job, self.networks, self.layout = problem.job, problem.networks, layout
+        self.execution = layout.candidate.execution(problem.job)
+        price, hosts = cache(self._price), problem.fleet.hosts
+        self.priced = {name: price(hosts[name].hardware.slot) for name in {rank.host for rank in layout.ranks}}
         self.edge_s = self._edges()
+
+    def _price(self, slot: Slot) -> _Priced:
+        layer, collectives = layer_parts_s(self.job, self.execution, slot)
+        return _Priced(slot, layer, collectives, head_parts_s(self.job, self.execution, slot))
 
     def at(self, stage: int, replica: int) -> _Priced:
         """The slot that runs the stage."""
-        return self.priced[self.layout.group_slots[stage % self.layout.candidate.pp, replica].host]
+        return self.priced[self.layout.first_shards[stage % self.layout.candidate.pp, replica].host]
 
     def pipelines(self, tensor_parallel: bool = True) -> list[Pipeline]:
         """One for each replica; equal ones share their schedule and times."""
@@ -306,7 +297,8 @@ class _Costs:
         if one_host:
             return self.priced[self.layout.ranks[group.ranks[0]].host].slot.inside
         assert group.bandwidth_bytes_per_s is not None
-        return Path(group.bandwidth_bytes_per_s, self.layout.latency_s(group))
+        clusters = {self.layout.ranks[rank].cluster for rank in group.ranks}
+        return Path(group.bandwidth_bytes_per_s, self.networks.latency_s(clusters))
 
     def buckets(self) -> list[list[Bucket]]:
         """By stage, its parameters in the order the backward makes gradients: head, layers from the last, embedding.
@@ -353,6 +345,6 @@ class _Costs:
         """Seconds of the slowest rank's update."""
         layout = self.layout
         parameters = [_rank_parameters(self.job, layout, rank) for rank in range(layout.candidate.pp)]
-        kinds = {(pp_rank, id(self.priced[rank.host])): rank for (pp_rank, _), rank in layout.group_slots.items()}
+        kinds = {(pp_rank, id(self.priced[rank.host])): rank for (pp_rank, _), rank in layout.first_shards.items()}
         speeds = [(pp_rank, self.priced[rank.host].slot.speed) for (pp_rank, _), rank in kinds.items()]
         return max(optimizer_s(parameters[rank], self.execution, speed) if speed else 0.0 for rank, speed in speeds)

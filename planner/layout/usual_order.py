@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from holmes_core.records.inventory import Inventory
-from holmes_core.records.job import Job
 from planner.layout.assign_hosts import GroupSlot, group_slots_of
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import Coefficients, make_coefficients, stage_memory_bytes
-from planner.problem.fleet import Fleet
+from planner.problem.coefficients import Coefficients, stage_memory_bytes
+from planner.problem.problem import Problem
 from planner.search.placement import Placement, PricedPlacement, usual_cut
 from planner.search.price import price_hosts_s
 
@@ -17,9 +15,10 @@ MOST_PRICED = 40  # candidates, the most promising first; and no more than so ma
 MOST_GROUP_SLOTS = 50_000
 
 
-def usual_group_slots(inventory: Inventory, fleet: Fleet, candidate: Candidate) -> dict[tuple[int, int], GroupSlot]:
+def usual_group_slots(problem: Problem, candidate: Candidate) -> dict[tuple[int, int], GroupSlot]:
     """The place of each (stage, replica): hosts in inventory order, each replica's stages on consecutive places."""
-    hosts = (fleet.hosts[host.name] for host in inventory.hosts if host.name in fleet.hosts)
+    known = problem.fleet.hosts
+    hosts = (known[host.name] for host in problem.inventory.hosts if host.name in known)
     in_order = (where for host in hosts for where in group_slots_of(host, candidate.tp))
     return {
         (stage, replica): where
@@ -29,32 +28,32 @@ def usual_group_slots(inventory: Inventory, fleet: Fleet, candidate: Candidate) 
 
 
 def usual_placement(
-    job: Job, fleet: Fleet, candidate: Candidate, group_slots: Mapping[tuple[int, int], GroupSlot]
+    problem: Problem, candidate: Candidate, group_slots: Mapping[tuple[int, int], GroupSlot]
 ) -> Placement:
     """The cut that goes with them, fixed or even with the remainder on the first stages, and their classes."""
     sites = tuple(
-        tuple(fleet.class_of[group_slots[stage, replica].host] for replica in range(candidate.dp))
+        tuple(problem.fleet.class_of[group_slots[stage, replica].host] for replica in range(candidate.dp))
         for stage in range(candidate.pp)
     )
-    microbatches = (candidate.num_microbatches(job.global_batch_size),) * candidate.dp
-    return Placement(candidate, usual_cut(job, candidate.pp), sites, microbatches)
+    microbatches = (candidate.num_microbatches(problem.job.global_batch_size),) * candidate.dp
+    return Placement(candidate, usual_cut(problem.job, candidate.pp), sites, microbatches)
 
 
 def memory_fault(
-    job: Job, fleet: Fleet, placement: Placement, group_slots: Mapping[tuple[int, int], GroupSlot]
+    problem: Problem, placement: Placement, group_slots: Mapping[tuple[int, int], GroupSlot]
 ) -> str | None:
     """Which stage does not fit into the memory of which host, in words; None if all fit or memory is not known."""
-    needed = [stage_memory_bytes(job, placement.candidate, stage, held) for stage, held in enumerate(placement.layers)]
+    needed = [
+        stage_memory_bytes(problem.job, placement.candidate, stage, held) for stage, held in enumerate(placement.layers)
+    ]
     for (stage, _), where in sorted(group_slots.items()):
-        available = fleet.hosts[where.host].hardware.memory_bytes
+        available = problem.fleet.hosts[where.host].hardware.memory_bytes
         if available is not None and needed[stage] > available:
             return f"stage {stage} needs {needed[stage]} bytes on a GPU of host {where.host}, which has {available}"
     return None
 
 
-def best_usual(
-    inventory: Inventory, job: Job, fleet: Fleet, candidates: Iterable[tuple[float, Candidate]]
-) -> PricedPlacement | None:
+def best_usual(problem: Problem, candidates: Iterable[tuple[float, Candidate]]) -> PricedPlacement | None:
     """The usual order with the degrees that suit it best; `candidates` come with seconds they cannot beat, ascending.
 
     None where no even cut fits.
@@ -66,13 +65,13 @@ def best_usual(
         enough = count >= MOST_PRICED or priced > MOST_GROUP_SLOTS
         if best is not None and (bound_s >= best.objective_s or enough):
             break
-        group_slots = usual_group_slots(inventory, fleet, candidate)
-        placement = usual_placement(job, fleet, candidate, group_slots)
-        coeffs = make_coefficients(job, fleet, candidate)
+        group_slots = usual_group_slots(problem, candidate)
+        placement = usual_placement(problem, candidate, group_slots)
+        coeffs = problem.coefficients(candidate)
         if not _fits(coeffs, placement):
             continue
         hosts = [[group_slots[s, r].host for r in range(candidate.dp)] for s in range(candidate.pp)]
-        seconds = price_hosts_s(coeffs, fleet.class_of, placement.layers, hosts, placement.microbatches)
+        seconds = price_hosts_s(coeffs, problem.fleet.class_of, placement.layers, hosts, placement.microbatches)
         if best is None or seconds < best.objective_s:
             best = PricedPlacement(seconds, placement)
     return best

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise, zip_longest
 
 from holmes_core.records.inventory import Inventory
@@ -11,8 +12,9 @@ from holmes_core.records.plan import Plan
 from holmes_runtime.config.schedule import make_schedule, most_in_flight
 from planner.cost.counts import memory_bytes
 from planner.problem.candidates import Candidate
-from planner.problem.fleet import read_fleet, slots_of
+from planner.problem.fleet import slots_of
 from planner.problem.networks import SHARED, demanded_groups, shared_network
+from planner.problem.problem import read_problem
 from planner.search.price import price_ranks_s
 from planner.tolerances import RELATIVE_TOLERANCE
 
@@ -22,28 +24,23 @@ def verify(plan: Plan, inventory: Inventory) -> list[str]:
 
     Later checks need what earlier ones ensure, so the first kind of fault found ends the list.
     """
-    checks: tuple[Callable[[Plan, Inventory], list[str]], ...] = (
-        check_degrees,
-        check_hosts,
-        check_ranks,
-        check_slots,
-        check_stages,
-        check_nodes,
-        check_groups,
-        check_interfaces,
-        check_memory,
-        check_objective,
+    checks: tuple[Callable[[], list[str]], ...] = (
+        partial(check_degrees, plan),
+        partial(check_hosts, plan, inventory),
+        partial(check_ranks, plan),
+        partial(check_slots, plan, inventory),
+        partial(check_stages, plan),
+        partial(check_nodes, plan, inventory),
+        partial(check_groups, plan),
+        partial(check_interfaces, plan, inventory),
+        partial(check_memory, plan, inventory),
+        partial(check_objective, plan, inventory),
     )
-    for check in checks:
-        faults = check(plan, inventory)
-        if faults:
-            return faults
-    return []
+    return next((faults for check in checks if (faults := check())), [])
 
 
-def check_degrees(plan: Plan, inventory: Inventory) -> list[str]:
+def check_degrees(plan: Plan) -> list[str]:
     """Degrees and micro-batches make up the global batch, are what the job fixes, and make a schedule."""
-    del inventory
     fixed, faults = plan.job.parallel, []
     samples = plan.micro_batch_size * sum(plan.microbatches)
     if samples != plan.job.global_batch_size:
@@ -72,9 +69,8 @@ def check_hosts(plan: Plan, inventory: Inventory) -> list[str]:
     ]
 
 
-def check_ranks(plan: Plan, inventory: Inventory) -> list[str]:
+def check_ranks(plan: Plan) -> list[str]:
     """All coordinates exist once, ranks count up, and the ranks of a host are one run with local ranks from 0."""
-    del inventory
     wanted = {(s, r, t) for s in range(plan.pp) for r in range(plan.dp) for t in range(plan.tp)}
     found = Counter((rank.pp_rank, rank.dp_rank, rank.tp_rank) for rank in plan.ranks)
     faults = [
@@ -109,9 +105,8 @@ def check_slots(plan: Plan, inventory: Inventory) -> list[str]:
     return faults
 
 
-def check_stages(plan: Plan, inventory: Inventory) -> list[str]:
+def check_stages(plan: Plan) -> list[str]:
     """Stages cover the layers in order without gap, each with a layer, and name the clusters their ranks are in."""
-    del inventory
     faults = []
     bounds = [(stage.first_layer, stage.stop_layer) for stage in plan.stages]
     if [stage.index for stage in plan.stages] != list(range(plan.pp * plan.chunks)):
@@ -151,9 +146,8 @@ def _ranks_by_host(plan: Plan) -> Counter[str]:
     return Counter(rank.host for rank in plan.ranks)
 
 
-def check_groups(plan: Plan, inventory: Inventory) -> list[str]:
+def check_groups(plan: Plan) -> list[str]:
     """The groups are those the coordinates demand, each once, with its members in order."""
-    del inventory
     pairs = zip_longest(demanded_groups(plan.ranks, plan.chunks), plan.groups)
     if all(
         wanted is not None
@@ -227,8 +221,8 @@ def check_objective(plan: Plan, inventory: Inventory) -> list[str]:
     """The closed form of the ranks as they stand is what the plan says, and not below the bound."""
     candidate = Candidate(plan.tp, plan.pp, plan.dp, plan.micro_batch_size, plan.recompute)
     layers = [sum(stage.num_layers for stage in plan.stages[rank :: plan.pp]) for rank in range(plan.pp)]
-    fleet = read_fleet(inventory, plan.job)
-    recomputed_s = price_ranks_s(plan.job, fleet, candidate, layers, plan.ranks, plan.microbatches)
+    problem = read_problem(inventory, plan.job)
+    recomputed_s = price_ranks_s(problem, candidate, layers, plan.ranks, plan.microbatches)
     tolerance_s = RELATIVE_TOLERANCE * recomputed_s
     faults = []
     if abs(recomputed_s - plan.solve.placement_s) > tolerance_s:

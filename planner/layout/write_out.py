@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holmes_core.records.inventory import Inventory
-from holmes_core.records.job import Job
 from holmes_core.records.plan import Alternative, PlanRank, Prediction
 from planner.layout.assign_hosts import assign_hosts, hosts_by_stage, number_ranks
 from planner.layout.predict import Layout, predict, predict_step_s
 from planner.layout.usual_order import best_usual, usual_group_slots
-from planner.problem.coefficients import make_coefficients
-from planner.problem.fleet import Fleet
-from planner.problem.latency import read_latencies
 from planner.problem.networks import make_groups
+from planner.problem.problem import Problem
 from planner.schedule.runners_up import Contender, alternative, fastest_first, parts_by_class
 from planner.schedule.schedule_choice import RunMode, StepParts, choose_schedule
 from planner.search.branch_and_bound import SearchResult
@@ -33,30 +29,28 @@ class WrittenPlan:
     prediction: Prediction
 
 
-def write_best(
-    inventory: Inventory, job: Job, fleet: Fleet, contenders: Sequence[Contender]
-) -> tuple[WrittenPlan, tuple[Alternative, ...]]:
+def write_best(problem: Problem, contenders: Sequence[Contender]) -> tuple[WrittenPlan, tuple[Alternative, ...]]:
     """The fastest contender written out, and the others beside it, fastest first.
 
     All are written out and compared by their predictions where that is cheap. Else the order of the simulation by
     classes stands, and the seconds of the others are as much more than the prediction of the best as they are there.
     """
     if _are_many(contenders):
-        written = _write_out(inventory, job, fleet, contenders[0])
-        own, *others = (parts_by_class(job, fleet, each) for each in contenders)
+        written = _write_out(problem, contenders[0])
+        own, *others = (parts_by_class(problem, each) for each in contenders)
         scale = written.prediction.step_s / own.step_s if own.step_s else 1.0
         rest = zip(contenders[1:], others, strict=True)
         return written, tuple(alternative(each, theirs, own, scale) for each, theirs in rest)
-    all_written = [_write_out(inventory, job, fleet, each) for each in contenders]
+    all_written = [_write_out(problem, each) for each in contenders]
     first, *slower = fastest_first(contenders, [written.prediction.step_s for written in all_written])
     parts = [_step_parts(written.prediction) for written in all_written]
     return all_written[first], tuple(alternative(contenders[at], parts[at], parts[first]) for at in slower)
 
 
-def best_step_s(inventory: Inventory, job: Job, fleet: Fleet, contenders: Sequence[Contender]) -> float:
+def best_step_s(problem: Problem, contenders: Sequence[Contender]) -> float:
     """Seconds of the step that `write_best` would predict for the fastest."""
     written = contenders[:1] if _are_many(contenders) else contenders
-    seconds = [predict_step_s(job, fleet, _lay_out(inventory, job, fleet, each)) for each in written]
+    seconds = [predict_step_s(problem, _lay_out(problem, each)) for each in written]
     return seconds[fastest_first(written, seconds)[0]]
 
 
@@ -76,44 +70,44 @@ def _step_parts(prediction: Prediction) -> StepParts:
     )
 
 
-def _write_out(inventory: Inventory, job: Job, fleet: Fleet, contender: Contender) -> WrittenPlan:
-    layout = _lay_out(inventory, job, fleet, contender)
-    return WrittenPlan(contender.found.placement, contender.mode, layout, predict(job, fleet, layout))
+def _write_out(problem: Problem, contender: Contender) -> WrittenPlan:
+    layout = _lay_out(problem, contender)
+    return WrittenPlan(contender.found.placement, contender.mode, layout, predict(problem, layout))
 
 
-def _lay_out(inventory: Inventory, job: Job, fleet: Fleet, contender: Contender) -> Layout:
+def _lay_out(problem: Problem, contender: Contender) -> Layout:
     placement = contender.found.placement
-    group_slots = assign_hosts(placement, fleet, make_coefficients(job, fleet, placement.candidate).aligned)
+    group_slots = assign_hosts(placement, problem.fleet, problem.coefficients(placement.candidate).aligned)
     ranks = number_ranks(group_slots, hosts_by_stage(group_slots), placement.candidate.tp)
-    return _layout(inventory, job, placement, contender.mode, ranks)
+    return _layout(problem, placement, contender.mode, ranks)
 
 
-def write_usual(inventory: Inventory, job: Job, fleet: Fleet, answer: SearchResult) -> WrittenPlan | None:
+def write_usual(problem: Problem, answer: SearchResult) -> WrittenPlan | None:
     """The usual order at its best, under 1F1B unless job.yaml fixes the schedule; None where no even cut fits."""
-    found = best_usual(inventory, job, fleet, answer.ranked)
+    found = best_usual(problem, answer.ranked)
     if found is None:
         return None
+    job = problem.job
     plain = job.parallel.schedule or ("interleaved" if (job.parallel.chunks or 1) > 1 else "1f1b")
     as_usual = job.model_copy(update={"parallel": job.parallel.model_copy(update={"schedule": plain})})
     candidate = found.placement.candidate
-    mode = choose_schedule(as_usual, make_coefficients(job, fleet, candidate), found.placement)
+    mode = choose_schedule(as_usual, problem.coefficients(candidate), found.placement)
     if mode is None:
         return None
-    group_slots = usual_group_slots(inventory, fleet, candidate)
-    ranks = number_ranks(group_slots, [host.name for host in inventory.hosts], candidate.tp)
-    layout = _layout(inventory, job, found.placement, mode, ranks)
-    return WrittenPlan(found.placement, mode, layout, predict(job, fleet, layout))
+    group_slots = usual_group_slots(problem, candidate)
+    ranks = number_ranks(group_slots, [host.name for host in problem.inventory.hosts], candidate.tp)
+    layout = _layout(problem, found.placement, mode, ranks)
+    return WrittenPlan(found.placement, mode, layout, predict(problem, layout))
 
 
-def _layout(inventory: Inventory, job: Job, placement: Placement, mode: RunMode, ranks: tuple[PlanRank, ...]) -> Layout:
+def _layout(problem: Problem, placement: Placement, mode: RunMode, ranks: tuple[PlanRank, ...]) -> Layout:
     return Layout(
         candidate=placement.candidate,
         layers=mode.layers,
         ranks=ranks,
-        groups=make_groups(inventory, job, ranks, mode.chunks),
+        groups=make_groups(problem.networks, ranks, mode.chunks),
         schedule=mode.schedule,
         chunks=mode.chunks,
         extra_in_flight=mode.extra_in_flight,
         microbatches=placement.microbatches,
-        latencies=read_latencies(inventory),
     )

@@ -10,7 +10,7 @@ from holmes_core.records.inventory import Host, Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import NetName
 from planner.cost.slot import Slot, read_slot
-from planner.problem.networks import Networks, require_bandwidth
+from planner.problem.networks import Networks
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,8 @@ class Fleet:
         return sum(each.num_group_slots(tp) for each in self.classes)
 
 
-def read_fleet(inventory: Inventory, job: Job) -> Fleet:
+def read_fleet(inventory: Inventory, job: Job, networks: Networks) -> Fleet:
     """The fleet of `inventory` for `job`. Raises HolmesError when no host has a slot or the speed of one is unknown."""
-    if not inventory.hosts:
-        raise _no_slots(inventory, job)
-    networks = Networks(inventory, job)
     hosts = {host.name: host for host in inventory.hosts}
     alike: dict[Hardware, list[FleetHost]] = {}
     for cluster in inventory.clusters:
@@ -102,22 +99,6 @@ def read_fleet(inventory: Inventory, job: Job) -> Fleet:
     if not alike:
         raise _no_slots(inventory, job)
     return Fleet(tuple(HostClass(hardware, tuple(members)) for hardware, members in alike.items()))
-
-
-def require_rates(inventory: Inventory, job: Job, fleet: Fleet) -> None:
-    """Raises HolmesError naming host and netdev where a rate that placements are compared by is not known."""
-    fixed = job.parallel
-    if fixed.pp == fixed.dp == 1 or len(fleet.hosts) == 1:
-        return
-    networks = Networks(inventory, job)
-    clusters = {each.cluster for each in fleet.classes}
-    for each in fleet.classes:
-        name = each.hosts[0].name
-        alone = len(each.hosts) == 1 and sum(kin.cluster == each.cluster for kin in fleet.classes) == 1
-        if not each.hardware.fabric_bytes_per_s and not alone:
-            require_bandwidth(networks.route([name]), [name])
-        if not each.hardware.shared_bytes_per_s and len(clusters) > 1:
-            require_bandwidth(networks.shared_route(name), [name])
 
 
 def slots_of(host: Host, job: Job) -> tuple[int | None, ...]:
@@ -142,8 +123,6 @@ def _hardware(host: Host, cluster: str, num_slots: int, job: Job, networks: Netw
 
 
 def _no_slots(inventory: Inventory, job: Job) -> HolmesError:
-    if not inventory.hosts:
-        return HolmesError("the inventory has no hosts", "list hosts in hosts.yaml and run `holmes probe hosts.yaml`")
     reachable = [host.name for host in inventory.hosts if host.reachable]
     if not reachable:
         return HolmesError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -63,6 +63,7 @@ class Networks:
         self._fabric_ports = priced(port for cluster in inventory.clusters for port in cluster.fabric.ports)
         self._shared = shared_network(inventory)
         self._shared_ports = priced(self._shared.ports)
+        self._latencies = _read_latencies(inventory)
 
     def shared_port(self, host: str) -> NetworkPort:
         """The port of `host` on the network all share. Raises HolmesError if it has none."""
@@ -81,6 +82,11 @@ class Networks:
         port = self._fabric_ports.get(host)
         known = port is not None and port.hcas and port.rdma_bandwidth_bytes_per_s
         return bool(known) and not self._on_cpu and self._cluster_of[host].fabric.kind in RDMA_KINDS
+
+    def latency_s(self, clusters: Collection[str]) -> float:
+        """Seconds one message is under way at most between hosts of `clusters`; 0 where nothing was measured."""
+        pairs = self._latencies.items()
+        return max((seconds for pair, seconds in pairs if pair <= set(clusters)), default=0.0)
 
     def rates(self, host: str) -> HostRates:
         """What the host's NICs offer; None also where it has no port on the network."""
@@ -125,6 +131,16 @@ class Networks:
         return Route(cluster.name, "IB", interfaces, tuple(port.rdma_bandwidth_bytes_per_s for port in ports))
 
 
+def _read_latencies(inventory: Inventory) -> dict[frozenset[str], float]:
+    """Seconds by the clusters at both ends, one name inside a cluster: the largest median of the link test."""
+    found: dict[frozenset[str], float] = {}
+    for link in inventory.links:
+        if link.latency_s is not None:
+            key = frozenset(link.clusters)
+            found[key] = max(found.get(key, 0.0), link.latency_s.median)
+    return found
+
+
 def shared_network(inventory: Inventory) -> Network:
     """The network all hosts share; with a single cluster and no other network, its fabric.
 
@@ -165,12 +181,11 @@ def _known_port(port: NetworkPort | None, network: str, host: str) -> NetworkPor
     return port
 
 
-def make_groups(inventory: Inventory, job: Job, ranks: Sequence[PlanRank], chunks: int = 1) -> tuple[PlanGroup, ...]:
+def make_groups(networks: Networks, ranks: Sequence[PlanRank], chunks: int = 1) -> tuple[PlanGroup, ...]:
     """All process groups of the job: dp by stage, then edges by replica and stage, forward before backward, then tp.
 
     A group's bandwidth is the least share of a NIC any member gets, when all groups of the same axis send at once.
     """
-    networks = Networks(inventory, job)
     demanded = list(demanded_groups(ranks, chunks))
     alike = Counter((member.axis, member.hosts) for member in demanded)
     routes = {hosts: networks.route(hosts) for hosts in dict.fromkeys(hosts for _, hosts in alike)}

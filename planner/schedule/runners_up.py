@@ -9,12 +9,10 @@ from itertools import count
 from math import inf
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.records.job import Job
 from holmes_core.records.plan import Alternative, Crossing
 from holmes_core.units import format_seconds
 from planner.problem.candidates import RECOMPUTE, Candidate
-from planner.problem.coefficients import make_coefficients
-from planner.problem.fleet import Fleet
+from planner.problem.problem import Problem
 from planner.schedule.schedule_choice import SIMPLEST, PlacementSimulator, RunMode, StepParts, parts_of, simplest
 from planner.search.placement import PricedPlacement
 from planner.tolerances import RELATIVE_TOLERANCE
@@ -31,7 +29,7 @@ class Contender:
     crossing: Crossing
 
 
-def rank_contenders(job: Job, fleet: Fleet, found: Sequence[PricedPlacement]) -> list[Contender]:
+def rank_contenders(problem: Problem, found: Sequence[PricedPlacement]) -> list[Contender]:
     """The fastest contender and its runners-up, by seconds simulated by classes.
 
     Ways to run a placement are simulated in the order of seconds they cannot beat, and only those whose bound is within
@@ -39,7 +37,8 @@ def rank_contenders(job: Job, fleet: Fleet, found: Sequence[PricedPlacement]) ->
     placements out before their ways are looked at.
     Raises HolmesError where job.yaml fixes a schedule that none of them can run.
     """
-    entrants = [_Entrant(job, fleet, each) for each in found]
+    fixed = problem.job.parallel
+    entrants = [_Entrant(problem, each) for each in found]
     number = count()
     waiting: list[tuple[float, int, _Entrant, RunMode | None]] = [
         (each.simulator.busiest_s, next(number), each, None) for each in entrants
@@ -58,7 +57,7 @@ def rank_contenders(job: Job, fleet: Fleet, found: Sequence[PricedPlacement]) ->
     if not contenders:
         raise HolmesError(
             f"none of the {len(found)} best placements can run the schedule fixed in job.yaml "
-            f"(schedule {job.parallel.schedule}, chunks {job.parallel.chunks}, recompute {job.parallel.recompute}): "
+            f"(schedule {fixed.schedule}, chunks {fixed.chunks}, recompute {fixed.recompute}): "
             "memory is too small for what it keeps in flight, or micro-batches do not come in rounds of pp",
             "leave parallel.schedule and parallel.chunks out of job.yaml",
             ANSWER_IS_NO,
@@ -75,10 +74,10 @@ def rank_contenders(job: Job, fleet: Fleet, found: Sequence[PricedPlacement]) ->
 class _Entrant:
     """A placement while its ways to be run are tried."""
 
-    def __init__(self, job: Job, fleet: Fleet, found: PricedPlacement) -> None:
-        self.found, self.crossing = found, found.placement.crossing(fleet)
+    def __init__(self, problem: Problem, found: PricedPlacement) -> None:
+        self.found, self.crossing = found, found.placement.crossing(problem.fleet)
         self.simulator = PlacementSimulator(
-            job, make_coefficients(job, fleet, found.placement.candidate), found.placement
+            problem.job, problem.coefficients(found.placement.candidate), found.placement
         )
         self.run: list[RunMode] = []
         self.least_s = inf  # of the ways run so far
@@ -116,10 +115,10 @@ def _complexity(contender: Contender) -> tuple[int, int, float, Candidate]:
     return recompute, schedule, contender.found.objective_s, candidate
 
 
-def parts_by_class(job: Job, fleet: Fleet, contender: Contender) -> StepParts:
+def parts_by_class(problem: Problem, contender: Contender) -> StepParts:
     """The parts of the contender's step as simulated by classes."""
     placement = contender.found.placement
-    return parts_of(job, make_coefficients(job, fleet, placement.candidate), placement, contender.mode)
+    return parts_of(problem.job, problem.coefficients(placement.candidate), placement, contender.mode)
 
 
 def alternative(other: Contender, parts: StepParts, best: StepParts, scale: float = 1.0) -> Alternative:

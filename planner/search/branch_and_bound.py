@@ -11,7 +11,6 @@ import heapq
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -19,8 +18,9 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.job import Job
 from holmes_core.units import format_memory
 from planner.problem.candidates import RECOMPUTE, Candidate, enumerate_candidates, more_recompute
-from planner.problem.coefficients import make_coefficients, stage_memory_bytes
+from planner.problem.coefficients import stage_memory_bytes
 from planner.problem.fleet import Fleet
+from planner.problem.problem import Problem
 from planner.search.closed_form import blocks_step_s, site_stage_s
 from planner.search.early_bounds import QuickBounds
 from planner.search.greedy import place_greedily
@@ -69,25 +69,25 @@ class SearchResult:
 
 
 def search(
-    job: Job, fleet: Fleet, time_limit_s: float, progress: Progress | None = None, lp: Path | None = None
+    problem: Problem, time_limit_s: float, progress: Progress | None = None, lp: Path | None = None
 ) -> SearchResult:
     """The placements of least closed-form seconds, and how sure that is.
 
     Stops at `time_limit_s` with the best so far; within the limit the answer depends on the input alone. `lp` names a
     file for the last program. Raises HolmesError when memory holds no candidate, or nothing was found in time.
     """
-    return _Search(job, fleet, time_limit_s, progress).run(lp)
+    return _Search(problem, time_limit_s, progress).run(lp)
 
 
 class _Search:
     """One search: what was found so far, and what it took."""
 
-    def __init__(self, job: Job, fleet: Fleet, time_limit_s: float, progress: Progress | None) -> None:
-        self._job, self._fleet, self._limit_s, self._progress = job, fleet, time_limit_s, progress
+    def __init__(self, problem: Problem, time_limit_s: float, progress: Progress | None) -> None:
+        self._problem, self._limit_s, self._progress = problem, time_limit_s, progress
+        self._job, self._fleet = problem.job, problem.fleet
         self._deadline_s = time.monotonic() + time_limit_s
-        self._coeffs = cache(lambda candidate: make_coefficients(job, fleet, candidate))
-        self._quick = QuickBounds(job, fleet)
-        clusters = len({each.cluster for each in fleet.classes})
+        self._quick = QuickBounds(problem)
+        clusters = len({each.cluster for each in problem.fleet.classes})
         self._tolerance = RELATIVE_TOLERANCE if clusters <= MOST_CLUSTERS_FOR_A_PROOF else ACCEPTED_GAP
         self._crosses = clusters > 1
         self._found: dict[tuple[Candidate, Way], PricedPlacement] = {}
@@ -179,13 +179,13 @@ class _Search:
     def _step(self, look: Look, open_s: list[float]) -> tuple[Look, ...]:
         """Takes the next step of a look; the look again unless it was the last."""
         if look.way == "spread":
-            self._keep(look, spread(self._coeffs(look.candidate), self._fixed_layers(look)))
+            self._keep(look, spread(self._problem.coefficients(look.candidate), self._fixed_layers(look)))
             return ()
         if look.step == 0:
             least_s = self._quick.least_s(look.candidate, look.way == "mixed")
             return _raised(look._replace(step=1), least_s)
         if look.bounds is None:
-            bounds = Bounds(self._coeffs(look.candidate), mixed=look.way == "mixed")
+            bounds = Bounds(self._problem.coefficients(look.candidate), mixed=look.way == "mixed")
             return _raised(look._replace(step=2, bounds=bounds), bounds.quick_s)
         if look.step == 2:
             return _raised(look._replace(step=3), look.bounds.least_s)
@@ -315,7 +315,7 @@ class _Search:
         candidate, way = min(keys, key=lambda key: (self._found[key].objective_s, key))
         if (candidate, way) in self._questions:
             return replace(self._questions[candidate, way], at_most_s=None)
-        coeffs, found = self._coeffs(candidate), self._found[candidate, way].placement
+        coeffs, found = self._problem.coefficients(candidate), self._found[candidate, way].placement
         stages = zip(found.sites, found.layers, strict=True)
         last = candidate.pp - 1
         pace_s = max(site_stage_s(coeffs, tuple(row), held, s == last) for s, (row, held) in enumerate(stages))

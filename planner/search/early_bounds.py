@@ -8,12 +8,12 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from holmes_core.records.job import Job, Recompute
+from holmes_core.records.job import Recompute
 from planner.cost.collectives import shard_exchange_bytes
 from planner.cost.counts import GRADIENT_BYTES, layer_parameters
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import layer_memory_bytes, slot_s
-from planner.problem.fleet import Fleet
+from planner.problem.problem import Problem
 from planner.search.lower_bounds import more_stages
 from planner.tolerances import ROUNDING
 
@@ -35,10 +35,10 @@ class Speeds(NamedTuple):
 
 
 class QuickBounds:
-    """The bounds of all candidates of `job` on `fleet`."""
+    """The bounds of all candidates of a problem."""
 
-    def __init__(self, job: Job, fleet: Fleet) -> None:
-        self._job, self._fleet, self._num_layers = job, fleet, job.model.num_layers
+    def __init__(self, problem: Problem) -> None:
+        self._job, self._fleet, self._num_layers = problem.job, problem.fleet, problem.job.model.num_layers
         self._speeds, self._fewest_stages = cache(self._read_speeds), cache(self._read_fewest_stages)
 
     def fits(self, candidate: Candidate) -> bool:

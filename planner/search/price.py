@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from holmes_core.records.job import Job
 from holmes_core.records.plan import PlanRank
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import Coefficients, make_coefficients
-from planner.problem.fleet import Fleet
+from planner.problem.coefficients import Coefficients
+from planner.problem.problem import Problem
 from planner.search.closed_form import (
     Lane,
     edge_s,
@@ -26,8 +25,7 @@ Hosts = Sequence[Sequence[str]]
 
 
 def price_ranks_s(
-    job: Job,
-    fleet: Fleet,
+    problem: Problem,
     candidate: Candidate,
     layers: Sequence[int],
     ranks: Sequence[PlanRank],
@@ -36,7 +34,7 @@ def price_ranks_s(
     """Closed-form seconds of one step. `layers` are by pipeline rank, all its chunks together."""
     hosts = {(rank.pp_rank, rank.dp_rank): rank.host for rank in ranks if rank.tp_rank == 0}
     by_stage = [[hosts[stage, replica] for replica in range(candidate.dp)] for stage in range(candidate.pp)]
-    return price_hosts_s(make_coefficients(job, fleet, candidate), fleet.class_of, layers, by_stage, microbatches)
+    return price_hosts_s(problem.coefficients(candidate), problem.fleet.class_of, layers, by_stage, microbatches)
 
 
 def price_hosts_s(

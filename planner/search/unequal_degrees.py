@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from heapq import heapreplace
 from itertools import product
 
 from holmes_core.records.job import Job
 from holmes_core.records.plan import BlockDegrees, UnequalDegrees
 from planner.problem.candidates import MOST_SAMPLES, Candidate, tensor_degrees
-from planner.problem.coefficients import Coefficients, aligned_stages, make_coefficients, slot_s
+from planner.problem.coefficients import Coefficients, aligned_stages, slot_s
 from planner.problem.fleet import Fleet
+from planner.problem.problem import Problem
 from planner.search.closed_form import Lane, exposed_sync_s, lane_s, site_stage_s, sync_s_per_byte
 from planner.search.placement import PricedPlacement, even_layers
 
@@ -44,17 +44,16 @@ class Block:
     coeffs: Coefficients
 
 
-def best_unequal(job: Job, fleet: Fleet, equal: PricedPlacement) -> UnequalDegrees | None:
+def best_unequal(problem: Problem, equal: PricedPlacement) -> UnequalDegrees | None:
     """The fastest found with degrees that differ, where its closed form is below that of `equal`; else None.
 
     None also where job.yaml fixes what would differ, and for a fleet of one class or of many.
     """
-    fixed = job.parallel
+    job, fleet, fixed = problem.job, problem.fleet, problem.job.parallel
     settled = (fixed.pp, fixed.dp, fixed.micro_batch_size, fixed.layers)
     if len(fleet.classes) not in OFFERS_PER_TP or any(value is not None for value in settled):
         return None
     least_s, best = equal.objective_s, None
-    coeffs = cache(lambda candidate: make_coefficients(job, fleet, candidate))
     for wave in (size for size in range(1, job.global_batch_size + 1) if job.global_batch_size % size == 0):
         waves = job.global_batch_size // wave
         by_class = [_offers(job, fleet, c, wave, equal.placement.candidate) for c in range(len(fleet.classes))]
@@ -70,7 +69,7 @@ def best_unequal(job: Job, fleet: Fleet, equal: PricedPlacement) -> UnequalDegre
                 continue
             pp = len(stages_s)
             blocks = [
-                Block(offer.class_index, cut, coeffs(replace(offer.candidate, pp=pp)))
+                Block(offer.class_index, cut, problem.coefficients(replace(offer.candidate, pp=pp)))
                 for offer, cut in zip(offers, cuts, strict=True)
                 if cut
             ]

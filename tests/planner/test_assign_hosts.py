@@ -8,7 +8,8 @@ from planner.cost.slot import Slot
 from planner.layout.assign_hosts import assign_hosts, hosts_by_stage, number_ranks
 from planner.layout.usual_order import usual_group_slots
 from planner.problem.candidates import Candidate, enumerate_candidates
-from planner.problem.fleet import Fleet, FleetHost, Hardware, HostClass, read_fleet
+from planner.problem.fleet import Fleet, FleetHost, Hardware, HostClass
+from planner.problem.problem import read_problem
 from planner.search.placement import Placement, even_layers
 from tests.planner.fleets import bed_job, cpu_inventory
 
@@ -71,7 +72,7 @@ def test_ranks_are_contiguous_on_each_node() -> None:
 
 def test_usual_order_puts_a_replicas_stages_on_consecutive_slots() -> None:
     inventory, job = cpu_inventory([2, 2]), bed_job()
-    group_slots = usual_group_slots(inventory, read_fleet(inventory, job), Candidate(1, 2, 2, 1))
+    group_slots = usual_group_slots(read_problem(inventory, job), Candidate(1, 2, 2, 1))
     assert {key: where.host for key, where in group_slots.items()} == {
         (0, 0): "a1",
         (1, 0): "a2",
@@ -86,7 +87,7 @@ def test_even_cut_gives_the_remainder_to_the_first_stages() -> None:
 
 def test_candidates_divide_the_batch_and_fit_the_slots() -> None:
     job = bed_job(global_batch_size=6, parallel={})
-    found = enumerate_candidates(job, read_fleet(cpu_inventory([2, 2]), job))
+    found = enumerate_candidates(job, read_problem(cpu_inventory([2, 2]), job).fleet)
     assert len(set(found)) == len(found)
     assert {(c.pp, c.dp) for c in found} == {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (4, 1)}
     assert all(6 % (c.dp * c.micro_batch_size) == 0 for c in found)
@@ -102,5 +103,5 @@ def test_hosts_of_a_cluster_with_equal_hardware_are_one_class() -> None:
     fabric = inventory.clusters[0].fabric.model_copy(update={"ports": slow})
     cluster = inventory.clusters[0].model_copy(update={"fabric": fabric})
     degraded = inventory.model_copy(update={"clusters": (cluster, inventory.clusters[1])})
-    names = [[host.name for host in each.hosts] for each in read_fleet(degraded, bed_job()).classes]
+    names = [[host.name for host in each.hosts] for each in read_problem(degraded, bed_job()).fleet.classes]
     assert names == [["a1", "a3"], ["a2"], ["b1", "b2"]]

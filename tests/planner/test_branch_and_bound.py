@@ -10,8 +10,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import FabricKind, Inventory
 from holmes_core.records.job import Job
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import make_coefficients
-from planner.problem.fleet import Fleet, read_fleet
+from planner.problem.problem import Problem, read_problem
 from planner.search.branch_and_bound import SearchResult, search
 from tests.planner.enumerator import best_by_enumeration, best_in_blocks, random_terms
 from tests.planner.fleets import GIB, gpt_7b, gpu_inventory
@@ -51,10 +50,10 @@ def random_job(seed: int, num_group_slots: int) -> Job:
     return gpt_7b(model=model, global_batch_size=12 * draw.choice((1, 4)), parallel=parallel)
 
 
-def answer_of(job: Job, fleet: Fleet) -> SearchResult | None:
+def answer_of(problem: Problem) -> SearchResult | None:
     """What the search found, None where nothing fits."""
     try:
-        return search(job, fleet, 60.0)
+        return search(problem, 60.0)
     except HolmesError:
         return None
 
@@ -63,17 +62,17 @@ def answer_of(job: Job, fleet: Fleet) -> SearchResult | None:
 def test_search_finds_what_exact_enumeration_finds(seed: int) -> None:
     inventory = random_fleet(seed)
     job = random_job(seed, 2 * len(inventory.hosts))
-    fleet, fixed = read_fleet(inventory, job), job.parallel
+    problem, fixed = read_problem(inventory, job), job.parallel
     candidate = Candidate(1, fixed.pp or 1, fixed.dp or 1, 1)
-    coeffs = make_coefficients(job, fleet, candidate)
-    answer = answer_of(job, fleet)
+    coeffs = problem.coefficients(candidate)
+    answer = answer_of(problem)
     if answer is None:
         assert best_in_blocks(coeffs) is None
         return
     found = answer.found[0]
     assert answer.status == "optimal"
     best_s = best_in_blocks(coeffs, found.objective_s * (1 + 1e-6))
-    if found.placement.crossing(fleet) in ("nothing", "pipeline"):
+    if found.placement.crossing(problem.fleet) in ("nothing", "pipeline"):
         assert found.objective_s == pytest.approx(best_s, rel=1e-6)
     elif best_s is not None:
         assert found.objective_s <= best_s * (1 + 1e-6)

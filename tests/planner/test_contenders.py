@@ -8,11 +8,9 @@ from dataclasses import replace
 import pytest
 
 from holmes_core.errors import HolmesError
-from holmes_core.records.job import Job
 from holmes_core.records.plan import Crossing
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import make_coefficients
-from planner.problem.fleet import Fleet, read_fleet
+from planner.problem.problem import Problem, read_problem
 from planner.schedule.runners_up import NEXT_BEST, Contender, fastest_first, rank_contenders
 from planner.schedule.schedule_choice import PlacementSimulator, RunMode, simplest
 from planner.search.branch_and_bound import search
@@ -20,22 +18,27 @@ from planner.search.placement import Placement, PricedPlacement
 from tests.planner.fleets import bed_job, cpu_inventory, random_inventory
 
 
-def searched(seed: int) -> tuple[Job, Fleet, tuple[PricedPlacement, ...]]:
+def searched(seed: int) -> tuple[Problem, tuple[PricedPlacement, ...]]:
     """A random fleet of two or three clusters, a job that leaves all open, and what the search found."""
     draw = random.Random(seed)
     job = bed_job(parallel={}, global_batch_size=draw.choice((24, 32, 96)))
-    fleet = read_fleet(random_inventory(seed), job)
-    return job, fleet, search(job, fleet, 60.0).found
+    problem = read_problem(random_inventory(seed), job)
+    return problem, search(problem, 60.0).found
 
 
-def exhaustive(job: Job, fleet: Fleet, found: tuple[PricedPlacement, ...]) -> list[Contender]:
+def simulator_of(problem: Problem, found: PricedPlacement) -> PlacementSimulator:
+    """Simulates the placement under any schedule."""
+    return PlacementSimulator(problem.job, problem.coefficients(found.placement.candidate), found.placement)
+
+
+def exhaustive(problem: Problem, found: tuple[PricedPlacement, ...]) -> list[Contender]:
     """As `rank_contenders`, with nothing left out: every way simulated, whatever its bound."""
     contenders = []
     for each in found:
-        simulator = PlacementSimulator(job, make_coefficients(job, fleet, each.placement.candidate), each.placement)
+        simulator = simulator_of(problem, each)
         run = [simulator.timed(way) for way in simulator.ways()]
         if run:
-            contenders.append(Contender(each, simplest(run), each.placement.crossing(fleet)))
+            contenders.append(Contender(each, simplest(run), each.placement.crossing(problem.fleet)))
     order = fastest_first(contenders, [contender.mode.step_s for contender in contenders])
     ranked = [contenders[at] for at in order[: 1 + NEXT_BEST]]
     for at in order[1 + NEXT_BEST :]:
@@ -46,32 +49,32 @@ def exhaustive(job: Job, fleet: Fleet, found: tuple[PricedPlacement, ...]) -> li
 
 @pytest.mark.parametrize("seed", range(30))
 def test_bounds_leave_out_nothing_that_would_be_told(seed: int) -> None:
-    job, fleet, found = searched(seed)
-    assert rank_contenders(job, fleet, found) == exhaustive(job, fleet, found)
+    problem, found = searched(seed)
+    assert rank_contenders(problem, found) == exhaustive(problem, found)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_no_way_is_faster_than_its_bound(seed: int) -> None:
-    job, fleet, found = searched(seed)
+    problem, found = searched(seed)
     for each in found:
-        simulator = PlacementSimulator(job, make_coefficients(job, fleet, each.placement.candidate), each.placement)
+        simulator = simulator_of(problem, each)
         for way in simulator.ways():
             assert simulator.timed(way).step_s >= way.step_s
 
 
 def test_best_of_every_other_crossing_stands_behind_the_next_best() -> None:
-    job, fleet, found = searched(1)
-    ranked = rank_contenders(job, fleet, found)
+    problem, found = searched(1)
+    ranked = rank_contenders(problem, found)
     told = [each.crossing for each in ranked[1 + NEXT_BEST :]]
     assert len(told) == len(set(told))
-    assert {each.crossing for each in ranked} == {each.placement.crossing(fleet) for each in found}
+    assert {each.crossing for each in ranked} == {each.placement.crossing(problem.fleet) for each in found}
 
 
 def test_a_schedule_that_nothing_can_run_is_refused() -> None:
     job = bed_job(parallel={"pp": 3, "dp": 1, "schedule": "interleaved", "chunks": 2, "micro_batch_size": 1})
-    fleet = read_fleet(cpu_inventory([2, 2]), job)
+    problem = read_problem(cpu_inventory([2, 2]), job)
     with pytest.raises(HolmesError, match=r"can run the schedule fixed in job\.yaml"):
-        rank_contenders(job, fleet, search(job, fleet, 60.0).found)
+        rank_contenders(problem, search(problem, 60.0).found)
 
 
 def contender(recompute: str, schedule: str, objective_s: float = 1.0, crossing: Crossing = "nothing") -> Contender:

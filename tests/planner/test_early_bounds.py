@@ -8,8 +8,7 @@ import pytest
 
 from holmes_core.records.job import Job
 from planner.problem.candidates import Candidate, enumerate_candidates
-from planner.problem.coefficients import make_coefficients
-from planner.problem.fleet import read_fleet
+from planner.problem.problem import read_problem
 from planner.search.closed_form import blocks_step_s
 from planner.search.early_bounds import QuickBounds
 from planner.search.whole_replicas import spread
@@ -27,8 +26,7 @@ def emulated(**changes: object) -> Job:
 
 
 def test_stages_of_whole_layers_by_hand() -> None:
-    fleet = read_fleet(cpu_inventory([2, 1]), job := emulated(global_batch_size=4))
-    quick = QuickBounds(job, fleet)
+    quick = QuickBounds(read_problem(cpu_inventory([2, 1]), emulated(global_batch_size=4)))
     three_stages = Candidate(1, 3, 1, 1)
     # 5 layers on two hosts of 3 s and one of 4.5 s a layer: at will 15 / (2 + 1 / 1.5) s, whole ones 2 + 2 + 1.
     assert quick.compute_s(three_stages) == pytest.approx(3 * 6 + 15)
@@ -47,10 +45,10 @@ def test_no_placement_beats_the_quick_bounds(mixed: bool) -> None:
     for seed in range(40):
         draw = random.Random(seed)
         job = emulated(global_batch_size=draw.choice((4, 6, 12)))
-        fleet = read_fleet(random_inventory(seed), job)
-        quick = QuickBounds(job, fleet)
-        for candidate in enumerate_candidates(job, fleet):
-            coeffs = make_coefficients(job, fleet, candidate)
+        problem = read_problem(random_inventory(seed), job)
+        quick = QuickBounds(problem)
+        for candidate in enumerate_candidates(job, problem.fleet):
+            coeffs = problem.coefficients(candidate)
             least_s = quick.least_s(candidate, mixed)
             for blocks in all_blocks(coeffs, mixed) if candidate.pp <= 3 else ():
                 assert least_s is not None, (seed, candidate)
@@ -66,6 +64,6 @@ def test_no_placement_beats_the_quick_bounds(mixed: bool) -> None:
 
 def test_candidate_that_fits_nowhere_is_told_from_one_that_might() -> None:
     job = gpt_7b()
-    quick = QuickBounds(job, read_fleet(gpu_inventory([1, 1], memory_bytes=24 * GIB), job))
+    quick = QuickBounds(read_problem(gpu_inventory([1, 1], memory_bytes=24 * GIB), job))
     assert not quick.fits(Candidate(1, 1, 1, 1, "full"))
     assert quick.fits(Candidate(8, 2, 1, 1))

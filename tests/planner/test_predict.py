@@ -14,9 +14,8 @@ from holmes_runtime.config.schedule import ActionKind
 from planner.cost.counts import stage_parameters
 from planner.layout.predict import Layout, predict, predict_timeline
 from planner.problem.candidates import Candidate
-from planner.problem.fleet import read_fleet
-from planner.problem.latency import read_latencies
-from planner.problem.networks import make_groups
+from planner.problem.networks import Networks, make_groups
+from planner.problem.problem import read_problem
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory
 
 EMULATED = {"emulate": {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02}}
@@ -43,17 +42,17 @@ def lay(
     tp, pp, dp = len(hosts[0][0]), len(hosts), len(hosts[0])
     candidate = Candidate(tp, pp, dp, execution.get("micro_batch_size", 2), execution.get("recompute", "none"))
     chunks = execution.get("chunks", 1)
-    groups = make_groups(inventory, job, ranks, chunks)
+    groups = make_groups(Networks(inventory, job), ranks, chunks)
     equal = (job.global_batch_size // (dp * candidate.micro_batch_size),) * dp
     return Layout(
         candidate, layers, tuple(ranks), groups, execution.get("schedule", "1f1b"), chunks, execution.get("extra", ()),
-        execution.get("microbatches", equal), read_latencies(inventory),
+        execution.get("microbatches", equal),
     )  # fmt: skip
 
 
 def prediction(inventory: Inventory, job: Job, layout: Layout) -> Prediction:
     """What the step costs, its parts adding up."""
-    p = predict(job, read_fleet(inventory, job), layout)
+    p = predict(read_problem(inventory, job), layout)
     parts = (p.compute_s, p.bubble_s, p.exposed_tp_s, p.exposed_edge_s, p.exposed_dp_s, p.optimizer_s)
     assert sum(parts) == pytest.approx(p.step_s, rel=1e-9)
     return p
@@ -80,7 +79,7 @@ def test_interleaving_crosses_more_often_for_less_bubble() -> None:
 def test_zero_bubble_splits_an_emulated_backward_in_equal_halves() -> None:
     inventory, job = cpu_inventory([2]), bed_job(compute=EMULATED, parallel={})
     layout = lay(inventory, job, [[["a1"]], [["a2"]]], (5, 5), schedule="zero-bubble")
-    spans = predict_timeline(job, read_fleet(inventory, job), layout)
+    spans = predict_timeline(read_problem(inventory, job), layout)
     halves = {span.kind: span.end_s - span.start_s for span in spans if span.microbatch > 0}
     assert halves[ActionKind.BACKWARD_INPUT] == halves[ActionKind.BACKWARD_WEIGHT] == pytest.approx(0.05)
 

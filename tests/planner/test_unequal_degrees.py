@@ -9,8 +9,7 @@ import pytest
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import make_coefficients
-from planner.problem.fleet import read_fleet
+from planner.problem.problem import read_problem
 from planner.search.branch_and_bound import search
 from planner.search.closed_form import Block as EqualBlock
 from planner.search.closed_form import blocks_step_s
@@ -28,9 +27,9 @@ def unlike() -> Inventory:
 
 def found_for(inventory: Inventory, job: Job) -> Any:
     """What `best_unequal` says of the best placement with equal degrees, and that placement."""
-    fleet = read_fleet(inventory, job)
-    equal = search(job, fleet, 60.0).found[0]
-    return best_unequal(job, fleet, equal), equal
+    problem = read_problem(inventory, job)
+    equal = search(problem, 60.0).found[0]
+    return best_unequal(problem, equal), equal
 
 
 def test_small_gpus_share_tensors_and_large_ones_need_not() -> None:
@@ -57,8 +56,8 @@ def test_what_job_yaml_fixes_does_not_differ(fixed: dict[str, int]) -> None:
 
 def test_with_equal_degrees_it_is_the_closed_form_of_the_plan() -> None:
     job = gpt_7b(global_batch_size=192)
-    fleet = read_fleet(gpu_inventory([3, 3]), job)
-    coeffs = make_coefficients(job, fleet, Candidate(2, 6, 4, 2))
+    problem = read_problem(gpu_inventory([3, 3]), job)
+    coeffs = problem.coefficients(Candidate(2, 6, 4, 2))
     layers = ((6, 6, 6), (6, 6, 6))
     ours = step_s([Block(c, cut, coeffs) for c, cut in enumerate(layers)])
     assert ours == pytest.approx(blocks_step_s(coeffs, [EqualBlock((c,), cut) for c, cut in enumerate(layers)]))
@@ -74,4 +73,4 @@ def test_layers_go_to_the_stage_that_is_then_fastest() -> None:
 def test_a_step_already_faster_than_any_is_left_alone() -> None:
     job = gpt_7b(global_batch_size=192)
     placement = Placement(Candidate(1, 1, 1, 1), (36,), ((0,),), (192,))
-    assert best_unequal(job, read_fleet(unlike(), job), PricedPlacement(1e-9, placement)) is None
+    assert best_unequal(read_problem(unlike(), job), PricedPlacement(1e-9, placement)) is None

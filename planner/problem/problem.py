@@ -1,0 +1,60 @@
+"""The problem: what is to be placed and on what, as every later room takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from holmes_core.errors import HolmesError
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job
+from planner.problem.candidates import Candidate, check_job
+from planner.problem.coefficients import Coefficients, make_coefficients
+from planner.problem.fleet import Fleet, read_fleet
+from planner.problem.networks import Networks, require_bandwidth
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A job and the hosts of an inventory: its fleet of training slots and its networks."""
+
+    inventory: Inventory
+    job: Job
+    fleet: Fleet
+    networks: Networks
+
+    def coefficients(self, candidate: Candidate) -> Coefficients:
+        """The numbers `candidate` is priced with, made once."""
+        return self._coefficients(candidate)
+
+    @cached_property
+    def _coefficients(self) -> Callable[[Candidate], Coefficients]:
+        return cache(lambda candidate: make_coefficients(self.job, self.fleet, candidate))
+
+
+def read_problem(inventory: Inventory, job: Job) -> Problem:
+    """The problem of placing `job` on the reachable hosts of `inventory`.
+
+    Raises HolmesError when the job contradicts itself, no host has a slot, or the speed of one is unknown.
+    """
+    check_job(job)
+    if not inventory.hosts:
+        raise HolmesError("the inventory has no hosts", "list hosts in hosts.yaml and run `holmes probe hosts.yaml`")
+    networks = Networks(inventory, job)
+    return Problem(inventory, job, read_fleet(inventory, job, networks), networks)
+
+
+def require_rates(problem: Problem) -> None:
+    """Raises HolmesError naming host and netdev where a rate that placements are compared by is not known."""
+    fixed, fleet, networks = problem.job.parallel, problem.fleet, problem.networks
+    if fixed.pp == fixed.dp == 1 or len(fleet.hosts) == 1:
+        return
+    clusters = {each.cluster for each in fleet.classes}
+    for each in fleet.classes:
+        name = each.hosts[0].name
+        alone = len(each.hosts) == 1 and sum(kin.cluster == each.cluster for kin in fleet.classes) == 1
+        if not each.hardware.fabric_bytes_per_s and not alone:
+            require_bandwidth(networks.route([name]), [name])
+        if not each.hardware.shared_bytes_per_s and len(clusters) > 1:
+            require_bandwidth(networks.shared_route(name), [name])
