@@ -17,6 +17,7 @@ from torch.distributed import ProcessGroup
 
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.run_config import Group, Rank, RunConfig
+from holmes_runtime.config.verdicts import AllHostsSlow, HostIsSlow, LinkIsSlow, Verdict
 from holmes_runtime.model.decoder import DTYPES
 
 SLOW = 1.5  # how much longer than planned is worth a word; less is within what predictions are off by
@@ -42,7 +43,7 @@ class Examination:
         due = steps == FIRST_EXAMINATION or steps % EXAMINE_EVERY_STEPS == 0
         return due and self._config.expectation is not None
 
-    def hold(self) -> tuple[str, ...]:
+    def hold(self) -> tuple[Verdict, ...]:
         """Times the links and judges all ranks' measurements; the verdicts, on rank 0. Called by all ranks."""
         dist.barrier()
         transfer_s = time_edges(self._config, self._me, self._groups, self._device)
@@ -63,15 +64,15 @@ class Measured:
     transfer_s: dict[str, float]
 
 
-def verdicts(config: RunConfig, measured: list[Measured]) -> tuple[str, ...]:
-    """What is slow, in a sentence each, hosts first; nothing where the plan expects nothing in particular."""
+def verdicts(config: RunConfig, measured: list[Measured]) -> tuple[Verdict, ...]:
+    """What is slow, hosts first; nothing where the plan expects nothing in particular."""
     expected = config.expectation
     if expected is None:
         return ()
     return (*_slow_hosts(config, expected.compute_s, measured), *_slow_links(config, expected.transfer_s, measured))
 
 
-def _slow_hosts(config: RunConfig, expected_s: tuple[float, ...], measured: list[Measured]) -> list[str]:
+def _slow_hosts(config: RunConfig, expected_s: tuple[float, ...], measured: list[Measured]) -> list[Verdict]:
     ratios: dict[str, float] = {}
     for one in measured:
         if expected_s and expected_s[one.rank] > 0:
@@ -79,14 +80,11 @@ def _slow_hosts(config: RunConfig, expected_s: tuple[float, ...], measured: list
             ratios[host] = max(ratios.get(host, 0.0), one.compute_s / expected_s[one.rank])
     slow = {host: ratio for host, ratio in sorted(ratios.items()) if ratio > SLOW}
     if len(slow) > 1 and len(slow) == len(ratios):
-        return [
-            f"every host computes {min(slow.values()):.1f}x to {max(slow.values()):.1f}x longer than planned: the plan "
-            "took the wrong speed (measure it with `python -m holmes_runtime.calibrate`)"
-        ]
-    return [f"slow host {host}: computes {ratio:.1f}x longer than planned" for host, ratio in slow.items()]
+        return [AllHostsSlow(min(slow.values()), max(slow.values()))]
+    return [HostIsSlow(host, ratio) for host, ratio in slow.items()]
 
 
-def _slow_links(config: RunConfig, expected_s: Mapping[str, float], measured: list[Measured]) -> list[str]:
+def _slow_links(config: RunConfig, expected_s: Mapping[str, float], measured: list[Measured]) -> list[Verdict]:
     """By pair of hosts, the message that exceeds its expectation most."""
     worst: dict[tuple[str, str], tuple[float, float, float]] = {}
     hosts = {rank.rank: rank.host for rank in config.ranks}
@@ -98,8 +96,7 @@ def _slow_links(config: RunConfig, expected_s: Mapping[str, float], measured: li
                 pair = (hosts[sender], hosts[one.rank])
                 worst[pair] = max(worst.get(pair, found), found)
     return [
-        f"slow link {sender}-{receiver}: {ratio:.1f}x longer than planned "
-        f"({taken_s:.3g} s a message, not {planned_s:.3g} s)"
+        LinkIsSlow(sender, receiver, ratio, taken_s, planned_s)
         for (sender, receiver), (ratio, taken_s, planned_s) in sorted(worst.items())
         if ratio > SLOW
     ]

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from holmes_runtime.comm.process_groups import InterfaceBytes, read_interface_bytes
 from holmes_runtime.config.model_shape import peak_flops_per_s, step_flops
+from holmes_runtime.config.verdicts import Verdict, verdict_to_json
 from holmes_runtime.trainer import StepResult, Trainer
 
 COMPUTE = ("forward", "backward")  # laps of the stopwatch; waits inside them have laps of their own
@@ -31,7 +32,7 @@ class StepMetrics:
     GPU's peak is not known. memory_bytes: the most this rank has held. compute_s: forward and backward, without waits.
     exposed_s: seconds waited by axis; "sync" is waiting for the slowest rank when the gradient norm is added up.
     interfaces: increase of this host's counters, on local rank 0 only; bytes still in flight when a step ends count to
-    the next. verdicts: sentences on slow hosts and links, on rank 0.
+    the next. verdicts: slow hosts and links, on rank 0.
     """
 
     step: int
@@ -50,7 +51,7 @@ class StepMetrics:
     compute_s: float
     exposed_s: dict[str, float]
     interfaces: dict[str, InterfaceBytes]
-    verdicts: tuple[str, ...]
+    verdicts: tuple[Verdict, ...]
 
 
 class StepMeter:
@@ -131,7 +132,8 @@ class MetricsFile:
 
     def write(self, metrics: StepMetrics) -> None:
         """Appends one line. Raises ValueError for a number JSON does not have."""
-        self._file.write(json.dumps(asdict(metrics), allow_nan=False) + "\n")
+        line = {**asdict(metrics), "verdicts": [verdict_to_json(verdict) for verdict in metrics.verdicts]}
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
 
     def __enter__(self) -> MetricsFile:

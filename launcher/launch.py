@@ -15,11 +15,11 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.records.record import write_atomically
 from holmes_core.records.run import Failure, Run, Settings
-from launcher.journal.run_events import NodeState, RunEvent, View
+from holmes_runtime.config.verdicts import AllHostsSlow, SlowPart, Verdict
+from launcher.journal.run_events import NodeState, View
 from launcher.journal.run_folder import INVENTORY_FILE, RunFolder, read_seen
 from launcher.journal.run_record import RunRecord
 from launcher.journal.run_store import remember
-from launcher.journal.step_metrics import StepMetrics
 from launcher.nodes.preflight import Preflight, PreflightFailed
 from launcher.nodes.start import RunningNodes, follow, start
 from launcher.nodes.stop import stop
@@ -104,7 +104,7 @@ class Launch:
     def run_to_end(self) -> Ended:
         """Watch, start again where that is asked for, and end it all: at the last step, at a failure, at Ctrl-C."""
         while True:
-            watch = Watch(self._plan, self._nodes, self._settings.detached, self._take)
+            watch = Watch(self._plan, self._nodes, self._settings.detached, self._record.take, self._take_verdicts)
             interrupted = self._watched(watch)
             if interrupted or (watch.cause is None and self._next_plan is None):
                 break
@@ -197,18 +197,16 @@ class Launch:
         cluster = next(node.cluster for node in self._plan.nodes if node.host == host)
         self._record.take(NodeState(host, cluster, state))
 
-    def _take(self, event: RunEvent) -> None:
-        """Take what an attempt reports; a verdict on a slow host or link may lead to another plan."""
-        self._record.take(event)
-        if not isinstance(event, StepMetrics):
-            return
-        for verdict in event.verdicts:
-            self._record.say(verdict)
-        if all(verdict.startswith("slow ") for verdict in event.verdicts):  # else no prediction is to be trusted
-            for verdict in event.verdicts:
-                self._take_verdict(verdict)
+    def _take_verdicts(self, verdicts: tuple[Verdict, ...]) -> None:
+        """A verdict on a slow host or link may lead to another plan."""
+        for verdict in verdicts:
+            self._record.say(verdict.sentence)
+        slow = [verdict for verdict in verdicts if not isinstance(verdict, AllHostsSlow)]
+        if len(slow) == len(verdicts):  # else no prediction is to be trusted
+            for part in slow:
+                self._take_verdict(part)
 
-    def _take_verdict(self, verdict: str) -> None:
+    def _take_verdict(self, verdict: SlowPart) -> None:
         """Show what a plan that knows what is slow gains; take it where that is asked for."""
         if self._next_plan is not None:
             return

@@ -19,7 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "launcher": {"launcher", "holmes_core", "templates", "holmes_runtime.config"},
     "holmes_cli": {
         *("holmes_cli", "holmes_core", "prober", "planner", "launcher", "templates"),
-        *("holmes_runtime.data.text", "holmes_runtime.data.token_file"),
+        *("holmes_runtime.config", "holmes_runtime.data.text", "holmes_runtime.data.token_file"),
     },
 }
 ROOMS: dict[str, tuple[str, ...]] = {

@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from holmes_core.records.plan import InterfaceTraffic, Plan
+from holmes_runtime.config.verdicts import Verdict, verdict_from_json
 
 NETWORK_AXES = ("tp", "dp", "pp_forward", "pp_backward")  # of exposed_s; "sync" waits for the slowest rank
 
@@ -52,6 +53,13 @@ class StepMetrics:
         return asdict(self)
 
 
+class FinishedStep(NamedTuple):
+    """A step that all ranks have finished, and what rank 0 found slow after it."""
+
+    metrics: StepMetrics
+    verdicts: tuple[Verdict, ...]
+
+
 class StepCollector:
     """Holds the ranks' reports of a step until all have come."""
 
@@ -59,16 +67,17 @@ class StepCollector:
         self._plan = plan
         self._reports: dict[int, dict[int, dict[str, Any]]] = {}
 
-    def add(self, report: dict[str, Any]) -> StepMetrics | None:
-        """The step's record, once the last of its ranks has reported; None before."""
+    def add(self, report: dict[str, Any]) -> FinishedStep | None:
+        """The step, once the last of its ranks has reported; None before."""
         reports = self._reports.setdefault(report["step"], {})
         reports[report["rank"]] = report
         if len(reports) < self._plan.world_size:
             return None
         del self._reports[report["step"]]
-        return self._merge(report["step"], reports)
+        verdicts = tuple(verdict_from_json(data) for report in reports.values() for data in report["verdicts"])
+        return FinishedStep(self._merge(report["step"], reports, verdicts), verdicts)
 
-    def _merge(self, step: int, reports: dict[int, dict[str, Any]]) -> StepMetrics:
+    def _merge(self, step: int, reports: dict[int, dict[str, Any]], verdicts: tuple[Verdict, ...]) -> StepMetrics:
         losses = [report["loss"] for report in reports.values() if report["loss"] is not None]
         evaluated = [report["eval_loss"] for report in reports.values() if report["eval_loss"] is not None]
         exposed = [sum(report["exposed_s"][axis] for axis in NETWORK_AXES) for report in reports.values()]
@@ -87,7 +96,7 @@ class StepCollector:
             tflops_per_s=min(report["tflops_per_s"] for report in reports.values()),
             mfu=min(report["mfu"] for report in reports.values()),
             memory_bytes=max(report["memory_bytes"] for report in reports.values()),
-            verdicts=tuple(verdict for report in reports.values() for verdict in report["verdicts"]),
+            verdicts=tuple(verdict.sentence for verdict in verdicts),
             interfaces=tuple(self._interfaces(reports)),
         )
 

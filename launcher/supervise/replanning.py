@@ -7,6 +7,7 @@ from typing import Protocol
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
+from holmes_runtime.config.verdicts import SlowPart
 from launcher.journal.run_record import RunRecord
 from launcher.journal.step_metrics import median_step_s
 from launcher.supervise.lost_hosts import LostHosts
@@ -20,7 +21,7 @@ class Planner(Protocol):
     def without(self, plan: Plan, hosts: tuple[str, ...]) -> Plan:
         """A plan of the same job that does without those hosts."""
 
-    def after(self, plan: Plan, verdict: str, hosts: tuple[str, ...]) -> Plan:
+    def after(self, plan: Plan, verdict: SlowPart, hosts: tuple[str, ...]) -> Plan:
         """A plan of the same job that takes the verdict on a slow host or link for true, without those hosts."""
 
 
@@ -46,10 +47,11 @@ class Replanning:
         gone = self.lost.names
         return self._plan(f"with {', '.join(found)} again", lambda planner: planner.without(self._first_plan, gone))
 
-    def after(self, verdict: str) -> Plan | None:
+    def after(self, verdict: SlowPart) -> Plan | None:
         """A plan that knows what is slow, where it gains more than it costs to start again."""
         gone = self.lost.names
-        plan = self._plan(f"after that ({verdict})", lambda planner: planner.after(self._first_plan, verdict, gone))
+        why = f"after that ({verdict.sentence})"
+        plan = self._plan(why, lambda planner: planner.after(self._first_plan, verdict, gone))
         if plan is None or not self._record.attempt_steps:
             return None
         gain = median_step_s(self._record.attempt_steps) / plan.prediction.step_s

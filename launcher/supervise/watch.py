@@ -11,6 +11,7 @@ from typing import Any
 
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure
+from holmes_runtime.config.verdicts import Verdict
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent
 from launcher.journal.step_metrics import StepCollector, StepMetrics
 from launcher.nodes.node_link import Event
@@ -27,10 +28,17 @@ CAUSE_WINDOW_S = 1.5
 
 
 class Watch:
-    """One attempt as its events tell it. `record` takes every event for screen and folder."""
+    """One attempt as its events tell it. `record` takes every event for screen and folder, `judged` what is slow."""
 
-    def __init__(self, plan: Plan, nodes: RunningNodes, detached: bool, record: Callable[[RunEvent], None]) -> None:
-        self._plan, self._nodes, self._detached, self._record = plan, nodes, detached, record
+    def __init__(
+        self,
+        plan: Plan,
+        nodes: RunningNodes,
+        detached: bool,
+        record: Callable[[RunEvent], None],
+        judged: Callable[[tuple[Verdict, ...]], None],
+    ) -> None:
+        self._plan, self._nodes, self._detached, self._record, self._judged = plan, nodes, detached, record, judged
         self.steps: list[StepMetrics] = []
         self.failures: list[Failure] = []
         self.seen: dict[int, int] = {}
@@ -105,9 +113,10 @@ class Watch:
             self._set_state(node_rank, "stepping")
         step = self._collector.add(report)
         if step is not None:
-            self.steps.append(step)
-            self._standstill.take_step(step.step_s)
-            self._record(step)
+            self.steps.append(step.metrics)
+            self._standstill.take_step(step.metrics.step_s)
+            self._record(step.metrics)
+            self._judged(step.verdicts)
 
     def _set_state(self, node_rank: int, state: str) -> None:
         node = self._plan.nodes[node_rank]

@@ -9,6 +9,7 @@ import pytest
 
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.run_config import Expectation
+from holmes_runtime.config.verdicts import HostIsSlow, verdict_to_json
 from launcher.journal.step_metrics import InterfaceBytes, StepCollector, traffic_per_step
 from launcher.prepare.prepare import run_config_of
 
@@ -37,7 +38,7 @@ def report(plan: Plan, rank: int, step_s: float) -> dict[str, Any]:
         "compute_s": 0.5,
         "exposed_s": {"tp": 0.0, "dp": 0.1 * rank, "pp_forward": 0.1, "pp_backward": 0.0, "sync": 9.0},
         "interfaces": {"eth0": {"sent_bytes": 10, "received_bytes": 20}} if rank == 0 else {},
-        "verdicts": ["slow host x: computes 2.0x longer than planned"] if rank == 0 else [],
+        "verdicts": [verdict_to_json(HostIsSlow("x", 2.0))] if rank == 0 else [],
     }
 
 
@@ -47,11 +48,13 @@ def test_a_step_is_that_of_the_slowest_rank() -> None:
     merged = [collector.add(report(plan, rank, step_s=1.0 + rank)) for rank in range(plan.world_size)]
 
     assert merged[:-1] == [None, None, None]
-    step = merged[-1]
-    assert step is not None
+    finished = merged[-1]
+    assert finished is not None
+    step = finished.metrics
     assert (step.loss, step.eval_loss, step.step_s) == (2.5, 2.75, 4.0)
     assert (step.tflops_per_s, step.mfu, step.memory_bytes) == (0.25, 0.125, 1003)
     assert step.exposed_s == pytest.approx(0.4)
+    assert finished.verdicts == (HostIsSlow("x", 2.0),)
     assert step.verdicts == ("slow host x: computes 2.0x longer than planned",)
     assert [(port.host, port.sent_bytes) for port in step.interfaces] == [(plan.ranks[0].host, 10)]
 
@@ -105,8 +108,9 @@ def test_bytes_a_step_are_the_mean_of_all_steps_since_gathered_weights_travel_in
     plan = cpu_plan()
     place = plan.prediction.traffic[0]
     collector = StepCollector(plan)
-    step = [collector.add(report(plan, rank, step_s=1.0)) for rank in range(plan.world_size)][-1]
-    assert step is not None
+    finished = [collector.add(report(plan, rank, step_s=1.0)) for rank in range(plan.world_size)][-1]
+    assert finished is not None
+    step = finished.metrics
     steps = [
         replace(step, interfaces=(InterfaceBytes(place.host, place.netdev, sent, sent),)) for sent in (50, 100, 150)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holmes_runtime.config.run_config import Expectation, RunConfig
+from holmes_runtime.config.verdicts import HostIsSlow
 from holmes_runtime.health import Measured, verdicts
 
 from .launched_runs import make_config
@@ -32,28 +33,31 @@ def test_a_run_as_planned_is_not_worth_a_word() -> None:
 
 
 def test_a_host_that_computes_longer_than_planned_is_named() -> None:
-    assert verdicts(run(), measure((0.1, 0.36, 0.1, 0.2))) == ("slow host host1: computes 1.8x longer than planned",)
+    (verdict,) = verdicts(run(), measure((0.1, 0.36, 0.1, 0.2)))
+
+    assert verdict == HostIsSlow("host1", ratio=0.36 / 0.2)
+    assert verdict.sentence == "slow host host1: computes 1.8x longer than planned"
 
 
 def test_when_every_host_is_slow_the_plan_is_wrong() -> None:
-    (said,) = verdicts(run(), measure((0.2, 0.4, 0.2, 0.6)))
+    (verdict,) = verdicts(run(), measure((0.2, 0.4, 0.2, 0.6)))
 
-    assert said.startswith("every host computes 2.0x to 3.0x longer than planned")
+    assert verdict.sentence.startswith("every host computes 2.0x to 3.0x longer than planned")
 
 
 def test_a_slow_link_is_named_from_sender_to_receiver() -> None:
-    said = verdicts(run(), measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.115, backward_1_0=0.1))
+    found = verdicts(run(), measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.115, backward_1_0=0.1))
 
-    assert said == (
+    assert tuple(verdict.sentence for verdict in found) == (
         "slow link host0-host1: 2.3x longer than planned (0.115 s a message, not 0.05 s)",
         "slow link host3-host2: 2.0x longer than planned (0.1 s a message, not 0.05 s)",
     )
 
 
 def test_a_host_with_a_slow_link_is_not_a_slow_host() -> None:
-    said = verdicts(run(), measure((0.1, 0.2, 0.1, 0.2), forward_0_0=10.0))
+    found = verdicts(run(), measure((0.1, 0.2, 0.1, 0.2), forward_0_0=10.0))
 
-    assert [verdict.split(":")[0] for verdict in said] == ["slow link host0-host1"]
+    assert [verdict.sentence.split(":")[0] for verdict in found] == ["slow link host0-host1"]
 
 
 def test_without_an_expectation_there_is_no_verdict() -> None:
