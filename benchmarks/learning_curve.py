@@ -22,17 +22,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.figure import print_figure
-from holmes_runtime.config.run_config import (
-    Checkpointing,
-    Data,
-    Evaluation,
-    Group,
-    ModelShape,
-    Optimizer,
-    Rank,
-    RunConfig,
-    Stage,
-)
+from holmes_runtime.config.model_shape import ModelShape
+from holmes_runtime.config.run_config import Checkpointing, Data, Evaluation, Group, Optimizer, Rank, RunConfig, Stage
 from holmes_runtime.data.corpus import load_corpus
 
 ROOT = Path(__file__).parent.parent

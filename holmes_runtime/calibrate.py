@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 
-from holmes_runtime.config.model_shape import layer_flops
-from holmes_runtime.config.run_config import ModelShape
+from holmes_runtime.config.model_shape import ModelShape, layer_flops
 from holmes_runtime.model.decoder import Block, make_rotation
 from holmes_runtime.model.tensor_parallel import ALONE
 
@@ -99,7 +98,8 @@ def _measure(arguments: argparse.Namespace) -> Calibration:
     block = Block(shape, ALONE, "none").to(device)
     hidden = torch.randn(batch, seq, size, device=device, requires_grad=True)
     rotation = make_rotation(shape, device) if shape.family == "llama" else None
-    return calibrate(block, hidden, rotation, layer_flops(shape, batch), arguments.seconds)
+    flops = 3 * layer_flops(shape, batch)  # a backward is two forwards
+    return calibrate(block, hidden, rotation, flops, arguments.seconds)
 
 
 if __name__ == "__main__":

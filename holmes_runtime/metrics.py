@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from holmes_runtime.comm.process_groups import InterfaceBytes, read_interface_bytes
-from holmes_runtime.config.model_shape import peak_flops_per_s, step_flops
+from holmes_runtime.config.model_shape import step_flops
 from holmes_runtime.config.verdicts import Verdict, verdict_to_json
+from holmes_runtime.gpu_peaks import peak_flops_per_s
 from holmes_runtime.trainer import StepResult, Trainer
 
 COMPUTE = ("forward", "backward")  # laps of the stopwatch; waits inside them have laps of their own
@@ -60,7 +61,8 @@ class StepMeter:
     def __init__(self, trainer: Trainer, counts_bytes: bool) -> None:
         self._trainer, self._counts_bytes = trainer, counts_bytes
         config, device = trainer.config, trainer.device
-        self._flops = step_flops(config) / config.world_size
+        is_real = config.emulation is None
+        self._flops = step_flops(config.model, config.global_batch_size) / config.world_size if is_real else 0.0
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         self._peak_flops_per_s = peak_flops_per_s(name, config.value_type)
         self._ended_s, self._paused_s = time.monotonic(), 0.0

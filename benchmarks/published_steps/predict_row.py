@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from benchmarks.published_steps.measurements import Measurement, measurements
 from benchmarks.published_steps.sites import Site
+from holmes_runtime.config.model_shape import stage_parameters
 from holmes_runtime.config.schedule import ScheduleName
 from planner.cost.collectives import (
     PassTimes,
@@ -17,14 +18,7 @@ from planner.cost.collectives import (
     tensor_parallel_halves,
 )
 from planner.cost.compute_time import head_s, layer_s, optimizer_s
-from planner.cost.counts import (
-    Execution,
-    edge_bytes,
-    layer_activation_bytes,
-    memory_bytes,
-    microbatches_in_flight,
-    stage_parameters,
-)
+from planner.cost.counts import Execution, edge_bytes, layer_activation_bytes, memory_bytes, microbatches_in_flight
 from planner.schedule.precedence import precedence_of
 from planner.schedule.simulate import Bucket, Pipeline, PipelineTimes, simulate
 

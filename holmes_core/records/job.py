@@ -43,6 +43,11 @@ class Model(Record):
         return self.num_kv_heads or self.num_heads
 
     @property
+    def kv_size(self) -> int:
+        """Width of the keys, and of the values, of all their heads."""
+        return self.hidden_size // self.num_heads * self.kv_heads
+
+    @property
     def ffn_size(self) -> int:
         """Width of the feed-forward network: 4 h unless given."""
         return self.ffn_hidden_size or 4 * self.hidden_size

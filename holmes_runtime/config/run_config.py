@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Literal
 
+from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.schedule import Schedule, ScheduleName, make_schedule
 from holmes_runtime.config.strict_json import parse
 
@@ -31,41 +32,6 @@ def _require_positive(record: object, *keys: str) -> None:
     for key in keys:
         value = getattr(record, key)
         _require(value > 0, key, "must be positive", value)
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """A decoder of one family with an untied head. Raises ValueError for sizes no model can have.
-
-    gpt: learned positions, LayerNorm, GELU, biases. llama: rotary positions, RMSNorm, SwiGLU, no biases. `factory`,
-    FILE.py:FUNCTION, builds a model of the user's own (docs/runtime.md).
-    """
-
-    family: Literal["gpt", "llama"]
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    ffn_hidden_size: int
-    vocab_size: int
-    seq_length: int
-    rope_theta: float
-    factory: str | None
-
-    def __post_init__(self) -> None:
-        _require_positive(self, "num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_hidden_size")
-        _require_positive(self, "vocab_size", "seq_length", "rope_theta")
-        divides = self.hidden_size % self.num_heads == 0
-        _require(divides, "num_heads", f"must divide hidden_size {self.hidden_size}", self.num_heads)
-        divides = self.num_heads % self.num_kv_heads == 0
-        _require(divides, "num_kv_heads", f"must divide num_heads {self.num_heads}", self.num_kv_heads)
-        even = self.family == "gpt" or self.head_size % 2 == 0
-        _require(even, "num_heads", "must make hidden_size / num_heads even, for rotation", self.num_heads)
-
-    @property
-    def head_size(self) -> int:
-        """Width of one attention head."""
-        return self.hidden_size // self.num_heads
 
 
 @dataclass(frozen=True)

@@ -12,33 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holmes_runtime.config.run_config import Emulation, ModelShape, Stage
+from holmes_runtime.config.model_shape import ModelShape, embedding_parameters, head_parameters, layer_parameters
+from holmes_runtime.config.run_config import Emulation, Stage
 
 # How much of a layer's backward has passed when its gradient is there. In a real layer the gradients of its matrices
 # come one after the other; what is left of the sleep covers the time it takes to add this one.
 GRADIENT_READY = 0.75
 # The share of a layer's backward that zero-bubble may delay: a matrix costs as much for its weights as for its input.
 WEIGHT_HALF = 0.5
-
-
-def block_elements(shape: ModelShape) -> int:
-    """Number of parameters of one layer; of a GPT's with f = 4 h, 12 h^2 in matrices, 13 h in biases and norms."""
-    h, f = shape.hidden_size, shape.ffn_hidden_size
-    attention = h * (2 * h + 2 * shape.num_kv_heads * shape.head_size)
-    if shape.family == "gpt":
-        return attention + 2 * h * f + (f + 9 * h)
-    return attention + 3 * h * f + 2 * h
-
-
-def embedding_elements(shape: ModelShape) -> int:
-    """Number of parameters of the token embedding and of a GPT's position embedding."""
-    positions = shape.seq_length if shape.family == "gpt" else 0
-    return (shape.vocab_size + positions) * shape.hidden_size
-
-
-def head_elements(shape: ModelShape) -> int:
-    """Number of parameters of the final norm and the head."""
-    return ((2 if shape.family == "gpt" else 1) + shape.vocab_size) * shape.hidden_size
 
 
 class ComputeClock:
@@ -134,11 +115,11 @@ class EmulatedStage(nn.Module):
         # In the order of the forward, as in the real model: gradients are sent in the reverse order.
         self.layers = nn.ModuleDict()
         if self.is_first:
-            self.layers["embedding"] = EmulatedLayer(embedding_elements(shape), self.clock, *free)
+            self.layers["embedding"] = EmulatedLayer(embedding_parameters(shape), self.clock, *free)
         for layer in range(stage.first_layer, stage.stop_layer):
-            self.layers[str(layer)] = EmulatedLayer(block_elements(shape), self.clock, *seconds)
+            self.layers[str(layer)] = EmulatedLayer(layer_parameters(shape), self.clock, *seconds)
         if stage.stop_layer == shape.num_layers:
-            self.layers["head"] = EmulatedLayer(head_elements(shape), self.clock, *free)
+            self.layers["head"] = EmulatedLayer(head_parameters(shape), self.clock, *free)
         self.to(dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:

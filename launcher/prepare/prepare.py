@@ -12,6 +12,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.job import Model
 from holmes_core.records.plan import Node, Plan, PlanGroup
 from holmes_core.records.record import Record
+from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.node_config import NodeConfig
 from holmes_runtime.config.run_config import (
     Checkpointing,
@@ -19,7 +20,6 @@ from holmes_runtime.config.run_config import (
     Emulation,
     Evaluation,
     Group,
-    ModelShape,
     Optimizer,
     Rank,
     RunConfig,

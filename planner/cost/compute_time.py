@@ -6,15 +6,15 @@ Matrix products take FLOPs / rate, everything else the bytes it moves / memory b
 from __future__ import annotations
 
 from holmes_core.records.job import Job, Model
-from planner.cost.collectives import PassTimes
-from planner.cost.counts import (
-    Execution,
+from holmes_runtime.config.model_shape import (
     attention_flops,
     head_flops,
     head_parameters,
-    layer_matrix_parameters,
     layer_parameters,
+    matrix_flops,
 )
+from planner.cost.collectives import PassTimes
+from planner.cost.counts import Execution
 from planner.cost.gpu_speeds import Speed
 
 NO_TIME = PassTimes(0.0, 0.0)
@@ -40,9 +40,7 @@ def layer_s(model: Model, execution: Execution, speed: Speed, collectives: PassT
     No forward, collectives included, is shorter than the launch of its kernels. The backward is twice the forward, and
     what is computed again comes on top (Narayanan et al., SC 2021); so does adding to the gradient sums.
     """
-    matrices_s = _matrix_s(
-        2.0 * _tokens(model, execution) * layer_matrix_parameters(model) / execution.tp, model, execution, speed
-    )
+    matrices_s = _matrix_s(matrix_flops(model, execution.micro_batch_size) / execution.tp, model, execution, speed)
     core_s = _attention_core_s(model, execution, speed)
     compute_s = matrices_s + core_s + _memory_s(_moved_values(model, execution) * execution.value_bytes, speed)
     forward_s = max(compute_s, speed.launch_s - collectives.forward_s)
@@ -52,7 +50,7 @@ def layer_s(model: Model, execution: Execution, speed: Speed, collectives: PassT
 
 def head_s(model: Model, execution: Execution, speed: Speed) -> PassTimes:
     """Seconds one shard computes the head and the loss on one micro-batch; the backward is twice the forward."""
-    flops = head_flops(model, execution.micro_batch_size) / 3 / execution.tp
+    flops = head_flops(model, execution.micro_batch_size) / execution.tp
     logits = _tokens(model, execution) * model.vocab_size / execution.tp
     forward_s = _matrix_s(flops, model, execution, speed) + _memory_s(
         logits * (execution.value_bytes + LOGIT_BYTES), speed

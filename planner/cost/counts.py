@@ -1,9 +1,8 @@
-"""What the parts of one training step need: parameters, FLOPs and bytes. Pure counts, each with its source.
+"""What the parts of one training step need in bytes. Pure counts, each with its source.
 
-`model` is the job's shape: h hidden size, s sequence length, V vocabulary, f width of the feed-forward network, k
-width of keys and values (h / heads x kv heads); b is the micro-batch size, t the tensor degree, v the bytes of a value.
-The counts are those of the bundled runtime: attention keeps no scores, and under tensor parallelism sequences are
-sharded too. Seconds are in compute_time.py and collectives.py.
+The letters are those of holmes_runtime/config/model_shape.py, which counts parameters and FLOPs; t is the tensor
+degree, v the bytes of a value. The counts are those of the bundled runtime: attention keeps no scores, and under tensor
+parallelism sequences are sharded too. Seconds are in compute_time.py and collectives.py.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from holmes_core.records.job import Job, Model, Recompute, ScheduleName
+from holmes_runtime.config.model_shape import stage_parameters
 
 GRADIENT_BYTES = 4  # gradients are summed in fp32 whatever the precision
 MOMENT_BYTES = 8  # AdamW's two moments, fp32
@@ -44,80 +44,6 @@ def make_execution(job: Job, tp: int, dp: int, micro_batch_size: int, recompute:
     return Execution(tp, dp, micro_batch_size, value_bytes, recompute, reserve_bytes)
 
 
-def kv_size(model: Model) -> int:
-    """k: width of the keys, and of the values, of all kv heads."""
-    return model.hidden_size // model.num_heads * model.kv_heads
-
-
-def layer_matrix_parameters(model: Model) -> int:
-    """Weights of one layer's matrices: h (2 h + 2 k) of attention, 2 h f of a GPT's MLP, 3 h f of SwiGLU."""
-    h, mlp_matrices = model.hidden_size, 3 if model.family == "llama" else 2
-    return h * (2 * h + 2 * kv_size(model)) + mlp_matrices * h * model.ffn_size
-
-
-def layer_parameters(model: Model, tp: int = 1) -> int:
-    """Parameters of one layer on one of `tp` shards.
-
-    Matrices, and biases of their columns, are sharded; norms, and biases of their sums, are on every shard. A GPT has
-    biases (q, k, v: 3 h; projection: h; MLP: f + h) and two norms of 2 h; a Llama two norms of h and no bias.
-    """
-    h, f = model.hidden_size, model.ffn_size
-    sharded, whole = layer_matrix_parameters(model), 2 * h
-    if model.family == "gpt":
-        sharded, whole = sharded + 3 * h + f, 6 * h
-    return sharded // tp + whole
-
-
-def embedding_parameters(model: Model, tp: int = 1) -> int:
-    """Parameters of the embedding, on the first stage: V h, sharded over the vocabulary, and a GPT's s h positions."""
-    positions = model.seq_length * model.hidden_size if model.family == "gpt" else 0
-    return model.vocab_size * model.hidden_size // tp + positions
-
-
-def head_parameters(model: Model, tp: int = 1) -> int:
-    """Parameters of the untied head, h V, sharded over the vocabulary, and of the final norm: 2 h, a Llama's h."""
-    norm = model.hidden_size * (2 if model.family == "gpt" else 1)
-    return model.vocab_size * model.hidden_size // tp + norm
-
-
-def stage_parameters(model: Model, num_layers: int, is_first: bool, is_last: bool, tp: int = 1) -> int:
-    """Parameters of a stage of `num_layers` layers on one of `tp` shards."""
-    ends = embedding_parameters(model, tp) * is_first + head_parameters(model, tp) * is_last
-    return num_layers * layer_parameters(model, tp) + ends
-
-
-def attention_flops(model: Model, micro_batch_size: int) -> float:
-    """FLOPs of the forward of one layer's attention core, queries x keys and scores x values: 4 b s^2 h.
-
-    Counted in full, as published formulas do, although a causal kernel may skip the half above the diagonal.
-    """
-    return 4.0 * micro_batch_size * model.seq_length**2 * model.hidden_size
-
-
-def layer_forward_flops(model: Model, micro_batch_size: int) -> float:
-    """FLOPs of one layer's forward on one micro-batch: 2 b s for every matrix weight, and the attention core.
-
-    For a GPT 24 b s h^2 (1 + s / (6 h)); Narayanan et al., Megatron-LM, SC 2021, equation 2.
-    """
-    tokens = micro_batch_size * model.seq_length
-    return 2.0 * tokens * layer_matrix_parameters(model) + attention_flops(model, micro_batch_size)
-
-
-def layer_flops(model: Model, micro_batch_size: int, recompute: Recompute = "none") -> float:
-    """FLOPs of one layer's forward and backward: three forwards, and what the backward computes again.
-
-    72 b s h^2 (1 + s / (6 h)) for a GPT without recomputation, 96 with full; source as `layer_forward_flops`.
-    """
-    forward = layer_forward_flops(model, micro_batch_size)
-    again = {"none": 0.0, "selective": attention_flops(model, micro_batch_size), "full": forward}
-    return 3 * forward + again[recompute]
-
-
-def head_flops(model: Model, micro_batch_size: int) -> float:
-    """FLOPs of the head's forward and backward on one micro-batch: 6 b s h V. Source as `layer_forward_flops`."""
-    return 6.0 * micro_batch_size * model.seq_length * model.hidden_size * model.vocab_size
-
-
 def edge_bytes(model: Model, execution: Execution) -> int:
     """Bytes one shard sends over a pipeline edge per micro-batch, forward or backward: v b s h / t."""
     return execution.value_bytes * execution.micro_batch_size * model.seq_length * model.hidden_size // execution.tp
@@ -131,7 +57,7 @@ def layer_activation_bytes(model: Model, execution: Execution) -> int:
     also keeps q and k after rotation, h + k), and the MLP's inside (2 f; SwiGLU 4 f). Full recomputation keeps the
     layer's input alone (h). Selective repeats the attention core, which a fused kernel makes from q, k and v anyway.
     """
-    h, f, k = model.hidden_size, model.ffn_size, kv_size(model)
+    h, f, k = model.hidden_size, model.ffn_size, model.kv_size
     inside = 4 * f + 2 * h + 3 * k if model.family == "llama" else 2 * f + h + 2 * k
     whole, sharded = (2 * h, 3 * h + inside) if execution.sequence_parallel else (4 * h, h + inside)
     if execution.recompute == "full":

@@ -15,20 +15,11 @@ from operator import mul
 
 from holmes_core.records.job import Job, ScheduleName
 from holmes_core.records.plan import InterfaceTraffic, PlanGroup, PlanRank, Prediction
+from holmes_runtime.config.model_shape import embedding_parameters, head_parameters, layer_parameters, stage_parameters
 from holmes_runtime.config.schedule import make_schedule
 from planner.cost.collectives import PassTimes, Path, message_s, shard_exchange_bytes, shard_exchange_s
 from planner.cost.compute_time import NO_TIME, optimizer_s, split_factor
-from planner.cost.counts import (
-    GRADIENT_BYTES,
-    Execution,
-    edge_bytes,
-    embedding_parameters,
-    head_parameters,
-    layer_parameters,
-    memory_bytes,
-    microbatches_in_flight,
-    stage_parameters,
-)
+from planner.cost.counts import GRADIENT_BYTES, Execution, edge_bytes, memory_bytes, microbatches_in_flight
 from planner.cost.slot import Slot, head_parts_s, layer_parts_s
 from planner.problem.candidates import Candidate
 from planner.problem.problem import Problem

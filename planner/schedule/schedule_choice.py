@@ -13,15 +13,9 @@ from itertools import pairwise
 from math import ceil
 
 from holmes_core.records.job import Job, ScheduleName
+from holmes_runtime.config.model_shape import embedding_parameters, head_parameters, layer_parameters
 from planner.cost.compute_time import split_factor
-from planner.cost.counts import (
-    GRADIENT_BYTES,
-    embedding_parameters,
-    head_parameters,
-    layer_parameters,
-    memory_bytes,
-    microbatches_in_flight,
-)
+from planner.cost.counts import GRADIENT_BYTES, memory_bytes, microbatches_in_flight
 from planner.problem.coefficients import Coefficients
 from planner.schedule.precedence import precedence_of
 from planner.schedule.simulate import Bucket, Pipeline, PipelineTimes, simulate

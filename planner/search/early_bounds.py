@@ -9,8 +9,9 @@ from functools import cache
 from typing import NamedTuple
 
 from holmes_core.records.job import Recompute
+from holmes_runtime.config.model_shape import layer_parameters
 from planner.cost.collectives import shard_exchange_bytes
-from planner.cost.counts import GRADIENT_BYTES, layer_parameters
+from planner.cost.counts import GRADIENT_BYTES
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import layer_memory_bytes, slot_s
 from planner.problem.problem import Problem

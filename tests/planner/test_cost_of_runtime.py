@@ -1,4 +1,4 @@
-"""counts.py against the bundled runtime's own model: parameters, FLOPs and kept activations."""
+"""model_shape.py and counts.py against the bundled runtime's own model: parameters, FLOPs and kept activations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from holmes_core.records.job import Model, Recompute
-from holmes_runtime.config.run_config import ModelShape, Stage
+from holmes_runtime.config.model_shape import ModelShape, layer_flops, stage_parameters
+from holmes_runtime.config.run_config import Stage
 from holmes_runtime.model.decoder import Block, DecoderStage, make_rotation
 from holmes_runtime.model.tensor_parallel import ALONE
 from planner.cost import counts as cost
@@ -38,7 +39,7 @@ def shape_of(model: Model) -> ModelShape:
 def test_parameters_are_the_runtime_s(model: Model, first: int, stop: int) -> None:
     stage = DecoderStage(shape_of(model), Stage(0, first, stop), seed=0)
     counted = sum(parameter.numel() for parameter in stage.parameters())
-    assert counted == cost.stage_parameters(model, stop - first, first == 0, stop == model.num_layers)
+    assert counted == stage_parameters(model, stop - first, first == 0, stop == model.num_layers)
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA], ids=["gpt", "llama"])
@@ -47,7 +48,7 @@ def test_forward_flops_are_those_torch_counts(model: Model) -> None:
     # The fused CPU kernel of attention is one the counter does not know.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         block(hidden_of(model), rotation)
-    assert counter.get_total_flops() == cost.layer_forward_flops(model, 2)
+    assert counter.get_total_flops() == layer_flops(model, 2)
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA], ids=["gpt", "llama"])

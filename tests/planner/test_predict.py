@@ -10,8 +10,8 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.link import Link, Spread
 from holmes_core.records.plan import PlanRank, Prediction
+from holmes_runtime.config.model_shape import stage_parameters
 from holmes_runtime.config.schedule import ActionKind
-from planner.cost.counts import stage_parameters
 from planner.layout.predict import Layout, predict, predict_timeline
 from planner.problem.candidates import Candidate
 from planner.problem.networks import Networks, make_groups

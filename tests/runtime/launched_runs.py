@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import (
     Axis,
     Checkpointing,
@@ -21,7 +22,6 @@ from holmes_runtime.config.run_config import (
     Evaluation,
     Expectation,
     Group,
-    ModelShape,
     Optimizer,
     Precision,
     Rank,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from holmes_runtime.config.run_config import ModelShape, Precision, Recompute, RunConfig
+from holmes_runtime.config.model_shape import ModelShape
+from holmes_runtime.config.run_config import Precision, Recompute, RunConfig
 from holmes_runtime.config.schedule import ScheduleName
 
 from .launched_runs import REPOSITORY, layout, make_config

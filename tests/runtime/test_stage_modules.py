@@ -10,7 +10,8 @@ import torch
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from holmes_runtime.calibrate import calibrate
-from holmes_runtime.config.run_config import Emulation, ModelShape, Recompute, Stage
+from holmes_runtime.config.model_shape import ModelShape
+from holmes_runtime.config.run_config import Emulation, Recompute, Stage
 from holmes_runtime.model.decoder import Block, DecoderStage, make_rotation, rotate
 from holmes_runtime.model.emulated import EmulatedStage, mean_activation
 from holmes_runtime.model.tensor_parallel import ALONE, TensorParallel

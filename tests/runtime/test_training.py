@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.config.model_shape import stage_parameters
 from holmes_runtime.config.run_config import Emulation, RunConfig
 from holmes_runtime.config.schedule import ScheduleName
 from holmes_runtime.data.corpus import load_corpus
-from holmes_runtime.model.emulated import block_elements, embedding_elements, head_elements
 from holmes_runtime.train import describe_rank
 from holmes_runtime.trainer import Trainer
 
@@ -86,7 +86,7 @@ def test_an_emulated_run_takes_its_time_and_moves_its_activations(
     name: str, runs: dict[str, Future[FinishedRun]], corpus: Path
 ) -> None:
     config = emulated_config(corpus)
-    total = 3 * block_elements(TINY) + embedding_elements(TINY) + head_elements(TINY)
+    total = stage_parameters(TINY, 3, True, True)
 
     run = runs[name].result()
 
@@ -107,7 +107,7 @@ def test_local_rank_0_counts_the_bytes_of_its_host(runs: dict[str, Future[Finish
     assert all(line["interfaces"] == {} for line in run.metrics[1])
     # Other runs share loopback, so this is a lower bound: each replica sends all its gradients once per step.
     sent = sum(line["interfaces"]["lo"]["sent_bytes"] for line in run.metrics[0])
-    assert sent >= 5 * 2 * 4 * (3 * block_elements(TINY) + embedding_elements(TINY) + head_elements(TINY))
+    assert sent >= 5 * 2 * 4 * stage_parameters(TINY, 3, True, True)
 
 
 def test_every_rank_says_where_it_is(runs: dict[str, Future[FinishedRun]]) -> None:

@@ -1,0 +1,104 @@
+"""Parameters and FLOPs by hand; the model of job.yaml and the shape made of it are counted alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from holmes_core.records.job import Model
+from holmes_core.records.presets import PRESETS
+from holmes_runtime.config.model_shape import (
+    ModelShape,
+    attention_flops,
+    embedding_parameters,
+    head_flops,
+    head_parameters,
+    layer_flops,
+    layer_parameters,
+    stage_parameters,
+    step_flops,
+)
+from holmes_runtime.gpu_peaks import peak_flops_per_s
+
+TINY = Model(num_layers=2, hidden_size=4, num_heads=2, seq_length=6, vocab_size=10)
+LLAMA = Model(
+    family="llama", num_layers=2, hidden_size=4, num_heads=2, num_kv_heads=1, ffn_hidden_size=5, seq_length=6,
+    vocab_size=10,
+)  # fmt: skip
+
+
+def shape_of(model: Model) -> ModelShape:
+    """The shape that travels to the ranks."""
+    return ModelShape(
+        family=model.family, num_layers=model.num_layers, hidden_size=model.hidden_size, num_heads=model.num_heads,
+        num_kv_heads=model.kv_heads, ffn_hidden_size=model.ffn_size, vocab_size=model.vocab_size,
+        seq_length=model.seq_length, rope_theta=model.rope_theta, factory=None,
+    )  # fmt: skip
+
+
+def test_parameters_by_hand() -> None:
+    assert layer_parameters(TINY) == 12 * 16 + 13 * 4
+    assert embedding_parameters(TINY) == 10 * 4 + 6 * 4
+    assert head_parameters(TINY) == 4 * 10 + 2 * 4
+    assert stage_parameters(TINY, 2, True, True) == 2 * 244 + 64 + 48
+    assert stage_parameters(TINY, 2, False, False) == 488
+
+
+def test_llama_parameters_by_hand() -> None:
+    # Queries and projection 2 x 16, keys and values 2 x 4 x 2, SwiGLU 3 x 4 x 5, norms 2 x 4.
+    assert layer_parameters(LLAMA) == 32 + 16 + 60 + 8
+    assert embedding_parameters(LLAMA) == 40
+    assert head_parameters(LLAMA) == 40 + 4
+
+
+def test_shards_hold_their_part_of_matrices_and_all_of_norms() -> None:
+    # 192 weights and 7 x 4 biases of columns halved; norms and biases of sums, 6 x 4, whole.
+    assert layer_parameters(TINY, 2) == (192 + 28) // 2 + 24
+    assert embedding_parameters(TINY, 2) == 20 + 24
+    assert head_parameters(TINY, 2) == 20 + 8
+
+
+def test_flops_of_a_forward_by_hand() -> None:
+    # 24 x 2 x 6 x 16 = 4608; times 1 + 6 / 24 = 1.25
+    assert layer_flops(TINY, 2) == 5760
+    assert attention_flops(TINY, 2) == 4 * 2 * 36 * 4
+    assert head_flops(TINY, 2) == 2 * 2 * 6 * 4 * 10
+
+
+def test_a_step_is_three_forwards_of_all_layers_and_the_head() -> None:
+    assert step_flops(shape_of(TINY), 8) == 3 * (2 * layer_flops(TINY, 8) + head_flops(TINY, 8))
+
+
+def test_flops_of_a_step_agree_with_the_published_formula() -> None:
+    # Megatron-LM, SC 2021: 72 B s L h^2 (1 + s/6h + V/12Lh) without recomputation, V1's 7.5B shape.
+    model = Model(num_layers=36, hidden_size=4096, num_heads=32, seq_length=2048, vocab_size=51200)
+    h, s = 4096, 2048
+
+    published = 72 * 4 * s * 36 * h**2 * (1 + s / (6 * h) + 51200 / (12 * 36 * h))
+
+    assert step_flops(shape_of(model), 4) == pytest.approx(published)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_job_s_model_and_its_shape_are_counted_alike(preset: str) -> None:
+    model = Model.model_validate({"preset": preset, "seq_length": 2048})
+    shape = shape_of(model)
+
+    assert stage_parameters(model, 3, True, True, 2) == stage_parameters(shape, 3, True, True, 2)
+    assert layer_flops(model, 3) == layer_flops(shape, 3)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H20", 148e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA A10G", 125e12),
+        ("NVIDIA GeForce RTX 4090", None),
+        ("Tesla V100-SXM2-32GB", None),
+    ],
+)
+def test_the_peak_of_a_gpu_is_found_by_its_name(gpu: str, peak: float | None) -> None:
+    assert peak_flops_per_s(gpu, "bf16") == peak
