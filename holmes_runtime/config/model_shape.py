@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 from holmes_runtime.config.checks import check, check_positive
 
 Family = Literal["gpt", "llama"]
+Part = Literal["embedding", "layer", "head"]
 MLP_MATRICES: dict[Family, int] = {"gpt": 2, "llama": 3}  # a SwiGLU has a gate besides
 NORM_VECTORS: dict[Family, int] = {"gpt": 2, "llama": 1}  # LayerNorm has a bias, RMSNorm none
 
@@ -112,6 +113,16 @@ def stage_parameters(model: Sizes, num_layers: int, is_first: bool, is_last: boo
     """Parameters of a stage of `num_layers` layers on one of `tp` shards."""
     ends = embedding_parameters(model, tp) * is_first + head_parameters(model, tp) * is_last
     return num_layers * layer_parameters(model, tp) + ends
+
+
+def gradient_order(num_layers: int, is_first: bool, is_last: bool) -> tuple[Part, ...]:
+    """The parts of a stage in the order in which their gradients travel: the reverse of the forward.
+
+    So parallel/zero1.py sends its buckets; under tensor parallelism what is whole on every shard follows in buckets of
+    its own.
+    """
+    counts: tuple[tuple[Part, int], ...] = (("head", is_last), ("layer", num_layers), ("embedding", is_first))
+    return tuple(part for part, count in counts for _ in range(count))
 
 
 def matrix_flops(model: Sizes, micro_batch_size: int) -> float:

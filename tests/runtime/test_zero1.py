@@ -7,8 +7,13 @@ import torch
 from torch import nn
 
 from holmes_runtime.comm.process_groups import RankGroups
-from holmes_runtime.config.run_config import Optimizer
+from holmes_runtime.config.model_shape import ModelShape, Part, gradient_order
+from holmes_runtime.config.run_config import Emulation, Optimizer, Stage
+from holmes_runtime.model.decoder import DecoderStage
+from holmes_runtime.model.emulated import EmulatedStage
 from holmes_runtime.parallel.zero1 import Zero1, clip_factor
+
+from .launched_runs import TINY, TINY_LLAMA
 
 SETTINGS = Optimizer(1e-2, 0.0, 0, "constant", 0.1, 0.9, 0.95, None)
 
@@ -40,6 +45,28 @@ def test_gradients_are_means_over_microbatches_whatever_the_buckets(bucket_bytes
     for shard in zero1.shards():
         torch.testing.assert_close(shard.gradient, expected[shard.name].flatten())
     assert squares.item() == pytest.approx(sum(g.square().sum().item() for g in expected.values()), rel=1e-5)
+
+
+@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA])
+@pytest.mark.parametrize("stage", [Stage(0, 0, 3), Stage(0, 0, 2), Stage(1, 1, 2), Stage(1, 1, 3)])
+def test_buckets_leave_in_the_order_the_planner_knows(shape: ModelShape, stage: Stage) -> None:
+    order = gradient_order(stage.stop_layer - stage.first_layer, stage.first_layer == 0, stage.stop_layer == 3)
+
+    for module in (DecoderStage(shape, stage, seed=0), EmulatedStage(shape, stage, Emulation(0, 0, {}))):
+        zero1 = Zero1([module], {}, SETTINGS, RankGroups(), num_microbatches=1, bucket_bytes=1)
+        left = list(dict.fromkeys(part_of(shard.name) for shard in zero1.shards()))
+
+        assert tuple(part for part, _ in left) == order
+        layers = [int(layer) for _, layer in left if layer]
+        assert layers == sorted(layers, reverse=True)
+
+
+def part_of(parameter: str) -> tuple[Part, str]:
+    """The part of the model a parameter belongs to, and of a layer its number."""
+    layer = next((word for word in parameter.split(".") if word.isdigit()), "")
+    if layer:
+        return "layer", layer
+    return ("head", "") if "head" in parameter or "final_norm" in parameter else ("embedding", "")
 
 
 def test_a_gradient_that_never_came_is_an_error() -> None:
