@@ -19,8 +19,9 @@ from planner.cost.collectives import (
 )
 from planner.cost.compute_time import head_s, layer_s, optimizer_s
 from planner.cost.counts import Execution, edge_bytes, layer_activation_bytes, memory_bytes, microbatches_in_flight
+from planner.schedule.buckets import Bucket
 from planner.schedule.precedence import precedence_of
-from planner.schedule.simulate import Bucket, Pipeline, PipelineTimes, simulate
+from planner.schedule.simulate import Pipeline, PipelineTimes, simulate
 
 
 def predicted_s(row: Measurement, site: Site) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan, Prediction
-from planner.layout.predict import Layout, predict, predict_step_s, predict_timeline
+from planner.layout.layout import Layout
+from planner.layout.predict import predict, predict_step_s, predict_timeline
 from planner.problem.candidates import Candidate
 from planner.problem.networks import make_groups
 from planner.problem.problem import Problem, read_problem

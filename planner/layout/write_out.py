@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from holmes_core.records.plan import Alternative, PlanRank, Prediction
 from planner.layout.assign_hosts import assign_hosts, hosts_by_stage, number_ranks
-from planner.layout.predict import Layout, predict, predict_step_s
+from planner.layout.layout import Layout
+from planner.layout.predict import predict, predict_step_s
 from planner.layout.usual_order import best_usual, usual_group_slots
 from planner.problem.networks import make_groups
 from planner.problem.problem import Problem

@@ -13,12 +13,13 @@ from itertools import pairwise
 from math import ceil
 
 from holmes_core.records.job import Job, ScheduleName
-from holmes_runtime.config.model_shape import embedding_parameters, head_parameters, layer_parameters
+from holmes_runtime.config.model_shape import Part, gradient_order
 from planner.cost.compute_time import split_factor
 from planner.cost.counts import GRADIENT_BYTES, memory_bytes, microbatches_in_flight
 from planner.problem.coefficients import Coefficients
+from planner.schedule.buckets import Bucket, make_buckets
 from planner.schedule.precedence import precedence_of
-from planner.schedule.simulate import Bucket, Pipeline, PipelineTimes, simulate
+from planner.schedule.simulate import Pipeline, PipelineTimes, simulate
 from planner.schedule.step_lower_bound import Shape, least_step_s
 from planner.search.closed_form import edge_s, site_rings, sync_s_per_byte
 from planner.search.placement import Placement, even_layers
@@ -246,29 +247,28 @@ class PlacementSimulator:
         return [*found, back_s] * (chunks - 1) + found
 
     def _read_buckets(self, layers: tuple[int, ...]) -> list[list[Bucket]]:
-        """By stage, for the layers of each."""
-        coeffs, model, tp = self._coeffs, self._job.model, self._placement.candidate.tp
+        """By stage, its gradient buckets when stages hold `layers`; none with one replica."""
         if self._placement.candidate.dp == 1:
             return []
-        gather_part = self._execution.value_bytes / (GRADIENT_BYTES + self._execution.value_bytes)
-        whole = tp * (GRADIENT_BYTES + self._execution.value_bytes)
-        found = []
-        for stage, held in enumerate(layers):
-            site = self._sites[stage % self._pp]
-            per_byte = sync_s_per_byte(coeffs, site, self._rings(stage % self._pp))
-            slowest = max(site, key=lambda c: coeffs.layer_s[c])
+        return [self._stage_buckets(stage, len(layers) - 1, held) for stage, held in enumerate(layers)]
 
-            def bucket(backward_s: float, parameters: int, per_byte: float = per_byte) -> Bucket:
-                seconds = per_byte * whole * parameters
-                return Bucket(backward_s, seconds * (1 - gather_part), seconds * gather_part)
+    def _stage_buckets(self, stage: int, last: int, num_layers: int) -> list[Bucket]:
+        coeffs, tp, site = self._coeffs, self._placement.candidate.tp, self._sites[stage % self._pp]
+        value_bytes = self._execution.value_bytes
+        gather_part = value_bytes / (GRADIENT_BYTES + value_bytes)
+        per_byte = sync_s_per_byte(coeffs, site, self._rings(stage % self._pp))
+        slowest = max(site, key=lambda c: coeffs.layer_s[c])
 
-            row = [bucket(coeffs.layer[slowest].backward_s, layer_parameters(model, tp))] * held
-            if stage == len(layers) - 1:
-                row.insert(0, bucket(coeffs.head[slowest].backward_s, head_parameters(model, tp)))
-            if stage == 0:
-                row.append(bucket(0.0, embedding_parameters(model, tp)))
-            found.append(row)
-        return found
+        def exchange_s(parameters: int) -> tuple[float, float]:
+            seconds = per_byte * (tp * (GRADIENT_BYTES + value_bytes)) * parameters
+            return seconds * (1 - gather_part), seconds * gather_part
+
+        backward_s: dict[Part, float] = {
+            "head": coeffs.head[slowest].backward_s,
+            "layer": coeffs.layer[slowest].backward_s,
+        }
+        parts = gradient_order(num_layers, stage == 0, stage == last)
+        return make_buckets(self._job.model, tp, parts, backward_s, exchange_s)
 
     def _rings(self, rank: int) -> int:
         """Dp groups at once on a host's NIC, as whole_replicas.py and closed_form.py count them."""

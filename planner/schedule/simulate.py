@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from holmes_runtime.config.schedule import ActionKind, Schedule
+from planner.schedule.buckets import Bucket
 from planner.schedule.precedence import Precedence, find_precedence
 
 
@@ -50,16 +51,6 @@ class PipelineTimes:
         """Seconds of every kind of work, by kind and stage as `Waits` numbers them."""
         inputs_s, weights_s = self.halves_s()
         return [*self.forward_s, *self.forward_s, *self.backward_s, *inputs_s, *weights_s]
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Parameters that travel together: seconds of the backward that make their gradients, of their reduce-scatter and
-    of their all-gather."""
-
-    backward_s: float
-    reduce_s: float
-    gather_s: float = 0.0
 
 
 class Interval(NamedTuple):

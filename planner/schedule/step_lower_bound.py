@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holmes_core.records.job import ScheduleName
-from planner.schedule.simulate import Bucket, Buckets, PipelineTimes, gathered_s
+from planner.schedule.buckets import Bucket
+from planner.schedule.simulate import Buckets, PipelineTimes, gathered_s
 from planner.tolerances import ROUNDING
 
 WIDEST = 4  # ranks in a loop: wider ones wait longer only where links are very slow, and are slow to look at

@@ -12,7 +12,8 @@ from holmes_core.records.link import Link, Spread
 from holmes_core.records.plan import PlanRank, Prediction
 from holmes_runtime.config.model_shape import stage_parameters
 from holmes_runtime.config.schedule import ActionKind
-from planner.layout.predict import Layout, predict, predict_timeline
+from planner.layout.layout import Layout
+from planner.layout.predict import predict, predict_timeline
 from planner.problem.candidates import Candidate
 from planner.problem.networks import Networks, make_groups
 from planner.problem.problem import read_problem

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from holmes_runtime.config.schedule import Action, ActionKind, Schedule, ScheduleName, make_schedule, one_f_one_b
+from planner.schedule.buckets import Bucket
 from planner.schedule.precedence import find_precedence, precedence_of
 from planner.schedule.simulate import (
-    Bucket,
     Interval,
     Pipeline,
     PipelineTimes,

@@ -1,0 +1,53 @@
+"""Layout: a placement written out to ranks and process groups, and how it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from holmes_core.records.job import Model, ScheduleName
+from holmes_core.records.plan import PlanGroup, PlanRank
+from holmes_runtime.config.model_shape import stage_parameters
+from planner.problem.candidates import Candidate
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A placement written out: ranks, their groups, the layers of each stage, and how it is run.
+
+    `microbatches` are by replica.
+    """
+
+    candidate: Candidate
+    layers: tuple[int, ...]
+    ranks: tuple[PlanRank, ...]
+    groups: tuple[PlanGroup, ...]
+    schedule: ScheduleName
+    chunks: int
+    extra_in_flight: tuple[int, ...]
+    microbatches: tuple[int, ...]
+
+    @property
+    def last_stage(self) -> int:
+        return len(self.layers) - 1
+
+    @cached_property
+    def first_shards(self) -> Mapping[tuple[int, int], PlanRank]:
+        """The first shard of each (pipeline rank, replica)."""
+        return {(rank.pp_rank, rank.dp_rank): rank for rank in self.ranks if rank.tp_rank == 0}
+
+    @cached_property
+    def groups_of_first_shards(self) -> tuple[PlanGroup, ...]:
+        """The dp groups and edges of tensor shard 0: the shards of a place share its host, so one stands for all."""
+        return tuple(g for g in self.groups if g.axis != "tp" and self.ranks[g.ranks[0]].tp_rank == 0)
+
+    def stages_of(self, pp_rank: int) -> range:
+        """The stages a pipeline rank holds."""
+        return range(pp_rank, len(self.layers), self.candidate.pp)
+
+    def rank_parameters(self, model: Model, pp_rank: int) -> int:
+        """Parameters of one shard of a pipeline rank."""
+        stages = self.stages_of(pp_rank)
+        num_layers = sum(self.layers[stage] for stage in stages)
+        return stage_parameters(model, num_layers, 0 in stages, self.last_stage in stages, self.candidate.tp)

@@ -1,0 +1,39 @@
+"""Gradient buckets: parameters of a stage that travel together, in the order in which the runtime sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from holmes_core.records.job import Model
+from holmes_runtime.config.model_shape import Part, embedding_parameters, head_parameters, layer_parameters
+
+PARAMETERS = {"head": head_parameters, "layer": layer_parameters, "embedding": embedding_parameters}
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Seconds of the backward that makes its gradients, of their reduce-scatter, and of the weights' all-gather."""
+
+    backward_s: float
+    reduce_s: float
+    gather_s: float = 0.0
+
+
+def make_buckets(
+    model: Model,
+    tp: int,
+    parts: Iterable[Part],
+    backward_s: Mapping[Part, float],
+    exchange_s: Callable[[int], tuple[float, float]],
+) -> list[Bucket]:
+    """A bucket for each of a stage's `parts`, which stand in the order of their gradients.
+
+    `backward_s` is by part; the embedding's gradients come with those of the layer before. `exchange_s` gives the
+    seconds of reduce-scatter and all-gather for the parameters of one of `tp` shards.
+    """
+    parts = tuple(parts)
+    bucket_of = {
+        part: Bucket(backward_s.get(part, 0.0), *exchange_s(PARAMETERS[part](model, tp))) for part in set(parts)
+    }
+    return [bucket_of[part] for part in parts]
