@@ -12,8 +12,9 @@ from planner.layout.predict import predict, predict_step_s
 from planner.layout.usual_order import best_usual, usual_group_slots
 from planner.problem.networks import make_groups
 from planner.problem.problem import Problem
+from planner.schedule.run_mode import RunMode, StepParts
 from planner.schedule.runners_up import Contender, alternative, fastest_first, parts_by_class
-from planner.schedule.schedule_choice import RunMode, StepParts, choose_schedule
+from planner.schedule.schedule_choice import choose_schedule
 from planner.search.branch_and_bound import SearchResult
 from planner.search.placement import Placement
 

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
+from operator import itemgetter
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.records.job import Job
 from holmes_core.records.plan import Alternative, Crossing
 from holmes_core.units import format_seconds
 from planner.problem.candidates import RECOMPUTE, Candidate
 from planner.problem.problem import Problem
-from planner.schedule.schedule_choice import SIMPLEST, PlacementSimulator, RunMode, StepParts, parts_of, simplest
+from planner.schedule.placement_simulator import PlacementSimulator
+from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts, simplest
 from planner.search.placement import PricedPlacement
 from planner.tolerances import RELATIVE_TOLERANCE
 
@@ -32,67 +35,76 @@ class Contender:
 def rank_contenders(problem: Problem, found: Sequence[PricedPlacement]) -> list[Contender]:
     """The fastest contender and its runners-up, by seconds simulated by classes.
 
-    Ways to run a placement are simulated in the order of seconds they cannot beat, and only those whose bound is within
-    what is told of: the best four, and the best of every other crossing. What its busiest rank computes rules most
-    placements out before their ways are looked at.
+    The runners-up are the next best, and behind them the best of every other crossing.
     Raises HolmesError where job.yaml fixes a schedule that none of them can run.
     """
-    fixed = problem.job.parallel
     entrants = [_Entrant(problem, each) for each in found]
-    number = count()
+    _simulate_promising(entrants)
+    contenders = [Contender(each.found, simplest(each.simulated), each.crossing) for each in entrants if each.simulated]
+    if not contenders:
+        raise _none_can_run(problem.job, len(found))
+    order = fastest_first(contenders, [contender.mode.step_s for contender in contenders])
+    ranked = [contenders[at] for at in order[: 1 + NEXT_BEST]]
+    for at in order[1 + NEXT_BEST :]:
+        if contenders[at].crossing not in {each.crossing for each in ranked}:
+            ranked.append(contenders[at])
+    return ranked
+
+
+class _Entrant:
+    """A placement while its run modes are simulated."""
+
+    def __init__(self, problem: Problem, found: PricedPlacement) -> None:
+        self.found, self.crossing = found, found.placement.crossing(problem.fleet)
+        coeffs = problem.coefficients(found.placement.candidate)
+        self.simulator = PlacementSimulator(problem.job, coeffs, found.placement)
+        self.simulated: list[RunMode] = []
+        self.best_s = inf  # of the modes simulated so far
+
+    def simulate(self, mode: RunMode) -> None:
+        """Finds the seconds of `mode`."""
+        self.simulated.append(self.simulator.timed(mode))
+        self.best_s = min(self.best_s, self.simulated[-1].step_s)
+
+
+def _simulate_promising(entrants: Sequence[_Entrant]) -> None:
+    """Simulates the modes that may still be ranked, the lowest bound first.
+
+    A placement enters with the compute of its busiest rank as its bound, which rules most of them out before each of
+    their modes is bounded.
+    """
+    number = count()  # of equal bounds the earlier one first
     waiting: list[tuple[float, int, _Entrant, RunMode | None]] = [
         (each.simulator.busiest_s, next(number), each, None) for each in entrants
     ]
     heapify(waiting)
     while waiting:
-        least_s, _, entrant, way = heappop(waiting)
-        if least_s > _worth_s(entrants, entrant.crossing) * (1 + RELATIVE_TOLERANCE):
+        lower_bound_s, _, entrant, mode = heappop(waiting)
+        if lower_bound_s > _ranked_within_s(entrants, entrant.crossing) * (1 + RELATIVE_TOLERANCE):
             continue
-        if way is not None:
-            entrant.time(way)
+        if mode is not None:
+            entrant.simulate(mode)
             continue
-        for each in entrant.simulator.ways():
+        for each in entrant.simulator.modes():
             heappush(waiting, (each.step_s, next(number), entrant, each))
-    contenders = [Contender(each.found, simplest(each.run), each.crossing) for each in entrants if each.run]
-    if not contenders:
-        raise HolmesError(
-            f"none of the {len(found)} best placements can run the schedule fixed in job.yaml "
-            f"(schedule {fixed.schedule}, chunks {fixed.chunks}, recompute {fixed.recompute}): "
-            "memory is too small for what it keeps in flight, or micro-batches do not come in rounds of pp",
-            "leave parallel.schedule and parallel.chunks out of job.yaml",
-            ANSWER_IS_NO,
-        )
-    order = fastest_first(contenders, [contender.mode.step_s for contender in contenders])
-    contenders = [contenders[at] for at in order]
-    ranked = contenders[: 1 + NEXT_BEST]
-    for other in contenders[1 + NEXT_BEST :]:
-        if other.crossing not in {each.crossing for each in ranked}:
-            ranked.append(other)
-    return ranked
 
 
-class _Entrant:
-    """A placement while its ways to be run are tried."""
-
-    def __init__(self, problem: Problem, found: PricedPlacement) -> None:
-        self.found, self.crossing = found, found.placement.crossing(problem.fleet)
-        self.simulator = PlacementSimulator(
-            problem.job, problem.coefficients(found.placement.candidate), found.placement
-        )
-        self.run: list[RunMode] = []
-        self.least_s = inf  # of the ways run so far
-
-    def time(self, way: RunMode) -> None:
-        """Runs `way`."""
-        self.run.append(self.simulator.timed(way))
-        self.least_s = min(self.least_s, self.run[-1].step_s)
-
-
-def _worth_s(entrants: Sequence[_Entrant], crossing: Crossing) -> float:
-    """Seconds within which a way of a placement with that crossing may still be told of."""
-    known = sorted(each.least_s for each in entrants)
-    of_its_kind = min(each.least_s for each in entrants if each.crossing == crossing)
+def _ranked_within_s(entrants: Sequence[_Entrant], crossing: Crossing) -> float:
+    """Seconds within which a placement with that crossing may still be ranked."""
+    known = sorted(each.best_s for each in entrants)
+    of_its_kind = min(each.best_s for each in entrants if each.crossing == crossing)
     return max(known[NEXT_BEST], of_its_kind) if len(known) > NEXT_BEST else inf
+
+
+def _none_can_run(job: Job, num_placements: int) -> HolmesError:
+    fixed = job.parallel
+    return HolmesError(
+        f"none of the {num_placements} best placements can run the schedule fixed in job.yaml "
+        f"(schedule {fixed.schedule}, chunks {fixed.chunks}, recompute {fixed.recompute}): "
+        "memory is too small for what it keeps in flight, or micro-batches do not come in rounds of pp",
+        "leave parallel.schedule and parallel.chunks out of job.yaml",
+        ANSWER_IS_NO,
+    )
 
 
 def fastest_first(contenders: Sequence[Contender], seconds: Sequence[float]) -> list[int]:
@@ -118,7 +130,8 @@ def _complexity(contender: Contender) -> tuple[int, int, float, Candidate]:
 def parts_by_class(problem: Problem, contender: Contender) -> StepParts:
     """The parts of the contender's step as simulated by classes."""
     placement = contender.found.placement
-    return parts_of(problem.job, problem.coefficients(placement.candidate), placement, contender.mode)
+    simulator = PlacementSimulator(problem.job, problem.coefficients(placement.candidate), placement)
+    return simulator.parts(contender.mode)
 
 
 def alternative(other: Contender, parts: StepParts, best: StepParts, scale: float = 1.0) -> Alternative:
@@ -142,12 +155,12 @@ def _why_slower(best: StepParts, other: StepParts) -> str:
     """The part of the step that grew most, and by how much."""
     if other.step_s <= best.step_s * (1 + RELATIVE_TOLERANCE):
         return "equally fast; the plan prefers less recomputation, then a simpler schedule, then the closed form's best"
-    grown = {
-        "the busiest rank computes": other.compute_s - best.compute_s,
-        "ranks wait for one another": other.bubble_s - best.bubble_s,
-        "messages between stages take": other.edges_s - best.edges_s,
-        "gradients take": other.gradients_s - best.gradients_s,
-        "the optimizer takes": other.optimizer_s - best.optimizer_s,
-    }
-    what = max(grown, key=lambda part: grown[part])
-    return f"{what} {format_seconds(grown[what])} longer"
+    grown = (
+        (other.compute_s - best.compute_s, "the busiest rank computes"),
+        (other.bubble_s - best.bubble_s, "ranks wait for one another"),
+        (other.edges_s - best.edges_s, "messages between stages take"),
+        (other.gradients_s - best.gradients_s, "gradients take"),
+        (other.optimizer_s - best.optimizer_s, "the optimizer takes"),
+    )
+    longer_s, what = max(grown, key=itemgetter(0))
+    return f"{what} {format_seconds(longer_s)} longer"

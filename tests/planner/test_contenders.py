@@ -1,4 +1,4 @@
-"""Contenders by themselves: the fastest and the runners-up are those that simulating every way of each would tell."""
+"""Contenders by themselves: the fastest and the runners-up are those that simulating every mode of each would tell."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Crossing
 from planner.problem.candidates import Candidate
 from planner.problem.problem import Problem, read_problem
+from planner.schedule.placement_simulator import PlacementSimulator
+from planner.schedule.run_mode import RunMode, simplest
 from planner.schedule.runners_up import NEXT_BEST, Contender, fastest_first, rank_contenders
-from planner.schedule.schedule_choice import PlacementSimulator, RunMode, simplest
 from planner.search.branch_and_bound import search
 from planner.search.placement import Placement, PricedPlacement
 from tests.planner.fleets import bed_job, cpu_inventory, random_inventory
@@ -32,11 +33,11 @@ def simulator_of(problem: Problem, found: PricedPlacement) -> PlacementSimulator
 
 
 def exhaustive(problem: Problem, found: tuple[PricedPlacement, ...]) -> list[Contender]:
-    """As `rank_contenders`, with nothing left out: every way simulated, whatever its bound."""
+    """As `rank_contenders`, with nothing left out: every mode simulated, whatever its bound."""
     contenders = []
     for each in found:
         simulator = simulator_of(problem, each)
-        run = [simulator.timed(way) for way in simulator.ways()]
+        run = [simulator.timed(mode) for mode in simulator.modes()]
         if run:
             contenders.append(Contender(each, simplest(run), each.placement.crossing(problem.fleet)))
     order = fastest_first(contenders, [contender.mode.step_s for contender in contenders])
@@ -58,8 +59,8 @@ def test_no_way_is_faster_than_its_bound(seed: int) -> None:
     problem, found = searched(seed)
     for each in found:
         simulator = simulator_of(problem, each)
-        for way in simulator.ways():
-            assert simulator.timed(way).step_s >= way.step_s
+        for mode in simulator.modes():
+            assert simulator.timed(mode).step_s >= mode.step_s
 
 
 def test_best_of_every_other_crossing_stands_behind_the_next_best() -> None:
@@ -106,7 +107,7 @@ def test_a_faster_step_wins_however_complicated() -> None:
 
 def test_of_equally_fast_ways_the_simplest_is_run() -> None:
     plain = RunMode("1f1b", 1, (), (1, 1), 1.0)
-    ways = [
+    modes = [
         replace(plain, schedule="zero-bubble"),
         replace(plain, schedule="interleaved", chunks=3),
         replace(plain, schedule="interleaved", chunks=2),
@@ -114,6 +115,6 @@ def test_of_equally_fast_ways_the_simplest_is_run() -> None:
         replace(plain, schedule="eager", extra_in_flight=(1,)),
         replace(plain, step_s=1.0 + 1e-7),
     ]
-    while ways:
-        assert simplest(ways) == ways.pop()
+    while modes:
+        assert simplest(modes) == modes.pop()
     assert simplest([plain, replace(plain, schedule="zero-bubble", step_s=0.99)]).schedule == "zero-bubble"

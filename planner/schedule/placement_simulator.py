@@ -1,0 +1,228 @@
+"""One placement simulated at the level of classes of hosts, under any schedule that its memory allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache, cached_property
+from itertools import pairwise
+from math import ceil
+
+from holmes_core.records.job import Job
+from holmes_runtime.config.model_shape import Part, gradient_order
+from planner.cost.compute_time import split_factor
+from planner.cost.counts import GRADIENT_BYTES, memory_bytes, microbatches_in_flight
+from planner.problem.coefficients import Coefficients
+from planner.schedule.buckets import Bucket, make_buckets
+from planner.schedule.precedence import precedence_of
+from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts
+from planner.schedule.simulate import Pipeline, PipelineTimes, simulate
+from planner.schedule.step_lower_bound import Shape, least_step_s
+from planner.search.closed_form import edge_s, site_rings, sync_s_per_byte
+from planner.search.placement import Placement, even_layers
+from planner.tolerances import ROUNDING
+
+NEVER_TRIED = ("gpipe",)  # unless it is fixed: `eager` does what it does in less memory
+CHUNKS = (2, 3, 4)  # tried where none are fixed
+ROUNDS = 3  # rounds of pp micro-batches simulated; more repeat the last one
+
+
+class PlacementSimulator:
+    """One placement in class-level seconds, under any schedule."""
+
+    def __init__(self, job: Job, coeffs: Coefficients, placement: Placement) -> None:
+        self._job, self._coeffs, self._placement = job, coeffs, placement
+        self._execution = placement.candidate.execution(job)
+        self._pp = placement.candidate.pp
+        self._sites = [tuple(sorted(set(row))) for row in placement.sites]
+        self._buckets = cache(self._read_buckets)
+
+    @cached_property
+    def busiest_s(self) -> float:
+        """Seconds the busiest rank computes, under any schedule."""
+        layers = self._placement.layers
+        return max(count * max(map(sum, self._stage_s(sites, layers))) for count, sites in self._lanes)
+
+    def modes(self) -> list[RunMode]:
+        """What job.yaml and memory allow, each with the lower bound on its step."""
+        return [replace(mode, step_s=self._lower_bound_s(mode)) for mode in self._allowed_modes() if self._fits(mode)]
+
+    def timed(self, mode: RunMode) -> RunMode:
+        """`mode` with its simulated seconds.
+
+        Of many micro-batches the middle is left out: in the steady state every round of pp is alike.
+        """
+        rounds = (min(count for count, _ in self._lanes) - 1) // self._pp - ROUNDS
+        if rounds <= 1 or len(self._lanes) > 1:
+            return replace(mode, step_s=self._simulate(mode, 0))
+        short_s, shorter_s = self._simulate(mode, rounds), self._simulate(mode, rounds + 1)
+        # What was left out may have been slower than what was not, and then the bound is nearer.
+        return replace(mode, step_s=max(self._lower_bound_s(mode), short_s + rounds * (short_s - shorter_s)))
+
+    @cached_property
+    def _lanes(self) -> list[tuple[int, list[tuple[int, ...]]]]:
+        """(micro-batches, sites by stage) of each lane; see closed_form.py."""
+        columns: dict[tuple[int, ...], int] = {}
+        for column, count in zip(zip(*self._placement.sites, strict=True), self._placement.microbatches, strict=True):
+            columns[column] = max(count, columns.get(column, 0))
+        if all(len(set(column)) == 1 for column in columns):
+            return [(count, [(c,) for c in column]) for column, count in columns.items()]
+        return [(max(self._placement.microbatches), self._sites)]
+
+    def _allowed_modes(self) -> Iterator[RunMode]:
+        """What job.yaml allows, whether it fits into memory or not; their bounds are still to be found."""
+        fixed, layers = self._job.parallel, self._placement.layers
+        names = (fixed.schedule,) if fixed.schedule else tuple(name for name in SIMPLEST if name not in NEVER_TRIED)
+        if fixed.chunks is not None and fixed.chunks > 1:
+            names = ("interleaved",)
+        for name in names:
+            if name == "interleaved":
+                yield from self._interleaved()
+            elif name == "eager":
+                yield from (RunMode(name, 1, extra, layers, 0.0) for extra in self._extras())
+            elif name != "zero-bubble" or (self._pp > 1 and self._execution.recompute != "full"):
+                yield RunMode(name, 1, (), layers, 0.0)
+
+    def _interleaved(self) -> Iterator[RunMode]:
+        """Each rank's layers in chunks as even as can be; micro-batches must come in rounds of pp."""
+        fixed, layers = self._job.parallel, self._placement.layers
+        if self._pp == 1 or any(count % self._pp for count in self._placement.microbatches):
+            return
+        if fixed.layers is not None:
+            if (fixed.chunks or 1) > 1:
+                yield RunMode("interleaved", fixed.chunks or 1, (), fixed.layers, 0.0)
+            return
+        for chunks in (fixed.chunks,) if fixed.chunks else CHUNKS:
+            if min(layers) >= chunks:
+                parts = [even_layers(held, chunks) for held in layers]
+                cut = tuple(part[i] for i in range(chunks) for part in parts)
+                yield RunMode("interleaved", chunks, (), cut, 0.0)
+
+    def _extras(self) -> list[tuple[int, ...]]:
+        """Micro-batches more in flight on edges between clusters, and on all edges that take time, as memory allows."""
+        if self._pp == 1:
+            return [()] if self._job.parallel.schedule == "eager" else []
+        _, sites = self._lanes[0]
+        stages = self._stage_s(sites, self._placement.layers)
+        edges = self._edges_s(sites, 1)
+        pace_s = max(*(f + b for f, b in stages), *edges)
+        trips_s = [sum(stages[e]) + sum(stages[e + 1]) + 2 * edge for e, edge in enumerate(edges)]
+        wanted = [max(0, ceil(trip_s / pace_s * (1 - ROUNDING)) - 2) if pace_s else 0 for trip_s in trips_s]
+        far = [len({self._coeffs.cluster[c] for c in (*a, *b)}) > 1 for a, b in pairwise(self._sites)]
+        found: dict[tuple[int, ...], None] = {}
+        for row in ([k * crosses for k, crosses in zip(wanted, far, strict=True)], wanted):
+            for most in range(max(row), 0, -1):
+                extra = tuple(min(k, most) for k in row)
+                if self._fits(RunMode("eager", 1, extra, self._placement.layers, 0.0)):
+                    found[extra] = None
+                    break
+        if not found and self._job.parallel.schedule == "eager":
+            found[(0,) * (self._pp - 1)] = None
+        return list(found)
+
+    def _fits(self, mode: RunMode) -> bool:
+        """Whether every rank's memory holds what the schedule keeps."""
+        count = max(self._placement.microbatches)
+        for rank, site in enumerate(self._sites):
+            known = [self._coeffs.memory_bytes[c] for c in site]
+            held = microbatches_in_flight(mode.schedule, self._pp, count, rank, mode.chunks, mode.extra_in_flight)
+            is_first, is_last = rank == 0, rank == self._pp - 1
+            needed = memory_bytes(
+                self._job.model, self._execution, mode.layers[rank :: self._pp], held, is_first, is_last
+            )
+            if any(memory is not None and needed > memory for memory in known):
+                return False
+        return True
+
+    def _lower_bound_s(self, mode: RunMode) -> float:
+        """Lower bound on the step of `mode`, in seconds."""
+        shapes = [Shape(mode.schedule, self._pp, count, mode.extra_in_flight) for count, _ in self._lanes]
+        lanes = zip(shapes, self._times(mode), strict=True)
+        return max(least_step_s(shape, times, self._buckets(mode.layers)) for shape, times in lanes)
+
+    def _simulate(self, mode: RunMode, rounds_left_out: int) -> float:
+        return simulate(self._pipelines(mode, rounds_left_out), self._buckets(mode.layers))
+
+    def parts(self, mode: RunMode) -> StepParts:
+        """The parts of its seconds; what links add is taken from shortened simulations."""
+        left_out = max(0, (min(count for count, _ in self._lanes) - 1) // self._pp - ROUNDS)
+        pipelines = self._pipelines(mode, left_out)
+        free = [replace(each, times=each.times.without_edges()) for each in pipelines]
+        without_gradients_s = simulate(pipelines)
+        gradients_s = simulate(pipelines, self._buckets(mode.layers)) - without_gradients_s
+        shortened = min(count for count, _ in self._lanes) - left_out * self._pp
+        edges_s = (without_gradients_s - simulate(free)) * max(self._placement.microbatches) / shortened
+        bubble_s = mode.step_s - self.busiest_s - edges_s - gradients_s
+        return StepParts(self.busiest_s, bubble_s, edges_s, gradients_s)
+
+    def _pipelines(self, mode: RunMode, rounds_left_out: int) -> list[Pipeline]:
+        """One pipeline a lane, without so many rounds of pp micro-batches."""
+        counts = [count - rounds_left_out * self._pp for count, _ in self._lanes]
+        return [
+            Pipeline(precedence_of(mode.schedule, self._pp, count, mode.chunks, mode.extra_in_flight), times)
+            for count, times in zip(counts, self._times(mode), strict=True)
+        ]
+
+    def _times(self, mode: RunMode) -> list[PipelineTimes]:
+        """Seconds of each lane's stages and edges."""
+        found = []
+        for _, sites in self._lanes:
+            edges = tuple(self._edges_s(sites, mode.chunks))
+            forward_s, backward_s = zip(*self._stage_s(sites, mode.layers), strict=True)
+            found.append(PipelineTimes(forward_s, backward_s, edges, edges, split_factor=split_factor(self._job)))
+        return found
+
+    def _stage_s(self, sites: Sequence[tuple[int, ...]], layers: Sequence[int]) -> list[tuple[float, float]]:
+        """Forward and backward of one micro-batch, by stage, at the pace of a site's slowest class."""
+        coeffs, found = self._coeffs, []
+        for stage, held in enumerate(layers):
+            slowest = max(sites[stage % self._pp], key=lambda c: coeffs.layer_s[c])
+            layer, head, is_last = coeffs.layer[slowest], coeffs.head[slowest], stage == len(layers) - 1
+            forward_s = held * layer.forward_s + head.forward_s * is_last
+            found.append((forward_s, held * layer.backward_s + head.backward_s * is_last))
+        return found
+
+    def _edges_s(self, sites: Sequence[tuple[int, ...]], chunks: int) -> list[float]:
+        """Seconds of one message by edge; between stages of one host none."""
+        coeffs, found = self._coeffs, []
+        count: dict[tuple[int, ...], int] = {}
+        for before, after in pairwise(sites):
+            count[before] = count.get(before, 0) + 1
+            per_host = coeffs.stages_per_host[before[0]] if len(before) == 1 else 1
+            same_host = before == after and count[before] % per_host != 0
+            found.append(0.0 if same_host else edge_s(coeffs, before, after))
+        back_s = edge_s(coeffs, sites[-1], sites[0])
+        return [*found, back_s] * (chunks - 1) + found
+
+    def _read_buckets(self, layers: tuple[int, ...]) -> list[list[Bucket]]:
+        """By stage, its gradient buckets when stages hold `layers`; none with one replica."""
+        if self._placement.candidate.dp == 1:
+            return []
+        return [self._stage_buckets(stage, len(layers) - 1, held) for stage, held in enumerate(layers)]
+
+    def _stage_buckets(self, stage: int, last: int, num_layers: int) -> list[Bucket]:
+        coeffs, tp, site = self._coeffs, self._placement.candidate.tp, self._sites[stage % self._pp]
+        value_bytes = self._execution.value_bytes
+        gather_part = value_bytes / (GRADIENT_BYTES + value_bytes)
+        per_byte = sync_s_per_byte(coeffs, site, self._rings(stage % self._pp))
+        slowest = max(site, key=lambda c: coeffs.layer_s[c])
+
+        def exchange_s(parameters: int) -> tuple[float, float]:
+            seconds = per_byte * (tp * (GRADIENT_BYTES + value_bytes)) * parameters
+            return seconds * (1 - gather_part), seconds * gather_part
+
+        backward_s: dict[Part, float] = {
+            "head": coeffs.head[slowest].backward_s,
+            "layer": coeffs.layer[slowest].backward_s,
+        }
+        parts = gradient_order(num_layers, stage == 0, stage == last)
+        return make_buckets(self._job.model, tp, parts, backward_s, exchange_s)
+
+    def _rings(self, rank: int) -> int:
+        """Dp groups at once on a host's NIC, as whole_replicas.py and closed_form.py count them."""
+        site, row = self._sites[rank], self._placement.sites[rank]
+        if len(site) == 1:
+            return self._coeffs.rings[site[0]]
+        if len(self._lanes) > 1:
+            return max(min(self._pp, -(-self._coeffs.group_slots_per_host[c] // row.count(c))) for c in site)
+        return site_rings(self._coeffs, site)

@@ -1,0 +1,47 @@
+"""How a placement can be run, and the parts of the step that it then takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holmes_core.records.job import ScheduleName
+from planner.tolerances import RELATIVE_TOLERANCE
+
+SIMPLEST: tuple[ScheduleName, ...] = ("1f1b", "gpipe", "eager", "interleaved", "zero-bubble")
+
+
+@dataclass(frozen=True)
+class RunMode:
+    """How a placement is run."""
+
+    schedule: ScheduleName
+    chunks: int
+    extra_in_flight: tuple[int, ...]  # micro-batches by edge, beyond what 1F1B has
+    layers: tuple[int, ...]  # by stage, pp x chunks of them
+    step_s: float  # simulated by classes; before that, its lower bound
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Seconds of a step: what the busiest rank computes, what ranks wait for one another, and what links add."""
+
+    compute_s: float
+    bubble_s: float
+    edges_s: float
+    gradients_s: float
+    optimizer_s: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        """Their sum."""
+        return self.compute_s + self.bubble_s + self.edges_s + self.gradients_s + self.optimizer_s
+
+
+def simplest(run: Sequence[RunMode]) -> RunMode:
+    """The fastest, or one that is as fast and simpler: an earlier schedule, fewer chunks, less in flight."""
+    fastest_s = min(mode.step_s for mode in run)
+    return min(
+        (mode for mode in run if mode.step_s <= fastest_s * (1 + RELATIVE_TOLERANCE)),
+        key=lambda mode: (SIMPLEST.index(mode.schedule), mode.chunks, sum(mode.extra_in_flight)),
+    )
