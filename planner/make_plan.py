@@ -55,15 +55,15 @@ def make_plan(
     """
     problem = read_problem(inventory, job)
     require_rates(problem)
-    answer = search(problem, time_limit_s, progress, lp)
+    result = search(problem, time_limit_s, progress, lp)
     if order == "usual":
-        usual = write_usual(problem, answer)
+        usual = write_usual(problem, result)
         if usual is None:
-            raise _usual_misfit(problem, answer.found[0].placement)
+            raise _usual_misfit(problem, result.found[0].placement)
         written, compared = usual, _Compared()
     else:
-        written, compared = _write_and_compare(problem, answer)
-    solve = _report(problem, answer, written, compared, order)
+        written, compared = _write_and_compare(problem, result)
+    solve = _report(problem, result, written, compared, order)
     plan = _write(problem, inventory_source, job_source, order, written, solve, compared.usual)
     faults = verify(plan, inventory)
     if faults:
@@ -75,8 +75,8 @@ def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float) -> float
     """The step that the plan of `job` would be predicted to take, without all else a plan tells. Raises HolmesError."""
     problem = read_problem(inventory, job)
     require_rates(problem)
-    answer = search(problem, time_limit_s)
-    return best_step_s(problem, rank_contenders(problem, answer.found))
+    result = search(problem, time_limit_s)
+    return best_step_s(problem, rank_contenders(problem, result.found))
 
 
 @dataclass(frozen=True)
@@ -88,18 +88,18 @@ class _Compared:
     unequal: UnequalDegrees | None = None
 
 
-def _write_and_compare(problem: Problem, answer: SearchResult) -> tuple[WrittenPlan, _Compared]:
+def _write_and_compare(problem: Problem, result: SearchResult) -> tuple[WrittenPlan, _Compared]:
     """The plan, written out, or the usual order where that is faster; and meanwhile, what it is compared with."""
 
     def work() -> tuple[Prediction | None, UnequalDegrees | None]:
-        written = write_usual(problem, answer)
-        return written.prediction if written is not None else None, best_unequal(problem, answer.found[0])
+        written = write_usual(problem, result)
+        return written.prediction if written is not None else None, best_unequal(problem, result.found[0])
 
     with BackgroundCall(work) as background:
-        written, alternatives = write_best(problem, rank_contenders(problem, answer.found))
+        written, alternatives = write_best(problem, rank_contenders(problem, result.found))
         usual, unequal = background.result()
     if usual is not None and usual.step_s < written.prediction.step_s * (1 - RELATIVE_TOLERANCE):
-        written = write_usual(problem, answer) or written
+        written = write_usual(problem, result) or written
     return written, _Compared(alternatives, usual, unequal)
 
 
@@ -115,25 +115,25 @@ def _usual_misfit(problem: Problem, best: Placement) -> HolmesError:
 
 
 def _report(
-    problem: Problem, answer: SearchResult, written: WrittenPlan, compared: _Compared, order: Order
+    problem: Problem, result: SearchResult, written: WrittenPlan, compared: _Compared, order: Order
 ) -> SolveReport:
     """The search's proof, and the closed form of the ranks as they were written out."""
     candidate, layers = written.placement.candidate, written.placement.layers
     placement_s = price_ranks_s(problem, candidate, layers, written.layout.ranks, written.placement.microbatches)
-    objective_s = min(placement_s, answer.found[0].objective_s)
-    bound_s = min(answer.bound_s, objective_s)
+    objective_s = min(placement_s, result.found[0].objective_s)
+    bound_s = min(result.bound_s, objective_s)
     gap = (objective_s - bound_s) / objective_s if objective_s else 0.0
     if gap <= RELATIVE_TOLERANCE:
         gap, bound_s = 0.0, objective_s
     return SolveReport(
         solver=solver_name(),
-        status="fixed" if order == "usual" else "optimal" if gap == 0 else answer.status,
+        status="fixed" if order == "usual" else "optimal" if gap == 0 else result.status,
         objective_s=objective_s,
         bound_s=bound_s,
         gap=gap,
         placement_s=placement_s,
-        candidates=answer.candidates,
-        programs=answer.programs,
+        candidates=result.candidates,
+        programs=result.programs,
         crossing=written.placement.crossing(problem.fleet),
         alternatives=compared.alternatives,
         unequal=compared.unequal,
@@ -149,7 +149,7 @@ def _write(
     solve: SolveReport,
     usual: Prediction | None,
 ) -> Plan:
-    candidate, mode, layout = written.placement.candidate, written.mode, written.layout
+    candidate, layout, mode = written.placement.candidate, written.layout, written.layout.mode
     return Plan(
         inventory=inventory_source,
         job_source=job_source,

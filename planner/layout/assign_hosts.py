@@ -21,20 +21,20 @@ class GroupSlot:
 
 
 GroupSlots = Mapping[tuple[int, int], GroupSlot]
-"""The place of each (stage, replica)."""
+"""The group slot of each (stage, replica)."""
 
 
 def group_slots_of(host: FleetHost, tp: int) -> list[GroupSlot]:
-    """The places of one host, slot by slot."""
+    """The group slots of one host, in order."""
     starts = range(0, host.num_group_slots(tp) * tp, tp)
     return [GroupSlot(host.name, host.hardware.cluster, start, host.gpus[start : start + tp]) for start in starts]
 
 
 def assign_hosts(placement: Placement, fleet: Fleet, aligned: bool) -> dict[tuple[int, int], GroupSlot]:
-    """The place of each (stage, replica).
+    """The group slot of each (stage, replica).
 
-    Stages in one class come first, in order, each taking the class's next places, so that data parallel groups sit on
-    as few hosts as they can; where `aligned`, none begins inside a host that it would not end in. Stages over several
+    Stages in one class come first, in order, each taking the class's next ones, so that data parallel groups sit on as
+    few hosts as they can; where `aligned`, none begins inside a host that it would not end in. Stages over several
     classes take what is left, lowest replica first.
     """
     tp, dp = placement.candidate.tp, placement.candidate.dp
@@ -52,7 +52,7 @@ def assign_hosts(placement: Placement, fleet: Fleet, aligned: bool) -> dict[tupl
 
 
 class _Free:
-    """The places of one class not yet taken. `together`: so many should share a host, or begin at one's boundary."""
+    """The group slots of one class that are free. `together`: so many should share a host, or begin at its boundary."""
 
     def __init__(self, hosts: Sequence[FleetHost], tp: int, together: int) -> None:
         self._hosts = [group_slots_of(host, tp) for host in hosts]
@@ -60,7 +60,7 @@ class _Free:
         self._at = self._left_at = 0
 
     def take_stage(self, count: int) -> list[GroupSlot]:
-        """The next `count` places."""
+        """The next `count` group slots."""
         found: list[GroupSlot] = []
         while len(found) < count:
             host = self._hosts[self._at]
@@ -72,7 +72,7 @@ class _Free:
         return found
 
     def take_left(self) -> GroupSlot:
-        """Any place that is left, from the first host on."""
+        """Any group slot that is left, from the first host on."""
         while not self._hosts[self._left_at]:
             self._left_at += 1
         return self._hosts[self._left_at].pop(0)

@@ -6,30 +6,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from holmes_core.records.job import Model, ScheduleName
+from holmes_core.records.job import Model
 from holmes_core.records.plan import PlanGroup, PlanRank
 from holmes_runtime.config.model_shape import stage_parameters
 from planner.problem.candidates import Candidate
+from planner.problem.networks import make_groups
+from planner.problem.problem import Problem
+from planner.schedule.run_mode import RunMode
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A placement written out: ranks, their groups, the layers of each stage, and how it is run.
-
-    `microbatches` are by replica.
-    """
+    """A placement written out to ranks and their groups, and how it is run; `microbatches` are by replica."""
 
     candidate: Candidate
-    layers: tuple[int, ...]
+    mode: RunMode
     ranks: tuple[PlanRank, ...]
     groups: tuple[PlanGroup, ...]
-    schedule: ScheduleName
-    chunks: int
-    extra_in_flight: tuple[int, ...]
     microbatches: tuple[int, ...]
 
     @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers by stage."""
+        return self.mode.layers
+
+    @property
     def last_stage(self) -> int:
+        """The stage with the head."""
         return len(self.layers) - 1
 
     @cached_property
@@ -39,7 +42,7 @@ class Layout:
 
     @cached_property
     def groups_of_first_shards(self) -> tuple[PlanGroup, ...]:
-        """The dp groups and edges of tensor shard 0: the shards of a place share its host, so one stands for all."""
+        """The dp groups and edges of tensor shard 0: tensor shards share a host, so one stands for all."""
         return tuple(g for g in self.groups if g.axis != "tp" and self.ranks[g.ranks[0]].tp_rank == 0)
 
     def stages_of(self, pp_rank: int) -> range:
@@ -51,3 +54,10 @@ class Layout:
         stages = self.stages_of(pp_rank)
         num_layers = sum(self.layers[stage] for stage in stages)
         return stage_parameters(model, num_layers, 0 in stages, self.last_stage in stages, self.candidate.tp)
+
+
+def lay_out(
+    problem: Problem, candidate: Candidate, mode: RunMode, ranks: tuple[PlanRank, ...], microbatches: tuple[int, ...]
+) -> Layout:
+    """The layout of `ranks`, with the groups they need on the problem's networks."""
+    return Layout(candidate, mode, ranks, make_groups(problem.networks, ranks, mode.chunks), microbatches)

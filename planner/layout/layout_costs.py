@@ -52,9 +52,9 @@ class LayoutCosts:
 
     def pipelines(self, tensor_parallel: bool = True) -> list[Pipeline]:
         """One for each replica; equal ones share their schedule and times."""
-        layout = self.layout
+        layout, mode = self.layout, self.layout.mode
         orders = {
-            count: precedence_of(layout.schedule, layout.candidate.pp, count, layout.chunks, layout.extra_in_flight)
+            count: precedence_of(mode.schedule, layout.candidate.pp, count, mode.chunks, mode.extra_in_flight)
             for count in set(layout.microbatches)
         }
         return [

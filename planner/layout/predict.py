@@ -25,24 +25,25 @@ from planner.tolerances import ROUNDING
 
 def predict(problem: Problem, layout: Layout) -> Prediction:
     """The prediction for `layout`."""
-    job, run = problem.job, LayoutCosts(problem, layout)
-    whole = run.pipelines()
+    job, costs = problem.job, LayoutCosts(problem, layout)
+    whole = costs.pipelines()
     without_edges = [replace(pipeline, times=pipeline.times.without_edges()) for pipeline in whole]
     compute_alone = without_edges
     if layout.candidate.tp > 1:
         compute_alone = [
-            replace(pipeline, times=pipeline.times.without_edges()) for pipeline in run.pipelines(tensor_parallel=False)
+            replace(pipeline, times=pipeline.times.without_edges())
+            for pipeline in costs.pipelines(tensor_parallel=False)
         ]
     alone_s = simulate(compute_alone)
     without_edges_s = simulate(without_edges) if layout.candidate.tp > 1 else alone_s
     without_dp_s = simulate(whole) if layout.candidate.pp > 1 else without_edges_s
-    gradients_s = simulate(whole, run.buckets()) if layout.candidate.dp > 1 else without_dp_s
+    gradients_s = simulate(whole, costs.buckets()) if layout.candidate.dp > 1 else without_dp_s
     microbatch_s = tuple(
         tuple(_rank_s(pipeline, layout.stages_of(pp_rank)) for pipeline in compute_alone)
         for pp_rank in range(layout.candidate.pp)
     )
     busiest_s = max(max(map(mul, by_replica, layout.microbatches)) for by_replica in microbatch_s)
-    step_s = gradients_s + run.optimizer_s()
+    step_s = gradients_s + costs.optimizer_s()
     return Prediction(
         step_s=step_s,
         compute_s=busiest_s,
@@ -60,28 +61,27 @@ def predict(problem: Problem, layout: Layout) -> Prediction:
 
 def predict_step_s(problem: Problem, layout: Layout) -> float:
     """Seconds of the step that `predict` would find, without its parts."""
-    run = LayoutCosts(problem, layout)
-    return simulate(run.pipelines(), run.buckets()) + run.optimizer_s()
+    costs = LayoutCosts(problem, layout)
+    return simulate(costs.pipelines(), costs.buckets()) + costs.optimizer_s()
 
 
 def predict_timeline(problem: Problem, layout: Layout, replica: int = 0) -> tuple[Span, ...]:
     """Every action of one replica's simulated step."""
-    run = LayoutCosts(problem, layout)
-    how_many = layout.microbatches[replica]
-    schedule = make_schedule(layout.schedule, layout.candidate.pp, how_many, layout.chunks, layout.extra_in_flight)
-    return timeline(schedule, run.pipelines()[replica].times, run.buckets())
+    costs, mode, count = LayoutCosts(problem, layout), layout.mode, layout.microbatches[replica]
+    schedule = make_schedule(mode.schedule, layout.candidate.pp, count, mode.chunks, mode.extra_in_flight)
+    return timeline(schedule, costs.pipelines()[replica].times, costs.buckets())
 
 
 def rank_memory_bytes(job: Job, layout: Layout) -> tuple[int, ...]:
     """Bytes each pipeline rank needs."""
-    candidate, last_rank = layout.candidate, layout.last_stage % layout.candidate.pp
+    candidate, mode, last_rank = layout.candidate, layout.mode, layout.last_stage % layout.candidate.pp
     return tuple(
         memory_bytes(
             job.model,
             candidate.execution(job),
             [layout.layers[stage] for stage in layout.stages_of(rank)],
             microbatches_in_flight(
-                layout.schedule, candidate.pp, max(layout.microbatches), rank, layout.chunks, layout.extra_in_flight
+                mode.schedule, candidate.pp, max(layout.microbatches), rank, mode.chunks, mode.extra_in_flight
             ),
             rank == 0,
             rank == last_rank,

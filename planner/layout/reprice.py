@@ -1,14 +1,14 @@
-"""A plan as it stands, predicted and timed again: on another inventory, or to draw it. Nothing is placed anew."""
+"""A plan as it stands, predicted and timed again: on another inventory, or for its timeline. Nothing is placed anew."""
 
 from __future__ import annotations
 
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan, Prediction
-from planner.layout.layout import Layout
+from planner.layout.layout import Layout, lay_out
 from planner.layout.predict import predict, predict_step_s, predict_timeline
 from planner.problem.candidates import Candidate
-from planner.problem.networks import make_groups
 from planner.problem.problem import Problem, read_problem
+from planner.schedule.run_mode import RunMode
 from planner.schedule.simulate import Span
 
 
@@ -31,13 +31,7 @@ def plan_timeline(inventory: Inventory, plan: Plan, replica: int = 0) -> tuple[S
 
 
 def _layout(problem: Problem, plan: Plan) -> Layout:
-    return Layout(
-        Candidate(plan.tp, plan.pp, plan.dp, plan.micro_batch_size, plan.recompute),
-        tuple(stage.num_layers for stage in plan.stages),
-        plan.ranks,
-        make_groups(problem.networks, plan.ranks, plan.chunks),
-        plan.schedule,
-        plan.chunks,
-        plan.extra_in_flight,
-        plan.microbatches,
-    )
+    candidate = Candidate(plan.tp, plan.pp, plan.dp, plan.micro_batch_size, plan.recompute)
+    layers = tuple(stage.num_layers for stage in plan.stages)
+    mode = RunMode(plan.schedule, plan.chunks, plan.extra_in_flight, layers, plan.prediction.step_s)
+    return lay_out(problem, candidate, mode, plan.ranks, plan.microbatches)

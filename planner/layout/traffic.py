@@ -43,7 +43,7 @@ def _edge_flows(message: int, layout: Layout, group: PlanGroup) -> Flows:
     earlier, later = (layout.ranks[rank] for rank in group.ranks)
     if earlier.host == later.host:
         return ()
-    stages = layout.chunks - (earlier.pp_rank == layout.candidate.pp - 1)
+    stages = layout.mode.chunks - (earlier.pp_rank == layout.candidate.pp - 1)
     size = float(message * layout.microbatches[earlier.dp_rank] * stages)
     return ((0, 1, size),) if group.axis == "pp_forward" else ((1, 0, size),)
 

@@ -11,12 +11,12 @@ from planner.problem.problem import Problem
 from planner.search.placement import Placement, PricedPlacement, usual_cut
 from planner.search.price import price_hosts_s
 
-MOST_PRICED = 40  # candidates, the most promising first; and no more than so many places of theirs:
+MOST_PRICED = 40  # candidates, the most promising first; and no more group slots of theirs than:
 MOST_GROUP_SLOTS = 50_000
 
 
 def usual_group_slots(problem: Problem, candidate: Candidate) -> dict[tuple[int, int], GroupSlot]:
-    """The place of each (stage, replica): hosts in inventory order, each replica's stages on consecutive places."""
+    """The group slot of each (stage, replica): hosts in inventory order, a replica's stages on consecutive ones."""
     known = problem.fleet.hosts
     hosts = (known[host.name] for host in problem.inventory.hosts if host.name in known)
     in_order = (where for host in hosts for where in group_slots_of(host, candidate.tp))

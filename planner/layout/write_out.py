@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holmes_core.records.plan import Alternative, PlanRank, Prediction
+from holmes_core.records.plan import Alternative, Prediction
 from planner.layout.assign_hosts import assign_hosts, hosts_by_stage, number_ranks
-from planner.layout.layout import Layout
+from planner.layout.layout import Layout, lay_out
 from planner.layout.predict import predict, predict_step_s
 from planner.layout.usual_order import best_usual, usual_group_slots
-from planner.problem.networks import make_groups
 from planner.problem.problem import Problem
-from planner.schedule.run_mode import RunMode, StepParts
+from planner.schedule.run_mode import StepParts
 from planner.schedule.runners_up import Contender, alternative, fastest_first, parts_by_class
 from planner.schedule.schedule_choice import choose_schedule
 from planner.search.branch_and_bound import SearchResult
@@ -23,10 +22,9 @@ MOST_RANKS_WRITTEN = 4096  # in all: on more, contenders are compared by classes
 
 @dataclass(frozen=True)
 class WrittenPlan:
-    """A placement written out, how it is run, and its prediction."""
+    """A placement, written out, and its prediction."""
 
     placement: Placement
-    mode: RunMode
     layout: Layout
     prediction: Prediction
 
@@ -52,7 +50,7 @@ def write_best(problem: Problem, contenders: Sequence[Contender]) -> tuple[Writt
 def best_step_s(problem: Problem, contenders: Sequence[Contender]) -> float:
     """Seconds of the step that `write_best` would predict for the fastest."""
     written = contenders[:1] if _are_many(contenders) else contenders
-    seconds = [predict_step_s(problem, _lay_out(problem, each)) for each in written]
+    seconds = [predict_step_s(problem, _lay_out_contender(problem, each)) for each in written]
     return seconds[fastest_first(written, seconds)[0]]
 
 
@@ -73,20 +71,20 @@ def _step_parts(prediction: Prediction) -> StepParts:
 
 
 def _write_out(problem: Problem, contender: Contender) -> WrittenPlan:
-    layout = _lay_out(problem, contender)
-    return WrittenPlan(contender.found.placement, contender.mode, layout, predict(problem, layout))
+    layout = _lay_out_contender(problem, contender)
+    return WrittenPlan(contender.found.placement, layout, predict(problem, layout))
 
 
-def _lay_out(problem: Problem, contender: Contender) -> Layout:
+def _lay_out_contender(problem: Problem, contender: Contender) -> Layout:
     placement = contender.found.placement
     group_slots = assign_hosts(placement, problem.fleet, problem.coefficients(placement.candidate).aligned)
     ranks = number_ranks(group_slots, hosts_by_stage(group_slots), placement.candidate.tp)
-    return _layout(problem, placement, contender.mode, ranks)
+    return lay_out(problem, placement.candidate, contender.mode, ranks, placement.microbatches)
 
 
-def write_usual(problem: Problem, answer: SearchResult) -> WrittenPlan | None:
+def write_usual(problem: Problem, result: SearchResult) -> WrittenPlan | None:
     """The usual order at its best, under 1F1B unless job.yaml fixes the schedule; None where no even cut fits."""
-    found = best_usual(problem, answer.ranked)
+    found = best_usual(problem, result.ranked)
     if found is None:
         return None
     job = problem.job
@@ -98,18 +96,5 @@ def write_usual(problem: Problem, answer: SearchResult) -> WrittenPlan | None:
         return None
     group_slots = usual_group_slots(problem, candidate)
     ranks = number_ranks(group_slots, [host.name for host in problem.inventory.hosts], candidate.tp)
-    layout = _layout(problem, found.placement, mode, ranks)
-    return WrittenPlan(found.placement, mode, layout, predict(problem, layout))
-
-
-def _layout(problem: Problem, placement: Placement, mode: RunMode, ranks: tuple[PlanRank, ...]) -> Layout:
-    return Layout(
-        candidate=placement.candidate,
-        layers=mode.layers,
-        ranks=ranks,
-        groups=make_groups(problem.networks, ranks, mode.chunks),
-        schedule=mode.schedule,
-        chunks=mode.chunks,
-        extra_in_flight=mode.extra_in_flight,
-        microbatches=placement.microbatches,
-    )
+    layout = lay_out(problem, candidate, mode, ranks, found.placement.microbatches)
+    return WrittenPlan(found.placement, layout, predict(problem, layout))

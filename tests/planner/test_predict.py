@@ -12,11 +12,11 @@ from holmes_core.records.link import Link, Spread
 from holmes_core.records.plan import PlanRank, Prediction
 from holmes_runtime.config.model_shape import stage_parameters
 from holmes_runtime.config.schedule import ActionKind
-from planner.layout.layout import Layout
+from planner.layout.layout import Layout, lay_out
 from planner.layout.predict import predict, predict_timeline
 from planner.problem.candidates import Candidate
-from planner.problem.networks import Networks, make_groups
 from planner.problem.problem import read_problem
+from planner.schedule.run_mode import RunMode
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory
 
 EMULATED = {"emulate": {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02}}
@@ -43,12 +43,10 @@ def lay(
     tp, pp, dp = len(hosts[0][0]), len(hosts), len(hosts[0])
     candidate = Candidate(tp, pp, dp, execution.get("micro_batch_size", 2), execution.get("recompute", "none"))
     chunks = execution.get("chunks", 1)
-    groups = make_groups(Networks(inventory, job), ranks, chunks)
     equal = (job.global_batch_size // (dp * candidate.micro_batch_size),) * dp
-    return Layout(
-        candidate, layers, tuple(ranks), groups, execution.get("schedule", "1f1b"), chunks, execution.get("extra", ()),
-        execution.get("microbatches", equal),
-    )  # fmt: skip
+    mode = RunMode(execution.get("schedule", "1f1b"), chunks, execution.get("extra", ()), layers, 0.0)
+    problem = read_problem(inventory, job)
+    return lay_out(problem, candidate, mode, tuple(ranks), execution.get("microbatches", equal))
 
 
 def prediction(inventory: Inventory, job: Job, layout: Layout) -> Prediction:
