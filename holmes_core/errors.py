@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+HostErrorKind = Literal[
+    "unreachable", "key unknown", "key changed", "refused login", "refused session", "timed out", "files"
+]
+
 ANSWER_IS_NO = 1
 WRONG_USAGE = 2
 
@@ -21,10 +27,10 @@ class HolmesError(Exception):
 
 
 class HostError(HolmesError):
-    """A host that could not be reached, entered or used; `rule` is its id in the audit catalogue."""
+    """A host that could not be reached, entered or used. `evidence` is what happened, without the host's name."""
 
-    def __init__(self, host: str, rule: str, what: str, hint: str) -> None:
+    def __init__(self, host: str, kind: HostErrorKind, what: str, hint: str) -> None:
         super().__init__(f"host {host}: {what}", hint, ANSWER_IS_NO)
         self.host = host
-        self.rule = rule
+        self.kind = kind
         self.evidence = what

@@ -13,7 +13,7 @@ from holmes_core.errors import HostError
 from holmes_core.hosts.hosts_file import HostEntry, HostsFile
 from holmes_core.records.access import Access
 from holmes_core.records.inventory import Finding, Host, Inventory
-from holmes_core.remote.transport import connect
+from holmes_core.remote.connect import connect
 from prober.asking.commands import cut, script
 from prober.asking.recording import (
     HostNotes,
@@ -27,6 +27,7 @@ from prober.audit import audit, joined
 from prober.clusters import find_clusters, find_shared_network
 from prober.facts.machine.limits import parse_clock
 from prober.read_host import commands, read_host
+from prober.rules.access_rules import RULE_OF_ERROR
 from prober.tool_findings import tool_findings
 
 HOST_TIMEOUT_S = 60.0
@@ -98,7 +99,7 @@ def _ask_host(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRec
         outputs, asked_at, answered_at = _ask(entry.name, access)
     except HostError as error:
         failure = Finding(
-            rule=error.rule,
+            rule=RULE_OF_ERROR[error.kind],
             severity="F",
             hosts=(entry.name,),
             evidence=error.evidence,

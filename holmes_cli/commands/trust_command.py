@@ -30,14 +30,14 @@ def trust_command(
             err.print(f"host {name}: {error.what}\n  do: {error.hint}", markup=False, soft_wrap=True)
             continue
         word = "known already" if key.is_known else "new"
-        out.print(f"{name} ({key.place}): {key.fingerprint}, {word}", markup=False, soft_wrap=True)
+        out.print(f"{name} ({key.known_name}): {key.fingerprint}, {word}", markup=False, soft_wrap=True)
         if not key.is_known:
             new.append(key)
     if new and not yes and not typer.confirm(f"Compare with the hosts' own. Add {len(new)} keys?", err=True):
         raise typer.Exit(ANSWER_IS_NO)
     for key in new:
         add_host_key(key)
-        out.print(f"added {key.place} to {key.file}", markup=False, soft_wrap=True)
+        out.print(f"added {key.known_name} to {key.file}", markup=False, soft_wrap=True)
     if refused:
         raise typer.Exit(ANSWER_IS_NO)
 

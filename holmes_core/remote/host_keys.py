@@ -11,24 +11,23 @@ import paramiko
 
 from holmes_core.errors import HostError
 from holmes_core.records.access import Access
-from holmes_core.remote.transport import (
-    CONNECT_TIMEOUT_S,
-    explain_connect,
-    fingerprint,
-    known_keys_in,
-    open_proxy,
-    ssh_settings,
-)
+from holmes_core.remote.known_hosts import fingerprint, known_keys
+from holmes_core.remote.ssh_client import CONNECT_TIMEOUT_S, open_proxy
+from holmes_core.remote.ssh_faults import explain_login, forget_command
+from holmes_core.remote.ssh_settings import SshSettings, ssh_settings
 
 
 @dataclass(frozen=True)
 class HostKey:
-    """One offered key. `place` is the host's name in known-hosts files, `file` the one a new key goes to."""
+    """One offered key."""
 
-    place: str
+    known_name: str
+    """The host's name in known-hosts files."""
     fingerprint: str
     line: str
+    """What a known-hosts file has to hold for the key to be known."""
     file: Path
+    """The known-hosts file a new key goes to."""
     is_known: bool
 
 
@@ -36,22 +35,26 @@ def offered_key(host: str, access: Access) -> HostKey:
     """The key `host` offers. Raises HostError when it is not reached, or offers another key than the known one."""
     settings = ssh_settings(host, access)
     try:
-        way = open_proxy(settings, access)
-        place = (settings.address, settings.port)
-        transport = paramiko.Transport(way or socket.create_connection(place, CONNECT_TIMEOUT_S))
-        with contextlib.closing(transport):
-            transport.start_client(timeout=CONNECT_TIMEOUT_S)
-            key = transport.get_remote_server_key()
+        key = _ask_key(settings, access)
     except Exception as error:
-        raise explain_connect(host, settings, error) from None
-    known = [keys for file in settings.known_hosts if (keys := known_keys_in(file).lookup(settings.known_name))]
+        raise explain_login(host, settings, error) from None
+    known = [known_keys(host, settings, file) for file in settings.known_hosts]
     same_type = [keys[key.get_name()] for keys in known if key.get_name() in keys]
     if same_type and key not in same_type:
         text = f"host key of {settings.target} is {fingerprint(key)}, known is {fingerprint(same_type[0])}"
-        remove = f"ssh-keygen -R '{settings.known_name}' -f {settings.known_hosts[0]}"
-        raise HostError(host, "SSH-HOSTKEY-CHANGED", text, f"find out why; if the host was reinstalled: `{remove}`")
+        hint = f"find out why; if the host was reinstalled: `{forget_command(settings)}`"
+        raise HostError(host, "key changed", text, hint)
     line = f"{settings.known_name} {key.get_name()} {key.get_base64()}"
     return HostKey(settings.known_name, fingerprint(key), line, settings.known_hosts[0], bool(same_type))
+
+
+def _ask_key(settings: SshSettings, access: Access) -> paramiko.PKey:
+    """The key that the host shows at the start of a session, without logging in."""
+    proxy = open_proxy(settings, access)
+    channel = proxy or socket.create_connection((settings.address, settings.port), CONNECT_TIMEOUT_S)
+    with contextlib.closing(paramiko.Transport(channel)) as session:
+        session.start_client(timeout=CONNECT_TIMEOUT_S)
+        return session.get_remote_server_key()
 
 
 def add_host_key(key: HostKey) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from holmes_core.errors import HolmesError, HostError
-from holmes_core.remote.transport import Connection, Stream, connect
+from holmes_core.remote.connect import connect
+from holmes_core.remote.transport import Connection, Stream
 from launcher.nodes.ship import ship
 from launcher.prepare.bundle import NodeBundle
 from launcher.prepare.prepare import SILENCE_LIMIT_S

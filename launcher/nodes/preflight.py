@@ -92,7 +92,7 @@ CHECKS = (
     Check("network", "the nodes reach each other where the plan says", "look at firewall and routes between them"),
 )
 _BY_NAME = {check.name: check for check in CHECKS}
-_RULES = {"SSH-HOSTKEY-UNKNOWN": "host-keys", "SSH-HOSTKEY-CHANGED": "host-keys", "HOST-FILES": "files"}
+_CHECK_OF_KIND = {"key unknown": "host-keys", "key changed": "host-keys", "files": "files"}
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def remedy_of(fault: Fault) -> str:
 
 def host_fault(error: HostError) -> Fault:
     """A host that could not be made ready, as a fault."""
-    return Fault(_RULES.get(error.rule, "reachable"), error.host, error.evidence, error.hint)
+    return Fault(_CHECK_OF_KIND.get(error.kind, "reachable"), error.host, error.evidence, error.hint)
 
 
 def check_facts(plan: Plan, inventory: Inventory | None, answers: Answers) -> Iterator[Fault]:

@@ -26,7 +26,7 @@ def _run(bundle: NodeBundle, connection: Connection, command: str, data: bytes) 
         text = done.stderr.decode(errors="replace").strip() or f"exit code {done.exit_code}"
         raise HostError(
             bundle.node.host,
-            "HOST-FILES",
+            "files",
             f"cannot unpack the run's files in {bundle.folder}: {text}",
             "see that the home folder is writable, has space, and that `tar` is installed",
         )

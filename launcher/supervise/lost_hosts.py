@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from holmes_core.errors import HostError
 from holmes_core.records.plan import Node
-from holmes_core.remote.transport import connect
+from holmes_core.remote.connect import connect
 
 LOOK_EVERY_S = 5.0
 

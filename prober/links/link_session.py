@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from holmes_core.records.inventory import Host
-from holmes_core.remote.transport import Stream, connect
+from holmes_core.remote.connect import connect
+from holmes_core.remote.transport import Stream
 from prober.links import link_node
 
 ANSWER_S = 15.0

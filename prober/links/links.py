@@ -23,6 +23,7 @@ from prober.links.link_tools import (
     parse_iperf3,
     window_rates,
 )
+from prober.rules.access_rules import RULE_OF_ERROR
 
 MAX_AT_ONCE = 64
 PING_COUNT = 200
@@ -96,7 +97,7 @@ def _open_session(host: Host) -> LinkSession | Finding:
     try:
         return LinkSession(host)
     except HostError as error:
-        return _problem(error.rule, (host.name,), error.evidence, error.hint)
+        return _problem(RULE_OF_ERROR[error.kind], (host.name,), error.evidence, error.hint)
     except LinkProblem as problem:
         return _problem(problem.rule, (host.name,), problem.evidence, "set `python` in hosts.yaml to one that runs")
 

@@ -9,7 +9,8 @@ import paramiko
 import pytest
 
 from holmes_core.errors import HostError
-from holmes_core.remote.transport import SshSettings, _add_known_keys
+from holmes_core.remote.known_hosts import add_known_keys
+from holmes_core.remote.ssh_settings import SshSettings
 
 KEYS = (
     "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFapCyu/XqXr8yAaAGqkP7bHgKHBReXMwnMOxkc8BR6F",
@@ -17,15 +18,14 @@ KEYS = (
 )
 
 
-def settings(port: int = 22) -> SshSettings:
-    return SshSettings("10.0.0.1", port, "bob", (), False, (), None, None)
+def settings(*files: Path, port: int = 22) -> SshSettings:
+    return SshSettings("10.0.0.1", port, "bob", (), False, files, None, None)
 
 
 def known_key(name: str, *files: Path, port: int = 22) -> str | None:
     """The ed25519 key the client expects of the host, in base64."""
     client = paramiko.SSHClient()
-    for file in files:
-        _add_known_keys(client, "a1", settings(port), file)
+    add_known_keys(client, "a1", settings(*files, port=port))
     found = client.get_host_keys().lookup(name)
     return None if found is None else found["ssh-ed25519"].get_base64()
 

@@ -16,7 +16,8 @@ import pytest
 
 from holmes_core.errors import HostError
 from holmes_core.records.access import Access
-from holmes_core.remote.transport import _name_and_port, connect
+from holmes_core.remote.connect import connect
+from holmes_core.remote.ssh_settings import name_and_port
 
 SSHD = shutil.which("sshd", path=os.environ["PATH"] + ":/usr/sbin")
 needs_sshd = pytest.mark.skipif(SSHD is None or shutil.which("ssh-keygen") is None, reason="no openssh-server here")
@@ -98,7 +99,7 @@ def test_the_key_of_every_hop_must_be_known(ssh_config: Path) -> None:
     known.write_text(first + target, encoding="utf-8")
     with pytest.raises(HostError) as raised:
         connect("target", Access(ssh_config=str(ssh_config)))
-    assert (raised.value.rule, raised.value.host) == ("SSH-HOSTKEY-UNKNOWN", "second")
+    assert (raised.value.kind, raised.value.host) == ("key unknown", "second")
 
 
 @pytest.mark.parametrize(
@@ -112,4 +113,4 @@ def test_the_key_of_every_hop_must_be_known(ssh_config: Path) -> None:
     ],
 )
 def test_name_and_port_of_a_hop(place: str, name: str, port: int | None) -> None:
-    assert _name_and_port(place) == (name, port)
+    assert name_and_port(place) == (name, port)

@@ -81,7 +81,7 @@ def test_check_that_nothing_can_do_without_is_not_forced() -> None:
 
 
 def test_unknown_host_key_is_a_fault_of_its_own_check() -> None:
-    fault = host_fault(HostError("a1", "SSH-HOSTKEY-UNKNOWN", "not known", "trust it"))
+    fault = host_fault(HostError("a1", "key unknown", "not known", "trust it"))
     assert (fault.check, fault.host, remedy_of(fault)) == ("host-keys", "a1", "trust it")
 
 

@@ -1,0 +1,13 @@
+"""Log in to a host, or open a shell on this one: both give a `Connection`."""
+
+from __future__ import annotations
+
+from holmes_core.records.access import Access
+from holmes_core.remote.local_shell import LocalConnection
+from holmes_core.remote.ssh_client import SshConnection
+from holmes_core.remote.transport import Connection
+
+
+def connect(host: str, access: Access) -> Connection:
+    """An open connection to `host`. Raises HostError naming the remedy."""
+    return LocalConnection(host) if access.transport == "local" else SshConnection(host, access)

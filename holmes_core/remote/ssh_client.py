@@ -1,0 +1,160 @@
+"""SSH through paramiko: log in, also through proxies and jump hosts, and run commands.
+
+Host keys are strict: an unknown or changed key is an error. User, port, key files, known-hosts files and proxies
+come from the SSH configuration, as for `ssh`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import paramiko
+
+from holmes_core.errors import HostError
+from holmes_core.records.access import Access
+from holmes_core.remote.known_hosts import add_known_keys
+from holmes_core.remote.ssh_faults import UnknownHostKey, explain_login
+from holmes_core.remote.ssh_settings import SshSettings, last_jump, ssh_settings
+from holmes_core.remote.transport import (
+    CHUNK_BYTES,
+    BackgroundReader,
+    Completed,
+    Connection,
+    Stream,
+    read_lines,
+    timed_out,
+)
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+class SshConnection(Connection):
+    """One paramiko client; each command is a channel of it."""
+
+    def __init__(self, host: str, access: Access) -> None:
+        self._host = host
+        self._client = _log_in(host, access)
+
+    def run(self, command: str, stdin: bytes, timeout_s: float) -> Completed:
+        channel = self._channel(command)
+        deadline = time.monotonic() + timeout_s
+        stderr = BackgroundReader(partial(channel.recv_stderr, CHUNK_BYTES))
+        stdout = bytearray()
+        try:
+            channel.settimeout(timeout_s)
+            channel.sendall(stdin)
+            channel.shutdown_write()
+            while True:
+                channel.settimeout(max(0.01, deadline - time.monotonic()))
+                chunk = channel.recv(CHUNK_BYTES)
+                if not chunk:
+                    break
+                stdout += chunk
+            if not channel.status_event.wait(max(0.01, deadline - time.monotonic())):
+                raise TimeoutError
+        except TimeoutError:
+            raise timed_out(self._host, timeout_s) from None
+        finally:
+            channel.close()
+        return Completed(channel.exit_status, bytes(stdout), stderr.text().encode())
+
+    def open(self, command: str) -> Stream:
+        return _SshStream(self._channel(command))
+
+    def close(self) -> None:
+        _close(self._client)
+
+    def _channel(self, command: str) -> paramiko.Channel:
+        transport = self._client.get_transport()
+        try:
+            if transport is None:
+                raise EOFError
+            channel = transport.open_session(timeout=CONNECT_TIMEOUT_S)
+            channel.exec_command(command)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            text = f"the SSH session was refused: {error or 'connection lost'}"
+            raise HostError(self._host, "refused session", text, "look at the host's sshd log; try again") from None
+        return channel
+
+
+class _SshStream(Stream):
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+        self._stderr = BackgroundReader(partial(channel.recv_stderr, CHUNK_BYTES))
+
+    def send(self, data: bytes) -> None:
+        self._channel.sendall(data)
+
+    def close_input(self) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.shutdown_write()
+
+    def lines(self) -> Iterator[str]:
+        return read_lines(partial(self._channel.recv, CHUNK_BYTES))
+
+    def wait(self) -> tuple[int, str]:
+        code = self._channel.recv_exit_status()
+        return (255 if code < 0 else code), self._stderr.text()
+
+    def abandon(self) -> None:
+        self._channel.close()
+
+
+def _log_in(host: str, access: Access, jumps_before: str | None = None) -> paramiko.SSHClient:
+    """A client that is logged in to `host`, or a HostError that says what to do.
+
+    `jumps_before`: hosts of a ProxyJump list on the way to this one, in place of its own proxy.
+    """
+    settings = ssh_settings(host, access)
+    if jumps_before:
+        settings = replace(settings, proxy_jump=jumps_before, proxy_command=None)
+    client = paramiko.SSHClient()
+    client.set_missing_host_key_policy(_RefuseUnknownKey())
+    add_known_keys(client, host, settings)
+    try:
+        client.connect(
+            settings.address,
+            port=settings.port,
+            username=settings.user,
+            key_filename=list(settings.key_files) or None,  # type: ignore[arg-type]  # a list is documented
+            allow_agent=settings.use_agent,
+            look_for_keys=settings.use_agent and not settings.key_files,
+            timeout=CONNECT_TIMEOUT_S,
+            banner_timeout=CONNECT_TIMEOUT_S,
+            auth_timeout=CONNECT_TIMEOUT_S,
+            sock=open_proxy(settings, access),
+        )
+    except Exception as error:
+        _close(client)
+        raise explain_login(host, settings, error) from None
+    return client
+
+
+class _RefuseUnknownKey(paramiko.MissingHostKeyPolicy):
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:  # noqa: ARG002
+        raise UnknownHostKey(key)
+
+
+def open_proxy(settings: SshSettings, access: Access) -> paramiko.ProxyCommand | paramiko.Channel | None:
+    """The socket through a proxy command or a chain of jump hosts, None for a direct connection."""
+    if settings.proxy_command:
+        return paramiko.ProxyCommand(settings.proxy_command)
+    if not settings.proxy_jump:
+        return None
+    jump, jump_access, before = last_jump(settings, access)
+    transport = _log_in(jump, jump_access, jumps_before=before).get_transport()
+    assert transport is not None
+    return transport.open_channel("direct-tcpip", (settings.address, settings.port), ("", 0), timeout=CONNECT_TIMEOUT_S)
+
+
+def _close(client: paramiko.SSHClient) -> None:
+    """End the connection, and those to the jump hosts on its way."""
+    transport = client.get_transport()
+    client.close()
+    while transport is not None and isinstance(transport.sock, paramiko.Channel):
+        transport = transport.sock.get_transport()
+        transport.close()

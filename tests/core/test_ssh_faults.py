@@ -1,0 +1,51 @@
+"""What is said of a login that failed: the kind of error, what happened, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import paramiko
+import pytest
+from paramiko.ssh_exception import NoValidConnectionsError
+
+from holmes_core.errors import HolmesError, HostError, HostErrorKind
+from holmes_core.remote.ssh_faults import UnknownHostKey, explain_login
+from holmes_core.remote.ssh_settings import SshSettings
+
+SETTINGS = SshSettings("10.0.0.1", 2222, "bob", ("/id",), False, (Path("/known"),), None, None)
+KEY = paramiko.PKey.from_type_string("ssh-ed25519", b"\0\0\0\x0bssh-ed25519\0\0\0 " + bytes(32))
+
+
+def explained(error: Exception) -> HostError:
+    found = explain_login("a1", SETTINGS, error)
+    assert isinstance(found, HostError)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (UnknownHostKey(KEY), "key unknown", "ssh-ed25519 SHA256:"),
+        (paramiko.BadHostKeyException("authentication-1", KEY, KEY), "key changed", "differs from the one in /known"),
+        (paramiko.PasswordRequiredException(), "refused login", "has a passphrase"),
+        (paramiko.BadAuthenticationType("bad", ["password"]), "refused login", "tried /id"),
+        (paramiko.SSHException("No authentication methods available"), "refused login", "tried /id"),
+        (paramiko.SSHException("Error reading SSH protocol banner"), "unreachable", "protocol banner"),
+        (NoValidConnectionsError({("10.0.0.1", 2222): OSError(111, "Connection refused")}), "unreachable", "refused"),
+        (TimeoutError(), "unreachable", "cannot connect to bob@10.0.0.1:2222: timed out"),
+        (EOFError(), "unreachable", "EOFError"),
+    ],
+)
+def test_every_exception_has_its_kind_and_words(error: Exception, kind: HostErrorKind, words: str) -> None:
+    found = explained(error)
+    assert found.kind == kind
+    assert words in found.evidence
+
+
+def test_changed_key_of_another_port_is_forgotten_under_its_own_name() -> None:
+    assert "`ssh-keygen -R '[10.0.0.1]:2222' -f /known`" in explained(paramiko.BadHostKeyException("h", KEY, KEY)).hint
+
+
+def test_error_that_was_explained_already_stays_as_it_is() -> None:
+    error = HolmesError("no such file", "name another")
+    assert explain_login("a1", SETTINGS, error) is error
