@@ -13,7 +13,7 @@ from prober.asking.sysfs_tree import Tree, read_tree
 from prober.facts.gpu import gpu_processes, gpu_query, gpu_report, gpu_text, gpus
 from prober.facts.machine import kernel, limits, nccl_settings, pci_tree, software
 from prober.facts.netdev import ethtool, flow_control, ip_tool, netdev_sysfs, netdevs
-from prober.facts.netdev.netdev_facts import NetdevFacts
+from prober.facts.netdev.partial_netdev import PartialNetdev
 from prober.facts.rdma import ibdev2netdev, ibstat, ibv_devinfo, mlxlink, nics, rdma_sysfs, rdma_tool
 from prober.facts.rdma.port_facts import PortFacts
 
@@ -154,7 +154,7 @@ def _port_sources(outputs: Sequence[Recorded], tree: Tree) -> list[tuple[str, Se
     ]
 
 
-def _netdev_sources(outputs: Sequence[Recorded], tree: Tree) -> list[tuple[str, Sequence[NetdevFacts]]]:
+def _netdev_sources(outputs: Sequence[Recorded], tree: Tree) -> list[tuple[str, Sequence[PartialNetdev]]]:
     """What each source says of netdevs, in order of trust.
 
     /sys may show another network namespace than the one the host is in; `ip` tells which interfaces are ours.

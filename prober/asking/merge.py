@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import fields, replace
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from holmes_core.records.inventory import Conflict
 
-T = TypeVar("T", bound=Any)  # a dataclass whose unknown fields are None or ()
+T = TypeVar("T", bound=Any)  # a record or dataclass whose unknown fields are None or ()
 
 
 def updated(known: T, more: T) -> T:
     """`known` with all that `more` knows: the way of a later output of the same tool."""
-    return replace(known, **{name: value for name, value in vars(more).items() if _is_known(value)})
+    return _with(known, {name: value for name, value in vars(more).items() if _is_known(value)})
 
 
 def filled(known: T, more: T) -> T:
     """`known` with its gaps filled from `more`: the way of a source further down the order."""
     gaps = {name: value for name, value in vars(more).items() if _is_known(value) and not _is_known(vars(known)[name])}
-    return replace(known, **gaps)
+    return _with(known, gaps)
+
+
+def _with(known: T, facts: Mapping[str, object]) -> T:
+    """`known` with `facts` in place of its own."""
+    more: T = type(known)(**{**vars(known), **facts})
+    return more
 
 
 def merged(subject: str, sources: Iterable[tuple[str, T]], compared: Collection[str]) -> tuple[T, list[Conflict]]:
     """One record of (source, facts) in order of trust, and where the `compared` facts disagree. At least one source."""
     (first_source, known), *rest = sources
-    told = {field.name: first_source for field in fields(known) if _is_known(getattr(known, field.name))}
+    source_of = {name: first_source for name, value in vars(known).items() if _is_known(value)}
     conflicts = []
     for source, more in rest:
         for name in compared:
@@ -35,16 +40,14 @@ def merged(subject: str, sources: Iterable[tuple[str, T]], compared: Collection[
                     Conflict(
                         subject=subject,
                         fact=name,
-                        source_a=told[name],
+                        source_a=source_of[name],
                         value_a=str(ours),
                         source_b=source,
                         value_b=str(theirs),
                     )
                 )
         known = filled(known, more)
-        for field in fields(known):
-            if _is_known(getattr(known, field.name)):
-                told.setdefault(field.name, source)
+        source_of = {name: source for name, value in vars(more).items() if _is_known(value)} | source_of
     return known, conflicts
 
 

@@ -151,3 +151,11 @@ def test_bond_is_read_from_cat_and_from_head() -> None:
     for tool in ("cat", "head -20"):
         (bond,) = read((f"{tool} /proc/net/bonding/bond1", text)).netdevs
         assert [(slave.name, slave.mii_status) for slave in bond.bond_slaves or ()] == [("ens1", "up")]
+
+
+def test_speeds_that_disagree_are_told_in_the_unit_of_the_tools() -> None:
+    settings = "Settings for eth0:\n\tSpeed: 25000Mb/s\n\tLink detected: yes\n"
+    (conflict,) = read(("ethtool eth0", settings), ("grep -Hs . x", "/sys/class/net/eth0/speed:10000\n")).conflicts
+    assert (conflict.subject, conflict.fact) == ("eth0", "speed_mbps")
+    assert (conflict.source_a, conflict.value_a) == ("ethtool", "25000.0")
+    assert (conflict.source_b, conflict.value_b) == ("sysfs", "10000.0")

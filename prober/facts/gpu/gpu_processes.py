@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from holmes_core.records.inventory import GpuProcess
+from holmes_core.records.inventory import Gpu, GpuProcess
 from holmes_core.units import MIB
 from prober.asking.commands import Command
 from prober.asking.recording import Recorded
-from prober.facts.gpu.gpu_query import ANSWERED, GpuFacts
+from prober.facts.gpu.gpu_query import ANSWERED
 from prober.facts.machine.pci_tree import normal_address
 from prober.facts.rdma.port_facts import whole_number
 
@@ -20,7 +20,7 @@ PROCESSES = Command(
 _FIELDS = {"name": "process_name", "used_gpu_memory": "used_memory"}  # nvidia-smi takes both names
 
 
-def read_gpu_processes(outputs: Sequence[Recorded], gpus: Sequence[GpuFacts]) -> tuple[GpuProcess, ...] | None:
+def read_gpu_processes(outputs: Sequence[Recorded], gpus: Sequence[Gpu]) -> tuple[GpuProcess, ...] | None:
     """The processes of the newest answer that tells of them; None where none does. `gpus` name their GPU."""
     asked = [output for output in reversed(outputs) if output.tool == "nvidia-smi"]
     for parse in (_from_query, _from_table, _from_report):
@@ -31,7 +31,7 @@ def read_gpu_processes(outputs: Sequence[Recorded], gpus: Sequence[GpuFacts]) ->
     return None
 
 
-def _from_query(output: Recorded, gpus: Sequence[GpuFacts]) -> tuple[GpuProcess, ...] | None:
+def _from_query(output: Recorded, gpus: Sequence[Gpu]) -> tuple[GpuProcess, ...] | None:
     asked = re.search(r"--query-compute-apps=([a-z_,]+)", output.command)
     if not asked or output.exit_code not in (0, None):
         return None
@@ -57,7 +57,7 @@ def _from_query(output: Recorded, gpus: Sequence[GpuFacts]) -> tuple[GpuProcess,
     return tuple(processes)
 
 
-def _index(gpus: Sequence[GpuFacts], uuid: str | None, bus_id: str | None) -> int | None:
+def _index(gpus: Sequence[Gpu], uuid: str | None, bus_id: str | None) -> int | None:
     address = normal_address(bus_id) if bus_id and ":" in bus_id else None
     for gpu in gpus:
         if (uuid is not None and gpu.uuid == uuid) or (address is not None and gpu.pci_address == address):
@@ -76,7 +76,7 @@ _TABLE_ROW = re.compile(
 )
 
 
-def _from_table(output: Recorded, _gpus: Sequence[GpuFacts]) -> tuple[GpuProcess, ...] | None:
+def _from_table(output: Recorded, _gpus: Sequence[Gpu]) -> tuple[GpuProcess, ...] | None:
     """Rows of the type C (computing); those of type G draw. Long names are shortened there, and kept so."""
     table = output.plain.partition("| Processes:")[2]
     if "==" not in table:
@@ -88,13 +88,13 @@ def _from_table(output: Recorded, _gpus: Sequence[GpuFacts]) -> tuple[GpuProcess
     )
 
 
-def _from_report(output: Recorded, gpus: Sequence[GpuFacts]) -> tuple[GpuProcess, ...] | None:
+def _from_report(output: Recorded, gpus: Sequence[Gpu]) -> tuple[GpuProcess, ...] | None:
     if not re.search(r"^ {4}Processes\b", output.plain, flags=re.MULTILINE):
         return None
     return tuple(_report_processes(output, gpus))
 
 
-def _report_processes(output: Recorded, gpus: Sequence[GpuFacts]) -> Iterator[GpuProcess]:
+def _report_processes(output: Recorded, gpus: Sequence[Gpu]) -> Iterator[GpuProcess]:
     """The processes of `nvidia-smi -q`, each a line with its id and lines with type, name and memory below it."""
     gpu: int | None = None
     about: dict[str, str] = {}

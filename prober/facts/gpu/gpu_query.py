@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from holmes_core.units import MIB
 from prober.asking.commands import Command
 from prober.asking.recording import Recorded
+from prober.facts.gpu.partial_gpu import PartialGpu
 from prober.facts.machine.pci_tree import normal_address
 from prober.facts.rdma.port_facts import whole_number
 
@@ -40,43 +40,11 @@ OTHER_QUERIES = (
 )
 
 
-@dataclass(frozen=True)
-class GpuFacts:
-    """What one output says of one GPU; None where it says nothing. `no_nvlink`: the tool says there is none."""
-
-    index: int
-    name: str | None = None
-    uuid: str | None = None
-    memory_bytes: int | None = None
-    pci_address: str | None = None
-    driver_version: str | None = None
-    mig: bool | None = None
-    mig_devices: int | None = None
-    nvlinks_up: int | None = None
-    nvlinks_total: int | None = None
-    compute_mode: str | None = None
-    persistence_mode: bool | None = None
-    ecc_uncorrected: int | None = None
-    row_remap_pending: bool | None = None
-    row_remap_failure: bool | None = None
-    throttle_reasons: tuple[str, ...] = ()
-    pci_gen: int | None = None
-    pci_gen_max: int | None = None
-    pci_width: int | None = None
-    pci_width_max: int | None = None
-    fabric_state: str | None = None
-    fabric_status: str | None = None
-    numa_node: int | None = None
-    cpus: str | None = None
-    nearest_nics: tuple[str, ...] = ()
-    nearest_path: str | None = None
-
-
-def parse_query(output: Recorded) -> tuple[GpuFacts, ...]:
+def parse_query(output: Recorded) -> tuple[PartialGpu, ...]:
     """The GPUs of a `--query-gpu` answer; lines that are no such row (warnings, a cut end) are left out."""
     asked = re.search(r"--query-gpu=([A-Za-z0-9_.,]+)", output.command)
     fields = asked.group(1).split(",") if asked else []
-    gpus: list[GpuFacts] = []
+    gpus: list[PartialGpu] = []
     *lines, last = output.lines
     if "," in last:  # its last cell may be cut, unless another row has the same
         before, _, cell = last.rpartition(",")
@@ -107,11 +75,11 @@ def _is_known(cell: str) -> bool:
     return bool(cell) and not cell.startswith("[") and cell not in ("N/A", "ERR!")
 
 
-def _facts(index: int, cells: Mapping[str, str]) -> GpuFacts:
+def _facts(index: int, cells: Mapping[str, str]) -> PartialGpu:
     mode = cells.get("mig.mode.current")
     bus_id = cells.get("pci.bus_id")
-    return GpuFacts(
-        index,
+    return PartialGpu(
+        index=index,
         name=cells.get("name", cells.get("gpu_name")),
         uuid=cells.get("uuid", cells.get("gpu_uuid")),
         memory_bytes=_mib(cells.get("memory.total")),

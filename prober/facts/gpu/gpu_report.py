@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from holmes_core.units import MIB
 from prober.asking.commands import Command
 from prober.asking.recording import Recorded
-from prober.facts.gpu.gpu_query import ANSWERED, GpuFacts
+from prober.facts.gpu.gpu_query import ANSWERED
+from prober.facts.gpu.partial_gpu import PartialGpu
 from prober.facts.machine.pci_tree import normal_address
 from prober.facts.rdma.port_facts import whole_number
 
@@ -19,7 +20,7 @@ Path = tuple[str, ...]
 _FLAGS = {"enabled": True, "yes": True, "disabled": False, "no": False}
 
 
-def parse_report(output: Recorded) -> tuple[GpuFacts, ...]:
+def parse_report(output: Recorded) -> tuple[PartialGpu, ...]:
     """The GPUs in order, which is that of their indices; with `-i`, the one GPU it names by index."""
     named = re.search(r"(?:-i|--id)[ =](\d{1,3})\b", output.command)
     driver: str | None = None
@@ -42,7 +43,7 @@ def parse_report(output: Recorded) -> tuple[GpuFacts, ...]:
     return tuple(_facts(first + at, address, about, driver) for at, (address, about) in enumerate(gpus))
 
 
-def _facts(index: int, address: str, about: Mapping[Path, str], driver: str | None) -> GpuFacts:
+def _facts(index: int, address: str, about: Mapping[Path, str], driver: str | None) -> PartialGpu:
     def size_bytes(text: str | None) -> int | None:
         match = re.fullmatch(r"(\d{1,9}) MiB", text or "")
         return int(match.group(1)) * MIB if match else None
@@ -50,8 +51,8 @@ def _facts(index: int, address: str, about: Mapping[Path, str], driver: str | No
     def lanes(text: str | None) -> int | None:
         return whole_number((text or "").removesuffix("x"))
 
-    return GpuFacts(
-        index,
+    return PartialGpu(
+        index=index,
         name=about.get(("Product Name",)),
         uuid=about.get(("GPU UUID",)),
         memory_bytes=size_bytes(about.get(("FB Memory Usage", "Total"))),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from holmes_core.units import MIB
 from prober.asking.commands import Command
 from prober.asking.recording import Recorded
-from prober.facts.gpu.gpu_query import ANSWERED, UNKNOWN_FIELD, GpuFacts
+from prober.facts.gpu.gpu_query import ANSWERED, UNKNOWN_FIELD
+from prober.facts.gpu.partial_gpu import PartialGpu
 from prober.facts.machine.pci_tree import normal_address
 from prober.facts.rdma.port_facts import whole_number
 
@@ -20,22 +20,22 @@ TOPOLOGY = Command("nvidia-smi topo -m", limited=True, when=ANSWERED)
 _GPU_LINE = re.compile(r"^GPU (\d{1,3}): (.+?)(?: \(UUID: ([^)]+)\))?$")
 
 
-def parse_list(output: Recorded) -> tuple[GpuFacts, ...]:
+def parse_list(output: Recorded) -> tuple[PartialGpu, ...]:
     """GPUs of `-L`, with the MIG devices below each."""
-    gpus: list[GpuFacts] = []
+    gpus: list[PartialGpu] = []
     for line in output.lines_ending(")", "GB/s", "<inactive>"):
         if match := _gpu_line(line):
-            gpus.append(replace(match, mig_devices=0))
+            gpus.append(match.model_copy(update={"mig_devices": 0}))
         elif gpus and re.match(r"\s+MIG .*Device\s+\d+:", line):
-            gpus[-1] = replace(gpus[-1], mig_devices=(gpus[-1].mig_devices or 0) + 1)
-    return tuple(gpu if gpu.mig_devices else replace(gpu, mig_devices=None) for gpu in gpus)
+            gpus[-1] = gpus[-1].model_copy(update={"mig_devices": (gpus[-1].mig_devices or 0) + 1})
+    return tuple(gpu if gpu.mig_devices else gpu.model_copy(update={"mig_devices": None}) for gpu in gpus)
 
 
-def _gpu_line(line: str) -> GpuFacts | None:
+def _gpu_line(line: str) -> PartialGpu | None:
     match = _GPU_LINE.match(line.strip())
     if not match or (match.group(3) is None and "(UUID" in line):
         return None
-    return GpuFacts(int(match.group(1)), name=match.group(2), uuid=match.group(3))
+    return PartialGpu(index=int(match.group(1)), name=match.group(2), uuid=match.group(3))
 
 
 def says_no_nvlink(output: Recorded) -> bool:
@@ -43,9 +43,9 @@ def says_no_nvlink(output: Recorded) -> bool:
     return output.exit_code in (0, None) and not output.plain.strip()
 
 
-def parse_nvlinks(output: Recorded) -> tuple[GpuFacts, ...]:
+def parse_nvlinks(output: Recorded) -> tuple[PartialGpu, ...]:
     """GPUs of `nvlink -s` with their links; a sentence in place of links says why there are none."""
-    gpus: list[GpuFacts] = []
+    gpus: list[PartialGpu] = []
     for line in output.lines_ending(")", "GB/s", "<inactive>"):
         if found := _gpu_line(line):
             gpus.append(found)
@@ -54,21 +54,21 @@ def parse_nvlinks(output: Recorded) -> tuple[GpuFacts, ...]:
     return tuple(gpus)
 
 
-def _with_link_line(gpu: GpuFacts, text: str) -> GpuFacts:
+def _with_link_line(gpu: PartialGpu, text: str) -> PartialGpu:
     if match := re.match(r"Link \d{1,2}: (<inactive>|Disabled|[\d.]+ GB/s)", text):
         up = (gpu.nvlinks_up or 0) + match.group(1).endswith("GB/s")
-        return replace(gpu, nvlinks_up=up, nvlinks_total=(gpu.nvlinks_total or 0) + 1)
+        return gpu.model_copy(update={"nvlinks_up": up, "nvlinks_total": (gpu.nvlinks_total or 0) + 1})
     if "does not have or support Nvlink" in text:
-        return replace(gpu, nvlinks_up=0, nvlinks_total=0)
+        return gpu.model_copy(update={"nvlinks_up": 0, "nvlinks_total": 0})
     if "all links are inActive" in text:
-        return replace(gpu, nvlinks_up=0)
+        return gpu.model_copy(update={"nvlinks_up": 0})
     return gpu
 
 
 _NEAR = ("LOC", "PIX", "PXB", "PHB", "NODE", "SYS")
 
 
-def parse_topology(output: Recorded) -> tuple[GpuFacts, ...]:
+def parse_topology(output: Recorded) -> tuple[PartialGpu, ...]:
     """GPUs of `topo -m`: nearest NICs by name, CPUs and NUMA node."""
     lines = [line.strip() for line in output.whole_lines]
     legend = dict(re.findall(r"^\s*(NIC\d+): (\S+)$", output.plain, flags=re.MULTILINE))
@@ -83,14 +83,14 @@ def parse_topology(output: Recorded) -> tuple[GpuFacts, ...]:
     return tuple(gpus)
 
 
-def _topology_row(index: int, columns: list[str], words: list[str], legend: dict[str, str]) -> GpuFacts:
+def _topology_row(index: int, columns: list[str], words: list[str], legend: dict[str, str]) -> PartialGpu:
     cells = dict(zip(columns, words, strict=False))
     rest = words[len(columns) :]
     cpus = rest[0] if rest and re.fullmatch(r"[\d,-]+", rest[0]) else None
     nics = {name: cell for name, cell in cells.items() if not re.fullmatch(r"GPU\d+", name)}
     path = next((near for near in _NEAR if near in nics.values()), None)
-    return GpuFacts(
-        index,
+    return PartialGpu(
+        index=index,
         numa_node=whole_number(rest[1]) if cpus and len(rest) > 1 else None,
         cpus=cpus,
         nearest_nics=tuple(legend.get(name, name) for name, cell in nics.items() if path and cell == path),
@@ -119,24 +119,24 @@ _COMPUTE_MODES = {
 }
 
 
-def parse_table(output: Recorded) -> tuple[GpuFacts, ...]:
+def parse_table(output: Recorded) -> tuple[PartialGpu, ...]:
     """GPUs of the plain table, the last resort: names are shortened there, and such a name is not known."""
     driver = parse_driver_version(output)
-    gpus: list[GpuFacts] = []
+    gpus: list[PartialGpu] = []
     for line in output.lines:
         if match := _ROW.match(line):
             gpus.append(_from_row(match, driver))
         elif gpus and line.startswith("|") and gpus[-1].compute_mode is None:
             gpus[-1] = _with_second_row(gpus[-1], line)
         elif gpus and gpus[-1].mig is None and (match := re.match(r"\|\s+\|\s+\|\s+(Enabled|Disabled)\*? \|", line)):
-            gpus[-1] = replace(gpus[-1], mig=match.group(1) == "Enabled")
+            gpus[-1] = gpus[-1].model_copy(update={"mig": match.group(1) == "Enabled"})
     return tuple(gpus)
 
 
-def _from_row(match: re.Match[str], driver: str | None) -> GpuFacts:
+def _from_row(match: re.Match[str], driver: str | None) -> PartialGpu:
     name = match["name"]
-    return GpuFacts(
-        int(match["index"]),
+    return PartialGpu(
+        index=int(match["index"]),
         name=None if name.endswith("...") else name,
         pci_address=normal_address(match["pci"]),
         driver_version=driver,
@@ -145,8 +145,9 @@ def _from_row(match: re.Match[str], driver: str | None) -> GpuFacts:
     )
 
 
-def _with_second_row(gpu: GpuFacts, line: str) -> GpuFacts:
+def _with_second_row(gpu: PartialGpu, line: str) -> PartialGpu:
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     memory = re.search(r"/\s*(\d{1,9})MiB", cells[1]) if len(cells) > 1 else None
     mode = next((name for text, name in _COMPUTE_MODES.items() if cells[-1].endswith(text)), None)
-    return replace(gpu, memory_bytes=int(memory.group(1)) * MIB if memory else gpu.memory_bytes, compute_mode=mode)
+    memory_bytes = int(memory.group(1)) * MIB if memory else gpu.memory_bytes
+    return gpu.model_copy(update={"memory_bytes": memory_bytes, "compute_mode": mode})

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from holmes_core.records.inventory import Gpu
 from prober.asking.merge import filled, updated
 from prober.asking.recording import Recorded
-from prober.facts.gpu.gpu_query import GpuFacts, parse_query
+from prober.facts.gpu.gpu_query import parse_query
 from prober.facts.gpu.gpu_report import parse_report
 from prober.facts.gpu.gpu_text import (
     parse_driver_version,
@@ -19,6 +19,7 @@ from prober.facts.gpu.gpu_text import (
     parse_topology,
     says_no_nvlink,
 )
+from prober.facts.gpu.partial_gpu import PartialGpu
 from prober.facts.machine.pci_tree import PciFacts
 
 _FAILURES = (
@@ -28,6 +29,7 @@ _FAILURES = (
     "No devices were found",
     "couldn't communicate with the NVIDIA driver",
 )
+_NO_NVLINK = {"nvlinks_up": 0, "nvlinks_total": 0}
 _WARNINGS = re.compile(
     r"infoROM is corrupted|NVRM: Xid|nvidia-peermem.*invalid context|limited by .*PCIe", re.IGNORECASE
 )
@@ -37,7 +39,7 @@ _WARNINGS = re.compile(
 class GpuReading:
     """The GPUs of a host, and what nvidia-smi said of itself."""
 
-    gpus: tuple[GpuFacts, ...]
+    gpus: tuple[PartialGpu, ...]
     driver_version: str | None
     failure: str | None
 
@@ -52,7 +54,7 @@ def read_gpus(outputs: Sequence[Recorded], from_lspci: Sequence[PciFacts]) -> Gp
         known = {number: _from_lspci(number, device) for number, device in enumerate(from_lspci)}
     if any(_kind(output) == "nvlink" and says_no_nvlink(output) for output in asked):
         known = {
-            index: gpu if gpu.nvlinks_total is not None else replace(gpu, nvlinks_up=0, nvlinks_total=0)
+            index: gpu if gpu.nvlinks_total is not None else gpu.model_copy(update=_NO_NVLINK)
             for index, gpu in known.items()
         }
     versions = [gpu.driver_version for gpu in known.values() if gpu.driver_version]
@@ -60,10 +62,10 @@ def read_gpus(outputs: Sequence[Recorded], from_lspci: Sequence[PciFacts]) -> Gp
     return GpuReading(tuple(known[index] for index in sorted(known)), versions[0] if versions else None, failure)
 
 
-def _by_index(asked: Sequence[Recorded]) -> dict[int, GpuFacts]:
-    known: dict[int, GpuFacts] = {}
+def _by_index(asked: Sequence[Recorded]) -> dict[int, PartialGpu]:
+    known: dict[int, PartialGpu] = {}
     for kind, parse in _PARSERS.items():
-        latest: dict[int, GpuFacts] = {}
+        latest: dict[int, PartialGpu] = {}
         for output in asked:
             for gpu in parse(output) if _kind(output) == kind else ():
                 latest[gpu.index] = updated(latest[gpu.index], gpu) if gpu.index in latest else gpu
@@ -97,8 +99,8 @@ def _kind(output: Recorded) -> str:
     return "version" if "--version" in words else "report" if {"-q", "--query"} & set(words) else "table"
 
 
-def _from_lspci(index: int, device: PciFacts) -> GpuFacts:
-    return GpuFacts(index, name=device.name, pci_address=device.address)
+def _from_lspci(index: int, device: PciFacts) -> PartialGpu:
+    return PartialGpu(index=index, name=device.name, pci_address=device.address)
 
 
 def _failure(output: Recorded) -> str | None:
@@ -120,14 +122,13 @@ def warnings_of(outputs: Sequence[Recorded]) -> tuple[str, ...]:
 
 
 def gpu_records(
-    facts: Sequence[GpuFacts], nearest: dict[str, tuple[str | None, tuple[str, ...]]], numa: dict[str, int]
+    facts: Sequence[PartialGpu], nearest: dict[str, tuple[str | None, tuple[str, ...]]], numa: dict[str, int]
 ) -> tuple[Gpu, ...]:
     """The records; `nearest` (path, NIC names) and `numa` by PCI address fill what `topo -m` does not tell."""
     gpus = []
     for gpu in facts:
         path, nics = nearest.get(gpu.pci_address or "", (None, ()))
-        told = filled(
-            gpu, GpuFacts(gpu.index, nearest_nics=nics, nearest_path=path, numa_node=numa.get(gpu.pci_address or ""))
-        )
-        gpus.append(Gpu.model_validate(vars(told)))
+        numa_node = numa.get(gpu.pci_address or "")
+        near = PartialGpu(index=gpu.index, nearest_nics=nics, nearest_path=path, numa_node=numa_node)
+        gpus.append(Gpu(**vars(filled(gpu, near))))
     return tuple(gpus)

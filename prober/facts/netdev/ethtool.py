@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
+from holmes_core.units import bytes_per_s_from_mbps
 from prober.asking.commands import Command
 from prober.asking.recording import Recorded
-from prober.facts.netdev.netdev_facts import NetdevFacts
+from prober.facts.netdev.partial_netdev import PartialNetdev
 
 _CARDS = "/sys/class/net/*/device"
 _NETDEVS = "/sys/class/net/*"
@@ -16,7 +16,7 @@ SETTINGS = Command('ethtool "$n"', each=_NETDEVS, skip=_SKIPPED, limited=True)
 DRIVER = Command('ethtool -i "$n"', each=_NETDEVS, skip=_SKIPPED, limited=True, when=f"ls -d {_CARDS} >/dev/null 2>&1")
 
 
-def parse_ethtool(output: Recorded) -> tuple[NetdevFacts, ...]:
+def parse_ethtool(output: Recorded) -> tuple[PartialNetdev, ...]:
     """Netdevs of an `ethtool` or `ethtool -i` answer."""
     if any(word in ("-i", "--driver") for word in output.words[1:]):
         return _driver(output)
@@ -26,14 +26,14 @@ def parse_ethtool(output: Recorded) -> tuple[NetdevFacts, ...]:
     return _cut_by_grep(output)
 
 
-def _settings(name: str, text: str) -> NetdevFacts:
+def _settings(name: str, text: str) -> PartialNetdev:
     speed = re.search(r"^\s*Speed:\s*(\d{1,9})\s*Mb/s", text, flags=re.MULTILINE)
     link = re.search(r"^\s*Link detected:\s*(yes|no)\b", text, flags=re.MULTILINE)
     modes = re.findall(r"\b(\d{1,7})base\w+/(?:Full|Half)", _supported(text))
-    return NetdevFacts(
-        name,
-        speed_mbps=float(speed.group(1)) if speed else None,
-        max_speed_mbps=max((float(mode) for mode in modes), default=None),
+    return PartialNetdev(
+        name=name,
+        speed_bytes_per_s=bytes_per_s_from_mbps(float(speed.group(1))) if speed else None,
+        max_speed_bytes_per_s=max((bytes_per_s_from_mbps(float(mode)) for mode in modes), default=None),
         link_detected=link.group(1) == "yes" if link else None,
         port_shown=True if "Supported ports:" in text and not re.search(r"Supported ports: \[\s*\]", text) else None,
     )
@@ -45,14 +45,14 @@ def _supported(text: str) -> str:
     return match.group(1) if match else ""
 
 
-def _cut_by_grep(output: Recorded) -> tuple[NetdevFacts, ...]:
+def _cut_by_grep(output: Recorded) -> tuple[PartialNetdev, ...]:
     """Speed lines without their interface: they belong to the interfaces of the command line, if as many."""
     names = re.findall(r"\bethtool\s+([^\s|;&<>-][^\s|;&<>]*)", output.command)
-    speeds = re.findall(r"^\s*Speed:\s*(\d{1,9}Mb/s|Unknown!)", output.plain, flags=re.MULTILINE)
+    speeds = re.findall(r"^\s*Speed:\s*(?:(\d{1,9})Mb/s|Unknown!)", output.plain, flags=re.MULTILINE)
     if len(names) != len(speeds):
         return ()
-    known = zip(names, speeds, strict=True)
-    return tuple(NetdevFacts(name, speed_mbps=float(speed[:-4])) for name, speed in known if speed.endswith("Mb/s"))
+    known = [(name, float(mbps)) for name, mbps in zip(names, speeds, strict=True) if mbps]
+    return tuple(PartialNetdev(name=name, speed_bytes_per_s=bytes_per_s_from_mbps(mbps)) for name, mbps in known)
 
 
 def _firmware(text: str) -> str | None:
@@ -60,17 +60,16 @@ def _firmware(text: str) -> str | None:
     return None if text == "N/A" else text.partition(" ")[0].removesuffix("/pkg") or None
 
 
-def _driver(output: Recorded) -> tuple[NetdevFacts, ...]:
+def _driver(output: Recorded) -> tuple[PartialNetdev, ...]:
     """One netdev; without its name where the command does not give it, to be found by its PCI address."""
     names = [word for word in output.words[1:] if not word.startswith(("-", "<")) and not word.endswith(">")]
     lines = dict(re.findall(r"^([a-z-]+): *(.*?) *\n", output.plain, flags=re.MULTILINE))
     bus = lines.get("bus-info", "").lower()
-    facts = NetdevFacts(
-        names[-1] if names else "",
+    netdev = PartialNetdev(
+        name=names[-1] if names else "",
         driver=lines.get("driver") or None,
         firmware=_firmware(lines.get("firmware-version", "")),
         pci_address=bus if re.fullmatch(r"[0-9a-f]{4,8}:\w\w:\w\w\.\d", bus) else None,
+        kind="ipoib" if "[ib_ipoib]" in lines.get("driver", "") else None,
     )
-    if "[ib_ipoib]" in (facts.driver or ""):
-        facts = replace(facts, kind="ipoib")
-    return (facts,) if facts.driver else ()
+    return (netdev,) if netdev.driver else ()

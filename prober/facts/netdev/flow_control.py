@@ -7,7 +7,7 @@ import re
 from prober.asking.commands import Command
 from prober.asking.json_list import json_list
 from prober.asking.recording import Recorded
-from prober.facts.netdev.netdev_facts import NetdevFacts
+from prober.facts.netdev.partial_netdev import PartialNetdev
 
 _RDMA_NETDEVS = "/sys/class/infiniband/*/device/net/*"
 MLNX_QOS = Command('mlnx_qos -i "$n"', each=_RDMA_NETDEVS, limited=True, when="command -v mlnx_qos >/dev/null 2>&1")
@@ -19,7 +19,7 @@ DCB = Command(
 )
 
 
-def parse_mlnx_qos(output: Recorded) -> tuple[NetdevFacts, ...]:
+def parse_mlnx_qos(output: Recorded) -> tuple[PartialNetdev, ...]:
     """Trust state and enabled priorities of the netdev that `-i` names."""
     name = re.search(r"(?:-i|--interface)[ =]([^\s|;<>]+)", output.command)
     trust = re.search(r"^Priority trust state: (pcp|dscp)$", output.plain, flags=re.MULTILINE)
@@ -34,11 +34,12 @@ def parse_mlnx_qos(output: Recorded) -> tuple[NetdevFacts, ...]:
     if row and len(row.group(1).split()) == len(row.group(2).split()):
         pairs = zip(row.group(1).split(), row.group(2).split(), strict=True)
         priorities = tuple(int(priority) for priority, enabled in pairs if enabled == "1")
-    kept = None if trust is None else "pcp" if trust.group(1) == "pcp" else "dscp"
-    return (NetdevFacts(name.group(1), pfc_enabled_priorities=priorities, trust=kept),)  # type: ignore[arg-type]
+    word = trust.group(1) if trust else None
+    found = {"name": name.group(1), "pfc_enabled_priorities": priorities, "trust": word}
+    return (PartialNetdev.model_validate(found),)
 
 
-def parse_dcb(output: Recorded) -> tuple[NetdevFacts, ...]:
+def parse_dcb(output: Recorded) -> tuple[PartialNetdev, ...]:
     """Enabled priorities of `dcb pfc show dev NAME`, as text and as JSON."""
     name = re.search(r"\bdev\s+([^\s|;<>]+)", output.command)
     if not name or "pfc" not in output.words:
@@ -47,9 +48,9 @@ def parse_dcb(output: Recorded) -> tuple[NetdevFacts, ...]:
     states = entries[0].get("prio_pfc") if entries else None
     if isinstance(states, list):
         on = tuple(number for number, state in enumerate(states) if state in (True, "on"))
-        return (NetdevFacts(name.group(1), pfc_enabled_priorities=on),)
+        return (PartialNetdev(name=name.group(1), pfc_enabled_priorities=on),)
     row = re.search(r"^\s*prio-pfc((?: \d:(?:on|off)){8})\s*$", output.plain, flags=re.MULTILINE)
     if not row:
         return ()
     on = tuple(int(word[0]) for word in row.group(1).split() if word.endswith(":on"))
-    return (NetdevFacts(name.group(1), pfc_enabled_priorities=on),)
+    return (PartialNetdev(name=name.group(1), pfc_enabled_priorities=on),)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from holmes_core.records.inventory import NetdevKind, Route
 from prober.asking.commands import Command
 from prober.asking.json_list import json_list
 from prober.asking.recording import Recorded
-from prober.facts.netdev.netdev_facts import NetdevFacts
+from prober.facts.netdev.partial_netdev import PartialNetdev
 from prober.facts.rdma.port_facts import whole_number
 
 ADDRESSES = Command("ip -j addr show")
@@ -22,7 +21,7 @@ ADDRESSES_TEXT = Command("ip addr show", when=_NO_JSON)
 ROUTES_TEXT = Command("ip route show", when=_NO_JSON)
 
 
-def parse_ip(output: Recorded) -> tuple[NetdevFacts, ...]:
+def parse_ip(output: Recorded) -> tuple[PartialNetdev, ...]:
     """Netdevs of `ip addr` or `ip link`, with -j, -d, -o, -br, -s or without."""
     return tuple(
         _netdev(entry["ifname"], entry)
@@ -31,13 +30,13 @@ def parse_ip(output: Recorded) -> tuple[NetdevFacts, ...]:
     )
 
 
-def _netdev(name: str, entry: Mapping[str, Any]) -> NetdevFacts:
+def _netdev(name: str, entry: Mapping[str, Any]) -> PartialNetdev:
     flags = entry.get("flags")
     words = [str(flag) for flag in flags] if isinstance(flags, list) else []
     mac, operstate, mtu = entry.get("address"), entry.get("operstate"), entry.get("mtu")
     by_state = {"UP": True, "DOWN": False}.get(str(operstate))
-    return NetdevFacts(
-        name,
+    return PartialNetdev(
+        name=name,
         up="UP" in words and "NO-CARRIER" not in words if words else by_state,
         mtu=mtu if isinstance(mtu, int) else None,
         addresses=_addresses(entry, "inet"),
@@ -173,16 +172,16 @@ def _is_network(prefix: str) -> bool:
     return True
 
 
-def parse_ifconfig(output: Recorded) -> tuple[NetdevFacts, ...]:
+def parse_ifconfig(output: Recorded) -> tuple[PartialNetdev, ...]:
     """Netdevs of ifconfig's blocks."""
-    netdevs: list[NetdevFacts] = []
+    netdevs: list[PartialNetdev] = []
     for line in output.whole_lines:
         if match := re.match(r"(\S+?): flags=\d+<([A-Z_,0-9]*)>\s+mtu (\d{1,6})", line):
             flags = match.group(2).split(",")
             up = "UP" in flags and "RUNNING" in flags
             netdevs.append(
-                NetdevFacts(
-                    match.group(1),
+                PartialNetdev(
+                    name=match.group(1),
                     up=up,
                     mtu=int(match.group(3)),
                     link_detected=("RUNNING" in flags) if "UP" in flags else None,
@@ -194,22 +193,23 @@ def parse_ifconfig(output: Recorded) -> tuple[NetdevFacts, ...]:
             kind: NetdevKind | None = "loopback" if "Loopback" in match.group(2) else None
             if match.group(1).startswith("ib"):
                 kind = "ipoib"
-            netdevs.append(NetdevFacts(match.group(1), kind=kind, port_shown=True))
+            netdevs.append(PartialNetdev(name=match.group(1), kind=kind, port_shown=True))
         elif netdevs:
             netdevs[-1] = _with_ifconfig_line(netdevs[-1], line.strip())
     return tuple(netdevs)
 
 
-def _with_ifconfig_line(netdev: NetdevFacts, text: str) -> NetdevFacts:
+def _with_ifconfig_line(netdev: PartialNetdev, text: str) -> PartialNetdev:
     if match := re.match(r"([A-Z ]*)\bMTU:(\d{1,6})\b", text):
         up = "UP" in text.split()
         running = "RUNNING" in text.split()
-        return replace(netdev, up=up and running, mtu=int(match.group(2)), link_detected=running if up else None)
+        seen = {"up": up and running, "mtu": int(match.group(2)), "link_detected": running if up else None}
+        return netdev.model_copy(update=seen)
     if match := re.match(r"inet (?:addr:)?(\d+(?:\.\d+){3})\s.*?(?:netmask |Mask:)(\d+(?:\.\d+){3})", text):
         if not _is_interface("/".join(match.groups())):
             return netdev
         interface = ipaddress.ip_interface("/".join(match.groups()))
-        return replace(netdev, addresses=(*netdev.addresses, interface.with_prefixlen))
+        return netdev.model_copy(update={"addresses": (*netdev.addresses, interface.with_prefixlen)})
     if match := re.match(r"ether ([0-9a-f:]{17})\b", text):
-        return replace(netdev, mac=match.group(1))
-    return replace(netdev, kind="ipoib") if text.startswith("infiniband ") else netdev
+        return netdev.model_copy(update={"mac": match.group(1)})
+    return netdev.model_copy(update={"kind": "ipoib"}) if text.startswith("infiniband ") else netdev

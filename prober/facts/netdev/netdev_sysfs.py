@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from holmes_core.records.inventory import BondSlave, NetdevKind
+from holmes_core.units import bytes_per_s_from_mbps
 from prober.asking.commands import Command
 from prober.asking.sysfs_tree import Tree, pci_path
-from prober.facts.netdev.netdev_facts import NetdevFacts
+from prober.facts.netdev.partial_netdev import PartialNetdev
 from prober.facts.rdma.port_facts import whole_number
 from prober.facts.rdma.rdma_sysfs import numa
 
@@ -39,7 +39,7 @@ _ARPHRD_INFINIBAND, _ARPHRD_LOOPBACK = 32, 772  # include/uapi/linux/if_arp.h
 _IFF_UP = 1
 
 
-def parse_netdev_sysfs(tree: Tree) -> tuple[NetdevFacts, ...]:
+def parse_netdev_sysfs(tree: Tree) -> tuple[PartialNetdev, ...]:
     """The netdevs in the tree."""
     names = [match.group(1) for match, _ in tree.matching(rf"{_ROOT}/([^/]+)/.+")]
     names += [path.rpartition("/")[2] for path in tree.links if re.fullmatch(rf"{_ROOT}/[^/]+", path)]
@@ -49,7 +49,7 @@ def parse_netdev_sysfs(tree: Tree) -> tuple[NetdevFacts, ...]:
     return tuple(_netdev(tree, name) for name in known or dict.fromkeys(n for n in conf if n not in ("all", "default")))
 
 
-def _netdev(tree: Tree, name: str) -> NetdevFacts:
+def _netdev(tree: Tree, name: str) -> PartialNetdev:
     def value(file: str) -> str | None:
         return tree.value(f"{_ROOT}/{name}/{file}")
 
@@ -58,11 +58,11 @@ def _netdev(tree: Tree, name: str) -> NetdevFacts:
     driver = tree.links.get(f"{_ROOT}/{name}/device/driver")
     speed, carrier = whole_number(value("speed")), value("carrier")
     trust = value("qos/trust")
-    facts = NetdevFacts(
-        name,
+    return PartialNetdev(
+        name=name,
         up=_is_up(value("flags"), carrier),
         mtu=whole_number(value("mtu")),
-        speed_mbps=float(speed) if speed is not None and speed > 0 else None,
+        speed_bytes_per_s=bytes_per_s_from_mbps(speed) if speed is not None and speed > 0 else None,
         kind=_kind(tree, name, link, whole_number(value("type"))),
         driver=driver.rpartition("/")[2] if driver else None,
         pci_address=path[-1] if path else None,
@@ -71,13 +71,10 @@ def _netdev(tree: Tree, name: str) -> NetdevFacts:
         operstate=value("operstate"),
         link_detected={"1": True, "0": False}.get(carrier or ""),
         bond_slaves=_slaves(tree, name, value("bonding/slaves")),
-        trust="pcp" if trust == "pcp" else "dscp" if trust == "dscp" else None,
-    )
-    return replace(
-        facts,
         rp_filter=_conf(tree, name, "rp_filter"),
         arp_ignore=_conf(tree, name, "arp_ignore"),
         arp_announce=_conf(tree, name, "arp_announce"),
+        trust="pcp" if trust == "pcp" else "dscp" if trust == "dscp" else None,
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from holmes_core.records.inventory import Conflict, Netdev
+from holmes_core.units import bytes_per_s_from_gbps
 from prober.asking.merge import merged, updated
-from prober.facts.netdev.netdev_facts import NetdevFacts, looks_physical, netdev_record
+from prober.facts.netdev.partial_netdev import PartialNetdev, kind_of, looks_physical
 
-_COMPARED = ("mtu", "link_detected", "speed_mbps", "driver", "firmware")
+_COMPARED = ("mtu", "link_detected", "speed_bytes_per_s", "driver", "firmware")
 
 
 @dataclass(frozen=True)
@@ -22,30 +23,46 @@ class NetdevReading:
 
 
 def read_netdevs(
-    sources: Sequence[tuple[str, Iterable[NetdevFacts]]],
+    sources: Sequence[tuple[str, Iterable[PartialNetdev]]],
     pinned_gbps: Mapping[str, float],
     names_by_pci: Mapping[str, str],
 ) -> NetdevReading:
     """The netdevs in (source, facts) in order of trust. `names_by_pci` names those told by PCI address alone."""
-    collected: dict[str, list[tuple[str, NetdevFacts]]] = {}
+    collected: dict[str, list[tuple[str, PartialNetdev]]] = {}
     for source, facts in sources:
         for name, netdev in _by_name(facts, names_by_pci).items():
             collected.setdefault(name, []).append((source, netdev))
     netdevs, physical, conflicts = [], [], []
     for name, told_by in collected.items():
         known, found = merged(name, told_by, _COMPARED)
-        netdevs.append(netdev_record(known, pinned_gbps))
-        conflicts += found
+        netdevs.append(_record(known, pinned_gbps))
+        conflicts += [_in_mbps(conflict) for conflict in found]
         if looks_physical(known):
             physical.append(name)
     return NetdevReading(tuple(netdevs), tuple(physical), tuple(conflicts))
 
 
-def _by_name(facts: Iterable[NetdevFacts], names_by_pci: Mapping[str, str]) -> dict[str, NetdevFacts]:
-    known: dict[str, NetdevFacts] = {}
+def _by_name(facts: Iterable[PartialNetdev], names_by_pci: Mapping[str, str]) -> dict[str, PartialNetdev]:
+    known: dict[str, PartialNetdev] = {}
     for netdev in facts:
         name = netdev.name or names_by_pci.get(netdev.pci_address or "")
         if name:
-            named = replace(netdev, name=name)
+            named = netdev.model_copy(update={"name": name})
             known[name] = updated(known[name], named) if name in known else named
     return known
+
+
+def _record(netdev: PartialNetdev, pinned_gbps: Mapping[str, float]) -> Netdev:
+    """The record; a speed pinned in hosts.yaml wins over what the tools say."""
+    known = {name: getattr(netdev, name) for name in Netdev.model_fields} | {"kind": kind_of(netdev)}
+    if netdev.name in pinned_gbps:
+        known["speed_bytes_per_s"] = bytes_per_s_from_gbps(pinned_gbps[netdev.name])
+    return Netdev(**known)
+
+
+def _in_mbps(conflict: Conflict) -> Conflict:
+    """Speeds in the unit in which the tools printed them."""
+    if conflict.fact != "speed_bytes_per_s":
+        return conflict
+    value_a, value_b = (str(float(value) * 8 / 1e6) for value in (conflict.value_a, conflict.value_b))
+    return conflict.model_copy(update={"fact": "speed_mbps", "value_a": value_a, "value_b": value_b})

@@ -1,0 +1,42 @@
+"""What one source says of a network interface, and what kind of interface that makes it."""
+
+from __future__ import annotations
+
+import re
+
+from holmes_core.records.inventory import Netdev, NetdevKind
+
+_VIRTUAL_NAMES = re.compile(r"(docker|br-|veth|virbr|cni|flannel|cali|tun|tap|ifb|dummy|sit|gre|ip6tnl|kube|vxlan|ovs)")
+_PHYSICAL_NAMES = re.compile(r"(en[opsPx]|eth|em|p\d+p\d)\w*")
+
+
+class PartialNetdev(Netdev):
+    """A netdev of which all but the name may be unknown; every source leaves out what it does not say."""
+
+    up: bool | None = None
+    mtu: int | None = None
+    addresses: tuple[str, ...] = ()
+    speed_bytes_per_s: float | None = None
+    port_shown: bool | None = None
+    """True where the tool shows that the interface has a port of its own."""
+
+
+def kind_of(netdev: PartialNetdev) -> NetdevKind | None:
+    """What kind of interface it is; by its name only where no source says."""
+    if netdev.kind is not None:
+        return netdev.kind
+    if netdev.name == "lo":
+        return "loopback"
+    if _VIRTUAL_NAMES.match(netdev.name):
+        return "virtual"
+    if re.match(r"bond\d", netdev.name):
+        return "bond"
+    return None
+
+
+def looks_physical(netdev: PartialNetdev) -> bool:
+    """A card of its own: so the kernel says, or, where it was not asked, the name and a tool that shows a port."""
+    kind = kind_of(netdev)
+    if kind is not None:
+        return kind in ("physical", "virtual function")
+    return bool(_PHYSICAL_NAMES.fullmatch(netdev.name)) and bool(netdev.port_shown)
