@@ -83,8 +83,7 @@ def _read(name: str, recording: HostRecording) -> tuple[Host, list[Finding]]:
     notes = recording.notes
     if notes.failure is not None:
         return Host(name=name, access=notes.access, reachable=False), [notes.failure]
-    host = read_host(name, notes.access, recording.outputs, notes.speeds_gbps, notes)
-    return host, tool_findings(name, recording.outputs)
+    return read_host(name, recording.outputs, notes), tool_findings(name, recording.outputs)
 
 
 def _ask_host(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRecording:

@@ -11,6 +11,7 @@ from prober.asking.commands import Command
 from prober.asking.recording import HostNotes, Recorded
 from prober.asking.sysfs_tree import Tree, read_tree
 from prober.facts.gpu import gpu_processes, gpu_query, gpu_report, gpu_text, gpus
+from prober.facts.gpu.partial_gpu import PartialGpu
 from prober.facts.machine import kernel, limits, nccl_settings, pci_tree, software
 from prober.facts.netdev import ethtool, flow_control, ip_tool, netdev_sysfs, netdevs
 from prober.facts.netdev.partial_netdev import PartialNetdev
@@ -18,6 +19,8 @@ from prober.facts.rdma import ibdev2netdev, ibstat, ibv_devinfo, mlxlink, nics, 
 from prober.facts.rdma.port_facts import PortFacts
 
 F = TypeVar("F")
+PciDevices = Mapping[str, pci_tree.PciFacts]
+"""Known PCI devices by address."""
 
 
 def commands(access: Access) -> tuple[Command, ...]:
@@ -63,67 +66,38 @@ def commands(access: Access) -> tuple[Command, ...]:
     )
 
 
-def read_host(
-    name: str,
-    access: Access,
-    outputs: Sequence[Recorded],
-    pinned_speeds_gbps: Mapping[str, float],
-    notes: HostNotes | None = None,
-) -> Host:
-    """The Host in `outputs`; what no output tells is None. `notes` has what the asking side measured."""
+def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
+    """The Host in `outputs`; what no output tells is None. `notes` has what only the asking side knows."""
     tree = read_tree(outputs)
     about = kernel.read_kernel(outputs, tree)
-    pci = pci_tree.merge_pci(
-        [pci_tree.parse_pci_sysfs(tree), *_all(outputs, "lspci", lambda output: [pci_tree.parse_lspci(output)])]
-    )
-    ports = _port_sources(outputs, tree)
-    netdev_reading = netdevs.read_netdevs(_netdev_sources(outputs, tree), pinned_speeds_gbps, _netdevs_by_pci(ports))
-    links = {address: device.link for address, device in pci.items() if device.link is not None}
-    nic_reading = nics.read_nics(
-        ports,
-        {netdev.name: netdev for netdev in netdev_reading.netdevs},
-        links,
-        _rdma_ruled_out(outputs, tree, about),
-        netdev_reading.physical,
-    )
+    pci = _pci(outputs, tree)
+    netdev_reading, nic_reading = _interfaces(outputs, tree, notes, pci, _rdma_ruled_out(outputs, tree, about))
     lspci_gpus = pci_tree.gpus_of(pci.values())
-    gpu_reading = gpus.read_gpus(outputs, lspci_gpus)
+    gpu_reading = gpus.read_gpus(outputs, _from_lspci(lspci_gpus))
     uverbs, openable = limits.parse_uverbs(outputs)
     return Host(
         name=name,
-        access=access,
+        access=notes.access,
         reachable=True,
-        hostname=about.hostname,
-        gpus=gpus.gpu_records(gpu_reading.gpus, *_gpu_places(pci, nic_reading.nics)),
+        **vars(about),
+        gpus=gpus.gpu_records(gpu_reading.gpus, *_nearest_nics(pci, nic_reading.nics)),
         nics=nic_reading.nics,
         netdevs=netdev_reading.netdevs,
         default_route_netdev=ip_tool.parse_default_route(outputs),
         routes=ip_tool.parse_routes(outputs),
         software=software.read_software(outputs),
         python_asked=software.python_was_asked(outputs),
-        kernel=about.release,
-        cpu_count=about.cpu_count,
-        memory_bytes=about.memory_bytes,
-        hugepages=about.hugepages,
-        kernel_modules=about.modules,
-        kernel_modules_complete=about.modules_complete,
-        peermem=about.peermem,
-        open_gpu_driver=about.open_gpu_driver,
         gpu_driver_version=gpu_reading.driver_version or tree.value("/sys/module/nvidia/version"),
         gpu_count_lspci=len(lspci_gpus) if pci else None,
         nvidia_smi_failure=gpu_reading.failure,
         gpu_processes=gpu_processes.read_gpu_processes(outputs, gpu_reading.gpus),
-        fabric_manager=about.fabric_manager,
         warnings=gpus.warnings_of(outputs),
         pci=pci_tree.pci_devices(pci),
-        iommu_groups=about.iommu_groups,
-        kernel_command_line=about.command_line,
-        virtual_machine=about.virtual_machine,
         memlock_bytes=limits.parse_ulimit(outputs, "-l", 1024),
         nofile=limits.parse_ulimit(outputs, "-n"),
         shm_bytes=limits.parse_shm(outputs),
-        clock_skew_s=notes.clock_skew_s if notes else None,
-        round_trip_s=notes.round_trip_s if notes else None,
+        clock_skew_s=notes.clock_skew_s,
+        round_trip_s=notes.round_trip_s,
         counter_interval_s=_counter_interval_s(outputs, nic_reading.nics),
         user_is_root=limits.parse_user_is_root(outputs),
         name_resolves_to=limits.parse_own_name(outputs),
@@ -133,6 +107,30 @@ def read_host(
         sources=_sources(outputs),
         conflicts=(*nic_reading.conflicts, *netdev_reading.conflicts),
     )
+
+
+def _pci(outputs: Sequence[Recorded], tree: Tree) -> PciDevices:
+    """PCI devices by address, from sysfs and every output of lspci."""
+    from_lspci = [pci_tree.parse_lspci(output) for output in outputs if output.tool == "lspci"]
+    return pci_tree.merge_pci([pci_tree.parse_pci_sysfs(tree), *from_lspci])
+
+
+def _interfaces(
+    outputs: Sequence[Recorded], tree: Tree, notes: HostNotes, pci: PciDevices, rdma_ruled_out: bool | None
+) -> tuple[netdevs.NetdevReading, nics.NicReading]:
+    """Netdevs and NICs; each needs what the other's sources say, netdevs for their names, NICs for their speeds."""
+    ports = _port_sources(outputs, tree)
+    found = netdevs.read_netdevs(_netdev_sources(outputs, tree), notes.speeds_gbps, _netdevs_by_pci(ports))
+    by_name = {netdev.name: netdev for netdev in found.netdevs}
+    links = {address: device.link for address, device in pci.items() if device.link is not None}
+    return found, nics.read_nics(ports, by_name, links, rdma_ruled_out, found.physical)
+
+
+def _from_lspci(devices: Iterable[pci_tree.PciFacts]) -> list[PartialGpu]:
+    """The GPUs that lspci shows, in its order, which is nvidia-smi's too."""
+    return [
+        PartialGpu(index=index, name=device.name, pci_address=device.address) for index, device in enumerate(devices)
+    ]
 
 
 def _all(outputs: Iterable[Recorded], tool: str, parse: Callable[[Recorded], Iterable[F]]) -> list[F]:
@@ -178,11 +176,10 @@ def _netdevs_by_pci(ports: Iterable[tuple[str, Iterable[PortFacts]]]) -> dict[st
 
 def _rdma_ruled_out(outputs: Iterable[Recorded], tree: Tree, about: kernel.Kernel) -> bool | None:
     """Whether the host has no RDMA device: sysfs has none, or the kernel has no RDMA core loaded."""
-    place = "/sys/class/infiniband"
-    if place in tree.absent or any(_lists_no_device(output) for output in outputs):
+    if "/sys/class/infiniband" in tree.absent or any(_lists_no_device(output) for output in outputs):
         return True
-    if about.modules is not None and about.modules_complete and "ib_core" not in about.modules:
-        return "ib_uverbs" not in about.modules
+    if about.kernel_modules is not None and about.kernel_modules_complete and "ib_core" not in about.kernel_modules:
+        return "ib_uverbs" not in about.kernel_modules
     return None
 
 
@@ -198,8 +195,8 @@ def _counter_interval_s(outputs: Sequence[Recorded], known_nics: Iterable[Nic]) 
     return round(clock[1] - clock[0], 1) if clock and read_twice and clock[1] > clock[0] else None
 
 
-def _gpu_places(
-    pci: Mapping[str, pci_tree.PciFacts], known_nics: Iterable[Nic]
+def _nearest_nics(
+    pci: PciDevices, known_nics: Iterable[Nic]
 ) -> tuple[dict[str, tuple[str | None, tuple[str, ...]]], dict[str, int]]:
     """The nearest NICs of each GPU, by device name where it is known, and its NUMA node; by PCI address."""
     names = {nic.pci_address: nic.device for nic in known_nics if nic.pci_address}

@@ -75,6 +75,17 @@ def test_room_imports_only_the_rooms_before_it(package: str, room: str) -> None:
     assert broken == []
 
 
+def test_facts_of_one_subject_are_read_without_those_of_another() -> None:
+    facts = ROOT / "prober" / "facts"
+    broken = [
+        f"{file.relative_to(ROOT)} imports {name}"
+        for file in sorted(facts.rglob("*.py"))
+        for name in imports(file)
+        if name.startswith("prober.facts.") and name.split(".")[2] != file.parent.name
+    ]
+    assert broken == []
+
+
 def test_every_folder_of_a_package_with_rooms_is_one() -> None:
     for package, rooms in ROOMS.items():
         assert {folder.parent.name for folder in (ROOT / package).glob("*/__init__.py")} <= set(rooms)

@@ -129,8 +129,3 @@ def _resolved(path: str, target: str) -> str:
         elif part not in ("/", "."):
             parts.append(part)
     return "/" + "/".join(parts)
-
-
-def pci_path(link: str) -> tuple[str, ...]:
-    """PCI addresses from the root to the device in a path below /sys/devices, `0000:17:01.0`, `0000:19:00.0`."""
-    return tuple(re.findall(r"(?<=/)[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7](?=/|$)", link))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holmes_core.records.access import Access
 from holmes_core.records.inventory import Host
 from prober.asking.commands import Command, cut, script
-from prober.asking.recording import CUT_OFF, Recorded
+from prober.asking.recording import CUT_OFF, HostNotes, Recorded
 from prober.facts.gpu.gpu_query import parse_query
 from prober.facts.machine.software import software_command
 from prober.facts.netdev import ip_tool
@@ -21,7 +21,7 @@ from prober.tool_findings import tool_findings
 
 
 def read(*outputs: Recorded, **pinned: float) -> Host:
-    return read_host("host", Access(), outputs, pinned)
+    return read_host("host", outputs, HostNotes(speeds_gbps=pinned))
 
 
 def output(command: str, text: str, exit_code: int | None = 0) -> Recorded:

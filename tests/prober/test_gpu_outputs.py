@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from holmes_core.records.access import Access
 from holmes_core.records.inventory import Host
-from prober.asking.recording import Recorded
+from prober.asking.recording import HostNotes, Recorded
 from prober.read_host import read_host
 
 GIB = 1024**3
 
 
 def read(*outputs: tuple[str, str]) -> Host:
-    return read_host("host", Access(), [Recorded(command, text, 0) for command, text in outputs], {})
+    return read_host("host", [Recorded(command, text, 0) for command, text in outputs], HostNotes())
 
 
 LIST = ("nvidia-smi -L", "GPU 0: NVIDIA L40S (UUID: GPU-aa)\nGPU 1: NVIDIA L40S (UUID: GPU-bb)\n")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from holmes_core.records.access import Access
 from holmes_core.records.inventory import Host
-from prober.asking.recording import Recorded
+from prober.asking.recording import HostNotes, Recorded
 from prober.read_host import read_host
 
 
 def read(*outputs: tuple[str, str]) -> Host:
-    return read_host("host", Access(), [Recorded(command, text, 0) for command, text in outputs], {})
+    return read_host("host", [Recorded(command, text, 0) for command, text in outputs], HostNotes())
 
 
 IP_ADDR = """\

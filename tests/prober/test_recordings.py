@@ -12,9 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holmes_core.records.access import Access
 from holmes_core.records.inventory import Host
-from prober.asking.recording import Recorded
+from prober.asking.recording import HostNotes, Recorded
 from prober.read_host import read_host
 from prober.tool_findings import tool_findings
 
@@ -46,7 +45,7 @@ def recorded(folder: Path) -> tuple[Recorded, ...]:
 
 
 def read(outputs: Iterable[Recorded]) -> Host:
-    return read_host("host", Access(), tuple(outputs), {})
+    return read_host("host", tuple(outputs), HostNotes())
 
 
 def with_scenarios(*keys: str) -> pytest.MarkDecorator:

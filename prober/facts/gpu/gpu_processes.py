@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterator, Sequence
 
 from holmes_core.records.inventory import Gpu, GpuProcess
-from holmes_core.units import MIB
 from prober.asking.commands import Command
+from prober.asking.numbers import mebibytes, whole_number
+from prober.asking.pci_values import normal_address
 from prober.asking.recording import Recorded
 from prober.facts.gpu.gpu_query import ANSWERED
-from prober.facts.machine.pci_tree import normal_address
-from prober.facts.rdma.port_facts import whole_number
 
 PROCESSES = Command(
     "nvidia-smi --query-compute-apps=gpu_uuid,pid,used_memory,process_name --format=csv", limited=True, when=ANSWERED
@@ -51,7 +50,7 @@ def _from_query(output: Recorded, gpus: Sequence[Gpu]) -> tuple[GpuProcess, ...]
                     pid=pid,
                     gpu=_index(gpus, cells.get("gpu_uuid"), cells.get("gpu_bus_id")),
                     name=cells.get("process_name"),
-                    memory_bytes=_mib(cells.get("used_memory")),
+                    memory_bytes=mebibytes(cells.get("used_memory")),
                 )
             )
     return tuple(processes)
@@ -63,11 +62,6 @@ def _index(gpus: Sequence[Gpu], uuid: str | None, bus_id: str | None) -> int | N
         if (uuid is not None and gpu.uuid == uuid) or (address is not None and gpu.pci_address == address):
             return gpu.index
     return None
-
-
-def _mib(cell: str | None) -> int | None:
-    match = re.fullmatch(r"(\d{1,9}) ?(?:MiB)?", cell or "")
-    return int(match.group(1)) * MIB if match else None
 
 
 _TABLE_ROW = re.compile(
@@ -83,7 +77,7 @@ def _from_table(output: Recorded, _gpus: Sequence[Gpu]) -> tuple[GpuProcess, ...
         return None
     rows = [match for line in table.split("\n") if (match := _TABLE_ROW.match(line.strip()))]
     return tuple(
-        GpuProcess(pid=int(row["pid"]), gpu=int(row["gpu"]), name=row["name"], memory_bytes=_mib(row["memory"]))
+        GpuProcess(pid=int(row["pid"]), gpu=int(row["gpu"]), name=row["name"], memory_bytes=mebibytes(row["memory"]))
         for row in rows
     )
 
@@ -103,7 +97,7 @@ def _report_processes(output: Recorded, gpus: Sequence[Gpu]) -> Iterator[GpuProc
         if line.startswith("GPU ") or key == "Process ID":
             pid = whole_number(about.get("Process ID"))
             if pid is not None and "C" in about.get("Type", ""):
-                memory = _mib(about.get("Used GPU Memory"))
+                memory = mebibytes(about.get("Used GPU Memory"))
                 yield GpuProcess(pid=pid, gpu=gpu, name=about.get("Name") or None, memory_bytes=memory)
             about = {}
         if line.startswith("GPU "):

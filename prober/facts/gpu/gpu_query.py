@@ -6,12 +6,11 @@ import csv
 import re
 from collections.abc import Mapping
 
-from holmes_core.units import MIB
 from prober.asking.commands import Command
+from prober.asking.numbers import mebibytes, whole_number
+from prober.asking.pci_values import normal_address
 from prober.asking.recording import Recorded
 from prober.facts.gpu.partial_gpu import PartialGpu
-from prober.facts.machine.pci_tree import normal_address
-from prober.facts.rdma.port_facts import whole_number
 
 _SAFE = "index,name,uuid,memory.total,pci.bus_id,driver_version,persistence_mode,compute_mode"
 _LINKS = "pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,pcie.link.width.max"
@@ -82,7 +81,7 @@ def _facts(index: int, cells: Mapping[str, str]) -> PartialGpu:
         index=index,
         name=cells.get("name", cells.get("gpu_name")),
         uuid=cells.get("uuid", cells.get("gpu_uuid")),
-        memory_bytes=_mib(cells.get("memory.total")),
+        memory_bytes=mebibytes(cells.get("memory.total")),
         pci_address=normal_address(bus_id)
         if bus_id and re.fullmatch(r"[0-9A-Fa-f]{4,8}(:\w\w){2}\.\d", bus_id)
         else None,
@@ -101,11 +100,6 @@ def _facts(index: int, cells: Mapping[str, str]) -> PartialGpu:
         fabric_state=cells.get("fabric.state"),
         fabric_status=cells.get("fabric.status"),
     )
-
-
-def _mib(cell: str | None) -> int | None:
-    match = re.fullmatch(r"(\d{1,9})(?: MiB)?", cell or "")
-    return int(match.group(1)) * MIB if match else None
 
 
 def _flag(cell: str | None) -> bool | None:

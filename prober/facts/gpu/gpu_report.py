@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from holmes_core.units import MIB
 from prober.asking.commands import Command
+from prober.asking.numbers import mebibytes, whole_number
+from prober.asking.pci_values import normal_address
 from prober.asking.recording import Recorded
 from prober.facts.gpu.gpu_query import ANSWERED
 from prober.facts.gpu.partial_gpu import PartialGpu
-from prober.facts.machine.pci_tree import normal_address
-from prober.facts.rdma.port_facts import whole_number
 
 # The state of the NVLink fabric stands only here; all of the report would be 60 kB for eight GPUs.
 REPORT = Command("nvidia-smi -q | grep -A5 -e '^GPU ' -e '^    Fabric$'", limited=True, when=ANSWERED)
@@ -44,10 +43,6 @@ def parse_report(output: Recorded) -> tuple[PartialGpu, ...]:
 
 
 def _facts(index: int, address: str, about: Mapping[Path, str], driver: str | None) -> PartialGpu:
-    def size_bytes(text: str | None) -> int | None:
-        match = re.fullmatch(r"(\d{1,9}) MiB", text or "")
-        return int(match.group(1)) * MIB if match else None
-
     def lanes(text: str | None) -> int | None:
         return whole_number((text or "").removesuffix("x"))
 
@@ -55,7 +50,7 @@ def _facts(index: int, address: str, about: Mapping[Path, str], driver: str | No
         index=index,
         name=about.get(("Product Name",)),
         uuid=about.get(("GPU UUID",)),
-        memory_bytes=size_bytes(about.get(("FB Memory Usage", "Total"))),
+        memory_bytes=mebibytes(about.get(("FB Memory Usage", "Total"))),
         pci_address=normal_address(address),
         driver_version=driver,
         mig=_flag(about.get(("MIG Mode", "Current"))),

@@ -6,11 +6,11 @@ import re
 
 from holmes_core.units import MIB
 from prober.asking.commands import Command
+from prober.asking.numbers import whole_number
+from prober.asking.pci_values import normal_address
 from prober.asking.recording import Recorded
 from prober.facts.gpu.gpu_query import ANSWERED, UNKNOWN_FIELD
 from prober.facts.gpu.partial_gpu import PartialGpu
-from prober.facts.machine.pci_tree import normal_address
-from prober.facts.rdma.port_facts import whole_number
 
 TABLE = Command("nvidia-smi", limited=True, when=UNKNOWN_FIELD)
 LIST = Command("nvidia-smi -L", limited=True, when=ANSWERED)

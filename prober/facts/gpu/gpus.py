@@ -20,7 +20,6 @@ from prober.facts.gpu.gpu_text import (
     says_no_nvlink,
 )
 from prober.facts.gpu.partial_gpu import PartialGpu
-from prober.facts.machine.pci_tree import PciFacts
 
 _FAILURES = (
     "Failed to initialize NVML",
@@ -44,14 +43,14 @@ class GpuReading:
     failure: str | None
 
 
-def read_gpus(outputs: Sequence[Recorded], from_lspci: Sequence[PciFacts]) -> GpuReading:
+def read_gpus(outputs: Sequence[Recorded], from_lspci: Sequence[PartialGpu]) -> GpuReading:
     """GPUs by index. lspci's count only where nvidia-smi was not asked, or did not fail at it."""
     asked = [output for output in outputs if output.tool == "nvidia-smi"]
     failure = next((text for output in asked if (text := _failure(output))), None)
     known = _by_index(asked)
     missing = any(output.tool_missing for output in asked)
     if not known and failure is None and not missing:
-        known = {number: _from_lspci(number, device) for number, device in enumerate(from_lspci)}
+        known = {gpu.index: gpu for gpu in from_lspci}
     if any(_kind(output) == "nvlink" and says_no_nvlink(output) for output in asked):
         known = {
             index: gpu if gpu.nvlinks_total is not None else gpu.model_copy(update=_NO_NVLINK)
@@ -97,10 +96,6 @@ def _kind(output: Recorded) -> str:
     if "-L" in words or "--list-gpus" in words:
         return "list"
     return "version" if "--version" in words else "report" if {"-q", "--query"} & set(words) else "table"
-
-
-def _from_lspci(index: int, device: PciFacts) -> PartialGpu:
-    return PartialGpu(index=index, name=device.name, pci_address=device.address)
 
 
 def _failure(output: Recorded) -> str | None:

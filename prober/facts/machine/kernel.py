@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prober.asking.commands import Command
+from prober.asking.numbers import whole_number
 from prober.asking.recording import Recorded
 from prober.asking.sysfs_tree import Tree
-from prober.facts.rdma.port_facts import whole_number
 
 UNAME = Command("uname -a")
 LSMOD = Command("lsmod")
@@ -33,16 +33,16 @@ _VIRTUAL_MAKERS = ("QEMU", "KVM", "VMware", "Xen", "Amazon EC2", "Google Compute
 
 @dataclass(frozen=True)
 class Kernel:
-    """What is known of the kernel; None where it is not."""
+    """What is known of the kernel, under the names of the fields of `Host`; None where it is not."""
 
     hostname: str | None
-    release: str | None
-    modules: tuple[str, ...] | None
-    modules_complete: bool
+    kernel: str | None
+    kernel_modules: tuple[str, ...] | None
+    kernel_modules_complete: bool
     peermem: bool | None
     open_gpu_driver: bool | None
     iommu_groups: int | None
-    command_line: str | None
+    kernel_command_line: str | None
     virtual_machine: bool | None
     cpu_count: int | None
     memory_bytes: int | None
@@ -57,13 +57,13 @@ def read_kernel(outputs: Sequence[Recorded], tree: Tree) -> Kernel:
     memory = dict(re.findall(r"(\w+):\s*(\d{1,12})", "\n".join(tree.values.get("/proc/meminfo", []))))
     return Kernel(
         hostname=hostname,
-        release=release,
-        modules=modules,
-        modules_complete=complete,
+        kernel=release,
+        kernel_modules=modules,
+        kernel_modules_complete=complete,
         peermem=_peermem(tree, modules, complete),
         open_gpu_driver=_open_driver(tree),
         iommu_groups=_iommu_groups(outputs, tree),
-        command_line=tree.value("/proc/cmdline"),
+        kernel_command_line=tree.value("/proc/cmdline"),
         virtual_machine=_virtual_machine(outputs, tree),
         cpu_count=next((whole_number(output.plain) for output in outputs if output.tool == "nproc"), None),
         memory_bytes=int(memory["MemTotal"]) * 1024 if "MemTotal" in memory else None,

@@ -10,10 +10,10 @@ from typing import Literal
 from holmes_core.records.inventory import PciDevice, PciLink
 from prober.asking.commands import Command
 from prober.asking.merge import filled
+from prober.asking.numbers import number
+from prober.asking.pci_values import normal_address, numa_node, pci_link, pci_path
 from prober.asking.recording import Recorded
-from prober.asking.sysfs_tree import Tree, pci_path
-from prober.facts.rdma.port_facts import number
-from prober.facts.rdma.rdma_sysfs import numa, pci_link
+from prober.asking.sysfs_tree import Tree
 
 _ROOT = "/sys/bus/pci/devices"
 _FILES = [
@@ -62,13 +62,6 @@ class PciFacts:
     numa_node: int | None = None
     acs_redirects: bool | None = None
     max_read_request_bytes: int | None = None
-
-
-def normal_address(text: str) -> str:
-    """`0000:19:00.0` of `19:00.0`, `00000000:19:00.0` and `0000:19:00.0`."""
-    *domain, bus, device = text.lower().strip().split(":")
-    number = domain[0].lstrip("0").rjust(4, "0") if domain else "0000"
-    return f"{number}:{bus}:{device}"
 
 
 _FIRST_LINE = re.compile(
@@ -145,7 +138,7 @@ def parse_pci_sysfs(tree: Tree) -> tuple[PciFacts, ...]:
                 nvidia=nvidia,
                 parent=path[-2] if len(path) > 1 else None,
                 link=pci_link(value),
-                numa_node=numa(value("numa_node")),
+                numa_node=numa_node(value("numa_node")),
             )
         )
     return tuple(devices)

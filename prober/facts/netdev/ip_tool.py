@@ -10,9 +10,9 @@ from typing import Any
 from holmes_core.records.inventory import NetdevKind, Route
 from prober.asking.commands import Command
 from prober.asking.json_list import json_list
+from prober.asking.numbers import whole_number
 from prober.asking.recording import Recorded
 from prober.facts.netdev.partial_netdev import PartialNetdev
-from prober.facts.rdma.port_facts import whole_number
 
 ADDRESSES = Command("ip -j addr show")
 ROUTES = Command("ip -j route show")

@@ -7,10 +7,10 @@ import re
 from holmes_core.records.inventory import BondSlave, NetdevKind
 from holmes_core.units import bytes_per_s_from_mbps
 from prober.asking.commands import Command
-from prober.asking.sysfs_tree import Tree, pci_path
+from prober.asking.numbers import whole_number
+from prober.asking.pci_values import numa_node, pci_path
+from prober.asking.sysfs_tree import Tree
 from prober.facts.netdev.partial_netdev import PartialNetdev
-from prober.facts.rdma.port_facts import whole_number
-from prober.facts.rdma.rdma_sysfs import numa
 
 _ROOT = "/sys/class/net"
 _CONF = "/proc/sys/net/ipv4/conf"
@@ -66,7 +66,7 @@ def _netdev(tree: Tree, name: str) -> PartialNetdev:
         kind=_kind(tree, name, link, whole_number(value("type"))),
         driver=driver.rpartition("/")[2] if driver else None,
         pci_address=path[-1] if path else None,
-        numa_node=numa(value("device/numa_node")),
+        numa_node=numa_node(value("device/numa_node")),
         mac=value("address"),
         operstate=value("operstate"),
         link_detected={"1": True, "0": False}.get(carrier or ""),

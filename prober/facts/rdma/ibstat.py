@@ -6,17 +6,9 @@ import re
 from dataclasses import replace
 
 from prober.asking.commands import Command
+from prober.asking.numbers import guid, number, whole_number
 from prober.asking.recording import LINK_LAYER_ENDS, Recorded
-from prober.facts.rdma.port_facts import (
-    PortFacts,
-    guid,
-    link_layer_word,
-    number,
-    phys_state_word,
-    state_word,
-    subnet_prefix,
-    whole_number,
-)
+from prober.facts.rdma.port_facts import PortFacts, link_layer_word, phys_state_word, state_word, subnet_prefix
 
 IBSTAT = Command("ibstat", limited=True)
 

@@ -6,16 +6,9 @@ import re
 from dataclasses import replace
 
 from prober.asking.commands import Command
+from prober.asking.numbers import guid, whole_number
 from prober.asking.recording import LINK_LAYER_ENDS, Recorded
-from prober.facts.rdma.port_facts import (
-    PortFacts,
-    gid,
-    guid,
-    link_layer_word,
-    phys_state_word,
-    state_word,
-    whole_number,
-)
+from prober.facts.rdma.port_facts import PortFacts, gid, link_layer_word, phys_state_word, state_word
 
 IBV_DEVINFO = Command("ibv_devinfo -v", limited=True)
 

@@ -91,28 +91,6 @@ def _letters(text: str | None) -> str:
     return re.sub(r"[^a-z]", "", (text or "").lower())
 
 
-def number(text: str | None) -> float | None:
-    """The number a text begins with."""
-    match = re.match(r"\s*(\d{1,9}(?:\.\d{1,9})?)(?![\d.])", text or "")
-    return float(match.group(1)) if match else None
-
-
-def whole_number(text: str | None) -> int | None:
-    """A decimal or 0x number with nothing after it but blanks or a bracket."""
-    match = re.fullmatch(r"\s*(0[xX][0-9a-fA-F]{1,16}|-?\d{1,18})\s*(?:\(.*\))?\s*", text or "")
-    if not match:
-        return None
-    return int(match.group(1), 16) if match.group(1)[:2].lower() == "0x" else int(match.group(1))
-
-
-def guid(text: str | None) -> str | None:
-    """`xxxx:xxxx:xxxx:xxxx` of any spelling of a GUID; None for zeros and for what is no GUID."""
-    digits = re.sub(r"^0[xX]|[:\s]", "", (text or "").strip()).lower()
-    if not re.fullmatch(r"[0-9a-f]{16}", digits) or set(digits) == {"0"}:
-        return None
-    return ":".join(digits[start : start + 4] for start in range(0, 16, 4))
-
-
 def gid(index: int, text: str, version: str | None, netdev: str | None) -> Gid | None:
     """A GID entry; None for zeros and for what is no GID. `version`: v1, v2 or the words of sysfs."""
     try:

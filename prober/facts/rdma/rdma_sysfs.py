@@ -6,21 +6,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from holmes_core.records.inventory import Gid, PciLink
+from holmes_core.records.inventory import Gid
 from prober.asking.commands import Command
+from prober.asking.numbers import guid, number, whole_number
+from prober.asking.pci_values import numa_node, pci_link, pci_path
 from prober.asking.recording import Recorded
-from prober.asking.sysfs_tree import Tree, pci_path, read_tree
-from prober.facts.rdma.port_facts import (
-    PortFacts,
-    gid,
-    guid,
-    link_layer_word,
-    number,
-    phys_state_word,
-    state_word,
-    subnet_prefix,
-    whole_number,
-)
+from prober.asking.sysfs_tree import Tree, read_tree
+from prober.facts.rdma.port_facts import PortFacts, gid, link_layer_word, phys_state_word, state_word, subnet_prefix
 
 GROWTH_INTERVAL_S = 10
 
@@ -150,7 +142,7 @@ def _port(tree: Tree, device: str, port: int, about: Mapping[str, str], files: M
         sys_image_guid=guid(about.get("sys_image_guid")),
         pci_address=path[-1] if path else None,
         pci=pci_link(lambda file: about.get(f"device/{file}")),
-        numa_node=numa(about.get("device/numa_node")),
+        numa_node=numa_node(about.get("device/numa_node")),
         virtual_function=_is_virtual(tree, device),
         gids=gids,
         counters=_counters(files),
@@ -182,18 +174,3 @@ def _is_virtual(tree: Tree, device: str) -> bool | None:
     if path in tree.links:
         return True
     return False if path in tree.absent else None
-
-
-def pci_link(value: object) -> PciLink | None:
-    """The PCI Express link in the four files that `value` reads by name; None if none is there."""
-    assert callable(value)
-    speed, top = value("current_link_speed"), value("max_link_speed")
-    width, most = whole_number(value("current_link_width")), whole_number(value("max_link_width"))
-    link = PciLink(speed_gts=number(speed), width=width or None, max_speed_gts=number(top), max_width=most or None)
-    return None if link == PciLink() else link
-
-
-def numa(text: str | None) -> int | None:
-    """The NUMA node; -1, which the kernel writes on machines with one, is None."""
-    node = whole_number(text)
-    return node if node is not None and node >= 0 else None

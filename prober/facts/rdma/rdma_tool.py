@@ -8,8 +8,9 @@ from typing import Any
 
 from prober.asking.commands import Command
 from prober.asking.json_list import json_list
+from prober.asking.numbers import guid, whole_number
 from prober.asking.recording import Recorded
-from prober.facts.rdma.port_facts import WHOLE_DEVICE, PortFacts, guid, phys_state_word, state_word, whole_number
+from prober.facts.rdma.port_facts import WHOLE_DEVICE, PortFacts, phys_state_word, state_word
 
 RDMA_LINK = Command("rdma -j link show", limited=True)
 RDMA_DEV = Command("rdma -j dev show", limited=True)

@@ -1,0 +1,35 @@
+"""Numbers and ids in the texts of tools."""
+
+from __future__ import annotations
+
+import re
+
+from holmes_core.units import MIB
+
+
+def number(text: str | None) -> float | None:
+    """The number a text begins with."""
+    match = re.match(r"\s*(\d{1,9}(?:\.\d{1,9})?)(?![\d.])", text or "")
+    return float(match.group(1)) if match else None
+
+
+def whole_number(text: str | None) -> int | None:
+    """A decimal or 0x number with nothing after it but blanks or a bracket."""
+    match = re.fullmatch(r"\s*(0[xX][0-9a-fA-F]{1,16}|-?\d{1,18})\s*(?:\(.*\))?\s*", text or "")
+    if not match:
+        return None
+    return int(match.group(1), 16) if match.group(1)[:2].lower() == "0x" else int(match.group(1))
+
+
+def mebibytes(text: str | None) -> int | None:
+    """Bytes of `81559 MiB`, `81559MiB` and `81559`, the ways in which nvidia-smi prints memory."""
+    match = re.fullmatch(r"(\d{1,9}) ?(?:MiB)?", text or "")
+    return int(match.group(1)) * MIB if match else None
+
+
+def guid(text: str | None) -> str | None:
+    """`xxxx:xxxx:xxxx:xxxx` of any spelling of a GUID; None for zeros and for what is no GUID."""
+    digits = re.sub(r"^0[xX]|[:\s]", "", (text or "").strip()).lower()
+    if not re.fullmatch(r"[0-9a-f]{16}", digits) or set(digits) == {"0"}:
+        return None
+    return ":".join(digits[start : start + 4] for start in range(0, 16, 4))

@@ -1,0 +1,37 @@
+"""What tools and /sys print of PCI devices: addresses, the bridges above, the link, the NUMA node."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from holmes_core.records.inventory import PciLink
+from prober.asking.numbers import number, whole_number
+
+
+def normal_address(text: str) -> str:
+    """`0000:19:00.0` of `19:00.0`, `00000000:19:00.0` and `0000:19:00.0`."""
+    *domain, bus, device = text.lower().strip().split(":")
+    return f"{domain[0].lstrip('0').rjust(4, '0') if domain else '0000'}:{bus}:{device}"
+
+
+def pci_path(link: str) -> tuple[str, ...]:
+    """PCI addresses from the root to the device in a path below /sys/devices, `0000:17:01.0`, `0000:19:00.0`."""
+    return tuple(re.findall(r"(?<=/)[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7](?=/|$)", link))
+
+
+def pci_link(value: Callable[[str], str | None]) -> PciLink | None:
+    """The PCI Express link in the four files that `value` reads by name; None if none is there."""
+    link = PciLink(
+        speed_gts=number(value("current_link_speed")),
+        width=whole_number(value("current_link_width")) or None,
+        max_speed_gts=number(value("max_link_speed")),
+        max_width=whole_number(value("max_link_width")) or None,
+    )
+    return None if link == PciLink() else link
+
+
+def numa_node(text: str | None) -> int | None:
+    """The NUMA node; -1, which the kernel writes on machines with one, is None."""
+    node = whole_number(text)
+    return node if node is not None and node >= 0 else None
