@@ -23,7 +23,9 @@ import torch
 
 from benchmarks.figure import print_figure
 from holmes_runtime.config.model_shape import ModelShape
-from holmes_runtime.config.run_config import Checkpointing, Data, Evaluation, Group, Optimizer, Rank, RunConfig, Stage
+from holmes_runtime.config.rank_grid import Group, Rank
+from holmes_runtime.config.run_config import RunConfig, Stage
+from holmes_runtime.config.run_settings import Checkpointing, Data, Evaluation, Optimizer
 from holmes_runtime.data.corpus import load_corpus
 
 ROOT = Path(__file__).parent.parent

@@ -34,7 +34,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from holmes_runtime.comm import process_groups as comm
-from holmes_runtime.config.run_config import Rank, RunConfig, Stage
+from holmes_runtime.config.rank_grid import Rank
+from holmes_runtime.config.run_config import RunConfig, Stage
 from holmes_runtime.data.corpus import Samples, load_corpus
 from holmes_runtime.learning_rate import learning_rate
 from holmes_runtime.metrics import counters_increase
@@ -174,7 +175,7 @@ def main() -> None:
     die_with_parent()
     launched = read_environment(os.environ)
     config = RunConfig.from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    me = config.placement(launched.rank)
+    me = config.grid.rank(launched.rank)
     torch.set_num_threads(config.threads_per_rank)
     shape = config.model
     corpus = load_corpus(config.data, me.host, shape.seq_length, shape.vocab_size)

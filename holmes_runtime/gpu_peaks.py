@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holmes_runtime.config.run_config import Precision
+from holmes_runtime.config.run_settings import Precision
 
 # Dense peak FLOP/s of a GPU whose name holds the key, by precision; fp32 on the tensor cores as TF32 would be is not
 # what torch does by default, so it is that of the ordinary units. Source: NVIDIA's data sheets. Longer names first.

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from holmes_runtime.comm.process_groups import RankGroups
-from holmes_runtime.config.run_config import Group, Rank, RunConfig
+from holmes_runtime.config.rank_grid import Group, Rank
+from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.verdicts import AllHostsSlow, HostIsSlow, LinkIsSlow, Verdict
 from holmes_runtime.model.decoder import DTYPES
 
@@ -76,7 +77,7 @@ def _slow_hosts(config: RunConfig, expected_s: tuple[float, ...], measured: list
     ratios: dict[str, float] = {}
     for one in measured:
         if expected_s and expected_s[one.rank] > 0:
-            host = config.placement(one.rank).host
+            host = config.grid.rank(one.rank).host
             ratios[host] = max(ratios.get(host, 0.0), one.compute_s / expected_s[one.rank])
     slow = {host: ratio for host, ratio in sorted(ratios.items()) if ratio > SLOW}
     if len(slow) > 1 and len(slow) == len(ratios):
@@ -112,7 +113,7 @@ def time_edges(config: RunConfig, me: Rank, groups: RankGroups, device: torch.de
     All ranks call it at once, so that links are loaded as in a step. The receiver asks for each message, and times
     from then to its arrival.
     """
-    before, after = config.edge_before(me), config.edge_after(me)
+    before, after = config.grid.edge_before(me), config.grid.edge_after(me)
     timed = {}
     forward = (
         _Edge(before, groups.forward_in, groups.backward_out),
@@ -145,8 +146,9 @@ class _Edge:
 
 def _exchange(config: RunConfig, me: Rank, source: _Edge, target: _Edge, device: torch.device) -> float:
     """Seconds from asking `source` for a message to having it, while `target` is given the one it asks for."""
-    shape = (config.micro_batch_size, config.model.seq_length // config.tp, config.model.hidden_size)
-    received, sent = (torch.zeros(shape, dtype=DTYPES[config.value_type], device=device) for _ in range(2))
+    received, sent = (
+        torch.zeros(config.message_shape, dtype=DTYPES[config.value_type], device=device) for _ in range(2)
+    )
     request, requested = (torch.zeros(1, device=device) for _ in range(2))
     from_rank, to_rank = source.peer(me.rank), target.peer(me.rank)
     works: list[dist.Work | None] = []

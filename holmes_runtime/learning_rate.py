@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from holmes_runtime.config.run_config import Optimizer
+from holmes_runtime.config.run_settings import Optimizer
 
 
 def learning_rate(settings: Optimizer, step: int, num_steps: int) -> float:

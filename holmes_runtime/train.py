@@ -16,7 +16,8 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from holmes_runtime import metrics
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.comm import process_groups as comm
-from holmes_runtime.config.run_config import Group, Rank, RunConfig
+from holmes_runtime.config.rank_grid import Group, Rank
+from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import check_same_corpus, load_corpus
 from holmes_runtime.node.process_tree import die_with_parent
 from holmes_runtime.run_steps import run_steps
@@ -73,7 +74,7 @@ def _describe_group(group: Group, me: Rank) -> str:
 
 def train(config: RunConfig, launched: Launched) -> None:
     """Runs all steps of this rank and writes one line of metrics for each."""
-    me = config.placement(launched.rank)
+    me = config.grid.rank(launched.rank)
     torch.set_num_threads(config.threads_per_rank)
     device = comm.select_device(config.device, launched.local_rank, os.environ)
     comm.check_interfaces(config, me.rank)

@@ -12,7 +12,8 @@ from torch import Tensor
 from holmes_runtime.checkpoint.checkpoints import Counters
 from holmes_runtime.comm import process_groups as comm
 from holmes_runtime.comm.stopwatch import Stopwatch
-from holmes_runtime.config.run_config import Rank, RunConfig
+from holmes_runtime.config.rank_grid import Rank
+from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import Corpus, Samples
 from holmes_runtime.learning_rate import learning_rate
 from holmes_runtime.model.build_stage import build_stage, loss_function

@@ -28,7 +28,9 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from holmes_runtime.checkpoint.reshard import PieceLoadPlanner, PieceSavePlanner, TensorPiece
 from holmes_runtime.checkpoint.safe_reader import SafeReader
-from holmes_runtime.config.run_config import Precision, Rank, RunConfig
+from holmes_runtime.config.rank_grid import Rank
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.run_settings import Precision
 from holmes_runtime.parallel.zero1 import Shard
 
 FORMAT_VERSION = 1

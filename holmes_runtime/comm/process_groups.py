@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ProcessGroupGloo
 
 from holmes_runtime.comm import networks_in_use
-from holmes_runtime.config.run_config import Axis, Group, RunConfig, group_key
+from holmes_runtime.config.rank_grid import Axis, Group, group_key
+from holmes_runtime.config.run_config import RunConfig
 
 BACKEND = "holmes"
 GLOO_THREADS = 2  # torch's own default for a Gloo group
@@ -89,7 +90,7 @@ def nccl_fields(group: Group) -> dict[str, str]:
 
 def check_interfaces(config: RunConfig, rank: int) -> None:
     """Raises RuntimeError, naming host, group and interface, if this host lacks an interface of the plan."""
-    placed = config.placement(rank)
+    placed = config.grid.rank(rank)
     present = sorted(name for _, name in socket.if_nameindex())
     for group in config.groups:
         if rank in group.ranks and group.interface_of(rank) not in present:
@@ -146,15 +147,15 @@ def open_groups(config: RunConfig, rank: int) -> RankGroups:
     """Creates all groups of the run, on all ranks in the order of the configuration, and picks those of `rank`."""
     register_backend()
     opened = {group.key: _open_group(config, group, rank) for group in config.groups}
-    me = config.placement(rank)
+    me = config.grid.rank(rank)
 
     def edge(axis: Axis, ends: tuple[int, int] | None) -> ProcessGroup | None:
         return None if ends is None else opened[group_key(axis, ends)]
 
-    before, after = config.edge_before(me), config.edge_after(me)
+    before, after = config.grid.edge_before(me), config.grid.edge_after(me)
     return RankGroups(
-        tp=opened[group_key("tp", config.shards(me))] if config.tp > 1 else None,
-        dp=opened[group_key("dp", config.replicas(me))] if config.dp > 1 else None,
+        tp=opened[group_key("tp", config.grid.shards(me))] if config.tp > 1 else None,
+        dp=opened[group_key("dp", config.grid.replicas(me))] if config.dp > 1 else None,
         forward_in=edge("pp_forward", before),
         forward_out=edge("pp_forward", after),
         backward_in=edge("pp_backward", after),
@@ -188,7 +189,7 @@ def _open_group(config: RunConfig, group: Group, rank: int) -> ProcessGroup | No
         wrong = networks_in_use.other_interfaces(group.interface_of(rank), made, networks_in_use.interface_addresses())
     if wrong:
         raise RuntimeError(
-            f"host {config.placement(rank).host}, rank {rank}: group {group.name} is to use "
+            f"host {config.grid.rank(rank).host}, rank {rank}: group {group.name} is to use "
             f"{group.net_name if config.device == 'cuda' else group.interface_of(rank)}, but uses {', '.join(wrong)}"
         )
     return opened

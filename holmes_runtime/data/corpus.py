@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from holmes_runtime.config.run_config import Data
-from holmes_runtime.data.text import BYTE_VALUES, open_tokenizer, source_files, tokenized
+from holmes_runtime.config.run_settings import BYTE_VALUES, Data
+from holmes_runtime.data.text import open_tokenizer, source_files, tokenized
 from holmes_runtime.data.token_file import read_index
 
 TORCH_TYPES = {

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from holmes_runtime.config.run_settings import BYTE_VALUES
+
 PIECE_BYTES = 2**16  # raw text is tokenized in pieces of about this size, cut at the end of a line
 BATCH_BYTES = 2**22  # pieces are given to a tokenizer together, for it to work on several cores
-BYTE_VALUES = 256
 END_OF_DOCUMENT_BYTE = 0  # no text has it
 # What common tokenizers call the end of a document: GPT-2 and NeoX, Llama 3, Llama 2 and T5, Gemma.
 END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from holmes_runtime.config.run_config import Rank, RunConfig, Stage
+from holmes_runtime.config.rank_grid import Rank
+from holmes_runtime.config.run_config import RunConfig, Stage
 from holmes_runtime.model.decoder import DTYPES, DecoderStage, TensorPart
 from holmes_runtime.model.emulated import GRADIENT_READY, WEIGHT_HALF, EmulatedStage, mean_activation
 from holmes_runtime.model.tensor_parallel import TensorParallel

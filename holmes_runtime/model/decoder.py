@@ -19,7 +19,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from holmes_runtime.config.model_shape import ModelShape
-from holmes_runtime.config.run_config import Precision, Recompute, Stage
+from holmes_runtime.config.run_config import Stage
+from holmes_runtime.config.run_settings import Precision, Recompute
 from holmes_runtime.model.tensor_parallel import ALONE, TensorParallel
 
 INIT_STD = 0.02  # GPT-2

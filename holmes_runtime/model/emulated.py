@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from holmes_runtime.config.model_shape import ModelShape, embedding_parameters, head_parameters, layer_parameters
-from holmes_runtime.config.run_config import Emulation, Stage
+from holmes_runtime.config.run_config import Stage
+from holmes_runtime.config.run_settings import Emulation
 
 # How much of a layer's backward has passed when its gradient is there. In a real layer the gradients of its matrices
 # come one after the other; what is left of the sleep covers the time it takes to add this one.

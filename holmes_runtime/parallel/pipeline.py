@@ -15,7 +15,8 @@ from torch.distributed.pipelining.schedules import _Action, _ComputationType, _P
 
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.stopwatch import Stopwatch
-from holmes_runtime.config.run_config import Rank, RunConfig
+from holmes_runtime.config.rank_grid import Rank
+from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.schedule import Action, ActionKind, Schedule, gradients_arrived
 from holmes_runtime.model.build_stage import LossFunction, StageModule
 from holmes_runtime.model.decoder import DTYPES
@@ -54,14 +55,12 @@ class Pipeline:
         self.is_first = me.pp_rank == 0
         self.is_last = me.pp_rank == config.pp - 1
         self._stopwatch = stopwatch
-        self._ranks = config.pipeline(me.dp_rank, me.tp_rank)
+        self._ranks = config.grid.pipeline(me.dp_rank, me.tp_rank)
         self._me, self._groups, self._device = me, groups, device
         self._modules = [stage.module for stage in stages]
         self._loss_function, self._loss_scale = loss_function, loss_scale
         self._num_microbatches = config.microbatches[me.dp_rank]
-        # What crosses every edge: (micro_batch_size, seq_length / tp, hidden_size)
-        shape = (config.micro_batch_size, config.model.seq_length // config.tp, config.model.hidden_size)
-        self._hidden = torch.empty(shape, dtype=DTYPES[config.value_type], device="meta")
+        self._hidden = torch.empty(config.message_shape, dtype=DTYPES[config.value_type], device="meta")
         self._stages: list[_EdgeStage] = []
         if config.pp > 1:
             schedule = config.schedule_of(me.dp_rank)

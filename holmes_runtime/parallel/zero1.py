@@ -18,7 +18,7 @@ from torch.optim.adamw import adamw
 
 from holmes_runtime.comm.process_groups import RankGroups, start_all_gather, start_reduce_scatter
 from holmes_runtime.comm.stopwatch import Stopwatch
-from holmes_runtime.config.run_config import Optimizer
+from holmes_runtime.config.run_settings import Optimizer
 from holmes_runtime.model.decoder import TensorPart
 
 BUCKET_BYTES = 4 * 2**20  # bytes of gradients; large enough to fill a link, small enough to start early

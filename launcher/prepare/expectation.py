@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holmes_core.records.plan import Plan
-from holmes_runtime.config.run_config import Expectation
+from holmes_runtime.config.run_settings import Expectation
 
 VALUE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 

@@ -14,17 +14,9 @@ from holmes_core.records.plan import Node, Plan, PlanGroup
 from holmes_core.records.record import Record
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.node_config import NodeConfig
-from holmes_runtime.config.run_config import (
-    Checkpointing,
-    Data,
-    Emulation,
-    Evaluation,
-    Group,
-    Optimizer,
-    Rank,
-    RunConfig,
-    Stage,
-)
+from holmes_runtime.config.rank_grid import Group, Rank
+from holmes_runtime.config.run_config import RunConfig, Stage
+from holmes_runtime.config.run_settings import Checkpointing, Data, Emulation, Evaluation, Optimizer
 from launcher.prepare.bundle import NODE_CONFIG_FILE, PLAN_FILE, RUN_CONFIG_FILE, RUNTIME_PACKAGE, NodeBundle, Parcel
 from launcher.prepare.env_file import env_file
 from launcher.prepare.expectation import expectation_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holmes_runtime.config.run_config import Data
+from holmes_runtime.config.run_settings import Data
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.data.token_file import read_index
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holmes_core.records.plan import Plan
-from holmes_runtime.config.run_config import Expectation
+from holmes_runtime.config.run_settings import Expectation
 from holmes_runtime.config.verdicts import HostIsSlow, verdict_to_json
 from launcher.journal.step_metrics import InterfaceBytes, StepCollector, traffic_per_step
 from launcher.prepare.prepare import run_config_of

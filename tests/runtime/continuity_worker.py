@@ -20,7 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holmes_runtime.config.run_config import Checkpointing, Evaluation, RunConfig
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.run_settings import Checkpointing, Evaluation
 from holmes_runtime.train import Launched, train
 
 from .launched_runs import free_port, make_config, read_metrics

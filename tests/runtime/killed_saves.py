@@ -22,7 +22,8 @@ import torch
 import torch.distributed as dist
 
 from holmes_runtime.checkpoint.checkpoints import Checkpoints, Counters
-from holmes_runtime.config.run_config import Checkpointing, RunConfig
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.run_settings import Checkpointing
 from holmes_runtime.model.decoder import TensorPart
 from holmes_runtime.parallel.zero1 import Shard
 
@@ -58,7 +59,7 @@ def train(rank: int, folder: Path, attempt: int, report: Connection) -> None:
     """One rank: resumes, checks that what it got is one step's state, and saves step after step until it is killed."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{attempt}", rank=rank, world_size=RANKS)
     settings = config(folder, resume=attempt > 0)
-    checkpoints = Checkpoints(settings, settings.placement(rank), "digest")
+    checkpoints = Checkpoints(settings, settings.grid.rank(rank), "digest")
     mine, expected = shards(rank), shards(rank)
     counters = checkpoints.load(mine)
     steps = counters.steps if counters else 0

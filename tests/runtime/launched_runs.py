@@ -14,20 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from holmes_runtime.config.model_shape import ModelShape
-from holmes_runtime.config.run_config import (
-    Axis,
+from holmes_runtime.config.rank_grid import Axis, Group, Rank
+from holmes_runtime.config.run_config import RunConfig, Stage
+from holmes_runtime.config.run_settings import (
     Checkpointing,
     Data,
     Emulation,
     Evaluation,
     Expectation,
-    Group,
     Optimizer,
     Precision,
-    Rank,
     Recompute,
-    RunConfig,
-    Stage,
 )
 from holmes_runtime.config.schedule import ScheduleName
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holmes_runtime.config.model_shape import ModelShape
-from holmes_runtime.config.run_config import Precision, Recompute, RunConfig
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.run_settings import Precision, Recompute
 from holmes_runtime.config.schedule import ScheduleName
 
 from .launched_runs import REPOSITORY, layout, make_config

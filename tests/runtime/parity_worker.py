@@ -30,7 +30,7 @@ from .parity_cells import CELLS, Cell
 def run(config: RunConfig, rank: int, groups: comm.RankGroups) -> dict[str, Any]:
     """Losses and norms of all steps, gradients of the first, and losses of an evaluation, of this rank."""
     corpus = load_corpus(config.data, "here", config.model.seq_length, config.model.vocab_size)
-    trainer = Trainer(config, config.placement(rank), corpus, groups, torch.device("cpu"))
+    trainer = Trainer(config, config.grid.rank(rank), corpus, groups, torch.device("cpu"))
     results, gradients = [], []
     for step in range(config.steps):
         results.append(trainer.step(step))
@@ -83,7 +83,7 @@ def compare(cell: Cell, ranks: list[dict[str, Any]], alone: dict[str, Any]) -> d
     """How far the run of all `ranks` is from the one `alone`."""
     curves = [rank["losses"] for rank in ranks if rank["losses"][0] is not None]
     config = cell.config(Path())
-    last = [config.rank_at(cell.pp - 1, replica, 0).rank for replica in range(cell.dp)]
+    last = [config.grid.at(cell.pp - 1, replica, 0).rank for replica in range(cell.dp)]
     evaluated = [loss for rank in last for loss in ranks[rank]["evaluated"]]
     return {
         "loss": max(abs(a - b) for curve in curves for a, b in zip(curve, alone["losses"], strict=True)),

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from holmes_runtime.config.run_config import Emulation, RunConfig
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.run_settings import Emulation
 from holmes_runtime.model.build_stage import StageModule, build_stage, check_compiler, load_factory
 from holmes_runtime.model.tensor_parallel import ALONE
 
@@ -21,7 +22,7 @@ OWN = f"{REPOSITORY}/docs/own_model.py:build"
 
 
 def build(config: RunConfig, index: int = 0) -> StageModule:
-    return build_stage(config, config.stages[index], config.placement(0), ALONE, CPU)
+    return build_stage(config, config.stages[index], config.grid.rank(0), ALONE, CPU)
 
 
 def own_config(cuts: tuple[int, ...]) -> RunConfig:

@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from holmes_runtime.checkpoint.checkpoints import Checkpoints, Counters, differences
 from holmes_runtime.checkpoint.safe_reader import SafeReader
-from holmes_runtime.config.run_config import Checkpointing, RunConfig
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.run_settings import Checkpointing
 from holmes_runtime.export import export, main
 from holmes_runtime.model.decoder import TensorPart
 from holmes_runtime.parallel.zero1 import Shard
@@ -40,7 +41,7 @@ def config(folder: Path, resume: bool = False, keep_last: int = 2, value_type: s
 
 
 def open_folder(settings: RunConfig) -> Checkpoints:
-    return Checkpoints(settings, settings.placement(0), "digest")
+    return Checkpoints(settings, settings.grid.rank(0), "digest")
 
 
 def make_shards(start: int) -> list[Shard]:

@@ -11,7 +11,7 @@ from holmes_runtime.comm.process_groups import (
     parse_net_dev,
     select_device,
 )
-from holmes_runtime.config.run_config import Group
+from holmes_runtime.config.rank_grid import Group
 from holmes_runtime.metrics import counters_increase
 
 from .launched_runs import make_config

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from holmes_runtime.config.run_config import Data
+from holmes_runtime.config.run_settings import Data
 from holmes_runtime.data.corpus import HostCorpus, Samples, Tokens, describe_difference, load_corpus
 from holmes_runtime.data.token_file import TokenFileWriter
 

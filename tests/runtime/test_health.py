@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holmes_runtime.config.run_config import Expectation, RunConfig
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.run_settings import Expectation
 from holmes_runtime.config.verdicts import HostIsSlow
 from holmes_runtime.health import Measured, verdicts
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from holmes_runtime.config.run_config import Optimizer
+from holmes_runtime.config.run_settings import Optimizer
 from holmes_runtime.learning_rate import learning_rate
 
 

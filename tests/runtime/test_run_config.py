@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from holmes_runtime.config.run_config import Emulation, RunConfig
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.run_settings import Emulation
 
 from .launched_runs import REPOSITORY, TINY, layout, make_config
 
@@ -34,10 +35,10 @@ def test_json_reads_back_equal(config: RunConfig) -> None:
 
 
 def test_coordinates_lead_to_ranks_and_back() -> None:
-    assert FOUR.rank_at(pp_rank=1, dp_rank=1, tp_rank=0).rank == 1
-    assert FOUR.placement(3).dp_rank == 1
-    assert FOUR.pipeline(dp_rank=0, tp_rank=0) == (0, 2)
-    assert FOUR.replicas(FOUR.placement(2)) == (2, 1)
+    assert FOUR.grid.at(pp_rank=1, dp_rank=1, tp_rank=0).rank == 1
+    assert FOUR.grid.rank(3).dp_rank == 1
+    assert FOUR.grid.pipeline(dp_rank=0, tp_rank=0) == (0, 2)
+    assert FOUR.grid.replicas(FOUR.grid.rank(2)) == (2, 1)
 
 
 def test_a_whole_number_stands_for_a_float() -> None:
@@ -94,8 +95,8 @@ def test_interleaving_needs_the_edge_that_closes_the_ring() -> None:
     cuts = (0, 1, 2, 3, 4)
     config = make_config(pipelines=((0, 1),), cuts=cuts, model=model, schedule="interleaved", chunks=2)
 
-    assert config.edge_before(config.placement(0)) == (1, 0)
-    assert config.edge_after(config.placement(0)) == (0, 1)
+    assert config.grid.edge_before(config.grid.rank(0)) == (1, 0)
+    assert config.grid.edge_after(config.grid.rank(0)) == (0, 1)
     assert [stage.index for stage in config.stages_of(1)] == [1, 3]
     kept = tuple(group for group in config.groups if group.ranks != (1, 0))
     with pytest.raises(ValueError, match=r"^groups: must hold every group .*'pp_forward', \(1, 0\)"):

@@ -11,7 +11,8 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 
 from holmes_runtime.calibrate import calibrate
 from holmes_runtime.config.model_shape import ModelShape
-from holmes_runtime.config.run_config import Emulation, Recompute, Stage
+from holmes_runtime.config.run_config import Stage
+from holmes_runtime.config.run_settings import Emulation, Recompute
 from holmes_runtime.model.decoder import Block, DecoderStage, make_rotation, rotate
 from holmes_runtime.model.emulated import EmulatedStage, mean_activation
 from holmes_runtime.model.tensor_parallel import ALONE, TensorParallel

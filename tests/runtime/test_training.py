@@ -12,7 +12,8 @@ import torch
 
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.model_shape import stage_parameters
-from holmes_runtime.config.run_config import Emulation, RunConfig
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.run_settings import Emulation
 from holmes_runtime.config.schedule import ScheduleName
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.train import describe_rank
@@ -39,7 +40,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train_here(config: RunConfig) -> tuple[list[float], list[float]]:
     """Losses and gradient norms of a run of one rank, trained in this process."""
     corpus = load_corpus(config.data, "here", config.model.seq_length, config.model.vocab_size)
-    trainer = Trainer(config, config.placement(0), corpus, ALONE, torch.device("cpu"))
+    trainer = Trainer(config, config.grid.rank(0), corpus, ALONE, torch.device("cpu"))
     results = [trainer.step(step) for step in range(config.steps)]
     return [result.loss for result in results if result.loss is not None], [
         result.grad_norm or 0.0 for result in results
@@ -134,7 +135,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_stage(corpus
 def test_the_start_line_tells_both_directions_of_each_edge() -> None:
     config = make_config(pipelines=((1, 2, 0),), cuts=(0, 1, 2, 3), interface="ib0")
 
-    assert describe_rank(config, config.placement(2)) == (
+    assert describe_rank(config, config.grid.rank(2)) == (
         "rank 2 on host2: stage 1 (layers 1-1), replica 0, activations from rank 1 over ib0, "
         "gradients to rank 1 over ib0, activations to rank 0 over ib0, gradients from rank 0 over ib0"
     )

@@ -8,7 +8,8 @@ from torch import nn
 
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.model_shape import ModelShape, Part, gradient_order
-from holmes_runtime.config.run_config import Emulation, Optimizer, Stage
+from holmes_runtime.config.run_config import Stage
+from holmes_runtime.config.run_settings import Emulation, Optimizer
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.model.emulated import EmulatedStage
 from holmes_runtime.parallel.zero1 import Zero1, clip_factor

@@ -1,0 +1,159 @@
+"""The ranks of a run by their coordinates in the tensor, data and pipeline axes, and the groups that follow from them.
+
+Free of torch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from holmes_runtime.config.checks import check
+
+Axis = Literal["tp", "dp", "pp_forward", "pp_backward"]
+NetName = Literal["IB", "Socket"]
+GroupKey = tuple[Axis, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Where global rank `rank` runs and its coordinates in the pipeline, data and tensor axes."""
+
+    rank: int
+    host: str
+    cluster: str
+    pp_rank: int
+    dp_rank: int
+    tp_rank: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """One process group: `interfaces[i]` is the network interface of `ranks[i]`.
+
+    axis `tp` holds the shards of one stage's layers; `dp` the replicas of one shard; `pp_forward` and `pp_backward` the
+    two ranks of one pipeline edge, the rank of the earlier stage first, for activations and for gradients. `net_name`
+    is NCCL's network module, read on device "cuda" only; None lets NCCL choose.
+    """
+
+    name: str
+    axis: Axis
+    ranks: tuple[int, ...]
+    interfaces: tuple[str, ...]
+    net_name: NetName | None
+
+    def __post_init__(self) -> None:
+        several = len(self.ranks) >= 2 and len(set(self.ranks)) == len(self.ranks)
+        check("ranks", self.ranks, "must be two or more distinct ranks", several)
+        rule = f"must name one interface for each of {len(self.ranks)} ranks"
+        check("interfaces", self.interfaces, rule, len(self.interfaces) == len(self.ranks))
+
+    @property
+    def key(self) -> GroupKey:
+        """What tells this group from all others."""
+        return group_key(self.axis, self.ranks)
+
+    def interface_of(self, rank: int) -> str:
+        """The network interface `rank` uses in this group. Raises ValueError if it is not a member."""
+        return self.interfaces[self.ranks.index(rank)]
+
+
+def group_key(axis: Axis, ranks: Iterable[int]) -> GroupKey:
+    """What tells groups apart: an edge by (earlier stage's rank, later stage's rank), others by their members."""
+    return (axis, tuple(ranks) if axis in ("pp_forward", "pp_backward") else tuple(sorted(ranks)))
+
+
+@dataclass(frozen=True)
+class RankGrid:
+    """All ranks, one at each of pp x dp x tp coordinates. Raises ValueError, naming the key, if they are not.
+
+    The pipeline `is_ring` where a rank holds several stages: the last rank then sends on to the first.
+    """
+
+    pp: int
+    dp: int
+    tp: int
+    is_ring: bool
+    ranks: tuple[Rank, ...]
+
+    def __post_init__(self) -> None:
+        numbers, size = sorted(rank.rank for rank in self.ranks), self.pp * self.dp * self.tp
+        check("ranks", numbers, f"must be 0..{size - 1}, each once", numbers == list(range(size)))
+        coordinates = [(rank.pp_rank, rank.dp_rank, rank.tp_rank) for rank in self.ranks]
+        held, sizes = Counter(coordinates), (self.pp, self.dp, self.tp)
+        rule = f"(pp_rank, dp_rank, tp_rank) must be within {sizes} and held once"
+        for position, found in enumerate(coordinates):
+            inside = all(0 <= at < size for at, size in zip(found, sizes, strict=True))
+            check(f"ranks[{position}]", found, rule, inside and held[found] == 1)
+
+    @cached_property
+    def _by_coordinates(self) -> dict[tuple[int, int, int], Rank]:
+        return {(rank.pp_rank, rank.dp_rank, rank.tp_rank): rank for rank in self.ranks}
+
+    @cached_property
+    def _by_number(self) -> dict[int, Rank]:
+        return {rank.rank: rank for rank in self.ranks}
+
+    def at(self, pp_rank: int, dp_rank: int, tp_rank: int) -> Rank:
+        """The rank at these coordinates. Raises KeyError if there is none."""
+        return self._by_coordinates[pp_rank, dp_rank, tp_rank]
+
+    def rank(self, number: int) -> Rank:
+        """Host and coordinates of global rank `number`. Raises KeyError if there is none."""
+        if number not in self._by_number:
+            raise KeyError(f"the run has {len(self.ranks)} ranks, no rank {number}")
+        return self._by_number[number]
+
+    def pipeline(self, dp_rank: int, tp_rank: int) -> tuple[int, ...]:
+        """Global ranks of one shard of replica `dp_rank`'s pipeline, first pipeline rank first."""
+        return tuple(self.at(pp_rank, dp_rank, tp_rank).rank for pp_rank in range(self.pp))
+
+    def replicas(self, me: Rank) -> tuple[int, ...]:
+        """Global ranks that hold the same part of the model as `me`."""
+        return tuple(self.at(me.pp_rank, dp_rank, me.tp_rank).rank for dp_rank in range(self.dp))
+
+    def shards(self, me: Rank) -> tuple[int, ...]:
+        """Global ranks that share the layers of `me`."""
+        return tuple(self.at(me.pp_rank, me.dp_rank, tp_rank).rank for tp_rank in range(self.tp))
+
+    def edge_before(self, me: Rank) -> tuple[int, int] | None:
+        """Ranks (earlier stage, `me`) of the edge that brings activations; None on the first rank unless a ring."""
+        if self.pp == 1 or (me.pp_rank == 0 and not self.is_ring):
+            return None
+        return self.at((me.pp_rank - 1) % self.pp, me.dp_rank, me.tp_rank).rank, me.rank
+
+    def edge_after(self, me: Rank) -> tuple[int, int] | None:
+        """Ranks (`me`, later stage) of the edge that takes activations; None on the last rank unless a ring."""
+        if self.pp == 1 or (me.pp_rank == self.pp - 1 and not self.is_ring):
+            return None
+        return me.rank, self.at((me.pp_rank + 1) % self.pp, me.dp_rank, me.tp_rank).rank
+
+    def check_groups(self, groups: Sequence[Group]) -> None:
+        """Raises ValueError, naming the group, unless `groups` are those the ranks communicate in, each once."""
+        names = [group.name for group in groups]
+        check("groups", names, "must have distinct names", len(set(names)) == len(names))
+        missing = self._needed_groups()
+        for position, group in enumerate(groups):
+            rule = (
+                "must be the shards or the replicas of one stage, or two neighbouring stages of one replica, "
+                f"the earlier first, in one group only ({group.axis})"
+            )
+            check(f"groups[{position}].ranks", group.ranks, rule, group.key in missing)
+            missing.remove(group.key)
+        check("groups", f"none for {sorted(missing)}", "must hold every group of the plan", not missing)
+
+    def _needed_groups(self) -> set[GroupKey]:
+        """Every group this run communicates in."""
+        needed: set[GroupKey] = set()
+        for me in self.ranks:
+            if self.tp > 1:
+                needed.add(group_key("tp", self.shards(me)))
+            if self.dp > 1:
+                needed.add(group_key("dp", self.replicas(me)))
+            edge = self.edge_after(me)
+            if edge is not None:
+                needed.update([("pp_forward", edge), ("pp_backward", edge)])
+        return needed

@@ -1,0 +1,117 @@
+"""What a run is told beside its model and its ranks: data, optimizer, checkpoints, rehearsal. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from holmes_runtime.config.checks import check, check_positive
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Recompute = Literal["none", "selective", "full"]
+BYTE_VALUES = 256  # text read as bytes needs one vocabulary entry per byte value
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """Seconds one layer sleeps per micro-batch instead of computing; `slowdown` multiplies them by cluster."""
+
+    forward_s_per_layer: float
+    backward_s_per_layer: float
+    slowdown: dict[str, float]
+
+    def __post_init__(self) -> None:
+        for key in ("forward_s_per_layer", "backward_s_per_layer"):
+            check(key, getattr(self, key), "must not be negative", getattr(self, key) >= 0)
+        for cluster, factor in self.slowdown.items():
+            check(f"slowdown.{cluster}", factor, "must be positive", factor > 0)
+
+    def on(self, cluster: str) -> Emulation:
+        """The seconds on hosts of `cluster`, which have no slowdown of their own any more."""
+        factor = self.slowdown.get(cluster, 1.0)
+        return Emulation(self.forward_s_per_layer * factor, self.backward_s_per_layer * factor, {})
+
+
+@dataclass(frozen=True)
+class Data:
+    """A file, or a directory whose files matching `pattern` (not recursive, by name) are joined.
+
+    Read by file name: .bin as Megatron tokens, .jsonl and all else as text; text becomes bytes, or the tokens of
+    `tokenizer`, a `tokenizers` file. The last `validation_fraction` of all is for evaluation.
+    """
+
+    path: str
+    pattern: str
+    tokenizer: str | None
+    validation_fraction: float
+
+    def __post_init__(self) -> None:
+        fraction = self.validation_fraction
+        check("validation_fraction", fraction, "must be in [0, 1)", 0 <= fraction < 1)
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether every token is surely a byte."""
+        return self.tokenizer is None and not self.path.endswith(".bin") and not self.pattern.endswith(".bin")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Loss on the same `num_batches` global batches of the validation data, after every `every_steps` steps."""
+
+    every_steps: int
+    num_batches: int
+
+    def __post_init__(self) -> None:
+        check_positive(self, "every_steps", "num_batches")
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """A folder that all hosts share; saved to after every `every_steps` steps and the last; `keep_last` are kept."""
+
+    path: str
+    every_steps: int
+    keep_last: int
+
+    def __post_init__(self) -> None:
+        check_positive(self, "every_steps", "keep_last")
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """AdamW; `grad_clip` is the largest global gradient norm, None clips nothing.
+
+    The learning rate rises over `warmup_steps` and then follows `decay` to `min_learning_rate` (learning_rate.py).
+    """
+
+    learning_rate: float
+    min_learning_rate: float
+    warmup_steps: int
+    decay: Literal["constant", "linear", "cosine"]
+    weight_decay: float
+    beta1: float
+    beta2: float
+    grad_clip: float | None
+
+    def __post_init__(self) -> None:
+        highest, lowest, clip = self.learning_rate, self.min_learning_rate, self.grad_clip
+        check_positive(self, "learning_rate")
+        check("min_learning_rate", lowest, f"must be in [0, learning_rate {highest}]", 0 <= lowest <= highest)
+        check("warmup_steps", self.warmup_steps, "must not be negative", self.warmup_steps >= 0)
+        check("weight_decay", self.weight_decay, "must not be negative", self.weight_decay >= 0)
+        check("beta1", self.beta1, "must be in [0, 1)", 0 <= self.beta1 < 1)
+        check("beta2", self.beta2, "must be in [0, 1)", 0 <= self.beta2 < 1)
+        check("grad_clip", clip, "must be positive", clip is None or clip > 0)
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What the plan counts on, to tell slow hosts and links by.
+
+    compute_s: seconds one micro-batch computes, by rank, forward and backward of all its stages; empty if not known.
+    transfer_s: seconds of one message of activations, by the name of the edge's group.
+    """
+
+    compute_s: tuple[float, ...]
+    transfer_s: dict[str, float]
