@@ -171,6 +171,29 @@ def most_in_flight(actions: Iterable[Action]) -> dict[int, int]:
     return worst
 
 
+def microbatches_in_flight(
+    schedule: ScheduleName,
+    pp: int,
+    num_microbatches: int,
+    rank: int,
+    chunks: int = 1,
+    extra_in_flight: Sequence[int] = (),
+) -> tuple[int, ...]:
+    """Micro-batches whose activations pipeline rank `rank` holds at its worst moment, by chunk.
+
+    Closed forms of what `most_in_flight` counts on the actions; a test compares the two.
+    """
+    if schedule == "gpipe":
+        return (num_microbatches,)
+    if schedule == "zero-bubble":
+        return (min(pp, num_microbatches),)
+    if chunks == 1:
+        return (min(pp - rank + sum(extra_in_flight[rank:]), num_microbatches),)
+    warmup = min(2 * (pp - rank - 1) + (chunks - 1) * pp + 1, num_microbatches * chunks)
+    rounds, rest = divmod(warmup, pp * chunks)
+    return tuple(rounds * pp + min(max(rest - chunk * pp, 0), pp) for chunk in range(chunks))
+
+
 def gradients_arrived(schedule: Schedule, pp_rank: int) -> dict[Action, list[Action]]:
     """By forward of `pp_rank`, those of its backwards whose gradients have been received once its input is there.
 

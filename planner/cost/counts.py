@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from holmes_core.records.job import Job, Model, Recompute, ScheduleName
+from holmes_core.records.job import Job, Model, Recompute
 from holmes_runtime.config.model_shape import stage_parameters
 
 GRADIENT_BYTES = 4  # gradients are summed in fp32 whatever the precision
@@ -97,29 +97,6 @@ def logit_bytes(model: Model, execution: Execution) -> int:
     return (
         (execution.value_bytes + 8) * execution.micro_batch_size * model.seq_length * model.vocab_size // execution.tp
     )
-
-
-def microbatches_in_flight(
-    schedule: ScheduleName,
-    pp: int,
-    num_microbatches: int,
-    rank: int,
-    chunks: int = 1,
-    extra_in_flight: Sequence[int] = (),
-) -> tuple[int, ...]:
-    """Micro-batches whose activations pipeline rank `rank` holds at its worst moment, by chunk.
-
-    Closed forms of what `holmes_runtime.config.schedule.most_in_flight` counts; a test compares the two.
-    """
-    if schedule == "gpipe":
-        return (num_microbatches,)
-    if schedule == "zero-bubble":
-        return (min(pp, num_microbatches),)
-    if chunks == 1:
-        return (min(pp - rank + sum(extra_in_flight[rank:]), num_microbatches),)
-    warmup = min(2 * (pp - rank - 1) + (chunks - 1) * pp + 1, num_microbatches * chunks)
-    rounds, rest = divmod(warmup, pp * chunks)
-    return tuple(rounds * pp + min(max(rest - chunk * pp, 0), pp) for chunk in range(chunks))
 
 
 def memory_bytes(

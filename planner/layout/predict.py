@@ -13,8 +13,8 @@ from operator import mul
 
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Prediction
-from holmes_runtime.config.schedule import make_schedule
-from planner.cost.counts import memory_bytes, microbatches_in_flight
+from holmes_runtime.config.schedule import make_schedule, microbatches_in_flight
+from planner.cost.counts import memory_bytes
 from planner.layout.layout import Layout
 from planner.layout.layout_costs import LayoutCosts
 from planner.layout.traffic import count_traffic

@@ -9,8 +9,9 @@ from functools import cached_property, lru_cache
 from holmes_core.records.job import Job, Model
 from holmes_core.records.plan import NetName
 from holmes_runtime.config.model_shape import embedding_parameters, head_parameters, layer_parameters
+from holmes_runtime.config.schedule import microbatches_in_flight
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
-from planner.cost.counts import GRADIENT_BYTES, Execution, edge_bytes, memory_bytes, microbatches_in_flight
+from planner.cost.counts import GRADIENT_BYTES, Execution, edge_bytes, memory_bytes
 from planner.cost.slot import Slot, head_parts_s, layer_parts_s
 from planner.problem.candidates import Candidate
 from planner.problem.fleet import Fleet, HostClass

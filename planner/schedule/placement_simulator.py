@@ -10,8 +10,9 @@ from math import ceil
 
 from holmes_core.records.job import Job
 from holmes_runtime.config.model_shape import Part, gradient_order
+from holmes_runtime.config.schedule import microbatches_in_flight
 from planner.cost.compute_time import split_factor
-from planner.cost.counts import GRADIENT_BYTES, memory_bytes, microbatches_in_flight
+from planner.cost.counts import GRADIENT_BYTES, memory_bytes
 from planner.problem.coefficients import Coefficients
 from planner.schedule.buckets import Bucket, make_buckets
 from planner.schedule.precedence import precedence_of

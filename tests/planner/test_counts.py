@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from holmes_core.records.job import Model
-from holmes_runtime.config.schedule import ScheduleName, make_schedule, most_in_flight
 from planner.cost import counts as cost
 
 TINY = Model(num_layers=2, hidden_size=4, num_heads=2, seq_length=6, vocab_size=10)
@@ -53,18 +50,3 @@ def test_memory_by_hand() -> None:
 def test_memory_of_chunks_adds_up() -> None:
     whole = cost.memory_bytes(TINY, execution_of(), [2], [3], True, False)
     assert cost.memory_bytes(TINY, execution_of(), [1, 1], [4, 2], True, False) == whole
-
-
-@pytest.mark.parametrize("num_microbatches", [1, 2, 3, 4, 6, 12])
-@pytest.mark.parametrize("pp", [1, 2, 3, 4])
-def test_in_flight_is_what_the_schedules_hold(pp: int, num_microbatches: int) -> None:
-    extra = tuple(range(1, pp))
-    cases: list[tuple[ScheduleName, int, tuple[int, ...]]] = [
-        ("gpipe", 1, ()), ("1f1b", 1, ()), ("eager", 1, extra), ("zero-bubble", 1, ()),
-    ]  # fmt: skip
-    if num_microbatches % pp == 0:
-        cases += [("interleaved", 2, ()), ("interleaved", 3, ())]
-    for name, chunks, more in cases:
-        for rank, actions in make_schedule(name, pp, num_microbatches, chunks, more).items():
-            held = cost.microbatches_in_flight(name, pp, num_microbatches, rank, chunks, more)
-            assert dict(zip(range(rank, pp * chunks, pp), held, strict=True)) == most_in_flight(actions)

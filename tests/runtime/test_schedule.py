@@ -15,6 +15,8 @@ from holmes_runtime.config.schedule import (
     ScheduleName,
     gradients_arrived,
     make_schedule,
+    microbatches_in_flight,
+    most_in_flight,
     one_f_one_b,
 )
 
@@ -120,3 +122,18 @@ def test_gradients_kept_do_not_grow_with_the_microbatches(name: ScheduleName) ->
         return most
 
     assert most_kept(8) == most_kept(16) <= 8
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2, 3, 4, 6, 12])
+@pytest.mark.parametrize("pp", [1, 2, 3, 4])
+def test_in_flight_is_what_the_schedules_hold(pp: int, num_microbatches: int) -> None:
+    extra = tuple(range(1, pp))
+    cases: list[tuple[ScheduleName, int, tuple[int, ...]]] = [
+        ("gpipe", 1, ()), ("1f1b", 1, ()), ("eager", 1, extra), ("zero-bubble", 1, ()),
+    ]  # fmt: skip
+    if num_microbatches % pp == 0:
+        cases += [("interleaved", 2, ()), ("interleaved", 3, ())]
+    for name, chunks, more in cases:
+        for rank, actions in make_schedule(name, pp, num_microbatches, chunks, more).items():
+            held = microbatches_in_flight(name, pp, num_microbatches, rank, chunks, more)
+            assert dict(zip(range(rank, pp * chunks, pp), held, strict=True)) == most_in_flight(actions)
