@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network
-from prober.rules import gpu_rules, machine_rules, nic_rules, roce_rules
+from prober.rules import gpu_rules, machine_rules, nic_rules, port_rules, rate_rules, roce_rules
 from prober.rules.network_rules import network_findings
 from prober.rules.rule import PeerRule, Rule
 
 HOST_RULES: tuple[Rule, ...] = (
     *machine_rules.HOST_RULES,
+    *port_rules.HOST_RULES,
+    *rate_rules.HOST_RULES,
     *nic_rules.HOST_RULES,
     *roce_rules.HOST_RULES,
     *gpu_rules.HOST_RULES,

@@ -194,7 +194,7 @@ def _fabric_port(host: Host, fabric: Fabric) -> NetworkPort:
     total_gbps = sum(nic.rate_gbps or 0 for nic in fabric.rails)
     return port.model_copy(
         update={
-            "hcas": tuple(f"{nic.device}:{nic.port}" for nic in fabric.rails),
+            "hcas": tuple(nic.hca for nic in fabric.rails),
             "rdma_bandwidth_bytes_per_s": bytes_per_s_from_gbps(total_gbps),
         }
     )

@@ -26,7 +26,7 @@ def _gpus(host: Host) -> str | None:
 
 def _ports(host: Host) -> str | None:
     usable = [nic for nic in host.nics if nic.usable_by_nccl_ib]
-    return ", ".join(f"{nic.device}:{nic.port} {nic.rate_gbps or 0:g}" for nic in usable) or None
+    return ", ".join(f"{nic.hca} {nic.rate_gbps or 0:g}" for nic in usable) or None
 
 
 def _firmware(host: Host) -> str | None:

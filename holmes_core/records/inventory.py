@@ -149,6 +149,11 @@ class Nic(Record):
     counters: tuple[tuple[str, int], ...] = ()
     counter_growth: tuple[tuple[str, int], ...] | None = None
 
+    @property
+    def hca(self) -> str:
+        """`mlx5_0:1`, the port as NCCL_IB_HCA names it."""
+        return f"{self.device}:{self.port}"
+
 
 class BondSlave(Record):
     """One member of a bond and its MII status, `up` in words of /proc/net/bonding."""

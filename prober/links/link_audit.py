@@ -79,7 +79,7 @@ def _netdev_rate(inventory: Inventory, host: str, name: str) -> float | None:
 
 def _hca_rate(inventory: Inventory, host: str, hca: str) -> float | None:
     nics = inventory.host(host).nics
-    gbps = next((nic.rate_gbps for nic in nics if f"{nic.device}:{nic.port}" == hca), None)
+    gbps = next((nic.rate_gbps for nic in nics if nic.hca == hca), None)
     return None if gbps is None else bytes_per_s_from_gbps(gbps)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from holmes_core.records.inventory import Host, Netdev, Nic
 from prober.clusters import fabric_of
-from prober.rules.nic_rules import place
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 
 USUAL_GID = 3
@@ -26,47 +25,47 @@ def rail_netdevs(host: Host) -> list[Netdev]:
     return [netdev for netdev in host.netdevs if netdev.name in names]
 
 
-def no_v2_gid(host: Host) -> Evidence:
+def _no_v2_gid(host: Host) -> Evidence:
     for nic in roce_ports(host):
         if nic.gids and all(gid.type in ("IB", "RoCE v1") for gid in nic.gids):
-            yield f"{place(nic)}: {len(nic.gids)} GIDs, none of RoCE v2"
+            yield f"{nic.hca}: {len(nic.gids)} GIDs, none of RoCE v2"
     fabric = fabric_of(host)
     asked = "ip" in host.sources
     if asked and fabric.kind == "RoCE" and not fabric.networks and not any(nic.gids for nic in fabric.rails):
-        yield f"no IPv4 address on the netdevs of {', '.join(place(nic) for nic in fabric.rails)}"
+        yield f"no IPv4 address on the netdevs of {', '.join(nic.hca for nic in fabric.rails)}"
 
 
-def gid_not_usual(host: Host) -> Evidence:
+def _gid_not_usual(host: Host) -> Evidence:
     for nic in roce_ports(host):
         if nic.gid_choice is not None and nic.gid_choice != USUAL_GID:
-            yield f"{place(nic)}: the RoCE v2 IPv4 GID is at index {nic.gid_choice}"
+            yield f"{nic.hca}: the RoCE v2 IPv4 GID is at index {nic.gid_choice}"
 
 
-def gid_ipv6_only(host: Host) -> Evidence:
+def _gid_ipv6_only(host: Host) -> Evidence:
     for nic in roce_ports(host):
         second = [gid for gid in nic.gids if gid.type == "RoCE v2"]
         if second and all(gid.ipv4 is None for gid in second):
-            yield f"{place(nic)}: RoCE v2 GIDs are IPv6 only"
+            yield f"{nic.hca}: RoCE v2 GIDs are IPv6 only"
 
 
-def mtu_small(host: Host) -> Evidence:
+def _mtu_small(host: Host) -> Evidence:
     mtus = {netdev.name: netdev.mtu for netdev in host.netdevs}
     for nic in roce_ports(host):
         netdev_mtu = mtus.get(nic.netdev or "")
         if nic.active_mtu is not None and nic.active_mtu <= SMALL_MTU:
-            yield f"{place(nic)}: active MTU {nic.active_mtu}"
+            yield f"{nic.hca}: active MTU {nic.active_mtu}"
         elif nic.active_mtu is None and netdev_mtu is not None and netdev_mtu <= 1500:
-            yield f"{place(nic)}: netdev {nic.netdev} has MTU {netdev_mtu}, which allows an RDMA MTU of {SMALL_MTU}"
+            yield f"{nic.hca}: netdev {nic.netdev} has MTU {netdev_mtu}, which allows an RDMA MTU of {SMALL_MTU}"
 
 
-def pfc_off(host: Host) -> Evidence:
+def _pfc_off(host: Host) -> Evidence:
     names = {nic.netdev for nic in roce_ports(host)}
     for netdev in host.netdevs:
         if netdev.name in names and netdev.pfc_enabled_priorities == () and netdev.trust == "pcp":
             yield f"{netdev.name}: PFC off on every priority, trust pcp"
 
 
-def rp_filter(host: Host) -> Evidence:
+def _rp_filter(host: Host) -> Evidence:
     subnets: dict[str, list[Netdev]] = {}
     for netdev in rail_netdevs(host):
         for address in netdev.addresses:
@@ -77,7 +76,7 @@ def rp_filter(host: Host) -> Evidence:
             yield f"{', '.join(loose)}: several rails in {subnet} with rp_filter or arp_ignore at their defaults"
 
 
-def gid_differs(peers: Sequence[Host]) -> PeerEvidence:
+def _gid_differs(peers: Sequence[Host]) -> PeerEvidence:
     choices: dict[str, object] = {}
     for host in peers:
         found = {nic.gid_choice for nic in fabric_of(host).rails if nic.gid_choice is not None}
@@ -85,7 +84,7 @@ def gid_differs(peers: Sequence[Host]) -> PeerEvidence:
     yield from differing(choices, "index of the RoCE v2 IPv4 GID")
 
 
-def mtu_differs(peers: Sequence[Host]) -> PeerEvidence:
+def _mtu_differs(peers: Sequence[Host]) -> PeerEvidence:
     mtus: dict[str, object] = {}
     for host in peers:
         found = {netdev.mtu for netdev in rail_netdevs(host) if netdev.mtu is not None}
@@ -93,7 +92,7 @@ def mtu_differs(peers: Sequence[Host]) -> PeerEvidence:
     yield from differing(mtus, "MTU of the RoCE netdevs")
 
 
-def pfc_differs(peers: Sequence[Host]) -> PeerEvidence:
+def _pfc_differs(peers: Sequence[Host]) -> PeerEvidence:
     settings: dict[str, object] = {}
     for host in peers:
         found = {netdev.pfc_enabled_priorities for netdev in rail_netdevs(host)} - {None}
@@ -107,43 +106,43 @@ HOST_RULES = (
         "F",
         "no routable RoCE there, and which hosts share the fabric cannot be told",
         "give the port's netdev an address; `cma_roce_mode 2`; or pin `cluster:` in hosts.yaml",
-        no_v2_gid,
+        _no_v2_gid,
     ),
     Rule(
         "ROCE-GID-NOT-3",
         "I",
         "NCCL_IB_GID_INDEX=3, as many guides say, would be wrong here",
         "leave NCCL_IB_GID_INDEX unset (NCCL 2.21 on chooses), or pin it for this host",
-        gid_not_usual,
+        _gid_not_usual,
     ),
     Rule(
         "ROCE-GID-IPV6-ONLY",
         "W",
         "NCCL looks for an IPv4 GID first",
         "NCCL_IB_ADDR_FAMILY=AF_INET6, or give the netdev an IPv4 address",
-        gid_ipv6_only,
+        _gid_ipv6_only,
     ),
-    Rule("ROCE-MTU-SMALL", "W", "less bandwidth", "netdev MTU 4200 or 9000 at both ends and the switch", mtu_small),
+    Rule("ROCE-MTU-SMALL", "W", "less bandwidth", "netdev MTU 4200 or 9000 at both ends and the switch", _mtu_small),
     Rule(
         "ROCE-PFC-OFF",
         "W",
         "the network may drop RDMA packets, and each loss costs a time-out",
         "set up PFC or congestion control end to end, and NCCL_IB_TC to the traffic class in use",
-        pfc_off,
+        _pfc_off,
     ),
     Rule(
         "ROCE-RP-FILTER",
         "W",
         "answers leave over the wrong rail and are dropped",
         "arp_ignore=1, arp_announce=2, rp_filter=2, or one subnet a rail",
-        rp_filter,
+        _rp_filter,
     ),
 )
 
 PEER_RULES = (
     PeerRule(
-        "ROCE-GID-DIFFERS-BY-HOST", "W", "no one GID index fits", "set it for each host, or not at all", gid_differs
+        "ROCE-GID-DIFFERS-BY-HOST", "W", "no one GID index fits", "set it for each host, or not at all", _gid_differs
     ),
-    PeerRule("ROCE-MTU-DIFFERS", "F", "queue pairs fail or stall", "one MTU on all hosts and the switch", mtu_differs),
-    PeerRule("ROCE-PFC-DIFFERS", "W", "loss on the hosts without it", "the same priorities everywhere", pfc_differs),
+    PeerRule("ROCE-MTU-DIFFERS", "F", "queue pairs fail or stall", "one MTU on all hosts and the switch", _mtu_differs),
+    PeerRule("ROCE-PFC-DIFFERS", "W", "loss on the hosts without it", "the same priorities everywhere", _pfc_differs),
 )

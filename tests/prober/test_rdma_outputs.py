@@ -28,7 +28,7 @@ def read(*outputs: tuple[str, str]) -> Host:
 
 def ports(*outputs: tuple[str, str]) -> list[Port]:
     return [
-        Port(f"{nic.device}:{nic.port}", nic.kind, nic.state, nic.usable_by_nccl_ib, nic.rate_gbps, nic.netdev)
+        Port(nic.hca, nic.kind, nic.state, nic.usable_by_nccl_ib, nic.rate_gbps, nic.netdev)
         for nic in read(*outputs).nics
     ]
 

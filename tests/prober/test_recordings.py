@@ -79,7 +79,7 @@ def test_gpus_are_those_of_the_machine(folder: Path) -> None:
 @with_scenarios("gid_choice")
 def test_gid_choice_is_the_roce_v2_ipv4_entry(folder: Path) -> None:
     nics = read(recorded(folder)).nics
-    chosen = {f"{nic.device}:{nic.port}": nic.gid_choice for nic in nics if nic.gid_choice is not None}
+    chosen = {nic.hca: nic.gid_choice for nic in nics if nic.gid_choice is not None}
     assert chosen == expected(folder)["gid_choice"]
 
 

@@ -95,7 +95,7 @@ def _rate_conflict(nic: Nic, netdevs: Mapping[str, Netdev]) -> list[Conflict]:
         return []
     return [
         Conflict(
-            subject=f"{nic.device}:{nic.port}",
+            subject=nic.hca,
             fact="rate_gbps",
             source_a="RDMA port",
             value_a=f"{nic.rate_gbps:g}",
