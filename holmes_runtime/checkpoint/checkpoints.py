@@ -31,7 +31,7 @@ from holmes_runtime.checkpoint.safe_reader import SafeReader
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Precision
-from holmes_runtime.parallel.zero1 import Shard
+from holmes_runtime.parallel.gradient_buckets import Shard
 
 FORMAT_VERSION = 1
 LATEST = "latest"

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from holmes_runtime.model.decoder import TensorPart
+from holmes_runtime.model.tensor_part import TensorPart
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
-from holmes_runtime.model.decoder import DTYPES, DecoderStage, TensorPart
+from holmes_runtime.model.decoder import DTYPES, DecoderStage
 from holmes_runtime.model.emulated import GRADIENT_READY, WEIGHT_HALF, EmulatedStage, mean_activation
 from holmes_runtime.model.tensor_parallel import TensorParallel
+from holmes_runtime.model.tensor_part import TensorPart
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 Factory = Callable[[range, RunConfig], nn.Module]

@@ -3,7 +3,7 @@
 GPT: pre-LayerNorm, learned positions, GELU, biases (Radford et al., GPT-2, 2019). Llama: RMSNorm, rotary positions,
 SwiGLU, grouped-query attention, no biases (Touvron et al., Llama 2, 2023). Neither ties the head to the embedding.
 
-Every module is described as if it were whole; under tensor parallelism `SPLIT_DIM` says along which dimension a
+Every module is described as if it were whole; under tensor parallelism `tensor_part.py` says along which dimension a
 parameter is cut, and `tensor_parallel.py` where the pieces meet. With tp = 1 read seq / tp as seq.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -22,50 +21,11 @@ from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import Precision, Recompute
 from holmes_runtime.model.tensor_parallel import ALONE, TensorParallel
+from holmes_runtime.model.tensor_part import part_of
 
 INIT_STD = 0.02  # GPT-2
 NORM_EPS = 1e-5  # GPT-2 and Llama 2
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-SPLIT_DIM = {
-    "token_embedding.weight": 0,
-    "attention.qkv.weight": 0,
-    "attention.qkv.bias": 0,
-    "attention.projection.weight": 1,
-    "mlp.gate.weight": 0,
-    "mlp.up.weight": 0,
-    "mlp.up.bias": 0,
-    "mlp.down.weight": 1,
-    "head.weight": 0,
-}
-"""By the end of a parameter's name, the dimension tensor parallelism cuts; all others are whole on every rank."""
-
-
-@dataclass(frozen=True)
-class TensorPart:
-    """The part of a parameter a rank holds: of `global_shape`, `shape` numbers from `offset` on, by dimension."""
-
-    global_shape: tuple[int, ...]
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    @property
-    def is_whole(self) -> bool:
-        return self.shape == self.global_shape
-
-    def of(self, whole: Tensor) -> Tensor:
-        """This part of `whole` (global_shape), a view."""
-        return whole[tuple(slice(start, start + size) for start, size in zip(self.offset, self.shape, strict=True))]
-
-
-def part_of(name: str, global_shape: tuple[int, ...], tp: TensorParallel) -> TensorPart:
-    """The part of parameter `name` that this rank of `tp` holds."""
-    offset, shape = [0] * len(global_shape), list(global_shape)
-    split = next((dim for end, dim in SPLIT_DIM.items() if name.endswith(end)), None)
-    if split is not None:
-        own = tp.part(global_shape[split])
-        offset[split], shape[split] = own.start, len(own)
-    return TensorPart(global_shape, tuple(offset), tuple(shape))
 
 
 class Attention(nn.Module):

@@ -9,7 +9,6 @@ Source: Rajbhandari et al., ZeRO, 2020.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -19,53 +18,10 @@ from torch.optim.adamw import adamw
 from holmes_runtime.comm.process_groups import RankGroups, start_all_gather, start_reduce_scatter
 from holmes_runtime.comm.stopwatch import Stopwatch
 from holmes_runtime.config.run_settings import Optimizer
-from holmes_runtime.model.decoder import TensorPart
+from holmes_runtime.model.tensor_part import TensorPart
+from holmes_runtime.parallel.gradient_buckets import Bucket, Shard, make_buckets
 
-BUCKET_BYTES = 4 * 2**20  # bytes of gradients; large enough to fill a link, small enough to start early
-MAX_BUCKETS = 64  # of a large model; what is still to be sent when the last backward ends is one of them
 ADAM_EPS = 1e-8  # Kingma and Ba, 2015
-
-
-@dataclass(frozen=True)
-class Shard:
-    """The piece of one parameter whose optimizer state is on this rank: all that a checkpoint needs to know.
-
-    `part` says which part of the whole parameter this tensor shard has; flattened, row by row, this rank holds numbers
-    [start, stop) of that part. master (the weights), exp_avg, exp_avg_sq (AdamW's moments) and gradient (the mean of
-    the last step) are fp32 (stop - start,): views, to be read and loaded in place.
-    """
-
-    name: str
-    part: TensorPart
-    start: int
-    stop: int
-    master: Tensor
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
-    gradient: Tensor
-
-
-@dataclass
-class _Bucket:
-    """Parameters that travel together. gradients: fp32 (elements,), weights: (elements,); parameters are views of both.
-
-    master, exp_avg, exp_avg_sq and gradient are fp32 (elements / dp,); in fp32 master is a view of weights. Elements
-    are padded to a multiple of dp.
-    """
-
-    names: list[str]
-    parameters: list[nn.Parameter]
-    gradients: Tensor
-    weights: Tensor
-    own: slice
-    master: Tensor
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
-    gradient: Tensor
-    partial_over_tp: bool
-    awaited: int = 0
-    reduced: Callable[[], Tensor] | None = None
-    gathering: Callable[[], Tensor] | None = field(default=None, repr=False)
 
 
 class Zero1:
@@ -88,18 +44,12 @@ class Zero1:
     ) -> None:
         """`parts` says of the parameters under tensor parallelism which part is here; `bucket_bytes` is for tests."""
         self._settings, self._groups, self._num_microbatches = settings, groups, num_microbatches
-        self._named = _name_parameters(modules)
-        self._parts = {name: parts.get(name) or _whole(parameter) for name, parameter in self._named.items()}
-        # A backward makes the gradients of the last parameters first. Those that are whole on every tensor shard have
-        # seen a stretch of the sequence only; in buckets of their own they are added up over shards as well.
-        backward_order = list(self._named)[::-1]
-        total_bytes = 4 * sum(parameter.numel() for parameter in self._named.values())
-        bucket_bytes = bucket_bytes or max(BUCKET_BYTES, total_bytes // MAX_BUCKETS)
-        whole = [name for name in backward_order if groups.tp is not None and self._parts[name].is_whole]
-        split = [name for name in backward_order if name not in set(whole)]
-        cuts = [*_partition(split, self._named, bucket_bytes), *_partition(whole, self._named, bucket_bytes)]
-        self._buckets = [self._make_bucket(names, names[0] in set(whole)) for names in cuts]
-        self._bucket_of: dict[Tensor, _Bucket] = {}
+        named = _name_parameters(modules)
+        all_parts = {name: parts.get(name) or _whole(parameter) for name, parameter in named.items()}
+        partial = {name for name, part in all_parts.items() if groups.tp is not None and part.is_whole}
+        dp, dp_rank = (1, 0) if groups.dp is None else (groups.dp.size(), groups.dp.rank())
+        self._buckets = make_buckets(named, partial, dp, dp_rank, bucket_bytes)
+        self._bucket_of: dict[Tensor, Bucket] = {}
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 self._bucket_of[parameter] = bucket
@@ -109,7 +59,7 @@ class Zero1:
                 unit.register_forward_pre_hook(self._waiting_for(parameters))
         self._next_to_send = 0
         self._stopwatch = stopwatch or Stopwatch(self._buckets[0].gradient.device)
-        self._shards = [shard for bucket in self._buckets for shard in self._shards_of(bucket)]
+        self._shards = [shard for bucket in self._buckets for shard in bucket.shards(all_parts)]
         # One a shard, since AdamW counts in place; on the device, where its kernel reads them.
         self._steps = [torch.zeros((), device=shard.master.device) for shard in self._shards]
         self._steps_taken = 0
@@ -139,7 +89,7 @@ class Zero1:
             self._send(self._buckets[self._next_to_send])
             self._next_to_send += 1
 
-    def _send(self, bucket: _Bucket) -> None:
+    def _send(self, bucket: Bucket) -> None:
         if bucket.partial_over_tp:
             dist.all_reduce(bucket.gradients, group=self._groups.tp)
         if self._groups.dp is not None:
@@ -220,53 +170,11 @@ class Zero1:
         """The pieces of parameters this rank is answerable for, none empty."""
         return self._shards
 
-    def _shards_of(self, bucket: _Bucket) -> Iterator[Shard]:
-        first = 0  # where the parameter starts in the bucket
-        for name in bucket.names:
-            stop = first + self._named[name].numel()
-            low, high = max(first, bucket.own.start), min(stop, bucket.own.stop)
-            if low < high:
-                mine = slice(low - bucket.own.start, high - bucket.own.start)
-                states = (bucket.master, bucket.exp_avg, bucket.exp_avg_sq, bucket.gradient)
-                yield Shard(name, self._parts[name], low - first, high - first, *(state[mine] for state in states))
-            first = stop
-
-    def _make_bucket(self, names: list[str], partial_over_tp: bool) -> _Bucket:
-        """A bucket that the weights of `names` have moved into, and whose parts are their `.grad`."""
-        parameters = [self._named[name] for name in names]
-        dp, dp_rank = (1, 0) if self._groups.dp is None else (self._groups.dp.size(), self._groups.dp.rank())
-        sizes = [parameter.numel() for parameter in parameters]
-        part = -(-sum(sizes) // dp)
-        own = slice(dp_rank * part, (dp_rank + 1) * part)
-        gradients = torch.zeros(part * dp, dtype=torch.float32, device=parameters[0].device)
-        weights = torch.zeros(part * dp, dtype=parameters[0].dtype, device=parameters[0].device)
-        first = 0
-        for parameter, size in zip(parameters, sizes, strict=True):
-            place = slice(first, first + size)
-            weights[place] = parameter.detach().flatten()
-            parameter.data = weights[place].view_as(parameter)
-            parameter.grad_dtype = torch.float32
-            parameter.grad = gradients[place].view_as(parameter)
-            first += size
-        master = weights[own]
-        return _Bucket(
-            names,
-            parameters,
-            gradients,
-            weights,
-            own,
-            master=master if master.dtype == torch.float32 else master.float(),
-            exp_avg=torch.zeros_like(gradients[own]),
-            exp_avg_sq=torch.zeros_like(gradients[own]),
-            gradient=gradients if dp == 1 else torch.zeros_like(gradients[own]),
-            partial_over_tp=partial_over_tp,
-        )
-
     def _waiting_for(self, parameters: Sequence[nn.Parameter]) -> Callable[..., None]:
         buckets = list({id(bucket): bucket for bucket in map(self._bucket_of.__getitem__, parameters)}.values())
         return lambda *_: self._wait_for(buckets)
 
-    def _wait_for(self, buckets: Sequence[_Bucket]) -> None:
+    def _wait_for(self, buckets: Sequence[Bucket]) -> None:
         with self._stopwatch.lap("dp"):
             for bucket in buckets:
                 if bucket.gathering is not None:
@@ -310,16 +218,3 @@ def _units(module: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
             yield from ((element, list(element.parameters())) for element in elements)
         else:
             yield from _units(child)
-
-
-def _partition(names: list[str], named: Mapping[str, nn.Parameter], bucket_bytes: int) -> list[list[str]]:
-    """`names` in order, cut wherever a part's gradients have reached `bucket_bytes`."""
-    parts: list[list[str]] = []
-    size = bucket_bytes
-    for name in names:
-        if size >= bucket_bytes:
-            parts.append([])
-            size = 0
-        parts[-1].append(name)
-        size += 4 * named[name].numel()
-    return parts

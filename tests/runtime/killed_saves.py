@@ -24,8 +24,8 @@ import torch.distributed as dist
 from holmes_runtime.checkpoint.checkpoints import Checkpoints, Counters
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing
-from holmes_runtime.model.decoder import TensorPart
-from holmes_runtime.parallel.zero1 import Shard
+from holmes_runtime.model.tensor_part import TensorPart
+from holmes_runtime.parallel.gradient_buckets import Shard
 
 from .launched_runs import make_config
 

@@ -16,8 +16,8 @@ from holmes_runtime.checkpoint.safe_reader import SafeReader
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing
 from holmes_runtime.export import export, main
-from holmes_runtime.model.decoder import TensorPart
-from holmes_runtime.parallel.zero1 import Shard
+from holmes_runtime.model.tensor_part import TensorPart
+from holmes_runtime.parallel.gradient_buckets import Shard
 
 from .launched_runs import make_config
 

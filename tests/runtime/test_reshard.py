@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 from holmes_runtime.checkpoint.reshard import Box, PieceLoadPlanner, PieceSavePlanner, TensorPiece, boxes
-from holmes_runtime.model.decoder import TensorPart
+from holmes_runtime.model.tensor_part import TensorPart
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -16,7 +16,7 @@ from holmes_runtime.config.run_settings import Emulation, Recompute
 from holmes_runtime.model.decoder import Block, DecoderStage, make_rotation, rotate
 from holmes_runtime.model.emulated import EmulatedStage, mean_activation
 from holmes_runtime.model.tensor_parallel import ALONE, TensorParallel
-from holmes_runtime.parallel.pipeline import _EdgeStage
+from holmes_runtime.parallel.edge_stage import EdgeStage
 
 from .launched_runs import TINY, TINY_LLAMA
 
@@ -99,7 +99,7 @@ def test_torch_can_run_either_half_of_an_emulated_backward_alone() -> None:
 
 
 def test_a_stage_s_output_is_no_view_of_anything() -> None:
-    stage = object.__new__(_EdgeStage)
+    stage = object.__new__(EdgeStage)
     stage.submod = torch.nn.Identity()
     hidden = torch.ones(2, 3)
 

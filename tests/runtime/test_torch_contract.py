@@ -1,4 +1,4 @@
-"""What pipeline.py relies on of torch's private pipelining names: a torch that changes them fails here first."""
+"""What edge_stage.py relies on of torch's private pipelining names: a torch that changes them fails here first."""
 
 from __future__ import annotations
 

@@ -1,0 +1,50 @@
+"""Which part of a parameter a rank holds under tensor parallelism."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from holmes_runtime.model.tensor_parallel import TensorParallel
+
+SPLIT_DIM = {
+    "token_embedding.weight": 0,
+    "attention.qkv.weight": 0,
+    "attention.qkv.bias": 0,
+    "attention.projection.weight": 1,
+    "mlp.gate.weight": 0,
+    "mlp.up.weight": 0,
+    "mlp.up.bias": 0,
+    "mlp.down.weight": 1,
+    "head.weight": 0,
+}
+"""By the end of a parameter's name, the dimension tensor parallelism cuts; all others are whole on every rank."""
+
+
+@dataclass(frozen=True)
+class TensorPart:
+    """The part of a parameter a rank holds: of `global_shape`, `shape` numbers from `offset` on, by dimension."""
+
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the rank holds all of it."""
+        return self.shape == self.global_shape
+
+    def of(self, whole: Tensor) -> Tensor:
+        """This part of `whole` (global_shape), a view."""
+        return whole[tuple(slice(start, start + size) for start, size in zip(self.offset, self.shape, strict=True))]
+
+
+def part_of(name: str, global_shape: tuple[int, ...], tp: TensorParallel) -> TensorPart:
+    """The part of parameter `name` that this rank of `tp` holds."""
+    offset, shape = [0] * len(global_shape), list(global_shape)
+    split = next((dim for end, dim in SPLIT_DIM.items() if name.endswith(end)), None)
+    if split is not None:
+        own = tp.part(global_shape[split])
+        offset[split], shape[split] = own.start, len(own)
+    return TensorPart(global_shape, tuple(offset), tuple(shape))

@@ -1,0 +1,240 @@
+"""A rank's stages on torch's schedule runtime: every edge of the pipeline on a group of its own, and in bounded memory.
+
+The only file that uses torch's private pipelining names; tests/runtime/test_torch_contract.py says what is relied on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
+
+from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.comm.stopwatch import Stopwatch
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.schedule import Action, ActionKind, Schedule
+from holmes_runtime.model.build_stage import LossFunction, StageModule
+
+TORCH_KINDS = {
+    ActionKind.FORWARD: _ComputationType.FORWARD,
+    ActionKind.BACKWARD: _ComputationType.FULL_BACKWARD,
+    ActionKind.BACKWARD_INPUT: _ComputationType.BACKWARD_INPUT,
+    ActionKind.BACKWARD_WEIGHT: _ComputationType.BACKWARD_WEIGHT,
+}
+GradientAdded = Callable[[Tensor], None]
+Sending = tuple[dist.Work | None, Tensor]
+"""A send under way and what it sends, which must not be freed before."""
+
+
+def send(tensor: Tensor, peer: int, group: ProcessGroup | None) -> Sending:
+    """Starts to send `tensor` to global rank `peer`."""
+    sent = tensor.contiguous()
+    return dist.isend(sent, peer, group), sent
+
+
+def wait_for(sends: Iterable[Sending]) -> None:
+    """Waits until all `sends` have left."""
+    for work, _ in sends:
+        if work is not None:
+            work.wait()
+
+
+class EdgeStage(PipelineStage):
+    """A stage whose operations with each neighbour use the group of that edge and direction.
+
+    Torch expects one group whose rank i holds stage i. Here the pipeline rank itself is the group's rank and
+    `_resolve_peer_global_rank` looks up the plan, so ranks may be numbered in any order and no group but those of the
+    edges exists. Shapes are given up front, so nothing is inferred over the network. Operations are started here, each
+    on its group, and torch gets none to start.
+
+    Torch keeps a receive buffer and a sent tensor for every micro-batch of a step. Here both live only as long as
+    the schedule has the micro-batch in flight, so memory does not grow with the number of micro-batches.
+    """
+
+    def __init__(
+        self,
+        built: StageModule,
+        config: RunConfig,
+        ranks: tuple[int, ...],
+        groups: RankGroups,
+        device: torch.device,
+        hidden: Tensor,
+    ) -> None:
+        """hidden: (micro_batch_size, seq_length / tp, hidden_size) on the meta device, what crosses every edge."""
+        tokens = torch.empty(config.micro_batch_size, config.model.seq_length, dtype=torch.int64, device="meta")
+        crossing = hidden.detach().requires_grad_()
+        index = built.stage.index
+        super().__init__(
+            built.module,
+            index,
+            len(config.stages),
+            device,
+            input_args=tokens if index == 0 else crossing,
+            output_args=crossing,  # what the last stage makes is sent to nobody, and its shape is not looked at
+            group=groups.forward_in or groups.forward_out,
+        )
+        self.group_rank, self.group_size = index % config.pp, config.pp
+        self._ranks, self._groups, self._hidden = ranks, groups, hidden
+        self._receives: dict[tuple[ActionKind, int], dist.Work | None] = {}
+        self._activation_sends: dict[int, list[Sending]] = {}
+        self._gradient_sends: dict[int, list[Sending]] = {}
+
+    def connect(
+        self,
+        others: list[EdgeStage],
+        arrived: Mapping[Action, list[Action]],
+        gradient_added: GradientAdded,
+        stopwatch: Stopwatch,
+    ) -> None:
+        """Tells what is shared by the rank's stages; `others` is filled while they are made."""
+        self._rank_stages, self._arrived, self._gradient_added = others, arrived, gradient_added
+        self._stopwatch = stopwatch
+
+    def _resolve_peer_global_rank(self, stage_idx: int) -> int:
+        """The global rank that holds stage `stage_idx` of this replica."""
+        return self._ranks[stage_idx % len(self._ranks)]
+
+    def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:
+        """Torch's vote on whether all shapes are known: yes on every stage, without asking the others."""
+        del has_backward, received_acc
+        return torch.ones(1, dtype=torch.int32)
+
+    def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:
+        """The result of that vote."""
+        del received_result
+        return torch.ones(1, dtype=torch.int32)
+
+    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
+        """Torch's set-up of all receives, without the buffers it makes for them."""
+        super()._setup_backward_recv_info(num_microbatches)
+        for microbatch in range(num_microbatches):
+            self._drop_buffers(microbatch)
+
+    def _drop_buffers(self, microbatch: int) -> None:
+        for receive in (*self.args_recv_info[microbatch], *self.grad_recv_info[microbatch]):
+            receive.buffer = None
+
+    def _receive(self, kind: ActionKind, microbatch: int, source: int, group: ProcessGroup | None) -> None:
+        """Starts to receive what `kind` of `microbatch` waits for."""
+        info = self.args_recv_info if kind is ActionKind.FORWARD else self.grad_recv_info
+        buffer = torch.empty_like(self._hidden, device=self.device)
+        info[microbatch][0].buffer = buffer
+        self._receives[kind, microbatch] = dist.irecv(buffer, self._resolve_peer_global_rank(source), group)
+
+    def _await(self, kind: ActionKind, microbatch: int, axis: str) -> None:
+        receive = self._receives.pop((kind, microbatch), None)
+        if receive is not None:
+            with self._stopwatch.lap(axis):
+                receive.wait()
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Starts to receive activations from the stage before."""
+        self._receive(ActionKind.FORWARD, fwd_chunk_id, self.stage_index - 1, self._groups.forward_in)
+        return []
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Starts to receive gradients from the stage after."""
+        self._receive(ActionKind.BACKWARD, bwd_chunk_id, self.stage_index + 1, self._groups.backward_in)
+        return []
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Starts to send activations to the stage after."""
+        self.group = self._groups.forward_out  # torch checks the peer against it
+        sends = super().get_fwd_send_ops(fwd_chunk_id)
+        self._activation_sends[fwd_chunk_id] = [
+            send(each.tensor, each.peer, self._groups.forward_out) for each in sends
+        ]
+        return []
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Starts to send gradients to the stage before."""
+        self.group = self._groups.backward_out
+        sends = super().get_bwd_send_ops(bwd_chunk_id)
+        self._gradient_sends[bwd_chunk_id] = [send(each.tensor, each.peer, self._groups.backward_out) for each in sends]
+        return []
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Runs the forward of one micro-batch, and lets go of gradients that must have arrived."""
+        self._await(ActionKind.FORWARD, fwd_chunk_id, "pp_forward")
+        for backward in self._arrived.get(Action(self.stage_index, ActionKind.FORWARD, fwd_chunk_id), []):
+            for stage in self._rank_stages:
+                if stage.stage_index == backward.stage:
+                    wait_for(stage._gradient_sends.pop(backward.microbatch, []))
+        with self._stopwatch.lap("forward"):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The stage's output, but never a view: torch detaches it in place after the input half of a backward."""
+        output: Tensor = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return output.clone() if output._is_view() else output
+
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: Tensor | None = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
+    ) -> None:
+        """Runs the backward of one micro-batch, or its input half, and lets go of its buffers.
+
+        Its gradient has come back, so the activations sent for it have arrived. Torch keeps the losses to the end of
+        the step; detached, they do not keep the graph and with it the received activations.
+        """
+        self._await(ActionKind.BACKWARD, bwd_chunk_id, "pp_backward")
+        wait_for(self._activation_sends.pop(bwd_chunk_id, []))
+        with self._stopwatch.lap("backward"):
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        self._drop_buffers(bwd_chunk_id)
+        if loss is not None and full_backward:
+            loss.detach_()
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        """Runs a backward or a half of one; the weight half by groups of parameters, last layers first.
+
+        There torch adds to `.grad` itself and no hook fires. Each group holds the AccumulateGrad nodes of the
+        parameters it makes the gradients of, and is emptied by the call.
+        """
+        if backward_type != "weight":
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        for group in reversed(bwd_kwargs["param_groups"]):
+            parameters = [node.variable for node in group["params"]]
+            with self._stopwatch.lap("backward"):
+                super().backward_maybe_with_nosync("weight", {**bwd_kwargs, "param_groups": [group]}, last_backward)
+            for parameter in parameters:
+                self._gradient_added(parameter)
+        return (), None
+
+    def finish_sends(self) -> None:
+        """Waits for what is still on its way at the end of a step."""
+        for axis, sends in (("pp_forward", self._activation_sends), ("pp_backward", self._gradient_sends)):
+            with self._stopwatch.lap(axis):
+                for microbatch in list(sends):
+                    wait_for(sends.pop(microbatch))
+
+
+class ListedSchedule(_PipelineScheduleRuntime):
+    """Torch's schedule runtime executing the action lists of `schedule.py`.
+
+    It posts receives early and never waits for a send, so sends overlap compute.
+    """
+
+    def __init__(
+        self, stages: list[EdgeStage], schedule: Schedule, num_microbatches: int, loss_function: LossFunction
+    ) -> None:
+        super().__init__(  # type: ignore[no-untyped-call]
+            stages, num_microbatches, loss_fn=loss_function, scale_grads=False
+        )
+        order: dict[int, Any] = {rank: [_to_torch(action) for action in schedule[rank]] for rank in schedule}
+        self._prepare_schedule_with_comms(order)
+
+
+def _to_torch(action: Action) -> _Action:
+    return _Action(action.stage, TORCH_KINDS[action.kind], action.microbatch)
