@@ -21,7 +21,8 @@ import torch.distributed.checkpoint.state_dict_loader as dcp_loader
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from holmes_runtime.checkpoint.checkpoints import LATEST, Description
+from holmes_runtime.checkpoint.checkpoint_folder import newest_in
+from holmes_runtime.checkpoint.description import Description
 from holmes_runtime.checkpoint.safe_reader import SafeReader
 from holmes_runtime.model.decoder import DTYPES
 
@@ -37,7 +38,7 @@ def export(checkpoint: Path, output: Path) -> int:
     """
     if output.exists():
         raise ValueError(f"{output} exists")
-    folder = checkpoint / (checkpoint / LATEST).read_text().strip() if (checkpoint / LATEST).is_file() else checkpoint
+    folder = newest_in(checkpoint) or checkpoint
     description = Description.read(folder)
     saved = SafeReader(folder).read_metadata().state_dict_metadata
     shapes = {

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from holmes_runtime.checkpoint.checkpoints import Counters
+from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.comm import process_groups as comm
 from holmes_runtime.comm.stopwatch import Stopwatch
 from holmes_runtime.config.rank_grid import Rank

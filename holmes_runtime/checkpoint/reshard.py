@@ -7,6 +7,7 @@ whole tensors, so what one plan saves, any other plan loads.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,6 +24,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWrite
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from holmes_runtime.model.tensor_part import TensorPart
+from holmes_runtime.parallel.gradient_buckets import Shard
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,19 @@ class TensorPiece:
     def chunk_at(self, offsets: torch.Size | None) -> Tensor:
         """The values of the box at `offsets` of the whole tensor, to read from or to write to."""
         return next(values for chunk, values in self.chunks() if chunk.offsets == offsets)
+
+
+def pieces_of(shards: Iterable[Shard]) -> dict[str, TensorPiece]:
+    """All tensors a rank holds parts of, by their names in a checkpoint."""
+    return {
+        f"{kind}/{shard.name}": TensorPiece(values, shard.part, shard.start, shard.stop)
+        for shard in shards
+        for kind, values in (
+            ("weight", shard.master),
+            ("exp_avg", shard.exp_avg),
+            ("exp_avg_sq", shard.exp_avg_sq),
+        )
+    }
 
 
 class PieceSavePlanner(DefaultSavePlanner):

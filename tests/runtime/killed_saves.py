@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from holmes_runtime.checkpoint.checkpoints import Checkpoints, Counters
+from holmes_runtime.checkpoint.checkpoints import Checkpoints
+from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing
 from holmes_runtime.model.tensor_part import TensorPart

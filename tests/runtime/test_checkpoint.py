@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from holmes_runtime.checkpoint.checkpoints import Checkpoints, Counters, differences
+from holmes_runtime.checkpoint.checkpoints import Checkpoints
+from holmes_runtime.checkpoint.description import Counters, differences
 from holmes_runtime.checkpoint.safe_reader import SafeReader
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing

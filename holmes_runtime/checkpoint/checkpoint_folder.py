@@ -1,0 +1,80 @@
+"""The folder of a run's checkpoints: what is in it is whole, whenever the writer is killed.
+
+It holds `latest` (the name of the newest whole checkpoint), `step-00000100` for the state after 100 steps, and while
+one is written `step-00000200.partial`. Rank 0 alone changes names here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+LATEST_FILE = "latest"
+PARTIAL = ".partial"
+
+
+@dataclass(frozen=True)
+class CheckpointFolder:
+    """The folder `path`, in which the newest `keep_last` checkpoints are kept."""
+
+    path: Path
+    keep_last: int
+
+    def make_ready(self) -> None:
+        """Makes the folder if it is missing, and removes what a kill left half written."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for stray in self.path.glob(f"*{PARTIAL}"):
+            shutil.rmtree(stray, ignore_errors=True)
+
+    def partial(self, steps: int) -> Path:
+        """Where the checkpoint after `steps` is written."""
+        return self.path / f"{_name(steps)}{PARTIAL}"
+
+    def publish(self, steps: int) -> None:
+        """Gives the checkpoint after `steps`, now whole, its name, points `latest` to it, and removes old ones."""
+        final = self.path / _name(steps)
+        if final.exists():
+            _remove(final)
+        self.partial(steps).rename(final)
+        pointer = self.path / f"{LATEST_FILE}{PARTIAL}"
+        write_durably(pointer, final.name + "\n")
+        pointer.replace(self.path / LATEST_FILE)
+        _sync_folder(self.path)
+        older = sorted(path for path in self.path.glob("step-*") if path.name <= final.name and not path.suffix)
+        for path in older[: -self.keep_last]:
+            _remove(path)
+
+
+def newest_in(folder: Path) -> Path | None:
+    """The newest whole checkpoint in `folder`; None if there is none."""
+    latest = folder / LATEST_FILE
+    return folder / latest.read_text(encoding="utf-8").strip() if latest.is_file() else None
+
+
+def _name(steps: int) -> str:
+    return f"step-{steps:08d}"
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Writes `text` and waits until it is on the disk."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a checkpoint; a kill halfway leaves nothing that could be taken for one."""
+    condemned = folder.with_name(f"{folder.name}.old{PARTIAL}")
+    folder.rename(condemned)
+    shutil.rmtree(condemned, ignore_errors=True)

@@ -1,0 +1,68 @@
+"""What a checkpoint says of itself beside its tensors: checkpoint.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.run_settings import Precision
+
+FORMAT_VERSION = 1
+DESCRIPTION_FILE = "checkpoint.json"
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What is saved beside the tensors: steps of the run and of AdamW, and the loss scale of fp16 (else 1 and 0)."""
+
+    steps: int
+    optimizer_steps: int
+    loss_scale: float
+    good_steps: int
+
+
+@dataclass(frozen=True)
+class Description:
+    """checkpoint.json. `shape` must be that of the run that loads it; `trained_with` may have changed."""
+
+    format_version: int
+    counters: Counters
+    value_type: Precision
+    shape: dict[str, Any]
+    trained_with: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> Description:
+        """Of the checkpoint in `folder`. Raises ValueError naming the file if it is not one this version reads."""
+        path = folder / DESCRIPTION_FILE
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data["format_version"] != FORMAT_VERSION:
+                raise ValueError(f"{path}: format_version {data['format_version']}, this Holmes reads {FORMAT_VERSION}")
+            return cls(**{**data, "counters": Counters(**data["counters"])})
+        except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path} is no description of a checkpoint: {error}") from None
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+
+def describe(config: RunConfig, data_digest: str, counters: Counters) -> Description:
+    """What a checkpoint of this run says of itself."""
+    return Description(
+        FORMAT_VERSION,
+        counters,
+        config.value_type,
+        asdict(config.model),
+        {"seed": config.seed, "global_batch_size": config.global_batch_size, "data": data_digest},
+    )
+
+
+def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """The keys whose values differ, such as `seed: 1 then, 2 now`."""
+    keys = sorted(saved.keys() | now.keys())
+    return [f"{key}: {saved.get(key)} then, {now.get(key)} now" for key in keys if saved.get(key) != now.get(key)]
