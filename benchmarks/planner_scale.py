@@ -25,7 +25,8 @@ from rich.table import Table
 
 from benchmarks.figure import print_figure
 from holmes_core.records.access import Access
-from holmes_core.records.inventory import Cluster, FabricKind, Gpu, Host, Inventory, Netdev, Network, NetworkPort, Nic
+from holmes_core.records.devices import Gpu, Netdev, Nic
+from holmes_core.records.inventory import Cluster, FabricKind, Host, Inventory, Network, NetworkPort
 from holmes_core.records.record import write_atomically
 from holmes_core.units import GIB, bytes_per_s_from_gbps
 

@@ -12,7 +12,8 @@ import ipaddress
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from holmes_core.records.inventory import Cluster, FabricKind, Finding, Host, Netdev, Network, NetworkPort, Nic
+from holmes_core.records.devices import Netdev, Nic
+from holmes_core.records.inventory import Cluster, FabricKind, Finding, Host, Network, NetworkPort
 from holmes_core.units import bytes_per_s_from_gbps
 
 _SHORT: dict[FabricKind, str] = {"InfiniBand": "ib", "RoCE": "roce", "Ethernet": "eth", "loopback": "local"}

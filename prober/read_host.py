@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from holmes_core.records.access import Access
-from holmes_core.records.inventory import Host, Nic
+from holmes_core.records.devices import Nic
+from holmes_core.records.inventory import Host
 from prober.asking.commands import Command
 from prober.asking.recording import HostNotes, Recorded
 from prober.asking.sysfs_tree import Tree, read_tree

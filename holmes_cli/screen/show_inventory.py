@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from holmes_cli.screen.terminal import out
-from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Nic
+from holmes_core.records.devices import Nic
+from holmes_core.records.inventory import Cluster, Finding, Host, Inventory
 from holmes_core.records.link import Link
 from holmes_core.units import format_memory, format_rate, format_seconds
 from prober.differences import Difference, peer_differences

@@ -7,223 +7,48 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from holmes_core.records.access import Access
+from holmes_core.records.devices import Gpu, GpuProcess, Netdev, Nic, PciDevice, Route
 from holmes_core.records.link import Link
 from holmes_core.records.record import FileRecord, Record
 
-NicKind = Literal["InfiniBand", "RoCE", "Ethernet", "Omni-Path", "EFA", "iWARP", "SoftRoCE", "unknown"]
-GidType = Literal["IB", "RoCE v1", "RoCE v2"]
-NetdevKind = Literal["physical", "virtual function", "bond", "vlan", "bridge", "ipoib", "loopback", "virtual"]
 FabricKind = Literal["InfiniBand", "RoCE", "Ethernet", "loopback"]
 Severity = Literal["F", "W", "I"]
+"""F refuses launch, W warns, I informs."""
 
 
 class Finding(Record):
-    """Something the user should know. Ids and severities (F refuses launch, W warns, I informs) are the catalogue's."""
+    """Something the user should know."""
 
-    rule: str
+    rule: str  # id in the catalogue of rules, `NIC-PORT-DOWN`
     severity: Severity
     hosts: tuple[str, ...]
-    evidence: str
-    effect: str
+    evidence: str  # what was seen
+    effect: str  # what it does to training
     remedy: str
 
 
-class PciLink(Record):
-    """Speed (GT/s a lane) and width (lanes) of a PCI Express link: now, and the most the device can do."""
-
-    speed_gts: float | None = None
-    width: int | None = None
-    max_speed_gts: float | None = None
-    max_width: int | None = None
-
-
-class PciDevice(Record):
-    """A GPU, a NIC, or a bridge above one. `parent` is the bridge it hangs below, None at the root or not known.
-
-    `acs_redirects`: the device's ACS control has ReqRedir+ or CmpltRedir+; None without root.
-    """
-
-    address: str
-    what: Literal["gpu", "nic", "bridge"]
-    parent: str | None = None
-    link: PciLink = PciLink()
-    numa_node: int | None = None
-    acs_redirects: bool | None = None
-    max_read_request_bytes: int | None = None
-
-
-class Gpu(Record):
-    """One GPU as nvidia-smi shows it; as lspci does where nvidia-smi was not asked.
-
-    `nvlinks_total` 0 means there is no NVLink; None with `nvlinks_up` 0, that there are links and none is up.
-    `nearest_nics` are the RDMA devices (or `NIC0` of topo -m where its legend is missing) at `nearest_path`, in
-    nvidia-smi's words: PIX, PXB, PHB, NODE, SYS. `throttle_reasons` are the active ones, without `gpu_idle`.
-    """
-
-    index: int = Field(ge=0)
-    name: str | None
-    uuid: str | None
-    memory_bytes: int | None
-    pci_address: str | None
-    driver_version: str | None = None
-    mig: bool | None = None
-    mig_devices: int | None = None
-    nvlinks_up: int | None = None
-    nvlinks_total: int | None = None
-    compute_mode: str | None = None
-    persistence_mode: bool | None = None
-    ecc_uncorrected: int | None = None
-    row_remap_pending: bool | None = None
-    row_remap_failure: bool | None = None
-    throttle_reasons: tuple[str, ...] = ()
-    pci_gen: int | None = None
-    pci_gen_max: int | None = None
-    pci_width: int | None = None
-    pci_width_max: int | None = None
-    fabric_state: str | None = None
-    fabric_status: str | None = None
-    numa_node: int | None = None
-    cpus: str | None = None
-    nearest_nics: tuple[str, ...] = ()
-    nearest_path: str | None = None
-
-
-class GpuProcess(Record):
-    """A process that computes on a GPU. `gpu` is the GPU's index; None where the tool did not say which."""
-
-    pid: int
-    gpu: int | None
-    name: str | None
-    memory_bytes: int | None
-
-
-class Gid(Record):
-    """One entry of a port's GID table."""
-
-    index: int = Field(ge=0)
-    gid: str
-    type: GidType | None = None
-    ipv4: str | None = None
-    netdev: str | None = None
-
-
-class Nic(Record):
-    """One RDMA port, or a network card without RDMA (kind Ethernet, port 0, device its netdev).
-
-    `state` and `phys_state` in ibstat's words; `rate_gbps` is void unless the port is Active. `gid_choice` is the index
-    of the RoCE v2 entry with an IPv4 address, which NCCL chooses by itself. `node_type`: ca, rnic, ...
-    `counters` are (name, value) of the error counters since boot, `counter_growth` those that grew between two readings
-    of one probe, and by how much; None where they were read once.
-    """
-
-    device: str
-    port: int
-    kind: NicKind
-    rate_gbps: float | None
-    state: str | None
-    phys_state: str | None
-    netdev: str | None
-    subnet_prefix: str | None
-    sm_lid: int | None
-    usable_by_nccl_ib: bool | None
-    why: str
-    lid: int | None = None
-    driver: str | None = None
-    firmware: str | None = None
-    hca_type: str | None = None
-    board_id: str | None = None
-    vendor_id: str | None = None
-    transport: str | None = None
-    node_type: str | None = None
-    node_guid: str | None = None
-    sys_image_guid: str | None = None
-    port_guid: str | None = None
-    pci_address: str | None = None
-    pci: PciLink = PciLink()
-    numa_node: int | None = None
-    active_mtu: int | None = None
-    virtual_function: bool | None = None
-    bond: bool = False
-    gids: tuple[Gid, ...] = ()
-    gid_choice: int | None = None
-    counters: tuple[tuple[str, int], ...] = ()
-    counter_growth: tuple[tuple[str, int], ...] | None = None
-
-    @property
-    def hca(self) -> str:
-        """`mlx5_0:1`, the port as NCCL_IB_HCA names it."""
-        return f"{self.device}:{self.port}"
-
-
-class BondSlave(Record):
-    """One member of a bond and its MII status, `up` in words of /proc/net/bonding."""
-
-    name: str
-    mii_status: str | None
-
-
-class Netdev(Record):
-    """One network interface of the kernel. `addresses` are IPv4 with prefix length, `10.9.0.1/24`.
-
-    `pfc_enabled_priorities` is None where PFC could not be read, () where it is off. `bond_slaves` are None where
-    the interface is no bond or its members are not known.
-    """
-
-    name: str
-    up: bool | None
-    mtu: int | None
-    addresses: tuple[str, ...]
-    speed_bytes_per_s: float | None
-    ipv6_addresses: tuple[str, ...] = ()
-    kind: NetdevKind | None = None
-    driver: str | None = None
-    firmware: str | None = None
-    pci_address: str | None = None
-    numa_node: int | None = None
-    mac: str | None = None
-    operstate: str | None = None
-    link_detected: bool | None = None
-    max_speed_bytes_per_s: float | None = None
-    bond_slaves: tuple[BondSlave, ...] | None = None
-    rp_filter: int | None = None
-    arp_ignore: int | None = None
-    arp_announce: int | None = None
-    pfc_enabled_priorities: tuple[int, ...] | None = None
-    trust: Literal["pcp", "dscp"] | None = None
-
-
-class Route(Record):
-    """An IPv4 route of the kernel other than the default one: the prefix it leads to, and the netdev it takes."""
-
-    prefix: str
-    netdev: str
-
-
 class Software(Record):
-    """What the run would use there. `torch` is None where it cannot be imported.
-
-    `cuda` and `nccl` are those torch was built with or brings along; `ofed` is `ofed_info -s`.
-    """
+    """What the run would use there."""
 
     python: str | None
-    torch: str | None
-    cuda: str | None = None
-    nccl: str | None = None
-    ofed: str | None = None
+    torch: str | None  # None where it cannot be imported
+    cuda: str | None = None  # that torch was built with
+    nccl: str | None = None  # that torch brings along
+    ofed: str | None = None  # `ofed_info -s`
 
 
 class NcclSetting(Record):
-    """A NCCL variable set already. `where`: `environment`, or the conf file that sets it."""
+    """A NCCL variable set already."""
 
-    where: str
+    where: str  # `environment`, or the conf file that sets it
     name: str
     value: str
 
 
 class Conflict(Record):
-    """Two sources that disagree. `subject` is `device:port`, a netdev or `GPU0`; the value of `source_a` was kept."""
+    """Two sources that disagree; the value of `source_a` was kept."""
 
-    subject: str
+    subject: str  # `mlx5_0:1`, a netdev or `GPU0`
     fact: str
     source_a: str
     value_a: str
@@ -232,78 +57,69 @@ class Conflict(Record):
 
 
 class Host(Record):
-    """One machine. A host that could not be reached keeps its place, with nothing known and a finding.
-
-    `kernel_modules` is what the outputs show loaded; only when `kernel_modules_complete` does absence mean not loaded.
-    `memlock_bytes` and `nofile` are -1 for unlimited. `clock_skew_s` is the host's clock minus the controller's.
-    `gpu_count_lspci` is None where lspci was not read. `peermem`: GPUDirect RDMA through nvidia_peermem or nv_peer_mem;
-    `open_gpu_driver`: the open kernel module, which has DMA-BUF. `gpu_processes` is None where nobody asked for them.
-    `iommu_groups` counts /sys/kernel/iommu_groups. `counter_interval_s`: between the two readings of NIC counters.
-    `uverbs` counts /dev/infiniband/uverbs*, `uverbs_openable` those that this user may open. `sources` are the tools
-    that gave something. `warnings` are lines of tools that are faults in themselves (infoROM, Xid).
-    """
+    """One machine. One that could not be reached stays in the inventory, with nothing known and a finding."""
 
     name: str
     access: Access
     reachable: bool
-    hostname: str | None = None
+    hostname: str | None = None  # what it calls itself
     gpus: tuple[Gpu, ...] = ()
     nics: tuple[Nic, ...] = ()
     netdevs: tuple[Netdev, ...] = ()
     default_route_netdev: str | None = None
     routes: tuple[Route, ...] = ()
     software: Software = Software(python=None, torch=None)
-    python_asked: bool = False
-    kernel: str | None = None
+    python_asked: bool = False  # else `software` says nothing
+    kernel: str | None = None  # its release
     cpu_count: int | None = None
     memory_bytes: int | None = None
     hugepages: int | None = None
-    kernel_modules: tuple[str, ...] | None = None
-    kernel_modules_complete: bool = False
-    peermem: bool | None = None
-    open_gpu_driver: bool | None = None
+    kernel_modules: tuple[str, ...] | None = None  # what the outputs show loaded
+    kernel_modules_complete: bool = False  # only then is one that is not among them not loaded
+    peermem: bool | None = None  # GPUDirect RDMA through nvidia_peermem or nv_peer_mem
+    open_gpu_driver: bool | None = None  # the open kernel module, which has DMA-BUF
     gpu_driver_version: str | None = None
-    gpu_count_lspci: int | None = None
-    nvidia_smi_failure: str | None = None
-    gpu_processes: tuple[GpuProcess, ...] | None = None
-    fabric_manager: str | None = None
-    warnings: tuple[str, ...] = ()
+    gpu_count_lspci: int | None = None  # None where lspci was not read
+    nvidia_smi_failure: str | None = None  # what it said when it failed as a whole
+    gpu_processes: tuple[GpuProcess, ...] | None = None  # None where nobody asked for them
+    fabric_manager: str | None = None  # state of its service, `active`
+    warnings: tuple[str, ...] = ()  # lines of tools that are faults in themselves (infoROM, Xid)
     pci: tuple[PciDevice, ...] = ()
-    iommu_groups: int | None = None
+    iommu_groups: int | None = None  # how many /sys/kernel/iommu_groups has
     kernel_command_line: str | None = None
     virtual_machine: bool | None = None
-    memlock_bytes: int | None = None
-    nofile: int | None = None
-    shm_bytes: int | None = None
-    clock_skew_s: float | None = None
+    memlock_bytes: int | None = None  # -1 for unlimited
+    nofile: int | None = None  # -1 for unlimited
+    shm_bytes: int | None = None  # size of /dev/shm
+    clock_skew_s: float | None = None  # the host's clock minus the controller's
     round_trip_s: float | None = None
-    counter_interval_s: float | None = None
+    counter_interval_s: float | None = None  # between the two readings of NIC counters
     user_is_root: bool | None = None
-    name_resolves_to: tuple[str, ...] = ()
-    uverbs: int | None = None
-    uverbs_openable: int | None = None
+    name_resolves_to: tuple[str, ...] = ()  # addresses of `hostname` on the host itself
+    uverbs: int | None = None  # how many /dev/infiniband/uverbs* there are
+    uverbs_openable: int | None = None  # how many of them this user may open
     nccl_settings: tuple[NcclSetting, ...] = ()
-    sources: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()  # tools that gave something
     conflicts: tuple[Conflict, ...] = ()
 
 
 class NetworkPort(Record):
-    """Where a host touches a network: the netdev TCP uses, and the HCAs RDMA uses (`mlx5_0:1`)."""
+    """Where a host touches a network."""
 
     host: str
-    netdev: str | None
+    netdev: str | None  # for TCP
     address: str | None
-    bandwidth_bytes_per_s: float | None = Field(ge=0)
-    hcas: tuple[str, ...] = ()
-    rdma_bandwidth_bytes_per_s: float | None = Field(default=None, ge=0)
+    bandwidth_bytes_per_s: float | None = Field(ge=0)  # of the netdev
+    hcas: tuple[str, ...] = ()  # for RDMA, `mlx5_0:1`
+    rdma_bandwidth_bytes_per_s: float | None = Field(default=None, ge=0)  # of all HCAs together
 
 
 class Network(Record):
-    """A fabric inside one cluster, or the network all clusters share. `subnet` is its IPv4 prefix where known."""
+    """A fabric inside one cluster, or the network all clusters share."""
 
     name: str
     kind: FabricKind
-    subnet: str | None
+    subnet: str | None  # its IPv4 prefix
     ports: tuple[NetworkPort, ...]
 
     def port_of(self, host: str) -> NetworkPort | None:
@@ -312,12 +128,12 @@ class Network(Record):
 
 
 class Cluster(Record):
-    """Hosts that share one fabric. `pinned` when hosts.yaml named it."""
+    """Hosts that share one fabric."""
 
     name: str
     hosts: tuple[str, ...]
     fabric: Network
-    pinned: bool = False
+    pinned: bool = False  # hosts.yaml named it
 
 
 class Inventory(FileRecord):

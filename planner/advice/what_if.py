@@ -18,7 +18,8 @@ import re
 from collections.abc import Callable, Collection, Mapping
 
 from holmes_core.errors import HolmesError
-from holmes_core.records.inventory import Cluster, Host, Inventory, Network, NetworkPort, Nic
+from holmes_core.records.devices import Nic
+from holmes_core.records.inventory import Cluster, Host, Inventory, Network, NetworkPort
 from holmes_core.records.link import Link, Spread
 from holmes_core.units import bytes_per_s_from_gbps
 

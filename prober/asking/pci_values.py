@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from holmes_core.records.inventory import PciLink
+from holmes_core.records.devices import PciLink
 from prober.asking.numbers import number, whole_number
 
 

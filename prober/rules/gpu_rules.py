@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from holmes_core.records.inventory import Host, PciLink
+from holmes_core.records.devices import PciLink
+from holmes_core.records.inventory import Host
 from holmes_core.units import format_memory
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 

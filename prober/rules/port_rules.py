@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holmes_core.records.inventory import Host, Nic
+from holmes_core.records.devices import Nic
+from holmes_core.records.inventory import Host
 from prober.clusters import fabric_of, is_rail_class
 from prober.rules.rule import Evidence, Rule
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from holmes_core.records.inventory import Host, Nic
+from holmes_core.records.devices import Nic
+from holmes_core.records.inventory import Host
 from holmes_core.units import bytes_per_s_from_gbps, format_rate
 from prober.clusters import fabric_of
 from prober.rules.port_rules import LEFT_OUT, active_ports

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Sequence
 
-from holmes_core.records.inventory import Host, Netdev, Nic
+from holmes_core.records.devices import Netdev, Nic
+from holmes_core.records.inventory import Host
 from prober.clusters import fabric_of
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 

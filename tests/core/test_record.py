@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from holmes_core.errors import WRONG_USAGE, HolmesError
 from holmes_core.hosts.hosts_file import HostsFile, read_hosts_file
 from holmes_core.records.access import Access
-from holmes_core.records.inventory import Cluster, Finding, Gpu, Host, Inventory, Netdev, Network, NetworkPort, Nic
+from holmes_core.records.devices import Gpu, Netdev, Nic
+from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network, NetworkPort
 from holmes_core.records.job import Job
 from holmes_core.records.plan import InterfaceTraffic
 from holmes_core.records.record import parse, read_file, read_user_file, write_atomically

@@ -7,17 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from holmes_core.records.access import Access
-from holmes_core.records.inventory import (
-    Cluster,
-    FabricKind,
-    Gpu,
-    Host,
-    Inventory,
-    Netdev,
-    Network,
-    NetworkPort,
-    Software,
-)
+from holmes_core.records.devices import Gpu, Netdev
+from holmes_core.records.inventory import Cluster, FabricKind, Host, Inventory, Network, NetworkPort, Software
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan, Source
 from planner.make_plan import make_plan

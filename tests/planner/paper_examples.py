@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 
 from holmes_core.records.access import Access
-from holmes_core.records.inventory import Cluster, FabricKind, Gpu, Host, Inventory, Netdev, Network, NetworkPort
+from holmes_core.records.devices import Gpu, Netdev
+from holmes_core.records.inventory import Cluster, FabricKind, Host, Inventory, Network, NetworkPort
 from holmes_core.records.record import write_atomically
 
 FOLDER = Path(__file__).parents[2] / "templates" / "examples"

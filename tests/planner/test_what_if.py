@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from holmes_core.errors import HolmesError
-from holmes_core.records.inventory import Inventory, Nic
+from holmes_core.records.devices import Nic
+from holmes_core.records.inventory import Inventory
 from holmes_core.records.link import Link, Spread
 from planner.advice.what_if import rate_text, what_if
 from planner.layout.verify import verify

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from holmes_core.records.access import Access
-from holmes_core.records.inventory import Host, Netdev, Nic, Route, Software
+from holmes_core.records.devices import Netdev, Nic, Route
+from holmes_core.records.inventory import Host, Software
 from prober.audit import audit
 from prober.clusters import find_clusters, find_shared_network
 

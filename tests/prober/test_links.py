@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holmes_core.records.access import Access
-from holmes_core.records.inventory import Cluster, Host, Inventory, Network, NetworkPort, Nic
+from holmes_core.records.devices import Nic
+from holmes_core.records.inventory import Cluster, Host, Inventory, Network, NetworkPort
 from holmes_core.records.link import Direction, Link, LinkMethod, Spread
 from holmes_core.units import bytes_per_s_from_gbps
 from prober.links import link_node

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from holmes_core.records.access import Access
-from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Netdev, Network, NetworkPort
+from holmes_core.records.devices import Netdev
+from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network, NetworkPort
 from holmes_core.records.link import Link
 from holmes_core.units import bytes_per_s_from_mbps
 from prober.links.link_audit import audit_links

@@ -7,20 +7,8 @@ from typing import Any
 import pytest
 
 from holmes_core.records.access import Access
-from holmes_core.records.inventory import (
-    BondSlave,
-    Conflict,
-    Gid,
-    Gpu,
-    GpuProcess,
-    Host,
-    NcclSetting,
-    Netdev,
-    Nic,
-    PciDevice,
-    PciLink,
-    Software,
-)
+from holmes_core.records.devices import BondSlave, Gid, Gpu, GpuProcess, Netdev, Nic, PciDevice, PciLink
+from holmes_core.records.inventory import Conflict, Host, NcclSetting, Software
 from prober.audit import HOST_RULES, PEER_RULES, audit, joined
 from prober.clusters import find_clusters, find_shared_network
 from prober.rules.rule import PeerRule, Rule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from holmes_core.records.inventory import Gpu, GpuProcess
+from holmes_core.records.devices import Gpu, GpuProcess
 from prober.asking.commands import Command
 from prober.asking.numbers import mebibytes, whole_number
 from prober.asking.pci_values import normal_address

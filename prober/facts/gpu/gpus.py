@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holmes_core.records.inventory import Gpu
+from holmes_core.records.devices import Gpu
 from prober.asking.merge import filled, updated
 from prober.asking.recording import Recorded
 from prober.facts.gpu.gpu_query import parse_query

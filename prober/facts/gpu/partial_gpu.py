@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holmes_core.records.inventory import Gpu
+from holmes_core.records.devices import Gpu
 
 
 class PartialGpu(Gpu):

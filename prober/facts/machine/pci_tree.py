@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from holmes_core.records.inventory import PciDevice, PciLink
+from holmes_core.records.devices import PciDevice, PciLink
 from prober.asking.commands import Command
 from prober.asking.merge import filled
 from prober.asking.numbers import number

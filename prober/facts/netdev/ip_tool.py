@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from holmes_core.records.inventory import NetdevKind, Route
+from holmes_core.records.devices import NetdevKind, Route
 from prober.asking.commands import Command
 from prober.asking.json_list import json_list
 from prober.asking.numbers import whole_number

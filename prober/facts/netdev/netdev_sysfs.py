@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from holmes_core.records.inventory import BondSlave, NetdevKind
+from holmes_core.records.devices import BondSlave, NetdevKind
 from holmes_core.units import bytes_per_s_from_mbps
 from prober.asking.commands import Command
 from prober.asking.numbers import whole_number

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from holmes_core.records.inventory import Conflict, Netdev
+from holmes_core.records.devices import Netdev
+from holmes_core.records.inventory import Conflict
 from holmes_core.units import bytes_per_s_from_gbps
 from prober.asking.merge import merged, updated
 from prober.facts.netdev.partial_netdev import PartialNetdev, kind_of, looks_physical

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from holmes_core.records.inventory import Netdev, NetdevKind
+from holmes_core.records.devices import Netdev, NetdevKind
 
 _VIRTUAL_NAMES = re.compile(r"(docker|br-|veth|virbr|cni|flannel|cali|tun|tap|ifb|dummy|sit|gre|ip6tnl|kube|vxlan|ovs)")
 _PHYSICAL_NAMES = re.compile(r"(en[opsPx]|eth|em|p\d+p\d)\w*")

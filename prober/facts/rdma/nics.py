@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from holmes_core.records.inventory import Conflict, Gid, Netdev, Nic, NicKind, PciLink
+from holmes_core.records.devices import Gid, Netdev, Nic, NicKind, PciLink
+from holmes_core.records.inventory import Conflict
 from prober.asking.merge import merged, updated
 from prober.facts.rdma.port_facts import WHOLE_DEVICE, PortFacts
 

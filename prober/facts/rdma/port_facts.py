@@ -6,7 +6,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from holmes_core.records.inventory import Gid, GidType, PciLink
+from holmes_core.records.devices import Gid, GidType, PciLink
 
 WHOLE_DEVICE = 0  # the port number of facts that hold for all ports of a device
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from holmes_core.records.inventory import Gid
+from holmes_core.records.devices import Gid
 from prober.asking.commands import Command
 from prober.asking.numbers import guid, number, whole_number
 from prober.asking.pci_values import numa_node, pci_link, pci_path

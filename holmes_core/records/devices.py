@@ -1,0 +1,167 @@
+"""What is in a host: GPUs, PCI Express, NICs and network interfaces, as its tools show them; None is not known."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from holmes_core.records.record import Record
+
+NicKind = Literal["InfiniBand", "RoCE", "Ethernet", "Omni-Path", "EFA", "iWARP", "SoftRoCE", "unknown"]
+GidType = Literal["IB", "RoCE v1", "RoCE v2"]
+NetdevKind = Literal["physical", "virtual function", "bond", "vlan", "bridge", "ipoib", "loopback", "virtual"]
+
+
+class PciLink(Record):
+    """A PCI Express link: how it runs now, and the most that the device can do."""
+
+    speed_gts: float | None = None  # GT/s a lane
+    width: int | None = None  # lanes
+    max_speed_gts: float | None = None
+    max_width: int | None = None
+
+
+class PciDevice(Record):
+    """A GPU, a NIC, or a bridge above one."""
+
+    address: str  # `0000:19:00.0`, as all PCI addresses here
+    what: Literal["gpu", "nic", "bridge"]
+    parent: str | None = None  # the bridge it hangs below; None at the root too
+    link: PciLink = PciLink()
+    numa_node: int | None = None
+    acs_redirects: bool | None = None  # its ACS control has ReqRedir+ or CmpltRedir+; not known without root
+    max_read_request_bytes: int | None = None
+
+
+class Gpu(Record):
+    """One GPU as nvidia-smi shows it; as lspci does where nvidia-smi was not asked."""
+
+    index: int = Field(ge=0)
+    name: str | None
+    uuid: str | None
+    memory_bytes: int | None
+    pci_address: str | None
+    driver_version: str | None = None
+    mig: bool | None = None  # it is in MIG mode
+    mig_devices: int | None = None
+    nvlinks_up: int | None = None
+    nvlinks_total: int | None = None  # 0: it has no NVLink; None with `nvlinks_up` 0: it has, and none is up
+    compute_mode: str | None = None  # `Default`, `Exclusive_Process`, `Prohibited`
+    persistence_mode: bool | None = None
+    ecc_uncorrected: int | None = None  # errors since the driver was loaded
+    row_remap_pending: bool | None = None
+    row_remap_failure: bool | None = None
+    throttle_reasons: tuple[str, ...] = ()  # the active ones, without `gpu_idle`
+    pci_gen: int | None = None
+    pci_gen_max: int | None = None
+    pci_width: int | None = None  # lanes
+    pci_width_max: int | None = None
+    fabric_state: str | None = None  # of its NVSwitch fabric, `Completed`
+    fabric_status: str | None = None
+    numa_node: int | None = None
+    cpus: str | None = None  # near it, `0-31,64-95`
+    nearest_nics: tuple[str, ...] = ()  # RDMA devices at `nearest_path`; NIC0 where topo -m lacks its legend
+    nearest_path: str | None = None  # in nvidia-smi's words: PIX, PXB, PHB, NODE, SYS
+
+
+class GpuProcess(Record):
+    """A process that computes on a GPU."""
+
+    pid: int
+    gpu: int | None  # the GPU's index
+    name: str | None
+    memory_bytes: int | None
+
+
+class Gid(Record):
+    """One entry of a port's GID table."""
+
+    index: int = Field(ge=0)
+    gid: str
+    type: GidType | None = None
+    ipv4: str | None = None
+    netdev: str | None = None
+
+
+class Nic(Record):
+    """One RDMA port, or a network card without RDMA (kind Ethernet, port 0, device its netdev)."""
+
+    device: str
+    port: int
+    kind: NicKind
+    rate_gbps: float | None  # void unless the port is Active
+    state: str | None  # in ibstat's words, as `phys_state`
+    phys_state: str | None
+    netdev: str | None
+    subnet_prefix: str | None  # of InfiniBand, `fe80:0000:0000:0000`
+    sm_lid: int | None  # of the subnet manager
+    usable_by_nccl_ib: bool | None  # NCCL's verbs transport takes it
+    why: str  # it is usable or not
+    lid: int | None = None
+    driver: str | None = None
+    firmware: str | None = None
+    hca_type: str | None = None
+    board_id: str | None = None
+    vendor_id: str | None = None  # `0x15b3`
+    transport: str | None = None  # in ibv_devinfo's words
+    node_type: str | None = None  # ca, rnic, ...
+    node_guid: str | None = None
+    sys_image_guid: str | None = None  # the same for all ports and devices of a card
+    port_guid: str | None = None
+    pci_address: str | None = None
+    pci: PciLink = PciLink()
+    numa_node: int | None = None
+    active_mtu: int | None = None  # bytes, of RDMA packets
+    virtual_function: bool | None = None
+    bond: bool = False
+    gids: tuple[Gid, ...] = ()
+    gid_choice: int | None = None  # index of the RoCE v2 entry with an IPv4 address, which NCCL chooses by itself
+    counters: tuple[tuple[str, int], ...] = ()  # (name, errors since boot)
+    counter_growth: tuple[tuple[str, int], ...] | None = None
+    """(name, by how much it grew) of those that grew between two readings of one probe; None where read once."""
+
+    @property
+    def hca(self) -> str:
+        """`mlx5_0:1`, the port as NCCL_IB_HCA names it."""
+        return f"{self.device}:{self.port}"
+
+
+class BondSlave(Record):
+    """One member of a bond."""
+
+    name: str
+    mii_status: str | None  # `up`, in words of /proc/net/bonding
+
+
+class Netdev(Record):
+    """One network interface of the kernel."""
+
+    name: str
+    up: bool | None
+    mtu: int | None  # bytes
+    addresses: tuple[str, ...]  # IPv4 with prefix length, `10.9.0.1/24`
+    speed_bytes_per_s: float | None
+    ipv6_addresses: tuple[str, ...] = ()  # with prefix length
+    kind: NetdevKind | None = None
+    driver: str | None = None
+    firmware: str | None = None
+    pci_address: str | None = None
+    numa_node: int | None = None
+    mac: str | None = None
+    operstate: str | None = None  # `up`, `down`, `unknown`, as the kernel says
+    link_detected: bool | None = None
+    max_speed_bytes_per_s: float | None = None  # of the fastest mode that the card supports
+    bond_slaves: tuple[BondSlave, ...] | None = None  # None where it is no bond, too
+    rp_filter: int | None = None  # these three: what the kernel goes by, `all` included
+    arp_ignore: int | None = None
+    arp_announce: int | None = None
+    pfc_enabled_priorities: tuple[int, ...] | None = None  # () where PFC is off
+    trust: Literal["pcp", "dscp"] | None = None  # where the card takes a packet's priority from
+
+
+class Route(Record):
+    """An IPv4 route of the kernel other than the default one."""
+
+    prefix: str  # it leads to, `10.2.0.0/16`
+    netdev: str
