@@ -30,7 +30,7 @@ from benchmarks.probe_scale import address, running_hosts
 from holmes_core.records.access import Access
 from holmes_core.records.inventory import Cluster, Host, Inventory, Network
 from holmes_core.records.plan import Node, Plan
-from holmes_core.records.record import read_file
+from holmes_core.records.record_file import read_file
 from launcher.prepare.prepare import run_config_of
 from tests.planner.fleets import bed_job, netdev, plan_for, port
 from tests.testbed.rehearsal import Site, bed_site, standard_library_corpus

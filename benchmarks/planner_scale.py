@@ -27,7 +27,7 @@ from benchmarks.figure import print_figure
 from holmes_core.records.access import Access
 from holmes_core.records.devices import Gpu, Netdev, Nic
 from holmes_core.records.inventory import Cluster, FabricKind, Host, Inventory, Network, NetworkPort
-from holmes_core.records.record import write_atomically
+from holmes_core.records.record_file import write_atomically
 from holmes_core.units import GIB, bytes_per_s_from_gbps
 
 GPUS, ADAPTERS = 8, 8

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from benchmarks.figure import print_figure
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.record import read_file
+from holmes_core.records.record_file import read_file
 from tests.testbed.bed_layout import BedHost
 from tests.testbed.bed_process import SYSTEM_PATH
 from tests.testbed.bed_ssh import make_key, public_key

@@ -29,7 +29,7 @@ from benchmarks.figure import print_figure
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Order, Plan, Source
-from holmes_core.records.record import read_file
+from holmes_core.records.record_file import read_file
 from launcher.prepare.prepare import run_config_of
 from planner.make_plan import make_plan
 from tests.testbed.bed import Bed

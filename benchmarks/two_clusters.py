@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks.figure import print_figure
 from holmes_core.records.plan import Plan
-from holmes_core.records.record import read_file
+from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Run
 from tests.testbed.rehearsal import Site, bed_site, measured_flops_per_s, only_run, standard_library_corpus
 

@@ -22,7 +22,7 @@ from rich.table import Table
 from benchmarks.doc_table import write_table
 from benchmarks.figure import print_figure
 from holmes_core.records.plan import Plan
-from holmes_core.records.record import read_file
+from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Run
 from tests.testbed.rehearsal import Site, bed_site, only_run, standard_library_corpus
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
-from holmes_core.records.record import write_atomically
+from holmes_core.records.record_file import write_atomically
 from holmes_core.records.run import Failure, Run, Settings
 from holmes_runtime.config.verdicts import AllHostsSlow, SlowPart, Verdict
 from launcher.journal.run_events import NodeState, View

@@ -55,7 +55,7 @@ def test_links_and_files_named_in_docs_exist(document: Path) -> None:
 def test_example_files_are_valid() -> None:
     from holmes_core.hosts.hosts_file import HostsFile
     from holmes_core.records.job import Job
-    from holmes_core.records.record import read_user_file
+    from holmes_core.records.record_file import read_user_file
 
     assert len(read_user_file(HostsFile, ROOT / "templates" / "hosts.yaml").hosts) == 3
     assert read_user_file(Job, ROOT / "templates" / "job.yaml").model.num_layers == 36

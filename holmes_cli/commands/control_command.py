@@ -11,7 +11,7 @@ import typer
 from holmes_cli.commands.replan import Replanner
 from holmes_cli.screen.show_run import show_run
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.record import read_file
+from holmes_core.records.record_file import read_file
 from launcher.journal.follow_folder import read_plan
 from launcher.journal.run_events import Silent
 from launcher.journal.run_folder import INVENTORY_FILE, RunFolder, read_run

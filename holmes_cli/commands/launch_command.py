@@ -19,7 +19,8 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan, Source
-from holmes_core.records.record import FileRecord, read_file, read_user_file
+from holmes_core.records.record import FileRecord
+from holmes_core.records.record_file import read_file, read_user_file
 from holmes_core.records.run import OnLoss, Settings
 from launcher.journal.follow_folder import read_plan
 from launcher.journal.run_folder import new_folder

@@ -19,7 +19,8 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Calibration, Job
 from holmes_core.records.plan import Order, Plan, Source
-from holmes_core.records.record import FileRecord, read_file, read_user_file, write_atomically
+from holmes_core.records.record import FileRecord
+from holmes_core.records.record_file import read_file, read_user_file, write_atomically
 from holmes_core.units import format_seconds
 from planner.advice.advise import advise, try_more_hosts
 from planner.advice.calibration import calibrate, calibrated

@@ -14,7 +14,8 @@ from holmes_core.hosts.host_lists import read_host_list
 from holmes_core.hosts.host_pattern import expand_pattern
 from holmes_core.hosts.hosts_file import HostsFile, read_hosts_file
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.record import parse, read_file, write_atomically
+from holmes_core.records.parse_record import parse
+from holmes_core.records.record_file import read_file, write_atomically
 from prober.audit import joined, refuses
 from prober.differences import changes
 from prober.links.link_audit import audit_links

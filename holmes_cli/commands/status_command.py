@@ -10,7 +10,7 @@ import typer
 
 from holmes_cli.screen.show_run import show_run, show_speed, state_in_words
 from holmes_cli.screen.terminal import out
-from holmes_core.records.record import write_atomically
+from holmes_core.records.record_file import write_atomically
 from launcher.journal.follow_folder import past_events, read_plan
 from launcher.journal.run_events import NodeState, Notice
 from launcher.journal.run_store import find_run

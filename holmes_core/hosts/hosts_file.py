@@ -13,7 +13,8 @@ from pydantic import BeforeValidator, Field, field_validator
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.host_pattern import NAME_LENGTH, NAME_PATTERN, expand_pattern, is_pattern
 from holmes_core.records.access import Access, Container, OneLine, TransportName
-from holmes_core.records.record import Record, read_user_file
+from holmes_core.records.record import Record
+from holmes_core.records.record_file import read_user_file
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=NAME_LENGTH)]
 

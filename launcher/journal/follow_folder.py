@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holmes_core.records.plan import Plan
-from holmes_core.records.record import read_file
+from holmes_core.records.record_file import read_file
 from launcher.journal.run_events import LogLine, RunEvent, from_line
 from launcher.journal.run_folder import EVENTS_FILE, LOGS, PLAN_FILE, read_run
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from holmes_core.errors import HolmesError
-from holmes_core.records.record import read_file, write_atomically
+from holmes_core.records.record_file import read_file, write_atomically
 from holmes_core.records.run import Run
 from launcher.journal.run_events import LogLine, RunEvent, to_line
 from launcher.journal.step_metrics import StepMetrics

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from holmes_core.errors import HolmesError
-from holmes_core.records.record import read_file
+from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Controller, Run
 from launcher.journal.run_folder import RUN_FILE, read_run
 

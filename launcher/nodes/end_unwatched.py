@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from holmes_core.records.plan import Plan
-from holmes_core.records.record import write_atomically
+from holmes_core.records.record_file import write_atomically
 from holmes_core.records.run import Run
 from launcher.journal.run_folder import RUN_FILE
 from launcher.journal.run_store import StoredRun

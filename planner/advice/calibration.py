@@ -11,7 +11,7 @@ from holmes_core.errors import WRONG_USAGE, HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Calibration, Job
 from holmes_core.records.plan import Plan, Prediction
-from holmes_core.records.record import read_file
+from holmes_core.records.record_file import read_file
 from planner.layout.reprice import reprice
 
 LEAST_EFFICIENCY = 0.05  # below, something else than bandwidth is slow

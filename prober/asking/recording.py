@@ -19,7 +19,9 @@ from typing import Any
 from holmes_core.errors import HolmesError
 from holmes_core.records.access import Access
 from holmes_core.records.inventory import Finding
-from holmes_core.records.record import Record, parse, write_atomically
+from holmes_core.records.parse_record import parse
+from holmes_core.records.record import Record
+from holmes_core.records.record_file import write_atomically
 
 LINK_LAYER_ENDS = ("InfiniBand", "Ethernet", "Unspecified", "Unknown")  # the last word that RDMA tools print of a port
 TOOL_MISSING = 127

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from holmes_core.records.record import read_file
+from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Run
 
 ROOT = Path(__file__).parent.parent.parent

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from holmes_core.records.plan import Plan
-from holmes_core.records.record import read_file
+from holmes_core.records.record_file import read_file
 from launcher.journal.run_folder import read_run
 from tests.cli.test_lost_host import launched, losses, planned, wait_for
 from tests.cli.test_three_commands import nothing_is_left, rank_pids

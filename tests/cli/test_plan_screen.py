@@ -13,7 +13,7 @@ import yaml
 from holmes_cli.screen.plan_tables import bar, plan_sheets
 from holmes_cli.screen.show_plan import plan_sentences, show_plan
 from holmes_core.records.plan import Alternative, BlockDegrees, Plan, UnequalDegrees
-from holmes_core.records.record import read_file
+from holmes_core.records.record_file import read_file
 from holmes_core.units import format_seconds
 from tests.cli.conftest import Command
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for

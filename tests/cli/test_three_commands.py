@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from holmes_core.records.plan import Plan
-from holmes_core.records.record import read_file
+from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Run
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from tests.testbed.bed import Bed

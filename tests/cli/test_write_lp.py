@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from holmes_cli.app import make_app
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
-from holmes_core.records.record import read_file
+from holmes_core.records.record_file import read_file
 from tests.planner.fleets import cpu_inventory, gpu_inventory
 
 SMALL = {"num_layers": 10, "hidden_size": 352, "num_heads": 8, "seq_length": 128}

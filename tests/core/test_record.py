@@ -17,8 +17,9 @@ from holmes_core.records.access import Access
 from holmes_core.records.devices import Gpu, Netdev, Nic
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network, NetworkPort
 from holmes_core.records.job import Job
+from holmes_core.records.parse_record import parse
 from holmes_core.records.plan import InterfaceTraffic
-from holmes_core.records.record import parse, read_file, read_user_file, write_atomically
+from holmes_core.records.record_file import read_file, read_user_file, write_atomically
 from holmes_core.records.run import Failure, Run
 
 JOB_TEXT = """

@@ -17,7 +17,7 @@ from benchmarks import planner_scale
 from holmes_core.records.inventory import FabricKind, Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.link import Link, Spread
-from holmes_core.records.record import read_file, read_user_file, write_atomically
+from holmes_core.records.record_file import read_file, read_user_file, write_atomically
 from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for, random_inventory
 
 KEPT = Path(__file__).parents[1] / "data" / "kept_plans.json"

@@ -12,7 +12,7 @@ from pathlib import Path
 from holmes_core.records.access import Access
 from holmes_core.records.devices import Gpu, Netdev
 from holmes_core.records.inventory import Cluster, FabricKind, Host, Inventory, Network, NetworkPort
-from holmes_core.records.record import write_atomically
+from holmes_core.records.record_file import write_atomically
 
 FOLDER = Path(__file__).parents[2] / "templates" / "examples"
 ETHERNET_BYTES_PER_S = 25e9 / 8

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
-from holmes_core.records.record import read_file, write_atomically
+from holmes_core.records.record_file import read_file, write_atomically
 from planner.layout.verify import verify
 from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 

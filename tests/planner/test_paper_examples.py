@@ -9,7 +9,7 @@ import pytest
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job, Parallel
 from holmes_core.records.plan import Plan
-from holmes_core.records.record import read_file, read_user_file
+from holmes_core.records.record_file import read_file, read_user_file
 from tests.planner.fleets import plan_for
 from tests.planner.paper_examples import FOLDER, SETTINGS, make_inventory, text_of
 

@@ -30,7 +30,7 @@ CONTROLLER = """
 import json, sys
 from pathlib import Path
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.record import read_file
+from holmes_core.records.record_file import read_file
 from prober.links.links import Limits, measure_links
 
 inventory = read_file(Inventory, Path(sys.argv[1]))

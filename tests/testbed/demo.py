@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from holmes_core.records.plan import InterfaceTraffic, Plan
-from holmes_core.records.record import read_file
+from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Run
 from tests.testbed.bed import missing_for_bed
 from tests.testbed.rehearsal import (
