@@ -20,7 +20,7 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=NAME_LENGTH)]
 
 
 class HostEntry(Record):
-    """One host of hosts.yaml. `cluster` pins a label; `speeds_gbps` gives netdev rates that ethtool cannot tell."""
+    """One host of hosts.yaml. What it leaves out is as the whole file or the SSH configuration says."""
 
     name: Name
     address: str | None = None
@@ -30,8 +30,8 @@ class HostEntry(Record):
     python: str | None = None
     activate: OneLine | None = None
     container: Container | None = None
-    cluster: Name | None = None
-    speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}
+    cluster: Name | None = None  # pins the host to the cluster of that name
+    speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}  # by netdev, where ethtool cannot tell
 
 
 def _entry(value: Any) -> Any:
@@ -70,7 +70,7 @@ class HostsFile(Record):
     """The whole of hosts.yaml: defaults at the top, then the hosts."""
 
     transport: TransportName = "ssh"
-    ssh_config: str | None = None
+    ssh_config: str | None = None  # None for ~/.ssh/config
     user: str | None = None
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     identity_file: str | None = None

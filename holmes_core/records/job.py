@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from holmes_core.records.access import OneLine
 from holmes_core.records.presets import PRESETS
 from holmes_core.records.record import FileRecord, Record
 
@@ -17,25 +18,23 @@ ScheduleName = Literal["gpipe", "1f1b", "eager", "interleaved", "zero-bubble"]
 
 
 class Model(Record):
-    """A decoder of one family: its shape in the field's words. The output head is not tied to the embedding.
+    """A decoder of one family: its shape in the field's words. The output head is not tied to the embedding."""
 
-    gpt: learned positions, LayerNorm, GELU, biases. llama: rotary positions, RMSNorm, SwiGLU, grouped-query attention,
-    no biases. `preset` takes a published shape (presets.py), which other keys override. `factory` is
-    FILE.py:FUNCTION, a model of the user's own, FILE being beside job.yaml or, if absolute, on every host; the shape
-    must still describe it, since the planner prices the shape.
-    """
-
-    preset: str | None = None
+    preset: str | None = None  # a published shape (presets.py), which other keys override
     family: Literal["gpt", "llama"] = "gpt"
+    """gpt: learned positions, LayerNorm, GELU, biases. llama: rotary positions, RMSNorm, SwiGLU, grouped-query
+    attention, no biases."""
     num_layers: Positive
     hidden_size: Positive
     num_heads: Positive
-    num_kv_heads: Positive | None = None
-    ffn_hidden_size: Positive | None = None
-    seq_length: Positive
+    num_kv_heads: Positive | None = None  # None for as many as num_heads
+    ffn_hidden_size: Positive | None = None  # None for 4 hidden_size
+    seq_length: Positive  # tokens
     vocab_size: Positive = 256
     rope_theta: Annotated[float, Field(gt=0)] = 10000.0
     factory: Annotated[str, Field(pattern=r"^(/[^:]*|[^/:]+)\.py:[A-Za-z_]\w*$")] | None = None
+    """FILE.py:FUNCTION, a model of the user's own, FILE being beside job.yaml or, if absolute, on every host. The shape
+    must still describe it, since the planner prices the shape."""
 
     @property
     def kv_heads(self) -> int:
@@ -78,102 +77,91 @@ class Model(Record):
 class Data(Record):
     """Text or tokens to train on, at the same path on every host: a file, or a folder and a file pattern.
 
-    Read as: .bin with its .idx beside it (Megatron tokens), .jsonl (the field "text"), else raw text. Text becomes
-    bytes, or the tokens of `tokenizer`, a `tokenizers` JSON file. The last `validation_fraction` is for evaluation.
+    Read as: .bin with its .idx beside it (Megatron tokens), .jsonl (the field "text"), else raw text.
     """
 
     path: str
-    pattern: str = "*"
-    tokenizer: str | None = None
-    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    pattern: str = "*"  # of the files in a folder
+    tokenizer: str | None = None  # a `tokenizers` JSON file; without one, text becomes bytes
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # the last part, kept for evaluation
 
 
 class Evaluation(Record):
-    """Loss on `num_batches` global batches of the validation split, every `every_steps` steps."""
+    """How often the loss on the validation split is computed, and on how much of it."""
 
     every_steps: Positive
-    num_batches: Positive = 1
+    num_batches: Positive = 1  # global batches
 
 
 class OptimizerSettings(Record):
-    """AdamW. The rate rises linearly over `warmup_steps`, then follows `decay` down to `min_learning_rate`."""
+    """AdamW."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
-    min_learning_rate: Annotated[float, Field(ge=0)] = 0.0
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    decay: Literal["constant", "linear", "cosine"] = "constant"
+    min_learning_rate: Annotated[float, Field(ge=0)] = 0.0  # at the last step
+    warmup_steps: Annotated[int, Field(ge=0)] = 0  # over which the rate rises linearly
+    decay: Literal["constant", "linear", "cosine"] = "constant"  # of the rate after that
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    grad_clip: Annotated[float, Field(gt=0)] | None = 1.0
+    grad_clip: Annotated[float, Field(gt=0)] | None = 1.0  # the greatest norm of a gradient
 
 
 class Checkpointing(Record):
-    """Where to save, a folder that all hosts share, how often, and how many to keep. The last step is always saved."""
+    """Where and how often to save. The last step is always saved."""
 
-    path: str
+    path: str  # a folder that all hosts share
     every_steps: Positive
-    keep_last: Positive = 2
+    keep_last: Positive = 2  # how many checkpoints to keep
 
 
 class Parallel(Record):
-    """What the user fixes; None leaves it to the planner. `layers` are the layers of each stage in order."""
+    """What the user fixes; None leaves it to the planner."""
 
     tp: Positive | None = None
     pp: Positive | None = None
     dp: Positive | None = None
     micro_batch_size: Positive | None = None
-    layers: tuple[Positive, ...] | None = None
+    layers: tuple[Positive, ...] | None = None  # of each stage in order
     schedule: ScheduleName | None = None
-    chunks: Positive | None = None
+    chunks: Positive | None = None  # stages that a pipeline rank holds, for the schedule "interleaved"
     recompute: Recompute | None = None
 
 
 class Emulation(Record):
-    """Rehearse on the real network without the GPUs: a layer's compute is a sleep of this many seconds.
-
-    `slowdown` multiplies them on the hosts of the clusters it names.
-    """
+    """Rehearse on the real network without the GPUs: a layer's compute is a sleep, a micro-batch at a time."""
 
     forward_s_per_layer: Seconds
     backward_s_per_layer: Seconds
-    slowdown: dict[str, Annotated[float, Field(gt=0)]] = {}
+    slowdown: dict[str, Annotated[float, Field(gt=0)]] = {}  # by cluster, how many times as long its hosts sleep
 
 
 class Calibration(Record):
-    """What a run measured against the planner's cost model, as `holmes plan --calibrate` found it.
+    """What a run measured against the planner's cost model, as `holmes plan --calibrate` found it."""
 
-    `run` is the folder it comes from. Compute takes `compute_factor` times the seconds of the model; traffic gets
-    `network_efficiency` of the bandwidths in the inventory.
-    """
-
-    run: str
-    compute_factor: Annotated[float, Field(gt=0)]
-    network_efficiency: Annotated[float, Field(gt=0, le=1)]
+    run: str  # its folder
+    compute_factor: Annotated[float, Field(gt=0)]  # by which compute takes longer than the model says
+    network_efficiency: Annotated[float, Field(gt=0, le=1)]  # what traffic gets of the inventory's bandwidths
 
 
 class Compute(Record):
-    """Speed of one training slot (a GPU, or a CPU process): achieved FLOP/s, measured; or emulated seconds."""
+    """Speed of one training slot: a GPU, or a CPU process."""
 
-    flops_per_s: Annotated[float, Field(gt=0)] | None = None
+    flops_per_s: Annotated[float, Field(gt=0)] | None = None  # achieved, measured
     emulate: Emulation | None = None
     calibration: Calibration | None = None
 
 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-OneLine = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
 
 
 class LaunchSettings(Record):
-    """What travels to the ranks besides the plan. Nothing of the launching shell does unless it is named here.
-
-    `environment`: variables by name; one without a value takes it from the shell that runs `holmes launch`. `secrets`:
-    variables whose value is the text of a file on the controller; it goes into a private file on each node, never onto
-    a command line or into the dry run.
-    """
+    """What travels to the ranks besides the plan. Nothing of the launching shell does unless it is named here."""
 
     environment: dict[VariableName, OneLine | None] = {}
+    """Variables; one without a value takes it from the shell that runs `holmes launch`."""
     secrets: dict[VariableName, str] = {}
+    """Variables whose value is the text of this file on the controller. It goes into a private file on each node,
+    never onto a command line or into the dry run."""
 
     @model_validator(mode="after")
     def _leaves_the_network_alone(self) -> LaunchSettings:
@@ -186,10 +174,7 @@ class LaunchSettings(Record):
 
 
 class Job(FileRecord):
-    """job.yaml. `device: cpu` gives every host `slots_per_host` training slots whatever GPUs it has.
-
-    `precision` left out is bf16 on GPUs and fp32 on CPUs; masters, moments and gradient sums are always fp32.
-    """
+    """job.yaml: what to train, on what, how long, and what the user wants fixed."""
 
     KIND: ClassVar[str] = "job"
     RENEW: ClassVar[str] = "your editor"
@@ -198,21 +183,22 @@ class Job(FileRecord):
     model: Model
     data: Data
     steps: Positive
-    global_batch_size: Positive
+    global_batch_size: Positive  # sequences a step
     seed: int = 0
     precision: Precision | None = None
-    compile: bool = False
+    """None for bf16 on GPUs and fp32 on CPUs; masters, moments and gradient sums are always fp32."""
+    compile: bool = False  # by torch.compile
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: Evaluation | None = None
     checkpoint: Checkpointing | None = None
     device: Literal["cuda", "cpu"] = "cuda"
-    slots_per_host: Positive = 1
+    slots_per_host: Positive = 1  # on CPUs, whatever GPUs the host has
     threads_per_slot: Positive = 1
     compute: Compute = Compute()
     parallel: Parallel = Parallel()
     launch: LaunchSettings = LaunchSettings()
-    master_port: Annotated[int, Field(ge=1024, le=65535)] = 29500
-    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    master_port: Annotated[int, Field(ge=1024, le=65535)] = 29500  # of the rendezvous; the next free one from there
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0  # how long a rank waits for another
 
     @property
     def value_type(self) -> Precision:

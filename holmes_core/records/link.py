@@ -27,21 +27,16 @@ class Spread(Record):
 
 
 class Link(Record):
-    """One test between two hosts, inside a cluster's fabric or between clusters over the network all share.
-
-    `forward` means hosts[0] sent to hosts[1]. `devices` are the netdevs used, or the HCAs (`mlx5_0:1`) of
-    `ib_write_bw`. `latency_s` is half a TCP round trip, None for `ib_write_bw`. `samples` counts
-    those behind `bandwidth_bytes_per_s`: windows of one transfer, or repeated runs of `ib_write_bw`.
-    """
+    """One test between two hosts, inside a cluster's fabric or between clusters over the network all share."""
 
     kind: LinkKind
     network: str
     clusters: tuple[str, str]
     hosts: tuple[str, str]
-    devices: tuple[str, str]
+    devices: tuple[str, str]  # netdevs of the hosts, or for `ib_write_bw` HCAs, `mlx5_0:1`
     method: LinkMethod
     streams: int = Field(ge=1)
-    direction: Direction
-    latency_s: Spread | None
+    direction: Direction  # forward: hosts[0] sent to hosts[1]
+    latency_s: Spread | None  # half a TCP round trip; None for `ib_write_bw`
     bandwidth_bytes_per_s: Spread
-    samples: int = Field(ge=1)
+    samples: int = Field(ge=1)  # of bandwidth: windows of one transfer, or repeated runs of `ib_write_bw`

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from holmes_core.records.access import Access
+from holmes_core.records.access import Access, OneLine
 from holmes_core.records.job import Job, Recompute, ScheduleName
 from holmes_core.records.record import FileRecord, Record
 
@@ -21,71 +21,65 @@ class EnvironmentVariable(Record):
     """One variable of a node's environment, and why it is set."""
 
     name: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
-    value: Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
+    value: OneLine
     reason: str
 
 
 class Node(Record):
-    """A host inside the job. `shared_address` is where the other nodes reach it for control traffic."""
+    """A host inside the job."""
 
     node_rank: int
     host: str
     cluster: str
     access: Access
     num_ranks: int
-    shared_netdev: str
-    shared_address: str
+    shared_netdev: str  # the interface on the network all clusters share
+    shared_address: str  # where the other nodes reach it for control traffic
     environment: tuple[EnvironmentVariable, ...]
 
 
 class PlanStage(Record):
-    """Layers [first_layer, stop_layer) and the clusters whose slots hold them (several only when one is too small).
+    """Consecutive layers, and where they are."""
 
-    Stage `index` is on pipeline rank index % pp.
-    """
-
-    index: int
+    index: int  # the stage is on pipeline rank index % pp
     first_layer: int
-    stop_layer: int
-    clusters: tuple[str, ...]
+    stop_layer: int  # the first one after it
+    clusters: tuple[str, ...]  # whose slots hold it; several only when one is too small
 
     @property
     def num_layers(self) -> int:
+        """How many layers the stage holds."""
         return self.stop_layer - self.first_layer
 
 
 class PlanRank(Record):
-    """One tasklet on its slot. `gpu` is the device index on the host, None on CPU."""
+    """One process of the job on its slot."""
 
     rank: int
     host: str
     cluster: str
     local_rank: int
-    gpu: int | None
+    gpu: int | None  # the device index on the host; None on CPU
     pp_rank: int
     dp_rank: int
     tp_rank: int
 
 
 class PlanGroup(Record):
-    """One process group: its members, and the network it must use.
-
-    `network` is a cluster's fabric or "shared"; `interfaces` are the netdevs there, one a member in the order of
-    `ranks`; `net_name` is NCCL's name for the transport ("IB" covers RoCE). The bandwidth is the least share of a NIC
-    that a member gets; None where all members are on one host and the NIC's rate is not known.
-    """
+    """One process group: its members, and the network it must use."""
 
     name: str
     axis: Axis
     ranks: tuple[int, ...]
-    network: str
-    interfaces: tuple[str, ...]
-    net_name: NetName | None
+    network: str  # a cluster's fabric, or "shared"
+    interfaces: tuple[str, ...]  # netdevs on it, one a member in the order of `ranks`
+    net_name: NetName | None  # NCCL's name for the transport; "IB" covers RoCE
     bandwidth_bytes_per_s: float | None
+    """The least share of a NIC that a member gets; None where all are on one host and the NIC's rate is not known."""
 
 
 class InterfaceTraffic(Record):
-    """Bytes one interface carries per step, by what they are for."""
+    """Bytes one interface carries per step."""
 
     host: str
     netdev: str
@@ -95,28 +89,24 @@ class InterfaceTraffic(Record):
 
 
 class Prediction(Record):
-    """Seconds of one step and its parts, and what travels. Parts add up to `step_s` along the critical path.
-
-    `compute_s` is the busiest rank's, `exposed_*_s` what each kind of traffic adds, and the optimizer comes last.
-    `memory_bytes` is per rank, one number a pipeline rank. `microbatch_compute_s`, by pipeline rank and replica, is
-    what a rank computes on one micro-batch, forward and backward, without tensor parallel collectives.
-    """
+    """Seconds of one step and its parts, which add up to it along the critical path; and what travels."""
 
     step_s: float
-    compute_s: float
+    compute_s: float  # of the busiest rank
     bubble_s: float
-    exposed_tp_s: float
+    exposed_tp_s: float  # these three: what each kind of traffic adds
     exposed_edge_s: float
     exposed_dp_s: float
     optimizer_s: float
     tokens_per_s: float
-    memory_bytes: tuple[int, ...]
+    memory_bytes: tuple[int, ...]  # of a rank, by pipeline rank
     microbatch_compute_s: tuple[tuple[float, ...], ...]
+    """By pipeline rank and replica: forward and backward of one micro-batch, without tensor parallel collectives."""
     traffic: tuple[InterfaceTraffic, ...]
 
 
 class Alternative(Record):
-    """A runner-up of the search: its degrees, what of it crosses between clusters, its seconds a step, why it lost."""
+    """A runner-up of the search."""
 
     tp: int
     pp: int
@@ -127,7 +117,7 @@ class Alternative(Record):
     recompute: Recompute
     crossing: Crossing
     step_s: float
-    why: str
+    why: str  # it is slower
 
 
 class BlockDegrees(Record):
@@ -141,48 +131,37 @@ class BlockDegrees(Record):
 
 
 class UnequalDegrees(Record):
-    """A placement whose tensor and data degrees differ by cluster, which the bundled runtime cannot run, and its
-    closed form."""
+    """A placement whose tensor and data degrees differ by cluster, which the bundled runtime cannot run."""
 
     blocks: tuple[BlockDegrees, ...]
-    placement_s: float
+    placement_s: float  # a step by its closed form
 
 
 class SolveReport(Record):
-    """How the answer was found. `gap` is (objective - bound) / objective; 0 is a proof.
-
-    `objective_s` is the least closed form found, which the integer program minimises, and `placement_s` that of this
-    plan, which is larger where simulation preferred another of the best. Prediction.step_s is the simulated schedule.
-    `alternatives` are the next best and the best of every other crossing, best first. `unequal` is what the bundled
-    runtime cannot run and would be faster than `objective_s`, as far as was looked.
-    """
+    """How the answer was found. Its seconds are closed forms; those of the simulated schedule are the prediction's."""
 
     solver: str
     status: Literal["optimal", "near optimal", "time limit", "fixed"]
-    objective_s: float
-    bound_s: float
-    gap: float
-    placement_s: float
+    objective_s: float  # the least found, which the integer program minimises
+    bound_s: float  # no placement of any candidate takes less
+    gap: float  # (objective - bound) / objective; 0 is a proof
+    placement_s: float  # of this plan; larger than the objective where simulation preferred another of the best
     candidates: int
-    programs: int
+    programs: int  # integer programs that were solved
     crossing: Crossing
-    alternatives: tuple[Alternative, ...] = ()
-    unequal: UnequalDegrees | None = None
+    alternatives: tuple[Alternative, ...] = ()  # the next best and the best of every other crossing, best first
+    unequal: UnequalDegrees | None = None  # one that would be faster than the objective, as far as was looked
 
 
 class Source(Record):
-    """A file the plan was made from: its path as seen from the plan's folder, and its digest."""
+    """A file the plan was made from."""
 
-    path: str
+    path: str  # as seen from the plan's folder
     digest: str
 
 
 class Plan(FileRecord):
-    """The whole placement of one job on one inventory.
-
-    `microbatches[i]` is how many micro-batches replica i runs per step; `chunks` how many stages a pipeline rank
-    holds; `extra_in_flight` one number an edge, for the schedule "eager", else empty.
-    """
+    """The whole placement of one job on one inventory."""
 
     KIND: ClassVar[str] = "plan"
     RENEW: ClassVar[str] = "holmes plan job.yaml"
@@ -196,10 +175,11 @@ class Plan(FileRecord):
     pp: int
     dp: int
     micro_batch_size: int
-    microbatches: tuple[int, ...]
+    microbatches: tuple[int, ...]  # how many each replica runs per step
     schedule: ScheduleName
-    chunks: int
+    chunks: int  # stages that a pipeline rank holds
     extra_in_flight: tuple[int, ...]
+    """For the schedule "eager", by edge: micro-batches under way beyond those of 1F1B. Else empty."""
     recompute: Recompute
     nodes: tuple[Node, ...]
     stages: tuple[PlanStage, ...]
@@ -207,10 +187,11 @@ class Plan(FileRecord):
     groups: tuple[PlanGroup, ...]
     prediction: Prediction
     solve: SolveReport
-    usual_order: Prediction | None
+    usual_order: Prediction | None  # of the same job with ranks in the order of hosts
 
     @property
     def world_size(self) -> int:
+        """How many ranks the job has."""
         return self.tp * self.pp * self.dp
 
     @model_validator(mode="after")

@@ -12,65 +12,56 @@ OnLoss = Literal["replan", "wait", "stop"]
 
 
 class Failure(Record):
-    """One rank's (or, with rank None, one node's) end before its time. `exit_code` < 0 is a signal's number.
-
-    `likely` says in words what usually causes this, None where nothing is known. `host_lost`: the node itself is gone.
-    """
+    """The end of a rank, or of a whole node, before its time."""
 
     host: str
     cluster: str
-    rank: int | None
-    exit_code: int
+    rank: int | None  # None for a node
+    exit_code: int  # below 0: a signal's number
     message: str
-    last_lines: tuple[str, ...]
-    time_s: float
-    likely: str | None = None
-    host_lost: bool = False
+    last_lines: tuple[str, ...]  # of its log
+    time_s: float  # since 1970
+    likely: str | None = None  # what usually causes this, in words; None where nothing is known
+    host_lost: bool = False  # the node itself is gone
 
 
 class Controller(Record):
-    """The process that watches a run: its id, and the kernel's start time of it, since ids are used again."""
+    """The process that watches a run."""
 
     pid: int
-    start_ticks: int
+    start_ticks: int  # the kernel's start time of it, since ids are used again
 
 
 class Settings(Record):
-    """How a run was asked to behave. An attached run ends with its controller; a detached one goes on.
+    """How a run was asked to behave."""
 
-    `resume`: the first attempt, too, continues the job's last checkpoint.
-    """
-
-    detached: bool = False
-    resume: bool = False
-    restarts: int = 0
-    on_loss: OnLoss = "stop"
+    detached: bool = False  # it goes on without its controller
+    resume: bool = False  # the first attempt, too, continues the job's last checkpoint
+    restarts: int = 0  # how many it may take
+    on_loss: OnLoss = "stop"  # what to do when a host is lost
     replan_when_slow: bool = False
 
 
 class Run(FileRecord):
-    """State of one launch. Losses, tokens and traffic are None until the first step is done.
-
-    `attempt` counts starts from 0: restarts and new plans. `plan_digest` is that of the attempt's plan.
-    """
+    """State of one launch. Losses and speeds are None until the first step is done."""
 
     KIND: ClassVar[str] = "run"
     RENEW: ClassVar[str] = "holmes launch plan.json"
 
     schema_version: Literal[1] = 1
     run_id: str
-    plan_digest: str
+    plan_digest: str  # of the attempt's plan
     state: State
     settings: Settings = Settings()
     controller: Controller | None = None
-    attempt: int = 0
-    started_at_s: float
+    attempt: int = 0  # counts starts from 0: restarts and new plans
+    started_at_s: float  # since 1970
     ended_at_s: float | None = None
     exit_code: int | None = None
-    steps_done: int = 0
+    steps_done: int = 0  # of all attempts
     first_loss: float | None = None
     last_loss: float | None = None
-    tokens_per_s: float | None = None
-    step_s: float | None = None
-    traffic: tuple[InterfaceTraffic, ...] = ()
+    tokens_per_s: float | None = None  # of the last attempt, as the two below
+    step_s: float | None = None  # the median, without the first step
+    traffic: tuple[InterfaceTraffic, ...] = ()  # a step
     failures: tuple[Failure, ...] = ()
