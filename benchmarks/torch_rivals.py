@@ -33,12 +33,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from holmes_runtime.comm import process_groups as comm
+from holmes_runtime.comm import process_groups
+from holmes_runtime.comm.interface_counters import counters_increase, read_byte_counters
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
 from holmes_runtime.data.corpus import Samples, load_corpus
 from holmes_runtime.learning_rate import learning_rate
-from holmes_runtime.metrics import counters_increase
 from holmes_runtime.model.build_stage import build_stage, loss_function
 from holmes_runtime.model.tensor_parallel import TensorParallel
 from holmes_runtime.node.process_tree import die_with_parent
@@ -62,7 +62,7 @@ class DataParallel:
         self.loss = loss_function(config, TensorParallel())
         self.num_microbatches = config.total_microbatches // config.world_size
         own = config.global_batch_size // config.world_size
-        self.slots = range(me.rank * own, (me.rank + 1) * own)
+        self.sample_numbers = range(me.rank * own, (me.rank + 1) * own)
 
     def step(self, tokens: Tensor) -> Tensor:
         """The mean loss of this rank's `tokens`, int64 (samples, seq_length + 1); gradients are the global batch's."""
@@ -93,7 +93,7 @@ class DataParallel:
 class StockPipeline:
     """The plan's pipeline on torch's Schedule1F1B, its stages sharded over their replicas."""
 
-    def __init__(self, config: RunConfig, me: Rank, groups: comm.RankGroups) -> None:
+    def __init__(self, config: RunConfig, me: Rank, groups: process_groups.RankGroups) -> None:
         (stage,) = config.stages_of(me.pp_rank)
         self.model = build_stage(config, stage, me, TensorParallel(), CPU).module
         assert groups.dp is not None
@@ -105,7 +105,7 @@ class StockPipeline:
             loss_fn=loss_function(config, TensorParallel()),
         )
         self.is_first, self.is_last = me.pp_rank == 0, me.pp_rank == config.pp - 1
-        self.slots = config.slots(me.dp_rank)
+        self.sample_numbers = config.sample_numbers(me.dp_rank)
 
     def step(self, tokens: Tensor) -> Tensor | None:
         """The mean loss of this replica's `tokens`, on the last stage; gradients are the global batch's."""
@@ -154,7 +154,7 @@ def train(
     dist.barrier()
     ended_s = time.monotonic()
     for step in range(num_steps):
-        loss = system.step(samples.batch(step, system.slots))
+        loss = system.step(samples.batch(step, system.sample_numbers))
         norm = get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
@@ -180,8 +180,8 @@ def main() -> None:
     shape = config.model
     corpus = load_corpus(config.data, me.host, shape.seq_length, shape.vocab_size)
     samples = Samples(corpus.training, str(config.seed), shape.seq_length, shape.vocab_size)
-    comm.connect(config, me.rank, launched.world_size)
-    groups = comm.open_groups(config, me.rank)
+    process_groups.connect(config, me.rank, launched.world_size)
+    groups = process_groups.open_groups(config, me.rank)
     systems: dict[str, Callable[[], DataParallel | StockPipeline]] = {
         "ddp": lambda: DataParallel(config, me, sharded=False),
         "fsdp2": lambda: DataParallel(config, me, sharded=True),
@@ -191,10 +191,10 @@ def main() -> None:
         name, _, num_steps = argument.partition("=")
         folder = launched.metrics_dir / name
         folder.mkdir(parents=True, exist_ok=True)
-        counters = comm.read_interface_bytes()
+        counters = read_byte_counters()
         with (folder / f"metrics-rank{me.rank}.jsonl").open("w", encoding="utf-8") as lines:
             for step_s, loss in train(config, systems[name](), int(num_steps), samples):
-                before, counters = counters, comm.read_interface_bytes()
+                before, counters = counters, read_byte_counters()
                 moved = {nic: asdict(count) for nic, count in counters_increase(before, counters).items()}
                 line = {"loss": None if loss is None else loss.item(), "step_s": step_s, "interfaces": moved}
                 lines.write(json.dumps(line) + "\n")

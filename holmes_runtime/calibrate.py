@@ -17,7 +17,7 @@ from holmes_runtime.model.tensor_parallel import ALONE
 
 
 @dataclass(frozen=True)
-class Calibration:
+class LayerSpeed:
     """Speed of one layer, forward and backward, on one micro-batch: medians over `repetitions`."""
 
     flops_per_s: float
@@ -29,7 +29,7 @@ class Calibration:
     device: str
 
 
-def calibrate(block: nn.Module, hidden: Tensor, rotation: Tensor | None, flops: float, seconds: float) -> Calibration:
+def calibrate(block: nn.Module, hidden: Tensor, rotation: Tensor | None, flops: float, seconds: float) -> LayerSpeed:
     """Times `block` on hidden (micro_batch_size, seq_length, hidden_size) for about `seconds`, after one warm-up."""
     _time_once(block, hidden, rotation)
     times: list[tuple[float, float]] = []
@@ -39,7 +39,7 @@ def calibrate(block: nn.Module, hidden: Tensor, rotation: Tensor | None, flops: 
     forward_s = sorted(forward for forward, _ in times)[len(times) // 2]
     backward_s = sorted(backward for _, backward in times)[len(times) // 2]
     achieved = flops / (forward_s + backward_s)
-    return Calibration(achieved, forward_s, backward_s, flops, len(times), torch.get_num_threads(), hidden.device.type)
+    return LayerSpeed(achieved, forward_s, backward_s, flops, len(times), torch.get_num_threads(), hidden.device.type)
 
 
 def _time_once(block: nn.Module, hidden: Tensor, rotation: Tensor | None) -> tuple[float, float]:
@@ -78,7 +78,7 @@ def main() -> None:
     print(json.dumps(asdict(min(measured, key=lambda one: one.flops_per_s))))
 
 
-def _measure(arguments: argparse.Namespace) -> Calibration:
+def _measure(arguments: argparse.Namespace) -> LayerSpeed:
     """The speed of one slot, measured in a process of its own."""
     torch.set_num_threads(arguments.threads)
     batch, seq, size = arguments.micro_batch_size, arguments.seq_length, arguments.hidden_size

@@ -12,7 +12,7 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from holmes_runtime.comm.process_groups import InterfaceBytes, read_interface_bytes
+from holmes_runtime.comm.interface_counters import ByteCounters, counters_increase, read_byte_counters
 from holmes_runtime.config.model_shape import step_flops
 from holmes_runtime.config.verdicts import Verdict, verdict_to_json
 from holmes_runtime.gpu_peaks import peak_flops_per_s
@@ -51,7 +51,7 @@ class StepMetrics:
     memory_bytes: int
     compute_s: float
     exposed_s: dict[str, float]
-    interfaces: dict[str, InterfaceBytes]
+    interfaces: dict[str, ByteCounters]
     verdicts: tuple[Verdict, ...]
 
 
@@ -67,7 +67,7 @@ class StepMeter:
         self._peak_flops_per_s = peak_flops_per_s(name, config.value_type)
         self._ended_s, self._paused_s = time.monotonic(), 0.0
         self._counters = self._read_counters()
-        self._at_pause: dict[str, InterfaceBytes] | None = None
+        self._at_pause: dict[str, ByteCounters] | None = None
         trainer.stopwatch.read_s()
 
     def pause(self) -> None:
@@ -116,8 +116,8 @@ class StepMeter:
             verdicts=(),
         )
 
-    def _read_counters(self) -> dict[str, InterfaceBytes]:
-        return read_interface_bytes() if self._counts_bytes else {}
+    def _read_counters(self) -> dict[str, ByteCounters]:
+        return read_byte_counters() if self._counts_bytes else {}
 
     def _memory_bytes(self) -> int:
         if self._trainer.device.type == "cuda":
@@ -145,8 +145,3 @@ class MetricsFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-
-
-def counters_increase(before: dict[str, InterfaceBytes], after: dict[str, InterfaceBytes]) -> dict[str, InterfaceBytes]:
-    """Per interface, the increase between two readings; interfaces that came or went meanwhile are left out."""
-    return {name: reading.since(before[name]) for name, reading in after.items() if name in before}

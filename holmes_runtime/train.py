@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from holmes_runtime import metrics
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
-from holmes_runtime.comm import process_groups as comm
+from holmes_runtime.comm import process_groups
 from holmes_runtime.config.rank_grid import Group, Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import check_same_corpus, load_corpus
@@ -76,12 +76,12 @@ def train(config: RunConfig, launched: Launched) -> None:
     """Runs all steps of this rank and writes one line of metrics for each."""
     me = config.grid.rank(launched.rank)
     torch.set_num_threads(config.threads_per_rank)
-    device = comm.select_device(config.device, launched.local_rank, os.environ)
-    comm.check_interfaces(config, me.rank)
+    device = process_groups.select_device(config.device, launched.local_rank, os.environ)
+    process_groups.check_interfaces(config, me.rank)
     corpus = load_corpus(config.data, me.host, config.model.seq_length, config.model.vocab_size)
 
-    comm.connect(config, me.rank, launched.world_size)
-    groups = comm.open_groups(config, me.rank)
+    process_groups.connect(config, me.rank, launched.world_size)
+    groups = process_groups.open_groups(config, me.rank)
     check_same_corpus(corpus, me.host)
     trainer = Trainer(config, me, corpus, groups, device)
     print(describe_rank(config, me), flush=True)

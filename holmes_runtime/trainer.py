@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from holmes_runtime.checkpoint.description import Counters
-from holmes_runtime.comm import process_groups as comm
+from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.stopwatch import Stopwatch
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig
@@ -41,15 +41,13 @@ class StepResult:
 class Trainer:
     """One rank's stages, pipeline, gradients and optimiser, ready to take steps."""
 
-    def __init__(
-        self, config: RunConfig, me: Rank, corpus: Corpus, groups: comm.RankGroups, device: torch.device
-    ) -> None:
+    def __init__(self, config: RunConfig, me: Rank, corpus: Corpus, groups: RankGroups, device: torch.device) -> None:
         self.config, self.me, self.groups, self.device = config, me, groups, device
         self.stopwatch = Stopwatch(device)
         self._wants_stop = False
         shape = config.model
         self.training = Samples(corpus.training, str(config.seed), shape.seq_length, shape.vocab_size)
-        # Other draws than any step's, and the same at every evaluation.
+        # Other samples than any step's, and the same at every evaluation.
         self.validation = Samples(corpus.validation, f"{config.seed}/evaluation", shape.seq_length, shape.vocab_size)
         tp = TensorParallel(groups.tp, me.tp_rank, config.tp, self.stopwatch)
         stages = [build_stage(config, stage, me, tp, device) for stage in config.stages_of(me.pp_rank)]
@@ -92,7 +90,7 @@ class Trainer:
         if self.loss_scale is not None and not self.loss_scale.update(math.isfinite(grad_norm)):
             return StepResult(loss, None, rate, skipped=True, stop=stop)
         if not math.isfinite(grad_norm):
-            raise RuntimeError(f"step {step}, {self._place()}: the gradient norm is {grad_norm}")
+            raise RuntimeError(f"step {step}, {self._where()}: the gradient norm is {grad_norm}")
         if self.config.emulation is None:
             self.zero1.step(rate, clip_factor(grad_norm, self.config.optimizer.grad_clip))
         else:
@@ -125,7 +123,7 @@ class Trainer:
         """int64 tokens (samples of the replica, seq_length + 1), where they are needed."""
         if not (self.pipeline.is_first or self.pipeline.is_last):
             return None
-        return samples.batch(step, self.config.slots(self.me.dp_rank)).to(self.device)
+        return samples.batch(step, self.config.sample_numbers(self.me.dp_rank)).to(self.device)
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         """The sum of `values`, float64 (n,), over all ranks of the run."""
@@ -147,8 +145,8 @@ class Trainer:
         mean = self._sum_over_replicas(losses)
         if not math.isfinite(mean):
             own = torch.stack(losses).sum().item()
-            raise RuntimeError(f"step {step}, {self._place()}: the loss is {mean} (the sum of this replica's is {own})")
+            raise RuntimeError(f"step {step}, {self._where()}: the loss is {mean} (the sum of this replica's is {own})")
         return mean
 
-    def _place(self) -> str:
+    def _where(self) -> str:
         return f"stage {self.me.pp_rank} of replica {self.me.dp_rank} (rank {self.me.rank} on {self.me.host})"

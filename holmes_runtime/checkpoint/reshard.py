@@ -86,9 +86,9 @@ class TensorPiece:
         """Each box of the piece: where it lies in the whole tensor, and its values in their shape."""
         found = []
         for box in boxes(self.part.shape, self.start, self.stop):
-            place = [local + offset for local, offset in zip(box.offsets, self.part.offset, strict=True)]
+            corner = [local + offset for local, offset in zip(box.offsets, self.part.offset, strict=True)]
             values = self.values[box.start - self.start : box.stop - self.start].view(box.sizes)
-            found.append((ChunkStorageMetadata(torch.Size(place), torch.Size(box.sizes)), values))
+            found.append((ChunkStorageMetadata(torch.Size(corner), torch.Size(box.sizes)), values))
         return found
 
     def chunk_at(self, offsets: torch.Size | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Process groups bound to the network each was planned on, and byte counters of the interfaces.
+"""Process groups bound to the network each was planned on.
 
 Gloo groups are bound to an interface per rank, NCCL groups to a network module per group. The default group is Gloo
 and carries control traffic only: set-up checks and barriers.
@@ -7,15 +7,13 @@ and carries control traffic only: set-up checks and barriers.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed import ProcessGroup, ProcessGroupGloo
 
 from holmes_runtime.comm import networks_in_use
@@ -24,23 +22,6 @@ from holmes_runtime.config.run_config import RunConfig
 
 BACKEND = "holmes"
 GLOO_THREADS = 2  # torch's own default for a Gloo group
-NET_DEV = Path("/proc/net/dev")
-
-
-@dataclass(frozen=True)
-class InterfaceBytes:
-    """Bytes an interface has sent and received since it came up, or their increase."""
-
-    sent_bytes: int
-    received_bytes: int
-
-    def since(self, before: InterfaceBytes) -> InterfaceBytes:
-        """The increase from `before` to this reading."""
-        return InterfaceBytes(self.sent_bytes - before.sent_bytes, self.received_bytes - before.received_bytes)
-
-    def plus(self, more: InterfaceBytes) -> InterfaceBytes:
-        """This reading and an increase after it."""
-        return InterfaceBytes(self.sent_bytes + more.sent_bytes, self.received_bytes + more.received_bytes)
 
 
 @dataclass(frozen=True)
@@ -68,21 +49,6 @@ class GlooInterface(ProcessGroupGloo._Options):  # type: ignore[misc,name-define
         self.interface = interface
 
 
-def parse_net_dev(text: str) -> dict[str, InterfaceBytes]:
-    """Byte counters per interface from the text of /proc/net/dev (two header lines; bytes are columns 1 and 9)."""
-    counters = {}
-    for line in text.splitlines()[2:]:
-        name, _, columns = line.partition(":")
-        values = columns.split()
-        counters[name.strip()] = InterfaceBytes(sent_bytes=int(values[8]), received_bytes=int(values[0]))
-    return counters
-
-
-def read_interface_bytes() -> dict[str, InterfaceBytes]:
-    """Byte counters of this host's interfaces; empty where the system keeps no /proc/net/dev."""
-    return parse_net_dev(NET_DEV.read_text()) if NET_DEV.exists() else {}
-
-
 def nccl_fields(group: Group) -> dict[str, str]:
     """The fields of NCCL's communicator configuration that bind `group` to its network."""
     return {} if group.net_name is None else {"net_name": group.net_name}
@@ -90,12 +56,12 @@ def nccl_fields(group: Group) -> dict[str, str]:
 
 def check_interfaces(config: RunConfig, rank: int) -> None:
     """Raises RuntimeError, naming host, group and interface, if this host lacks an interface of the plan."""
-    placed = config.grid.rank(rank)
+    host = config.grid.rank(rank).host
     present = sorted(name for _, name in socket.if_nameindex())
     for group in config.groups:
         if rank in group.ranks and group.interface_of(rank) not in present:
             raise RuntimeError(
-                f"host {placed.host}, rank {rank}: group {group.name} needs interface {group.interface_of(rank)!r}, "
+                f"host {host}, rank {rank}: group {group.name} needs interface {group.interface_of(rank)!r}, "
                 f"but this host has only: {', '.join(present)}"
             )
 
@@ -201,51 +167,3 @@ def _nccl_options(group: Group) -> Any:
     for field, value in nccl_fields(group).items():
         setattr(options.config, field, value)
     return options
-
-
-def start_reduce_scatter(flat: Tensor, group: ProcessGroup) -> Callable[[], Tensor]:
-    """Starts to add `flat` (elements,) up over `group`; the result waits and gives this rank's part (elements / n,).
-
-    Gloo's own reduce-scatter sends as much as an all-reduce (pytorch issue 118911). An exchange of parts and a sum send
-    half, and add in the order of ranks, so that a sum never depends on timing.
-    """
-    size, me = group.size(), group.rank()
-    if dist.get_backend(group) == "nccl":
-        part = flat.new_empty(flat.numel() // size)
-        scatter = dist.reduce_scatter_single(part, flat, group=group, async_op=True)
-        return lambda: _after([scatter], lambda: part)
-    parts, received = flat.view(size, -1), torch.empty_like(flat).view(size, -1)
-    received[me] = parts[me]
-    works = _exchange(parts, received, group)
-    return lambda: _after(works, lambda: received.sum(0))
-
-
-def start_all_gather(flat: Tensor, group: ProcessGroup) -> Callable[[], Tensor]:
-    """Starts to fill `flat` (elements,) from `group`, where this rank's part is in place; the result waits for all."""
-    size, me = group.size(), group.rank()
-    parts = flat.view(size, -1)
-    if dist.get_backend(group) == "nccl" or size > 2:
-        gather = dist.all_gather_single(flat, parts[me], group=group, async_op=True)
-        return lambda: _after([gather], lambda: flat)
-    works = _exchange(parts[me].expand_as(parts), parts, group)
-    return lambda: _after(works, lambda: flat)
-
-
-def _exchange(sent: Tensor, received: Tensor, group: ProcessGroup) -> list[dist.Work | None]:
-    """Sends sent[i] to rank i of `group` and fills received[i] from it, both (n, elements), but for this rank itself.
-
-    Receives are posted first. A receiver tells the sender that it is ready on the connection that also carries its own
-    data: behind them, the other way would wait, and two ranks take turns where a link is full duplex. Gloo's all-to-all
-    and, between two ranks, all-gather do: 0.5 to 0.95 of a link's rate, against 0.95 so.
-    """
-    size, me = group.size(), group.rank()
-    works = [dist.irecv(received[(me - i) % size], group=group, group_src=(me - i) % size) for i in range(1, size)]
-    works += [dist.isend(sent[(me + i) % size], group=group, group_dst=(me + i) % size) for i in range(1, size)]
-    return works
-
-
-def _after(works: Sequence[dist.Work | None], result: Callable[[], Tensor]) -> Tensor:
-    for work in works:
-        if work is not None:
-            work.wait()
-    return result()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -17,7 +17,9 @@ class Stopwatch:
     On a GPU a wait for a collective is thus the time for which the stream stood still.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, now_s: Callable[[], float] = time.perf_counter) -> None:
+        """`now_s` is the host's clock, in seconds."""
+        self._now_s = now_s
         self._is_gpu = device.type == "cuda"
         self._open = [REST]
         self._marks: list[tuple[float | torch.cuda.Event, str]] = []
@@ -36,7 +38,7 @@ class Stopwatch:
 
     def _mark(self, name: str) -> None:
         if not self._is_gpu:
-            self._marks.append((time.perf_counter(), name))
+            self._marks.append((self._now_s(), name))
             return
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()

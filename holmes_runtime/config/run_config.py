@@ -121,8 +121,8 @@ class RunConfig:
         """The ranks by their coordinates. Raises ValueError if they do not fill the grid."""
         return RankGrid(self.pp, self.dp, self.tp, self.chunks > 1, self.ranks)
 
-    def slots(self, dp_rank: int) -> range:
-        """The samples of the global batch that replica `dp_rank` trains on."""
+    def sample_numbers(self, dp_rank: int) -> range:
+        """The samples of the global batch that replica `dp_rank` trains on, by number."""
         bounds = [self.micro_batch_size * sum(self.microbatches[:replica]) for replica in (dp_rank, dp_rank + 1)]
         return range(*bounds)
 

@@ -1,4 +1,4 @@
-"""Token files in memory maps, and samples of them that depend on (seed, step, slot) only, so nothing needs saving."""
+"""Token files in memory maps, and samples of them that depend on (seed, step, number) only, so nothing needs saving."""
 
 from __future__ import annotations
 
@@ -67,33 +67,34 @@ class Corpus:
 
     @property
     def num_tokens(self) -> int:
+        """Of both parts."""
         return len(self.training) + len(self.validation)
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Batches drawn from `tokens`. `key` tells one series of draws from another."""
+    """Random samples of `tokens`, as many as are asked for; another `key`, other samples."""
 
     tokens: Tokens
     key: str
     seq_length: int
     vocab_size: int
 
-    def batch(self, step: int, slots: Iterable[int]) -> Tensor:
-        """Samples `slots` of the global batch of `step`: int64 tokens (len(slots), seq_length + 1).
+    def batch(self, step: int, numbers: Iterable[int]) -> Tensor:
+        """The samples of these numbers in the global batch of `step`: int64 tokens (len(numbers), seq_length + 1).
 
-        A sample depends on (key, step, slot) only: whoever trains it, it is the same. Raises ValueError for a token
+        A sample depends on (key, step, number) only: whoever trains it, it is the same. Raises ValueError for a token
         the vocabulary does not have.
         """
-        batch = torch.stack([self._sample(f"{self.key}/{step}/{slot}") for slot in slots])
+        batch = torch.stack([self._sample(f"{self.key}/{step}/{number}") for number in numbers])
         least, most = (int(bound) for bound in torch.aminmax(batch))
         if least < 0 or most >= self.vocab_size:
             raise ValueError(f"the data has token {least if least < 0 else most}, vocab_size is {self.vocab_size}")
         return batch
 
-    def _sample(self, draw: str) -> Tensor:
-        """int64 tokens (seq_length + 1,) from a place that `draw` decides."""
-        digest = hashlib.sha256(draw.encode()).digest()
+    def _sample(self, name: str) -> Tensor:
+        """int64 tokens (seq_length + 1,), the first of them decided by the sample's name."""
+        digest = hashlib.sha256(name.encode()).digest()
         start = int.from_bytes(digest[:8], "big") % (len(self.tokens) - self.seq_length)
         return self.tokens.read(start, start + self.seq_length + 1)
 

@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional
 
-from holmes_runtime.comm.process_groups import start_all_gather, start_reduce_scatter
+from holmes_runtime.comm.shard_exchange import start_all_gather, start_reduce_scatter
 from holmes_runtime.comm.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """This rank's place in its tensor group; `group` None, one rank, makes every operation the identity.
+    """This rank's part in its tensor group; `group` None, one rank, makes every operation the identity.
 
     What the group's collectives take, all of it in the way of the computation, is lap "tp" of `stopwatch`.
     """

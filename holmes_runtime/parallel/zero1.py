@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from holmes_runtime.comm.process_groups import RankGroups, start_all_gather, start_reduce_scatter
+from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.comm.shard_exchange import start_all_gather, start_reduce_scatter
 from holmes_runtime.comm.stopwatch import Stopwatch
 from holmes_runtime.config.run_settings import Optimizer
 from holmes_runtime.model.tensor_part import TensorPart

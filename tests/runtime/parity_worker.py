@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
-from holmes_runtime.comm import process_groups as comm
+from holmes_runtime.comm import process_groups
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.trainer import Trainer
@@ -27,7 +27,7 @@ from holmes_runtime.trainer import Trainer
 from .parity_cells import CELLS, Cell
 
 
-def run(config: RunConfig, rank: int, groups: comm.RankGroups) -> dict[str, Any]:
+def run(config: RunConfig, rank: int, groups: process_groups.RankGroups) -> dict[str, Any]:
     """Losses and norms of all steps, gradients of the first, and losses of an evaluation, of this rank."""
     corpus = load_corpus(config.data, "here", config.model.seq_length, config.model.vocab_size)
     trainer = Trainer(config, config.grid.rank(rank), corpus, groups, torch.device("cpu"))
@@ -51,7 +51,7 @@ def run(config: RunConfig, rank: int, groups: comm.RankGroups) -> dict[str, Any]
 @cache
 def run_alone(cell: Cell, corpus: Path) -> dict[str, Any]:
     """The same on one process."""
-    return run(cell.config(corpus), 0, comm.RankGroups())
+    return run(cell.config(corpus), 0, process_groups.RankGroups())
 
 
 def assemble(ranks: Iterable[dict[str, Any]], what: str) -> dict[str, Tensor]:
@@ -104,8 +104,8 @@ def work(rank: int, world_size: int, folder: Path) -> None:
         if cell.world_size != world_size:
             continue
         config = cell.config(corpus)
-        mine = run(config, rank, comm.open_groups(config, rank))
-        equal = not cell.twice or are_equal(mine, run(config, rank, comm.open_groups(config, rank)))
+        mine = run(config, rank, process_groups.open_groups(config, rank))
+        equal = not cell.twice or are_equal(mine, run(config, rank, process_groups.open_groups(config, rank)))
         gathered: list[Any] | None = [None] * world_size if rank == 0 else None
         dist.gather_object(mine, gathered)
         if gathered is not None:

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holmes_runtime.comm.process_groups import (
-    InterfaceBytes,
-    check_interfaces,
-    nccl_fields,
-    parse_net_dev,
-    select_device,
-)
+from holmes_runtime.comm.interface_counters import ByteCounters, counters_increase, parse_net_dev
+from holmes_runtime.comm.process_groups import check_interfaces, nccl_fields, select_device
 from holmes_runtime.config.rank_grid import Group
-from holmes_runtime.metrics import counters_increase
 
 from .launched_runs import make_config
 
@@ -24,14 +18,14 @@ NET_DEV = """Inter-|   Receive                            |  Transmit
 
 
 def test_net_dev_gives_bytes_per_interface() -> None:
-    assert parse_net_dev(NET_DEV) == {"lo": InterfaceBytes(3194, 3193), "eth0": InterfaceBytes(134142, 66792941)}
+    assert parse_net_dev(NET_DEV) == {"lo": ByteCounters(3194, 3193), "eth0": ByteCounters(134142, 66792941)}
 
 
 def test_the_increase_leaves_out_interfaces_that_came_or_went() -> None:
-    before = {"lo": InterfaceBytes(1, 2), "gone": InterfaceBytes(1, 1)}
-    after = {"lo": InterfaceBytes(11, 22), "new": InterfaceBytes(5, 5)}
+    before = {"lo": ByteCounters(1, 2), "gone": ByteCounters(1, 1)}
+    after = {"lo": ByteCounters(11, 22), "new": ByteCounters(5, 5)}
 
-    assert counters_increase(before, after) == {"lo": InterfaceBytes(10, 20)}
+    assert counters_increase(before, after) == {"lo": ByteCounters(10, 20)}
 
 
 def test_an_interface_this_host_lacks_is_named_with_host_group_and_what_there_is() -> None:

@@ -38,8 +38,8 @@ def test_a_sample_is_a_run_of_the_tokens_across_files() -> None:
     assert ((batch[:, 0] < 120) & (batch[:, -1] >= 120)).any()
 
 
-def test_a_batch_is_the_same_however_its_slots_are_split() -> None:
-    parts = [SAMPLES.batch(2, slots) for slots in (range(1), range(1, 4))]
+def test_a_batch_is_the_same_however_its_samples_are_split() -> None:
+    parts = [SAMPLES.batch(2, numbers) for numbers in (range(1), range(1, 4))]
 
     assert torch.equal(SAMPLES.batch(2, range(4)), torch.cat(parts))
 

@@ -1,0 +1,58 @@
+"""Reduce-scatter and all-gather of flat tensors, started now and waited for later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+
+def start_reduce_scatter(flat: Tensor, group: ProcessGroup) -> Callable[[], Tensor]:
+    """Starts to add `flat` (elements,) up over `group`; the result waits and gives this rank's part (elements / n,).
+
+    Gloo's own reduce-scatter sends as much as an all-reduce (pytorch issue 118911). An exchange of parts and a sum send
+    half, and add in the order of ranks, so that a sum never depends on timing.
+    """
+    size, me = group.size(), group.rank()
+    if dist.get_backend(group) == "nccl":
+        part = flat.new_empty(flat.numel() // size)
+        scatter = dist.reduce_scatter_single(part, flat, group=group, async_op=True)
+        return lambda: _after([scatter], lambda: part)
+    parts, received = flat.view(size, -1), torch.empty_like(flat).view(size, -1)
+    received[me] = parts[me]
+    works = _exchange(parts, received, group)
+    return lambda: _after(works, lambda: received.sum(0))
+
+
+def start_all_gather(flat: Tensor, group: ProcessGroup) -> Callable[[], Tensor]:
+    """Starts to fill `flat` (elements,) from `group`, where this rank's part is in place; the result waits for all."""
+    size, me = group.size(), group.rank()
+    parts = flat.view(size, -1)
+    if dist.get_backend(group) == "nccl" or size > 2:
+        gather = dist.all_gather_single(flat, parts[me], group=group, async_op=True)
+        return lambda: _after([gather], lambda: flat)
+    works = _exchange(parts[me].expand_as(parts), parts, group)
+    return lambda: _after(works, lambda: flat)
+
+
+def _exchange(sent: Tensor, received: Tensor, group: ProcessGroup) -> list[dist.Work | None]:
+    """Sends sent[i] to rank i of `group` and fills received[i] from it, both (n, elements), but for this rank itself.
+
+    Receives are posted first. A receiver tells the sender that it is ready on the connection that also carries its own
+    data: behind them, the other way would wait, and two ranks take turns where a link is full duplex. Gloo's all-to-all
+    and, between two ranks, all-gather do: 0.5 to 0.95 of a link's rate, against 0.95 so.
+    """
+    size, me = group.size(), group.rank()
+    works = [dist.irecv(received[(me - i) % size], group=group, group_src=(me - i) % size) for i in range(1, size)]
+    works += [dist.isend(sent[(me + i) % size], group=group, group_dst=(me + i) % size) for i in range(1, size)]
+    return works
+
+
+def _after(works: Sequence[dist.Work | None], result: Callable[[], Tensor]) -> Tensor:
+    for work in works:
+        if work is not None:
+            work.wait()
+    return result()
