@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from holmes_core.errors import HolmesError
-from holmes_core.records.job import Model
-from holmes_core.records.plan import Node, Plan, PlanGroup
+from holmes_core.records.plan import Node, Plan
 from holmes_core.records.record import Record
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.node_config import NodeConfig
@@ -23,6 +22,8 @@ from launcher.prepare.expectation import expectation_of
 from launcher.prepare.hostfile import hostfile
 from launcher.prepare.rankfile import rankfile
 from launcher.prepare.user_variables import UserVariables
+
+Translation = TypeVar("Translation")
 
 SILENCE_LIMIT_S = 15.0  # a node or a controller not heard for so long is taken for lost; both speak every 2 s
 
@@ -75,7 +76,7 @@ def node_environment(node: Node, variables: UserVariables) -> dict[str, str]:
 
 def run_config_of(plan: Plan, run_id: str) -> RunConfig:
     """The plan in the runtime's own words."""
-    job = plan.job
+    job, model = plan.job, plan.job.model
     try:
         return RunConfig(
             schema_version=1,
@@ -95,19 +96,16 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             recompute=plan.recompute,
             value_type=job.value_type,
             compile=job.compile,
-            model=_model_shape(job.model),
-            emulation=Emulation(**_shared_fields(job.compute.emulate, Emulation)) if job.compute.emulate else None,
-            data=Data(**_shared_fields(job.data, Data)),
-            evaluation=Evaluation(**_shared_fields(job.evaluation, Evaluation)) if job.evaluation else None,
-            checkpoint=Checkpointing(**_shared_fields(job.checkpoint, Checkpointing)) if job.checkpoint else None,
+            model=_translated(ModelShape, model, num_kv_heads=model.kv_heads, ffn_hidden_size=model.ffn_size),
+            emulation=_translated(Emulation, job.compute.emulate) if job.compute.emulate else None,
+            data=_translated(Data, job.data),
+            evaluation=_translated(Evaluation, job.evaluation) if job.evaluation else None,
+            checkpoint=_translated(Checkpointing, job.checkpoint) if job.checkpoint else None,
             resume=False,
-            optimizer=Optimizer(**_shared_fields(job.optimizer, Optimizer)),
-            stages=tuple(Stage(stage.index, stage.first_layer, stage.stop_layer) for stage in plan.stages),
-            ranks=tuple(
-                Rank(rank.rank, rank.host, rank.cluster, rank.pp_rank, rank.dp_rank, rank.tp_rank)
-                for rank in plan.ranks
-            ),
-            groups=tuple(_group(group) for group in plan.groups),
+            optimizer=_translated(Optimizer, job.optimizer),
+            stages=tuple(_translated(Stage, stage) for stage in plan.stages),
+            ranks=tuple(_translated(Rank, rank) for rank in plan.ranks),
+            groups=tuple(_translated(Group, group) for group in plan.groups),
             expectation=expectation_of(plan),
             timeout_s=job.timeout_s,
             threads_per_rank=job.threads_per_slot,
@@ -116,19 +114,10 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
         raise HolmesError(f"the runtime refuses the plan: {error}", "correct job.yaml and plan again") from None
 
 
-def _shared_fields(record: Record, kind: type) -> dict[str, Any]:
-    """What `record` says under the names that the runtime's `kind` knows."""
-    return record.model_dump(include={field.name for field in fields(kind)})
-
-
-def _model_shape(model: Model) -> ModelShape:
-    """The shape with its defaults filled in."""
-    known = _shared_fields(model, ModelShape)
-    return ModelShape(**{**known, "num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size})
-
-
-def _group(group: PlanGroup) -> Group:
-    return Group(group.name, group.axis, group.ranks, group.interfaces, group.net_name)
+def _translated(kind: type[Translation], record: Record, **filled_in: Any) -> Translation:
+    """The runtime's record `kind` of what `record` says under the same names; `filled_in` is what it leaves out."""
+    said = {field.name: getattr(record, field.name) for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{**said, **filled_in})
 
 
 def _bundle(
