@@ -107,7 +107,7 @@ def resume(trainer: Trainer, checkpoints: Checkpoints) -> int:
 
 
 def _stop_in_order(trainer: Trainer) -> None:
-    """The step under way is finished and saved; who asks twice means at once."""
+    """Lets the step under way be finished and saved; a second SIGTERM ends the process at once."""
     trainer.ask_to_stop()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

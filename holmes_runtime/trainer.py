@@ -39,7 +39,7 @@ class StepResult:
 
 
 class Trainer:
-    """One rank's stages, pipeline, gradients and optimiser, ready to take steps."""
+    """One rank's stages, pipeline, gradients and optimizer, ready to take steps."""
 
     def __init__(self, config: RunConfig, me: Rank, corpus: Corpus, groups: RankGroups, device: torch.device) -> None:
         self.config, self.me, self.groups, self.device = config, me, groups, device
@@ -94,7 +94,7 @@ class Trainer:
         if self.config.emulation is None:
             self.zero1.step(rate, clip_factor(grad_norm, self.config.optimizer.grad_clip))
         else:
-            # There is nothing to learn, and a real optimiser step would cost time that is not emulated.
+            # There is nothing to learn, and a real optimizer step would cost time that is not emulated.
             self.zero1.publish()
         return StepResult(loss, grad_norm, rate, skipped=False, stop=stop)
 

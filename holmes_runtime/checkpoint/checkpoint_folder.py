@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: what is in it is whole, whenever the writer is killed.
+"""The folder of a run's checkpoints. A checkpoint has its name only when it is whole, so a kill spoils none.
 
 It holds `latest` (the name of the newest whole checkpoint), `step-00000100` for the state after 100 steps, and while
 one is written `step-00000200.partial`. Rank 0 alone changes names here.

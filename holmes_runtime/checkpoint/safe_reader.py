@@ -11,10 +11,10 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 
 class SafeReader(FileSystemReader):
-    """Torch's reader, which would run whatever a `.metadata` file says: this one makes known records of it only."""
+    """Torch's reader, but for a `.metadata` file that holds known records alone; torch would run what it says."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The checkpoint's metadata. Raises UnpicklingError for anything that has no place there."""
+        """The checkpoint's metadata. Raises UnpicklingError for anything else in the file."""
         del args, kwargs
         with open(Path(self.path) / ".metadata", "rb") as file:
             metadata: Metadata = _MetadataUnpickler(file).load()

@@ -82,7 +82,7 @@ def select_device(device: str, local_rank: int, environ: Mapping[str, str]) -> t
 
 
 def register_backend() -> None:
-    """Registers backend "holmes" with torch.distributed; again is harmless."""
+    """Registers backend "holmes" with torch.distributed, unless that was done before."""
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _create_gloo, extended_api=True, devices=["cpu"])
 
@@ -135,17 +135,17 @@ def _open_group(config: RunConfig, group: Group, rank: int) -> ProcessGroup | No
     Raises RuntimeError if it does not use the network of the plan.
     """
     timeout = timedelta(seconds=config.timeout_s)
-    member = rank in group.ranks
+    is_member = rank in group.ranks
     backend, options = BACKEND, None
     if config.device == "cuda":
         backend, options = "nccl", _nccl_options(group)
-    elif member:
+    elif is_member:
         options = GlooInterface(group.name, group.interface_of(rank))
     before = networks_in_use.own_connections()
     opened: ProcessGroup = dist.new_group(
         list(group.ranks), timeout=timeout, backend=backend, pg_options=options, group_desc=group.name
     )
-    if not member:
+    if not is_member:
         return None
     if config.device == "cuda":
         nccl: Any = opened._get_backend(torch.device("cuda"))

@@ -1,4 +1,4 @@
-"""Refusing a configuration in one form: `key: rule, got value`. Free of torch."""
+"""How a configuration is refused: `key: rule, got value`. Free of torch."""
 
 from __future__ import annotations
 

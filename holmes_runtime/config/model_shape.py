@@ -20,7 +20,7 @@ NORM_VECTORS: dict[Family, int] = {"gpt": 2, "llama": 1}  # LayerNorm has a bias
 
 
 class Sizes(Protocol):
-    """What counting needs of a model, h, k, f, s and V: that of job.yaml has it, and `ModelShape`."""
+    """What counting needs of a model: h, k, f, s and V. Both the model of job.yaml and `ModelShape` have it."""
 
     @property
     def family(self) -> Family: ...
@@ -152,7 +152,7 @@ def head_flops(model: Sizes, micro_batch_size: int) -> float:
 
 
 def step_flops(model: ModelShape, batch_size: int) -> float:
-    """FLOPs that `batch_size` samples need, forward and backward, which is two forwards; of all layers and the head.
+    """FLOPs that `batch_size` samples need in all layers and the head; their backward takes as many as two forwards.
 
     What recomputation does again is left out, so that utilisation cannot be raised by wasting work. Source: Chowdhery
     et al., PaLM, 2022, appendix B.

@@ -51,7 +51,7 @@ class Data:
 
     @property
     def is_bytes(self) -> bool:
-        """Whether every token is surely a byte."""
+        """Whether all of it is text that is read as bytes, as far as the names tell."""
         return self.tokenizer is None and not self.path.endswith(".bin") and not self.pattern.endswith(".bin")
 
 

@@ -93,7 +93,7 @@ class Samples:
         return batch
 
     def _sample(self, name: str) -> Tensor:
-        """int64 tokens (seq_length + 1,), the first of them decided by the sample's name."""
+        """int64 tokens (seq_length + 1,) from a start that the sample's name decides."""
         digest = hashlib.sha256(name.encode()).digest()
         start = int.from_bytes(digest[:8], "big") % (len(self.tokens) - self.seq_length)
         return self.tokens.read(start, start + self.seq_length + 1)

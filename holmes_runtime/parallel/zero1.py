@@ -168,7 +168,7 @@ class Zero1:
         self._wait_for(self._buckets)
 
     def shards(self) -> list[Shard]:
-        """The pieces of parameters this rank is answerable for, none empty."""
+        """The pieces of parameters whose optimizer states are on this rank, none empty."""
         return self._shards
 
     def _waiting_for(self, parameters: Sequence[nn.Parameter]) -> Callable[..., None]:
@@ -209,7 +209,7 @@ def _whole(parameter: nn.Parameter) -> TensorPart:
 
 
 def _units(module: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
-    """Modules to wait in front of, with the parameters to wait for: elements of lists whole, others by their own."""
+    """Modules that wait for weights before they run, and for which: an element of a list for all it holds."""
     own = list(module.parameters(recurse=False))
     if own:
         yield module, own
