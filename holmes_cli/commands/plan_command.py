@@ -24,7 +24,8 @@ from holmes_core.records.record_file import read_file, read_user_file, write_ato
 from holmes_core.units import format_seconds
 from planner.advice.advise import advise, try_more_hosts
 from planner.advice.calibration import calibrate, calibrated
-from planner.advice.what_if import what_if
+from planner.advice.changes import apply_changes
+from planner.advice.what_if import parse_changes
 from planner.layout.reprice import plan_timeline
 from planner.make_plan import TIME_LIMIT_S, make_plan
 from planner.search.branch_and_bound import Progress
@@ -66,7 +67,7 @@ def plan_command(
     job_record = read_user_file(Job, job)
     inventory_record = read_file(Inventory, inventory)
     other = read_file(Plan, compare) if compare else None
-    changed = {change: what_if(inventory_record, change) for change in changes or ()}
+    changed = {text: _changed(inventory_record, text) for text in changes or ()}
     sources = (_source(inventory, inventory_record, output), _source(job, job_record, output))
     order: Order = "usual" if usual_order else "holmes"
     if run is not None:
@@ -107,6 +108,10 @@ def plan_command(
     if html:
         out.print(f"\npage: {html}", markup=False, soft_wrap=True, end="")
     out.print(f"\nplan: {output}\nnext: holmes launch {output}", markup=False, soft_wrap=True)
+
+
+def _changed(inventory: Inventory, text: str) -> Inventory:
+    return apply_changes(inventory, parse_changes(text, inventory))
 
 
 def _calibrated(job: Job, calibration: Calibration) -> Job:

@@ -15,7 +15,7 @@ SPEED = ("step", "tokens/s", "ratio")
 
 def advice_sheet(plan: Plan, advised: Advised) -> Sheet:
     """The changes that would help, as `--what-if` takes them, best first; why there are none where there are none."""
-    rows = [(item.words, item.change, *_speed(item.step_s, plan)) for item in advised.found]
+    rows = [(item.words, str(item.change), *_speed(item.step_s, plan)) for item in advised.found]
     if not rows:
         rows.append(("none of those tried makes the step faster", "", "", "", ""))
     if advised.untried:

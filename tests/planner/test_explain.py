@@ -7,6 +7,7 @@ import pytest
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from planner.advice.advise import Advised, advise, try_more_hosts
+from planner.advice.changes import LinkRate, MoreHost
 from planner.advice.explain import (
     bottleneck,
     host_blocks,
@@ -17,7 +18,6 @@ from planner.advice.explain import (
     step_parts,
     tasklets,
 )
-from planner.advice.what_if import what_if
 from planner.layout.reprice import plan_timeline, reprice
 from tests.planner.fleets import GBPS, GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
@@ -139,9 +139,9 @@ def advice_for(fleet: Inventory, plan: Plan) -> Advised:
 def test_advice_is_what_planning_on_the_changed_inventory_gives(bed_plan: Plan) -> None:
     advised = advice_for(BED, bed_plan)
     best = advised.found[0]
-    assert best.change == "link:a-b=200Mb/s"
+    assert best.change == LinkRate(("a", "b"), 0.2 * GBPS)
     assert best.words == "twice the bandwidth between a and b"
-    assert best.step_s == plan_for(what_if(BED, best.change), bed_job()).prediction.step_s
+    assert best.step_s == plan_for(best.change.applied_to(BED), bed_job()).prediction.step_s
     assert best.step_s < bed_plan.prediction.step_s
     assert advised.untried == ()
 
@@ -150,18 +150,18 @@ def test_advice_plans_no_host_anew_where_candidates_are_many(bed_plan: Plan, mon
     monkeypatch.setattr("planner.advice.advise.MOST_CANDIDATES", 2 * bed_plan.solve.candidates - 1)
     advised = advice_for(BED, bed_plan)
     assert advised.untried == ("+host:new-1=like:b2",)
-    assert advised.found[0].step_s == reprice(what_if(BED, "link:a-b=200Mb/s"), bed_plan).step_s
+    assert advised.found[0].step_s == reprice(LinkRate(("a", "b"), 0.2 * GBPS).applied_to(BED), bed_plan).step_s
 
 
 def test_one_more_host_is_advised_where_compute_is_all() -> None:
     fleet, job = cpu_inventory([2]), bed_job(global_batch_size=30, parallel={"pp": 1})
     plan = plan_for(fleet, job)
     best = advice_for(fleet, plan).found[0]
-    assert best.change == "+host:new-1=like:a2"
-    assert best.step_s == plan_for(what_if(fleet, best.change), job).prediction.step_s
+    assert best.change == MoreHost("new-1", like="a2")
+    assert best.step_s == plan_for(best.change.applied_to(fleet), job).prediction.step_s
 
 
 def test_advice_without_time_says_what_was_not_tried(bed_plan: Plan) -> None:
     advised = advise(BED, bed_plan, {}, limit_s=0.0)
     assert advised.untried == ("+host:new-1=like:a2", "+host:new-1=like:b2")
-    assert [advice.change for advice in advised.found] == ["link:a-b=200Mb/s"]
+    assert [advice.change for advice in advised.found] == [LinkRate(("a", "b"), 0.2 * GBPS)]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.link import Link, Spread
-from planner.advice.what_if import rate_text, what_if
+from planner.advice.changes import Change, FabricRate, LinkRate, MoreHost, NicRate, WithoutHost, apply_changes
+from planner.advice.what_if import parse_changes
 from planner.layout.verify import verify
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
 BED = cpu_inventory([2, 2])
+
+
+def what_if(inventory: Inventory, text: str) -> Inventory:
+    """The inventory with the changes in `text`."""
+    return apply_changes(inventory, parse_changes(text, inventory))
 
 
 def measured(hosts: tuple[str, str], clusters: tuple[str, str]) -> Link:
@@ -68,6 +72,35 @@ def test_cluster_names_may_hold_dashes() -> None:
     named = (a.model_copy(update={"name": "ib-1"}), b.model_copy(update={"name": "roce-1"}))
     changed = what_if(BED.model_copy(update={"clusters": named}), "link:ib-1-roce-1=200Mb/s")
     assert set(shared_rates(changed).values()) == {0.2 * GBPS}
+
+
+def with_clusters(*names: str) -> Inventory:
+    """A cluster of one host for each name, all on one shared network."""
+    fleet = cpu_inventory([1] * len(names))
+    clusters = [cluster.model_copy(update={"name": name}) for cluster, name in zip(fleet.clusters, names, strict=True)]
+    return fleet.model_copy(update={"clusters": tuple(clusters)})
+
+
+def test_text_that_names_two_pairs_of_clusters_is_refused_with_both() -> None:
+    with pytest.raises(HolmesError) as caught:
+        what_if(with_clusters("a", "b-c", "a-b", "c"), "link:a-b-c=1Gb/s")
+    assert "'a-b-c' is clusters 'a' and 'b-c' as well as 'a-b' and 'c'" in caught.value.what
+    assert caught.value.exit_code == 2
+
+
+def test_text_that_names_one_pair_of_clusters_in_two_orders_is_read() -> None:
+    changed = what_if(with_clusters("a", "a-a"), "link:a-a-a=1Gb/s")
+    assert set(shared_rates(changed).values()) == {GBPS}
+
+
+def test_link_as_a_record_is_that_of_its_two_clusters_whatever_their_names() -> None:
+    changed = LinkRate(("a", "b-c"), GBPS).applied_to(with_clusters("a", "b-c", "a-b", "c"))
+    assert shared_rates(changed) == {"a1": GBPS, "b1": GBPS, "c1": 0.1 * GBPS, "d1": 0.1 * GBPS}
+
+
+def test_link_to_a_cluster_that_an_earlier_change_empties_is_refused() -> None:
+    with pytest.raises(HolmesError, match=r"link:a-b=1Gb/s: no cluster 'b' in the inventory \(a\)"):
+        what_if(cpu_inventory([1, 1]), "-host:b1,link:a-b=1Gb/s")
 
 
 def test_fabric_with_rdma_gets_the_rate_on_rdma() -> None:
@@ -166,7 +199,17 @@ def test_change_that_cannot_be_made_is_refused_with_the_forms(text: str, why: st
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize("text", ["10Gb/s", "1.5Gb/s", "100Mb/s", "12800Gb/s"])
-def test_rate_is_written_as_it_is_read(text: str) -> None:
-    changed: Any = what_if(BED, f"fabric:a={text}").clusters[0].fabric.ports[0].bandwidth_bytes_per_s
-    assert rate_text(changed) == text
+@pytest.mark.parametrize(
+    ("text", "change"),
+    [
+        ("link:a-b=10Gb/s", LinkRate(("a", "b"), 10 * GBPS)),
+        ("fabric:a=1.5Gb/s", FabricRate("a", 1.5 * GBPS)),
+        ("fabric:b=12800Gb/s", FabricRate("b", 12800 * GBPS)),
+        ("nic:a1/eth0=100Mb/s", NicRate("a1", "eth0", 0.1 * GBPS)),
+        ("+host:a3=like:a1", MoreHost("a3", like="a1")),
+        ("-host:a1", WithoutHost("a1")),
+    ],
+)
+def test_change_is_written_as_it_is_read(text: str, change: Change) -> None:
+    assert parse_changes(text, BED) == (change,)
+    assert str(change) == text

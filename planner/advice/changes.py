@@ -1,0 +1,258 @@
+"""Changes of an inventory, and the inventory as it would be with them. Pure; nothing is probed or written.
+
+A network is made faster by raising the slower ports of those hosts to the rate, slower by lowering the faster ones. A
+measured bandwidth becomes the new rate; a measured latency stays, also when a host it was measured with goes. As text a
+change is what `--what-if` takes, its rate rounded to six digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from holmes_core.errors import HolmesError
+from holmes_core.records.devices import Nic
+from holmes_core.records.inventory import Cluster, Host, Inventory, Network, NetworkPort
+from holmes_core.records.link import Link, Spread
+from holmes_core.units import bytes_per_s_from_gbps
+
+FORMS = (
+    "link:CLUSTER-CLUSTER=10Gb/s",
+    "fabric:CLUSTER=400Gb/s",
+    "nic:HOST/NETDEV=25Gb/s",
+    "+host:NAME=like:HOST",
+    "-host:NAME",
+)
+
+
+@dataclass(frozen=True)
+class LinkRate:
+    """Two clusters reach each other at this rate a host on the network all clusters share."""
+
+    clusters: tuple[str, str]
+    bandwidth_bytes_per_s: float
+
+    def __str__(self) -> str:
+        return f"link:{'-'.join(self.clusters)}={_rate(self.bandwidth_bytes_per_s)}"
+
+    def applied_to(self, inventory: Inventory) -> Inventory:
+        """The inventory with that rate. Raises HolmesError where it has no such cluster or no shared network."""
+        hosts = {host for name in self.clusters for host in _known_cluster(inventory, self, name).hosts}
+        if inventory.shared is None:
+            raise refused(self, "the clusters have no network in common, so no rate between them can change")
+        rate = self.bandwidth_bytes_per_s
+        links = _links_at_rate(inventory, rate, lambda link: set(link.clusters) == set(self.clusters))
+        shared = _at_rate(inventory.shared, hosts, "bandwidth_bytes_per_s", rate)
+        return inventory.model_copy(update={"links": links, "shared": shared})
+
+
+@dataclass(frozen=True)
+class FabricRate:
+    """Hosts of a cluster reach each other at this rate a host on the cluster's fabric.
+
+    That is the rate of RDMA where the fabric has it; the netdev beside it, which only sockets use, stays as it is.
+    """
+
+    cluster: str
+    bandwidth_bytes_per_s: float
+
+    def __str__(self) -> str:
+        return f"fabric:{self.cluster}={_rate(self.bandwidth_bytes_per_s)}"
+
+    def applied_to(self, inventory: Inventory) -> Inventory:
+        """The inventory with that rate. Raises HolmesError where it has no such cluster."""
+        cluster, rate = _known_cluster(inventory, self, self.cluster), self.bandwidth_bytes_per_s
+        rdma = any(port.rdma_bandwidth_bytes_per_s is not None for port in cluster.fabric.ports)
+        rate_of = "rdma_bandwidth_bytes_per_s" if rdma else "bandwidth_bytes_per_s"
+        fabric = _at_rate(cluster.fabric, cluster.hosts, rate_of, rate)
+        links = _links_at_rate(inventory, rate, lambda link: link.clusters == (self.cluster, self.cluster))
+        return _cluster_changed(inventory, cluster.model_copy(update={"fabric": fabric}), {"links": links})
+
+
+@dataclass(frozen=True)
+class NicRate:
+    """One interface of a host, a netdev or an RDMA device such as mlx5_0, runs at this rate."""
+
+    host: str
+    interface: str
+    bandwidth_bytes_per_s: float
+
+    def __str__(self) -> str:
+        return f"nic:{self.host}/{self.interface}={_rate(self.bandwidth_bytes_per_s)}"
+
+    def applied_to(self, inventory: Inventory) -> Inventory:
+        """The inventory with that interface, and with the host's ports on the networks the interface is on.
+
+        Raises HolmesError where there is no such host or interface.
+        """
+        host, cluster = _known_host(inventory, self, self.host)
+        changed = self._changed_host(host)
+        rails = {f"{nic.device}:{nic.port}": bytes_per_s_from_gbps(nic.rate_gbps or 0.0) for nic in changed.nics}
+
+        def port(seen: NetworkPort) -> NetworkPort:
+            rate = self.bandwidth_bytes_per_s
+            update: dict[str, float] = {"bandwidth_bytes_per_s": rate} if seen.netdev == self.interface else {}
+            if seen.hcas and set(seen.hcas) <= set(rails) and changed.nics != host.nics:
+                update["rdma_bandwidth_bytes_per_s"] = sum(rails[hca] for hca in seen.hcas)
+            return seen.model_copy(update=update)
+
+        names = {self.interface, *(f"{nic.device}:{nic.port}" for nic in host.nics if self._is(nic))}
+        used = {(self.host, name) for name in names}
+        update = {
+            "hosts": tuple(changed if seen is host else seen for seen in inventory.hosts),
+            "shared": inventory.shared and _each_port(inventory.shared, self.host, port),
+            "links": _links_at_rate(
+                inventory,
+                self.bandwidth_bytes_per_s,
+                lambda link: bool(used & set(zip(link.hosts, link.devices, strict=True))),
+            ),
+        }
+        faster = cluster.model_copy(update={"fabric": _each_port(cluster.fabric, self.host, port)})
+        return _cluster_changed(inventory, faster, update)
+
+    def _changed_host(self, host: Host) -> Host:
+        known = dict.fromkeys([*(netdev.name for netdev in host.netdevs), *(nic.device for nic in host.nics)])
+        if self.interface not in known and not any(self._is(nic) for nic in host.nics):
+            raise refused(self, f"host {self.host} has no interface {self.interface!r} ({', '.join(known)})")
+        gbps = {"rate_gbps": self.bandwidth_bytes_per_s * 8 / 1e9}
+        speed = {"speed_bytes_per_s": self.bandwidth_bytes_per_s}
+        nics = tuple(nic.model_copy(update=gbps) if self._is(nic) else nic for nic in host.nics)
+        netdevs = tuple(
+            netdev.model_copy(update=speed) if netdev.name == self.interface else netdev for netdev in host.netdevs
+        )
+        return host.model_copy(update={"nics": nics, "netdevs": netdevs})
+
+    def _is(self, nic: Nic) -> bool:
+        return self.interface in (nic.device, nic.netdev)
+
+
+@dataclass(frozen=True)
+class MoreHost:
+    """One more host like another, in its cluster, with the same addresses: it is there to be planned on alone."""
+
+    name: str
+    like: str
+
+    def __str__(self) -> str:
+        return f"+host:{self.name}=like:{self.like}"
+
+    def applied_to(self, inventory: Inventory) -> Inventory:
+        """The inventory with the new host right after the one it is like.
+
+        Raises HolmesError where there is no such host, or one of the new name.
+        """
+        model, cluster = _known_host(inventory, self, self.like)
+        if any(host.name == self.name for host in inventory.hosts):
+            raise refused(self, f"host {self.name!r} is in the inventory already")
+
+        def joined(network: Network) -> Network:
+            port = network.port_of(self.like)
+            added = (port.model_copy(update={"host": self.name}),) if port else ()
+            return network.model_copy(update={"ports": (*network.ports, *added)})
+
+        at = inventory.hosts.index(model) + 1
+        added = model.model_copy(update={"name": self.name})
+        larger = cluster.model_copy(update={"hosts": (*cluster.hosts, self.name), "fabric": joined(cluster.fabric)})
+        shared = inventory.shared and joined(inventory.shared)
+        hosts = (*inventory.hosts[:at], added, *inventory.hosts[at:])
+        return _cluster_changed(inventory, larger, {"hosts": hosts, "shared": shared})
+
+
+@dataclass(frozen=True)
+class WithoutHost:
+    """One host less."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"-host:{self.name}"
+
+    def applied_to(self, inventory: Inventory) -> Inventory:
+        """The inventory without that host, and without its cluster if no other is in it. Raises HolmesError."""
+        _, cluster = _known_host(inventory, self, self.name)
+
+        def left(network: Network) -> Network:
+            return network.model_copy(update={"ports": tuple(port for port in network.ports if port.host != self.name)})
+
+        names = tuple(host for host in cluster.hosts if host != self.name)
+        smaller = cluster.model_copy(update={"hosts": names, "fabric": left(cluster.fabric)})
+        update = {
+            "hosts": tuple(host for host in inventory.hosts if host.name != self.name),
+            "shared": inventory.shared and left(inventory.shared),
+        }
+        changed = _cluster_changed(inventory, smaller, update)
+        return changed.model_copy(update={"clusters": tuple(cluster for cluster in changed.clusters if cluster.hosts)})
+
+
+Change = LinkRate | FabricRate | NicRate | MoreHost | WithoutHost
+
+
+def apply_changes(inventory: Inventory, changes: Iterable[Change]) -> Inventory:
+    """`inventory` with the changes, one after another.
+
+    Raises HolmesError (wrong usage) naming the change and the host, cluster or interface in it that is not there.
+    """
+    for change in changes:
+        inventory = change.applied_to(inventory)
+    return inventory
+
+
+def refused(change: Change | str, why: str) -> HolmesError:
+    """The error for a change, or the text of one, that cannot be made."""
+    return HolmesError(f"--what-if {change}: {why}", "a change is one of " + ", ".join(f"`{form}`" for form in FORMS))
+
+
+def _rate(bandwidth_bytes_per_s: float) -> str:
+    gbps = bandwidth_bytes_per_s * 8 / 1e9
+    return f"{gbps:.6g}Gb/s" if gbps >= 1 else f"{gbps * 1e3:.6g}Mb/s"
+
+
+def _known_cluster(inventory: Inventory, change: Change, name: str) -> Cluster:
+    for cluster in inventory.clusters:
+        if cluster.name == name:
+            return cluster
+    known = ", ".join(cluster.name for cluster in inventory.clusters)
+    raise refused(change, f"no cluster {name!r} in the inventory ({known})")
+
+
+def _known_host(inventory: Inventory, change: Change, name: str) -> tuple[Host, Cluster]:
+    """The host of that name and its cluster, which only a reachable host has."""
+    for cluster in inventory.clusters:
+        if name in cluster.hosts:
+            return inventory.host(name), cluster
+    known = [host for cluster in inventory.clusters for host in cluster.hosts]
+    shown = ", ".join(known[:8]) + (f" and {len(known) - 8} more" if len(known) > 8 else "")
+    raise refused(change, f"no reachable host {name!r} in the inventory ({shown})")
+
+
+def _links_at_rate(
+    inventory: Inventory, bandwidth_bytes_per_s: float, changes: Callable[[Link], bool]
+) -> tuple[Link, ...]:
+    """The inventory's links, those that `changes` as if the test had found the new rate."""
+    spread = Spread(min=bandwidth_bytes_per_s, median=bandwidth_bytes_per_s)
+    update = {"bandwidth_bytes_per_s": spread}
+    return tuple(link.model_copy(update=update) if changes(link) else link for link in inventory.links)
+
+
+def _at_rate(network: Network, hosts: Collection[str], rate_of: str, bandwidth_bytes_per_s: float) -> Network:
+    """The slowest of the ports of `hosts` then has that rate; `rate_of` names the field that counts."""
+    rates = [getattr(port, rate_of) for port in network.ports if port.host in hosts]
+    faster = None in rates or bandwidth_bytes_per_s > min(rates)
+
+    def changed(port: NetworkPort) -> NetworkPort:
+        old = getattr(port, rate_of) or bandwidth_bytes_per_s
+        new = max(old, bandwidth_bytes_per_s) if faster else min(old, bandwidth_bytes_per_s)
+        return port.model_copy(update={rate_of: new}) if port.host in hosts else port
+
+    return network.model_copy(update={"ports": tuple(changed(port) for port in network.ports)})
+
+
+def _each_port(network: Network, host: str, change: Callable[[NetworkPort], NetworkPort]) -> Network:
+    ports = tuple(change(port) if port.host == host else port for port in network.ports)
+    return network.model_copy(update={"ports": ports})
+
+
+def _cluster_changed(inventory: Inventory, cluster: Cluster, update: Mapping[str, object]) -> Inventory:
+    """`inventory` with `cluster` in place of the one of that name, and with `update`."""
+    clusters = tuple(cluster if seen.name == cluster.name else seen for seen in inventory.clusters)
+    return inventory.model_copy(update={"clusters": clusters, **update})
