@@ -20,11 +20,11 @@ class BackgroundCall(Generic[T]):
     """`work()` in a child that shares this process's memory as it is now; leaving the context ends it.
 
     Where there is no child, since systems other than Linux do not fork safely, or where it failed, for want of memory,
-    by an exception or by standing still, `result` does the work here.
+    by an exception or by saying nothing for `patience_s`, `result` does the work here.
     """
 
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._work = work
+    def __init__(self, work: Callable[[], T], patience_s: float = PATIENCE_S) -> None:
+        self._work, self._patience_s = work, patience_s
         self._read: Connection | None = None
 
     def __enter__(self) -> BackgroundCall[T]:
@@ -38,7 +38,7 @@ class BackgroundCall(Generic[T]):
 
     def result(self) -> T:
         """What `work` returns."""
-        if self._read is not None and self._read.poll(PATIENCE_S):
+        if self._read is not None and self._read.poll(self._patience_s):
             with contextlib.suppress(EOFError):
                 result: T = self._read.recv()
                 return result

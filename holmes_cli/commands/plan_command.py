@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.status import Status
 
 from holmes_cli.screen.change_tables import advice_sheet, what_if_sheet
 from holmes_cli.screen.comparison_tables import comparison_sheets
-from holmes_cli.screen.plan_tables import plan_sheets
+from holmes_cli.screen.plan_tables import Sheet, plan_sheets
 from holmes_cli.screen.show_plan import plan_sentences, show_plan, show_sheet
 from holmes_cli.screen.terminal import err, out
-from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Calibration, Job
-from holmes_core.records.plan import Order, Plan, Source
+from holmes_core.records.plan import Plan, Source
 from holmes_core.records.record import FileRecord
 from holmes_core.records.record_file import read_file, read_user_file, write_atomically
-from holmes_core.units import format_seconds
-from planner.advice.advise import advise, try_more_hosts
 from planner.advice.calibration import calibrate, calibrated
 from planner.advice.changes import apply_changes
+from planner.advice.plan_with_advice import PlanRequest, plan_with_advice
 from planner.advice.what_if import parse_changes
 from planner.layout.reprice import plan_timeline
-from planner.make_plan import TIME_LIMIT_S, make_plan
-from planner.search.branch_and_bound import Progress
+from planner.make_plan import TIME_LIMIT_S
 
 
 def plan_command(
@@ -67,47 +63,30 @@ def plan_command(
     job_record = read_user_file(Job, job)
     inventory_record = read_file(Inventory, inventory)
     other = read_file(Plan, compare) if compare else None
-    changed = {text: _changed(inventory_record, text) for text in changes or ()}
-    sources = (_source(inventory, inventory_record, output), _source(job, job_record, output))
-    order: Order = "usual" if usual_order else "holmes"
-    if run is not None:
-        job_record = _calibrated(job_record, calibrate(inventory_record, run))
-    wants_advice = html is not None or not as_json
-    more_hosts = try_more_hosts(inventory_record, job_record) if wants_advice else {}
-    with ExitStack() as stack:
-        for background in more_hosts.values():
-            stack.enter_context(background)
-        status = stack.enter_context(err.status("planning"))
-        plan = make_plan(inventory_record, job_record, *sources, order, _progress(status), time_limit, write_lp)
-        outcomes = {}
-        for change, as_changed in changed.items():
-            status.update(f"planning with {change}")
-            outcomes[change] = _plan_or_error(as_changed, job_record, sources, order)
-        status.update("trying what would help most")
-        with_more_hosts_s = {change: background.result() for change, background in more_hosts.items()}
-        advised = advise(inventory_record, plan, with_more_hosts_s) if wants_advice else None
-    asked = [what_if_sheet(plan, outcomes)] if outcomes else []
-    asked += comparison_sheets(plan, other, str(compare)) if other else []
-    advice = [advice_sheet(plan, advised)] if advised else []
+    request = PlanRequest(
+        inventory=inventory_record,
+        inventory_source=_source(inventory, inventory_record, output),
+        job_source=_source(job, job_record, output),
+        changed={text: _changed(inventory_record, text) for text in changes or ()},
+        job=_calibrated(job_record, calibrate(inventory_record, run)) if run else job_record,
+        order="usual" if usual_order else "holmes",
+        time_limit_s=time_limit,
+        lp=write_lp,
+    )
+    with err.status("planning") as status:
+        answer = plan_with_advice(request, html is not None or not as_json, status.update)
+    advice = [advice_sheet(answer.plan, answer.advised)] if answer.advised else []
+    asked = [what_if_sheet(answer.plan, answer.what_ifs)] if answer.what_ifs else []
+    asked += comparison_sheets(answer.plan, other, str(compare)) if other else []
     if html:
-        from holmes_cli.pages.plan_page import plan_page  # slow to import: it brings Jinja2
-
-        sheets = (*plan_sheets(plan, inventory_record), *advice, *asked)
-        spans = plan_timeline(inventory_record, plan)
-        write_atomically(html, plan_page(plan, inventory_record, spans, plan_sentences(plan, inventory_record), sheets))
-    write_atomically(output, plan.json_parts())
+        _write_page(html, answer.plan, inventory_record, [*advice, *asked])
+    write_atomically(output, answer.plan.json_parts())
     if as_json:
-        with open(output, encoding="utf-8") as written:
-            out.file.writelines(written)
+        _print_file(output, asked)
     else:
-        show_plan(plan, inventory_record)
-    for sheet in asked if as_json else (*advice, *asked):
-        show_sheet(sheet, err if as_json else out)  # with --json standard output is the plan alone
-    if as_json:
-        return
-    if html:
-        out.print(f"\npage: {html}", markup=False, soft_wrap=True, end="")
-    out.print(f"\nplan: {output}\nnext: holmes launch {output}", markup=False, soft_wrap=True)
+        show_plan(answer.plan, inventory_record, [*advice, *asked])
+        pages = f"page: {html}\n" if html else ""
+        out.print(f"\n{pages}plan: {output}\nnext: holmes launch {output}", markup=False, soft_wrap=True)
 
 
 def _changed(inventory: Inventory, text: str) -> Inventory:
@@ -125,20 +104,21 @@ def _calibrated(job: Job, calibration: Calibration) -> Job:
     return calibrated(job, calibration)
 
 
-def _plan_or_error(inventory: Inventory, job: Job, sources: tuple[Source, Source], order: Order) -> Plan | HolmesError:
-    """What a change leads to; that nothing fits is an answer too."""
-    try:
-        return make_plan(inventory, job, *sources, order)
-    except HolmesError as error:
-        return error
+def _write_page(path: Path, plan: Plan, inventory: Inventory, sheets: Sequence[Sheet]) -> None:
+    """Every table of the screen, and pictures; `sheets` come after those of the plan alone."""
+    from holmes_cli.pages.plan_page import plan_page  # slow to import: it brings Jinja2
+
+    spans, sentences = plan_timeline(inventory, plan), plan_sentences(plan, inventory)
+    page = plan_page(plan, inventory, spans, sentences, (*plan_sheets(plan, inventory), *sheets))
+    write_atomically(path, page)
 
 
-def _progress(status: Status) -> Progress:
-    def show(settled: int, total: int, best_s: float | None) -> None:
-        best = f", best step so far {format_seconds(best_s)}" if best_s is not None else ""
-        status.update(f"{settled} of {total} placements settled{best}")
-
-    return show
+def _print_file(plan: Path, sheets: Sequence[Sheet]) -> None:
+    """The plan as it was written, alone on standard output; `sheets` on standard error."""
+    with open(plan, encoding="utf-8") as written:
+        out.file.writelines(written)
+    for sheet in sheets:
+        show_sheet(sheet, err)
 
 
 def _source(path: Path, record: FileRecord, output: Path) -> Source:

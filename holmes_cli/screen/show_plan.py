@@ -5,7 +5,7 @@ Fits into 100 columns and reads without colour. Hosts alike are folded into one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from textwrap import fill
 
@@ -26,14 +26,16 @@ WIDTH = 100
 MOST_BRANCHES = 24  # lines a cluster takes in the tree at most
 
 
-def show_plan(plan: Plan, inventory: Inventory) -> None:
-    """Print placement, networks, traffic, prediction and proof."""
+def show_plan(plan: Plan, inventory: Inventory, sheets: Sequence[Sheet] = ()) -> None:
+    """Print placement, networks, traffic, prediction and proof, then `sheets`."""
     out.print(describe(plan), soft_wrap=True)
     out.print(_placement_tree(plan))
     for sheet in plan_sheets(plan, inventory):
         show_sheet(sheet, out)
     for sentence in plan_sentences(plan, inventory):
         out.print(fill(sentence, WIDTH), markup=False, soft_wrap=True)
+    for sheet in sheets:
+        show_sheet(sheet, out)
 
 
 def plan_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:

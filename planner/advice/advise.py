@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -26,10 +27,22 @@ from planner.problem.candidates import enumerate_candidates
 from planner.problem.problem import read_problem
 
 MOST_HOSTS = 64  # on more, even pricing all changes would take longer than the plan
-MOST_CANDIDATES = 4000  # of all planning anew together: a second or less
 REPLANNED = 2  # faster networks planned anew at most
-LIMIT_S = 5.0  # for planning anew with each more host, and with all faster networks, on a machine however slow
 WORTH = 1.005  # a gain below half a percent is no advice
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much planning anew may cost: candidates looked at in all, and seconds on a machine however slow.
+
+    The seconds are for each more host, and for all faster networks together.
+    """
+
+    candidates: int = 4000  # a second or less
+    limit_s: float = 5.0
+
+
+EFFORT = Effort()
 
 
 @dataclass(frozen=True)
@@ -49,56 +62,62 @@ class Advised:
     untried: tuple[str, ...]
 
 
-def try_more_hosts(inventory: Inventory, job: Job) -> Mapping[MoreHost, BackgroundCall[float | None]]:
-    """By change, the step with one more host in a cluster, planned in the background; None where that takes too long.
+@contextmanager
+def trying_more_hosts(
+    inventory: Inventory, job: Job, effort: Effort = EFFORT
+) -> Iterator[Mapping[MoreHost, BackgroundCall[float | None]]]:
+    """Plans with one more host in each cluster in the background, while the plan is made without; leaving ends that.
 
-    Needs no plan, so that it can be worked out while one is made.
+    The calls return the step in seconds, None where it would take too long.
     """
-    if len(inventory.hosts) > MOST_HOSTS:
-        return {}
-    changes = [change for change, _ in _more_hosts(inventory)]
-    return {
-        change: BackgroundCall(partial(_one_more_host_s, inventory, job, change, number))
-        for number, change in enumerate(changes, 1)
-    }
+    changes = [change for change, _ in _more_hosts(inventory)] if len(inventory.hosts) <= MOST_HOSTS else []
+    works = (
+        partial(_one_more_host_s, inventory, job, change, number, effort) for number, change in enumerate(changes, 1)
+    )
+    with ExitStack() as stack:
+        yield {change: stack.enter_context(BackgroundCall(work)) for change, work in zip(changes, works, strict=True)}
 
 
-def _one_more_host_s(inventory: Inventory, job: Job, change: MoreHost, number: int) -> float | None:
+def _one_more_host_s(inventory: Inventory, job: Job, change: MoreHost, number: int, effort: Effort) -> float | None:
     """Seconds of the step with that change, the `number`-th tried; None where all so far have too many candidates."""
-    if number * len(enumerate_candidates(job, read_problem(inventory, job).fleet)) > MOST_CANDIDATES:
+    if number * len(enumerate_candidates(job, read_problem(inventory, job).fleet)) > effort.candidates:
         return None
-    return _planned_anew_s(inventory, job, change, LIMIT_S)
+    return _planned_anew_s(inventory, job, change, effort.limit_s)
 
 
 def advise(
-    inventory: Inventory, plan: Plan, with_more_hosts_s: Mapping[MoreHost, float | None], limit_s: float = LIMIT_S
+    inventory: Inventory, plan: Plan, with_more_hosts_s: Mapping[MoreHost, float | None], effort: Effort = EFFORT
 ) -> Advised:
-    """What would make `plan`'s job faster; `with_more_hosts_s` is what `try_more_hosts` came to."""
-    deadline_s, step_s = time.monotonic() + limit_s, plan.prediction.step_s
+    """What would make `plan`'s job faster; `with_more_hosts_s` is what `trying_more_hosts` came to."""
     if len(inventory.hosts) > MOST_HOSTS:
         return Advised((), (f"any change on more than {MOST_HOSTS} hosts",))
     found, untried = [], []
-    hosts = list(_more_hosts(inventory))
-    for change, words in hosts:
-        with_host_s = with_more_hosts_s.get(change)
-        if with_host_s is None:
+    for change, words in _more_hosts(inventory):
+        step_s = with_more_hosts_s.get(change)
+        if step_s is None:
             untried.append(str(change))
         else:
-            found.append(Advice(change, words, with_host_s))
+            found.append(Advice(change, words, step_s))
+    found += _price_networks(inventory, plan, effort, len(found) + len(untried))
+    worth = [advice for advice in found if advice.step_s * WORTH <= plan.prediction.step_s]
+    return Advised(tuple(sorted(worth, key=_step_s)), tuple(untried))
+
+
+def _price_networks(inventory: Inventory, plan: Plan, effort: Effort, num_hosts: int) -> list[Advice]:
+    """Every network twice as fast, the best ones planned anew where `effort` allows it after `num_hosts` more hosts."""
+    deadline_s = time.monotonic() + effort.limit_s
     networks = [
         Advice(change, words, reprice_step_s(change.applied_to(inventory), plan))
         for change, words in _faster_networks(inventory)
     ]
     networks.sort(key=_step_s)
-    affordable = min(REPLANNED, MOST_CANDIDATES // plan.solve.candidates - len(hosts))
-    for at, advice in enumerate(networks):
+    affordable = max(0, min(REPLANNED, effort.candidates // plan.solve.candidates - num_hosts))
+    for at, advice in enumerate(networks[:affordable]):
         left_s = deadline_s - time.monotonic()
-        if at < affordable and left_s > 0:
+        if left_s > 0:
             anew_s = _planned_anew_s(inventory, plan.job, advice.change, left_s)
-            advice = replace(advice, step_s=min(anew_s, advice.step_s))
-        found.append(advice)
-    worth = sorted((advice for advice in found if advice.step_s * WORTH <= step_s), key=_step_s)
-    return Advised(tuple(worth), tuple(untried))
+            networks[at] = replace(advice, step_s=min(anew_s, advice.step_s))
+    return networks
 
 
 def _planned_anew_s(inventory: Inventory, job: Job, change: Change, limit_s: float) -> float:

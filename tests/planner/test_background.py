@@ -20,7 +20,7 @@ def test_result_comes_from_another_process_with_what_this_one_holds() -> None:
     assert pid != os.getpid()
 
 
-def test_work_that_fails_aside_fails_here() -> None:
+def test_work_that_fails_elsewhere_fails_here() -> None:
     def fail() -> None:
         raise ValueError(os.getpid())
 
@@ -40,16 +40,15 @@ def test_work_whose_process_is_killed_is_done_here() -> None:
         assert background.result() == here
 
 
-def test_work_that_stands_still_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.background.PATIENCE_S", 0.1)
+def test_work_that_hangs_is_done_here() -> None:
     here = os.getpid()
 
-    def stand_still_elsewhere() -> int:
+    def hang_elsewhere() -> int:
         if os.getpid() != here:
             time.sleep(600)
         return os.getpid()
 
-    with BackgroundCall(stand_still_elsewhere) as background:
+    with BackgroundCall(hang_elsewhere, patience_s=0.1) as background:
         assert background.result() == here
 
 

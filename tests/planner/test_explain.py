@@ -6,7 +6,7 @@ import pytest
 
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
-from planner.advice.advise import Advised, advise, try_more_hosts
+from planner.advice.advise import EFFORT, Advised, Effort, advise, trying_more_hosts
 from planner.advice.changes import LinkRate, MoreHost
 from planner.advice.explain import (
     bottleneck,
@@ -130,10 +130,9 @@ def test_timeline_holds_every_action_once_and_ends_with_the_step(bed_plan: Plan)
     assert 0.8 * bed_plan.prediction.step_s < max(span.end_s for span in spans) <= bed_plan.prediction.step_s
 
 
-def advice_for(fleet: Inventory, plan: Plan) -> Advised:
-    return advise(
-        fleet, plan, {change: background.result() for change, background in try_more_hosts(fleet, plan.job).items()}
-    )
+def advice_for(fleet: Inventory, plan: Plan, effort: Effort = EFFORT) -> Advised:
+    with trying_more_hosts(fleet, plan.job, effort) as more_hosts:
+        return advise(fleet, plan, {change: call.result() for change, call in more_hosts.items()}, effort)
 
 
 def test_advice_is_what_planning_on_the_changed_inventory_gives(bed_plan: Plan) -> None:
@@ -146,9 +145,8 @@ def test_advice_is_what_planning_on_the_changed_inventory_gives(bed_plan: Plan) 
     assert advised.untried == ()
 
 
-def test_advice_plans_no_host_anew_where_candidates_are_many(bed_plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.advice.advise.MOST_CANDIDATES", 2 * bed_plan.solve.candidates - 1)
-    advised = advice_for(BED, bed_plan)
+def test_advice_plans_no_host_anew_where_candidates_are_many(bed_plan: Plan) -> None:
+    advised = advice_for(BED, bed_plan, Effort(candidates=2 * bed_plan.solve.candidates - 1))
     assert advised.untried == ("+host:new-1=like:b2",)
     assert advised.found[0].step_s == reprice(LinkRate(("a", "b"), 0.2 * GBPS).applied_to(BED), bed_plan).step_s
 
@@ -162,6 +160,6 @@ def test_one_more_host_is_advised_where_compute_is_all() -> None:
 
 
 def test_advice_without_time_says_what_was_not_tried(bed_plan: Plan) -> None:
-    advised = advise(BED, bed_plan, {}, limit_s=0.0)
+    advised = advise(BED, bed_plan, {}, Effort(limit_s=0.0))
     assert advised.untried == ("+host:new-1=like:a2", "+host:new-1=like:b2")
     assert [advice.change for advice in advised.found] == [LinkRate(("a", "b"), 0.2 * GBPS)]
