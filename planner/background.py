@@ -7,12 +7,14 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE_S = 60.0  # for a result: a child of a process with other threads may, very rarely, find a lock held for ever
 
 
@@ -32,7 +34,8 @@ class BackgroundCall(Generic[T]):
             context = multiprocessing.get_context("fork")
             self._read, write = context.Pipe(duplex=False)
             self._child = context.Process(target=_send, args=(write, self._work), daemon=True)
-            self._child.start()
+            with _interrupts_put_off():
+                self._child.start()
             write.close()
         return self
 
@@ -51,9 +54,27 @@ class BackgroundCall(Generic[T]):
             self._child.join()
 
 
+@contextlib.contextmanager
+def _interrupts_put_off() -> Iterator[None]:
+    """What comes of `INTERRUPTS` meanwhile comes at the end: Python drops an exception raised while it forks."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # interrupts come to the main thread alone
+        return
+    came: list[int] = []
+    handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for each in came:
+        signal.raise_signal(each)
+
+
 def _send(write: Connection, work: Callable[[], T]) -> None:
     """Does the work in the child, and nothing that the parent would do at its end, such as writing its output twice."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in INTERRUPTS:
+        signal.signal(number, signal.SIG_DFL)
     with contextlib.suppress(Exception):
         write.send(work())
     os._exit(0)

@@ -62,3 +62,18 @@ def test_leaving_early_ends_the_work() -> None:
         assert pid is not None
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_interrupt_while_the_process_is_made_is_not_lost() -> None:
+    interrupting = True
+
+    def interrupt() -> None:
+        if interrupting:
+            signal.raise_signal(signal.SIGINT)
+
+    os.register_at_fork(after_in_parent=interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt), BackgroundCall(os.getpid):
+            pass
+    finally:
+        interrupting = False
