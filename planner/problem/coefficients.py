@@ -71,8 +71,8 @@ class Coefficients:
         return aligned_stages(self.group_slots[c] // per_host if per_host else 0, per_host, self.candidate.dp)
 
     @cached_property
-    def slots(self) -> tuple[int, ...]:
-        """Stages a class can hold."""
+    def most_stages(self) -> tuple[int, ...]:
+        """Stages a class can hold by itself."""
         classes = range(len(self.group_slots))
         return tuple(
             self._aligned_slots(c) if self.aligned else self.group_slots[c] // self.candidate.dp for c in classes

@@ -24,9 +24,10 @@ from planner.problem.problem import Problem
 from planner.search.closed_form import blocks_step_s, site_stage_s
 from planner.search.early_bounds import QuickBounds
 from planner.search.greedy import place_greedily
-from planner.search.ilp import Question, Solution, preferred, solve, write_lp
 from planner.search.lower_bounds import Bounds
 from planner.search.placement import PricedPlacement, from_blocks, usual_cut
+from planner.search.program_spec import ProgramSpec
+from planner.search.solve import Solution, solve, solve_preferred, write_lp
 from planner.search.whole_replicas import spread
 from planner.tolerances import RELATIVE_TOLERANCE
 
@@ -91,7 +92,7 @@ class _Search:
         self._tolerance = RELATIVE_TOLERANCE if clusters <= MOST_CLUSTERS_FOR_A_PROOF else ACCEPTED_GAP
         self._crosses = clusters > 1
         self._found: dict[tuple[Candidate, Way], PricedPlacement] = {}
-        self._questions: dict[tuple[Candidate, Way], Question] = {}
+        self._specs: dict[tuple[Candidate, Way], ProgramSpec] = {}
         self._best: tuple[float, Candidate, Way] | None = None
         self._programs = 0
 
@@ -106,7 +107,7 @@ class _Search:
         self._prefer()
         self._certify()
         if lp is not None:
-            write_lp(self._last_question(), lp)
+            write_lp(self._last_spec(), lp)
         found = sorted(self._found.items(), key=lambda item: (item[1].objective_s, _recomputed(item[0][0]), item[0]))
         bound_s = min([self._best[0], *open_s])
         late = time.monotonic() > self._deadline_s
@@ -243,8 +244,8 @@ class _Search:
         assert look.bounds is not None
         crossing = look.way == "mixed"
         if self._job.parallel.layers is not None:
-            question = Question(look.bounds.coeffs, fixed_layers=self._fixed_layers(look), crossing=crossing)
-            self._ask(look, question, look.bound_s, open_s)
+            spec = ProgramSpec(look.bounds.coeffs, fixed_layers=self._fixed_layers(look), crossing=crossing)
+            self._ask(look, spec, look.bound_s, open_s)
             return
         at = look.bounds.first_pace
         while at < len(look.bounds.paces_s):
@@ -259,21 +260,21 @@ class _Search:
             bounds_s = [look.bounds.at(pace_s) for pace_s in paces]
             if not self._is_closed(min(bounds_s)):
                 least_sync_s = look.bounds.least_sync_s(look.bounds.within(paces[-1]))
-                question = Question(look.bounds.coeffs, paces[0], paces[-1], None, least_sync_s, crossing)
-                self._ask(look, question, min(bounds_s), open_s)
+                spec = ProgramSpec(look.bounds.coeffs, paces[0], paces[-1], None, least_sync_s, crossing)
+                self._ask(look, spec, min(bounds_s), open_s)
             at += PACES_AT_ONCE
 
-    def _ask(self, look: Look, question: Question, bound_s: float, open_s: list[float]) -> None:
+    def _ask(self, look: Look, spec: ProgramSpec, bound_s: float, open_s: list[float]) -> None:
         """Solves one program, for placements that beat the best."""
         if self._best is not None:
-            question = replace(question, at_most_s=self._best[0] * (1 - self._tolerance))
-        solution = solve(question, max(LEAST_PROGRAM_S, self._program_limit_s()))
+            spec = replace(spec, at_most_s=self._best[0] * (1 - self._tolerance))
+        solution = solve(spec, max(LEAST_PROGRAM_S, self._program_limit_s()))
         self._programs += 1
         if solution.status == "time limit":
             open_s.append(max(bound_s, solution.bound_s or 0.0))
-        found = _read_solution(look, question, solution)
+        found = _read_solution(look, spec, solution)
         if self._keep(look, found):
-            self._questions[look.candidate, look.way] = question
+            self._specs[look.candidate, look.way] = spec
 
     def _program_limit_s(self) -> float:
         """Seconds one more program may take: not beyond the deadline, and not all that is left before it."""
@@ -283,13 +284,13 @@ class _Search:
         """Where programs found what is told of, takes the preferred ones among placements as good."""
         told = sorted(self._found, key=lambda key: self._found[key].objective_s)[:RUNNERS_UP]
         for key in told:
-            question, limit_s = self._questions.get(key), self._program_limit_s()
-            if question is None or limit_s <= 0:
+            spec, limit_s = self._specs.get(key), self._program_limit_s()
+            if spec is None or limit_s <= 0:
                 continue
             objective_s = self._found[key].objective_s
-            question = replace(question, at_most_s=objective_s * (1 + RELATIVE_TOLERANCE))
-            solution = preferred(question, limit_s)
-            found = _read_solution(Look(objective_s, *key), question, solution)
+            spec = replace(spec, at_most_s=objective_s * (1 + RELATIVE_TOLERANCE))
+            solution = solve_preferred(spec, limit_s)
+            found = _read_solution(Look(objective_s, *key), spec, solution)
             if found is not None and solution.status == "optimal":
                 self._found[key] = found
 
@@ -301,25 +302,25 @@ class _Search:
         assert self._best is not None
         objective_s, candidate, way = self._best
         limit_s = self._program_limit_s()
-        if limit_s <= 0 or way == "spread" or (candidate, way) in self._questions:
+        if limit_s <= 0 or way == "spread" or (candidate, way) in self._specs:
             return
-        look, question = Look(objective_s, candidate, way), self._last_question()
-        solution = solve(question, limit_s)
+        look, spec = Look(objective_s, candidate, way), self._last_spec()
+        solution = solve(spec, limit_s)
         self._programs += 1
-        if self._keep(look, _read_solution(look, question, solution)):
-            self._questions[candidate, way] = question
+        if self._keep(look, _read_solution(look, spec, solution)):
+            self._specs[candidate, way] = spec
 
-    def _last_question(self) -> Question:
+    def _last_spec(self) -> ProgramSpec:
         """The program of the best placement that one can find, at its pace."""
         keys = [key for key in self._found if key[1] != "spread"] or list(self._found)
         candidate, way = min(keys, key=lambda key: (self._found[key].objective_s, key))
-        if (candidate, way) in self._questions:
-            return replace(self._questions[candidate, way], at_most_s=None)
+        if (candidate, way) in self._specs:
+            return replace(self._specs[candidate, way], at_most_s=None)
         coeffs, found = self._problem.coefficients(candidate), self._found[candidate, way].placement
         stages = zip(found.sites, found.layers, strict=True)
         last = candidate.pp - 1
         pace_s = max(site_stage_s(coeffs, tuple(row), held, s == last) for s, (row, held) in enumerate(stages))
-        return Question(coeffs, pace_s, pace_s)
+        return ProgramSpec(coeffs, pace_s, pace_s)
 
 
 def _raised(look: Look, bound_s: float | None) -> tuple[Look, ...]:
@@ -332,12 +333,12 @@ def _recomputed(candidate: Candidate) -> int:
     return RECOMPUTE.index(candidate.recompute)
 
 
-def _read_solution(look: Look, question: Question, solution: Solution) -> PricedPlacement | None:
+def _read_solution(look: Look, spec: ProgramSpec, solution: Solution) -> PricedPlacement | None:
     """The placement in a solution, priced by the closed form itself rather than by the solver."""
     if solution.blocks is None:
         return None
-    seconds = blocks_step_s(question.coeffs, solution.blocks)
-    placement = from_blocks(look.candidate, question.coeffs.num_microbatches, solution.blocks, solution.replicas)
+    seconds = blocks_step_s(spec.coeffs, solution.blocks)
+    placement = from_blocks(look.candidate, spec.coeffs.num_microbatches, solution.blocks, solution.replicas)
     return PricedPlacement(seconds, placement)
 
 

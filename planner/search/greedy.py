@@ -54,7 +54,7 @@ def _fewest_clusters(coeffs: Coefficients, limits: Limits) -> Iterator[list[int]
     for size in range(1, len(clusters) + 1):
         fitting = []
         for chosen in combinations(clusters, size):
-            classes = [c for c, cluster in enumerate(coeffs.cluster) if cluster in chosen and coeffs.slots[c]]
+            classes = [c for c, cluster in enumerate(coeffs.cluster) if cluster in chosen and coeffs.most_stages[c]]
             if {coeffs.cluster[c] for c in classes} == set(chosen) and _holds(coeffs, limits, classes):
                 far = sum(max(coeffs.shared_edge_s[c] for c in classes if coeffs.cluster[c] == x) for x in chosen)
                 near = sum(coeffs.fabric_edge_s[c] for c in classes)
@@ -65,7 +65,7 @@ def _fewest_clusters(coeffs: Coefficients, limits: Limits) -> Iterator[list[int]
 def _holds(coeffs: Coefficients, limits: Limits, classes: Sequence[int]) -> bool:
     stages, total = coeffs.candidate.pp, 0
     for c in sorted(classes, key=lambda c: -limits.middle[c]):
-        taken = min(stages, coeffs.slots[c])
+        taken = min(stages, coeffs.most_stages[c])
         total += taken * limits.middle[c]
         stages -= taken
     return stages == 0 and total >= coeffs.num_layers
@@ -94,7 +94,7 @@ def _count_stages(coeffs: Coefficients, limits: Limits, classes: Sequence[int], 
     counts = dict.fromkeys(classes, 0)
     counts[last], left = 1, coeffs.candidate.pp - 1
     for c in sorted(classes, key=lambda c: (-limits.middle[c], coeffs.layer_s[c], coeffs.fabric_sync_s_per_byte[c], c)):
-        taken = min(left, coeffs.slots[c] - counts[c])
+        taken = min(left, coeffs.most_stages[c] - counts[c])
         counts[c] += taken
         left -= taken
     return counts if left == 0 else None

@@ -1,8 +1,9 @@
-"""Seconds below which no placement of a candidate comes, and the paces worth trying.
+"""Lower bounds on a candidate's step, in seconds, and the paces worth trying.
 
-All bounds relax the program of ilp.py: stages take the best classes they could get, wherever they stand, and each term
-of the closed form is bounded alone. Where stages of several classes or clusters are thinkable, they are filled with
-places from the largest limit down, since that makes the most of the least place of each.
+All relax the program of program.py: stages take the best classes they could get, wherever they stand, and each term of
+the closed form is bounded alone. A stage over several classes or clusters is as slow as the slowest of them and holds
+what the smallest memory allows, so stages are filled with group slots in the order of their limits, largest first: then
+the least of each stage is largest.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class Bounds:
         if self._pp == 1:
             ends = map(min, limits.first, limits.last)
             return max(
-                (limit for c, limit in enumerate(ends) if self.coeffs.slots[c] or self._shared_slots), default=None
+                (limit for c, limit in enumerate(ends) if self.coeffs.most_stages[c] or self._shared_slots),
+                default=None,
             )
         total, short = self._most_middle_layers(limits, self._pp)
         if short:
@@ -133,7 +135,7 @@ class Bounds:
         found = []
         for group in self._groups:
             if len(group) == 1:
-                found.append((limits[group[0]], self.coeffs.slots[group[0]]))
+                found.append((limits[group[0]], self.coeffs.most_stages[group[0]]))
                 continue
             group_slots = done = 0
             for c in sorted(group, key=lambda c: -limits[c]):

@@ -21,7 +21,7 @@ from planner.search.closed_form import (
     site_stage_s,
     sync_s_per_byte,
 )
-from planner.search.ilp import make_sites
+from planner.search.program_spec import make_sites
 
 
 def compositions(total: int, parts: int, least: int) -> Iterator[tuple[int, ...]]:
@@ -85,7 +85,7 @@ def has_places(coeffs: Coefficients, order: Sequence[Site], lengths: Sequence[in
     dp, free, shared = coeffs.candidate.dp, list(coeffs.group_slots), []
     for site, length in zip(order, lengths, strict=True):
         if len(site) == 1:
-            if length > coeffs.slots[site[0]]:
+            if length > coeffs.most_stages[site[0]]:
                 return False
             free[site[0]] -= dp * length
         else:
@@ -195,7 +195,7 @@ def best_in_blocks(coeffs: Coefficients, at_most_s: float = inf) -> float | None
     for stage in range(pp):
         found: dict[State, list[Partial]] = {}
         for (used, current, length, held), partials in states.items():
-            for c, group_slots in enumerate(coeffs.slots):
+            for c, group_slots in enumerate(coeffs.most_stages):
                 if c in used or (c == current and length >= group_slots) or not group_slots:
                     continue
                 hop_s = _hop_s(coeffs, current, c, length)

@@ -145,4 +145,4 @@ def test_stages_share_hosts_only_where_places_are_short() -> None:
     assert not tight.aligned
     roomy = replace(coeffs(pp=2, dp=2), group_slots=(3, 3), group_slots_per_host=(3, 3))
     assert roomy.aligned
-    assert roomy.slots == (1, 1)
+    assert roomy.most_stages == (1, 1)

@@ -14,8 +14,10 @@ from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
 from planner.search.closed_form import blocks_step_s
-from planner.search.ilp import Question, Solution, SolverName, build, make_sites, preferred, solve, solver_name
 from planner.search.lower_bounds import Bounds
+from planner.search.program import build
+from planner.search.program_spec import ProgramSpec, make_sites
+from planner.search.solve import Solution, SolverName, solve, solve_preferred, solver_name
 from tests.planner.enumerator import best_by_enumeration, random_cut, random_terms
 
 ANY_PACE_S = 20.0  # slower than any stage of `random_terms`, but not so slow that seconds vanish in tolerances
@@ -29,7 +31,7 @@ def ask(
     fixed_layers: tuple[int, ...] | None = None,
 ) -> Solution:
     """The program's answer at any pace."""
-    return solve(Question(coeffs, 0.0, ANY_PACE_S, crossing=crossing, fixed_layers=fixed_layers), solver=solver)
+    return solve(ProgramSpec(coeffs, 0.0, ANY_PACE_S, crossing=crossing, fixed_layers=fixed_layers), solver=solver)
 
 
 def price(coeffs: Coefficients, solution: Solution) -> float:
@@ -152,7 +154,7 @@ def test_preferred_placement_is_as_good_and_starts_on_the_first_class(solver: So
         shared_edge_s=(1.0, 1.0),
     )
     best_s = price(coeffs, ask(coeffs))
-    chosen = preferred(Question(coeffs, 0.0, ANY_PACE_S, at_most_s=best_s * (1 + 1e-6)), solver=solver)
+    chosen = solve_preferred(ProgramSpec(coeffs, 0.0, ANY_PACE_S, at_most_s=best_s * (1 + 1e-6)), solver=solver)
     assert price(coeffs, chosen) == pytest.approx(best_s)
     assert chosen.replicas == ((1, 0), (0, 1))
 
@@ -175,15 +177,15 @@ def test_solvers_prefer_the_same_of_many_equals(crossing: bool) -> None:
         )
         found = ask(alike, crossing)
         if found.status == "optimal":
-            question = Question(alike, 0.0, ANY_PACE_S, at_most_s=price(alike, found) * (1 + 1e-6), crossing=crossing)
-            one, other = (preferred(question, solver=solver) for solver in SOLVERS)
+            spec = ProgramSpec(alike, 0.0, ANY_PACE_S, at_most_s=price(alike, found) * (1 + 1e-6), crossing=crossing)
+            one, other = (solve_preferred(spec, solver=solver) for solver in SOLVERS)
             assert (one.blocks, one.replicas) == (other.blocks, other.replicas), seed
             told += 1
     assert told > 3
 
 
 def test_a_time_limit_is_told_apart_from_infeasible() -> None:
-    hard = Question(hard_terms(), 0.0, ANY_PACE_S)
+    hard = ProgramSpec(hard_terms(), 0.0, ANY_PACE_S)
     assert solve(hard, time_limit_s=0.01).status == "time limit"
     assert ask(replace(hard_terms(), capacity=((4,) * 4,) * 14)).status == "infeasible"
 
@@ -199,7 +201,7 @@ def test_solvers_print_nothing(solver: SolverName, capfd: pytest.CaptureFixture[
 def test_every_constraint_has_a_name_of_its_own(fixed: bool) -> None:
     coeffs = random_terms(3)
     cut = random_cut(coeffs, 3) if fixed else None
-    program = build(Question(coeffs, 0.0, ANY_PACE_S, crossing=True, fixed_layers=cut))
+    program = build(ProgramSpec(coeffs, 0.0, ANY_PACE_S, crossing=True, fixed_layers=cut))
     names = list(program.model.constraints)
     assert len(set(names)) == len(names) > 10
     assert not any(name.startswith("_C") for name in names)
@@ -211,7 +213,7 @@ def test_highs_is_taken_where_installed() -> None:
 
 def test_cbc_is_taken_where_highs_is_not_installed() -> None:
     script = (
-        "import sys; sys.modules['highspy'] = None; from planner.search.ilp import solver_name; print(solver_name())"
+        "import sys; sys.modules['highspy'] = None; from planner.search.solve import solver_name; print(solver_name())"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ), timeout=100, check=True

@@ -1,0 +1,287 @@
+"""The integer program of one candidate: how many stages of how many layers each class of hosts holds.
+
+Equal hosts are counted, not named, and so are equal stages, so the size of the program depends on how many classes and
+layers there are and not on how many GPUs. Sets and parameters are those of program_spec.py.
+
+Sets
+    C   classes of equal hosts, c                      I   sites, i: sets of classes that may hold a stage, C(i)
+    K   kinds of stage: first, middle, last; with one stage in all, only
+    A   numbers of layers, a
+Parameters (seconds divided by `unit_s`, so that the objective is near 1)
+    m   micro-batches per step          p  stages            d  replicas of each stage         L  layers of the model
+    slow, slowest  seconds between which the pace is looked for
+    tau[i]  seconds per layer and micro-batch          head[i]  seconds of the head, on the last stage
+    cap[i,k]  most layers memory and slowest allow     fit[i,a]  first position where memory allows a middle stage of a
+    most[i]  stages site i can hold; one over several clusters 1        group_slots[c]  tensor groups class c can hold
+    near[i]  seconds of one message between hosts of i    far[i,j]  of one message from i to j
+    share[i]  stages that share a host, between which messages are free
+    sync[i,k,a]  seconds of a stage's exchange of gradients that nothing hides
+    least  lower bound on G, in seconds
+Variables
+    n[i,k,a]  integer: stages of kind k with a layers on site i           Q[i] = sum over k, a: all stages on i
+    u[i]      binary: site i is used                    w[i,a]  binary: some middle stage on i holds a layers
+    v[i,a]    binary: some middle stage on i holds a layers or more; for each a at which fit[i,a] grows
+    z[i,j]    binary: the stages of j follow those of i  f[i]   integer: edges inside i that leave a host
+    e[i]      binary: f[i] > 0                          P[i]    position of the first stage on i
+    r[i,c]    integer: replicas of the stages on i that are in class c; only of sites of several classes
+    T  seconds: pace, the slowest stage's time
+    X  seconds by which the slowest edge exceeds T (adds to T where the schedule hides nothing)
+    G  seconds of the longest exposed exchange
+Objective
+    minimise (m-1) (T + X) + sum of stages' seconds + 2 sum of edges' seconds + G
+Constraints
+    layers     sum a n = L                  stages     one first and one last stage, p in all
+    most       Q[i] between u[i] and most[i] u[i]
+    replicas   sum_c r[i,c] = d Q[i], r[i,c] >= Q[i]; per class, with d Q[c] of its own, at most group_slots[c]
+    order      the used sites form a path by z from the first stage's to the last stage's; each is entered once
+    position   P[j] = P[i] + Q[i] where z[i,j], P = 0 on the first
+    memory     middle stages on i of a layers or more: at most p v[i,a]; where v[i,a], no more than i has positions from
+               fit[i,a] on
+    hosts      f[i] >= Q[i] / share[i] - 1 on a used site
+    edges      X >= near[i] - T where e[i], X >= far[i,j] - T where z[i,j]; X >= near, far where nothing is hidden
+    pace       T >= seconds of a stage of kind k with a layers on i, where such a stage is; slow <= T <= slowest
+    sync       G >= sync[i,k,a] where such a stage is; G >= least
+    crossing   (if asked) at least one stage is on a site over several clusters
+A fixed cut gives every position s its layers: binaries y[s,i] take the place of n, and P[i] <= s < P[i] + Q[i] where
+y[s,i]. Source: formulation "configuration counts" of Holmes' planning notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pulp
+
+from planner.search.program_spec import Kind, Parameters, ProgramSpec, make_parameters
+from planner.tolerances import ROUNDING
+
+
+@dataclass
+class Program:
+    """The model while it is built: its sets and parameters, and the variables by their letters in the docstring above.
+
+    `first` and `last` are, by site, the number of first and of last stages on it.
+    """
+
+    given: Parameters
+    model: pulp.LpProblem
+    n: dict[tuple[int, Kind, int], Any] = field(default_factory=dict)
+    y: dict[tuple[int, int], Any] = field(default_factory=dict)
+    Q: list[Any] = field(default_factory=list)
+    first: list[Any] = field(default_factory=list)
+    last: list[Any] = field(default_factory=list)
+    u: list[Any] = field(default_factory=list)
+    w: dict[tuple[int, int], Any] = field(default_factory=dict)
+    z: dict[tuple[int, int], Any] = field(default_factory=dict)
+    f: list[Any] = field(default_factory=list)
+    P: list[Any] = field(default_factory=list)
+    r: dict[tuple[int, int], Any] = field(default_factory=dict)
+    T: Any = None
+    X: Any = None
+    G: Any = None
+
+    def require(self, constraint: Any, name: str) -> None:
+        """Adds one named constraint."""
+        self.model.addConstraint(constraint, name)
+
+
+def build(spec: ProgramSpec, unit_s: float | None = None) -> Program:
+    """The whole program, ready to solve; without `unit_s` in a unit that suits solvers."""
+    given = make_parameters(spec, unit_s)
+    program = Program(given, pulp.LpProblem("placement", pulp.LpMinimize))
+    add_variables(program)
+    if spec.fixed_layers is None:
+        add_counts(program)
+    else:
+        add_fixed_cut(program, spec.fixed_layers)
+    add_objective(program)
+    add_stages(program)
+    add_replicas(program)
+    add_order(program)
+    add_position(program)
+    if spec.fixed_layers is None:
+        add_memory(program)
+    add_edges(program)
+    if spec.crossing:
+        wanted = pulp.lpSum(program.Q[i] for i in given.indices if given.crosses(i))
+        program.require(wanted >= 1, "crossing")
+    return program
+
+
+def add_variables(program: Program) -> None:
+    """u, z, f, P, r, T, X, G with their ranges."""
+    given = program.given
+    for i in given.indices:
+        program.u.append(pulp.LpVariable(f"u_{i}", cat=pulp.LpBinary))
+        program.P.append(pulp.LpVariable(f"P_{i}", 0, given.pp - 1))
+        program.f.append(pulp.LpVariable(f"f_{i}", 0, given.pp - 1, cat=pulp.LpInteger))
+        for j in given.indices:
+            if i != j and given.pp > 1:
+                program.z[i, j] = pulp.LpVariable(f"z_{i}_{j}", cat=pulp.LpBinary)
+        for c in given.sites[i] if len(given.sites[i]) > 1 else ():
+            program.r[i, c] = pulp.LpVariable(f"r_{i}_{c}", 0, given.coeffs.group_slots[c], cat=pulp.LpInteger)
+    program.T = pulp.LpVariable("T", given.spec.slow_s / given.unit_s)
+    program.X = pulp.LpVariable("X", 0)
+    program.G = pulp.LpVariable("G", given.spec.least_sync_s / given.unit_s)
+
+
+def add_counts(program: Program) -> None:
+    """n, and of it Q, first and last; all layers; T and G not below any stage's time and exchange."""
+    given = program.given
+    for kind, positions in given.positions.items():
+        for i in given.indices:
+            for a in given.numbers_of_layers(i, positions):
+                _add_count(program, i, kind, positions[0], a)
+    layers = pulp.lpSum(a * stages for (_, _, a), stages in program.n.items())
+    program.require(layers == given.coeffs.num_layers, "layers")
+    for i in given.indices:
+        program.Q.append(pulp.lpSum(stages for (at, _, _), stages in program.n.items() if at == i))
+        program.first.append(_of_kind(program, i, ("first", "only")))
+        program.last.append(_of_kind(program, i, ("last", "only")))
+
+
+def _add_count(program: Program, i: int, kind: Kind, position: int, a: int) -> None:
+    """n[i,k,a] and its rows, unless its exchange alone takes longer than what is looked for."""
+    given, spec = program.given, program.given.spec
+    stage_s, sync_s = given.stage_s(i, a, kind in ("last", "only")), given.sync_s(i, position, a)
+    if spec.at_most_s is not None and sync_s * given.unit_s > spec.at_most_s:
+        return
+    most = min(given.most_stages(i), given.pp - 2) if kind == "middle" else 1
+    stages = pulp.LpVariable(f"n_{i}_{kind}_{a}", 0, most, cat=pulp.LpInteger)
+    program.n[i, kind, a] = held = stages
+    is_slow = stage_s * given.unit_s > spec.slow_s * (1 + ROUNDING)
+    syncs_long = sync_s * given.unit_s > spec.least_sync_s
+    if most > 1 and (is_slow or syncs_long):
+        held = program.w[i, a] = pulp.LpVariable(f"w_{i}_{a}", cat=pulp.LpBinary)
+        program.require(stages <= most * held, f"held_{i}_{a}")
+    if is_slow:
+        program.require(stage_s * held <= program.T, f"pace_{i}_{kind}_{a}")
+    if syncs_long:
+        program.require(sync_s * held <= program.G, f"sync_{i}_{kind}_{a}")
+
+
+def _of_kind(program: Program, i: int, kinds: Sequence[Kind]) -> Any:
+    return pulp.lpSum(stages for (at, kind, _), stages in program.n.items() if at == i and kind in kinds)
+
+
+def add_fixed_cut(program: Program, layers: Sequence[int]) -> None:
+    """y, and of it Q, first and last; each stage on one site, T and G not below any; blocks are where P says."""
+    given, last = program.given, program.given.pp - 1
+    for s, held in enumerate(layers):
+        for i in given.indices:
+            if given.most_stages(i) and given.fits(i, s, held):
+                on = program.y[s, i] = pulp.LpVariable(f"y_{s}_{i}", cat=pulp.LpBinary)
+                program.require(given.stage_s(i, held, s == last) * on <= program.T, f"pace_{s}_{i}")
+                program.require(given.sync_s(i, s, held) * on <= program.G, f"sync_{s}_{i}")
+        program.require(pulp.lpSum(on for (at, _), on in program.y.items() if at == s) == 1, f"site_{s}")
+    for i in given.indices:
+        program.Q.append(pulp.lpSum(on for (_, at), on in program.y.items() if at == i))
+        program.first.append(pulp.lpSum([program.y[0, i]] if (0, i) in program.y else []))
+        program.last.append(pulp.lpSum([program.y[last, i]] if (last, i) in program.y else []))
+    for (s, i), on in program.y.items():
+        program.require(program.P[i] <= s + given.pp * (1 - on), f"after_{s}_{i}")
+        program.require(program.P[i] + program.Q[i] >= (s + 1) * on, f"before_{s}_{i}")
+
+
+def add_objective(program: Program) -> None:
+    """(m-1)(T + X) + stages + edges + G."""
+    given, last = program.given, program.given.pp - 1
+    stages = [given.stage_s(i, a, kind in ("last", "only")) * count for (i, kind, a), count in program.n.items()]
+    for (s, i), on in program.y.items():
+        assert given.spec.fixed_layers is not None
+        stages.append(given.stage_s(i, given.spec.fixed_layers[s], s == last) * on)
+    edges = [given.near_s(i) * program.f[i] for i in given.indices]
+    edges += [given.far_s(i, j) * follows for (i, j), follows in program.z.items()]
+    total = (given.coeffs.num_microbatches - 1) * (program.T + program.X)
+    total += pulp.lpSum(stages) + 2 * pulp.lpSum(edges) + program.G
+    program.model.setObjective(total)
+
+
+def add_stages(program: Program) -> None:
+    """p stages in all; a site is used where it has stages, and has no more than it can hold."""
+    given = program.given
+    program.require(pulp.lpSum(program.Q) == given.pp, "stages")
+    program.require(pulp.lpSum(program.first) == 1, "stages_first")
+    program.require(pulp.lpSum(program.last) == 1, "stages_last")
+    for i in given.indices:
+        program.require(program.Q[i] >= program.u[i], f"most_used_{i}")
+        program.require(program.Q[i] <= given.most_stages(i) * program.u[i], f"most_{i}")
+
+
+def add_replicas(program: Program) -> None:
+    """Stages over several classes have all their replicas, and no class holds more tensor groups than it has slots."""
+    given, dp = program.given, program.given.coeffs.candidate.dp
+    for i in given.indices:
+        shares = {c: program.r[i, c] for c in given.sites[i] if (i, c) in program.r}
+        if shares:
+            program.require(pulp.lpSum(shares.values()) == dp * program.Q[i], f"replicas_{i}")
+        for c, replicas in shares.items():
+            program.require(replicas >= program.Q[i], f"replicas_least_{i}_{c}")
+    for c, group_slots in enumerate(given.coeffs.group_slots):
+        own = [dp * program.Q[i] for i in given.indices if given.sites[i] == (c,)]
+        shared = [replicas for (_, at), replicas in program.r.items() if at == c]
+        if shared:
+            program.require(pulp.lpSum(own + shared) <= group_slots, f"replicas_most_{c}")
+
+
+def add_order(program: Program) -> None:
+    """Used sites form a path: each is entered once, or holds the first stage; left once, or holds the last."""
+    for i in program.given.indices:
+        entered = pulp.lpSum(z for (_, j), z in program.z.items() if j == i)
+        left = pulp.lpSum(z for (j, _), z in program.z.items() if j == i)
+        program.require(entered + program.first[i] == program.u[i], f"order_enter_{i}")
+        program.require(left + program.last[i] == program.u[i], f"order_leave_{i}")
+
+
+def add_position(program: Program) -> None:
+    """The first stage's site is at 0, and each site begins where the one before it ends, which also forbids circles."""
+    given, p = program.given, program.given.pp
+    for i in given.indices:
+        program.require(program.P[i] <= p * (1 - program.first[i]), f"position_first_{i}")
+    for (i, j), follows in program.z.items():
+        end = program.P[i] + program.Q[i]
+        program.require(program.P[j] >= end - 2 * p * (1 - follows), f"position_least_{i}_{j}")
+        program.require(program.P[j] <= end + p * (1 - follows), f"position_most_{i}_{j}")
+
+
+def add_memory(program: Program) -> None:
+    """Middle stages of many layers only where few micro-batches are in flight: late."""
+    given = program.given
+    for i in given.indices:
+        at: dict[int, int] = {}
+        for _, a in sorted((kind, a) for (site, kind, a) in program.n if site == i and kind == "middle"):
+            first = next(s for s in range(1, given.pp - 1) if given.fits(i, s, a))
+            if first > 1 and first not in at:
+                at[first] = a
+        for first, least in at.items():
+            stages = [n for (site, kind, a), n in program.n.items() if site == i and kind == "middle" and a >= least]
+            any_held = pulp.LpVariable(f"v_{i}_{least}", cat=pulp.LpBinary)
+            program.require(pulp.lpSum(stages) <= given.pp * any_held, f"memory_any_{i}_{least}")
+            room = program.P[i] + program.Q[i] - program.last[i] - first
+            program.require(pulp.lpSum(stages) <= room + 2 * given.pp * (1 - any_held), f"memory_{i}_{least}")
+
+
+def add_edges(program: Program) -> None:
+    """f counts the edges inside a site that leave a host; X is no less than any edge's part that T does not hide."""
+    given = program.given
+    hidden = program.T if given.coeffs.hides_edges else 0.0
+    for i in given.indices:
+        share = given.share(i)
+        program.require(share * program.f[i] >= program.Q[i] - share * program.u[i], f"hosts_{i}")
+        near_s = given.near_s(i)
+        if near_s and _may_show(program, near_s):
+            leaves = pulp.LpVariable(f"e_{i}", cat=pulp.LpBinary)
+            program.require(program.f[i] <= given.pp * leaves, f"edges_leave_{i}")
+            program.require(near_s * leaves - hidden <= program.X, f"edges_near_{i}")
+    for (i, j), follows in program.z.items():
+        far_s = given.far_s(i, j)
+        if far_s and _may_show(program, far_s):
+            program.require(far_s * follows - hidden <= program.X, f"edges_far_{i}_{j}")
+
+
+def _may_show(program: Program, seconds: float) -> bool:
+    """Whether an edge of `seconds` (scaled) can be slower than what hides it."""
+    given = program.given
+    return not given.coeffs.hides_edges or seconds * given.unit_s > given.spec.slow_s

@@ -1,0 +1,141 @@
+"""What one integer program is asked, and its sets and parameters, in the letters of program.py's docstring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+from planner.problem.coefficients import Coefficients
+from planner.search.closed_form import Site, edge_s, exposed_sync_s, site_stage_s, sync_s_per_byte
+from planner.tolerances import ROUNDING
+
+MOST_CLASSES_FOR_ALL_SITES = 4  # with more, a stage is on one class, all classes of a cluster, or two clusters' classes
+
+Kind = Literal["first", "middle", "last", "only"]
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    """What one program is asked: a pace between `slow_s` and `slowest_s`; with `fixed_layers`, by stage, any pace.
+
+    `at_most_s`: placements that take longer are of no use, though one may be found all the same. `least_sync_s`: a
+    lower bound on G. `crossing`: one stage at least is over several clusters, else none is.
+    """
+
+    coeffs: Coefficients
+    slow_s: float = 0.0
+    slowest_s: float = 0.0
+    at_most_s: float | None = None
+    least_sync_s: float = 0.0
+    crossing: bool = False
+    fixed_layers: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The sets and parameters of a program; seconds are scaled: divided by `unit_s`, unless said otherwise."""
+
+    spec: ProgramSpec
+    unit_s: float
+    sites: tuple[Site, ...]
+
+    @property
+    def coeffs(self) -> Coefficients:
+        """The coefficients of the candidate."""
+        return self.spec.coeffs
+
+    @property
+    def pp(self) -> int:
+        """p."""
+        return self.coeffs.candidate.pp
+
+    @property
+    def indices(self) -> range:
+        """I, as indices of `sites`."""
+        return range(len(self.sites))
+
+    @property
+    def positions(self) -> dict[Kind, range]:
+        """K, the kinds of stage there are, with the positions a stage of each can have."""
+        if self.pp == 1:
+            return {"only": range(1)}
+        last = self.pp - 1
+        kinds: dict[Kind, range] = {"first": range(1), "middle": range(1, last), "last": range(last, self.pp)}
+        return {kind: positions for kind, positions in kinds.items() if positions}
+
+    def near_s(self, i: int) -> float:
+        """near[i]."""
+        return edge_s(self.coeffs, self.sites[i], self.sites[i]) / self.unit_s
+
+    def far_s(self, i: int, j: int) -> float:
+        """far[i,j]."""
+        return edge_s(self.coeffs, self.sites[i], self.sites[j]) / self.unit_s
+
+    def stage_s(self, i: int, layers: int, is_last: bool) -> float:
+        """tau[i] and, on the last stage, head[i]."""
+        return site_stage_s(self.coeffs, self.sites[i], layers, is_last) / self.unit_s
+
+    def sync_s(self, i: int, position: int, layers: int) -> float:
+        """sync[i,k,a] of a stage at `position`."""
+        coeffs = self.coeffs
+        if coeffs.candidate.dp == 1:
+            return 0.0
+        stage_s = self.stage_s(i, layers, position == self.pp - 1) * self.unit_s
+        per_byte = sync_s_per_byte(coeffs, self.sites[i])
+        return exposed_sync_s(coeffs, per_byte, coeffs.sync_bytes(position, layers), stage_s) / self.unit_s
+
+    def share(self, i: int) -> int:
+        """share[i]."""
+        return self.coeffs.stages_per_host[self.sites[i][0]] if len(self.sites[i]) == 1 else 1
+
+    def most_stages(self, i: int) -> int:
+        """most[i]."""
+        coeffs, site = self.coeffs, self.sites[i]
+        if len(site) == 1:
+            return min(self.pp, coeffs.most_stages[site[0]])
+        pooled = sum(coeffs.group_slots[c] for c in site) // coeffs.candidate.dp
+        return min(self.pp, 1 if self.crosses(i) else pooled)
+
+    def crosses(self, i: int) -> bool:
+        """Whether the site is over several clusters."""
+        return len({self.coeffs.cluster[c] for c in self.sites[i]}) > 1
+
+    def fits(self, i: int, position: int, layers: int) -> bool:
+        """Whether memory holds a stage of `layers` at `position`, and the pace allows it."""
+        within = self.spec.fixed_layers is not None or (
+            self.stage_s(i, layers, position == self.pp - 1) * self.unit_s <= self.spec.slowest_s * (1 + ROUNDING)
+        )
+        return within and all(layers <= self.coeffs.capacity[position][c] for c in self.sites[i])
+
+    def numbers_of_layers(self, i: int, positions: range) -> list[int]:
+        """A for site i: what fits at one of `positions`, and no fewer than all other stages leave over."""
+        coeffs = self.coeffs
+        fastest_s = min(coeffs.layer_s)
+        within = int(self.spec.slowest_s * (1 + ROUNDING) / fastest_s) if fastest_s else coeffs.num_layers
+        most = min(coeffs.num_layers, within)
+        least = max(1, coeffs.num_layers - (self.pp - 1) * most)
+        if not self.most_stages(i):
+            return []
+        return [a for a in range(least, most + 1) if any(self.fits(i, s, a) for s in positions)]
+
+
+def make_parameters(spec: ProgramSpec, unit_s: float | None = None) -> Parameters:
+    """Sets and parameters of `spec`; without `unit_s` in a unit that suits solvers."""
+    coeffs = spec.coeffs
+    unit_s = unit_s or spec.at_most_s or spec.slowest_s * coeffs.num_microbatches or sum(coeffs.layer_s) or 1.0
+    return Parameters(spec, unit_s, tuple(make_sites(coeffs, spec.crossing)))
+
+
+def make_sites(coeffs: Coefficients, crossing: bool) -> list[Site]:
+    """I: every class alone, sets of classes of one cluster, and where a stage may cross, sets over several clusters."""
+    classes, dp = range(len(coeffs.group_slots)), coeffs.candidate.dp
+    if len(classes) <= MOST_CLASSES_FOR_ALL_SITES:
+        sets = [site for size in range(1, len(classes) + 1) for site in combinations(classes, size)]
+    else:
+        clusters = sorted(set(coeffs.cluster))
+        of = {x: tuple(c for c in classes if coeffs.cluster[c] == x) for x in clusters}
+        sets = [(c,) for c in classes] + [site for site in of.values() if len(site) > 1]
+        sets += [tuple(sorted(of[x] + of[y])) for x, y in combinations(clusters, 2)]
+    sets = [site for site in sets if len(site) <= dp and all(coeffs.group_slots[c] for c in site)]
+    return [site for site in sets if crossing or len({coeffs.cluster[c] for c in site}) == 1]
