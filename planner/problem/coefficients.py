@@ -17,7 +17,6 @@ from planner.problem.candidates import Candidate
 from planner.problem.fleet import Fleet, HostClass
 
 SLACK_BYTES = 4096  # of a rank's memory: more than what roundings of its parts add up to
-RINGS_WHERE_HOSTS_ARE_SHARED = 2  # dp groups that share a host's NIC where stages do not begin at hosts' boundaries
 
 
 @dataclass(frozen=True)
@@ -83,17 +82,6 @@ class Coefficients:
         """Stages of one class that share a host, between which edges are free."""
         per_host = self.group_slots_per_host
         return tuple(max(1, group_slots // self.candidate.dp) if self.aligned else 1 for group_slots in per_host)
-
-    @cached_property
-    def rings(self) -> tuple[int, ...]:
-        """Dp groups that share a host's NIC when a stage of the class is reduced; 0 where it fits into a host."""
-        dp = self.candidate.dp
-        if self.aligned:
-            return tuple(0 if dp <= group_slots else 1 for group_slots in self.group_slots_per_host)
-        return tuple(
-            1 if group_slots and dp % group_slots == 0 else RINGS_WHERE_HOSTS_ARE_SHARED
-            for group_slots in self.group_slots_per_host
-        )
 
     def sync_bytes(self, stage: int, num_layers: int) -> int:
         """Bytes of a stage's parameters as they travel in one reduction and one gathering, all shards together."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
@@ -19,7 +20,7 @@ from planner.schedule.precedence import precedence_of
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts
 from planner.schedule.simulate import Pipeline, PipelineTimes, simulate
 from planner.schedule.step_lower_bound import Shape, least_step_s
-from planner.search.closed_form import edge_s, site_rings, sync_s_per_byte
+from planner.search.closed_form import edge_s, rings_on_nic, sync_s_per_byte
 from planner.search.placement import Placement, even_layers
 from planner.tolerances import ROUNDING
 
@@ -220,10 +221,6 @@ class PlacementSimulator:
         return make_buckets(self._job.model, tp, parts, backward_s, exchange_s)
 
     def _rings(self, rank: int) -> int:
-        """Dp groups at once on a host's NIC, as whole_replicas.py and closed_form.py count them."""
-        site, row = self._sites[rank], self._placement.sites[rank]
-        if len(site) == 1:
-            return self._coeffs.rings[site[0]]
-        if len(self._lanes) > 1:
-            return max(min(self._pp, -(-self._coeffs.group_slots_per_host[c] // row.count(c))) for c in site)
-        return site_rings(self._coeffs, site)
+        """Dp groups at once on a host's NIC."""
+        row = self._placement.sites[rank]
+        return rings_on_nic(self._coeffs, self._sites[rank], Counter(row) if len(self._lanes) > 1 else None)

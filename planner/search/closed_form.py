@@ -12,22 +12,21 @@ fixes another one, each micro-batch waits for the slowest edge once per stage: T
 G is the longest exchange of a stage's gradients and weights that its own last micro-batch does not hide; one layer's
 is never hidden.
 Approximations, which the simulation of the best placements does without: a site is as slow as its slowest class, an
-edge as its slowest replica, several dp groups share a NIC as `Coefficients.rings` says, and what must fit is the memory
+edge as its slowest replica, several dp groups share a NIC as `rings_on_nic` says, and what must fit is the memory
 of 1F1B.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from planner.problem.coefficients import RINGS_WHERE_HOSTS_ARE_SHARED, Coefficients, joined_s
+from planner.problem.coefficients import Coefficients, joined_s
+
+RINGS_WHERE_HOSTS_ARE_SHARED = 2  # on a NIC: where stages do not begin at hosts' boundaries, two may meet on a host
 
 Site = tuple[int, ...]
 """The classes that hold the replicas of one stage, ascending."""
-Reach = Literal["host", "near", "far"]
-"""How far the messages of an edge travel: inside hosts, inside one cluster, between clusters."""
 
 
 @dataclass(frozen=True)
@@ -63,24 +62,29 @@ def edge_s(coeffs: Coefficients, before: Site, after: Site) -> float:
     return joined_s(coeffs, {*before, *after}, coeffs.fabric_edge_s, coeffs.shared_edge_s)
 
 
-def sync_s_per_byte(coeffs: Coefficients, site: Site, rings: int | None = None) -> float:
-    """Seconds per byte of a stage's exchange. `rings` of one host share its NIC; None: as stages are laid out.
+def rings_on_nic(coeffs: Coefficients, site: Site, whole_replicas: Mapping[int, int] | None = None) -> int:
+    """Data-parallel groups whose rings share the busiest NIC while a stage on `site` is reduced; 0 inside one host.
 
-    Without a ring the stage is inside a host.
+    `whole_replicas`, by class: replicas that keep all their stages in one class, so that those of a host reduce at
+    once. Else a site of one class shares NICs only where stages do not begin at hosts' boundaries; one of several
+    classes uses what others leave, so hosts are shared, but over several clusters it is alone on the shared network.
     """
-    if rings is None:
-        rings = coeffs.rings[site[0]] if len(site) == 1 else site_rings(coeffs, site)
+    if whole_replicas is not None:
+        stages = (-(-coeffs.group_slots_per_host[c] // whole_replicas[c]) for c in site)
+        return max(min(coeffs.candidate.pp, at_once) for at_once in stages)
+    if len(site) > 1:
+        return RINGS_WHERE_HOSTS_ARE_SHARED if len({coeffs.cluster[c] for c in site}) == 1 else 1
+    per_host, dp = coeffs.group_slots_per_host[site[0]], coeffs.candidate.dp
+    if coeffs.aligned:
+        return 0 if dp <= per_host else 1
+    return 1 if per_host and dp % per_host == 0 else RINGS_WHERE_HOSTS_ARE_SHARED
+
+
+def sync_s_per_byte(coeffs: Coefficients, site: Site, rings: int) -> float:
+    """Seconds per byte of a stage's exchange while `rings` share the busiest NIC; without a ring it is in one host."""
     if rings == 0:
         return max(coeffs.inside_sync_s_per_byte[c] for c in site)
     return rings * joined_s(coeffs, site, coeffs.fabric_sync_s_per_byte, coeffs.shared_sync_s_per_byte)
-
-
-def site_rings(coeffs: Coefficients, site: Site) -> int:
-    """Dp groups at once on a NIC of a stage over several classes: it uses what others leave, so hosts are shared.
-
-    Over several clusters it is the only one on the shared network.
-    """
-    return RINGS_WHERE_HOSTS_ARE_SHARED if len({coeffs.cluster[c] for c in site}) == 1 else 1
 
 
 def exposed_sync_s(coeffs: Coefficients, s_per_byte: float, size_bytes: int, stage_s: float) -> float:
@@ -106,7 +110,7 @@ def blocks_step_s(coeffs: Coefficients, blocks: Sequence[Block]) -> float:
     for block in blocks:
         inside_s = edge_s(coeffs, block.site, block.site)
         per_host = coeffs.stages_per_host[block.site[0]] if len(block.site) == 1 else 1
-        per_byte = sync_s_per_byte(coeffs, block.site)
+        per_byte = sync_s_per_byte(coeffs, block.site, rings_on_nic(coeffs, block.site))
         for position, held in enumerate(block.layers):
             if position:
                 edges.append(inside_s if position % per_host == 0 else 0.0)

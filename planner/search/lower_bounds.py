@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 
 from planner.problem.coefficients import Coefficients
-from planner.search.closed_form import pace_of, sync_s_per_byte
+from planner.search.closed_form import pace_of, rings_on_nic, sync_s_per_byte
 from planner.tolerances import ROUNDING
 
 
@@ -88,7 +88,7 @@ class Bounds:
     def _rates(self) -> list[float]:
         """By class, seconds per byte of the fastest exchange it may take part in, alone or with others of its group."""
         coeffs = self.coeffs
-        rates = [sync_s_per_byte(coeffs, (c,)) for c in self._classes]
+        rates = [sync_s_per_byte(coeffs, (c,), rings_on_nic(coeffs, (c,))) for c in self._classes]
         for c in (c for group in self._groups if len(group) > 1 for c in group):
             rates[c] = min(rates[c], coeffs.fabric_sync_s_per_byte[c], coeffs.shared_sync_s_per_byte[c])
         return rates

@@ -15,7 +15,7 @@ from planner.search.closed_form import (
     edge_s,
     exposed_sync_s,
     lane_s,
-    site_rings,
+    rings_on_nic,
     site_stage_s,
     sync_s_per_byte,
 )
@@ -83,7 +83,7 @@ def _lane(
 def _sync_rates(coeffs: Coefficients, class_of: Mapping[str, int], hosts: Hosts) -> list[float]:
     """By stage, seconds per byte of its exchange, with the dp groups counted that share a host's NIC.
 
-    Where stages share hosts the count is that of `Coefficients.rings`, however many do.
+    They count no less than `rings_on_nic` assumed.
     """
     sites = [tuple(sorted({class_of[host] for host in row})) for row in hosts]
     far = [len({coeffs.cluster[c] for c in site}) > 1 for site in sites]
@@ -92,9 +92,5 @@ def _sync_rates(coeffs: Coefficients, class_of: Mapping[str, int], hosts: Hosts)
     rates = []
     for s, site in enumerate(sites):
         rings = max((uses[host, far[s]] for host in leaving[s]), default=0)
-        if len(site) > 1:
-            rings = max(rings, site_rings(coeffs, site))
-        elif not coeffs.aligned:
-            rings = max(rings, coeffs.rings[site[0]])
-        rates.append(sync_s_per_byte(coeffs, site, rings))
+        rates.append(sync_s_per_byte(coeffs, site, max(rings, rings_on_nic(coeffs, site))))
     return rates

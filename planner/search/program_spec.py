@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Literal
 
 from planner.problem.coefficients import Coefficients
-from planner.search.closed_form import Site, edge_s, exposed_sync_s, site_stage_s, sync_s_per_byte
+from planner.search.closed_form import Site, edge_s, exposed_sync_s, rings_on_nic, site_stage_s, sync_s_per_byte
 from planner.tolerances import ROUNDING
 
 MOST_CLASSES_FOR_ALL_SITES = 4  # with more, a stage is on one class, all classes of a cluster, or two clusters' classes
@@ -82,7 +82,7 @@ class Parameters:
         if coeffs.candidate.dp == 1:
             return 0.0
         stage_s = self.stage_s(i, layers, position == self.pp - 1) * self.unit_s
-        per_byte = sync_s_per_byte(coeffs, self.sites[i])
+        per_byte = sync_s_per_byte(coeffs, self.sites[i], rings_on_nic(coeffs, self.sites[i]))
         return exposed_sync_s(coeffs, per_byte, coeffs.sync_bytes(position, layers), stage_s) / self.unit_s
 
     def share(self, i: int) -> int:

@@ -19,7 +19,7 @@ from planner.problem.candidates import MOST_SAMPLES, Candidate, tensor_degrees
 from planner.problem.coefficients import Coefficients, aligned_stages, slot_s
 from planner.problem.fleet import Fleet
 from planner.problem.problem import Problem
-from planner.search.closed_form import Lane, exposed_sync_s, lane_s, site_stage_s, sync_s_per_byte
+from planner.search.closed_form import Lane, exposed_sync_s, lane_s, rings_on_nic, site_stage_s, sync_s_per_byte
 from planner.search.placement import PricedPlacement, even_layers
 
 OFFERS_PER_TP = {2: 2, 3: 1, 4: 1}  # by number of classes: offers of each that are combined; with more, too many
@@ -120,7 +120,8 @@ def step_s(blocks: Sequence[Block]) -> float:
     for stage, held, block in _stages(blocks):
         coeffs, c = block.coeffs, block.class_index
         seconds.append(site_stage_s(coeffs, (c,), held, stage == pp - 1))
-        wait_s = exposed_sync_s(coeffs, sync_s_per_byte(coeffs, (c,)), coeffs.sync_bytes(stage, held), seconds[-1])
+        per_byte = sync_s_per_byte(coeffs, (c,), rings_on_nic(coeffs, (c,)))
+        wait_s = exposed_sync_s(coeffs, per_byte, coeffs.sync_bytes(stage, held), seconds[-1])
         waits.append(wait_s if coeffs.candidate.dp > 1 else 0.0)
     edges = []
     for position, block in enumerate(blocks):

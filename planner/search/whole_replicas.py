@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import combinations
 
 from planner.problem.coefficients import Coefficients
-from planner.search.closed_form import Lane, edge_s, exposed_sync_s, lane_s, sync_s_per_byte
+from planner.search.closed_form import Lane, edge_s, exposed_sync_s, lane_s, rings_on_nic, sync_s_per_byte
 from planner.search.lower_bounds import layers_within
 from planner.search.placement import Placement, PricedPlacement
 
@@ -53,8 +53,8 @@ def _spread_over(
     if shares is None:
         return None
     slowest_s = max(lane_s(coeffs, replace(lane, microbatches=max(shares[c]))) for c, lane in lanes.items())
-    rings = max(min(coeffs.candidate.pp, -(-coeffs.group_slots_per_host[c] // counts[c])) for c in classes)
-    per_byte = sync_s_per_byte(coeffs, tuple(sorted(classes)), rings)
+    site = tuple(sorted(classes))
+    per_byte = sync_s_per_byte(coeffs, site, rings_on_nic(coeffs, site, counts))
     waits = [
         exposed_sync_s(coeffs, per_byte, coeffs.sync_bytes(s, held), max(lane.stage_s[s] for lane in lanes.values()))
         for s, held in enumerate(layers)

@@ -18,6 +18,7 @@ from planner.search.closed_form import (
     edge_s,
     exposed_sync_s,
     pace_of,
+    rings_on_nic,
     site_stage_s,
     sync_s_per_byte,
 )
@@ -231,7 +232,8 @@ def _stage(coeffs: Coefficients, stage: int, c: int, layers: int) -> tuple[float
     stage_s = site_stage_s(coeffs, (c,), layers, stage == coeffs.candidate.pp - 1)
     if coeffs.candidate.dp == 1:
         return stage_s, 0.0
-    return stage_s, exposed_sync_s(coeffs, sync_s_per_byte(coeffs, (c,)), coeffs.sync_bytes(stage, layers), stage_s)
+    per_byte = sync_s_per_byte(coeffs, (c,), rings_on_nic(coeffs, (c,)))
+    return stage_s, exposed_sync_s(coeffs, per_byte, coeffs.sync_bytes(stage, layers), stage_s)
 
 
 def _unbeaten(partials: list[Partial]) -> list[Partial]:

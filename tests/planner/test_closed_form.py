@@ -9,7 +9,7 @@ import pytest
 from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
-from planner.search.closed_form import Block, blocks_step_s
+from planner.search.closed_form import Block, blocks_step_s, rings_on_nic
 from planner.search.lower_bounds import Bounds
 from planner.search.price import price_hosts_s
 
@@ -137,7 +137,7 @@ def test_dp_groups_that_share_a_nic_where_stages_begin_at_hosts(group_slots_per_
     roomy = replace(
         coeffs(dp=dp), group_slots=(64 * group_slots_per_host,) * 2, group_slots_per_host=(group_slots_per_host,) * 2
     )
-    assert roomy.rings == (rings, rings)
+    assert rings_on_nic(roomy, (0,)) == rings
 
 
 def test_stages_share_hosts_only_where_places_are_short() -> None:
@@ -146,3 +146,16 @@ def test_stages_share_hosts_only_where_places_are_short() -> None:
     roomy = replace(coeffs(pp=2, dp=2), group_slots=(3, 3), group_slots_per_host=(3, 3))
     assert roomy.aligned
     assert roomy.most_stages == (1, 1)
+
+
+def test_a_stage_over_several_clusters_is_alone_on_the_shared_network() -> None:
+    one_cluster = replace(coeffs(dp=2), cluster=(0, 0))
+    assert rings_on_nic(coeffs(dp=2), (0, 1)) == 1
+    assert rings_on_nic(one_cluster, (0, 1)) == 2
+
+
+def test_whole_replicas_of_a_host_reduce_at_once() -> None:
+    # On hosts of eight tensor groups all four stages of one replica are on one host, and so are those of two.
+    wide = replace(coeffs(pp=4, dp=3), group_slots_per_host=(8, 8))
+    assert rings_on_nic(wide, (0, 1), {0: 1, 1: 2}) == 4
+    assert rings_on_nic(wide, (0, 1), {0: 8, 1: 4}) == 2
