@@ -18,8 +18,8 @@ of 1F1B.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from planner.problem.coefficients import Coefficients, joined_s
 
@@ -29,13 +29,32 @@ Site = tuple[int, ...]
 """The classes that hold the replicas of one stage, ascending."""
 
 
-@dataclass(frozen=True)
-class Lane:
-    """Replicas with the same sites: site and seconds by stage, seconds of one message by edge."""
+class Lane(NamedTuple):
+    """Replicas with the same sites: their micro-batches, seconds by stage, seconds of one message by edge."""
 
     microbatches: int
     stage_s: tuple[float, ...]
     edge_s: tuple[float, ...]
+
+
+class Exchange(NamedTuple):
+    """The exchange of one stage's gradients and weights: of how many layers, at how many seconds per byte."""
+
+    coeffs: Coefficients
+    num_layers: int
+    s_per_byte: float
+
+
+def step_s(lanes: Sequence[Lane], exchanges: Sequence[Exchange]) -> float:
+    """Seconds of one step, from its lanes and from the exchanges by stage: the formula above."""
+    seconds = max(lane_s(exchanges[0].coeffs, lane) for lane in lanes)
+    slowest_stages_s = map(max, zip(*(lane.stage_s for lane in lanes), strict=True))
+    waits = [
+        exposed_sync_s(coeffs, per_byte, coeffs.sync_bytes(stage, held), stage_s)
+        for stage, ((coeffs, held, per_byte), stage_s) in enumerate(zip(exchanges, slowest_stages_s, strict=True))
+        if coeffs.candidate.dp > 1
+    ]
+    return seconds + max(waits, default=0.0)
 
 
 def lane_s(coeffs: Coefficients, lane: Lane) -> float:
@@ -52,9 +71,8 @@ def pace_of(coeffs: Coefficients, stage_s: float, edge_s: float) -> float:
 
 def site_stage_s(coeffs: Coefficients, site: Site, num_layers: int, is_last: bool) -> float:
     """Seconds of forward and backward of one micro-batch, at the pace of the slowest class of `site`."""
-    layer_s = max(coeffs.layer_s[c] for c in site)
-    head_s = max(coeffs.head_s[c] for c in site)
-    return num_layers * layer_s + head_s * is_last
+    layers_s = num_layers * max([coeffs.layer_s[c] for c in site])
+    return layers_s + max([coeffs.head_s[c] for c in site]) if is_last else layers_s
 
 
 def edge_s(coeffs: Coefficients, before: Site, after: Site) -> float:
@@ -92,8 +110,7 @@ def exposed_sync_s(coeffs: Coefficients, s_per_byte: float, size_bytes: int, sta
     return max(s_per_byte * coeffs.layer_sync_bytes, s_per_byte * size_bytes - stage_s)
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Consecutive stages on one site: the layers of each, in order."""
 
     site: Site
@@ -102,23 +119,37 @@ class Block:
 
 def blocks_step_s(coeffs: Coefficients, blocks: Sequence[Block]) -> float:
     """Seconds of one step when stages stand in blocks, all replicas of a stage on its site, as the program has them."""
-    last = coeffs.candidate.pp - 1
+    return joined_blocks_step_s([(coeffs, block) for block in blocks])
+
+
+def joined_blocks_step_s(blocks: Sequence[tuple[Coefficients, Block]]) -> float:
+    """Seconds of one step of blocks with coefficients of their own, which run the same number of micro-batches."""
+    exchanges: list[Exchange] = []
     stages: list[float] = []
-    edges: list[float] = []
-    waits = []
-    before: Site | None = None
-    for block in blocks:
+    last = sum(len(block.layers) for _, block in blocks) - 1
+    for coeffs, (site, layers) in blocks:
+        per_byte = sync_s_per_byte(coeffs, site, rings_on_nic(coeffs, site))
+        for held in layers:
+            stages.append(site_stage_s(coeffs, site, held, len(stages) == last))
+            exchanges.append(Exchange(coeffs, held, per_byte))
+    lane = Lane(blocks[0][0].num_microbatches, tuple(stages), tuple(_edges_s(blocks)))
+    return step_s([lane], exchanges)
+
+
+def _edges_s(blocks: Sequence[tuple[Coefficients, Block]]) -> Iterator[float]:
+    """Seconds of one message by edge; between stages that share a host none."""
+    before: tuple[Coefficients, Block] | None = None
+    for coeffs, block in blocks:
+        if before is not None:
+            yield _joint_s(before, (coeffs, block))
         inside_s = edge_s(coeffs, block.site, block.site)
         per_host = coeffs.stages_per_host[block.site[0]] if len(block.site) == 1 else 1
-        per_byte = sync_s_per_byte(coeffs, block.site, rings_on_nic(coeffs, block.site))
-        for position, held in enumerate(block.layers):
-            if position:
-                edges.append(inside_s if position % per_host == 0 else 0.0)
-            elif before is not None:
-                edges.append(edge_s(coeffs, before, block.site))
-            stage = len(stages)
-            stages.append(site_stage_s(coeffs, block.site, held, stage == last))
-            waits.append(exposed_sync_s(coeffs, per_byte, coeffs.sync_bytes(stage, held), stages[-1]))
-        before = block.site
-    lane = Lane(coeffs.num_microbatches, tuple(stages), tuple(edges))
-    return lane_s(coeffs, lane) + (max(waits) if coeffs.candidate.dp > 1 else 0.0)
+        yield from (inside_s if position % per_host == 0 else 0.0 for position in range(1, len(block.layers)))
+        before = coeffs, block
+
+
+def _joint_s(before: tuple[Coefficients, Block], after: tuple[Coefficients, Block]) -> float:
+    """Seconds of one message between blocks, at the pace of the slowest class of both."""
+    ends = [(coeffs, c) for coeffs, block in (before, after) for c in block.site]
+    alike = len({(coeffs.cluster[c], coeffs.net_names[c]) for coeffs, c in ends}) == 1
+    return max((coeffs.fabric_edge_s if alike else coeffs.shared_edge_s)[c] for coeffs, c in ends)

@@ -10,15 +10,7 @@ from holmes_core.records.plan import PlanRank
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
 from planner.problem.problem import Problem
-from planner.search.closed_form import (
-    Lane,
-    edge_s,
-    exposed_sync_s,
-    lane_s,
-    rings_on_nic,
-    site_stage_s,
-    sync_s_per_byte,
-)
+from planner.search.closed_form import Exchange, Lane, edge_s, rings_on_nic, site_stage_s, step_s, sync_s_per_byte
 
 Hosts = Sequence[Sequence[str]]
 """By stage and replica, the host of the tensor group."""
@@ -49,14 +41,8 @@ def price_hosts_s(
     else:
         parts = [list(range(coeffs.candidate.dp))]
     lanes = [_lane(coeffs, class_of, layers, hosts, replicas, microbatches) for replicas in parts]
-    seconds = max(lane_s(coeffs, lane) for lane in lanes)
-    if coeffs.candidate.dp == 1:
-        return seconds
     rates = _sync_rates(coeffs, class_of, hosts)
-    return seconds + max(
-        exposed_sync_s(coeffs, rate, coeffs.sync_bytes(s, layers[s]), max(lane.stage_s[s] for lane in lanes))
-        for s, rate in enumerate(rates)
-    )
+    return step_s(lanes, [Exchange(coeffs, held, rate) for held, rate in zip(layers, rates, strict=True)])
 
 
 def _lane(

@@ -8,7 +8,7 @@ no plan; nothing proves that there is no better one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heapreplace
 from itertools import product
@@ -19,7 +19,7 @@ from planner.problem.candidates import MOST_SAMPLES, Candidate, tensor_degrees
 from planner.problem.coefficients import Coefficients, aligned_stages, slot_s
 from planner.problem.fleet import Fleet
 from planner.problem.problem import Problem
-from planner.search.closed_form import Lane, exposed_sync_s, lane_s, rings_on_nic, site_stage_s, sync_s_per_byte
+from planner.search.closed_form import Block, joined_blocks_step_s
 from planner.search.placement import PricedPlacement, even_layers
 
 OFFERS_PER_TP = {2: 2, 3: 1, 4: 1}  # by number of classes: offers of each that are combined; with more, too many
@@ -33,15 +33,6 @@ class Offer:
     candidate: Candidate
     stages: int
     layer_s: float
-
-
-@dataclass(frozen=True)
-class Block:
-    """The part of an offer that is used: the layers of its stages, and the terms of its candidate with all stages."""
-
-    class_index: int
-    layers: tuple[int, ...]
-    coeffs: Coefficients
 
 
 def best_unequal(problem: Problem, equal: PricedPlacement) -> UnequalDegrees | None:
@@ -69,15 +60,15 @@ def best_unequal(problem: Problem, equal: PricedPlacement) -> UnequalDegrees | N
                 continue
             pp = len(stages_s)
             blocks = [
-                Block(offer.class_index, cut, problem.coefficients(replace(offer.candidate, pp=pp)))
+                (problem.coefficients(replace(offer.candidate, pp=pp)), Block((offer.class_index,), cut))
                 for offer, cut in zip(offers, cuts, strict=True)
                 if cut
             ]
-            if len(blocks) > 1 and fits(blocks) and (seconds := step_s(blocks)) < least_s:
+            if len(blocks) > 1 and fits(blocks) and (seconds := joined_blocks_step_s(blocks)) < least_s:
                 least_s, best = seconds, blocks
     if best is None:
         return None
-    return UnequalDegrees(blocks=tuple(_degrees(fleet, block) for block in best), placement_s=least_s)
+    return UnequalDegrees(blocks=tuple(_degrees(fleet, *each) for each in best), placement_s=least_s)
 
 
 def _offers(job: Job, fleet: Fleet, class_index: int, wave: int, like: Candidate) -> list[Offer]:
@@ -108,52 +99,16 @@ def cut_layers(num_layers: int, offers: Sequence[Offer]) -> list[tuple[int, ...]
     return [even_layers(count, min(offer.stages, count)) for count, offer in zip(held, offers, strict=True)]
 
 
-def fits(blocks: Sequence[Block]) -> bool:
+def fits(blocks: Sequence[tuple[Coefficients, Block]]) -> bool:
     """Whether memory holds the layers of every stage under 1F1B."""
-    return all(held <= block.coeffs.capacity[stage][block.class_index] for stage, held, block in _stages(blocks))
+    stages = [(coeffs, block.site[0], held) for coeffs, block in blocks for held in block.layers]
+    return all(held <= coeffs.capacity[stage][c] for stage, (coeffs, c, held) in enumerate(stages))
 
 
-def step_s(blocks: Sequence[Block]) -> float:
-    """Seconds of one step by the closed form; with equal degrees it is `closed_form.blocks_step_s`."""
-    pp = sum(len(block.layers) for block in blocks)
-    seconds, waits = [], []
-    for stage, held, block in _stages(blocks):
-        coeffs, c = block.coeffs, block.class_index
-        seconds.append(site_stage_s(coeffs, (c,), held, stage == pp - 1))
-        per_byte = sync_s_per_byte(coeffs, (c,), rings_on_nic(coeffs, (c,)))
-        wait_s = exposed_sync_s(coeffs, per_byte, coeffs.sync_bytes(stage, held), seconds[-1])
-        waits.append(wait_s if coeffs.candidate.dp > 1 else 0.0)
-    edges = []
-    for position, block in enumerate(blocks):
-        coeffs, c = block.coeffs, block.class_index
-        if position:
-            edges.append(_joint_s(blocks[position - 1], block))
-        inside = range(1, len(block.layers))
-        edges += [0.0 if stage % coeffs.stages_per_host[c] else coeffs.fabric_edge_s[c] for stage in inside]
-    coeffs = blocks[0].coeffs
-    return lane_s(coeffs, Lane(coeffs.num_microbatches, tuple(seconds), tuple(edges))) + max(waits)
-
-
-def _stages(blocks: Sequence[Block]) -> Iterator[tuple[int, int, Block]]:
-    """(stage, its layers, its block) in order."""
-    stage = 0
-    for block in blocks:
-        for held in block.layers:
-            yield stage, held, block
-            stage += 1
-
-
-def _joint_s(before: Block, after: Block) -> float:
-    """Seconds of one wave's activations from block to block, at the pace of the slower end."""
-    ends = [(each.coeffs, each.class_index) for each in (before, after)]
-    alike = len({(coeffs.cluster[c], coeffs.net_names[c]) for coeffs, c in ends}) == 1
-    return max((coeffs.fabric_edge_s if alike else coeffs.shared_edge_s)[c] for coeffs, c in ends)
-
-
-def _degrees(fleet: Fleet, block: Block) -> BlockDegrees:
-    candidate = block.coeffs.candidate
+def _degrees(fleet: Fleet, coeffs: Coefficients, block: Block) -> BlockDegrees:
+    candidate = coeffs.candidate
     return BlockDegrees(
-        cluster=fleet.classes[block.class_index].cluster,
+        cluster=fleet.classes[block.site[0]].cluster,
         stages=len(block.layers),
         tp=candidate.tp,
         dp=candidate.dp,

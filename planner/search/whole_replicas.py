@@ -9,11 +9,19 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import combinations
 
 from planner.problem.coefficients import Coefficients
-from planner.search.closed_form import Lane, edge_s, exposed_sync_s, lane_s, rings_on_nic, sync_s_per_byte
+from planner.search.closed_form import (
+    Exchange,
+    Lane,
+    edge_s,
+    lane_s,
+    rings_on_nic,
+    site_stage_s,
+    step_s,
+    sync_s_per_byte,
+)
 from planner.search.lower_bounds import layers_within
 from planner.search.placement import Placement, PricedPlacement
 
@@ -52,17 +60,16 @@ def _spread_over(
     shares = _share_microbatches(coeffs, lanes, counts)
     if shares is None:
         return None
-    slowest_s = max(lane_s(coeffs, replace(lane, microbatches=max(shares[c]))) for c, lane in lanes.items())
     site = tuple(sorted(classes))
     per_byte = sync_s_per_byte(coeffs, site, rings_on_nic(coeffs, site, counts))
-    waits = [
-        exposed_sync_s(coeffs, per_byte, coeffs.sync_bytes(s, held), max(lane.stage_s[s] for lane in lanes.values()))
-        for s, held in enumerate(layers)
-    ]
-    row = tuple(c for c in sorted(classes) for _ in range(counts[c]))
-    microbatches = tuple(share for c in sorted(classes) for share in shares[c])
+    step = step_s(
+        [lane._replace(microbatches=max(shares[c])) for c, lane in lanes.items()],
+        [Exchange(coeffs, held, per_byte) for held in layers],
+    )
+    row = tuple(c for c in site for _ in range(counts[c]))
+    microbatches = tuple(share for c in site for share in shares[c])
     placement = Placement(coeffs.candidate, tuple(layers), (row,) * coeffs.candidate.pp, microbatches)
-    return PricedPlacement(slowest_s + max(waits), placement)
+    return PricedPlacement(step, placement)
 
 
 def _count_replicas(coeffs: Coefficients, classes: Sequence[int]) -> dict[int, int] | None:
@@ -106,7 +113,7 @@ def _fits(coeffs: Coefficients, classes: Sequence[int], layers: Sequence[int]) -
 def _lane(coeffs: Coefficients, c: int, replicas: int, layers: Sequence[int]) -> Lane:
     """The lane of the replicas in class c, for one micro-batch; within one host edges are free."""
     last = len(layers) - 1
-    stages = tuple(held * coeffs.layer_s[c] + coeffs.head_s[c] * (s == last) for s, held in enumerate(layers))
+    stages = tuple(site_stage_s(coeffs, (c,), held, s == last) for s, held in enumerate(layers))
     near_s = 0.0 if replicas * len(layers) <= coeffs.group_slots_per_host[c] else edge_s(coeffs, (c,), (c,))
     return Lane(1, stages, (near_s,) * last)
 
@@ -123,7 +130,7 @@ def _share_microbatches(
     if len({coeffs.layer_s[c] for c in lanes}) == 1 or even < coeffs.candidate.pp:
         return {c: (even,) * counts[c] for c in lanes}
     fill = {c: lane_s(coeffs, lane) for c, lane in lanes.items()}
-    pace = {c: lane_s(coeffs, replace(lane, microbatches=2)) - fill[c] for c, lane in lanes.items()}
+    pace = {c: lane_s(coeffs, lane._replace(microbatches=2)) - fill[c] for c, lane in lanes.items()}
     per_class = dict.fromkeys(lanes, 1)
     while sum(counts[c] * share for c, share in per_class.items()) < total:
         per_class[min(lanes, key=lambda c: (fill[c] + per_class[c] * pace[c], c))] += 1

@@ -11,10 +11,8 @@ from holmes_core.records.job import Job
 from planner.problem.candidates import Candidate
 from planner.problem.problem import read_problem
 from planner.search.branch_and_bound import search
-from planner.search.closed_form import Block as EqualBlock
-from planner.search.closed_form import blocks_step_s
 from planner.search.placement import Placement, PricedPlacement
-from planner.search.unequal_degrees import Block, Offer, best_unequal, cut_layers, step_s
+from planner.search.unequal_degrees import Offer, best_unequal, cut_layers
 from tests.planner.fleets import GIB, gpt_7b, gpu_inventory
 
 
@@ -52,15 +50,6 @@ def test_equal_clusters_have_nothing_to_gain() -> None:
 def test_what_job_yaml_fixes_does_not_differ(fixed: dict[str, int]) -> None:
     unequal, _ = found_for(unlike(), gpt_7b(global_batch_size=192, parallel=fixed))
     assert unequal is None
-
-
-def test_with_equal_degrees_it_is_the_closed_form_of_the_plan() -> None:
-    job = gpt_7b(global_batch_size=192)
-    problem = read_problem(gpu_inventory([3, 3]), job)
-    coeffs = problem.coefficients(Candidate(2, 6, 4, 2))
-    layers = ((6, 6, 6), (6, 6, 6))
-    ours = step_s([Block(c, cut, coeffs) for c, cut in enumerate(layers)])
-    assert ours == pytest.approx(blocks_step_s(coeffs, [EqualBlock((c,), cut) for c, cut in enumerate(layers)]))
 
 
 def test_layers_go_to_the_stage_that_is_then_fastest() -> None:
