@@ -14,6 +14,7 @@ from itertools import combinations, pairwise, permutations
 from planner.problem.coefficients import Coefficients
 from planner.search.closed_form import Block, blocks_step_s, edge_s
 from planner.search.lower_bounds import Bounds, Limits
+from planner.search.placement import take_surplus
 
 MOST_BLOCKS_TO_PERMUTE = 4  # more stand in inventory order, with each class last once
 
@@ -120,18 +121,16 @@ def _stage_limits(limits: Limits, c: int, count: int, holds_first: bool, holds_l
 
 def _cut(coeffs: Coefficients, stage_limits: dict[int, list[int]]) -> dict[int, list[int]] | None:
     """Layers by class and stage: at the limits, less the surplus, taken from the slowest classes and fullest stages."""
-    surplus = sum(map(sum, stage_limits.values())) - coeffs.num_layers
-    if surplus < 0 or min(map(min, stage_limits.values())) < 1:
+    class_of = [c for c, limits in stage_limits.items() for _ in limits]
+    layers = [limit for limits in stage_limits.values() for limit in limits]
+    surplus = sum(layers) - coeffs.num_layers
+    if surplus < 0 or min(layers) < 1:
         return None
-    layers = {c: list(held) for c, held in stage_limits.items()}
-    for layer_s in sorted({coeffs.layer_s[c] for c in layers}, reverse=True):
-        stages = [(c, i) for c in layers if coeffs.layer_s[c] == layer_s for i in range(len(layers[c]))]
-        while surplus and (fullest := max(layers[c][i] for c, i in stages)) > 1:
-            for c, i in stages:
-                if layers[c][i] == fullest and surplus:
-                    layers[c][i] -= 1
-                    surplus -= 1
-    return layers if surplus == 0 else None
+    for layer_s in sorted({coeffs.layer_s[c] for c in stage_limits}, reverse=True):
+        surplus = take_surplus(layers, [s for s, c in enumerate(class_of) if coeffs.layer_s[c] == layer_s], surplus)
+    if surplus:
+        return None
+    return {c: [held for held, at in zip(layers, class_of, strict=True) if at == c] for c in stage_limits}
 
 
 def _fits(coeffs: Coefficients, blocks: Sequence[Block]) -> bool:

@@ -46,6 +46,19 @@ def even_layers(num_layers: int, pp: int) -> tuple[int, ...]:
     return tuple(num_layers // pp + (stage < num_layers % pp) for stage in range(pp))
 
 
+def take_surplus(layers: list[int], stages: Sequence[int], surplus: int) -> int:
+    """Takes layers from the fullest of `stages`, one from each in that order, and returns how much surplus is left.
+
+    `layers` are changed; every stage keeps one.
+    """
+    while surplus and (fullest := max([layers[s] for s in stages])) > 1:
+        for s in stages:
+            if layers[s] == fullest and surplus:
+                layers[s] -= 1
+                surplus -= 1
+    return surplus
+
+
 def usual_cut(job: Job, pp: int) -> tuple[int, ...]:
     """Layers by pipeline rank: as fixed, all chunks of a rank together, else even."""
     fixed = job.parallel.layers

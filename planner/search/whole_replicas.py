@@ -23,7 +23,7 @@ from planner.search.closed_form import (
     sync_s_per_byte,
 )
 from planner.search.lower_bounds import layers_within
-from planner.search.placement import Placement, PricedPlacement
+from planner.search.placement import Placement, PricedPlacement, take_surplus
 
 MOST_CLASSES_FOR_ALL_SETS = 4  # with more, the fastest 2, 3, 4 ... of them
 
@@ -97,12 +97,7 @@ def _cut(coeffs: Coefficients, classes: Sequence[int]) -> tuple[int, ...] | None
     if at == len(paces_s):
         return None
     layers = within(paces_s[at])
-    surplus = sum(layers) - coeffs.num_layers
-    while surplus and (fullest := max(layers)) > 1:
-        for s in reversed(range(pp)):
-            if layers[s] == fullest and surplus:
-                layers[s] -= 1
-                surplus -= 1
+    surplus = take_surplus(layers, range(pp)[::-1], sum(layers) - coeffs.num_layers)
     return tuple(layers) if surplus == 0 and min(layers) else None
 
 
