@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +194,7 @@ def main() -> None:
         with (folder / f"metrics-rank{me.rank}.jsonl").open("w", encoding="utf-8") as lines:
             for step_s, loss in train(config, systems[name](), int(num_steps), samples):
                 before, counters = counters, read_byte_counters()
-                moved = {nic: asdict(count) for nic, count in counters_increase(before, counters).items()}
+                moved = {nic: count._asdict() for nic, count in counters_increase(before, counters).items()}
                 line = {"loss": None if loss is None else loss.item(), "step_s": step_s, "interfaces": moved}
                 lines.write(json.dumps(line) + "\n")
         dist.barrier()

@@ -2,57 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
 import torch
 import torch.distributed as dist
 
-from holmes_runtime.comm.interface_counters import ByteCounters, counters_increase, read_byte_counters
+from holmes_runtime.comm.interface_counters import counters_increase, read_byte_counters
 from holmes_runtime.config.model_shape import step_flops
-from holmes_runtime.config.verdicts import Verdict, verdict_to_json
+from holmes_runtime.config.rank_metrics import ByteCounters, RankMetrics, Waits
+from holmes_runtime.config.strict_json import to_json
 from holmes_runtime.gpu_peaks import peak_flops_per_s
 from holmes_runtime.trainer import StepResult, Trainer
 
 COMPUTE = ("forward", "backward")  # laps of the stopwatch; waits inside them have laps of their own
-WAITS = ("tp", "dp", "pp_forward", "pp_backward", "sync")
-
-
-@dataclass(frozen=True)
-class StepMetrics:
-    """What one rank saw of one step.
-
-    loss: mean over the global batch; eval_loss: of the evaluation after this step; both None but on the last stage.
-    grad_norm: global norm before clipping; None if `skipped`: fp16 gradients overflowed, and the weights stayed as they
-    were. step_s: from the end of the step before to the end of this one, without paused_s, which evaluation, checkpoint
-    and health took between them. tokens_per_s: of the whole run. tflops_per_s and mfu: of one rank; mfu is 0 when the
-    GPU's peak is not known. memory_bytes: the most this rank has held. compute_s: forward and backward, without waits.
-    exposed_s: seconds waited by axis; "sync" is waiting for the slowest rank when the gradient norm is added up.
-    interfaces: increase of this host's counters, on local rank 0 only; bytes still in flight when a step ends count to
-    the next. verdicts: slow hosts and links, on rank 0.
-    """
-
-    step: int
-    rank: int
-    loss: float | None
-    eval_loss: float | None
-    grad_norm: float | None
-    learning_rate: float
-    skipped: bool
-    step_s: float
-    paused_s: float
-    tokens_per_s: float
-    tflops_per_s: float
-    mfu: float
-    memory_bytes: int
-    compute_s: float
-    exposed_s: dict[str, float]
-    interfaces: dict[str, ByteCounters]
-    verdicts: tuple[Verdict, ...]
 
 
 class StepMeter:
@@ -85,7 +50,7 @@ class StepMeter:
         self._at_pause = None
         self._trainer.stopwatch.read_s()
 
-    def end_step(self, step: int, result: StepResult, barrier: bool) -> StepMetrics:
+    def end_step(self, step: int, result: StepResult, barrier: bool) -> RankMetrics:
         """The line of the step that ends now; with a `barrier`, its bytes are those of all ranks."""
         config, now_s = self._trainer.config, time.monotonic()
         step_s, self._ended_s = now_s - self._ended_s, now_s
@@ -96,7 +61,7 @@ class StepMeter:
         before, self._counters = self._counters, self._read_counters()
         paused_s, self._paused_s = self._paused_s, 0.0
         flops_per_s = self._flops / step_s
-        return StepMetrics(
+        return RankMetrics(
             step=step,
             rank=self._trainer.me.rank,
             loss=result.loss,
@@ -111,7 +76,7 @@ class StepMeter:
             mfu=flops_per_s / self._peak_flops_per_s if self._peak_flops_per_s else 0.0,
             memory_bytes=self._memory_bytes(),
             compute_s=sum(laps_s.get(name, 0.0) for name in COMPUTE),
-            exposed_s={name: laps_s.get(name, 0.0) for name in WAITS},
+            exposed_s=Waits(*(laps_s.get(name, 0.0) for name in Waits._fields)),
             interfaces=counters_increase(before, self._counters),
             verdicts=(),
         )
@@ -132,10 +97,9 @@ class MetricsFile:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / f"metrics-rank{rank}.jsonl").open("a", encoding="utf-8")
 
-    def write(self, metrics: StepMetrics) -> None:
+    def write(self, metrics: RankMetrics) -> None:
         """Appends one line. Raises ValueError for a number JSON does not have."""
-        line = {**asdict(metrics), "verdicts": [verdict_to_json(verdict) for verdict in metrics.verdicts]}
-        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.write(to_json(metrics) + "\n")
         self._file.flush()
 
     def __enter__(self) -> MetricsFile:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch.distributed as dist
 
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
@@ -35,9 +33,9 @@ def run_steps(
             trainer.zero1.wait()
             meter.pause()
         if evaluates and config.evaluation is not None:
-            line = replace(line, eval_loss=trainer.evaluate(config.evaluation.num_batches))
+            line = line._replace(eval_loss=trainer.evaluate(config.evaluation.num_batches))
         if examines:
-            line = replace(line, verdicts=examination.hold())
+            line = line._replace(verdicts=examination.hold())
         lines.write(line)
         if checkpoints is not None:
             checkpoints.check()

@@ -11,6 +11,7 @@ import typer
 from holmes_cli.screen.show_run import show_run, show_speed, state_in_words
 from holmes_cli.screen.terminal import out
 from holmes_core.records.record_file import write_atomically
+from holmes_runtime.config.strict_json import encode
 from launcher.journal.follow_folder import past_events, read_plan
 from launcher.journal.run_events import NodeState, Notice
 from launcher.journal.run_store import find_run
@@ -35,7 +36,7 @@ def status_command(
 
         write_atomically(html, status_page(stored, plan, list(steps.values()), nodes, notices))
     if as_json:
-        last = steps[max(steps)].as_json() if steps else None
+        last = encode(StepMetrics, steps[max(steps)]) if steps else None
         state = {"run": stored.run.model_dump(mode="json"), "watched": stored.watched, "nodes": nodes}
         out.file.write(json.dumps({**state, "last_step": last, "notices": notices}) + "\n")
         return

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from holmes_runtime.config.rank_metrics import ByteCounters
+
 NET_DEV = Path("/proc/net/dev")
-
-
-@dataclass(frozen=True)
-class ByteCounters:
-    """Bytes an interface has sent and received since it came up, or their increase."""
-
-    sent_bytes: int
-    received_bytes: int
-
-    def since(self, before: ByteCounters) -> ByteCounters:
-        """The increase from `before` to this reading."""
-        return ByteCounters(self.sent_bytes - before.sent_bytes, self.received_bytes - before.received_bytes)
-
-    def plus(self, more: ByteCounters) -> ByteCounters:
-        """This reading and an increase after it."""
-        return ByteCounters(self.sent_bytes + more.sent_bytes, self.received_bytes + more.received_bytes)
 
 
 def parse_net_dev(text: str) -> dict[str, ByteCounters]:

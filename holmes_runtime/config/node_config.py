@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
+from holmes_runtime.config.strict_json import parse
+
 
 class NodeConfig(NamedTuple):
     """One node of one attempt of a run.
@@ -36,6 +38,5 @@ class NodeConfig(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str) -> NodeConfig:
-        """Raises TypeError for a missing or unknown key: launcher and runtime are of different versions."""
-        data = json.loads(text)
-        return cls(**{**data, "gpus": tuple(data["gpus"]), "secrets": tuple(data["secrets"])})
+        """Raises ValueError for a missing or unknown key: launcher and runtime are of different versions."""
+        return parse(cls, text)

@@ -1,4 +1,8 @@
-"""Parsed JSON as frozen dataclasses, and nothing that they do not ask for. Free of torch."""
+"""Records as JSON and back, and nothing that they do not ask for: frozen dataclasses and named tuples.
+
+Of several records that a field may hold, the JSON names the one by its "kind". Free of torch, and of `dataclasses`,
+which would make the node agent's start slower.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,66 @@ import json
 import math
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+KIND = "kind"
 Record = TypeVar("Record")
 
 
 def parse(cls: type[Record], text: str) -> Record:
-    """An instance of dataclass `cls` from its JSON `text`. Raises ValueError naming the key path and the value."""
-    return _decode_record(cls, json.loads(text, parse_constant=_refuse_constant), "")
+    """An instance of record `cls` from its JSON `text`. Raises ValueError naming the key path and the value."""
+    record: Record = decode(cls, _loads(text), "")
+    return record
+
+
+def parse_one_of(kinds: tuple[type[Record], ...], text: str) -> Record:
+    """The record that `to_json` with its kind made `text` of, one of `kinds`. Raises ValueError as `parse`."""
+    return _decode_one_of(kinds, _loads(text), "")
+
+
+def to_json(record: object, with_kind: bool = False) -> str:
+    """The text `parse` reads, or `parse_one_of`, on one line. Raises ValueError for a number JSON does not have."""
+    return json.dumps(_encode_kind(record) if with_kind else encode(type(record), record), allow_nan=False)
+
+
+def encode(hint: Any, value: Any) -> Any:
+    """`value`, of the annotated type `hint`, in what `json.dumps` knows."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        present = [argument for argument in arguments if argument is not type(None)]
+        if value is None or len(present) == 1:
+            return None if value is None else encode(present[0], value)
+        return _encode_kind(value)
+    if origin is tuple:
+        return [encode(arguments[0], item) for item in value]
+    if origin is dict:
+        return {key: encode(arguments[1], item) for key, item in value.items()}
+    if _is_record(hint):
+        return {name: encode(of, getattr(value, name)) for name, of in _fields(hint).items()}
+    return value
+
+
+def _encode_kind(record: object) -> dict[str, object]:
+    return {KIND: type(record).__name__, **encode(type(record), record)}
+
+
+def _loads(text: str) -> object:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 @cache
-def _type_hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
+def _fields(cls: Any) -> dict[str, Any]:
+    """The fields of a record with their types."""
+    hints = get_type_hints(cls)
+    return {name: hints[name] for name in getattr(cls, "_fields", ()) or getattr(cls, "__dataclass_fields__", ())}
+
+
+def _is_record(hint: Any) -> bool:
+    return hasattr(hint, "_fields") or hasattr(hint, "__dataclass_fields__")
 
 
 def _refuse_constant(name: str) -> float:
@@ -32,41 +81,54 @@ def _join(path: str, key: str) -> str:
 
 
 def _decode_record(cls: type[Record], data: object, path: str) -> Record:
-    """An instance of dataclass `cls` from parsed JSON. Raises ValueError naming the key path and the value."""
+    """An instance of record `cls` from parsed JSON. Raises ValueError naming the key path and the value."""
     if not isinstance(data, Mapping):
-        raise ValueError(f"{path or 'configuration'}: expected an object, got {data!r}")
-    known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+        raise ValueError(f"{path or cls.__name__}: expected an object, got {data!r}")
+    hints = _fields(cls)  # type: ignore[arg-type]
     for key, value in data.items():
-        if key not in known:
+        if key not in hints:
             raise ValueError(f"{_join(path, key)}: unknown key, got {value!r}")
-    hints = _type_hints(cls)  # type: ignore[arg-type]
     values: dict[str, Any] = {}
-    for field in fields(cls):  # type: ignore[arg-type]
-        if field.name not in data:
-            raise ValueError(f"{_join(path, field.name)}: missing from {sorted(data)!r}")
-        values[field.name] = _decode(hints[field.name], data[field.name], _join(path, field.name))
+    for name, hint in hints.items():
+        if name not in data:
+            raise ValueError(f"{_join(path, name)}: missing from {sorted(data)!r}")
+        values[name] = decode(hint, data[name], _join(path, name))
     try:
         return cls(**values)
     except ValueError as error:
         raise ValueError(_join(path, str(error))) from None
 
 
-def _decode(hint: Any, value: object, path: str) -> Any:
+def _decode_one_of(kinds: tuple[type[Record], ...], data: object, path: str) -> Record:
+    """The record of `kinds` that parsed JSON names."""
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{path or 'text'}: expected an object, got {data!r}")
+    names = {cls.__name__: cls for cls in kinds}
+    kind = data.get(KIND)
+    if not isinstance(kind, str) or kind not in names:
+        raise ValueError(f"{_join(path, KIND)}: expected one of {list(names)}, got {kind!r}")
+    rest = {key: value for key, value in data.items() if key != KIND}
+    return _decode_record(names[kind], rest, _join(path, kind))
+
+
+def decode(hint: Any, value: object, path: str) -> Any:
     """`value` as the annotated type `hint`: a record, tuple, optional, literal or scalar. Raises ValueError."""
-    if is_dataclass(hint) and isinstance(hint, type):
+    if _is_record(hint):
         return _decode_record(hint, value, path)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        present = next(argument for argument in arguments if argument is not type(None))
-        return None if value is None else _decode(present, value, path)
+        present = tuple(argument for argument in arguments if argument is not type(None))
+        if value is None and len(present) < len(arguments):
+            return None
+        return decode(present[0], value, path) if len(present) == 1 else _decode_one_of(present, value, path)
     if origin is tuple:
         if not isinstance(value, list):
             raise ValueError(f"{path}: expected a list, got {value!r}")
-        return tuple(_decode(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(value))
+        return tuple(decode(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping):
             raise ValueError(f"{path}: expected an object, got {value!r}")
-        return {key: _decode(arguments[1], item, _join(path, key)) for key, item in value.items()}
+        return {_text(key, path): decode(arguments[1], item, _join(path, key)) for key, item in value.items()}
     if origin is Literal:
         if not isinstance(value, str) or value not in arguments:
             raise ValueError(f"{path}: expected one of {list(arguments)}, got {value!r}")
@@ -76,11 +138,31 @@ def _decode(hint: Any, value: object, path: str) -> Any:
 
 def _decode_scalar(hint: type, value: object, path: str) -> int | float | str | bool:
     """`value` as int, float, str or bool. A whole number may stand for a float; a boolean never for a number."""
+    if isinstance(value, str) and hint is str:
+        return _text(value, path)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        value = _finite(value, path)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ValueError(f"{path}: expected {hint.__name__}, got {value!r}")
-    if isinstance(value, float) and not math.isfinite(value):
+    assert isinstance(value, int | float)
+    return _finite(value, path) if hint is float else value
+
+
+def _finite(value: float, path: str) -> float:
+    """Also of an integer that no float can hold."""
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
         raise ValueError(f"{path}: expected a finite number, got {value!r}")
-    assert isinstance(value, int | float | str)
+    return number
+
+
+def _text(value: str, path: str) -> str:
+    """`value`, unless it has half of a surrogate pair, which no file or terminal takes."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{path}: expected text, got {value!r}") from None
     return value

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class HostIsSlow(NamedTuple):
@@ -53,16 +52,3 @@ class AllHostsSlow(NamedTuple):
 
 SlowPart = HostIsSlow | LinkIsSlow
 Verdict = SlowPart | AllHostsSlow
-_KINDS: tuple[type[Verdict], ...] = (HostIsSlow, LinkIsSlow, AllHostsSlow)
-
-
-def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
-    """The verdict and its kind, for a line of metrics."""
-    return {"kind": type(verdict).__name__, **verdict._asdict()}
-
-
-def verdict_from_json(data: Mapping[str, Any]) -> Verdict:
-    """What `verdict_to_json` wrote."""
-    fields = dict(data)
-    kind = fields.pop("kind")
-    return next(cls for cls in _KINDS if cls.__name__ == kind)(**fields)

@@ -1,7 +1,7 @@
 """The node agent: looks at the node, starts torchrun, writes down what happens, and ends everything when told.
 
-It lives in the folder that was shipped to it and talks through two files there: `events.jsonl`, one JSON object a line,
-and the pipe `commands`, one JSON object a line, where an empty line is a sign of life. `relay.py` carries both to the
+It lives in the folder that was shipped to it and talks through two files there, a record of `messages.py` a line:
+`events.jsonl`, and the pipe `commands`, where an empty line is a sign of life. `relay.py` carries both to the
 controller and back. An attached run ends when no sign of life comes for `silence_limit_s`; a detached one goes on. It
 imports nothing but the standard library, so that it can say when torch is missing, and of that only what is quick to
 import: no dataclasses, no concurrent.futures, no importlib.metadata.
@@ -22,10 +22,34 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from holmes_runtime.config.messages import (
+    Alive,
+    Command,
+    Exited,
+    Go,
+    Message,
+    RankFailed,
+    RankPrinted,
+    RankState,
+    RankStates,
+    RanksUp,
+    Reach,
+    Reached,
+    Ready,
+    Refused,
+    Save,
+    Stacks,
+    Started,
+    Stop,
+    Stuck,
+    decode_command,
+    encode,
+)
 from holmes_runtime.config.node_config import NodeConfig
-from holmes_runtime.node.listeners import Doors
+from holmes_runtime.config.rank_metrics import RankMetrics
+from holmes_runtime.config.strict_json import parse
+from holmes_runtime.node.listeners import Listeners
 from holmes_runtime.node.node_facts import read_facts
 from holmes_runtime.node.process_tree import adopt_orphans, descendants, die_with_parent, end_descendants, read_process
 from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, EVENTS_FILE, LOCK_FILE, relay
@@ -45,27 +69,34 @@ class Commands:
         self._rest = b""
         self.last_heard_s = time.monotonic()
 
-    def take(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Commands that arrive within `timeout_s`."""
+    def take(self, timeout_s: float) -> list[Command | Refused]:
+        """Commands that arrive within `timeout_s`; `Refused` for one that cannot be read."""
         if not select.select([self._pipe], [], [], timeout_s)[0]:
             return []
         self.last_heard_s = time.monotonic()
         *whole, self._rest = (self._rest + os.read(self._pipe, 65536)).split(b"\n")
-        return [json.loads(line) for line in whole if line.strip()]
+        return [_read_command(line) for line in whole if line.strip()]
+
+
+def _read_command(line: bytes) -> Command | Refused:
+    try:
+        return decode_command(line.decode(errors="replace"))
+    except ValueError as error:
+        return Refused(f"a command of the controller cannot be read: {error}")
 
 
 class Events:
-    """The file of events. What a full disk does not take waits for the next one."""
+    """The file of messages. What a full disk does not take waits for the next one."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
         self._waiting = b""
         self.last_s = time.monotonic()
 
-    def report(self, **event: Any) -> None:
-        """Append one event."""
+    def report(self, message: Message) -> None:
+        """Append one message."""
         self.last_s = time.monotonic()
-        self._waiting += json.dumps(event).encode() + b"\n"
+        self._waiting += encode(message)
         with contextlib.suppress(OSError):
             while self._waiting:
                 self._waiting = self._waiting[os.write(self._file, self._waiting) :]
@@ -103,7 +134,7 @@ class Agent:
         self._folder = folder
         self._commands = Commands(folder / COMMANDS_PIPE)
         self._events = Events(folder / EVENTS_FILE)
-        self._doors = Doors(config)
+        self._listeners = Listeners(config)
         self._tails: dict[Path, Tail] = {}
         self._told_to_stop = False
         self._ranks_are_up = False
@@ -116,7 +147,8 @@ class Agent:
         adopt_orphans()
         try:
             facts = read_facts(self._config, self._folder)
-            self._report(event="ready", facts=facts, **self._doors.open(facts["interfaces"]))
+            listeners = self._listeners.open(facts.interfaces)
+            self._report(Ready(facts, listeners, self._listeners.open_rendezvous()))
             master_port = self._wait_for_go()
             return 3 if master_port is None else self._train(master_port)
         finally:
@@ -126,17 +158,16 @@ class Agent:
         """End all ranks; one that waits for a device cannot be ended, and is named."""
         left = end_descendants(grace_s)
         if left:
-            names = [f"{process.pid} {process.name} (state {process.state})" for process in left]
-            self._report(event="stuck", processes=names)
+            self._report(Stuck(tuple(f"{process.pid} {process.name} (state {process.state})" for process in left)))
 
     def _wait_for_go(self) -> int | None:
         """The rendezvous port, or None when told to stop first."""
         while not self._left_alone():
             for command in self._commands.take(WAITING_POLL_S):
-                if command["do"] == "reach":
-                    self._report(event="reached", faults=self._doors.reach(command["places"]))
-                elif command["do"] == "go":
-                    return int(command["master_port"])
+                if isinstance(command, Reach):
+                    self._report(Reached(self._listeners.reach(command.destinations)))
+                elif isinstance(command, Go):
+                    return command.master_port
                 else:
                     self._obey(command)
             self._show_life()
@@ -147,9 +178,9 @@ class Agent:
         return self._told_to_stop or (not self._config.detached and silent_s > self._config.silence_limit_s)
 
     def _train(self, master_port: int) -> int:
-        verdict = self._folder / "verdict.json"
-        torchrun = self._start_torchrun(master_port, verdict)
-        self._report(event="started")
+        failures = self._folder / "failures.jsonl"
+        torchrun = self._start_torchrun(master_port, failures)
+        self._report(Started())
         while torchrun.poll() is None:
             quiet = POLL_S if self._ranks_are_up else WAITING_POLL_S  # torch takes seconds to import
             for command in self._commands.take(quiet):  # just before the check: we may have been suspended
@@ -163,37 +194,38 @@ class Agent:
         self._end(0.0)
         self._forward_output(last=True)
         if torchrun.returncode != 0:
-            self._report_failures(verdict, torchrun.returncode)
-        self._report(event="exit", exit_code=torchrun.returncode)
+            self._report_failures(failures, torchrun.returncode)
+        self._report(Exited(torchrun.returncode))
         return 0 if torchrun.returncode == 0 else 1
 
-    def _obey(self, command: dict[str, Any], torchrun: int | None = None) -> None:
-        """`stop` ends all; `save` has the ranks save and end; `stacks` has them print where they are."""
-        if command["do"] == "stop":
+    def _obey(self, command: Command | Refused, torchrun: int | None = None) -> None:
+        """`Save` and `Stacks` are for ranks, so without torchrun they ask for nothing."""
+        if isinstance(command, Stop):
             self._told_to_stop = True
-        elif command["do"] == "save" and torchrun is not None:
+        elif isinstance(command, Refused):
+            self._report(command)
+        elif isinstance(command, Save) and torchrun is not None:
             self._signal_ranks(torchrun, signal.SIGTERM)
-        elif command["do"] == "stacks" and torchrun is not None:
-            states = self._signal_ranks(torchrun, signal.SIGUSR1)
-            self._report(event="states", states=states)
+        elif isinstance(command, Stacks) and torchrun is not None:
+            self._report(RankStates(self._signal_ranks(torchrun, signal.SIGUSR1)))
 
-    def _signal_ranks(self, torchrun: int, number: signal.Signals) -> dict[str, str]:
-        """Signal every rank; the kernel's state of each, by local rank."""
-        states = {}
+    def _signal_ranks(self, torchrun: int, number: signal.Signals) -> tuple[RankState, ...]:
+        """Signal every rank; the kernel's state of each."""
+        states = []
         for process in descendants(torchrun):
             local_rank = _local_rank(process.pid) if process.parent == torchrun else None
             if local_rank is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, number)
-                states[local_rank] = process.state
-        return states
+                states.append(RankState(local_rank, process.state))
+        return tuple(states)
 
     def _show_life(self) -> None:
         """A sign of life for the controller when there has been nothing else to say."""
         if time.monotonic() - self._events.last_s > ALIVE_S:
-            self._report(event="alive")
+            self._report(Alive())
 
-    def _start_torchrun(self, master_port: int, verdict: Path) -> subprocess.Popen[bytes]:
+    def _start_torchrun(self, master_port: int, failures: Path) -> subprocess.Popen[bytes]:
         config, logs = self._config, self._folder / "logs"
         logs.mkdir()
         arguments = [
@@ -209,9 +241,9 @@ class Agent:
             environment[name] = (self._folder / f"secret-{name}").read_text(encoding="utf-8").rstrip("\n")
         environment["TMPDIR"] = self._make_temporary_folder()
         environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(self._folder.parents[2] / "inductor"))
-        environment["HOLMES_VERDICT_FILE"] = str(verdict)
+        environment["HOLMES_FAILURES_FILE"] = str(failures)
         environment["HOLMES_METRICS_DIR"] = str(self._folder)
-        listener = self._doors.keep_rendezvous()
+        listener = self._listeners.keep_rendezvous()
         if listener is not None:
             environment["HOLMES_LISTENER"] = str(listener)
         with open(self._folder / "torchrun.log", "wb") as log:
@@ -225,7 +257,7 @@ class Agent:
                 preexec_fn=die_with_parent,
                 pass_fds=() if listener is None else (listener,),
             )
-        self._doors.close()
+        self._listeners.close()
         return process
 
     def _make_temporary_folder(self) -> str:
@@ -240,48 +272,40 @@ class Agent:
         logs = sorted(self._folder.glob("logs/*/attempt_*/*/std*.log"))
         if not self._ranks_are_up and len({path.parent for path in logs}) == self._config.num_ranks:
             self._ranks_are_up = True
-            self._report(event="ranks")
+            self._report(RanksUp())
         for path in logs:
             local_rank = int(path.parent.name)
             for line in self._new_lines(path, last):
-                self._report(event="log", local_rank=local_rank, line=line)
+                self._report(RankPrinted(local_rank, line))
         for path in sorted(self._folder.glob("metrics-rank*.jsonl")):
-            for line in self._new_lines(path, last):
-                self._report(event="metrics", metrics=json.loads(line))
+            for line in self._new_lines(path, last=False):  # one without an end was not written whole
+                self._report(parse(RankMetrics, line))
 
     def _new_lines(self, path: Path, last: bool) -> Iterator[str]:
         tail = self._tails.setdefault(path, Tail(path))
         return tail.rest() if last else tail.lines()
 
-    def _report_failures(self, verdict: Path, exit_code: int) -> None:
-        """The ranks torchrun blames; torchrun itself when it left no verdict."""
+    def _report_failures(self, failures: Path, exit_code: int) -> None:
+        """The ranks torchrun blames; torchrun itself when it blames none."""
         oom_kills = _oom_kills() - self._oom_kills
-        if verdict.exists():
-            for failure in json.loads(verdict.read_text(encoding="utf-8")):
-                self._report(event="failure", oom_kills=oom_kills, **failure)
+        if failures.exists():
+            for line in failures.read_text(encoding="utf-8").splitlines():
+                self._report(parse(RankFailed, line)._replace(oom_kills=oom_kills))
             return
         lines = (self._folder / "torchrun.log").read_text(encoding="utf-8", errors="replace").splitlines()
-        self._report(
-            event="failure",
-            rank=None,
-            local_rank=None,
-            exit_code=exit_code,
-            message=f"torchrun ended with {exit_code}: {lines[-1] if lines else 'no output'}",
-            time_s=time.time(),
-            last_lines=lines[-20:],
-            oom_kills=oom_kills,
-        )
+        message = f"torchrun ended with {exit_code}: {lines[-1] if lines else 'no output'}"
+        self._report(RankFailed(None, exit_code, message, time.time(), tuple(lines[-20:]), oom_kills))
 
-    def _report(self, **event: Any) -> None:
-        self._events.report(**event)
+    def _report(self, message: Message) -> None:
+        self._events.report(message)
 
 
-def _local_rank(pid: int) -> str | None:
+def _local_rank(pid: int) -> int | None:
     """LOCAL_RANK in the environment of the process."""
     with contextlib.suppress(OSError):
         for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             if variable.startswith(b"LOCAL_RANK="):
-                return variable.partition(b"=")[2].decode()
+                return int(variable.partition(b"=")[2])
     return None
 
 

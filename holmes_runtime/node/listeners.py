@@ -7,8 +7,8 @@ import os
 import socket
 import time
 from threading import Thread
-from typing import Any
 
+from holmes_runtime.config.messages import Destination, NodeInterface, SocketAddress
 from holmes_runtime.config.node_config import NodeConfig
 
 PORTS_TRIED = 100
@@ -16,7 +16,7 @@ CONNECT_TIMEOUT_S = 5.0
 _BACKLOG = 1024
 
 
-class Doors:
+class Listeners:
     """A listening socket on each planned address of this node, and on node 0 the rendezvous' own.
 
     Node 0 keeps the latter until torchrun takes it over, so nobody else can take the port in between.
@@ -27,39 +27,45 @@ class Doors:
         self._sockets: list[socket.socket] = []
         self._rendezvous: socket.socket | None = None
 
-    def open(self, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        """`doors`: interface -> (address, port); `master_port`: None if no port is free, or this is not node 0.
+    def open(self, interfaces: dict[str, NodeInterface]) -> dict[str, SocketAddress]:
+        """Listen on every planned interface; where, by interface. Where the plan names no address, the host's is taken.
 
-        `found` has the node's interfaces, for the addresses that the plan does not name.
+        `interfaces` are those of the node.
         """
-        doors = {}
-        for interface, planned in self._config.addresses.items():
-            address = planned or found.get(interface, {}).get("address")
+        addresses = {}
+        for name, planned in self._config.addresses.items():
+            address = planned or (interfaces[name].address if name in interfaces else None)
             listener = _listen(address, 0) if address else None
-            if listener is not None:
+            if address and listener:
                 self._sockets.append(listener)
-                doors[interface] = [address, listener.getsockname()[1]]
+                addresses[name] = SocketAddress(address, listener.getsockname()[1])
+        return addresses
+
+    def open_rendezvous(self) -> int | None:
+        """The rendezvous' port; None if no port is free, or this is not node 0."""
         if self._config.node_rank == 0:
             first = self._config.master_port
             for port in range(first, min(first + PORTS_TRIED, 65536)):
                 self._rendezvous = _listen(self._config.master_address, port)
                 if self._rendezvous is not None:
-                    break
-        return {"doors": doors, "master_port": self._rendezvous.getsockname()[1] if self._rendezvous else None}
+                    return port
+        return None
 
-    def reach(self, places: list[list[Any]]) -> list[str]:
-        """What went wrong on the way to each (what, source address or None, address, port); all tried at once."""
-        faults: list[str | None] = [None] * len(places)
+    def reach(self, destinations: tuple[Destination, ...]) -> tuple[str, ...]:
+        """A sentence for each destination that is not reached; all are tried at once."""
+        faults: list[str] = []
 
-        def try_one(index: int) -> None:
-            faults[index] = _reach(*places[index])
+        def try_one(destination: Destination) -> None:
+            fault = _reach(destination)
+            if fault is not None:
+                faults.append(fault)
 
-        tries = [Thread(target=try_one, args=(index,)) for index in range(len(places))]
+        tries = [Thread(target=try_one, args=(destination,)) for destination in destinations]
         for one in tries:
             one.start()
         for one in tries:
             one.join()
-        return [fault for fault in faults if fault is not None]
+        return tuple(sorted(faults))
 
     def keep_rendezvous(self) -> int | None:
         """The descriptor of the rendezvous' socket, with nobody left in its queue; None but on node 0."""
@@ -90,8 +96,9 @@ def _listen(address: str, port: int) -> socket.socket | None:
     return listener
 
 
-def _reach(what: str, source: str | None, address: str, port: int) -> str | None:
+def _reach(destination: Destination) -> str | None:
     """None when a connection is made. A refusal may be a lost race with a full queue, so it is tried twice."""
+    what, source, address, port = destination
     for _ in range(2):
         try:
             socket.create_connection((address, port), CONNECT_TIMEOUT_S, (source, 0) if source else None).close()

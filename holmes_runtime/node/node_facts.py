@@ -17,8 +17,8 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
+from holmes_runtime.config.messages import CheckpointFolder, GpuProcess, NcclSetting, NodeFacts, NodeGpu, NodeInterface
 from holmes_runtime.config.node_config import NodeConfig
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -29,24 +29,24 @@ _FILES = ("/etc/nccl.conf", "~/.bashrc", "~/.profile", "~/.bash_profile", "~/.zs
 _TOOL_TIMEOUT_S = 20.0
 
 
-def read_facts(config: NodeConfig, folder: Path) -> dict[str, Any]:
-    """All facts by name, as JSON can hold them; `folder` is the node's own."""
-    return {
-        "python": sys.version.split()[0],
-        "executable": sys.executable,
-        "torch": _torch_version(),
-        "nccl": _nccl_version(),
-        "interfaces": _interfaces(),
-        "local_addresses": [address for address in config.addresses.values() if address and _is_local(address)],
-        "rdma_ports": _rdma_ports(),
-        "gpus": _nvidia_smi("--query-gpu=index,uuid,name") if config.gpus else [],
-        "gpu_processes": _nvidia_smi("--query-compute-apps=gpu_uuid,pid,process_name") if config.gpus else [],
-        "free_bytes": shutil.disk_usage(folder).free,
-        "shm_free_bytes": _free_bytes("/dev/shm"),
-        "checkpoint": _checkpoint(config.checkpoint_path),
-        "memlock_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
-        "nccl_settings": _nccl_settings(),
-    }
+def read_facts(config: NodeConfig, folder: Path) -> NodeFacts:
+    """All facts of this node; `folder` is the node's own."""
+    return NodeFacts(
+        python=sys.version.split()[0],
+        executable=sys.executable,
+        torch=_torch_version(),
+        nccl=_nccl_version(),
+        interfaces=_interfaces(),
+        local_addresses=tuple(address for address in config.addresses.values() if address and _is_local(address)),
+        rdma_ports=_rdma_ports(),
+        gpus=_gpus() if config.gpus else (),
+        gpu_processes=_gpu_processes() if config.gpus else (),
+        free_bytes=shutil.disk_usage(folder).free,
+        shm_free_bytes=_free_bytes("/dev/shm"),
+        checkpoint=_checkpoint(config.checkpoint_path),
+        memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        nccl_settings=_nccl_settings(),
+    )
 
 
 def _torch_version() -> str | None:
@@ -70,17 +70,17 @@ def _nccl_version() -> str | None:
     return None
 
 
-def _interfaces() -> dict[str, dict[str, Any]]:
+def _interfaces() -> dict[str, NodeInterface]:
     """Every interface: whether it is up, and its first IPv4 address."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         for _, name in socket.if_nameindex():
             flags = _ask(asker, _SIOCGIFFLAGS, name)
             address = _ask(asker, _SIOCGIFADDR, name)
-            found[name] = {
-                "up": bool(flags and struct.unpack_from("H", flags, 16)[0] & _IFF_UP),
-                "address": socket.inet_ntoa(address[20:24]) if address else None,
-            }
+            found[name] = NodeInterface(
+                up=bool(flags and struct.unpack_from("H", flags, 16)[0] & _IFF_UP),
+                address=socket.inet_ntoa(address[20:24]) if address else None,
+            )
     return found
 
 
@@ -109,6 +109,21 @@ def _rdma_ports() -> dict[str, str]:
     return states
 
 
+def _gpus() -> tuple[NodeGpu, ...] | None:
+    """Those that have an index; one that fell off the bus has none."""
+    rows = _nvidia_smi("--query-gpu=index,uuid,name")
+    if rows is None:
+        return None
+    return tuple(NodeGpu(int(row[0]), row[1], row[2]) for row in rows if row[0].isdecimal() and len(row) == 3)
+
+
+def _gpu_processes() -> tuple[GpuProcess, ...] | None:
+    rows = _nvidia_smi("--query-compute-apps=gpu_uuid,pid,process_name")
+    if rows is None:
+        return None
+    return tuple(GpuProcess(row[0], row[1], ", ".join(row[2:])) for row in rows if len(row) > 1)
+
+
 def _nvidia_smi(query: str) -> list[list[str]] | None:
     """Rows of the answer, None where nvidia-smi gives none."""
     command = ["nvidia-smi", query, "--format=csv,noheader"]
@@ -127,23 +142,21 @@ def _free_bytes(path: str) -> int | None:
     return None
 
 
-def _checkpoint(path: str | None) -> dict[str, Any] | None:
-    """The nearest folder that exists on the way to `path`, whether we may write there, and the room it has."""
+def _checkpoint(path: str | None) -> CheckpointFolder | None:
     if path is None:
         return None
     folder = Path(path)
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    return {"folder": str(folder), "writable": os.access(folder, os.W_OK), "free_bytes": _free_bytes(str(folder))}
+    return CheckpointFolder(str(folder), os.access(folder, os.W_OK), _free_bytes(str(folder)))
 
 
-def _nccl_settings() -> list[list[str]]:
-    """(where, name, value) of every NCCL variable that is set before we set ours."""
-    found = [["the environment", name, value] for name, value in os.environ.items() if name.startswith("NCCL_")]
+def _nccl_settings() -> tuple[NcclSetting, ...]:
+    found = [NcclSetting("the environment", *item) for item in os.environ.items() if item[0].startswith("NCCL_")]
     conf = os.environ.get("NCCL_CONF_FILE", "~/.nccl.conf")
     files = [*(Path(name).expanduser() for name in (conf, *_FILES)), *sorted(Path("/etc/profile.d").glob("*.sh"))]
     for file in files:
         with contextlib.suppress(OSError):
             text = file.read_text(encoding="utf-8", errors="replace")
-            found += [[str(file), name, value.strip("'\";")] for name, value in _SETTING.findall(text)]
-    return found
+            found += [NcclSetting(str(file), name, value.strip("'\";")) for name, value in _SETTING.findall(text)]
+    return tuple(found)

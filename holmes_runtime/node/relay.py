@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from holmes_runtime.config.messages import AgentEnded, encode
+
 EVENTS_FILE = "events.jsonl"
 COMMANDS_PIPE = "commands"
 LOCK_FILE = "agent.lock"
 AGENT_FILE = "agent.json"
-END = b'{"event": "end"}\n'
 POLL_S = 0.1
 PATIENCE_S = 5.0
 _MOST_WAITING_BYTES = 1 << 20
@@ -37,7 +38,7 @@ def relay(folder: Path, first_event: int, has_ended: Callable[[], bool], leave_a
             fresh = events.read(_MOST_WAITING_BYTES) if len(waiting) < _MOST_WAITING_BYTES else b""
             waiting += fresh
             if ended and not fresh and deadline is None:
-                waiting += END
+                waiting += encode(AgentEnded())
                 deadline = time.monotonic() + PATIENCE_S
             if deadline is not None and (not waiting or time.monotonic() > deadline):
                 return

@@ -1,4 +1,4 @@
-"""torchrun with its verdict in a file: which rank failed first, with which exit code. Started by the node agent.
+"""torchrun with its failures in a file: which rank failed first, with which exit code. Started by the node agent.
 
 The arguments are torchrun's own. A failed rank's exit code is part of torchrun's exception and of nothing else that
 leaves the process, so torchrun is called here instead of being run by name. Its rendezvous is the static one, except
@@ -7,7 +7,6 @@ that the store listens on the socket the agent opened: on the planned address, a
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -25,7 +24,10 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.run import parse_args, run
 
-VERDICT_VARIABLE = "HOLMES_VERDICT_FILE"
+from holmes_runtime.config.messages import RankFailed
+from holmes_runtime.config.strict_json import to_json
+
+FAILURES_VARIABLE = "HOLMES_FAILURES_FILE"
 LISTENER_VARIABLE = "HOLMES_LISTENER"
 BACKEND = "holmes"
 RENDEZVOUS_TIMEOUT_S = 300
@@ -64,27 +66,21 @@ def _planned_rendezvous(parameters: RendezvousParameters) -> PlannedRendezvous:
 
 
 def main() -> int:
-    """Run torchrun; on failure write the failed ranks to the file named by HOLMES_VERDICT_FILE."""
+    """Run torchrun; on failure write the failed ranks, one a line, to the file named by HOLMES_FAILURES_FILE."""
     rendezvous_handler_registry.register(BACKEND, _planned_rendezvous)
     try:
         run(parse_args(sys.argv[1:]))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
-        verdict = [_failure(rank, failure) for rank, failure in error.failures.items()]
-        Path(os.environ[VERDICT_VARIABLE]).write_text(json.dumps(verdict), encoding="utf-8")
+        lines = [to_json(_failure(rank, failure)) + "\n" for rank, failure in error.failures.items()]
+        Path(os.environ[FAILURES_VARIABLE]).write_text("".join(lines), encoding="utf-8")
         return 1
     return 0
 
 
-def _failure(rank: int, failure: Any) -> dict[str, object]:
+def _failure(rank: int, failure: Any) -> RankFailed:
     """`failure` is torch's ProcessFailure; its message holds a traceback when the rank could write one."""
     message = failure.message if isinstance(failure.message, str) else _with_cause(failure.message)
-    return {
-        "rank": rank,
-        "local_rank": failure.local_rank,
-        "exit_code": failure.exitcode,
-        "message": message,
-        "time_s": float(failure.timestamp),
-    }
+    return RankFailed(rank, failure.exitcode, message, float(failure.timestamp))
 
 
 def _with_cause(report: dict[str, Any]) -> str:

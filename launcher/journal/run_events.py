@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from holmes_core.records.plan import Plan
-from launcher.journal.step_metrics import InterfaceBytes, StepMetrics
+from holmes_runtime.config.strict_json import decode, encode
+from launcher.journal.step_metrics import StepMetrics
 
 
 @dataclass(frozen=True)
@@ -64,15 +65,12 @@ class Silent:
 def to_line(event: RunEvent) -> str:
     """The event as one line of JSON, with its kind and the time it is written."""
     kind = next(name for name, cls in _KINDS.items() if isinstance(event, cls))
-    return json.dumps({"event": kind, "time_s": time.time(), **asdict(event)})
+    return json.dumps({"event": kind, "time_s": time.time(), **encode(type(event), event)})
 
 
 def from_line(line: str) -> RunEvent:
     """The event `to_line` wrote. Raises ValueError for anything else."""
-    data: dict[str, Any] = json.loads(line)
-    cls = _KINDS[data.pop("event")]
-    data.pop("time_s")
-    if cls is StepMetrics:
-        data["interfaces"] = tuple(InterfaceBytes(**each) for each in data["interfaces"])
-        data["verdicts"] = tuple(data["verdicts"])
-    return cls(**data)
+    data = json.loads(line)
+    fields = {name: value for name, value in data.items() if name not in ("event", "time_s")}
+    event: RunEvent = decode(_KINDS[data["event"]], fields, "")
+    return event

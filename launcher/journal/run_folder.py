@@ -12,6 +12,7 @@ from typing import TextIO
 from holmes_core.errors import HolmesError
 from holmes_core.records.record_file import read_file, write_atomically
 from holmes_core.records.run import Run
+from holmes_runtime.config.strict_json import to_json
 from launcher.journal.run_events import LogLine, RunEvent, to_line
 from launcher.journal.step_metrics import StepMetrics
 
@@ -66,7 +67,7 @@ class RunFolder:
         self._events.write(to_line(event) + "\n")
         self._events.flush()
         if isinstance(event, StepMetrics):
-            self._metrics.write(json.dumps(event.as_json()) + "\n")
+            self._metrics.write(to_json(event) + "\n")
             self._metrics.flush()
 
     def write_seen(self, attempt: int, seen: Mapping[int, int]) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from holmes_core.records.plan import InterfaceTraffic, Plan
-from holmes_runtime.config.verdicts import Verdict, verdict_from_json
-
-NETWORK_AXES = ("tp", "dp", "pp_forward", "pp_backward")  # of exposed_s; "sync" waits for the slowest rank
+from holmes_runtime.config.rank_metrics import RankMetrics
+from holmes_runtime.config.verdicts import Verdict
 
 
 @dataclass(frozen=True)
-class InterfaceBytes:
-    """Increase of one interface's counters over one step."""
+class StepTraffic:
+    """Bytes that one interface of one host moved in one step."""
 
     host: str
     netdev: str
@@ -46,11 +45,7 @@ class StepMetrics:
     mfu: float
     memory_bytes: int
     verdicts: tuple[str, ...]
-    interfaces: tuple[InterfaceBytes, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """For metrics.jsonl."""
-        return asdict(self)
+    interfaces: tuple[StepTraffic, ...]
 
 
 class FinishedStep(NamedTuple):
@@ -61,50 +56,48 @@ class FinishedStep(NamedTuple):
 
 
 class StepCollector:
-    """Holds the ranks' reports of a step until all have come."""
+    """Holds the ranks' metrics of a step until all have come."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._reports: dict[int, dict[int, dict[str, Any]]] = {}
+        self._waiting: dict[int, dict[int, RankMetrics]] = {}
 
-    def add(self, report: dict[str, Any]) -> FinishedStep | None:
-        """The step, once the last of its ranks has reported; None before."""
-        reports = self._reports.setdefault(report["step"], {})
-        reports[report["rank"]] = report
-        if len(reports) < self._plan.world_size:
+    def add(self, metrics: RankMetrics) -> FinishedStep | None:
+        """The step, once the last of its ranks has finished it; None before."""
+        by_rank = self._waiting.setdefault(metrics.step, {})
+        by_rank[metrics.rank] = metrics
+        if len(by_rank) < self._plan.world_size:
             return None
-        del self._reports[report["step"]]
-        verdicts = tuple(verdict_from_json(data) for report in reports.values() for data in report["verdicts"])
-        return FinishedStep(self._merge(report["step"], reports, verdicts), verdicts)
+        del self._waiting[metrics.step]
+        return self._merge([by_rank[rank] for rank in sorted(by_rank)])
 
-    def _merge(self, step: int, reports: dict[int, dict[str, Any]], verdicts: tuple[Verdict, ...]) -> StepMetrics:
-        losses = [report["loss"] for report in reports.values() if report["loss"] is not None]
-        evaluated = [report["eval_loss"] for report in reports.values() if report["eval_loss"] is not None]
-        exposed = [sum(report["exposed_s"][axis] for axis in NETWORK_AXES) for report in reports.values()]
-        step_s = max(report["step_s"] for report in reports.values())
-        tokens = self._plan.job.global_batch_size * self._plan.job.model.seq_length
-        return StepMetrics(
-            step=step,
-            loss=statistics.fmean(losses),
+    def _merge(self, ranks: Sequence[RankMetrics]) -> FinishedStep:
+        """One step of `ranks`, all of them in order."""
+        step_s = max(rank.step_s for rank in ranks)
+        evaluated = [rank.eval_loss for rank in ranks if rank.eval_loss is not None]
+        verdicts = tuple(verdict for rank in ranks for verdict in rank.verdicts)
+        metrics = StepMetrics(
+            step=ranks[0].step,
+            loss=statistics.fmean(rank.loss for rank in ranks if rank.loss is not None),
             eval_loss=statistics.fmean(evaluated) if evaluated else None,
-            grad_norm=reports[0]["grad_norm"],
-            learning_rate=reports[0]["learning_rate"],
+            grad_norm=ranks[0].grad_norm,
+            learning_rate=ranks[0].learning_rate,
             step_s=step_s,
-            compute_s=max(report["compute_s"] for report in reports.values()),
-            exposed_s=max(exposed),
-            tokens_per_s=tokens / step_s,
-            tflops_per_s=min(report["tflops_per_s"] for report in reports.values()),
-            mfu=min(report["mfu"] for report in reports.values()),
-            memory_bytes=max(report["memory_bytes"] for report in reports.values()),
+            compute_s=max(rank.compute_s for rank in ranks),
+            exposed_s=max(rank.exposed_s.network_s for rank in ranks),
+            tokens_per_s=self._plan.job.global_batch_size * self._plan.job.model.seq_length / step_s,
+            tflops_per_s=min(rank.tflops_per_s for rank in ranks),
+            mfu=min(rank.mfu for rank in ranks),
+            memory_bytes=max(rank.memory_bytes for rank in ranks),
             verdicts=tuple(verdict.sentence for verdict in verdicts),
-            interfaces=tuple(self._interfaces(reports)),
+            interfaces=tuple(self._traffic(ranks)),
         )
+        return FinishedStep(metrics, verdicts)
 
-    def _interfaces(self, reports: dict[int, dict[str, Any]]) -> Iterable[InterfaceBytes]:
-        hosts = {rank.rank: rank.host for rank in self._plan.ranks}
-        for rank in sorted(reports):
-            for netdev, counted in sorted(reports[rank]["interfaces"].items()):
-                yield InterfaceBytes(hosts[rank], netdev, counted["sent_bytes"], counted["received_bytes"])
+    def _traffic(self, ranks: Sequence[RankMetrics]) -> Iterator[StepTraffic]:
+        for metrics in ranks:
+            for netdev, moved in sorted(metrics.interfaces.items()):
+                yield StepTraffic(self._plan.ranks[metrics.rank].host, netdev, moved.sent_bytes, moved.received_bytes)
 
 
 def settled(steps: Sequence[StepMetrics]) -> Sequence[StepMetrics]:
@@ -143,9 +136,9 @@ def traffic_per_step(steps: Sequence[StepMetrics], planned: Iterable[InterfaceTr
     """
     result = []
     for expected in by_interface(planned):
-        place = (expected.host, expected.netdev)
-        found = [port for step in steps for port in step.interfaces if (port.host, port.netdev) == place]
-        sent = sum(port.sent_bytes for port in found) // len(steps)
-        received = sum(port.received_bytes for port in found) // len(steps)
+        port = (expected.host, expected.netdev)
+        found = [moved for step in steps for moved in step.interfaces if (moved.host, moved.netdev) == port]
+        sent = sum(moved.sent_bytes for moved in found) // len(steps)
+        received = sum(moved.received_bytes for moved in found) // len(steps)
         result.append(expected.model_copy(update={"sent_bytes": sent, "received_bytes": received}))
     return tuple(result)

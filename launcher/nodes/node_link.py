@@ -1,18 +1,17 @@
-"""The way to one node's agent: events come in, commands and a heartbeat go out, a dropped connection is made anew."""
+"""The way to one node's agent: messages come in, commands and a heartbeat go out, a lost connection is made anew."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.remote.connect import connect
 from holmes_core.remote.transport import Connection, Stream
+from holmes_runtime.config.messages import AgentEnded, Command, Message, decode_message, encode
 from launcher.nodes.ship import ship
 from launcher.prepare.bundle import NodeBundle
 from launcher.prepare.prepare import SILENCE_LIMIT_S
@@ -21,47 +20,77 @@ HEARTBEAT_S = 2.0
 RECONNECT_S = 1.0
 REMOVE_TIMEOUT_S = 4.0
 END_TIMEOUT_S = 15.0
+MOST_SHOWN = 300  # characters of what cannot be read
 
 
 @dataclass(frozen=True)
-class Event:
-    """One line of a node agent. Ours are: "state", a word on the way to ready, and "gone", no more will come."""
+class LinkState:
+    """How far the connection to a node is, in a word or two."""
+
+    state: str
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A node said what is no message: why it is none. Nothing more will come of it."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class LinkClosed:
+    """Nothing more will come of a node. `agent_ended`: its agent said so; else how the command that ran it ended."""
+
+    exit_code: int
+    stderr: str
+    agent_ended: bool
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What came of a node. `number` counts the agent's own messages from 1; None for what the link itself says."""
 
     node_rank: int
-    kind: str
-    data: dict[str, Any]
+    message: Message | LinkState | Unreadable | LinkClosed
+    number: int | None = None
 
 
 class NodeLink:
     """One node of one attempt. `detached`: the agent goes on without us, so we try for ever to come back to it."""
 
-    def __init__(self, bundle: NodeBundle, events: queue.Queue[Event], detached: bool) -> None:
+    def __init__(self, bundle: NodeBundle, heard: queue.Queue[Heard], detached: bool) -> None:
         self.bundle = bundle
         self.opened = False  # the agent was started, or found again
         self.ended = False  # it said that it ends
         self.lost = False  # it is out of reach
+        self.closed = False  # nothing more will come of it
         self.heard_s = time.monotonic()  # when it last said something
-        self._events = events
+        self._heard = heard
         self._detached = detached
         self._connection: Connection | None = None
         self._stream: Stream | None = None
         self._seen = 0
         self._closing = threading.Event()
 
+    @property
+    def may_answer(self) -> bool:
+        """Whether something more may come of the agent."""
+        return self.opened and not self.closed and not self.lost
+
     def start(self) -> None:
         """Connect, send the files and start the agent. Raises HostError."""
-        self._tell("connecting")
+        self._tell(LinkState("connecting"))
         self._connection = connect(self.bundle.node.host, self.bundle.node.access)
-        self._tell("sending files")
+        self._tell(LinkState("sending files"))
         ship(self.bundle, self._connection)
-        self._tell("preflight")
+        self._tell(LinkState("preflight"))
         self._open(self.bundle.start_command)
 
-    def follow(self, events_seen: int) -> None:
-        """Connect to an agent that runs, and go on after the events that were seen. Raises HostError."""
-        self._seen = events_seen
+    def follow(self, messages_seen: int) -> None:
+        """Connect to an agent that runs, and go on after the messages that were seen. Raises HostError."""
+        self._seen = messages_seen
         self._connection = connect(self.bundle.node.host, self.bundle.node.access)
-        self._open(self.bundle.follow_command(events_seen))
+        self._open(self.bundle.follow_command(messages_seen))
 
     def _open(self, command: str) -> None:
         assert self._connection is not None
@@ -70,9 +99,9 @@ class NodeLink:
         threading.Thread(target=self._listen, daemon=True).start()
         threading.Thread(target=self._beat, daemon=True).start()
 
-    def send(self, **command: Any) -> None:
+    def send(self, command: Command) -> None:
         """Tell the agent something; nothing happens when it cannot be told."""
-        self._write(json.dumps(command).encode() + b"\n")
+        self._write(encode(command))
 
     def drop(self) -> None:
         """Drop a connection over which nothing comes any more; a new one is tried."""
@@ -104,35 +133,41 @@ class NodeLink:
             self._connection = connect(self.bundle.node.host, self.bundle.node.access)
         return self._connection
 
-    def _tell(self, state: str) -> None:
-        self._events.put(Event(self.bundle.node.node_rank, "state", {"state": state}))
+    def _tell(self, message: Message | LinkState | Unreadable | LinkClosed, number: int | None = None) -> None:
+        self._heard.put(Heard(self.bundle.node.node_rank, message, number))
 
     def _listen(self) -> None:
-        """Hand on every event; when the channel ends before the agent does, make a new one."""
-        assert self._stream is not None
-        code, stderr = self._hear(self._stream)
-        while code is not None and self._seen and not self._closing.is_set():
-            self._tell("connection lost")
+        """Hand on every message; when the channel ends before the agent does, make a new one."""
+        last = self._hear()
+        while isinstance(last, LinkClosed) and not last.agent_ended and self._seen and not self._closing.is_set():
+            self._tell(LinkState("connection lost"))
             if not self._reconnect():
                 self.lost = True
                 break
-            self._tell("connected again")
-            code, stderr = self._hear(self._stream)
-        self._events.put(Event(self.bundle.node.node_rank, "gone", {"exit_code": code or 0, "stderr": stderr}))
+            self._tell(LinkState("connected again"))
+            last = self._hear()
+        self.closed = True
+        self._tell(last)
 
-    def _hear(self, stream: Stream) -> tuple[int | None, str]:
-        """Hear the channel out; its exit code and errors, or None when the agent has ended."""
-        for line in stream.lines():
+    def _hear(self) -> LinkClosed | Unreadable:
+        """Hear the channel out. What login shells and containers print before the agent's first message is skipped."""
+        assert self._stream is not None
+        first = True
+        for line in self._stream.lines():
             self.heard_s = time.monotonic()
-            with contextlib.suppress(json.JSONDecodeError):
-                data = json.loads(line)
-                kind = data.pop("event")
-                if kind == "end":
-                    self.ended = True
-                    return None, ""
-                self._seen += 1
-                self._events.put(Event(self.bundle.node.node_rank, kind, {**data, "seen": self._seen}))
-        return stream.wait()
+            if first and not line.startswith("{"):
+                continue
+            first = False
+            try:
+                message = decode_message(line)
+            except ValueError as error:
+                return Unreadable(str(error)[:MOST_SHOWN])
+            if isinstance(message, AgentEnded):
+                self.ended = True
+                return LinkClosed(0, "", agent_ended=True)
+            self._seen += 1
+            self._tell(message, self._seen)
+        return LinkClosed(*self._stream.wait(), agent_ended=False)
 
     def _reconnect(self) -> bool:
         """Whether the agent was found again; an attached one is looked for no longer than it would wait."""

@@ -1,26 +1,14 @@
-"""What must hold before any rank starts. Pure: the plan and what the nodes say of themselves, to named faults.
+"""What must hold before any rank starts: the checks by name, and the faults that were found.
 
 A fault refuses the launch unless its check is forced by name, save for those without which nothing can start.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError, HostError
-from holmes_core.records.inventory import Inventory
-from holmes_core.records.plan import Node, Plan
-from holmes_core.units import format_memory
 
-MIN_FREE_BYTES = 1 << 30
-SHM_BYTES_PER_RANK = (
-    128 << 20
-)  # NCCL's shared-memory buffers of a rank stay well below; Docker's default of 64 MiB is short
-
-Answers = Mapping[int, Mapping[str, Any]]
 PROBE_AGAIN = "`holmes probe` and `holmes plan` again, or bring the host back to what it was"
 
 
@@ -42,16 +30,6 @@ class Fault:
     host: str
     evidence: str
     remedy: str | None = None
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A node of the plan beside what it says of itself; the inventory where it is at hand."""
-
-    plan: Plan
-    node: Node
-    facts: Mapping[str, Any]
-    inventory: Inventory | None
 
 
 CHECKS = (
@@ -97,11 +75,10 @@ _CHECK_OF_KIND = {"key unknown": "host-keys", "key changed": "host-keys", "files
 
 @dataclass(frozen=True)
 class Preflight:
-    """The outcome: faults, and the names of checks that were forced. `master_port` is the rendezvous'."""
+    """The outcome: faults, and the names of checks that were forced."""
 
     faults: tuple[Fault, ...]
     forced: frozenset[str]
-    master_port: int | None
 
     @property
     def refusing(self) -> tuple[Fault, ...]:
@@ -112,6 +89,7 @@ class Preflight:
 
     @property
     def passed(self) -> bool:
+        """Whether the ranks may start."""
         return not self.refusing
 
 
@@ -139,139 +117,7 @@ def host_fault(error: HostError) -> Fault:
     return Fault(_CHECK_OF_KIND.get(error.kind, "reachable"), error.host, error.evidence, error.hint)
 
 
-def check_facts(plan: Plan, inventory: Inventory | None, answers: Answers) -> Iterator[Fault]:
-    """Every fault in what the nodes say. `answers` are their `ready` events by node rank."""
-    yield from _versions(plan, answers)
-    for node in plan.nodes:
-        facts = answers[node.node_rank]["facts"]
-        for name, check in _NODE_CHECKS.items():
-            for evidence in check(Seen(plan, node, facts, inventory)):
-                yield Fault(name, node.host, evidence)
-    if answers[0]["master_port"] is None:
-        first, port = plan.nodes[0], plan.job.master_port
-        evidence = f"no port from {port} to {port + 99} is free at {first.shared_address}"
-        yield Fault("rendezvous", first.host, evidence)
-
-
-def _versions(plan: Plan, answers: Answers) -> Iterator[Fault]:
-    """Hosts that differ from the most common value."""
-    for what in ("python", "torch", "nccl"):
-        seen = {node.host: answers[node.node_rank]["facts"][what] for node in plan.nodes}
-        if what == "python":
-            seen = {host: ".".join(version.split(".")[:2]) for host, version in seen.items()}
-        common = Counter(seen.values()).most_common(1)[0][0]
-        for host, value in seen.items():
-            if value != common:
-                yield Fault("versions", host, f"{what} {value}, where most have {common}")
-
-
-def _torch(at: Seen) -> Iterator[str]:
-    if at.facts["torch"] is None:
-        yield f"{at.facts['executable']} has no torch"
-
-
-def _gpus(at: Seen) -> Iterator[str]:
-    planned = [rank.gpu for rank in at.plan.ranks if rank.host == at.node.host and rank.gpu is not None]
-    if not planned:
-        return
-    if at.facts["gpus"] is None:
-        yield "nvidia-smi does not answer"
-        return
-    present = {int(row[0]): row[1] for row in at.facts["gpus"]}
-    known = {gpu.index: gpu.uuid for gpu in at.inventory.host(at.node.host).gpus} if at.inventory else {}
-    for gpu in planned:
-        if gpu not in present:
-            yield f"no GPU {gpu}; there are {', '.join(map(str, present)) or 'none'}"
-        elif known.get(gpu) not in (None, present[gpu]):
-            yield f"GPU {gpu} is {present[gpu]}, it was {known[gpu]} when probed"
-
-
-def _gpus_free(at: Seen) -> Iterator[str]:
-    planned = {rank.gpu for rank in at.plan.ranks if rank.host == at.node.host and rank.gpu is not None}
-    index = {row[1]: int(row[0]) for row in at.facts["gpus"] or []}
-    for uuid, pid, *name in at.facts["gpu_processes"] or []:
-        if index.get(uuid) in planned:
-            yield f"process {pid} ({', '.join(name)}) is on GPU {index[uuid]}"
-
-
-def _rdma_ports(at: Seen) -> Iterator[str]:
-    if at.plan.job.device == "cpu":
-        return
-    for port in _planned_ports(at.node):
-        state = at.facts["rdma_ports"].get(port)
-        if state != "ACTIVE":
-            yield f"port {port} is {state or 'not there'}"
-
-
-def _planned_ports(node: Node) -> tuple[str, ...]:
-    """`mlx5_0:1`, ... of NCCL_IB_HCA."""
-    value = next((variable.value for variable in node.environment if variable.name == "NCCL_IB_HCA"), "")
-    ports = (entry for entry in value.lstrip("^=").split(",") if entry)
-    return tuple(port if ":" in port else f"{port}:1" for port in ports)
-
-
-def _interfaces(at: Seen) -> Iterator[str]:
-    hosts = {rank.rank: rank.host for rank in at.plan.ranks}
-    used = {
-        interface
-        for group in at.plan.groups
-        for rank, interface in zip(group.ranks, group.interfaces, strict=True)
-        if hosts[rank] == at.node.host
-    }
-    for name in sorted(used | {at.node.shared_netdev}):
-        found = at.facts["interfaces"].get(name)
-        if found is None:
-            yield f"no interface {name}; there are {', '.join(at.facts['interfaces'])}"
-        elif not found["up"]:
-            yield f"interface {name} is down"
-    if at.node.shared_address not in at.facts["local_addresses"]:
-        yield f"{at.node.shared_address}, planned on {at.node.shared_netdev}, is no address of this host"
-
-
-def _disk(at: Seen) -> Iterator[str]:
-    if at.facts["free_bytes"] < MIN_FREE_BYTES:
-        yield f"{format_memory(at.facts['free_bytes'])} free for the run's logs in the home folder"
-    checkpoint = at.facts["checkpoint"]
-    if checkpoint is not None and not checkpoint["writable"]:
-        yield f"{checkpoint['folder']}, where checkpoints go, is not writable"
-    elif checkpoint is not None and (checkpoint["free_bytes"] or 0) < MIN_FREE_BYTES:
-        yield f"{format_memory(checkpoint['free_bytes'])} free for checkpoints in {checkpoint['folder']}"
-
-
-def _shared_memory(at: Seen) -> Iterator[str]:
-    count, free_bytes = at.node.num_ranks, at.facts["shm_free_bytes"] or 0
-    needed = count * SHM_BYTES_PER_RANK
-    if at.plan.job.device == "cuda" and count > 1 and free_bytes < needed:
-        yield f"{format_memory(free_bytes)} free in /dev/shm, {count} ranks want {format_memory(needed)}"
-
-
-def _memlock(at: Seen) -> Iterator[str]:
-    limit = at.facts["memlock_bytes"]
-    if at.plan.job.device == "cuda" and _planned_ports(at.node) and 0 <= limit < 1 << 40:
-        yield f"memlock is {format_memory(limit)}"
-
-
-def _nccl_settings(at: Seen) -> Iterator[str]:
-    """A setting fights the plan when the plan sets the variable otherwise, or when it is NCCL_NET.
-
-    What the ranks' environment has comes first for NCCL, but a setting elsewhere says that someone wants it otherwise.
-    """
-    planned = {variable.name: variable.value for variable in at.node.environment}
-    for where, name, value in at.facts["nccl_settings"]:
-        if name == "NCCL_NET":
-            yield f"{where} sets NCCL_NET={value}, which would override the network of every group"
-        elif name in planned and planned[name] != value and at.plan.job.device == "cuda":
-            yield f"{where} sets {name}={value}, the plan {planned[name]}"
-
-
-_NODE_CHECKS: dict[str, Callable[[Seen], Iterator[str]]] = {
-    "torch": _torch,
-    "gpus": _gpus,
-    "gpus-free": _gpus_free,
-    "rdma-ports": _rdma_ports,
-    "interfaces": _interfaces,
-    "disk": _disk,
-    "shared-memory": _shared_memory,
-    "memlock": _memlock,
-    "nccl-settings": _nccl_settings,
-}
+def unreadable_fault(host: str, reason: str) -> Fault:
+    """A host whose agent and this Holmes do not understand each other."""
+    remedy = "see that nothing else prints to standard output there, such as a shell's start-up files; launch again"
+    return Fault("agent", host, f"agent and controller do not understand each other: {reason}", remedy)

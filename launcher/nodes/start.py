@@ -3,52 +3,58 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from itertools import pairwise
-from typing import Any
+from typing import TypeVar
 
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
-from launcher.nodes.node_link import Event, NodeLink
-from launcher.nodes.preflight import Fault, Preflight, check_facts, host_fault
+from holmes_runtime.config.messages import Command, Destination, Go, Message, Reach, Reached, Ready, Refused, Save
+from launcher.nodes.node_checks import check_facts
+from launcher.nodes.node_link import Heard, LinkClosed, LinkState, NodeLink, Unreadable
+from launcher.nodes.preflight import Fault, Preflight, host_fault, unreadable_fault
 from launcher.prepare.bundle import NodeBundle
 
 READY_TIMEOUT_S = 60.0
 AT_ONCE = 32
 
 OnState = Callable[[str, str], None]
+Answer = TypeVar("Answer", bound=Message)
+Result = TypeVar("Result")
 
 
 class RunningNodes:
-    """The agents of one attempt, and their events in one queue."""
+    """The agents of one attempt, and what is heard of them in one queue."""
 
     def __init__(self, bundles: Sequence[NodeBundle], detached: bool) -> None:
-        self.events: queue.Queue[Event] = queue.Queue()
-        self.links = tuple(NodeLink(bundle, self.events, detached) for bundle in bundles)
+        self.heard: queue.Queue[Heard] = queue.Queue()
+        self.links = tuple(NodeLink(bundle, self.heard, detached) for bundle in bundles)
         self._asked_to_save = False
 
     def host(self, node_rank: int) -> str:
+        """The name of that node's host."""
         return self.links[node_rank].bundle.node.host
 
-    def send(self, **command: Any) -> None:
+    def send(self, command: Command) -> None:
         """The same command to every agent."""
         for link in self.links:
             if link.opened:
-                link.send(**command)
+                link.send(command)
 
     def save(self) -> None:
         """Have the ranks finish the step, save and end. Asked once: ranks take a second time for "at once"."""
         if not self._asked_to_save:
             self._asked_to_save = True
-            self.send(do="save")
+            self.send(Save())
 
-    def each(self, act: Callable[[NodeLink], Any], links: Sequence[NodeLink] | None = None) -> list[Any]:
+    def each(self, act: Callable[[NodeLink], Result]) -> list[Result]:
         """What `act` gives for every link, many at a time, in order."""
         with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-            return list(pool.map(act, self.links if links is None else links))
+            return list(pool.map(act, self.links))
 
     def close(self) -> None:
         """Drop all connections."""
@@ -61,22 +67,16 @@ def start(
 ) -> Preflight:
     """Bring every node to ready, check, and let the ranks go; the checks, of which a failed one lets none go."""
     faults = _open_all(nodes, on_state)
-    answers: dict[int, dict[str, Any]] = {}
+    answers: dict[int, Ready] = {}
     if not faults:
-        answers, faults = _await(nodes, "ready", on_state)
+        answers, faults = _await(nodes, Ready, on_state)
     if not faults:
-        faults = list(check_facts(plan, inventory, answers))
-        master_port = answers[0]["master_port"]
-        if master_port is not None:
-            _ask_to_reach(nodes, plan, answers)
-            reached, more = _await(nodes, "reached", on_state)
-            faults += more
-            faults += [
-                Fault("network", nodes.host(rank), text) for rank, data in reached.items() for text in data["faults"]
-            ]
-    preflight = Preflight(tuple(faults), forced, answers[0].get("master_port") if 0 in answers else None)
+        faults = [*check_facts(plan, inventory, answers), *_check_network(nodes, plan, answers, on_state)]
+    preflight = Preflight(tuple(faults), forced)
     if preflight.passed:
-        nodes.send(do="go", master_port=preflight.master_port)
+        master_port = answers[0].master_port
+        assert master_port is not None  # a fault that no one can force
+        nodes.send(Go(master_port))
     return preflight
 
 
@@ -95,54 +95,68 @@ def _open_all(nodes: RunningNodes, on_state: OnState) -> list[Fault]:
 
 def _show_states(nodes: RunningNodes, on_state: OnState) -> None:
     """Show states that have come; what else has come stays in the queue."""
-    for _ in range(nodes.events.qsize()):
-        event = nodes.events.get()
-        if event.kind == "state":
-            on_state(nodes.host(event.node_rank), event.data["state"])
+    for _ in range(nodes.heard.qsize()):
+        heard = nodes.heard.get()
+        if isinstance(heard.message, LinkState):
+            on_state(nodes.host(heard.node_rank), heard.message.state)
         else:
-            nodes.events.put(event)
+            nodes.heard.put(heard)
 
 
-def _await(nodes: RunningNodes, kind: str, on_state: OnState) -> tuple[dict[int, dict[str, Any]], list[Fault]]:
-    """Every node's event of that kind, and a fault for each node that sends none."""
-    answers: dict[int, dict[str, Any]] = {}
+def _await(nodes: RunningNodes, kind: type[Answer], on_state: OnState) -> tuple[dict[int, Answer], list[Fault]]:
+    """Every node's message of that kind, and a fault for each node that sends none."""
+    answers: dict[int, Answer] = {}
     faults: dict[int, Fault] = {}
+    deadline = time.monotonic() + READY_TIMEOUT_S
     while waiting := set(range(len(nodes.links))) - set(answers) - set(faults):
         try:
-            event = nodes.events.get(timeout=READY_TIMEOUT_S)
+            heard = nodes.heard.get(timeout=max(deadline - time.monotonic(), 0.0))
         except queue.Empty:
             late = f"not ready after {READY_TIMEOUT_S:g} s"
             return answers, [*faults.values(), *(Fault("agent", nodes.host(rank), late) for rank in sorted(waiting))]
-        if event.kind == "state":
-            on_state(nodes.host(event.node_rank), event.data["state"])
-        elif event.kind == kind:
-            answers[event.node_rank] = event.data
-        elif event.kind == "gone":
-            faults[event.node_rank] = Fault("agent", nodes.host(event.node_rank), _why_gone(nodes, event))
+        rank, message, host = heard.node_rank, heard.message, nodes.host(heard.node_rank)
+        if isinstance(message, LinkState):
+            on_state(host, message.state)
+        elif isinstance(message, kind):
+            answers[rank] = message
+            deadline = time.monotonic() + READY_TIMEOUT_S
+        elif isinstance(message, Unreadable | Refused):
+            faults[rank] = unreadable_fault(host, message.reason)
+        elif isinstance(message, LinkClosed):
+            faults[rank] = Fault("agent", host, _why_closed(nodes.links[rank].bundle, message))
     return answers, list(faults.values())
 
 
-def _why_gone(nodes: RunningNodes, event: Event) -> str:
-    python = nodes.links[event.node_rank].bundle.node.access.python
-    lines = event.data["stderr"].strip().splitlines()
+def _why_closed(bundle: NodeBundle, closed: LinkClosed) -> str:
+    lines = closed.stderr.strip().splitlines()
     last = lines[-1] if lines else "no message"
-    return f"`{python}` could not start the node agent (exit code {event.data['exit_code']}): {last}"
+    return f"`{bundle.node.access.python}` could not start the node agent (exit code {closed.exit_code}): {last}"
 
 
-def _ask_to_reach(nodes: RunningNodes, plan: Plan, answers: Mapping[int, Mapping[str, Any]]) -> None:
+def _check_network(nodes: RunningNodes, plan: Plan, answers: Mapping[int, Ready], on_state: OnState) -> Iterator[Fault]:
     """Every node tries the rendezvous, and the next member of each of its groups on the group's interfaces."""
-    first = plan.nodes[0]
-    places: dict[int, list[list[Any]]] = {}
-    for node in plan.nodes:
-        port = answers[0]["master_port"]
-        places[node.node_rank] = [["the rendezvous", node.shared_address, first.shared_address, port]]
+    if answers[0].master_port is None:
+        return
+    for rank, destinations in _destinations(plan, answers, answers[0].master_port).items():
+        nodes.links[rank].send(Reach(destinations))
+    reached, faults = _await(nodes, Reached, on_state)
+    yield from faults
+    for rank, answer in reached.items():
+        yield from (Fault("network", nodes.host(rank), text) for text in answer.faults)
+
+
+def _destinations(plan: Plan, answers: Mapping[int, Ready], master_port: int) -> dict[int, tuple[Destination, ...]]:
+    """What each node is to connect to, by node rank."""
+    first = plan.nodes[0].shared_address
+    found = {
+        node.node_rank: [Destination("the rendezvous", node.shared_address, first, master_port)] for node in plan.nodes
+    }
     for here, interface, there, other in sorted(set(_neighbours(plan))):
-        source, target = answers[here]["doors"].get(interface), answers[there]["doors"].get(other)
+        source, target = answers[here].listeners.get(interface), answers[there].listeners.get(other)
         if source and target:
-            what = f"{nodes.host(there)} over {interface} to {other}"
-            places[here].append([what, source[0], target[0], target[1]])
-    for link in nodes.links:
-        link.send(do="reach", places=places[link.bundle.node.node_rank])
+            what = f"{plan.nodes[there].host} over {interface} to {other}"
+            found[here].append(Destination(what, source.address, target.address, target.port))
+    return {rank: tuple(destinations) for rank, destinations in found.items()}
 
 
 def _neighbours(plan: Plan) -> Iterator[tuple[int, str, int, str]]:
@@ -156,12 +170,12 @@ def _neighbours(plan: Plan) -> Iterator[tuple[int, str, int, str]]:
                 yield here, interface, there, other
 
 
-def follow(nodes: RunningNodes, events_seen: Mapping[int, int]) -> None:
+def follow(nodes: RunningNodes, messages_seen: Mapping[int, int]) -> None:
     """Come back to agents that run. Raises HolmesError when none of them is reached."""
 
     def come_back(link: NodeLink) -> HostError | None:
         try:
-            link.follow(events_seen.get(link.bundle.node.node_rank, 0))
+            link.follow(messages_seen.get(link.bundle.node.node_rank, 0))
         except HostError as error:
             return error
         return None

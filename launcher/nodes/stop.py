@@ -6,6 +6,7 @@ import contextlib
 import queue
 import time
 
+from holmes_runtime.config.messages import Stop, Stuck
 from launcher.nodes.node_link import NodeLink
 from launcher.nodes.start import RunningNodes
 from launcher.prepare.prepare import SILENCE_LIMIT_S
@@ -19,21 +20,17 @@ def stop(nodes: RunningNodes) -> tuple[str, ...]:
     An agent ends its ranks when told (TERM, then KILL). One that does not answer is ended with all it started by the
     process ids it wrote down. Nothing is found by name.
     """
-    nodes.send(do="stop")
+    nodes.send(Stop())
     stuck: dict[str, str] = {}
     deadline = time.monotonic() + STOP_LIMIT_S
-    while any(_may_answer(link) for link in nodes.links) and time.monotonic() < deadline:
+    while any(link.may_answer for link in nodes.links) and time.monotonic() < deadline:
         with contextlib.suppress(queue.Empty):
-            event = nodes.events.get(timeout=0.1)
-            if event.kind == "stuck":
-                stuck[nodes.host(event.node_rank)] = ", ".join(event.data["processes"])
+            heard = nodes.heard.get(timeout=0.1)
+            if isinstance(heard.message, Stuck):
+                stuck[nodes.host(heard.node_rank)] = ", ".join(heard.message.processes)
     nodes.each(lambda link: _clean(link, stuck))
     nodes.close()
     return tuple(f"host {host}: {what}" for host, what in stuck.items())
-
-
-def _may_answer(link: NodeLink) -> bool:
-    return link.opened and not link.ended and not link.lost
 
 
 def _clean(link: NodeLink, stuck: dict[str, str]) -> None:

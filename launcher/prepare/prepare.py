@@ -138,7 +138,7 @@ def _bundle(
         num_ranks=node.num_ranks,
         master_address=plan.nodes[0].shared_address,
         master_port=plan.job.master_port,
-        addresses=dict.fromkeys(_interfaces(plan, node)) | {node.shared_netdev: node.shared_address},
+        addresses=dict.fromkeys(planned_interfaces(plan, node)) | {node.shared_netdev: node.shared_address},
         gpus=tuple(gpu for gpu in gpus if gpu is not None),
         checkpoint_path=checkpoint.path if checkpoint else None,
         environment=environment,
@@ -155,7 +155,7 @@ def _bundle(
     return NodeBundle(node, attempt.run_id, attempt.number, own_files, frozenset(secrets), parcels)
 
 
-def _interfaces(plan: Plan, node: Node) -> tuple[str, ...]:
+def planned_interfaces(plan: Plan, node: Node) -> tuple[str, ...]:
     """Every interface the node's ranks will use, each once."""
     hosts: Mapping[int, str] = {rank.rank: rank.host for rank in plan.ranks}
     used = {

@@ -7,14 +7,26 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure
+from holmes_runtime.config.messages import (
+    Exited,
+    RankFailed,
+    RankPrinted,
+    RankStates,
+    RanksUp,
+    Refused,
+    Stacks,
+    Started,
+    Stuck,
+)
+from holmes_runtime.config.rank_metrics import RankMetrics
 from holmes_runtime.config.verdicts import Verdict
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent
 from launcher.journal.step_metrics import StepCollector, StepMetrics
-from launcher.nodes.node_link import Event
+from launcher.nodes.node_link import Heard, LinkClosed, LinkState, Unreadable
+from launcher.nodes.preflight import unreadable_fault
 from launcher.nodes.start import RunningNodes
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from launcher.supervise.failure import first_cause, likely_reason
@@ -57,7 +69,7 @@ class Watch:
             if give_up_at is not None and time.monotonic() > give_up_at:
                 return
             with contextlib.suppress(queue.Empty):
-                self._take(self._nodes.events.get(timeout=0.1))
+                self._take(self._nodes.heard.get(timeout=0.1))
             self._notice_silence()
             self._notice_standstill()
             tick()
@@ -74,44 +86,49 @@ class Watch:
         """Hosts that are gone themselves."""
         return tuple(dict.fromkeys(failure.host for failure in self.failures if failure.host_lost))
 
-    def _take(self, event: Event) -> None:
-        node = self._plan.nodes[event.node_rank]
-        data = event.data
-        if "seen" in data:
-            self.seen[event.node_rank] = data["seen"]
-        if event.kind == "log":
-            self._take_line(event, self._rank_at[node.host, data["local_rank"]], data["line"])
-        elif event.kind == "metrics":
-            self._take_metrics(event.node_rank, data["metrics"])
-        elif event.kind == "failure":
-            self._take_failure(event)
-        elif event.kind == "states":
-            ranks = {self._rank_at[node.host, int(local)]: state for local, state in data["states"].items()}
-            self._standstill.take_states(ranks)
-        elif event.kind == "stuck":
-            self._record(Notice(f"host {node.host}: cannot be ended: {', '.join(data['processes'])}"))
-        elif event.kind == "exit":
-            self._ended.setdefault(event.node_rank, None)
-            self._ended[event.node_rank] = data["exit_code"]
-            self._set_state(event.node_rank, "ended")
-        elif event.kind == "gone":
-            self._take_gone(event)
-        elif event.kind in ("started", "ranks", "state"):
-            words = {"started": "starting ranks", "ranks": "ranks up"}
-            self._set_state(event.node_rank, words.get(event.kind) or data["state"])
+    def _take(self, heard: Heard) -> None:
+        node, message = self._plan.nodes[heard.node_rank], heard.message
+        if heard.number is not None:
+            self.seen[heard.node_rank] = heard.number
+        if isinstance(message, RankPrinted):
+            self._take_line(heard.node_rank, self._rank_at[node.host, message.local_rank], message.line)
+        elif isinstance(message, RankMetrics):
+            self._take_metrics(heard.node_rank, message)
+        elif isinstance(message, RankFailed):
+            self._take_failure(heard.node_rank, message)
+        elif isinstance(message, RankStates):
+            states = {self._rank_at[node.host, one.local_rank]: one.state for one in message.states}
+            self._standstill.take_states(states)
+        elif isinstance(message, Stuck):
+            self._record(Notice(f"host {node.host}: cannot be ended: {', '.join(message.processes)}"))
+        elif isinstance(message, Exited):
+            self._ended.setdefault(heard.node_rank, None)
+            self._ended[heard.node_rank] = message.exit_code
+            self._set_state(heard.node_rank, "ended")
+        elif isinstance(message, Unreadable | Refused):
+            self._ended.setdefault(heard.node_rank, None)
+            self._fail(heard.node_rank, None, 1, unreadable_fault(node.host, message.reason).evidence, (), time.time())
+        elif isinstance(message, LinkClosed):
+            self._take_closed(heard.node_rank, message)
+        elif isinstance(message, Started):
+            self._set_state(heard.node_rank, "starting ranks")
+        elif isinstance(message, RanksUp):
+            self._set_state(heard.node_rank, "ranks up")
+        elif isinstance(message, LinkState):
+            self._set_state(heard.node_rank, message.state)
 
-    def _take_line(self, event: Event, rank: int, line: str) -> None:
-        node = self._plan.nodes[event.node_rank]
+    def _take_line(self, node_rank: int, rank: int, line: str) -> None:
+        node = self._plan.nodes[node_rank]
         self._last_lines.setdefault(rank, deque(maxlen=LAST_LINES)).append(line)
         self._record(LogLine(node.host, node.cluster, rank, line))
         if self._states.get(node.host) == "ranks up" and line.startswith(f"rank {rank} on "):
-            self._set_state(event.node_rank, "rendezvous")
+            self._set_state(node_rank, "rendezvous")
 
-    def _take_metrics(self, node_rank: int, report: dict[str, Any]) -> None:
-        self._standstill.take_progress(report["rank"], report["step"])
+    def _take_metrics(self, node_rank: int, metrics: RankMetrics) -> None:
+        self._standstill.take_progress(metrics.rank, metrics.step)
         if not self._states.get(self._nodes.host(node_rank), "").startswith("step"):
             self._set_state(node_rank, "stepping")
-        step = self._collector.add(report)
+        step = self._collector.add(metrics)
         if step is not None:
             self.steps.append(step.metrics)
             self._standstill.take_step(step.metrics.step_s)
@@ -124,24 +141,22 @@ class Watch:
             self._states[node.host] = state
             self._record(NodeState(node.host, node.cluster, state))
 
-    def _take_failure(self, event: Event) -> None:
-        data = event.data
-        lines = tuple(data.get("last_lines", self._last_lines.get(data["rank"], ())))
+    def _take_failure(self, node_rank: int, failed: RankFailed) -> None:
+        lines = failed.last_lines or tuple(self._last_lines.get(failed.rank, ()) if failed.rank is not None else ())
         self._fail(
-            event.node_rank, data["rank"], data["exit_code"], data["message"], lines, data["time_s"], data["oom_kills"]
+            node_rank, failed.rank, failed.exit_code, failed.message, lines, failed.time_s, oom_kills=failed.oom_kills
         )
 
-    def _take_gone(self, event: Event) -> None:
-        if event.node_rank in self._ended:
+    def _take_closed(self, node_rank: int, closed: LinkClosed) -> None:
+        if node_rank in self._ended:
             return
-        self._ended[event.node_rank] = None
-        link = self._nodes.links[event.node_rank]
-        if link.ended:
+        self._ended[node_rank] = None
+        if closed.agent_ended:
             text = "the node agent ended before its ranks: it was killed, or told to stop by someone else"
         else:
-            text = f"lost the node agent (exit code {event.data['exit_code']}): the host or its sshd went away"
-        lines = tuple(event.data["stderr"].splitlines()[-LAST_LINES:])
-        self._fail(event.node_rank, None, 1, text, lines, time.time(), host_lost=not link.ended)
+            text = f"lost the node agent (exit code {closed.exit_code}): the host or its sshd went away"
+        lines = tuple(closed.stderr.splitlines()[-LAST_LINES:])
+        self._fail(node_rank, None, 1, text, lines, time.time(), host_lost=not closed.agent_ended)
 
     def _notice_silence(self) -> None:
         """A host gone without a word (no power, no link) is a failure too; a detached run goes on without us."""
@@ -168,7 +183,7 @@ class Watch:
         if self.failures:
             return
         if self._standstill.asks_now():
-            self._nodes.send(do="stacks")
+            self._nodes.send(Stacks())
         verdict = self._standstill.verdict(self._last_lines)
         if verdict is not None:
             rank, text = verdict

@@ -8,7 +8,7 @@ from pathlib import Path
 from holmes_cli.pages.status_page import status_page
 from holmes_core.records.run import Failure, Run
 from launcher.journal.run_store import StoredRun
-from launcher.journal.step_metrics import InterfaceBytes, StepMetrics
+from launcher.journal.step_metrics import StepMetrics, StepTraffic
 from tests.cli.browser import NEEDS_BROWSER, dumped
 from tests.launcher.plans import cpu_plan
 
@@ -31,7 +31,7 @@ def page(count: int = 5) -> str:
 
 
 def step(number: int) -> StepMetrics:
-    ports = tuple(InterfaceBytes(host, "eth0", 1000 * number, 1000) for host in ("a1", "b1"))
+    ports = tuple(StepTraffic(host, "eth0", 1000 * number, 1000) for host in ("a1", "b1"))
     return StepMetrics(
         step=number,
         loss=5.0 - number,

@@ -6,7 +6,8 @@ from typing import Any
 
 from holmes_core.records.access import Access
 from holmes_core.records.job import Job
-from holmes_core.records.plan import Plan
+from holmes_core.records.plan import Node, Plan
+from holmes_runtime.config.messages import NodeFacts, NodeGpu, NodeInterface, Ready
 from tests.planner.fleets import bed_job, cpu_inventory, gpu_inventory, plan_for
 
 
@@ -26,27 +27,26 @@ def with_access(plan: Plan, access: Access) -> Plan:
     return plan.model_copy(update={"nodes": tuple(node.model_copy(update={"access": access}) for node in plan.nodes)})
 
 
-def healthy_answers(plan: Plan) -> dict[int, dict[str, Any]]:
-    """The `ready` event of every node when all is as planned."""
-    return {node.node_rank: _answer(plan, node.host, node.shared_address) for node in plan.nodes}
+def healthy_answers(plan: Plan) -> dict[int, Ready]:
+    """What every node answers when all is as planned."""
+    return {node.node_rank: Ready(_facts(plan, node), {}, 29500) for node in plan.nodes}
 
 
-def _answer(plan: Plan, host: str, address: str) -> dict[str, Any]:
-    gpus = [rank.gpu for rank in plan.ranks if rank.host == host and rank.gpu is not None]
-    facts = {
-        "python": "3.12.3",
-        "executable": "/usr/bin/python3",
-        "torch": "2.13.0",
-        "nccl": "2.27.5",
-        "interfaces": {name: {"up": True, "address": address} for name in ("lo", "eth0", "eth1")},
-        "local_addresses": [address],
-        "rdma_ports": {f"mlx5_{index}:1": "ACTIVE" for index in range(8)},
-        "gpus": [[str(gpu), f"GPU-{host}-{gpu}", "A100"] for gpu in gpus],
-        "gpu_processes": [],
-        "free_bytes": 1 << 40,
-        "shm_free_bytes": 1 << 36,
-        "checkpoint": None,
-        "memlock_bytes": -1,
-        "nccl_settings": [],
-    }
-    return {"facts": facts, "doors": {}, "master_port": 29500}
+def _facts(plan: Plan, node: Node) -> NodeFacts:
+    gpus = [rank.gpu for rank in plan.ranks if rank.host == node.host and rank.gpu is not None]
+    return NodeFacts(
+        python="3.12.3",
+        executable="/usr/bin/python3",
+        torch="2.13.0",
+        nccl="2.27.5",
+        interfaces={name: NodeInterface(up=True, address=node.shared_address) for name in ("lo", "eth0", "eth1")},
+        local_addresses=(node.shared_address,),
+        rdma_ports={f"mlx5_{index}:1": "ACTIVE" for index in range(8)},
+        gpus=tuple(NodeGpu(gpu, f"GPU-{node.host}-{gpu}", "A100") for gpu in gpus),
+        gpu_processes=(),
+        free_bytes=1 << 40,
+        shm_free_bytes=1 << 36,
+        checkpoint=None,
+        memlock_bytes=-1,
+        nccl_settings=(),
+    )

@@ -8,21 +8,24 @@ import pytest
 
 from holmes_core.errors import HostError
 from holmes_core.records.plan import Plan
-from launcher.nodes.preflight import CHECKS, Fault, Preflight, check_facts, host_fault, remedy_of
+from holmes_runtime.config.messages import CheckpointFolder, GpuProcess, NcclSetting, NodeGpu, NodeInterface
+from launcher.nodes.node_checks import check_facts
+from launcher.nodes.preflight import CHECKS, Fault, Preflight, host_fault, remedy_of
 from tests.launcher.plans import cpu_plan, gpu_plan, healthy_answers
 
 PLAN = gpu_plan()
 HOST = PLAN.nodes[1].host
-UP = {"up": True}
-READ_ONLY = {"folder": "/data", "writable": False, "free_bytes": 1}
-DOCKER0 = ["/etc/nccl.conf", "NCCL_SOCKET_IFNAME", "docker0"]
+UP = NodeInterface(up=True, address=None)
+READ_ONLY = CheckpointFolder("/data", writable=False, free_bytes=1)
+NET_IB = NcclSetting("~/.bashrc", "NCCL_NET", "IB")
+DOCKER0 = NcclSetting("/etc/nccl.conf", "NCCL_SOCKET_IFNAME", "docker0")
 UUID = f"GPU-{HOST}-0"
 
 
 def faults(plan: Plan, **facts: Any) -> list[Fault]:
     """What is found when node 1 says these facts."""
     answers = healthy_answers(plan)
-    answers[1]["facts"] |= facts
+    answers[1] = answers[1]._replace(facts=answers[1].facts._replace(**facts))
     return list(check_facts(plan, None, answers))
 
 
@@ -37,17 +40,17 @@ def test_healthy_nodes_have_no_fault(plan: Plan) -> None:
         ("torch", "/usr/bin/python3 has no torch", {"torch": None}),
         ("versions", "python 3.11, where most have 3.12", {"python": "3.11.2"}),
         ("versions", "nccl 2.26.2, where most have 2.27.5", {"nccl": "2.26.2"}),
-        ("gpus", "no GPU 1; there are 0", {"gpus": [["0", UUID, "A100"]]}),
+        ("gpus", "no GPU 1; there are 0", {"gpus": (NodeGpu(0, UUID, "A100"),)}),
         ("gpus", "nvidia-smi does not answer", {"gpus": None}),
-        ("gpus-free", "process 4711 (python) is on GPU 0", {"gpu_processes": [[UUID, "4711", "python"]]}),
+        ("gpus-free", "process 4711 (python) is on GPU 0", {"gpu_processes": (GpuProcess(UUID, "4711", "python"),)}),
         ("interfaces", "no interface eth0; there are lo, eth1", {"interfaces": {"lo": UP, "eth1": UP}}),
-        ("interfaces", "is no address of this host", {"local_addresses": []}),
+        ("interfaces", "is no address of this host", {"local_addresses": ()}),
         ("disk", "10 MiB free for the run's logs", {"free_bytes": 10 << 20}),
         ("disk", "/data, where checkpoints go, is not writable", {"checkpoint": READ_ONLY}),
         ("shared-memory", "64 MiB free in /dev/shm, 2 ranks want 256 MiB", {"shm_free_bytes": 64 << 20}),
         ("memlock", "memlock is 8 MiB", {"memlock_bytes": 8 << 20}),
-        ("nccl-settings", "~/.bashrc sets NCCL_NET=IB", {"nccl_settings": [["~/.bashrc", "NCCL_NET", "IB"]]}),
-        ("nccl-settings", "sets NCCL_SOCKET_IFNAME=docker0, the plan =eth0", {"nccl_settings": [DOCKER0]}),
+        ("nccl-settings", "~/.bashrc sets NCCL_NET=IB", {"nccl_settings": (NET_IB,)}),
+        ("nccl-settings", "sets NCCL_SOCKET_IFNAME=docker0, the plan =eth0", {"nccl_settings": (DOCKER0,)}),
     ],
 )  # fmt: skip
 def test_check_finds_its_fault_on_its_host_alone(check: str, evidence: str, facts: dict[str, Any]) -> None:
@@ -64,20 +67,20 @@ def test_inactive_rdma_port_is_found() -> None:
 
 def test_no_free_port_is_found_on_the_first_node() -> None:
     answers = healthy_answers(PLAN)
-    answers[0]["master_port"] = None
+    answers[0] = answers[0]._replace(master_port=None)
     (fault,) = check_facts(PLAN, None, answers)
     assert (fault.check, fault.host) == ("rendezvous", PLAN.nodes[0].host)
 
 
 def test_forced_check_does_not_refuse_but_is_still_told() -> None:
-    preflight = Preflight((Fault("disk", "a1", "full"),), frozenset({"disk"}), 29500)
+    preflight = Preflight((Fault("disk", "a1", "full"),), frozenset({"disk"}))
     assert preflight.passed
     assert [fault.check for fault in preflight.faults] == ["disk"]
-    assert not Preflight((Fault("disk", "a1", "full"),), frozenset({"memlock"}), 29500).passed
+    assert not Preflight((Fault("disk", "a1", "full"),), frozenset({"memlock"})).passed
 
 
 def test_check_that_nothing_can_do_without_is_not_forced() -> None:
-    assert not Preflight((Fault("torch", "a1", "none"),), frozenset({"torch"}), 29500).passed
+    assert not Preflight((Fault("torch", "a1", "none"),), frozenset({"torch"})).passed
 
 
 def test_unknown_host_key_is_a_fault_of_its_own_check() -> None:

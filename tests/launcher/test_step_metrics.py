@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from holmes_core.records.plan import Plan
+from holmes_runtime.config.rank_metrics import ByteCounters, RankMetrics, Waits
 from holmes_runtime.config.run_settings import Expectation
-from holmes_runtime.config.verdicts import HostIsSlow, verdict_to_json
-from launcher.journal.step_metrics import InterfaceBytes, StepCollector, traffic_per_step
+from holmes_runtime.config.verdicts import HostIsSlow
+from launcher.journal.step_metrics import StepCollector, StepTraffic, traffic_per_step
 from launcher.prepare.prepare import run_config_of
 
 from .plans import cpu_plan
@@ -18,28 +18,28 @@ from .plans import cpu_plan
 EMULATED = {"emulate": {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02, "slowdown": {"b": 2.0}}}
 
 
-def report(plan: Plan, rank: int, step_s: float) -> dict[str, Any]:
-    """What the runtime writes, see holmes_runtime/metrics.py."""
+def report(plan: Plan, rank: int, step_s: float) -> RankMetrics:
+    """What the runtime writes of step 4."""
     is_last = plan.ranks[rank].pp_rank == plan.pp - 1
-    return {
-        "step": 4,
-        "rank": rank,
-        "loss": 2.5 if is_last else None,
-        "eval_loss": 2.75 if is_last else None,
-        "grad_norm": 1.5,
-        "learning_rate": 1e-3,
-        "skipped": False,
-        "step_s": step_s,
-        "paused_s": 0.0,
-        "tokens_per_s": 0.0,
-        "tflops_per_s": 1.0 / step_s,
-        "mfu": 0.5 / step_s,
-        "memory_bytes": 1000 + rank,
-        "compute_s": 0.5,
-        "exposed_s": {"tp": 0.0, "dp": 0.1 * rank, "pp_forward": 0.1, "pp_backward": 0.0, "sync": 9.0},
-        "interfaces": {"eth0": {"sent_bytes": 10, "received_bytes": 20}} if rank == 0 else {},
-        "verdicts": [verdict_to_json(HostIsSlow("x", 2.0))] if rank == 0 else [],
-    }
+    return RankMetrics(
+        step=4,
+        rank=rank,
+        loss=2.5 if is_last else None,
+        eval_loss=2.75 if is_last else None,
+        grad_norm=1.5,
+        learning_rate=1e-3,
+        skipped=False,
+        step_s=step_s,
+        paused_s=0.0,
+        tokens_per_s=0.0,
+        tflops_per_s=1.0 / step_s,
+        mfu=0.5 / step_s,
+        memory_bytes=1000 + rank,
+        compute_s=0.5,
+        exposed_s=Waits(tp=0.0, dp=0.1 * rank, pp_forward=0.1, pp_backward=0.0, sync=9.0),
+        interfaces={"eth0": ByteCounters(10, 20)} if rank == 0 else {},
+        verdicts=(HostIsSlow("x", 2.0),) if rank == 0 else (),
+    )
 
 
 def test_a_step_is_that_of_the_slowest_rank() -> None:
@@ -106,15 +106,13 @@ def test_a_measured_speed_says_how_long_layers_and_head_take() -> None:
 
 def test_bytes_a_step_are_the_mean_of_all_steps_since_gathered_weights_travel_into_the_next() -> None:
     plan = cpu_plan()
-    place = plan.prediction.traffic[0]
+    port = plan.prediction.traffic[0]
     collector = StepCollector(plan)
     finished = [collector.add(report(plan, rank, step_s=1.0)) for rank in range(plan.world_size)][-1]
     assert finished is not None
     step = finished.metrics
-    steps = [
-        replace(step, interfaces=(InterfaceBytes(place.host, place.netdev, sent, sent),)) for sent in (50, 100, 150)
-    ]
+    steps = [replace(step, interfaces=(StepTraffic(port.host, port.netdev, sent, sent),)) for sent in (50, 100, 150)]
 
     seen = traffic_per_step(steps, plan.prediction.traffic)
 
-    assert [port.sent_bytes for port in seen if (port.host, port.netdev) == (place.host, place.netdev)] == [100]
+    assert [one.sent_bytes for one in seen if (one.host, one.netdev) == (port.host, port.netdev)] == [100]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from holmes_runtime.comm.interface_counters import ByteCounters, counters_increase, parse_net_dev
+from holmes_runtime.comm.interface_counters import counters_increase, parse_net_dev
 from holmes_runtime.comm.process_groups import check_interfaces, nccl_fields, select_device
 from holmes_runtime.config.rank_grid import Group
+from holmes_runtime.config.rank_metrics import ByteCounters
 
 from .launched_runs import make_config
 

@@ -31,13 +31,13 @@ CONFIG = NodeConfig(
 def test_nccl_is_that_of_the_package_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nvidia_nccl_cu12-2.27.5.dist-info").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert read_facts(CONFIG, tmp_path)["nccl"] == "2.27.5"
+    assert read_facts(CONFIG, tmp_path).nccl == "2.27.5"
 
 
 def test_python_without_torch_has_no_version_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "torch", raising=False)  # another test's; a node's agent never imports it
     facts = read_facts(CONFIG, tmp_path)
-    assert (facts["torch"], facts["nccl"]) == (None, None)
-    assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert facts["local_addresses"] == ["127.0.0.1"]
+    assert (facts.torch, facts.nccl) == (None, None)
+    assert facts.python == ".".join(map(str, sys.version_info[:3]))
+    assert facts.local_addresses == ("127.0.0.1",)

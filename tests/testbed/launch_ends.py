@@ -55,10 +55,10 @@ class Running:
 
     def rank_pid(self, host: str) -> int:
         """The process of the one rank on `host`."""
-        return next(pid for pid in self.bed.guest_pids(host) if _runs(pid, "train") and not _runs(pid, "elastic"))
+        return next(pid for pid in self.bed.guest_pids(host) if _runs(pid, "train") and not _runs(pid, "node.torchrun"))
 
     def torchrun_pid(self, host: str) -> int:
-        return next(pid for pid in self.bed.guest_pids(host) if _runs(pid, "elastic"))
+        return next(pid for pid in self.bed.guest_pids(host) if _runs(pid, "node.torchrun"))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,234 @@
+"""What a node's agent tells the controller, and what the controller tells it: one record a line. Free of torch.
+
+Both sides read and write them here. The agent answers "ready" first; its ranks start at `Go` and not before.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, get_args
+
+from holmes_runtime.config.rank_metrics import RankMetrics
+from holmes_runtime.config.strict_json import parse_one_of, to_json
+
+
+class NodeInterface(NamedTuple):
+    """A network interface and its first IPv4 address, None without one."""
+
+    up: bool
+    address: str | None
+
+
+class NodeGpu(NamedTuple):
+    """A GPU as nvidia-smi lists it."""
+
+    gpu_index: int
+    uuid: str
+    name: str
+
+
+class GpuProcess(NamedTuple):
+    """A process that uses a GPU, as nvidia-smi prints it."""
+
+    gpu_uuid: str
+    pid: str
+    name: str
+
+
+class CheckpointFolder(NamedTuple):
+    """The nearest folder that exists on the way to the checkpoints, and the room it has, None where not known."""
+
+    folder: str
+    writable: bool
+    free_bytes: int | None
+
+
+class NcclSetting(NamedTuple):
+    """An NCCL variable that is set before the plan sets its own: in the environment, or in a file."""
+
+    where: str
+    name: str
+    value: str
+
+
+class NodeFacts(NamedTuple):
+    """What a launch relies on, as the node is now.
+
+    `executable` is the Python that runs the agent, `torch` and `nccl` are versions, None where there is none.
+    `local_addresses`: of the planned ones, those the host has. `rdma_ports`: `mlx5_0:1` -> `ACTIVE`. `gpus` and
+    `gpu_processes`: None where nvidia-smi does not answer. `free_bytes` of the home, `shm_free_bytes` of /dev/shm.
+    `memlock_bytes`: -1 without a limit.
+    """
+
+    python: str
+    executable: str
+    torch: str | None
+    nccl: str | None
+    interfaces: dict[str, NodeInterface]
+    local_addresses: tuple[str, ...]
+    rdma_ports: dict[str, str]
+    gpus: tuple[NodeGpu, ...] | None
+    gpu_processes: tuple[GpuProcess, ...] | None
+    free_bytes: int
+    shm_free_bytes: int | None
+    checkpoint: CheckpointFolder | None
+    memlock_bytes: int
+    nccl_settings: tuple[NcclSetting, ...]
+
+
+class SocketAddress(NamedTuple):
+    """Where a socket listens."""
+
+    address: str
+    port: int
+
+
+class Ready(NamedTuple):
+    """The node was looked at, and listens on its planned interfaces. `master_port`: None if no port is free, and on
+    every node but the first."""
+
+    facts: NodeFacts
+    listeners: dict[str, SocketAddress]
+    master_port: int | None
+
+
+class Reached(NamedTuple):
+    """All destinations were tried; a sentence for each that was not reached."""
+
+    faults: tuple[str, ...]
+
+
+class Started(NamedTuple):
+    """torchrun runs."""
+
+
+class RanksUp(NamedTuple):
+    """Every rank's process has started."""
+
+
+class RankPrinted(NamedTuple):
+    """A line of a rank's output."""
+
+    local_rank: int
+    line: str
+
+
+class RankFailed(NamedTuple):
+    """A rank ended badly, or torchrun itself if `rank` is None. `exit_code`: negative for a signal.
+
+    `time_s` is Unix time. `last_lines` are torchrun's; a rank's were reported as it printed them. `oom_kills` is how
+    many processes the kernel has ended for want of memory since the agent started.
+    """
+
+    rank: int | None
+    exit_code: int
+    message: str
+    time_s: float
+    last_lines: tuple[str, ...] = ()
+    oom_kills: int = 0
+
+
+class RankState(NamedTuple):
+    """The state of a rank's process, a letter as in /proc/PID/stat."""
+
+    local_rank: int
+    state: str
+
+
+class RankStates(NamedTuple):
+    """The answer to `Stacks`; where the ranks are, they print themselves."""
+
+    states: tuple[RankState, ...]
+
+
+class Stuck(NamedTuple):
+    """Processes that cannot be ended, each in words."""
+
+    processes: tuple[str, ...]
+
+
+class Exited(NamedTuple):
+    """torchrun ended."""
+
+    exit_code: int
+
+
+class Alive(NamedTuple):
+    """There has been nothing else to say."""
+
+
+class Refused(NamedTuple):
+    """A command that the agent cannot read, and why."""
+
+    reason: str
+
+
+class AgentEnded(NamedTuple):
+    """The last message of a node, which the relay adds."""
+
+
+class Go(NamedTuple):
+    """Start the ranks, with the rendezvous at that port of the first node."""
+
+    master_port: int
+
+
+class Destination(NamedTuple):
+    """A socket to connect to, and the local address to do so from, if that matters; `what` names it in a fault."""
+
+    what: str
+    source: str | None
+    address: str
+    port: int
+
+
+class Reach(NamedTuple):
+    """Try to connect to all of them."""
+
+    destinations: tuple[Destination, ...]
+
+
+class Save(NamedTuple):
+    """Have the ranks finish the step, save and end; ranks that are asked twice end at once."""
+
+
+class Stacks(NamedTuple):
+    """Have the ranks print where they are, and report their states."""
+
+
+class Stop(NamedTuple):
+    """End all ranks, and then the agent."""
+
+
+Message = (
+    Ready
+    | Reached
+    | Started
+    | RanksUp
+    | RankPrinted
+    | RankMetrics
+    | RankFailed
+    | RankStates
+    | Stuck
+    | Exited
+    | Alive
+    | Refused
+    | AgentEnded
+)
+Command = Go | Reach | Save | Stacks | Stop
+
+
+def encode(record: Message | Command) -> bytes:
+    """The record as one line."""
+    return to_json(record, with_kind=True).encode() + b"\n"
+
+
+def decode_message(line: str) -> Message:
+    """The message of an agent's line. Raises ValueError for anything that is none, naming the key and the value."""
+    message: Message = parse_one_of(get_args(Message), line)
+    return message
+
+
+def decode_command(line: str) -> Command:
+    """The command of a controller's line. Raises ValueError for anything that is none, naming the key and the value."""
+    command: Command = parse_one_of(get_args(Command), line)
+    return command

@@ -1,0 +1,71 @@
+"""What one rank saw of one step: the runtime writes it, the agent passes it on, the launcher makes one of all ranks'.
+
+Free of torch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from holmes_runtime.config.verdicts import Verdict
+
+
+class ByteCounters(NamedTuple):
+    """Bytes an interface has sent and received since it came up, or their increase."""
+
+    sent_bytes: int
+    received_bytes: int
+
+    def since(self, before: ByteCounters) -> ByteCounters:
+        """The increase from `before` to this reading."""
+        return ByteCounters(self.sent_bytes - before.sent_bytes, self.received_bytes - before.received_bytes)
+
+    def plus(self, more: ByteCounters) -> ByteCounters:
+        """This reading and an increase after it."""
+        return ByteCounters(self.sent_bytes + more.sent_bytes, self.received_bytes + more.received_bytes)
+
+
+class Waits(NamedTuple):
+    """Seconds waited by axis; `sync` is waiting for the slowest rank when the gradient norm is added up."""
+
+    tp: float
+    dp: float
+    pp_forward: float
+    pp_backward: float
+    sync: float
+
+    @property
+    def network_s(self) -> float:
+        """Seconds waited for the network, which `sync` is not."""
+        return self.tp + self.dp + self.pp_forward + self.pp_backward
+
+
+class RankMetrics(NamedTuple):
+    """What one rank saw of one step.
+
+    loss: mean over the global batch; eval_loss: of the evaluation after this step; both None but on the last stage.
+    grad_norm: global norm before clipping; None if `skipped`: fp16 gradients overflowed, and the weights stayed as they
+    were. step_s: from the end of the step before to the end of this one, without paused_s, which evaluation, checkpoint
+    and health took between them. tokens_per_s: of the whole run. tflops_per_s and mfu: of one rank; mfu is 0 when the
+    GPU's peak is not known. memory_bytes: the most this rank has held. compute_s: forward and backward, without waits.
+    exposed_s: the waits that nothing hid. interfaces: increase of this host's counters, on local rank 0 only; bytes
+    still in flight when a step ends count to the next. verdicts: slow hosts and links, on rank 0.
+    """
+
+    step: int
+    rank: int
+    loss: float | None
+    eval_loss: float | None
+    grad_norm: float | None
+    learning_rate: float
+    skipped: bool
+    step_s: float
+    paused_s: float
+    tokens_per_s: float
+    tflops_per_s: float
+    mfu: float
+    memory_bytes: int
+    compute_s: float
+    exposed_s: Waits
+    interfaces: dict[str, ByteCounters]
+    verdicts: tuple[Verdict, ...]

@@ -1,0 +1,162 @@
+"""Whether the nodes are as the plan needs them. Pure: the plan and what the nodes say of themselves, to faults."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Node, Plan
+from holmes_core.units import format_memory
+from holmes_runtime.config.messages import NodeFacts, Ready
+from launcher.nodes.preflight import Fault
+from launcher.prepare.prepare import planned_interfaces
+
+MIN_FREE_BYTES = 1 << 30
+SHM_BYTES_PER_RANK = 128 << 20  # NCCL's buffers of a rank stay well below; Docker's default of 64 MiB is short
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A node of the plan beside what it says of itself; the inventory where it is at hand."""
+
+    plan: Plan
+    node: Node
+    facts: NodeFacts
+    inventory: Inventory | None
+
+
+def check_facts(plan: Plan, inventory: Inventory | None, answers: Mapping[int, Ready]) -> Iterator[Fault]:
+    """Every fault in what the nodes say. `answers` are by node rank."""
+    yield from _versions(plan, answers)
+    for node in plan.nodes:
+        facts = answers[node.node_rank].facts
+        for name, check in _NODE_CHECKS.items():
+            for evidence in check(Seen(plan, node, facts, inventory)):
+                yield Fault(name, node.host, evidence)
+    if answers[0].master_port is None:
+        first, port = plan.nodes[0], plan.job.master_port
+        evidence = f"no port from {port} to {port + 99} is free at {first.shared_address}"
+        yield Fault("rendezvous", first.host, evidence)
+
+
+def _versions(plan: Plan, answers: Mapping[int, Ready]) -> Iterator[Fault]:
+    """Hosts that differ from the most common value."""
+    versions = {rank: _versions_of(answer.facts) for rank, answer in answers.items()}
+    for what in ("python", "torch", "nccl"):
+        seen = {node.host: versions[node.node_rank][what] for node in plan.nodes}
+        common = Counter(seen.values()).most_common(1)[0][0]
+        for host, value in seen.items():
+            if value != common:
+                yield Fault("versions", host, f"{what} {value}, where most have {common}")
+
+
+def _versions_of(facts: NodeFacts) -> dict[str, str | None]:
+    """By name; of Python the first two numbers, which say what it can run."""
+    return {"python": ".".join(facts.python.split(".")[:2]), "torch": facts.torch, "nccl": facts.nccl}
+
+
+def _torch(at: Seen) -> Iterator[str]:
+    if at.facts.torch is None:
+        yield f"{at.facts.executable} has no torch"
+
+
+def _gpus(at: Seen) -> Iterator[str]:
+    planned = [rank.gpu for rank in at.plan.ranks if rank.host == at.node.host and rank.gpu is not None]
+    if not planned:
+        return
+    if at.facts.gpus is None:
+        yield "nvidia-smi does not answer"
+        return
+    present = {gpu.gpu_index: gpu.uuid for gpu in at.facts.gpus}
+    known = {gpu.index: gpu.uuid for gpu in at.inventory.host(at.node.host).gpus} if at.inventory else {}
+    for gpu in planned:
+        if gpu not in present:
+            yield f"no GPU {gpu}; there are {', '.join(map(str, present)) or 'none'}"
+        elif known.get(gpu) not in (None, present[gpu]):
+            yield f"GPU {gpu} is {present[gpu]}, it was {known[gpu]} when probed"
+
+
+def _gpus_free(at: Seen) -> Iterator[str]:
+    planned = {rank.gpu for rank in at.plan.ranks if rank.host == at.node.host and rank.gpu is not None}
+    index = {gpu.uuid: gpu.gpu_index for gpu in at.facts.gpus or ()}
+    for process in at.facts.gpu_processes or ():
+        if index.get(process.gpu_uuid) in planned:
+            yield f"process {process.pid} ({process.name}) is on GPU {index[process.gpu_uuid]}"
+
+
+def _rdma_ports(at: Seen) -> Iterator[str]:
+    if at.plan.job.device == "cpu":
+        return
+    for port in _planned_ports(at.node):
+        state = at.facts.rdma_ports.get(port)
+        if state != "ACTIVE":
+            yield f"port {port} is {state or 'not there'}"
+
+
+def _planned_ports(node: Node) -> tuple[str, ...]:
+    """`mlx5_0:1`, ... of NCCL_IB_HCA."""
+    value = next((variable.value for variable in node.environment if variable.name == "NCCL_IB_HCA"), "")
+    ports = (entry for entry in value.lstrip("^=").split(",") if entry)
+    return tuple(port if ":" in port else f"{port}:1" for port in ports)
+
+
+def _interfaces(at: Seen) -> Iterator[str]:
+    for name in planned_interfaces(at.plan, at.node):
+        found = at.facts.interfaces.get(name)
+        if found is None:
+            yield f"no interface {name}; there are {', '.join(at.facts.interfaces)}"
+        elif not found.up:
+            yield f"interface {name} is down"
+    if at.node.shared_address not in at.facts.local_addresses:
+        yield f"{at.node.shared_address}, planned on {at.node.shared_netdev}, is no address of this host"
+
+
+def _disk(at: Seen) -> Iterator[str]:
+    if at.facts.free_bytes < MIN_FREE_BYTES:
+        yield f"{format_memory(at.facts.free_bytes)} free for the run's logs in the home folder"
+    checkpoint = at.facts.checkpoint
+    if checkpoint is not None and not checkpoint.writable:
+        yield f"{checkpoint.folder}, where checkpoints go, is not writable"
+    elif checkpoint is not None and (free_bytes := checkpoint.free_bytes or 0) < MIN_FREE_BYTES:
+        yield f"{format_memory(free_bytes)} free for checkpoints in {checkpoint.folder}"
+
+
+def _shared_memory(at: Seen) -> Iterator[str]:
+    count, free_bytes = at.node.num_ranks, at.facts.shm_free_bytes or 0
+    needed = count * SHM_BYTES_PER_RANK
+    if at.plan.job.device == "cuda" and count > 1 and free_bytes < needed:
+        yield f"{format_memory(free_bytes)} free in /dev/shm, {count} ranks want {format_memory(needed)}"
+
+
+def _memlock(at: Seen) -> Iterator[str]:
+    limit = at.facts.memlock_bytes
+    if at.plan.job.device == "cuda" and _planned_ports(at.node) and 0 <= limit < 1 << 40:
+        yield f"memlock is {format_memory(limit)}"
+
+
+def _nccl_settings(at: Seen) -> Iterator[str]:
+    """A setting fights the plan when the plan sets the variable otherwise, or when it is NCCL_NET.
+
+    What the ranks' environment has comes first for NCCL, but a setting elsewhere says that someone wants it otherwise.
+    """
+    planned = {variable.name: variable.value for variable in at.node.environment}
+    for where, name, value in at.facts.nccl_settings:
+        if name == "NCCL_NET":
+            yield f"{where} sets NCCL_NET={value}, which would override the network of every group"
+        elif name in planned and planned[name] != value and at.plan.job.device == "cuda":
+            yield f"{where} sets {name}={value}, the plan {planned[name]}"
+
+
+_NODE_CHECKS: dict[str, Callable[[Seen], Iterator[str]]] = {
+    "torch": _torch,
+    "gpus": _gpus,
+    "gpus-free": _gpus_free,
+    "rdma-ports": _rdma_ports,
+    "interfaces": _interfaces,
+    "disk": _disk,
+    "shared-memory": _shared_memory,
+    "memlock": _memlock,
+    "nccl-settings": _nccl_settings,
+}
