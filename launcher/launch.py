@@ -15,8 +15,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import write_atomically
 from holmes_core.records.run import Failure, Run, Settings
-from holmes_runtime.config.verdicts import AllHostsSlow, SlowPart, Verdict
-from launcher.journal.run_events import NodeState, View
+from launcher.journal.run_events import NodeState, RunEvent, View
 from launcher.journal.run_folder import INVENTORY_FILE, RunFolder, read_seen
 from launcher.journal.run_record import RunRecord
 from launcher.journal.run_store import remember
@@ -26,11 +25,13 @@ from launcher.nodes.stop import stop
 from launcher.prepare.bundle import NODE_CONFIG_FILE
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables
+from launcher.supervise.attempt_state import AttemptState, Judged
 from launcher.supervise.failure import shell_exit_code
-from launcher.supervise.lost_hosts import wait_for
-from launcher.supervise.recovery import next_step
+from launcher.supervise.lost_hosts import LostHosts
 from launcher.supervise.replanning import Planner, Replanning
-from launcher.supervise.watch import SEEN_EVERY_S, Watch
+from launcher.supervise.watch import watch
+
+SEEN_EVERY_S = 1.0  # between two notes of how far the nodes' messages are written down
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,9 @@ class Launch:
         self.folder, self._plan, self._settings, self._variables = folder, plan, settings, variables
         self._view = view
         self._record = RunRecord(folder, view, settings)
-        self._replanning = Replanning(plan, planner, self._record)
+        self._replanning = Replanning(plan, settings, planner, self._record.say, LostHosts())
         self._attempt = Attempt(folder.run_id, detached=settings.detached, resume=settings.resume)
         self._nodes = RunningNodes((), settings.detached)
-        self._next_plan: Plan | None = None
-        self._restarts = 0
         self._stuck: tuple[str, ...] = ()
         self._seen_written_s = 0.0
 
@@ -81,7 +80,7 @@ class Launch:
                 self._record.say(f"forced: host {fault.host}: {fault.check}: {fault.evidence}")
             remember(self.folder.path)
         except BaseException:
-            with _deaf_to_ctrl_c():
+            with _ctrl_c_ignored():
                 stop(self._nodes)
                 self.folder.close()
                 shutil.rmtree(self.folder.path, ignore_errors=True)
@@ -104,69 +103,80 @@ class Launch:
     def run_to_end(self) -> Ended:
         """Watch, start again where that is asked for, and end it all: at the last step, at a failure, at Ctrl-C."""
         while True:
-            watch = Watch(self._plan, self._nodes, self._settings.detached, self._record.take, self._take_verdicts)
-            interrupted = self._watched(watch)
-            if interrupted or (watch.cause is None and self._next_plan is None):
-                break
+            state, interrupted = self._watch_attempt()
             try:
-                if not self._start_again(watch.cause, watch.lost_hosts):
+                if interrupted or not self._start_again(state):
                     break
             except KeyboardInterrupt:
-                with _deaf_to_ctrl_c():
-                    self._stuck = stop(self._nodes)
+                self._stop_nodes()
                 interrupted = True
                 break
-        return self._end(watch, interrupted)
+        return self._end(state, interrupted)
 
-    def _watched(self, watch: Watch) -> bool:
+    def _watch_attempt(self) -> tuple[AttemptState, bool]:
         """Watch one attempt to its end and clean up after it; whether Ctrl-C ended it."""
+        now_s = time.monotonic()
+        state = AttemptState(self._plan, self._settings.detached, now_s, time.time() - now_s)
         interrupted = False
         try:
-            watch.until_end(lambda: self._tick(watch))
+            watch(state, self._nodes, self._take, lambda: self._tick(state))
         except KeyboardInterrupt:
             interrupted = True
             with contextlib.suppress(KeyboardInterrupt):
-                self._save_once_more(watch)
+                self._save_once_more(state)
         finally:
-            with _deaf_to_ctrl_c():
+            with _ctrl_c_ignored():
                 if interrupted:
                     self._record.say("ending all ranks")
-                self._stuck = stop(self._nodes)
-        return interrupted
+                self._stop_nodes()
+        return state, interrupted
 
-    def _save_once_more(self, watch: Watch) -> None:
+    def _save_once_more(self, state: AttemptState) -> None:
         """Where a run saves checkpoints, let its ranks finish the step and save. One that hangs is noticed as ever."""
-        if self._plan.job.checkpoint is not None and watch.steps and not watch.failures:
+        if self._plan.job.checkpoint is not None and state.has_stepped and not state.failures:
             self._record.say("the ranks finish this step and save; Ctrl-C or `holmes stop` again ends them at once")
             self._nodes.save()
-            watch.until_end(lambda: None)
+            watch(state, self._nodes, self._take, lambda: None)
 
-    def _start_again(self, cause: Failure | None, lost: tuple[str, ...]) -> bool:
-        """Whether another attempt was started, as the settings ask."""
-        if cause is None:
-            assert self._next_plan is not None
-            self._plan, self._next_plan = self._next_plan, None
-            return len(self._record.steps) < self._plan.job.steps and self._start_attempt()
-        self._next_plan = None
-        step = next_step(self._settings, self._restarts, lost)
-        if step == "end":
-            return False
-        self._record.say(f"host {cause.host}: {cause.message.strip().splitlines()[-1]}")
-        if step == "restart":
-            self._restarts += 1
-            self._record.say(f"restart {self._restarts} of {self._settings.restarts} on the same hosts")
-        elif step == "wait":
-            self._record.say(f"waiting for {', '.join(lost)}")
-            wait_for([node for node in self._plan.nodes if node.host in lost])
+    def _stop_nodes(self) -> None:
+        with _ctrl_c_ignored():
+            self._stuck = stop(self._nodes)
+
+    def _take(self, event: RunEvent | Judged) -> None:
+        """Take what an attempt reports; what is slow may lead to another plan."""
+        if isinstance(event, Judged):
+            self._replanning.take_verdicts(event.verdicts, self._record.attempt_steps)
+            self._save_for_next_plan()
         else:
-            plan = self._replanning.without(self._plan, lost)
-            if plan is None:
-                return False
-            self._plan = plan
+            self._record.take(event)
+
+    def _tick(self, state: AttemptState) -> None:
+        """What is done now and then while an attempt runs."""
+        now_s = time.monotonic()
+        if now_s - self._seen_written_s > SEEN_EVERY_S:
+            self._seen_written_s = now_s
+            self.folder.write_seen(self._attempt.number, state.seen)
+            self._replanning.look_for_lost_hosts()
+            self._save_for_next_plan()
+
+    def _save_for_next_plan(self) -> None:
+        """Have the ranks save and end where the run is to go on with another plan."""
+        if self._replanning.next_plan is not None:
+            self._nodes.save()
+
+    def _start_again(self, state: AttemptState) -> bool:
+        """Whether another attempt was started, as the settings ask or because there is a better plan."""
+        if state.cause is not None:
+            plan = self._replanning.after_failure(self._plan, state.cause, state.lost_hosts)
+        else:
+            plan = self._replanning.take_next_plan() if len(self._record.steps) < self._plan.job.steps else None
+        if plan is None:
+            return False
+        self._plan = plan
         return self._start_attempt()
 
     def _start_attempt(self) -> bool:
-        """Start the next attempt from the last checkpoint; a host that is gone by now may cost another plan."""
+        """Start the next attempt from the last checkpoint; whether its checks let it start."""
         resume = self._plan.job.checkpoint is not None
         self._attempt = replace(self._attempt, number=self._attempt.number + 1, resume=resume)
         self._record.attempt_steps = []
@@ -175,8 +185,7 @@ class Launch:
         for fault in preflight.refusing:
             self._record.say(f"host {fault.host}: preflight check {fault.check} failed: {fault.evidence}")
         if not preflight.passed:
-            with _deaf_to_ctrl_c():
-                stop(self._nodes)
+            self._stop_nodes()
         return preflight.passed
 
     def _start_nodes(self, inventory: Inventory | None, forced: frozenset[str]) -> Preflight:
@@ -197,44 +206,8 @@ class Launch:
         cluster = next(node.cluster for node in self._plan.nodes if node.host == host)
         self._record.take(NodeState(host, cluster, state))
 
-    def _take_verdicts(self, verdicts: tuple[Verdict, ...]) -> None:
-        """A verdict on a slow host or link may lead to another plan."""
-        for verdict in verdicts:
-            self._record.say(verdict.sentence)
-        slow = [verdict for verdict in verdicts if not isinstance(verdict, AllHostsSlow)]
-        if len(slow) == len(verdicts):  # else no prediction is to be trusted
-            for part in slow:
-                self._take_verdict(part)
-
-    def _take_verdict(self, verdict: SlowPart) -> None:
-        """Show what a plan that knows what is slow gains; take it where that is asked for."""
-        if self._next_plan is not None:
-            return
-        plan = self._replanning.after(verdict)
-        if self._settings.replan_when_slow and self._plan.job.checkpoint is not None:
-            self._go_on_with(plan)
-
-    def _tick(self, watch: Watch) -> None:
-        """What is done now and then while an attempt runs."""
-        now_s = time.monotonic()
-        if now_s - self._seen_written_s <= SEEN_EVERY_S:
-            return
-        self._seen_written_s = now_s
-        self.folder.write_seen(self._attempt.number, watch.seen)
-        if self._next_plan is None and self._plan.job.checkpoint is not None:
-            self._go_on_with(self._replanning.with_found())
-        self._replanning.lost.look()
-
-    def _go_on_with(self, plan: Plan | None) -> None:
-        """Have the ranks save and end for another plan, if there is one."""
-        self._next_plan = plan
-        if plan is not None:
-            self._record.say("the ranks save after this step, and go on with the new plan")
-            self._nodes.save()
-
-    def _end(self, watch: Watch, interrupted: bool) -> Ended:
-        cause = watch.cause
-        failures, number = tuple(watch.failures), self._attempt.number
+    def _end(self, state: AttemptState, interrupted: bool) -> Ended:
+        cause, failures, number = state.cause, tuple(state.failures), self._attempt.number
         if interrupted:
             run = self._record.write(self._plan, number, "stopped", failures, 130)
         elif cause is not None:
@@ -246,7 +219,7 @@ class Launch:
 
 
 @contextlib.contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
+def _ctrl_c_ignored() -> Iterator[None]:
     """A second Ctrl-C must not leave ranks behind: ending takes seconds and is bounded."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -48,10 +48,14 @@ class LinkClosed:
 
 @dataclass(frozen=True)
 class Heard:
-    """What came of a node. `number` counts the agent's own messages from 1; None for what the link itself says."""
+    """What came of a node, at `heard_s` of the monotonic clock.
+
+    `number` counts the agent's own messages from 1; None for what the link itself says.
+    """
 
     node_rank: int
     message: Message | LinkState | Unreadable | LinkClosed
+    heard_s: float
     number: int | None = None
 
 
@@ -64,7 +68,6 @@ class NodeLink:
         self.ended = False  # it said that it ends
         self.lost = False  # it is out of reach
         self.closed = False  # nothing more will come of it
-        self.heard_s = time.monotonic()  # when it last said something
         self._heard = heard
         self._detached = detached
         self._connection: Connection | None = None
@@ -134,7 +137,7 @@ class NodeLink:
         return self._connection
 
     def _tell(self, message: Message | LinkState | Unreadable | LinkClosed, number: int | None = None) -> None:
-        self._heard.put(Heard(self.bundle.node.node_rank, message, number))
+        self._heard.put(Heard(self.bundle.node.node_rank, message, time.monotonic(), number))
 
     def _listen(self) -> None:
         """Hand on every message; when the channel ends before the agent does, make a new one."""
@@ -154,7 +157,6 @@ class NodeLink:
         assert self._stream is not None
         first = True
         for line in self._stream.lines():
-            self.heard_s = time.monotonic()
             if first and not line.startswith("{"):
                 continue
             first = False

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from holmes_core.records.plan import Node
 from holmes_core.records.run import Failure
+from holmes_runtime.config.messages import RankFailed
 
 _LOST_PEER = (
     "Connection closed by peer",
@@ -26,6 +28,22 @@ _SIGNS = (
     (("ModuleNotFoundError", "ImportError"), "the Python on that host lacks a package"),
     (("FileNotFoundError", "No such file"), "a path of job.yaml is not there on that host"),
 )  # fmt: skip
+
+
+def failure_of(node: Node, failed: RankFailed, host_lost: bool) -> Failure:
+    """What an agent says of a rank of `node`, or what we say of the node itself, for the run's record."""
+    text = "\n".join((failed.message, *failed.last_lines))
+    return Failure(
+        host=node.host,
+        cluster=node.cluster,
+        rank=failed.rank,
+        exit_code=failed.exit_code,
+        message=failed.message,
+        last_lines=failed.last_lines,
+        time_s=failed.time_s,
+        likely=likely_reason(failed.exit_code, text, failed.oom_kills),
+        host_lost=host_lost,
+    )
 
 
 def first_cause(failures: Sequence[Failure]) -> Failure:

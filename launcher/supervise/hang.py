@@ -1,26 +1,25 @@
-"""A run in which no rank ends and none takes a step: when to call it hung, and which rank holds up the others."""
+"""A run in which no rank ends and none takes a step: when to call it hung, and which rank holds up the others. Pure."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 from holmes_core.records.plan import Plan
 
 STEPS = 20  # a step may be slow; twenty times the usual is no step any more
 LEAST_S = 60.0
-ASK_S = 3.0  # from asking the ranks where they are to the verdict
+ASK_S = 3.0  # from asking the ranks where they are to naming one
 _WAITING_ELSEWHERE = ("torch/distributed", "distributed_c10d", ".wait(", "process_groups.py", "pipeline.py")
 _STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a device"}
 
 
-class Standstill:
-    """Progress of every rank, and the clock since the last one.
+class HangDetector:
+    """Progress of every rank, and when the last one was made.
 
     Counts from the first step: before it, connecting and compiling have `timeout_s` of the job.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, now_s: float) -> None:
         self._usual_s = plan.prediction.step_s
         self._most_s = plan.job.timeout_s / 2
         # Saving a checkpoint is no step either, and how long it takes is the disk's affair.
@@ -29,13 +28,13 @@ class Standstill:
         self._batches = 1 + (evaluation.num_batches if evaluation else 0)
         self._steps: dict[int, int] = {rank.rank: -1 for rank in plan.ranks}
         self._states: dict[int, str] = {}
-        self._progress_s = time.monotonic()
+        self._progress_s = now_s
         self._asked_s: float | None = None
 
-    def take_progress(self, rank: int, step: int) -> None:
+    def take_progress(self, rank: int, step: int, now_s: float) -> None:
         """A rank finished a step."""
         self._steps[rank] = max(step, self._steps[rank])
-        self._progress_s = time.monotonic()
+        self._progress_s = now_s
         self._asked_s = None
 
     def take_step(self, step_s: float) -> None:
@@ -51,19 +50,19 @@ class Standstill:
         """Seconds without progress that mean the run is hung; always sooner than the job's own timeout."""
         return min(max(STEPS * self._usual_s * self._batches, self._least_s), self._most_s)
 
-    def asks_now(self) -> bool:
+    def asks_now(self, now_s: float) -> bool:
         """True once, when it is time to ask the ranks where they are."""
         began = min(self._steps.values()) >= 0
-        if began and self._asked_s is None and time.monotonic() - self._progress_s > self.limit_s:
-            self._asked_s = time.monotonic()
+        if began and self._asked_s is None and now_s - self._progress_s > self.limit_s:
+            self._asked_s = now_s
             return True
         return False
 
-    def verdict(self, last_lines: Mapping[int, Sequence[str]]) -> tuple[int, str] | None:
+    def culprit(self, last_lines: Mapping[int, Sequence[str]], now_s: float) -> tuple[int, str] | None:
         """The rank that holds up the others and how we know, some time after asking; None before."""
-        if self._asked_s is None or time.monotonic() - self._asked_s < ASK_S:
+        if self._asked_s is None or now_s - self._asked_s < ASK_S:
             return None
-        silent_s = time.monotonic() - self._progress_s
+        silent_s = now_s - self._progress_s
         text = f"no progress for {silent_s:.0f} s, a step takes {self._usual_s:.2g} s; "
         halted = [rank for rank, state in self._states.items() if state in _STATES]
         if halted:

@@ -4,35 +4,61 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from holmes_core.errors import HostError
 from holmes_core.records.plan import Node
 from holmes_core.remote.connect import connect
 
-LOOK_EVERY_S = 5.0
+PAUSE_S = 5.0
+
+
+def answers(node: Node) -> bool:
+    """Whether the node's host can be logged in to."""
+    try:
+        connect(node.host, node.access).close()
+    except HostError:
+        return False
+    return True
+
+
+def later_in_background(work: Callable[[], None]) -> None:
+    """Do it after a pause, in a thread of its own."""
+
+    def pause_and_work() -> None:
+        time.sleep(PAUSE_S)
+        work()
+
+    threading.Thread(target=pause_and_work, daemon=True).start()
 
 
 class LostHosts:
     """Hosts are tried in the background, so that a run under way does not wait for them."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        answers: Callable[[Node], bool] = answers,
+        in_background: Callable[[Callable[[], None]], None] = later_in_background,
+    ) -> None:
+        self._answers, self._in_background = answers, in_background
         self._nodes: tuple[Node, ...] = ()
-        self._search: threading.Thread | None = None
         self._found: tuple[str, ...] = ()
+        self._is_looking = False
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The hosts that are lost."""
         return tuple(sorted(node.host for node in self._nodes))
 
     def add(self, nodes: Iterable[Node]) -> None:
+        """These are lost, too."""
         self._nodes += tuple(nodes)
 
     def look(self) -> None:
         """See to it that they are being looked for."""
-        if self._nodes and (self._search is None or not self._search.is_alive()):
-            self._search = threading.Thread(target=self._find, daemon=True)
-            self._search.start()
+        if self._nodes and not self._is_looking:
+            self._is_looking = True
+            self._in_background(self._find)
 
     def take_found(self) -> tuple[str, ...]:
         """Those that were found since the last time; they are lost no more."""
@@ -40,20 +66,13 @@ class LostHosts:
         self._nodes = tuple(node for node in self._nodes if node.host not in found)
         return found
 
+    def wait_for(self, nodes: Sequence[Node]) -> None:
+        """Return when all of them answer."""
+        while not all(self._answers(node) for node in nodes):
+            time.sleep(PAUSE_S)
+
     def _find(self) -> None:
-        time.sleep(LOOK_EVERY_S)
-        self._found = tuple(node.host for node in self._nodes if _answers(node))
-
-
-def wait_for(nodes: Sequence[Node]) -> None:
-    """Return when all of them answer."""
-    while not all(_answers(node) for node in nodes):
-        time.sleep(LOOK_EVERY_S)
-
-
-def _answers(node: Node) -> bool:
-    try:
-        connect(node.host, node.access).close()
-    except HostError:
-        return False
-    return True
+        try:
+            self._found = tuple(node.host for node in self._nodes if self._answers(node))
+        finally:
+            self._is_looking = False

@@ -1,18 +1,20 @@
-"""The plans a run goes on with when hosts are lost or come back, or when one turns out to be slow."""
+"""With which plan a run goes on: after a failure, when hosts are lost or come back, when one turns out to be slow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
-from holmes_runtime.config.verdicts import SlowPart
-from launcher.journal.run_record import RunRecord
-from launcher.journal.step_metrics import median_step_s
+from holmes_core.records.run import Failure, Settings
+from holmes_runtime.config.verdicts import AllHostsSlow, SlowPart, Verdict
+from launcher.journal.step_metrics import StepMetrics, median_step_s
 from launcher.supervise.lost_hosts import LostHosts
 
 LEAST_GAIN = 1.1  # a restart costs some steps
+
+NextStep = Literal["end", "restart", "wait", "replan"]
 
 
 class Planner(Protocol):
@@ -26,48 +28,104 @@ class Planner(Protocol):
 
 
 class Replanning:
-    """Each of its plans is made anew from the first one, and shown; None, and the reason shown, where there is none."""
+    """Each of its plans is made anew from the first one, and shown by `say`; the reason where there is none.
 
-    def __init__(self, first_plan: Plan, planner: Planner | None, record: RunRecord) -> None:
-        """`planner`: None where the inventory is not at hand."""
-        self._first_plan, self._planner, self._record = first_plan, planner, record
-        self.lost = LostHosts()
+    `planner`: None where the inventory is not at hand. `next_plan`: once the ranks have saved, the run goes on with it.
+    """
 
-    def without(self, plan: Plan, hosts: Sequence[str]) -> Plan | None:
+    def __init__(
+        self, first_plan: Plan, settings: Settings, planner: Planner | None, say: Callable[[str], None], lost: LostHosts
+    ) -> None:
+        self.next_plan: Plan | None = None
+        self._first_plan, self._settings, self._planner, self._say = first_plan, settings, planner, say
+        self._saves = first_plan.job.checkpoint is not None
+        self._lost = lost
+        self._restarts = 0
+
+    def take_next_plan(self) -> Plan | None:
+        """The plan the ranks have saved for, which is none any more."""
+        plan, self.next_plan = self.next_plan, None
+        return plan
+
+    def after_failure(self, plan: Plan, cause: Failure, lost_hosts: tuple[str, ...]) -> Plan | None:
+        """The plan of the next attempt as the settings ask, None to end the run; lost hosts may be waited for."""
+        self.next_plan = None
+        step = next_step(self._settings, self._restarts, lost_hosts)
+        if step == "end":
+            return None
+        self._say(f"host {cause.host}: {cause.message.strip().splitlines()[-1]}")
+        if step == "replan":
+            return self._without(plan, lost_hosts)
+        if step == "wait":
+            self._say(f"waiting for {', '.join(lost_hosts)}")
+            self._lost.wait_for([node for node in plan.nodes if node.host in lost_hosts])
+        else:
+            self._restarts += 1
+            self._say(f"restart {self._restarts} of {self._settings.restarts} on the same hosts")
+        return plan
+
+    def take_verdicts(self, verdicts: Sequence[Verdict], steps: Sequence[StepMetrics]) -> None:
+        """Show what a plan that knows what is slow gains over `steps`; go on with it where that is asked for."""
+        for verdict in verdicts:
+            self._say(verdict.sentence)
+        slow = [verdict for verdict in verdicts if not isinstance(verdict, AllHostsSlow)]
+        if len(slow) < len(verdicts):
+            return  # no prediction is to be trusted
+        for part in slow:
+            if self.next_plan is None:
+                plan = self._after(part, steps)
+                if self._settings.replan_when_slow and self._saves:
+                    self._go_on_with(plan)
+
+    def look_for_lost_hosts(self) -> None:
+        """Go on with lost hosts that have come back; have the others looked for."""
+        found = self._lost.take_found() if self._saves and self.next_plan is None else ()
+        if found:
+            gone = self._lost.names
+            again = f"with {', '.join(found)} again"
+            self._go_on_with(self._plan(again, lambda planner: planner.without(self._first_plan, gone)))
+        self._lost.look()
+
+    def _without(self, plan: Plan, hosts: Sequence[str]) -> Plan | None:
         """A plan that does without those hosts of `plan`, and without the ones lost before."""
-        self.lost.add(node for node in plan.nodes if node.host in hosts)
-        gone = self.lost.names
+        self._lost.add(node for node in plan.nodes if node.host in hosts)
+        gone = self._lost.names
         return self._plan(f"without {', '.join(gone)}", lambda planner: planner.without(self._first_plan, gone))
 
-    def with_found(self) -> Plan | None:
-        """A plan with the hosts that are back, if any are."""
-        found = self.lost.take_found()
-        if not found:
-            return None
-        gone = self.lost.names
-        return self._plan(f"with {', '.join(found)} again", lambda planner: planner.without(self._first_plan, gone))
-
-    def after(self, verdict: SlowPart) -> Plan | None:
+    def _after(self, verdict: SlowPart, steps: Sequence[StepMetrics]) -> Plan | None:
         """A plan that knows what is slow, where it gains more than it costs to start again."""
-        gone = self.lost.names
-        why = f"after that ({verdict.sentence})"
+        gone, why = self._lost.names, f"after that ({verdict.sentence})"
         plan = self._plan(why, lambda planner: planner.after(self._first_plan, verdict, gone))
-        if plan is None or not self._record.attempt_steps:
+        if plan is None or not steps:
             return None
-        gain = median_step_s(self._record.attempt_steps) / plan.prediction.step_s
-        self._record.say(f"that plan would be {gain:.2f}x as fast as it is now")
+        gain = median_step_s(steps) / plan.prediction.step_s
+        self._say(f"that plan would be {gain:.2f}x as fast as it is now")
         return plan if gain > LEAST_GAIN else None
+
+    def _go_on_with(self, plan: Plan | None) -> None:
+        self.next_plan = plan
+        if plan is not None:
+            self._say("the ranks save after this step, and go on with the new plan")
 
     def _plan(self, why: str, make: Callable[[Planner], Plan]) -> Plan | None:
         if self._planner is None:
-            self._record.say(f"no plan {why}: the inventory the plan was made from is not beside it")
+            self._say(f"no plan {why}: the inventory the plan was made from is not beside it")
             return None
         try:
             plan = make(self._planner)
         except HolmesError as error:
-            self._record.say(f"no plan {why}: {error.what}")
+            self._say(f"no plan {why}: {error.what}")
             return None
         hosts = ", ".join(node.host for node in plan.nodes)
         step_s = f"{plan.prediction.step_s:.3g} s a step predicted"
-        self._record.say(f"plan {why}: tp={plan.tp} pp={plan.pp} dp={plan.dp} on {hosts}, {step_s}")
+        self._say(f"plan {why}: tp={plan.tp} pp={plan.pp} dp={plan.dp} on {hosts}, {step_s}")
         return plan
+
+
+def next_step(settings: Settings, restarts_done: int, lost_hosts: tuple[str, ...]) -> NextStep:
+    """End the run, start it again on the same hosts, wait for lost ones, or plan without them."""
+    if lost_hosts and settings.on_loss != "stop":
+        return settings.on_loss
+    if not lost_hosts and restarts_done < settings.restarts:
+        return "restart"
+    return "end"

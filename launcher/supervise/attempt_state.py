@@ -1,0 +1,246 @@
+"""One attempt as its nodes tell it: every message and every moment makes events and orders. Pure: time is passed in."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from holmes_core.records.plan import Node, Plan
+from holmes_core.records.run import Failure
+from holmes_runtime.config.messages import (
+    Command,
+    Exited,
+    Message,
+    RankFailed,
+    RankPrinted,
+    RankStates,
+    RanksUp,
+    Refused,
+    Stacks,
+    Started,
+    Stuck,
+)
+from holmes_runtime.config.rank_metrics import RankMetrics
+from holmes_runtime.config.verdicts import Verdict
+from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent
+from launcher.journal.step_metrics import StepCollector
+from launcher.nodes.node_link import Heard, LinkClosed, LinkState, Unreadable
+from launcher.nodes.preflight import unreadable_fault
+from launcher.supervise.failure import failure_of, first_cause
+from launcher.supervise.hang import HangDetector
+from launcher.supervise.silence import SilenceDetector
+
+LAST_LINES = 20
+# Peers of a dead rank fail within 0.2 s on Gloo (measured); torchrun looks every 0.1 s. Wait a little longer than both.
+CAUSE_WINDOW_S = 1.5
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What rank 0 found slow."""
+
+    verdicts: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True)
+class TellAll:
+    """An order: send the command to every agent."""
+
+    command: Command
+
+
+@dataclass(frozen=True)
+class Reconnect:
+    """An order: drop the connection to that node, so that a new one is made."""
+
+    node_rank: int
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """An order: take that node for out of reach."""
+
+    node_rank: int
+
+
+Order = TellAll | Reconnect | GiveUp
+Effect = RunEvent | Judged | Order
+
+
+class AttemptState:
+    """What is known of an attempt. `now_s` is any clock that only goes forward; it starts at `started_s`.
+
+    `unix_offset_s` makes Unix time of it, by which nodes date failures. `seen` counts each node's messages, for a
+    controller that takes over.
+    """
+
+    def __init__(self, plan: Plan, detached: bool, started_s: float, unix_offset_s: float) -> None:
+        self.failures: list[Failure] = []
+        self.seen: dict[int, int] = {}
+        self.has_stepped = False
+        self._plan, self._detached, self._unix_offset_s = plan, detached, unix_offset_s
+        self._silence = SilenceDetector(len(plan.nodes), started_s)
+        self._hang = HangDetector(plan, started_s)
+        self._collector = StepCollector(plan)
+        self._rank_at = {(rank.host, rank.local_rank): rank.rank for rank in plan.ranks}
+        self._last_lines: dict[int, deque[str]] = {}
+        self._states: dict[int, str] = {}
+        self._ended: set[int] = set()
+        self._failed_s: float | None = None
+
+    @property
+    def cause(self) -> Failure | None:
+        """The failure to show first."""
+        return first_cause(self.failures) if self.failures else None
+
+    @property
+    def lost_hosts(self) -> tuple[str, ...]:
+        """Hosts that are gone themselves."""
+        return tuple(dict.fromkeys(failure.host for failure in self.failures if failure.host_lost))
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether every node has ended, or the first failure is some time ago, so that its cause has been told."""
+        has_failed = self._failed_s is not None and now_s > self._failed_s + CAUSE_WINDOW_S
+        return has_failed or len(self._ended) == len(self._plan.nodes)
+
+    def take(self, heard: Heard, now_s: float) -> list[Effect]:
+        """What follows from a message of a node."""
+        node = self._plan.nodes[heard.node_rank]
+        if heard.number is not None:
+            self.seen[heard.node_rank] = heard.number
+            self._silence.take_word(heard.node_rank, now_s)
+        reason = self._misfit(node, heard.message)
+        message = heard.message if reason is None else Unreadable(reason)
+        if isinstance(message, RankPrinted | RankMetrics | RankFailed | RankStates):
+            return list(self._take_of_ranks(node, message, now_s))
+        return list(self._take_of_node(node, message, now_s))
+
+    def tick(self, now_s: float) -> list[Effect]:
+        """What follows from nothing having been said up to `now_s`."""
+        return [*self._notice_silence(now_s), *self._notice_hang(now_s)]
+
+    def _misfit(self, node: Node, message: Message | LinkState | Unreadable | LinkClosed) -> str | None:
+        """Why that message cannot be of that node; None if it can."""
+        ranks: tuple[int | None, ...] = ()
+        if isinstance(message, RankPrinted):
+            ranks = (self._rank_at.get((node.host, message.local_rank)),)
+        elif isinstance(message, RankStates):
+            ranks = tuple(self._rank_at.get((node.host, one.local_rank)) for one in message.states)
+        elif isinstance(message, RankMetrics) or (isinstance(message, RankFailed) and message.rank is not None):
+            ranks = (message.rank if message.rank in self._ranks_of(node) else None,)
+        if None in ranks:
+            return f"{type(message).__name__} of a rank that is not on this host"
+        if isinstance(message, RankMetrics):
+            is_last = self._plan.ranks[message.rank].pp_rank == self._plan.pp - 1
+            if message.step_s <= 0 or (is_last and message.loss is None):
+                return f"RankMetrics of a step of {message.step_s} s with a loss of {message.loss}"
+        return None
+
+    def _ranks_of(self, node: Node) -> list[int]:
+        return [rank for (host, _), rank in self._rank_at.items() if host == node.host]
+
+    def _take_of_ranks(
+        self, node: Node, message: RankPrinted | RankMetrics | RankFailed | RankStates, now_s: float
+    ) -> Iterator[Effect]:
+        if isinstance(message, RankPrinted):
+            yield from self._take_line(node, self._rank_at[node.host, message.local_rank], message.line)
+        elif isinstance(message, RankMetrics):
+            yield from self._take_metrics(node, message, now_s)
+        elif isinstance(message, RankFailed):
+            lines = message.last_lines or self._lines_of(message.rank)
+            self._fail(node, message._replace(last_lines=lines), now_s)
+        else:
+            self._hang.take_states({self._rank_at[node.host, one.local_rank]: one.state for one in message.states})
+
+    def _take_of_node(
+        self, node: Node, message: Message | LinkState | Unreadable | LinkClosed, now_s: float
+    ) -> Iterator[Effect]:
+        if isinstance(message, LinkState):
+            yield from self._set_state(node, message.state)
+        elif isinstance(message, Started):
+            yield from self._set_state(node, "starting ranks")
+        elif isinstance(message, RanksUp):
+            yield from self._set_state(node, "ranks up")
+        elif isinstance(message, Stuck):
+            yield Notice(f"host {node.host}: cannot be ended: {', '.join(message.processes)}")
+        elif isinstance(message, Exited):
+            self._ended.add(node.node_rank)
+            yield from self._set_state(node, "ended")
+        elif isinstance(message, Unreadable | Refused):
+            self._lose(node, unreadable_fault(node.host, message.reason).evidence, now_s)
+        elif isinstance(message, LinkClosed):
+            self._take_closed(node, message, now_s)
+
+    def _take_line(self, node: Node, rank: int, line: str) -> Iterator[Effect]:
+        self._last_lines.setdefault(rank, deque(maxlen=LAST_LINES)).append(line)
+        yield LogLine(node.host, node.cluster, rank, line)
+        if self._states.get(node.node_rank) == "ranks up" and line.startswith(f"rank {rank} on "):
+            yield from self._set_state(node, "rendezvous")
+
+    def _take_metrics(self, node: Node, metrics: RankMetrics, now_s: float) -> Iterator[Effect]:
+        self._hang.take_progress(metrics.rank, metrics.step, now_s)
+        yield from self._set_state(node, "stepping")
+        step = self._collector.add(metrics)
+        if step is not None:
+            self.has_stepped = True
+            self._hang.take_step(step.metrics.step_s)
+            yield step.metrics
+            if step.verdicts:
+                yield Judged(step.verdicts)
+
+    def _set_state(self, node: Node, state: str) -> Iterator[Effect]:
+        if self._states.get(node.node_rank) != state:
+            self._states[node.node_rank] = state
+            yield NodeState(node.host, node.cluster, state)
+
+    def _take_closed(self, node: Node, closed: LinkClosed, now_s: float) -> None:
+        if closed.agent_ended:
+            text = "the node agent ended before its ranks: it was killed, or told to stop by someone else"
+        else:
+            text = f"lost the node agent (exit code {closed.exit_code}): the host or its sshd went away"
+        lines = tuple(closed.stderr.splitlines()[-LAST_LINES:])
+        self._lose(node, text, now_s, lines, host_lost=not closed.agent_ended)
+
+    def _notice_silence(self, now_s: float) -> Iterator[Effect]:
+        """A host gone without a word (no power, no link) is a failure too; a detached run goes on without us."""
+        for node_rank, silent_s in self._silence.silent(now_s).items():
+            node = self._plan.nodes[node_rank]
+            if node_rank in self._ended:
+                continue
+            if self._detached and not self.failures:
+                self._silence.take_word(node_rank, now_s)
+                yield Notice(f"host {node.host}: no word for {silent_s:.0f} s; trying to reach it again")
+                yield Reconnect(node_rank)
+                continue
+            yield GiveUp(node_rank)
+            text = f"no word from the node agent for {silent_s:.0f} s: the host or its network is down"
+            self._lose(node, text, now_s, host_lost=True)
+
+    def _notice_hang(self, now_s: float) -> Iterator[Effect]:
+        """Ranks that neither end nor take a step: find out who holds up the others."""
+        if self.failures:
+            return
+        if self._hang.asks_now(now_s):
+            yield TellAll(Stacks())
+        found = self._hang.culprit(self._last_lines, now_s)
+        if found is not None:
+            rank, text = found
+            node = next(node for node in self._plan.nodes if node.host == self._plan.ranks[rank].host)
+            self._fail(node, RankFailed(rank, 1, text, self._unix_s(now_s), self._lines_of(rank)), now_s)
+
+    def _lose(self, node: Node, text: str, now_s: float, lines: tuple[str, ...] = (), host_lost: bool = False) -> None:
+        """Nothing more comes of the node, which is a failure unless it has ended already."""
+        if node.node_rank not in self._ended:
+            self._ended.add(node.node_rank)
+            self._fail(node, RankFailed(None, 1, text, self._unix_s(now_s), lines), now_s, host_lost)
+
+    def _fail(self, node: Node, failed: RankFailed, now_s: float, host_lost: bool = False) -> None:
+        self.failures.append(failure_of(node, failed, host_lost))
+        self._failed_s = now_s if self._failed_s is None else self._failed_s
+
+    def _lines_of(self, rank: int | None) -> tuple[str, ...]:
+        return () if rank is None else tuple(self._last_lines.get(rank, ()))
+
+    def _unix_s(self, now_s: float) -> float:
+        return now_s + self._unix_offset_s

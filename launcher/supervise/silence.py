@@ -1,0 +1,27 @@
+"""Nodes that say nothing any more. Pure: time is passed in."""
+
+from __future__ import annotations
+
+from launcher.prepare.prepare import SILENCE_LIMIT_S
+
+ASLEEP_S = 3.0  # a machine that is suspended or overloaded does not look at its watch for so long
+
+
+class SilenceDetector:
+    """When each node last said something. `silent` is to be asked again and again: a pause is one of our own."""
+
+    def __init__(self, num_nodes: int, now_s: float) -> None:
+        self._heard_s = dict.fromkeys(range(num_nodes), now_s)
+        self._looked_s = now_s
+
+    def take_word(self, node_rank: int, now_s: float) -> None:
+        """A node said something."""
+        self._heard_s[node_rank] = now_s
+
+    def silent(self, now_s: float) -> dict[int, float]:
+        """Seconds without a word, of the nodes that have been silent for too long."""
+        if now_s - self._looked_s > ASLEEP_S:  # it was us who did not listen
+            self._heard_s = dict.fromkeys(self._heard_s, now_s)
+        self._looked_s = now_s
+        silent_s = {node_rank: now_s - heard_s for node_rank, heard_s in self._heard_s.items()}
+        return {node_rank: seconds for node_rank, seconds in silent_s.items() if seconds > SILENCE_LIMIT_S}

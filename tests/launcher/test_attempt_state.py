@@ -1,0 +1,219 @@
+"""What follows from what nodes say, and from what they do not say, with the time given."""
+
+from __future__ import annotations
+
+import pytest
+
+from holmes_core.records.plan import Plan
+from holmes_runtime.config.messages import (
+    Alive,
+    Exited,
+    Message,
+    RankFailed,
+    RankPrinted,
+    RankState,
+    RankStates,
+    RanksUp,
+    Stacks,
+    Started,
+    Stuck,
+)
+from holmes_runtime.config.verdicts import HostIsSlow
+from launcher.journal.run_events import LogLine, NodeState, Notice
+from launcher.journal.step_metrics import StepMetrics
+from launcher.nodes.node_link import Heard, LinkClosed, LinkState, Unreadable
+from launcher.prepare.prepare import SILENCE_LIMIT_S
+from launcher.supervise.attempt_state import (
+    CAUSE_WINDOW_S,
+    AttemptState,
+    Effect,
+    GiveUp,
+    Judged,
+    Reconnect,
+    TellAll,
+)
+from launcher.supervise.hang import ASK_S, LEAST_S
+from tests.launcher.plans import cpu_plan
+from tests.launcher.test_step_metrics import report
+
+PLAN = cpu_plan()  # a rank on each of a1, a2, b1, b2
+UNIX_S = 1_000_000.0
+
+
+def attempt(detached: bool = False, plan: Plan = PLAN) -> AttemptState:
+    return AttemptState(plan, detached, started_s=0.0, unix_offset_s=UNIX_S)
+
+
+def say(state: AttemptState, node_rank: int, message: Message, now_s: float = 0.0) -> list[Effect]:
+    """An agent's message."""
+    return state.take(Heard(node_rank, message, now_s, number=state.seen.get(node_rank, 0) + 1), now_s)
+
+
+def link_says(state: AttemptState, node_rank: int, message: LinkState | LinkClosed | Unreadable) -> list[Effect]:
+    return state.take(Heard(node_rank, message, 0.0), 0.0)
+
+
+def wait(state: AttemptState, from_s: float, to_s: float, speaking: tuple[int, ...] = ()) -> list[Effect]:
+    """A second after the other goes by, in which nothing is heard but of the nodes that are `speaking`."""
+    effects: list[Effect] = []
+    for now_s in range(int(from_s) + 1, int(to_s) + 1):
+        for node_rank in speaking:
+            effects += say(state, node_rank, Alive(), float(now_s))
+        effects += state.tick(float(now_s))
+    return effects
+
+
+def step(state: AttemptState, now_s: float = 0.0) -> list[Effect]:
+    """All ranks finish a step."""
+    return [effect for rank in range(4) for effect in say(state, rank, report(PLAN, rank, step_s=0.5), now_s)]
+
+
+def test_node_goes_from_state_to_state_each_shown_once() -> None:
+    state = attempt()
+    effects = [*say(state, 0, Started()), *say(state, 0, RanksUp()), *say(state, 0, RanksUp())]
+    effects += say(state, 0, RankPrinted(0, "rank 0 on a1: stage 0"))
+    effects += [*say(state, 0, report(PLAN, 0, 0.5)), *say(state, 0, Exited(0))]
+    states = [effect.state for effect in effects if isinstance(effect, NodeState)]
+    assert states == ["starting ranks", "ranks up", "rendezvous", "stepping", "ended"]
+
+
+def test_line_is_that_of_the_rank_with_its_local_rank_there() -> None:
+    assert say(attempt(), 2, RankPrinted(0, "hello")) == [LogLine("b1", "b", 2, "hello")]
+
+
+def test_step_is_told_when_its_last_rank_has_finished_it_and_then_what_is_slow() -> None:
+    effects = step(attempt())
+    told = [effect for effect in effects if isinstance(effect, StepMetrics | Judged)]
+    assert [type(effect) for effect in told] == [StepMetrics, Judged]
+    assert told[1] == Judged((HostIsSlow("x", 2.0),))
+
+
+def test_attempt_is_over_when_every_node_has_ended() -> None:
+    state = attempt()
+    for node_rank in range(3):
+        say(state, node_rank, Exited(0))
+    assert not state.is_over(0.0)
+    say(state, 3, Exited(0))
+    assert state.is_over(0.0)
+    assert state.cause is None
+
+
+def test_cause_may_be_told_after_its_consequence() -> None:
+    state = attempt()
+    say(state, 0, RankFailed(0, 1, "Connection closed by peer", time_s=1.0))
+    say(state, 2, RankFailed(2, -9, "Signal 9", time_s=2.0), now_s=1.0)
+    assert not state.is_over(CAUSE_WINDOW_S)
+    assert state.is_over(CAUSE_WINDOW_S + 0.1)
+    assert state.cause is not None
+    assert (state.cause.host, state.cause.rank) == ("b1", 2)
+
+
+def test_failed_rank_has_its_last_lines() -> None:
+    state = attempt()
+    for number in range(30):
+        say(state, 1, RankPrinted(0, f"line {number}"))
+    say(state, 1, RankFailed(1, 1, "ValueError: bad", time_s=1.0))
+    assert state.failures[0].last_lines == tuple(f"line {number}" for number in range(10, 30))
+
+
+def test_silent_host_of_an_attached_run_is_given_up_and_lost() -> None:
+    state = attempt()
+    effects = wait(state, 0, SILENCE_LIMIT_S + 1, speaking=(0, 1, 2))
+    assert effects == [GiveUp(3)]
+    (failure,) = state.failures
+    assert (failure.host, failure.host_lost, failure.time_s) == ("b2", True, UNIX_S + SILENCE_LIMIT_S + 1)
+    assert failure.message == "no word from the node agent for 16 s: the host or its network is down"
+    assert state.lost_hosts == ("b2",)
+
+
+def test_silent_host_of_a_detached_run_is_looked_for_again() -> None:
+    state = attempt(detached=True)
+    effects = wait(state, 0, SILENCE_LIMIT_S + 1, speaking=(0, 1, 2))
+    assert effects == [Notice("host b2: no word for 16 s; trying to reach it again"), Reconnect(3)]
+    assert state.failures == []
+
+
+def test_controller_that_was_asleep_finds_no_host_silent() -> None:
+    state = attempt()
+    assert [*state.tick(1.0), *state.tick(1000.0)] == []
+
+
+def test_words_of_the_link_are_no_words_of_the_host() -> None:
+    state = attempt()
+    wait(state, 0, SILENCE_LIMIT_S, speaking=(0, 1, 2))
+    link_says(state, 3, LinkState("connection lost"))
+    assert GiveUp(3) in wait(state, SILENCE_LIMIT_S, SILENCE_LIMIT_S + 1, speaking=(0, 1, 2))
+
+
+def test_host_whose_connection_ends_is_lost_and_its_errors_are_shown() -> None:
+    state = attempt()
+    link_says(state, 1, LinkClosed(255, "kex_exchange: reset\n", agent_ended=False))
+    (failure,) = state.failures
+    assert (failure.host, failure.host_lost, failure.last_lines) == ("a2", True, ("kex_exchange: reset",))
+
+
+def test_agent_that_ends_before_its_ranks_was_told_to_and_its_host_is_there() -> None:
+    state = attempt()
+    link_says(state, 1, LinkClosed(0, "", agent_ended=True))
+    (failure,) = state.failures
+    assert "told to stop by someone else" in failure.message
+    assert not failure.host_lost
+
+
+def test_connection_that_ends_after_the_ranks_is_no_failure() -> None:
+    state = attempt()
+    say(state, 1, Exited(0))
+    link_says(state, 1, LinkClosed(0, "", agent_ended=True))
+    assert state.failures == []
+
+
+def test_ranks_that_make_no_progress_are_asked_and_the_stopped_one_is_the_cause() -> None:
+    state = attempt(plan=cpu_plan(compute={"flops_per_s": 1e13}))
+    step(state)
+    asked = wait(state, 0, LEAST_S + 1, speaking=(0, 1, 2, 3))
+    assert asked == [TellAll(Stacks())]
+    for node_rank in range(4):
+        say(state, node_rank, RankStates((RankState(0, "T" if node_rank == 2 else "S"),)), LEAST_S + 1)
+    wait(state, LEAST_S + 1, LEAST_S + 1 + ASK_S, speaking=(0, 1, 2, 3))
+    assert state.cause is not None
+    assert (state.cause.host, state.cause.rank) == ("b1", 2)
+    assert "stopped by a signal" in state.cause.message
+
+
+def test_process_that_cannot_be_ended_is_named() -> None:
+    assert say(attempt(), 0, Stuck(("7 python (state D)",))) == [Notice("host a1: cannot be ended: 7 python (state D)")]
+
+
+def test_messages_are_counted_for_a_controller_that_takes_over() -> None:
+    state = attempt()
+    for _ in range(3):
+        say(state, 2, Alive())
+    link_says(state, 2, LinkState("connection lost"))
+    assert state.seen == {2: 3}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        RankPrinted(7, "hello"),
+        RankStates((RankState(0, "S"), RankState(-1, "T"))),
+        report(PLAN, 3, step_s=0.5),
+        report(PLAN, 0, step_s=0.5)._replace(rank=99),
+        report(PLAN, 0, step_s=0.5)._replace(step_s=0.0),
+        RankFailed(2, 1, "not mine", time_s=0.0),
+        Unreadable("Exited.exit_code: expected int, got 'x'"),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_host_that_says_what_cannot_be_is_at_fault_and_harms_no_more(message: Message) -> None:
+    state = attempt()
+    assert say(state, 0, message) == []
+    (failure,) = state.failures
+    assert (failure.host, failure.rank, failure.host_lost) == ("a1", None, False)
+    assert failure.message.startswith("agent and controller do not understand each other: ")
+
+
+def test_last_stage_without_a_loss_cannot_be() -> None:
+    state = attempt()
+    say(state, 3, report(PLAN, 3, step_s=0.5)._replace(loss=None))
+    assert [failure.host for failure in state.failures] == ["b2"]
