@@ -54,9 +54,9 @@ class RunView:
             self._step = event
             self._print(self._step_text(event))
         elif isinstance(event, LogLine):
-            place = f"{event.cluster}/{event.host}" if event.cluster else event.host
-            self._lines.append(Text(f"{place} rank {event.rank} | {event.line}"))
-            self._print(f"{place} rank {event.rank} | {event.line}")
+            host = f"{event.cluster}/{event.host}" if event.cluster else event.host
+            self._lines.append(Text(f"{host} rank {event.rank} | {event.line}"))
+            self._print(f"{host} rank {event.rank} | {event.line}")
         elif isinstance(event, Notice):
             self._notices.append(event.text)
             self._print(event.text)

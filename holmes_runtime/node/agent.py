@@ -1,7 +1,7 @@
 """The node agent: looks at the node, starts torchrun, writes down what happens, and ends everything when told.
 
 It lives in the folder that was shipped to it and talks through two files there, a record of `messages.py` a line:
-`events.jsonl`, and the pipe `commands`, where an empty line is a sign of life. `relay.py` carries both to the
+`messages.jsonl`, and the pipe `commands`, where an empty line is a sign of life. `relay.py` carries both to the
 controller and back. An attached run ends when no sign of life comes for `silence_limit_s`; a detached one goes on. It
 imports nothing but the standard library, so that it can say when torch is missing, and of that only what is quick to
 import: no dataclasses, no concurrent.futures, no importlib.metadata.
@@ -13,12 +13,9 @@ import contextlib
 import fcntl
 import json
 import os
-import select
 import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,87 +40,22 @@ from holmes_runtime.config.messages import (
     Started,
     Stop,
     Stuck,
-    decode_command,
-    encode,
 )
 from holmes_runtime.config.node_config import NodeConfig
 from holmes_runtime.config.rank_metrics import RankMetrics
 from holmes_runtime.config.strict_json import parse
 from holmes_runtime.node.listeners import Listeners
+from holmes_runtime.node.mailbox import CommandPipe, MessageFile
 from holmes_runtime.node.node_facts import read_facts
-from holmes_runtime.node.process_tree import adopt_orphans, descendants, die_with_parent, end_descendants, read_process
-from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, EVENTS_FILE, LOCK_FILE, relay
+from holmes_runtime.node.process_tree import adopt_orphans, descendants, end_descendants, read_process
+from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, LOCK_FILE, MESSAGES_FILE, relay
+from holmes_runtime.node.start_torchrun import FAILURES_FILE, TEMPORARY_LINK, TORCHRUN_LOG, start_torchrun
+from holmes_runtime.node.tail import Tail
 
 POLL_S = 0.1
 WAITING_POLL_S = 0.5
 GRACE_S = 3.0
 ALIVE_S = 2.0
-TEMPORARY_LINK = "tmp"
-
-
-class Commands:
-    """The pipe of commands, read only when there is something."""
-
-    def __init__(self, path: Path) -> None:
-        self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)  # a writer of our own: the pipe never ends
-        self._rest = b""
-        self.last_heard_s = time.monotonic()
-
-    def take(self, timeout_s: float) -> list[Command | Refused]:
-        """Commands that arrive within `timeout_s`; `Refused` for one that cannot be read."""
-        if not select.select([self._pipe], [], [], timeout_s)[0]:
-            return []
-        self.last_heard_s = time.monotonic()
-        *whole, self._rest = (self._rest + os.read(self._pipe, 65536)).split(b"\n")
-        return [_read_command(line) for line in whole if line.strip()]
-
-
-def _read_command(line: bytes) -> Command | Refused:
-    try:
-        return decode_command(line.decode(errors="replace"))
-    except ValueError as error:
-        return Refused(f"a command of the controller cannot be read: {error}")
-
-
-class Events:
-    """The file of messages. What a full disk does not take waits for the next one."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
-        self._waiting = b""
-        self.last_s = time.monotonic()
-
-    def report(self, message: Message) -> None:
-        """Append one message."""
-        self.last_s = time.monotonic()
-        self._waiting += encode(message)
-        with contextlib.suppress(OSError):
-            while self._waiting:
-                self._waiting = self._waiting[os.write(self._file, self._waiting) :]
-
-
-class Tail:
-    """New lines of a growing file; a last line without its end waits until it has one, or until `rest`."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._rest = b""
-
-    def lines(self) -> Iterator[str]:
-        with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-            self._offset += len(data)
-            *whole, self._rest = (self._rest + data).split(b"\n")
-            for line in whole:
-                yield line.decode(errors="replace")
-
-    def rest(self) -> Iterator[str]:
-        yield from self.lines()
-        if self._rest:
-            yield self._rest.decode(errors="replace")
-            self._rest = b""
 
 
 class Agent:
@@ -132,8 +64,8 @@ class Agent:
     def __init__(self, config: NodeConfig, folder: Path) -> None:
         self._config = config
         self._folder = folder
-        self._commands = Commands(folder / COMMANDS_PIPE)
-        self._events = Events(folder / EVENTS_FILE)
+        self._commands = CommandPipe(folder / COMMANDS_PIPE)
+        self._messages = MessageFile(folder / MESSAGES_FILE)
         self._listeners = Listeners(config)
         self._tails: dict[Path, Tail] = {}
         self._told_to_stop = False
@@ -178,8 +110,8 @@ class Agent:
         return self._told_to_stop or (not self._config.detached and silent_s > self._config.silence_limit_s)
 
     def _train(self, master_port: int) -> int:
-        failures = self._folder / "failures.jsonl"
-        torchrun = self._start_torchrun(master_port, failures)
+        torchrun = start_torchrun(self._config, self._folder, master_port, self._listeners.keep_rendezvous())
+        self._listeners.close()
         self._report(Started())
         while torchrun.poll() is None:
             quiet = POLL_S if self._ranks_are_up else WAITING_POLL_S  # torch takes seconds to import
@@ -194,7 +126,7 @@ class Agent:
         self._end(0.0)
         self._forward_output(last=True)
         if torchrun.returncode != 0:
-            self._report_failures(failures, torchrun.returncode)
+            self._report_failures(torchrun.returncode)
         self._report(Exited(torchrun.returncode))
         return 0 if torchrun.returncode == 0 else 1
 
@@ -222,50 +154,8 @@ class Agent:
 
     def _show_life(self) -> None:
         """A sign of life for the controller when there has been nothing else to say."""
-        if time.monotonic() - self._events.last_s > ALIVE_S:
+        if time.monotonic() - self._messages.last_s > ALIVE_S:
             self._report(Alive())
-
-    def _start_torchrun(self, master_port: int, failures: Path) -> subprocess.Popen[bytes]:
-        config, logs = self._config, self._folder / "logs"
-        logs.mkdir()
-        arguments = [
-            *("--nnodes", str(config.num_nodes), "--nproc-per-node", str(config.num_ranks)),
-            *("--rdzv-backend", "holmes", "--rdzv-endpoint", f"{config.master_address}:{master_port}"),
-            *("--rdzv-conf", f"rank={config.node_rank}", "--rdzv-id", config.run_id),
-            *("--max-restarts", "0", "--monitor-interval", "0.1"),
-            *("--log-dir", str(logs), "--redirects", "3"),
-            *("-m", "holmes_runtime.node.lean_start", "holmes_runtime.train", str(self._folder / "run_config.json")),
-        ]
-        environment = {**os.environ, **config.environment, "PYTHONUNBUFFERED": "1"}
-        for name in config.secrets:
-            environment[name] = (self._folder / f"secret-{name}").read_text(encoding="utf-8").rstrip("\n")
-        environment["TMPDIR"] = self._make_temporary_folder()
-        environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(self._folder.parents[2] / "inductor"))
-        environment["HOLMES_FAILURES_FILE"] = str(failures)
-        environment["HOLMES_METRICS_DIR"] = str(self._folder)
-        listener = self._listeners.keep_rendezvous()
-        if listener is not None:
-            environment["HOLMES_LISTENER"] = str(listener)
-        with open(self._folder / "torchrun.log", "wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "holmes_runtime.node.lean_start", "holmes_runtime.node.torchrun", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                cwd=self._folder,
-                preexec_fn=die_with_parent,
-                pass_fds=() if listener is None else (listener,),
-            )
-        self._listeners.close()
-        return process
-
-    def _make_temporary_folder(self) -> str:
-        """For what torch leaves in temporary places; a link leads whoever cleans up to it. Its path is short, as the
-        names of sockets must be."""
-        folder = tempfile.mkdtemp(prefix="holmes-")
-        (self._folder / TEMPORARY_LINK).symlink_to(folder)
-        return folder
 
     def _forward_output(self, last: bool = False) -> None:
         """Report new log lines and metrics. Ranks' logs lie in logs/RUN/attempt_0/LOCAL_RANK/{stdout,stderr}.log."""
@@ -285,19 +175,20 @@ class Agent:
         tail = self._tails.setdefault(path, Tail(path))
         return tail.rest() if last else tail.lines()
 
-    def _report_failures(self, failures: Path, exit_code: int) -> None:
+    def _report_failures(self, exit_code: int) -> None:
         """The ranks torchrun blames; torchrun itself when it blames none."""
+        failures = self._folder / FAILURES_FILE
         oom_kills = _oom_kills() - self._oom_kills
         if failures.exists():
             for line in failures.read_text(encoding="utf-8").splitlines():
                 self._report(parse(RankFailed, line)._replace(oom_kills=oom_kills))
             return
-        lines = (self._folder / "torchrun.log").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (self._folder / TORCHRUN_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
         message = f"torchrun ended with {exit_code}: {lines[-1] if lines else 'no output'}"
         self._report(RankFailed(None, exit_code, message, time.time(), tuple(lines[-20:]), oom_kills))
 
     def _report(self, message: Message) -> None:
-        self._events.report(message)
+        self._messages.report(message)
 
 
 def _local_rank(pid: int) -> int | None:
@@ -357,7 +248,7 @@ def main() -> int:
     """`python -m holmes_runtime.node.agent` in the node's folder: starts the agent, and relays for it until it ends."""
     folder = Path.cwd()
     os.mkfifo(folder / COMMANDS_PIPE, 0o600)
-    (folder / EVENTS_FILE).touch(0o600)
+    (folder / MESSAGES_FILE).touch(0o600)
     agent = os.fork()
     if agent == 0:
         _become_agent(folder)

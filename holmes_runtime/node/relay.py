@@ -1,7 +1,7 @@
-"""Carries events from a node's folder to the controller and its commands back, over standard output and input.
+"""Carries messages from a node's folder to the controller and its commands back, over standard output and input.
 
 The agent's first relay starts it; `python -m holmes_runtime.node.relay N` in the folder is a later one, which begins
-after the first N events. A relay whose controller is gone waits for the agent's end; the agent never waits for a relay.
+after the first N messages. A relay whose controller is gone waits for the agent's end; the agent waits for no relay.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from holmes_runtime.config.messages import AgentEnded, encode
 
-EVENTS_FILE = "events.jsonl"
+MESSAGES_FILE = "messages.jsonl"
 COMMANDS_PIPE = "commands"
 LOCK_FILE = "agent.lock"
 AGENT_FILE = "agent.json"
@@ -26,16 +26,19 @@ PATIENCE_S = 5.0
 _MOST_WAITING_BYTES = 1 << 20
 
 
-def relay(folder: Path, first_event: int, has_ended: Callable[[], bool], leave_alone: bool = False) -> None:
-    """Relay until the agent has ended and everything is delivered, or, if `leave_alone`, until the input ends."""
+def relay(folder: Path, messages_seen: int, has_ended: Callable[[], bool], leave_alone: bool = False) -> None:
+    """Relay all but the messages that were seen, until the agent has ended and everything is delivered.
+
+    If `leave_alone`, no longer than until the input ends.
+    """
     waiting, listening, heard = b"", True, True
     deadline: float | None = None
-    with open(folder / EVENTS_FILE, "rb") as events:
-        for _ in range(first_event):
-            events.readline()
+    with open(folder / MESSAGES_FILE, "rb") as messages:
+        for _ in range(messages_seen):
+            messages.readline()
         while True:
             ended = has_ended()
-            fresh = events.read(_MOST_WAITING_BYTES) if len(waiting) < _MOST_WAITING_BYTES else b""
+            fresh = messages.read(_MOST_WAITING_BYTES) if len(waiting) < _MOST_WAITING_BYTES else b""
             waiting += fresh
             if ended and not fresh and deadline is None:
                 waiting += encode(AgentEnded())

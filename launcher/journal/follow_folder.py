@@ -24,6 +24,7 @@ class _Lines:
             self._file.seek(0, 2)
 
     def new(self) -> Iterator[str]:
+        """Those that have come since the last time."""
         *whole, self._rest = (self._rest + self._file.read()).split("\n")
         yield from whole
 

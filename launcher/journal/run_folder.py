@@ -48,6 +48,7 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
+        """The folder's name."""
         return self.path.name
 
     def write_files(self, files: Mapping[str, str]) -> None:
@@ -71,7 +72,7 @@ class RunFolder:
             self._metrics.flush()
 
     def write_seen(self, attempt: int, seen: Mapping[int, int]) -> None:
-        """Remember how many events of each node are written down, for a controller that takes over."""
+        """Remember how many messages of each node are written down, for a controller that takes over."""
         text = json.dumps({"attempt": attempt, "seen": {str(rank): count for rank, count in seen.items()}})
         temporary = self.path / f".{SEEN_FILE}"
         temporary.write_text(text, encoding="utf-8")
@@ -100,7 +101,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_seen(path: Path, attempt: int) -> dict[int, int]:
-    """Events of each node that were written down in that attempt."""
+    """How many messages of each node were written down in that attempt."""
     try:
         data = json.loads((path / SEEN_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:

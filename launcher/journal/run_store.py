@@ -33,15 +33,15 @@ class StoredRun:
 
 def remember(folder: Path) -> None:
     """Make a run known to later commands."""
-    place = _place()
-    place.mkdir(parents=True, exist_ok=True)
-    (place / folder.name).symlink_to(folder.absolute())
+    links = _links_folder()
+    links.mkdir(parents=True, exist_ok=True)
+    (links / folder.name).symlink_to(folder.absolute())
 
 
 def all_runs() -> list[StoredRun]:
     """Every run whose folder is still there, oldest first."""
     found = []
-    for link in sorted(_place().glob("*")):
+    for link in sorted(_links_folder().glob("*")):
         if not (link / RUN_FILE).exists():
             link.unlink(missing_ok=True)
             continue
@@ -87,6 +87,6 @@ def _start_ticks(pid: int) -> int | None:
     return None
 
 
-def _place() -> Path:
+def _links_folder() -> Path:
     state = os.environ.get("XDG_STATE_HOME")
     return (Path(state) if state else Path.home() / ".local" / "state") / "holmes" / "runs"

@@ -1,6 +1,6 @@
 """What travels to a node and where it lies there. Every run file is named here.
 
-A node has one place for everything, `$HOME/.cache/holmes`, private to its user: `parcels/DIGEST` holds files that many
+All of it lies in one folder, `$HOME/.cache/holmes`, private to its user: `parcels/DIGEST` holds files that many
 launches share and that are sent once, `runs/RUN/ATTEMPT-NODE` one node's part of one attempt, with links to them.
 """
 
@@ -22,7 +22,7 @@ RUN_CONFIG_FILE = "run_config.json"
 NODE_CONFIG_FILE = "node.json"
 PLAN_FILE = "plan.json"
 RUNTIME_PACKAGE = "holmes_runtime"
-PLACE = "$HOME/.cache/holmes"
+CACHE = "$HOME/.cache/holmes"
 FORGET_AFTER_DAYS = 30
 MISSING = "holmes: missing"
 
@@ -37,7 +37,8 @@ class Parcel:
 
     @property
     def folder(self) -> str:
-        return f"{PLACE}/parcels/{self.digest}"
+        """Where it is unpacked; to be put between double quotes."""
+        return f"{CACHE}/parcels/{self.digest}"
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -50,7 +51,7 @@ class Parcel:
 
         Forgets parcels long unused; where homes are shared, others do the same and `find` trips over what they remove.
         """
-        new = f"{PLACE}/parcels/.{self.digest}.$$"
+        new = f"{CACHE}/parcels/.{self.digest}.$$"
         forget = f"find . -mindepth 1 -maxdepth 1 -mtime +{FORGET_AFTER_DAYS} -exec rm -rf -- {{}} +"
         return shell(
             f'umask 077 && mkdir -p "{new}" && cd "{new}" && tar -xzf - && cd .. && '
@@ -74,10 +75,11 @@ class NodeBundle:
     def folder(self) -> str:
         """The private folder; to be put between double quotes."""
         assert all(character.isalnum() or character == "-" for character in self.run_id), self.run_id
-        return f"{PLACE}/runs/{self.run_id}/{self.attempt}-{self.node.node_rank}"
+        return f"{CACHE}/runs/{self.run_id}/{self.attempt}-{self.node.node_rank}"
 
     @cached_property
     def archive(self) -> bytes:
+        """The node's own files, packed."""
         return archive(self.files)
 
     @property
@@ -96,9 +98,9 @@ class NodeBundle:
         """Becomes the node agent, which starts torchrun when told."""
         return self._in_folder(f"exec {self._python('agent', start=True)}")
 
-    def follow_command(self, events_seen: int) -> str:
-        """Becomes another relay to an agent that runs, which leaves out the first events."""
-        return self._in_folder(f"exec {self._python(f'relay {events_seen}')}")
+    def follow_command(self, messages_seen: int) -> str:
+        """Becomes another relay to an agent that runs, which leaves out the messages that were seen."""
+        return self._in_folder(f"exec {self._python(f'relay {messages_seen}')}")
 
     @property
     def end_command(self) -> str:
@@ -113,7 +115,7 @@ class NodeBundle:
         link = f"{self.folder}/tmp"
         return shell(
             f'if [ -L "{link}" ]; then rm -rf -- "$(readlink "{link}")"; fi; '
-            f'rm -rf -- "{self.folder}"; rmdir -- "{PLACE}/runs/{self.run_id}" 2>/dev/null; true'
+            f'rm -rf -- "{self.folder}"; rmdir -- "{CACHE}/runs/{self.run_id}" 2>/dev/null; true'
         )
 
     @property
@@ -148,11 +150,11 @@ class NodeBundle:
         names = {variable.name for variable in self.node.environment}
         on_gpus, on_rdma = "CUDA_VISIBLE_DEVICES" in names, "NCCL_IB_HCA" in names
         if access.container.engine == "apptainer":
-            return f'apptainer exec {"--nv " if on_gpus else ""}--bind "{PLACE}" --pwd "{self.folder}" {options}'
+            return f'apptainer exec {"--nv " if on_gpus else ""}--bind "{CACHE}" --pwd "{self.folder}" {options}'
         devices = ("--gpus all " if on_gpus else "") + ("--device /dev/infiniband " if on_rdma else "")
         return (
             f"docker run --rm --interactive --name {self._name} --network host --ipc host --ulimit memlock=-1 {devices}"
-            f'--user "$(id -u):$(id -g)" --env "HOME=$HOME" --volume "{PLACE}:{PLACE}" '
+            f'--user "$(id -u):$(id -g)" --env "HOME=$HOME" --volume "{CACHE}:{CACHE}" '
             f'--workdir "{self.folder}" {options}'
         )
 
