@@ -19,13 +19,14 @@ from launcher.journal.run_events import NodeState, RunEvent, View
 from launcher.journal.run_folder import INVENTORY_FILE, RunFolder, read_seen
 from launcher.journal.run_record import RunRecord
 from launcher.journal.run_store import remember
+from launcher.journal.step_metrics import FinishedStep
 from launcher.nodes.preflight import Preflight, PreflightFailed
 from launcher.nodes.start import RunningNodes, follow, start
 from launcher.nodes.stop import stop
 from launcher.prepare.bundle import NODE_CONFIG_FILE
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables
-from launcher.supervise.attempt_state import AttemptState, Judged
+from launcher.supervise.attempt_state import AttemptState
 from launcher.supervise.failure import shell_exit_code
 from launcher.supervise.lost_hosts import LostHosts
 from launcher.supervise.replanning import Planner, Replanning
@@ -142,9 +143,10 @@ class Launch:
         with _ctrl_c_ignored():
             self._stuck = stop(self._nodes)
 
-    def _take(self, event: RunEvent | Judged) -> None:
+    def _take(self, event: RunEvent | FinishedStep) -> None:
         """Take what an attempt reports; what is slow may lead to another plan."""
-        if isinstance(event, Judged):
+        if isinstance(event, FinishedStep):
+            self._record.take(event.metrics)
             self._replanning.take_verdicts(event.verdicts, self._record.attempt_steps)
             self._save_for_next_plan()
         else:

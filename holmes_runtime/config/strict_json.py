@@ -35,19 +35,17 @@ def to_json(record: object, with_kind: bool = False) -> str:
 
 def encode(hint: Any, value: Any) -> Any:
     """`value`, of the annotated type `hint`, in what `json.dumps` knows."""
+    if value is None or isinstance(value, str | int | float):
+        return value
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         present = [argument for argument in arguments if argument is not type(None)]
-        if value is None or len(present) == 1:
-            return None if value is None else encode(present[0], value)
-        return _encode_kind(value)
+        return encode(present[0], value) if len(present) == 1 else _encode_kind(value)
     if origin is tuple:
         return [encode(arguments[0], item) for item in value]
     if origin is dict:
         return {key: encode(arguments[1], item) for key, item in value.items()}
-    if _is_record(hint):
-        return {name: encode(of, getattr(value, name)) for name, of in _fields(hint).items()}
-    return value
+    return {name: encode(of, getattr(value, name)) for name, of in _fields(hint).items()}
 
 
 def _encode_kind(record: object) -> dict[str, object]:

@@ -18,7 +18,7 @@ SHM_BYTES_PER_RANK = 128 << 20  # NCCL's buffers of a rank stay well below; Dock
 
 
 @dataclass(frozen=True)
-class Seen:
+class CheckedNode:
     """A node of the plan beside what it says of itself; the inventory where it is at hand."""
 
     plan: Plan
@@ -33,7 +33,7 @@ def check_facts(plan: Plan, inventory: Inventory | None, answers: Mapping[int, R
     for node in plan.nodes:
         facts = answers[node.node_rank].facts
         for name, check in _NODE_CHECKS.items():
-            for evidence in check(Seen(plan, node, facts, inventory)):
+            for evidence in check(CheckedNode(plan, node, facts, inventory)):
                 yield Fault(name, node.host, evidence)
     if answers[0].master_port is None:
         first, port = plan.nodes[0], plan.job.master_port
@@ -57,12 +57,12 @@ def _versions_of(facts: NodeFacts) -> dict[str, str | None]:
     return {"python": ".".join(facts.python.split(".")[:2]), "torch": facts.torch, "nccl": facts.nccl}
 
 
-def _torch(at: Seen) -> Iterator[str]:
+def _torch(at: CheckedNode) -> Iterator[str]:
     if at.facts.torch is None:
         yield f"{at.facts.executable} has no torch"
 
 
-def _gpus(at: Seen) -> Iterator[str]:
+def _gpus(at: CheckedNode) -> Iterator[str]:
     planned = [rank.gpu for rank in at.plan.ranks if rank.host == at.node.host and rank.gpu is not None]
     if not planned:
         return
@@ -78,7 +78,7 @@ def _gpus(at: Seen) -> Iterator[str]:
             yield f"GPU {gpu} is {present[gpu]}, it was {known[gpu]} when probed"
 
 
-def _gpus_free(at: Seen) -> Iterator[str]:
+def _gpus_free(at: CheckedNode) -> Iterator[str]:
     planned = {rank.gpu for rank in at.plan.ranks if rank.host == at.node.host and rank.gpu is not None}
     index = {gpu.uuid: gpu.gpu_index for gpu in at.facts.gpus or ()}
     for process in at.facts.gpu_processes or ():
@@ -86,7 +86,7 @@ def _gpus_free(at: Seen) -> Iterator[str]:
             yield f"process {process.pid} ({process.name}) is on GPU {index[process.gpu_uuid]}"
 
 
-def _rdma_ports(at: Seen) -> Iterator[str]:
+def _rdma_ports(at: CheckedNode) -> Iterator[str]:
     if at.plan.job.device == "cpu":
         return
     for port in _planned_ports(at.node):
@@ -102,7 +102,7 @@ def _planned_ports(node: Node) -> tuple[str, ...]:
     return tuple(port if ":" in port else f"{port}:1" for port in ports)
 
 
-def _interfaces(at: Seen) -> Iterator[str]:
+def _interfaces(at: CheckedNode) -> Iterator[str]:
     for name in planned_interfaces(at.plan, at.node):
         found = at.facts.interfaces.get(name)
         if found is None:
@@ -113,7 +113,7 @@ def _interfaces(at: Seen) -> Iterator[str]:
         yield f"{at.node.shared_address}, planned on {at.node.shared_netdev}, is no address of this host"
 
 
-def _disk(at: Seen) -> Iterator[str]:
+def _disk(at: CheckedNode) -> Iterator[str]:
     if at.facts.free_bytes < MIN_FREE_BYTES:
         yield f"{format_memory(at.facts.free_bytes)} free for the run's logs in the home folder"
     checkpoint = at.facts.checkpoint
@@ -123,20 +123,20 @@ def _disk(at: Seen) -> Iterator[str]:
         yield f"{format_memory(free_bytes)} free for checkpoints in {checkpoint.folder}"
 
 
-def _shared_memory(at: Seen) -> Iterator[str]:
+def _shared_memory(at: CheckedNode) -> Iterator[str]:
     count, free_bytes = at.node.num_ranks, at.facts.shm_free_bytes or 0
     needed = count * SHM_BYTES_PER_RANK
     if at.plan.job.device == "cuda" and count > 1 and free_bytes < needed:
         yield f"{format_memory(free_bytes)} free in /dev/shm, {count} ranks want {format_memory(needed)}"
 
 
-def _memlock(at: Seen) -> Iterator[str]:
+def _memlock(at: CheckedNode) -> Iterator[str]:
     limit = at.facts.memlock_bytes
     if at.plan.job.device == "cuda" and _planned_ports(at.node) and 0 <= limit < 1 << 40:
         yield f"memlock is {format_memory(limit)}"
 
 
-def _nccl_settings(at: Seen) -> Iterator[str]:
+def _nccl_settings(at: CheckedNode) -> Iterator[str]:
     """A setting fights the plan when the plan sets the variable otherwise, or when it is NCCL_NET.
 
     What the ranks' environment has comes first for NCCL, but a setting elsewhere says that someone wants it otherwise.
@@ -149,7 +149,7 @@ def _nccl_settings(at: Seen) -> Iterator[str]:
             yield f"{where} sets {name}={value}, the plan {planned[name]}"
 
 
-_NODE_CHECKS: dict[str, Callable[[Seen], Iterator[str]]] = {
+_NODE_CHECKS: dict[str, Callable[[CheckedNode], Iterator[str]]] = {
     "torch": _torch,
     "gpus": _gpus,
     "gpus-free": _gpus_free,

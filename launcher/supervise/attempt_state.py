@@ -22,9 +22,8 @@ from holmes_runtime.config.messages import (
     Stuck,
 )
 from holmes_runtime.config.rank_metrics import RankMetrics
-from holmes_runtime.config.verdicts import Verdict
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent
-from launcher.journal.step_metrics import StepCollector
+from launcher.journal.step_metrics import FinishedStep, StepCollector
 from launcher.nodes.node_link import Heard, LinkClosed, LinkState, Unreadable
 from launcher.nodes.preflight import unreadable_fault
 from launcher.supervise.failure import failure_of, first_cause
@@ -34,13 +33,6 @@ from launcher.supervise.silence import SilenceDetector
 LAST_LINES = 20
 # Peers of a dead rank fail within 0.2 s on Gloo (measured); torchrun looks every 0.1 s. Wait a little longer than both.
 CAUSE_WINDOW_S = 1.5
-
-
-@dataclass(frozen=True)
-class Judged:
-    """What rank 0 found slow."""
-
-    verdicts: tuple[Verdict, ...]
 
 
 @dataclass(frozen=True)
@@ -65,7 +57,7 @@ class GiveUp:
 
 
 Order = TellAll | Reconnect | GiveUp
-Effect = RunEvent | Judged | Order
+Effect = RunEvent | FinishedStep | Order
 
 
 class AttemptState:
@@ -185,9 +177,7 @@ class AttemptState:
         if step is not None:
             self.has_stepped = True
             self._hang.take_step(step.metrics.step_s)
-            yield step.metrics
-            if step.verdicts:
-                yield Judged(step.verdicts)
+            yield step
 
     def _set_state(self, node: Node, state: str) -> Iterator[Effect]:
         if self._states.get(node.node_rank) != state:

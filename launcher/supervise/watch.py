@@ -7,14 +7,15 @@ import time
 from collections.abc import Callable
 
 from launcher.journal.run_events import RunEvent
+from launcher.journal.step_metrics import FinishedStep
 from launcher.nodes.start import RunningNodes
-from launcher.supervise.attempt_state import AttemptState, Effect, GiveUp, Judged, Reconnect, TellAll
+from launcher.supervise.attempt_state import AttemptState, Effect, GiveUp, Reconnect, TellAll
 
 POLL_S = 0.1
 
 
 def watch(
-    state: AttemptState, nodes: RunningNodes, take: Callable[[RunEvent | Judged], None], tick: Callable[[], None]
+    state: AttemptState, nodes: RunningNodes, take: Callable[[RunEvent | FinishedStep], None], tick: Callable[[], None]
 ) -> None:
     """Return when the attempt is over. `take` is given what happens, and `tick` is called now and then.
 
@@ -35,7 +36,7 @@ def watch(
         tick()
 
 
-def _carry_out(effect: Effect, nodes: RunningNodes, take: Callable[[RunEvent | Judged], None]) -> None:
+def _carry_out(effect: Effect, nodes: RunningNodes, take: Callable[[RunEvent | FinishedStep], None]) -> None:
     if isinstance(effect, TellAll):
         nodes.send(effect.command)
     elif isinstance(effect, Reconnect):

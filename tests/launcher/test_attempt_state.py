@@ -20,7 +20,7 @@ from holmes_runtime.config.messages import (
 )
 from holmes_runtime.config.verdicts import HostIsSlow
 from launcher.journal.run_events import LogLine, NodeState, Notice
-from launcher.journal.step_metrics import StepMetrics
+from launcher.journal.step_metrics import FinishedStep
 from launcher.nodes.node_link import Heard, LinkClosed, LinkState, Unreadable
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from launcher.supervise.attempt_state import (
@@ -28,7 +28,6 @@ from launcher.supervise.attempt_state import (
     AttemptState,
     Effect,
     GiveUp,
-    Judged,
     Reconnect,
     TellAll,
 )
@@ -81,11 +80,9 @@ def test_line_is_that_of_the_rank_with_its_local_rank_there() -> None:
     assert say(attempt(), 2, RankPrinted(0, "hello")) == [LogLine("b1", "b", 2, "hello")]
 
 
-def test_step_is_told_when_its_last_rank_has_finished_it_and_then_what_is_slow() -> None:
-    effects = step(attempt())
-    told = [effect for effect in effects if isinstance(effect, StepMetrics | Judged)]
-    assert [type(effect) for effect in told] == [StepMetrics, Judged]
-    assert told[1] == Judged((HostIsSlow("x", 2.0),))
+def test_step_is_told_when_its_last_rank_has_finished_it_with_what_is_slow() -> None:
+    (finished,) = [effect for effect in step(attempt()) if isinstance(effect, FinishedStep)]
+    assert (finished.metrics.step, finished.verdicts) == (4, (HostIsSlow("x", 2.0),))
 
 
 def test_attempt_is_over_when_every_node_has_ended() -> None:
