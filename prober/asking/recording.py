@@ -181,11 +181,6 @@ def _file_name(output: Recorded) -> str:
     return "_".join(word for word in words if word)[:60] or "output"
 
 
-def read_recordings(folder: Path) -> dict[str, tuple[Recorded, ...]]:
-    """The outputs of every host in `folder`, by host name. Raises HolmesError naming file and key."""
-    return {host: recording.outputs for host, recording in read_recorded_hosts(folder).items()}
-
-
 def read_recorded_hosts(folder: Path) -> dict[str, HostRecording]:
     """Every host in `folder`, in the order they were asked, else by name. Raises HolmesError naming file and key."""
     if not folder.is_dir():

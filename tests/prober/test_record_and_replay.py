@@ -10,7 +10,7 @@ import pytest
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.hosts_file import HostsFile
 from holmes_core.records.access import Access
-from prober.asking.recording import HostNotes, Recorded, read_recordings, write_recording
+from prober.asking.recording import HostNotes, HostRecording, Recorded, read_recorded_hosts, write_recording
 from prober.probe import probe, replay
 
 
@@ -26,8 +26,9 @@ def test_replay_gives_the_inventory_of_the_live_run_byte_for_byte(tmp_path: Path
 
 def test_outputs_come_back_as_they_were(tmp_path: Path) -> None:
     outputs = (Recorded("ibstat", "CA 'mlx5_0'\r\n\x1b[4m", None), Recorded("sudo ibstat mlx5_0", "", 255))
-    write_recording(tmp_path, "a", outputs, HostNotes(access=Access(user="me"), clock_skew_s=0.25))
-    assert read_recordings(tmp_path) == {"a": outputs}
+    notes = HostNotes(access=Access(user="me"), clock_skew_s=0.25)
+    write_recording(tmp_path, "a", outputs, notes)
+    assert read_recorded_hosts(tmp_path) == {"a": HostRecording(outputs, notes)}
 
 
 def test_a_recording_of_one_ibstat_file_is_enough(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_a_malformed_recording_names_file_and_key(tmp_path: Path, entries: objec
     (tmp_path / "a" / "x.txt").write_text("")
     (tmp_path / "a" / "recording.json").write_text(json.dumps(entries))
     with pytest.raises(HolmesError, match=r"recording\.json") as raised:
-        read_recordings(tmp_path)
+        read_recorded_hosts(tmp_path)
     assert key in raised.value.what
 
 

@@ -20,8 +20,6 @@ from prober.tool_findings import tool_findings
 COPIES = Path(__file__).parents[1] / "data" / "probe"
 SHARED = Path(__file__).parents[3] / "shared" / "probe-samples"
 COMPARED = ("device", "port", "kind", "rate_gbps", "state", "phys_state", "netdev", "usable_by_nccl_ib")
-# The list has the line `nv_peer_mem 13163 0`, so the module is loaded; expected.json says that it is not.
-DISPUTED_MODULES = {"azure-centos-lsmod-no-peermem": {"nv_peer_mem": True}}
 OF_GPUS = ("index", "name", "mig", "mig_devices", "nvlinks_up", "nvlinks_total")
 
 
@@ -90,8 +88,6 @@ def test_other_facts_of_a_scenario(folder: Path) -> None:
     data, host = expected(folder), read(recorded(folder))
     if "gpu_count" in data:
         assert len(host.gpus) == data["gpu_count"]
-    if folder.name in DISPUTED_MODULES:
-        data["modules"].update(DISPUTED_MODULES[folder.name])
     if "modules" in data:
         assert {name: name in (host.kernel_modules or ()) for name in data["modules"]} == data["modules"]
     if "firmware" in data:
