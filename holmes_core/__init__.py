@@ -1,1 +1,1 @@
-"""The records every stage of Holmes shares, their files, units, errors, and the way to a host."""
+"""The records every stage of Holmes shares, their files, units and errors, and the connection to a host."""

@@ -45,5 +45,5 @@ def joined(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def refuses(inventory: Inventory) -> bool:
-    """Whether a finding stands against launching on these hosts."""
+    """Whether a finding refuses launching on these hosts."""
     return any(finding.severity == "F" for finding in inventory.findings)

@@ -9,6 +9,7 @@ between hosts of one fabric are slow, RDMA between hosts of two fails.
 from __future__ import annotations
 
 import ipaddress
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -116,51 +117,63 @@ def is_rail_class(host: Host, nic: Nic) -> bool:
     return not rails or (nic.kind == rails[0].kind and same_model)
 
 
+@dataclass
+class _Group:
+    """Hosts taken to share a fabric, while others are still being looked at. `label` is what hosts.yaml calls it."""
+
+    label: str | None
+    fabric: Fabric
+    members: list[tuple[Host, Fabric]]
+
+    def takes(self, label: str | None, fabric: Fabric) -> bool:
+        """Whether a host of that fabric belongs to it: by its label, or if it has none by the facts."""
+        return label == self.label if label is not None else self.fabric.is_one_with(fabric)
+
+
 def find_clusters(hosts: Sequence[Host], pinned: Mapping[str, str]) -> tuple[tuple[Cluster, ...], tuple[Finding, ...]]:
     """Clusters of the reachable hosts, in order of their first host. `pinned`: host name to label."""
-    groups: list[tuple[str | None, Fabric, list[tuple[Host, Fabric]]]] = []
+    groups: list[_Group] = []
     findings: list[Finding] = []
     for host in (host for host in hosts if host.reachable):
         fabric, label = fabric_of(host), pinned.get(host.name)
-        for index, (name, joined, members) in enumerate(groups):
-            if (label is not None and label == name) or (label is None and joined.is_one_with(fabric)):
-                if joined.contradicts(fabric):
-                    findings.append(_pinned_against_facts(host.name, label or "", joined, fabric))
-                else:
-                    groups[index] = (name, joined.joined_with(fabric), members)
-                members.append((host, fabric))
-                break
+        group = next((group for group in groups if group.takes(label, fabric)), None)
+        if group is None:
+            groups.append(_Group(label, fabric, [(host, fabric)]))
+            continue
+        group.members.append((host, fabric))
+        if group.fabric.contradicts(fabric):
+            findings.append(_pinned_against_facts(host.name, label or "", group.fabric, fabric))
         else:
-            groups.append((label, fabric, [(host, fabric)]))
+            group.fabric = group.fabric.joined_with(fabric)
     if len(groups) > 1:
         findings += [
-            _not_told(members[0][0].name, fabric.kind)
-            for label, fabric, members in groups
-            if label is None and fabric.kind in ("RoCE", "Ethernet") and not fabric.networks
+            _not_known(group.members[0][0].name, group.fabric.kind)
+            for group in groups
+            if group.label is None and group.fabric.kind in ("RoCE", "Ethernet") and not group.fabric.networks
         ]
     return tuple(_clusters(groups)), tuple(findings)
 
 
-def _clusters(groups: Iterable[tuple[str | None, Fabric, list[tuple[Host, Fabric]]]]) -> Iterable[Cluster]:
-    taken: dict[str, int] = {}
-    for label, joined, members in groups:
-        short = _SHORT[joined.kind]
-        taken[short] = taken.get(short, 0) + (label is None)
-        name = label or f"{short}-{taken[short]}"
-        ports = tuple(_fabric_port(host, fabric) for host, fabric in members)
-        subnet = min(joined.networks) if len(joined.networks) == 1 else None
+def _clusters(groups: Iterable[_Group]) -> Iterable[Cluster]:
+    counts: Counter[str] = Counter()
+    for group in groups:
+        short, networks = _SHORT[group.fabric.kind], group.fabric.networks
+        counts[short] += group.label is None
+        name = group.label or f"{short}-{counts[short]}"
+        ports = tuple(_fabric_port(host, fabric) for host, fabric in group.members)
+        subnet = min(networks) if len(networks) == 1 else None
         yield Cluster(
             name=name,
-            hosts=tuple(host.name for host, _ in members),
-            fabric=Network(name=name, kind=joined.kind, subnet=subnet, ports=ports),
-            pinned=label is not None,
+            hosts=tuple(host.name for host, _ in group.members),
+            fabric=Network(name=name, kind=group.fabric.kind, subnet=subnet, ports=ports),
+            pinned=group.label is not None,
         )
 
 
 def find_shared_network(hosts: Sequence[Host]) -> Network | None:
     """The IPv4 network on which every reachable host has an address; the fastest if there are several.
 
-    Without one: the networks of the default routes, taken as routed to each other. None if a host has no such way.
+    Without one: the networks of the default routes, taken as routed to each other. None if a host has no default route.
     """
     reachable = [host for host in hosts if host.reachable]
     local = any(host.access.transport == "local" for host in reachable)
@@ -248,7 +261,7 @@ def _pinned_against_facts(host: str, label: str, cluster: Fabric, fabric: Fabric
     )
 
 
-def _not_told(host: str, kind: FabricKind) -> Finding:
+def _not_known(host: str, kind: FabricKind) -> Finding:
     return Finding(
         rule="CLUSTER-NOT-KNOWN",
         severity="W",

@@ -14,7 +14,7 @@ from holmes_core.units import format_memory, format_rate
 class Difference:
     """One fact that is not the same everywhere: each value and the hosts that have it."""
 
-    place: str
+    subject: str  # a cluster, or a host
     fact: str
     values: tuple[tuple[str, tuple[str, ...]], ...]
 
@@ -101,10 +101,10 @@ def _cluster(inventory: Inventory, host: str) -> str | None:
     return None
 
 
-def _difference(place: str, fact: str, read: Sequence[tuple[str, str | None]]) -> Difference | None:
+def _difference(subject: str, fact: str, read: Sequence[tuple[str, str | None]]) -> Difference | None:
     values: dict[str, list[str]] = {}
     for who, value in read:
         values.setdefault(value or "not known", []).append(who)
     if len(values) < 2:
         return None
-    return Difference(place, fact, tuple((value, tuple(who)) for value, who in values.items()))
+    return Difference(subject, fact, tuple((value, tuple(who)) for value, who in values.items()))

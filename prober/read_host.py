@@ -68,7 +68,7 @@ def commands(access: Access) -> tuple[Command, ...]:
 
 
 def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
-    """The Host in `outputs`; what no output tells is None. `notes` has what only the asking side knows."""
+    """The Host in `outputs`; what no output shows is None. `notes` has what only the asking side knows."""
     tree = read_tree(outputs)
     about = kernel.read_kernel(outputs, tree)
     pci = _pci(outputs, tree)
@@ -156,7 +156,7 @@ def _port_sources(outputs: Sequence[Recorded], tree: Tree) -> list[tuple[str, Se
 def _netdev_sources(outputs: Sequence[Recorded], tree: Tree) -> list[tuple[str, Sequence[PartialNetdev]]]:
     """What each source says of netdevs, in order of trust.
 
-    /sys may show another network namespace than the one the host is in; `ip` tells which interfaces are ours.
+    /sys may show another network namespace than the one the host is in; `ip` shows which interfaces are ours.
     """
     from_ip = _all(outputs, "ip", ip_tool.parse_ip)
     ours = {netdev.name for netdev in from_ip}

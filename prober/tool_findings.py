@@ -10,44 +10,12 @@ from prober.asking.recording import CUT_OFF, TIMED_OUT, Recorded
 from prober.facts.gpu.gpus import read_gpus
 
 _READ = frozenset(
-    [
-        "cat",
-        "date",
-        "dcb",
-        "df",
-        "dmesg",
-        "env",
-        "ethtool",
-        "find",
-        "getent",
-        "grep",
-        "head",
-        "hostname",
-        "ibdev2netdev",
-        "ibstat",
-        "ibstatus",
-        "ibv_devinfo",
-        "id",
-        "ifconfig",
-        "ip",
-        "journalctl",
-        "ls",
-        "lsmod",
-        "lspci",
-        "mlnx_qos",
-        "mlxlink",
-        "nproc",
-        "nvidia-smi",
-        "ofed_info",
-        "printenv",
-        "rdma",
-        "show_gids",
-        "systemctl",
-        "tail",
-        "test",
-        "ulimit",
-        "uname",
-    ]
+    (
+        *("cat", "date", "dcb", "df", "dmesg", "env", "ethtool", "find", "getent", "grep", "head", "hostname"),
+        *("ibdev2netdev", "ibstat", "ibstatus", "ibv_devinfo", "id", "ifconfig", "ip", "journalctl", "ls", "lsmod"),
+        *("lspci", "mlnx_qos", "mlxlink", "nproc", "nvidia-smi", "ofed_info", "printenv", "rdma", "show_gids"),
+        *("systemctl", "tail", "test", "ulimit", "uname"),
+    )
 )
 _RDMA_TOOLS = ("ibstat", "ibstatus", "ibv_devinfo", "rdma", "ibdev2netdev", "show_gids")
 _FAILURE_MATTERS = (*_RDMA_TOOLS, "ip", "lspci", "mlnx_qos")
@@ -98,17 +66,17 @@ def _unread(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
 
 
 def _no_permission(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
-    told: dict[str, str] = {}
+    refusals: dict[str, str] = {}
     for output in outputs:
         refused = next((line.strip() for line in output.lines if _REFUSED.search(line)), None)
         if refused is not None and output.tool in _READ:
-            told.setdefault(output.tool, refused[:100])
-    if told:
+            refusals.setdefault(output.tool, refused[:100])
+    if refusals:
         yield Finding(
             rule="PROBE-NO-PERMISSION",
             severity="I",
             hosts=(name,),
-            evidence="; ".join(f"{tool}: {line}" for tool, line in sorted(told.items())),
+            evidence="; ".join(f"{tool}: {line}" for tool, line in sorted(refusals.items())),
             effect="what only root may read there is not known, and the rules that need it are silent",
             remedy="probe as root, or record these tools with sudo",
         )
@@ -116,7 +84,7 @@ def _no_permission(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
 
 def _gpu_tool(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
     failure = read_gpus(outputs, ()).failure
-    if failure is None or "No devices were found" in failure:  # an answer, which GPU-NONE tells
+    if failure is None or "No devices were found" in failure:  # an answer, which is GPU-NONE's
         return
     if "exit 18" in failure or "version mismatch" in failure:
         yield _broken(name, "nvidia-smi", "GPU-DRIVER-MISMATCH", failure, "reload the driver or reboot")
@@ -130,13 +98,13 @@ def _broken_tools(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
         output.tool == "ls" and "/sys/class/infiniband" in output.words and "No such file" in output.text
         for output in outputs
     )
-    told: set[str] = set()
+    named: set[str] = set()
     for output in outputs:
         tool = output.tool
         fault = _fault(output)
-        if fault is None or tool in told or (without_rdma and tool in _RDMA_TOOLS and fault[0] == "PROBE-TOOL-FAILED"):
+        if fault is None or tool in named or (without_rdma and tool in _RDMA_TOOLS and fault[0] == "PROBE-TOOL-FAILED"):
             continue
-        told.add(tool)
+        named.add(tool)
         yield _broken(name, tool, *fault)
 
 

@@ -44,7 +44,7 @@ def show_differences(title: str, differences: Iterable[Difference]) -> None:
         table.add_column(heading, overflow="fold")
     for difference in differences:
         values = "\n".join(f"{value}: {_named(hosts)}" for value, hosts in difference.values)
-        table.add_row(difference.place, difference.fact, values)
+        table.add_row(difference.subject, difference.fact, values)
     out.print(table, width=TABLE_WIDTH)
 
 

@@ -27,14 +27,14 @@ _USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]*")
 def read_host_list(path: Path) -> tuple[HostEntry, ...]:
     """The hosts of a hostfile or node list, in its order.
 
-    Raises HolmesError naming file and line where a line is malformed or a host stands twice.
+    Raises HolmesError naming file and line where a line is malformed or a host is listed twice.
     """
     first_lines: dict[str, int] = {}
     entries: list[HostEntry] = []
     for number, line in _lines(path):
         for entry in _entries(line, f"{path}: line {number}"):
             if entry.name in first_lines:
-                seen = f"host {entry.name} stands in line {first_lines[entry.name]} already"
+                seen = f"host {entry.name} is in line {first_lines[entry.name]} already"
                 _refuse(f"{path}: line {number}", seen, "one line a host; `sort -u` keeps one of each")
             first_lines[entry.name] = number
             entries.append(entry)
@@ -46,7 +46,7 @@ def read_host_list(path: Path) -> tuple[HostEntry, ...]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Line numbers from 1 and what stands there before any comment; empty ones left out."""
+    """Line numbers from 1 and what they hold before any comment; empty ones left out."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:

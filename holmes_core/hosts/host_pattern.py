@@ -29,6 +29,7 @@ class _Numbers:
 
     @property
     def count(self) -> int:
+        """How many numbers."""
         return self.high - self.low + 1
 
     def __iter__(self) -> Iterator[str]:
@@ -59,7 +60,7 @@ def expand_pattern(text: str) -> tuple[str, ...]:
         if len(name) > NAME_LENGTH or not re.fullmatch(NAME_PATTERN, name):
             _refuse(text, None, f"{name!r} is no host name", "a name begins and ends with a letter or digit")
         if name in seen:
-            _refuse(text, None, f"{name} stands twice", "take one of them out")
+            _refuse(text, None, f"{name} is listed twice", "take one of them out")
         seen.add(name)
     return tuple(names)
 

@@ -94,7 +94,7 @@ class HostsFile(Record):
         counts = Counter(host.name for host in hosts)
         twice = sorted(name for name, count in counts.items() if count > 1)
         if twice:
-            raise ValueError(f"host {twice[0]} stands twice")
+            raise ValueError(f"host {twice[0]} is listed twice")
         return hosts
 
     def access(self, entry: HostEntry) -> Access:

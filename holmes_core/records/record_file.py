@@ -135,7 +135,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable):
                 if key in seen:
-                    problem = f"key {key!r} stands twice"
+                    problem = f"key {key!r} is listed twice"
                     raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
                 seen.add(key)
         return super().construct_mapping(node, deep)

@@ -1,1 +1,1 @@
-"""The way to a host: SSH sessions and host keys."""
+"""Connections to hosts: SSH sessions, local shells, host keys."""

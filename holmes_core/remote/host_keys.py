@@ -1,4 +1,4 @@
-"""The key a host offers, beside those that are known: what `holmes trust` shows and adds."""
+"""The key a host offers, compared with the known ones: what `holmes trust` shows and adds."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class _SshStream(Stream):
 def _log_in(host: str, access: Access, jumps_before: str | None = None) -> paramiko.SSHClient:
     """A client that is logged in to `host`, or a HostError that says what to do.
 
-    `jumps_before`: hosts of a ProxyJump list on the way to this one, in place of its own proxy.
+    `jumps_before`: hosts of a ProxyJump list to pass before this one, instead of its own proxy.
     """
     settings = ssh_settings(host, access)
     if jumps_before:
@@ -152,7 +152,7 @@ def open_proxy(settings: SshSettings, access: Access) -> paramiko.ProxyCommand |
 
 
 def _close(client: paramiko.SSHClient) -> None:
-    """End the connection, and those to the jump hosts on its way."""
+    """End the connection, and those to the jump hosts it passes."""
     transport = client.get_transport()
     client.close()
     while transport is not None and isinstance(transport.sock, paramiko.Channel):

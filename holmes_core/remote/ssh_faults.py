@@ -34,7 +34,7 @@ _REFUSED = _Explanation(
     "{target} refused the login ({error}); tried {keys}",
     "put your public key into the host's authorized_keys, or name the right `user` and `identity_file`",
 )
-_EXPLANATIONS = (  # the first that fits counts, so a class stands before those it is derived from
+_EXPLANATIONS = (  # the first that fits counts, so a class comes before its base classes
     _Explanation(
         UnknownHostKey,
         "key unknown",
@@ -68,9 +68,9 @@ def explain_login(host: str, settings: SshSettings, error: Exception) -> HolmesE
     """What went wrong at logging in to `host`, in words that say what to do."""
     if isinstance(error, HolmesError):
         return error
-    told = _explanation(error)
+    explanation = _explanation(error)
     words = _words(host, settings, error)
-    return HostError(host, told.kind, told.what.format(**words), told.hint.format(**words))
+    return HostError(host, explanation.kind, explanation.what.format(**words), explanation.hint.format(**words))
 
 
 def _explanation(error: Exception) -> _Explanation:

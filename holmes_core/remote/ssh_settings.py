@@ -28,7 +28,7 @@ class SshSettings:
     """Files of known host keys; a new key goes to the first."""
     proxy_command: str | None
     proxy_jump: str | None
-    """Hosts to log in to on the way, `user@first:2222,second`."""
+    """Hosts to pass before this one, `user@first:2222,second`."""
 
     @property
     def target(self) -> str:

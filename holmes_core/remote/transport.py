@@ -1,4 +1,4 @@
-"""What every way of running commands on a host has in common: its interface, and the reading of output."""
+"""Running commands on a host, by SSH or in a local shell: the interface both have, and the reading of output."""
 
 from __future__ import annotations
 

@@ -11,12 +11,12 @@ T = TypeVar("T", bound=Any)  # a record or dataclass whose unknown fields are No
 
 
 def updated(known: T, more: T) -> T:
-    """`known` with all that `more` knows: the way of a later output of the same tool."""
+    """`known` with all that `more` knows: for a later output of the same tool."""
     return _with(known, {name: value for name, value in vars(more).items() if _is_known(value)})
 
 
 def filled(known: T, more: T) -> T:
-    """`known` with its gaps filled from `more`: the way of a source further down the order."""
+    """`known` with its gaps filled from `more`: for a source that is trusted less."""
     gaps = {name: value for name, value in vars(more).items() if _is_known(value) and not _is_known(vars(known)[name])}
     return _with(known, gaps)
 

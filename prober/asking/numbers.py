@@ -22,7 +22,7 @@ def whole_number(text: str | None) -> int | None:
 
 
 def mebibytes(text: str | None) -> int | None:
-    """Bytes of `81559 MiB`, `81559MiB` and `81559`, the ways in which nvidia-smi prints memory."""
+    """Bytes of `81559 MiB`, `81559MiB` and `81559`, as nvidia-smi prints memory."""
     match = re.fullmatch(r"(\d{1,9}) ?(?:MiB)?", text or "")
     return int(match.group(1)) * MIB if match else None
 

@@ -1,7 +1,7 @@
 """Raw outputs of hosts as files: what was asked, what came back. All reading of a host starts from these.
 
-A recording is `DIR/<host>/recording.json`, a list of {file, command, exit_code}, beside the files. `host.json` beside
-it keeps what only the one who asked can know; a recording made by hand does without.
+A recording is `DIR/<host>/recording.json`, a list of {file, command, exit_code}, and the files. `host.json` keeps
+what only the one who asked can know; a recording made by hand does without.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class Recorded:
 
     @property
     def tool_missing(self) -> bool:
+        """The shell did not find the tool."""
         return self.exit_code == TOOL_MISSING
 
     @property
@@ -131,7 +132,7 @@ class Recorded:
 class HostNotes(Record):
     """What the asking side adds to a host's outputs: how it was reached, pins of hosts.yaml, and its own clock.
 
-    `position` is the host's place in hosts.yaml; `failure` is the finding of a host that could not be reached.
+    `position` is the host's number in hosts.yaml; `failure` is the finding of a host that could not be reached.
     """
 
     position: int | None = None
@@ -153,20 +154,20 @@ class HostRecording:
 
 def write_recording(folder: Path, host: str, outputs: Sequence[Recorded], notes: HostNotes | None = None) -> None:
     """Write `folder/<host>/`. Raises HolmesError where that cannot be written."""
-    place = folder / host
+    host_folder = folder / host
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        host_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        what = f"{place}: cannot be made: {error.strerror or error}"
+        what = f"{host_folder}: cannot be made: {error.strerror or error}"
         raise HolmesError(what, "choose a folder that exists and is writable") from error
     entries = []
     for number, output in enumerate(outputs):
         file = f"{number:02d}-{_file_name(output)}.txt"
-        write_atomically(place / file, output.text)
+        write_atomically(host_folder / file, output.text)
         entries.append({"file": file, "command": output.command, "exit_code": output.exit_code})
-    write_atomically(place / "recording.json", json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(host_folder / "recording.json", json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
     if notes is not None:
-        write_atomically(place / "host.json", json.dumps(notes.model_dump(mode="json"), indent=1) + "\n")
+        write_atomically(host_folder / "host.json", json.dumps(notes.model_dump(mode="json"), indent=1) + "\n")
 
 
 def refuse_used_folder(folder: Path) -> None:
@@ -185,21 +186,21 @@ def read_recorded_hosts(folder: Path) -> dict[str, HostRecording]:
     """Every host in `folder`, in the order they were asked, else by name. Raises HolmesError naming file and key."""
     if not folder.is_dir():
         raise HolmesError(f"{folder}: no such folder", "name the folder that `holmes probe --record` wrote")
-    places = sorted((file.parent for file in folder.glob("*/recording.json")), key=lambda place: place.name)
-    if not places:
+    folders = sorted((file.parent for file in folder.glob("*/recording.json")), key=lambda each: each.name)
+    if not folders:
         hint = "it should hold one folder a host, each with a recording.json: a list of {file, command, exit_code}"
         raise HolmesError(f"{folder}: no recording in it", hint)
-    recorded = {place.name: HostRecording(_read_outputs(place), _read_notes(place)) for place in places}
+    recorded = {each.name: HostRecording(_read_outputs(each), _read_notes(each)) for each in folders}
     return dict(sorted(recorded.items(), key=lambda item: _asked_at(item[1])))
 
 
 def _asked_at(recording: HostRecording) -> float:
-    """Hosts without a place come last; sorting keeps them in order of name."""
+    """Hosts without a position come last; sorting keeps them in order of name."""
     return math.inf if recording.notes.position is None else recording.notes.position
 
 
-def _read_outputs(place: Path) -> tuple[Recorded, ...]:
-    file = place / "recording.json"
+def _read_outputs(host_folder: Path) -> tuple[Recorded, ...]:
+    file = host_folder / "recording.json"
     entries = _json(file)
     if not isinstance(entries, list):
         raise _malformed(file, "(whole file)", entries, "a list of {file, command, exit_code}")
@@ -226,8 +227,8 @@ def _read_output(file: Path, number: int, entry: object) -> Recorded:
     return Recorded(command, text, exit_code)
 
 
-def _read_notes(place: Path) -> HostNotes:
-    file = place / "host.json"
+def _read_notes(host_folder: Path) -> HostNotes:
+    file = host_folder / "host.json"
     return parse(HostNotes, _json(file), str(file)) if file.exists() else HostNotes()
 
 

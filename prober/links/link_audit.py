@@ -16,7 +16,7 @@ TOOL_CEILING_BYTES_PER_S: Mapping[LinkMethod, float] = {
     "iperf3": bytes_per_s_from_gbps(20),
 }
 
-_Way = tuple[str, tuple[str, str], tuple[str, str], str]  # network, hosts, devices, direction
+_Path = tuple[str, tuple[str, str], tuple[str, str], str]  # network, hosts, devices, direction
 
 
 def audit_links(inventory: Inventory, links: Sequence[Link]) -> tuple[Finding, ...]:
@@ -57,11 +57,11 @@ def _rdma_findings(inventory: Inventory, links: Iterable[Link]) -> Iterator[Find
 
 def _best(links: Iterable[Link]) -> Iterable[Link]:
     """Of the links that differ in streams alone, the one with the highest median."""
-    best: dict[_Way, Link] = {}
+    best: dict[_Path, Link] = {}
     for link in links:
-        way = (link.network, link.hosts, link.devices, link.direction)
-        if way not in best or link.bandwidth_bytes_per_s.median > best[way].bandwidth_bytes_per_s.median:
-            best[way] = link
+        path = (link.network, link.hosts, link.devices, link.direction)
+        if path not in best or link.bandwidth_bytes_per_s.median > best[path].bandwidth_bytes_per_s.median:
+            best[path] = link
     return best.values()
 
 

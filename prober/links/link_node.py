@@ -176,7 +176,7 @@ def _write(selector: selectors.BaseSelector, connection: Any) -> int:
 
 
 def _accept(address: str, token: str, count: int) -> list[socket.socket]:
-    """`count` connections that began with `token`, at `address` and a port that is told; others are dropped.
+    """`count` connections that began with `token`, at `address` and a port that is answered first; others are dropped.
 
     Raises OSError when they have not all come in time.
     """
@@ -201,7 +201,7 @@ def _accept(address: str, token: str, count: int) -> list[socket.socket]:
 
 
 def _connect(source: str, address: str, port: int, token: str, count: int) -> list[socket.socket]:
-    """`count` connections from `source`, introduced by `token`; none, and the reason told, where one was refused."""
+    """`count` connections from `source`, introduced by `token`; none, and an error answered, where one was refused."""
     connections: list[socket.socket] = []
     try:
         for _ in range(count):
@@ -217,7 +217,7 @@ def _connect(source: str, address: str, port: int, token: str, count: int) -> li
 
 
 def serve_tool(words: list[str], seconds: float) -> None:
-    """Run a tool's server, with `{port}` in `words` a free port, which is told once the tool listens there."""
+    """Run a tool's server, with `{port}` in `words` a free port, which is answered once the tool listens there."""
     with socket.socket() as taken:
         taken.bind(("", 0))
         port = taken.getsockname()[1]

@@ -25,11 +25,12 @@ class Pair:
 
     @property
     def hosts(self) -> tuple[str, str]:
+        """The names of both."""
         return self.ports[0].host, self.ports[1].host
 
     @property
     def claims(self) -> frozenset[str]:
-        """What no other test may use meanwhile: both hosts, and between clusters the way out of each."""
+        """What no other test may use meanwhile: both hosts, and between clusters the uplink of each."""
         uplinks = [f"uplink of {cluster}" for cluster in self.clusters] if self.kind == "between" else []
         return frozenset((*(f"host {host}" for host in self.hosts), *uplinks))
 
@@ -37,7 +38,7 @@ class Pair:
 def choose_pairs(inventory: Inventory, limit: int) -> tuple[Pair, ...]:
     """Pairs inside every cluster and between every two, at most `limit` for each, hosts used about equally.
 
-    Without a limit in the way every host is in a pair of its cluster. A cluster of one host, or hosts without an
+    Every host is in a pair of its cluster, unless the limit is too low. A cluster of one host, or hosts without an
     address on the network in question, give no pair.
     """
     used: Counter[str] = Counter()
@@ -49,7 +50,7 @@ def choose_pairs(inventory: Inventory, limit: int) -> tuple[Pair, ...]:
 
 
 def into_rounds(pairs: Iterable[Pair]) -> Rounds:
-    """The pairs in rounds, such that no two of a round share a host or the way out of a cluster.
+    """The pairs in rounds, such that no two of a round share a host or the uplink of a cluster.
 
     Each pair goes into the first round that has room for it.
     """

@@ -54,10 +54,10 @@ class LinkSession:
 
     def ask(self, command: str, **values: Any) -> dict[str, Any]:
         """Give a command and wait for its answer. Raises LinkProblem where the host reports an error or goes."""
-        self.tell(command, **values)
+        self.send_command(command, **values)
         return self.answer()
 
-    def tell(self, command: str, **values: Any) -> None:
+    def send_command(self, command: str, **values: Any) -> None:
         """Give a command."""
         self._send(json.dumps({"do": command, **values}).encode() + b"\n")
 
@@ -84,12 +84,12 @@ class LinkSession:
         self._connection.close()
 
     def _send(self, data: bytes) -> None:
-        """Whether anybody reads it, and if not why, is told by the answer."""
+        """The answer shows whether anybody read it, and if not why."""
         with contextlib.suppress(OSError):
             self._stream.send(data)
 
     def _lose(self, evidence: str) -> LinkProblem:
-        """After this no answer can be told from a late one, so every further question fails."""
+        """After this an answer may be a late one, so every further question fails."""
         self._lost = LinkProblem("PROBE-TOOL-FAILED", evidence)
         return self._lost
 

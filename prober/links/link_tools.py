@@ -61,7 +61,7 @@ def window_rates(points: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """Bytes per second in up to 8 equal windows of a transfer but its first fifth.
 
     `points` are seconds and bytes so far, in order, from (0, 0). A window in which nothing came counts with its
-    neighbour. Raises ValueError where there are not enough points to tell.
+    neighbour. Raises ValueError where there are too few points.
     """
     rates = []
     start = next((point for point in points if point[0] >= _SKIPPED * points[-1][0]), points[-1])

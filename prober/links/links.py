@@ -38,7 +38,7 @@ Sessions = Mapping[str, LinkSession]
 
 
 @dataclass(frozen=True)
-class Limits:
+class LinkLimits:
     """How much to test: pairs a network, and of each transfer the seconds, the bytes and the numbers of streams."""
 
     pairs: int = 8
@@ -49,20 +49,20 @@ class Limits:
 
 
 @dataclass
-class Measured:
+class LinkResults:
     """What came of the tests: figures, and a finding for each test that gave none."""
 
     links: list[Link] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
 
 
-def measure_links(inventory: Inventory, progress: Progress, limits: Limits = Limits()) -> Measured:
+def measure_links(inventory: Inventory, progress: Progress, limits: LinkLimits = LinkLimits()) -> LinkResults:
     """Links between a few pairs of every cluster and every two clusters, no host in two tests at a time.
 
     `progress("a1 - b1", state)` is called as each pair is done. Nothing is written on the hosts, and what runs there
     ends with this call or, at the latest, with this process.
     """
-    measured = Measured()
+    measured = LinkResults()
     pairs = choose_pairs(inventory, limits.pairs)
     with ThreadPoolExecutor(max_workers=MAX_AT_ONCE) as pool, contextlib.ExitStack() as stack:
         sessions = _open_sessions(inventory, pairs, pool, stack, measured)
@@ -79,14 +79,14 @@ def measure_links(inventory: Inventory, progress: Progress, limits: Limits = Lim
 
 
 def _open_sessions(
-    inventory: Inventory, pairs: Sequence[Pair], pool: ThreadPoolExecutor, stack: contextlib.ExitStack, into: Measured
+    inventory: Inventory, pairs: Sequence[Pair], pool: ThreadPoolExecutor, stack: contextlib.ExitStack, to: LinkResults
 ) -> dict[str, LinkSession]:
     """A session on every host of `pairs` that lets us in; the others get a finding. `stack` closes them."""
     names = dict.fromkeys(host for pair in pairs for host in pair.hosts)
     sessions = {}
     for opened in pool.map(_open_session, (inventory.host(name) for name in names)):
         if isinstance(opened, Finding):
-            into.problems.append(opened)
+            to.problems.append(opened)
         else:
             stack.callback(opened.close)
             sessions[opened.host] = opened
@@ -102,9 +102,9 @@ def _open_session(host: Host) -> LinkSession | Finding:
         return _problem(problem.rule, (host.name,), problem.evidence, "set `python` in hosts.yaml to one that runs")
 
 
-def _measure_pair(inventory: Inventory, pair: Pair, sessions: Sessions, limits: Limits) -> Measured:
+def _measure_pair(inventory: Inventory, pair: Pair, sessions: Sessions, limits: LinkLimits) -> LinkResults:
     """Every test of one pair, one after the other, both directions; none if a host let nobody in."""
-    result = Measured()
+    result = LinkResults()
     if not all(host in sessions for host in pair.hosts):
         return result
     directions: tuple[Direction, ...] = ("forward", "backward")
@@ -126,7 +126,7 @@ class _Test:
     pair: Pair
     direction: Direction
     sessions: Sessions
-    limits: Limits
+    limits: LinkLimits
 
     @property
     def sender(self) -> NetworkPort:

@@ -1,4 +1,4 @@
-"""Hosts that cannot be asked: the rule that stands for each kind of error."""
+"""Hosts that cannot be asked: the rule of each kind of error."""
 
 from __future__ import annotations
 

@@ -22,12 +22,12 @@ def _software_missing(host: Host) -> Evidence:
     if not host.python_asked:
         return
     access, software = host.access, host.software
-    place = f" after `{access.activate}`" if access.activate else ""
-    place += f" in {access.container.engine} image {access.container.image}" if access.container else ""
+    where = f" after `{access.activate}`" if access.activate else ""
+    where += f" in {access.container.engine} image {access.container.image}" if access.container else ""
     if software.python is None:
-        yield f"`{access.python}` does not run{place}"
+        yield f"`{access.python}` does not run{where}"
     elif software.torch is None:
-        yield f"`{access.python}` (Python {software.python}) has no torch{place}"
+        yield f"`{access.python}` (Python {software.python}) has no torch{where}"
 
 
 def _memlock(host: Host) -> Evidence:

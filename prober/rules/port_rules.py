@@ -14,7 +14,7 @@ LEFT_OUT = "Holmes names the rails exactly; by hand, set NCCL_IB_HCA to them"
 
 
 def active_ports(host: Host) -> Iterable[Nic]:
-    """Ports that NCCL's verbs transport would list if nobody told it otherwise."""
+    """Ports that NCCL's verbs transport would list by itself."""
     return (nic for nic in host.nics if nic.kind in RDMA and nic.state == "Active")
 
 

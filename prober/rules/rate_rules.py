@@ -54,10 +54,10 @@ def _is_gb10_face(host: Host, nic: Nic) -> bool:
 
 
 def _rate_conflicts(host: Host) -> Evidence:
-    told = {conflict.subject for conflict in host.conflicts if conflict.fact == "rate_gbps"}
+    named = {conflict.subject for conflict in host.conflicts if conflict.fact == "rate_gbps"}
     speeds = {netdev.name: netdev.speed_bytes_per_s for netdev in host.netdevs}
     for nic in active_ports(host):
-        if nic.hca in told:
+        if nic.hca in named:
             continue
         speed = speeds.get(nic.netdev or "")
         if nic.kind == "RoCE" and nic.rate_gbps and speed and speed != bytes_per_s_from_gbps(nic.rate_gbps):
@@ -87,7 +87,7 @@ def _flaps(host: Host) -> Evidence:
 
 
 def _errors(host: Host) -> Evidence:
-    """What was counted since boot may be years old; only growth tells of a fault that is there now."""
+    """What was counted since boot may be years old; only growth shows a fault that is there now."""
     yield from _grown(host, ERROR_COUNTERS)
 
 

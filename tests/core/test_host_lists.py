@@ -58,7 +58,7 @@ def test_pattern_is_expanded_in_its_order(pattern: str, hosts: str) -> None:
         ("node[1-3]-", "'node1-' is no host name"),
         ("-oProxyCommand=x", "column 15: '=' cannot stand"),
         ("-v", "'-v' is no host name"),
-        ("node[1,1]", "node1 stands twice"),
+        ("node[1,1]", "node1 is listed twice"),
         ("node[1-100001]", "100001 hosts, more than 100000"),
         ("n[1-999999999]x[1-999999999]", "hosts, more than 100000"),
         ("n[1-9999999999999999999999999999]", "is no number"),
@@ -145,8 +145,8 @@ def test_user_of_a_hostfile_is_kept(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("a1\na2\n\na1\n", "line 4: host a1 stands in line 1 already"),
-        ("a[1-3]\na2 slots=1\n", "line 2: host a2 stands in line 1 already"),
+        ("a1\na2\n\na1\n", "line 4: host a1 is in line 1 already"),
+        ("a[1-3]\na2 slots=1\n", "line 2: host a2 is in line 1 already"),
         ("a1\na[2-\n", "line 2: host pattern 'a[2-': column 2: '[' has no partner"),
         ("a1 slots=eight\n", "line 1: slots=eight is no number of processes"),
         ("a1 slots=0\n", "line 1: slots=0 is no number of processes"),
@@ -197,7 +197,7 @@ def test_entries_of_hosts_yaml_may_be_patterns(tmp_path: Path) -> None:
     ("entries", "problem"),
     [
         ("[{name: 'a[1-2]', address: 10.0.0.1}]", r"address 10\.0\.0\.1 gives 1 for the 2 hosts of a\[1-2\]"),
-        ("['a[1-2]', a2]", "host a2 stands twice"),
+        ("['a[1-2]', a2]", "host a2 is listed twice"),
         ("['a[1-']", r"host pattern 'a\[1-': column 2"),
         ("['a[1-2]$(id)']", r"column 7: '\$' cannot stand"),
         ("['a;b']", "should match pattern"),

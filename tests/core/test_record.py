@@ -130,7 +130,7 @@ def test_missing_key_is_named(tmp_path: Path) -> None:
 def test_key_written_twice_is_refused_with_its_line(tmp_path: Path) -> None:
     error = job_error(tmp_path, JOB_TEXT + "steps: 4\n")
     assert "line 6" in error.what
-    assert "'steps' stands twice" in error.what
+    assert "'steps' is listed twice" in error.what
 
 
 def test_broken_yaml_names_line_and_column(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_bare_string_is_a_host_name_and_defaults_reach_it() -> None:
 
 
 def test_host_written_twice_is_refused() -> None:
-    with pytest.raises(HolmesError, match="host a stands twice"):
+    with pytest.raises(HolmesError, match="host a is listed twice"):
         parse(HostsFile, {"hosts": ["a", "a"]}, "hosts.yaml")
 
 

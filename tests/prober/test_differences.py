@@ -36,7 +36,7 @@ def test_unchanged_inventory_has_no_changes() -> None:
 def test_changed_fact_and_new_host_are_reported() -> None:
     older = inventory(ib("a", 1))
     newer = inventory(ib("a", 1).model_copy(update={"kernel": "6.8"}), ib("b", 2))
-    assert [(d.place, d.fact, d.values) for d in changes(older, newer)] == [
+    assert [(d.subject, d.fact, d.values) for d in changes(older, newer)] == [
         ("a", "kernel", (("not known", ("older",)), ("6.8", ("newer",)))),
         ("a", "cluster", (("a", ("older",)), ("a, b", ("newer",)))),
         ("b", "host", (("absent", ("older",)), ("there", ("newer",)))),

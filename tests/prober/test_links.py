@@ -33,7 +33,7 @@ from prober.links.link_tools import (
     parse_iperf3,
     window_rates,
 )
-from prober.links.links import Limits, measure_links
+from prober.links.links import LinkLimits, measure_links
 from tests.planner.fleets import cpu_inventory
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=5)
@@ -251,7 +251,7 @@ def local_inventory() -> Inventory:
 
 def test_loopback_is_measured_both_ways_by_local_processes() -> None:
     seen: list[tuple[str, str]] = []
-    limits = Limits(seconds=0.3, size_bytes=50 * 10**6, streams=(1, 2), methods=("tcp",))
+    limits = LinkLimits(seconds=0.3, size_bytes=50 * 10**6, streams=(1, 2), methods=("tcp",))
     measured = measure_links(local_inventory(), lambda pair, state: seen.append((pair, state)), limits)
     assert measured.problems == []
     assert [(link.streams, link.direction) for link in measured.links] == [

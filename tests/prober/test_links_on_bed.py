@@ -31,10 +31,10 @@ import json, sys
 from pathlib import Path
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.record_file import read_file
-from prober.links.links import Limits, measure_links
+from prober.links.links import LinkLimits, measure_links
 
 inventory = read_file(Inventory, Path(sys.argv[1]))
-limits = Limits(**json.loads(sys.argv[2]))
+limits = LinkLimits(**json.loads(sys.argv[2]))
 measured = measure_links(inventory, lambda pair, state: print(pair, state, file=sys.stderr, flush=True), limits)
 print(json.dumps([[record.model_dump(mode="json") for record in part] for part in (measured.links, measured.problems)]))
 """

@@ -20,7 +20,7 @@ _FIELDS = {"name": "process_name", "used_gpu_memory": "used_memory"}  # nvidia-s
 
 
 def read_gpu_processes(outputs: Sequence[Recorded], gpus: Sequence[Gpu]) -> tuple[GpuProcess, ...] | None:
-    """The processes of the newest answer that tells of them; None where none does. `gpus` name their GPU."""
+    """The processes in the newest answer that lists any kind of them; None where none does. `gpus` name their GPU."""
     asked = [output for output in reversed(outputs) if output.tool == "nvidia-smi"]
     for parse in (_from_query, _from_table, _from_report):
         for output in asked:
@@ -71,7 +71,7 @@ _TABLE_ROW = re.compile(
 
 
 def _from_table(output: Recorded, _gpus: Sequence[Gpu]) -> tuple[GpuProcess, ...] | None:
-    """Rows of the type C (computing); those of type G draw. Long names are shortened there, and kept so."""
+    """Rows of type C, which compute; type G is graphics. Long names are shortened there, and kept so."""
     table = output.plain.partition("| Processes:")[2]
     if "==" not in table:
         return None

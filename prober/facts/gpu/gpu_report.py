@@ -12,7 +12,7 @@ from prober.asking.recording import Recorded
 from prober.facts.gpu.gpu_query import ANSWERED
 from prober.facts.gpu.partial_gpu import PartialGpu
 
-# The state of the NVLink fabric stands only here; all of the report would be 60 kB for eight GPUs.
+# The state of the NVLink fabric is printed only here; all of the report would be 60 kB for eight GPUs.
 REPORT = Command("nvidia-smi -q | grep -A5 -e '^GPU ' -e '^    Fabric$'", limited=True, when=ANSWERED)
 
 Path = tuple[str, ...]

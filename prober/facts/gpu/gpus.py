@@ -1,4 +1,4 @@
-"""GPUs: all outputs of nvidia-smi put together by index, and lspci where nvidia-smi tells of none."""
+"""GPUs: all outputs of nvidia-smi put together by index, and lspci where nvidia-smi shows none."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def warnings_of(outputs: Sequence[Recorded]) -> tuple[str, ...]:
 def gpu_records(
     facts: Sequence[PartialGpu], nearest: dict[str, tuple[str | None, tuple[str, ...]]], numa: dict[str, int]
 ) -> tuple[Gpu, ...]:
-    """The records; `nearest` (path, NIC names) and `numa` by PCI address fill what `topo -m` does not tell."""
+    """The records; `nearest` (path, NIC names) and `numa` by PCI address fill what `topo -m` does not show."""
     gpus = []
     for gpu in facts:
         path, nics = nearest.get(gpu.pci_address or "", (None, ()))

@@ -119,11 +119,11 @@ def _open_driver(tree: Tree) -> bool | None:
 
 
 def _iommu_groups(outputs: Sequence[Recorded], tree: Tree) -> int | None:
-    place = "/sys/kernel/iommu_groups"
-    asked = [output for output in outputs if output.tool == "ls" and place in output.words]
-    if place in tree.absent:
+    folder = "/sys/kernel/iommu_groups"
+    asked = [output for output in outputs if output.tool == "ls" and folder in output.words]
+    if folder in tree.absent:
         return 0
-    return len(tree.listed.get(place, [])) if asked and asked[-1].exit_code == 0 else None
+    return len(tree.listed.get(folder, [])) if asked and asked[-1].exit_code == 0 else None
 
 
 def _virtual_machine(outputs: Sequence[Recorded], tree: Tree) -> bool | None:

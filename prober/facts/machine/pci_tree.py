@@ -17,13 +17,7 @@ from prober.asking.sysfs_tree import Tree
 
 _ROOT = "/sys/bus/pci/devices"
 _FILES = [
-    "class",
-    "vendor",
-    "device",
-    "numa_node",
-    "current_link_speed",
-    "current_link_width",
-    "max_link_speed",
+    *("class", "vendor", "device", "numa_node", "current_link_speed", "current_link_width", "max_link_speed"),
     "max_link_width",
 ]
 _PICK = (
@@ -211,7 +205,7 @@ def nearest_nics(known: Mapping[str, PciFacts], gpu: str) -> tuple[str | None, t
 
 
 def _path(known: Mapping[str, PciFacts], gpu: str, nic: str) -> str | None:
-    """nvidia-smi's word for the way between two devices; None where not known.
+    """nvidia-smi's word for the path between two devices; None where not known.
 
     A switch is an upstream bridge and the downstream bridges below it, so two devices of one switch have different
     bridges right above them and the same one above those: that is PIX.

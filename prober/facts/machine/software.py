@@ -44,7 +44,7 @@ def software_command(access: Access) -> Command:
 
 
 def python_was_asked(outputs: Sequence[Recorded]) -> bool:
-    """Whether the outputs could tell of a Python: a recording of other tools says nothing of it."""
+    """Whether the outputs could show a Python: a recording of other tools alone cannot."""
     return any(output.asks_python for output in outputs)
 
 

@@ -15,15 +15,7 @@ from prober.facts.netdev.partial_netdev import PartialNetdev
 _ROOT = "/sys/class/net"
 _CONF = "/proc/sys/net/ipv4/conf"
 _FILES = [
-    "operstate",
-    "carrier",
-    "speed",
-    "mtu",
-    "type",
-    "address",
-    "flags",
-    "bonding/slaves",
-    "device/numa_node",
+    *("operstate", "carrier", "speed", "mtu", "type", "address", "flags", "bonding/slaves", "device/numa_node"),
     "qos/trust",
 ]
 
@@ -101,7 +93,7 @@ def _kind(tree: Tree, name: str, link: str, link_type: int | None) -> NetdevKind
 
 def _conf(tree: Tree, name: str, key: str) -> int | None:
     """The kernel takes the larger of the interface's value and that of `all`."""
-    values = [whole_number(tree.value(f"{_CONF}/{place}/{key}")) for place in (name, "all")]
+    values = [whole_number(tree.value(f"{_CONF}/{folder}/{key}")) for folder in (name, "all")]
     known = [value for value in values if value is not None]
     return max(known) if values[0] is not None else None
 

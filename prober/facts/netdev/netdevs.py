@@ -28,14 +28,17 @@ def read_netdevs(
     pinned_gbps: Mapping[str, float],
     names_by_pci: Mapping[str, str],
 ) -> NetdevReading:
-    """The netdevs in (source, facts) in order of trust. `names_by_pci` names those told by PCI address alone."""
+    """The netdevs in (source, facts) in order of trust.
+
+    `names_by_pci` names those of which a source gives the PCI address alone.
+    """
     collected: dict[str, list[tuple[str, PartialNetdev]]] = {}
     for source, facts in sources:
         for name, netdev in _by_name(facts, names_by_pci).items():
             collected.setdefault(name, []).append((source, netdev))
     netdevs, physical, conflicts = [], [], []
-    for name, told_by in collected.items():
-        known, found = merged(name, told_by, _COMPARED)
+    for name, readings in collected.items():
+        known, found = merged(name, readings, _COMPARED)
         netdevs.append(_record(known, pinned_gbps))
         conflicts += [_in_mbps(conflict) for conflict in found]
         if looks_physical(known):

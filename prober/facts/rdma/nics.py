@@ -63,15 +63,15 @@ def read_nics(
     collected: dict[tuple[str, int], list[Source]] = {}
     whole: dict[str, list[Source]] = {}
     for source, facts in sources:
-        for (device, port), told in by_port(facts).items():
+        for (device, port), reading in by_port(facts).items():
             if port == WHOLE_DEVICE:
-                whole.setdefault(device, []).append((source, told))
+                whole.setdefault(device, []).append((source, reading))
             else:
-                collected.setdefault((device, port), []).append((source, told))
+                collected.setdefault((device, port), []).append((source, reading))
     nics, conflicts = [], []
-    for (device, port), told_by in collected.items():
-        about_device = [(source, replace(told, port=port)) for source, told in whole.get(device, [])]
-        known, found = merged(f"{device}:{port}", told_by + about_device, _COMPARED)
+    for (device, port), readings in collected.items():
+        about_device = [(source, replace(reading, port=port)) for source, reading in whole.get(device, [])]
+        known, found = merged(f"{device}:{port}", readings + about_device, _COMPARED)
         nics.append(_nic(known, netdevs, links))
         conflicts += [conflict for conflict in found if not _is_void(conflict, known)]
         conflicts += _rate_conflict(nics[-1], netdevs)
@@ -163,7 +163,7 @@ def _kind(port: PortFacts, netdev: Netdev | None) -> NicKind:
         return "InfiniBand"
     if port.sm_lid:  # RoCE has no subnet manager
         return "InfiniBand"
-    if match := re.match(r"(ib|roce)[posx]", port.device):  # names that rdma-core gives by link layer and PCI place
+    if match := re.match(r"(ib|roce)[posx]", port.device):  # names that rdma-core gives by link layer and PCI address
         return "InfiniBand" if match.group(1) == "ib" else "RoCE"
     if port.netdev:
         return "InfiniBand" if re.match(r"ib[\dps]", port.netdev) else "RoCE"
@@ -219,7 +219,7 @@ def usability(kind: NicKind, state: str | None, gid_unknown: bool = False) -> tu
 
 
 def _rate_gbps(port: PortFacts, kind: NicKind, state: str | None, netdev: Netdev | None) -> float | None:
-    """The port's own rate; for RoCE, where the RDMA tools tell none, the speed of its netdev."""
+    """The port's own rate; for RoCE, where the RDMA tools give none, the speed of its netdev."""
     if port.rate_gbps is not None:
         return port.rate_gbps
     if kind == "RoCE" and state == "Active" and netdev and netdev.speed_bytes_per_s:

@@ -37,7 +37,7 @@ _LINK_LAYERS = {"infiniband": "InfiniBand", "ethernet": "Ethernet", "unknown": "
 
 @dataclass(frozen=True)
 class PortFacts:
-    """Facts of a port; None where the source says nothing. `netdev_up` is a netdev's state, told by ibdev2netdev."""
+    """Facts of a port; None where the source says nothing. `netdev_up` is its netdev's state, from ibdev2netdev."""
 
     device: str
     port: int
@@ -110,7 +110,7 @@ def gid(index: int, text: str, version: str | None, netdev: str | None) -> Gid |
 
 
 def _gid_type(version: str | None) -> GidType | None:
-    """`IB/RoCE v1` is told apart later, by the link layer."""
+    """`IB/RoCE v1` is decided later, by the link layer."""
     if version is None:
         return None
     return "RoCE v2" if "v2" in version.lower() else "RoCE v1" if "v1" in version.lower() else None

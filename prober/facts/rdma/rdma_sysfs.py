@@ -18,39 +18,16 @@ GROWTH_INTERVAL_S = 10
 
 _ROOT = "/sys/class/infiniband"
 _DEVICE_FILES = [
-    "board_id",
-    "fw_ver",
-    "hca_type",
-    "node_guid",
-    "node_type",
-    "sys_image_guid",
-    "device/vendor",
-    "device/numa_node",
-    "device/current_link_speed",
-    "device/current_link_width",
-    "device/max_link_speed",
+    *("board_id", "fw_ver", "hca_type", "node_guid", "node_type", "sys_image_guid", "device/vendor"),
+    *("device/numa_node", "device/current_link_speed", "device/current_link_width", "device/max_link_speed"),
     "device/max_link_width",
 ]
-_PORT_FILES = [
-    "link_layer",
-    "state",
-    "phys_state",
-    "rate",
-    "lid",
-    "sm_lid",
-]
+_PORT_FILES = ["link_layer", "state", "phys_state", "rate", "lid", "sm_lid"]
 _COUNTER_FILES = [
-    "counters/link_downed",
-    "counters/link_error_recovery",
-    "counters/symbol_error",
-    "counters/port_rcv_errors",
-    "counters/local_link_integrity_errors",
-    "counters/excessive_buffer_overrun_errors",
-    "counters/port_xmit_discards",
-    "hw_counters/out_of_sequence",
-    "hw_counters/packet_seq_err",
-    "hw_counters/local_ack_timeout_err",
-    "hw_counters/rnr_nak_retry_err",
+    *("counters/link_downed", "counters/link_error_recovery", "counters/symbol_error"),
+    *("counters/port_rcv_errors", "counters/local_link_integrity_errors"),
+    *("counters/excessive_buffer_overrun_errors", "counters/port_xmit_discards", "hw_counters/out_of_sequence"),
+    *("hw_counters/packet_seq_err", "hw_counters/local_ack_timeout_err", "hw_counters/rnr_nak_retry_err"),
     "hw_counters/roce_adp_retrans",
 ]
 
@@ -75,7 +52,7 @@ Growth = Mapping[tuple[str, int], tuple[tuple[str, int], ...]]
 def counter_growth(outputs: Iterable[Recorded]) -> Growth:
     """By device and port, the counters that grew between the first reading and the last, and by how much.
 
-    Empty unless there are two readings. A counter that became smaller was reset, and tells nothing.
+    Empty unless there are two readings. A counter that became smaller was reset, and says nothing.
     """
     readings = [reading for output in outputs if "counters/" in output.text and (reading := _counter_reading(output))]
     if len(readings) < 2:

@@ -16,21 +16,8 @@ RDMA_LINK = Command("rdma -j link show", limited=True)
 RDMA_DEV = Command("rdma -j dev show", limited=True)
 
 _WITH_VALUE = [
-    "subnet_prefix",
-    "lid",
-    "sm_lid",
-    "lmc",
-    "state",
-    "physical_state",
-    "netdev",
-    "netdev_index",
-    "caps",
-    "node_type",
-    "protocol",
-    "fw",
-    "node_guid",
-    "sys_image_guid",
-    "adaptive-moderation",
+    *("subnet_prefix", "lid", "sm_lid", "lmc", "state", "physical_state", "netdev", "netdev_index", "caps"),
+    *("node_type", "protocol", "fw", "node_guid", "sys_image_guid", "adaptive-moderation"),
 ]
 
 
