@@ -1,6 +1,6 @@
-"""Seconds below which no placement of a candidate comes, from the speed and the number of places alone.
+"""Lower bounds on a candidate's step, in seconds, from the speed and the number of group slots alone.
 
-They need none of a candidate's terms, and rule out all but a few hundred of the ten thousands of candidates.
+They need none of a candidate's coefficients, and rule out all but a few hundred of the ten thousands of candidates.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Speeds(NamedTuple):
     most_head_s: float
 
 
-class QuickBounds:
+class EarlyBounds:
     """The bounds of all candidates of a problem."""
 
     def __init__(self, problem: Problem) -> None:
@@ -56,7 +56,7 @@ class QuickBounds:
         pace_s = max(self._average_s(candidate), fastest_s * -(-self._num_layers // candidate.pp))
         return self._at_pace_s(candidate, pace_s)
 
-    def least_s(self, candidate: Candidate, mixed: bool) -> float | None:
+    def whole_layers_s(self, candidate: Candidate, mixed: bool) -> float | None:
         """From compute alone, too, but stages hold whole layers; None where there are not p places for them.
 
         Places of a cluster make up stages together, and with `mixed` those of all clusters.
@@ -73,7 +73,7 @@ class QuickBounds:
                 return self._at_pace_s(candidate, pace_s / (1 + ROUNDING))
             pace_s = min((layers + 1) * layer_s for layers, (layer_s, _) in zip(held, stages, strict=True))
 
-    def spread_s(self, candidate: Candidate) -> float:
+    def whole_replicas_s(self, candidate: Candidate) -> float:
         """With each replica in one class: lanes of unequal micro-batches together run d m of them, each filling and
         draining p stages, and gradients cross between classes."""
         speeds, crossing_s = self._speeds_of(candidate), self.crossing_sync_s(candidate)

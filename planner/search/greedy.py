@@ -1,4 +1,4 @@
-"""Placements found without a program: something to beat, and often the best already, as `Bounds` then proves.
+"""Placements found without a program: something to beat, and often the best already, as `LowerBounds` then proves.
 
 Stages go to as few clusters as hold them, those joined fastest; classes that hold most layers within the pace take
 stages first, and layers too many are taken from the slowest. Blocks stand in the order whose edges are fastest and
@@ -13,21 +13,21 @@ from itertools import combinations, pairwise, permutations
 
 from planner.problem.coefficients import Coefficients
 from planner.search.closed_form import Block, blocks_step_s, edge_s
-from planner.search.lower_bounds import Bounds, Limits
+from planner.search.lower_bounds import LayerLimits, LowerBounds
 from planner.search.placement import take_surplus
 
 MOST_BLOCKS_TO_PERMUTE = 4  # more stand in inventory order, with each class last once
 
 
 @dataclass(frozen=True)
-class Blocks:
+class PricedBlocks:
     """A placement in blocks and its closed-form seconds."""
 
     seconds: float
     blocks: tuple[Block, ...]
 
 
-def place_greedily(bounds: Bounds, pace_s: float) -> Blocks | None:
+def place_greedily(bounds: LowerBounds, pace_s: float) -> PricedBlocks | None:
     """The best of two placements whose stages take at most `pace_s`, one with short gradients; None if none."""
     limits = bounds.within(pace_s)
     sync_s = bounds.least_sync_s(limits)
@@ -36,11 +36,11 @@ def place_greedily(bounds: Bounds, pace_s: float) -> Blocks | None:
     return min(found, key=lambda blocks: blocks.seconds, default=None)
 
 
-def _place(bounds: Bounds, limits: Limits) -> Blocks | None:
+def _place(bounds: LowerBounds, limits: LayerLimits) -> PricedBlocks | None:
     coeffs = bounds.coeffs
     for classes in _fewest_clusters(coeffs, limits):
         found = [
-            Blocks(blocks_step_s(coeffs, blocks), blocks)
+            PricedBlocks(blocks_step_s(coeffs, blocks), blocks)
             for last in reversed(classes)
             if (blocks := _stand(coeffs, limits, classes, last)) is not None
         ]
@@ -49,7 +49,7 @@ def _place(bounds: Bounds, limits: Limits) -> Blocks | None:
     return None
 
 
-def _fewest_clusters(coeffs: Coefficients, limits: Limits) -> Iterator[list[int]]:
+def _fewest_clusters(coeffs: Coefficients, limits: LayerLimits) -> Iterator[list[int]]:
     """The classes of sets of clusters that may hold all stages: fewest clusters first, then fastest joined."""
     clusters = sorted(set(coeffs.cluster))
     for size in range(1, len(clusters) + 1):
@@ -63,7 +63,7 @@ def _fewest_clusters(coeffs: Coefficients, limits: Limits) -> Iterator[list[int]
         yield from (classes for _, _, classes in sorted(fitting))
 
 
-def _holds(coeffs: Coefficients, limits: Limits, classes: Sequence[int]) -> bool:
+def _holds(coeffs: Coefficients, limits: LayerLimits, classes: Sequence[int]) -> bool:
     stages, total = coeffs.candidate.pp, 0
     for c in sorted(classes, key=lambda c: -limits.middle[c]):
         taken = min(stages, coeffs.most_stages[c])
@@ -72,7 +72,7 @@ def _holds(coeffs: Coefficients, limits: Limits, classes: Sequence[int]) -> bool
     return stages == 0 and total >= coeffs.num_layers
 
 
-def _stand(coeffs: Coefficients, limits: Limits, classes: Sequence[int], last: int) -> tuple[Block, ...] | None:
+def _stand(coeffs: Coefficients, limits: LayerLimits, classes: Sequence[int], last: int) -> tuple[Block, ...] | None:
     """Blocks of `classes` with the head in class `last`, in an order that memory allows; None if there is none."""
     counts = _count_stages(coeffs, limits, classes, last)
     if counts is None:
@@ -90,7 +90,9 @@ def _stand(coeffs: Coefficients, limits: Limits, classes: Sequence[int], last: i
     return None
 
 
-def _count_stages(coeffs: Coefficients, limits: Limits, classes: Sequence[int], last: int) -> dict[int, int] | None:
+def _count_stages(
+    coeffs: Coefficients, limits: LayerLimits, classes: Sequence[int], last: int
+) -> dict[int, int] | None:
     """Stages of each class: one for `last`, the others where most layers fit, then where layers are fastest."""
     counts = dict.fromkeys(classes, 0)
     counts[last], left = 1, coeffs.candidate.pp - 1
@@ -110,7 +112,7 @@ def _orders(coeffs: Coefficients, used: Sequence[int], last: int) -> list[tuple[
     return sorted(orders, key=lambda order: sum(edge_s(coeffs, (a,), (b,)) for a, b in pairwise(order)))
 
 
-def _stage_limits(limits: Limits, c: int, count: int, holds_first: bool, holds_last: bool) -> list[int]:
+def _stage_limits(limits: LayerLimits, c: int, count: int, holds_first: bool, holds_last: bool) -> list[int]:
     found = [limits.middle[c]] * count
     if holds_first:
         found[0] = min(found[0], limits.first[c])

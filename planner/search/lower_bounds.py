@@ -20,26 +20,26 @@ from planner.tolerances import ROUNDING
 
 
 @dataclass(frozen=True)
-class Limits:
+class LayerLimits:
     """Most layers of a first, a middle and a last stage, by class."""
 
     first: tuple[int, ...]
     middle: tuple[int, ...]
     last: tuple[int, ...]
 
-    def both(self, other: Limits) -> Limits:
+    def both(self, other: LayerLimits) -> LayerLimits:
         """What both allow."""
         pairs = ((self.first, other.first), (self.middle, other.middle), (self.last, other.last))
-        return Limits(*(tuple(map(min, mine, its)) for mine, its in pairs))
+        return LayerLimits(*(tuple(map(min, mine, its)) for mine, its in pairs))
 
 
-def _limits(first: Sequence[int], middle: Sequence[int], last: Sequence[int]) -> Limits:
-    """Limits in which no middle stage holds less than the ends could, since there may be none."""
-    return Limits(tuple(first), tuple(map(max, first, middle, last)), tuple(last))
+def _limits(first: Sequence[int], middle: Sequence[int], last: Sequence[int]) -> LayerLimits:
+    """LayerLimits in which no middle stage holds less than the ends could, since there may be none."""
+    return LayerLimits(tuple(first), tuple(map(max, first, middle, last)), tuple(last))
 
 
-class Bounds:
-    """The bounds of one candidate. `mixed`: stages over several clusters are thought of, too."""
+class LowerBounds:
+    """The lower bounds of one candidate; `mixed` ones hold for stages over several clusters, too."""
 
     def __init__(self, coeffs: Coefficients, mixed: bool = False) -> None:
         self.coeffs, self.mixed = coeffs, mixed
@@ -53,13 +53,13 @@ class Bounds:
         self._groups = list(groups.values())
 
     @cached_property
-    def memory(self) -> Limits:
-        """Limits of memory alone, a middle stage's where it stands best."""
+    def memory(self) -> LayerLimits:
+        """LayerLimits of memory alone, a middle stage's where it stands best."""
         capacity = self.coeffs.capacity
         middle = [max(column) for column in zip(*capacity, strict=True)]
         return _limits(capacity[0], middle, capacity[-1])
 
-    def within(self, pace_s: float) -> Limits:
+    def within(self, pace_s: float) -> LayerLimits:
         """What computes within `pace_s` and fits into memory."""
         num_layers = self.coeffs.num_layers
         alone = {kind: layers_within(pace_s, kind[0], num_layers) for kind in self._kinds}
@@ -68,7 +68,7 @@ class Bounds:
         first = with_head if self._pp == 1 else layers
         return _limits(first, layers, with_head).both(self.memory)
 
-    def synced_within(self, sync_s: float) -> Limits:
+    def synced_within(self, sync_s: float) -> LayerLimits:
         """What exposes no more than `sync_s` of its exchange."""
         last = self._pp - 1
         rows = [[self._synced(c, stage, sync_s) for c in self._classes] for stage in (0, max(0, last - 1), last)]
@@ -93,12 +93,12 @@ class Bounds:
             rates[c] = min(rates[c], coeffs.fabric_sync_s_per_byte[c], coeffs.shared_sync_s_per_byte[c])
         return rates
 
-    def holds(self, limits: Limits) -> bool:
+    def holds(self, limits: LayerLimits) -> bool:
         """Whether p stages within `limits` can hold all layers."""
         found = self.most_layers(limits)
         return found is not None and found >= self.coeffs.num_layers
 
-    def most_layers(self, limits: Limits) -> int | None:
+    def most_layers(self, limits: LayerLimits) -> int | None:
         """Most layers of p stages, an upper bound; None where there are not p places for them."""
         if self._pp == 1:
             ends = map(min, limits.first, limits.last)
@@ -111,11 +111,11 @@ class Bounds:
             return None
         return total - self._lost(limits, limits.first) - self._lost(limits, limits.last)
 
-    def _lost(self, limits: Limits, end: Sequence[int]) -> int:
+    def _lost(self, limits: LayerLimits, end: Sequence[int]) -> int:
         """Layers an end of the pipeline holds less than a middle stage would, at least."""
         return min(max(0, m - e) for m, e in zip(limits.middle, end, strict=True))
 
-    def _most_middle_layers(self, limits: Limits, stages: int) -> tuple[int, int]:
+    def _most_middle_layers(self, limits: LayerLimits, stages: int) -> tuple[int, int]:
         """Most layers of so many stages if all were middle ones, and how many of them find no place."""
         total = 0
         for limit, count in sorted(self._stage_limits(limits.middle), reverse=True):
@@ -169,7 +169,7 @@ class Bounds:
                 )
         return sorted(found)
 
-    def least_sync_s(self, limits: Limits) -> float:
+    def least_sync_s(self, limits: LayerLimits) -> float:
         """Seconds below which no stage's exchange can be brought, within `limits`."""
         if self._dp == 1:
             return 0.0
@@ -179,7 +179,7 @@ class Bounds:
             return max(least_s, self._least_crossing_s(limits))
         return least_s
 
-    def _least_crossing_s(self, limits: Limits) -> float:
+    def _least_crossing_s(self, limits: LayerLimits) -> float:
         """Seconds the exchange of a stage over several clusters exposes: with the layers no other stage could hold.
 
         It may be the last stage, with the head, or leave that to another, which then holds fewer layers.
@@ -195,7 +195,7 @@ class Bounds:
         held = max(1, coeffs.num_layers - others + self._lost(limits, limits.last))
         return max(layer_s, last_s if self._pp == 1 else min(last_s, held * slope))
 
-    def least_work_s(self, limits: Limits) -> float:
+    def least_work_s(self, limits: LayerLimits) -> float:
         """Seconds of the layers of one micro-batch and of the head, on the fastest stages within `limits`."""
         coeffs, layers, seconds = self.coeffs, self.coeffs.num_layers, 0.0
         fastest_first = self._stages_by_pace
@@ -244,13 +244,13 @@ class Bounds:
         total_s = crossings * far_s + max(0, edges - crossings) * least_s
         return total_s, far_s if crossings else least_s * (edges > 0)
 
-    def at(self, pace_s: float) -> float:
+    def at_pace_s(self, pace_s: float) -> float:
         """Seconds no placement beats whose slowest stage takes `pace_s`."""
         limits = self.within(pace_s)
         edges_s, _ = self.least_edges_s
         return self._steady_s(pace_s) + self.least_work_s(limits) + 2 * edges_s + self.least_sync_s(limits)
 
-    def from_pace(self, pace_s: float) -> float:
+    def from_pace_s(self, pace_s: float) -> float:
         """Seconds no placement beats whose slowest stage takes `pace_s` or longer."""
         return self._steady_s(pace_s) + self.rest_s
 
@@ -260,7 +260,7 @@ class Bounds:
         return self._fill_s + self.least_sync_s(self.memory)
 
     @cached_property
-    def quick_s(self) -> float | None:
+    def exchange_bound_s(self) -> float | None:
         """Seconds no placement of the candidate beats, if of each exchange one layer's is exposed; None: none fits."""
         if self.first_pace == len(self.paces_s):
             return None
@@ -268,11 +268,11 @@ class Bounds:
         return self._steady_s(self.paces_s[self.first_pace]) + self._fill_s + layer_sync_s
 
     @cached_property
-    def least_s(self) -> float | None:
+    def full_bound_s(self) -> float | None:
         """Seconds no placement of the candidate beats; None where none fits."""
         if self.first_pace == len(self.paces_s):
             return None
-        return self.from_pace(self.paces_s[self.first_pace])
+        return self.from_pace_s(self.paces_s[self.first_pace])
 
     def _steady_s(self, pace_s: float) -> float:
         """Seconds of the steady state at that pace, at least."""

@@ -28,11 +28,11 @@ from planner.search.placement import Placement, PricedPlacement, take_surplus
 MOST_CLASSES_FOR_ALL_SETS = 4  # with more, the fastest 2, 3, 4 ... of them
 
 
-def spread(coeffs: Coefficients, fixed_layers: tuple[int, ...] | None = None) -> PricedPlacement | None:
+def place_whole_replicas(coeffs: Coefficients, fixed_layers: tuple[int, ...] | None = None) -> PricedPlacement | None:
     """The best placement of the candidate with each replica in one class, over at least two; None where none fits."""
     best: PricedPlacement | None = None
     for classes in _sets(coeffs):
-        found = _spread_over(coeffs, classes, fixed_layers)
+        found = _place_over(coeffs, classes, fixed_layers)
         if found is not None and (best is None or found.objective_s < best.objective_s):
             best = found
     return best
@@ -49,7 +49,7 @@ def _sets(coeffs: Coefficients) -> Iterator[tuple[int, ...]]:
         yield from (tuple(fastest[:size]) for size in sizes)
 
 
-def _spread_over(
+def _place_over(
     coeffs: Coefficients, classes: Sequence[int], fixed_layers: tuple[int, ...] | None
 ) -> PricedPlacement | None:
     counts = _count_replicas(coeffs, classes)

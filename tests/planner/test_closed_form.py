@@ -10,7 +10,7 @@ from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
 from planner.search.closed_form import Block, blocks_step_s, joined_blocks_step_s, rings_on_nic
-from planner.search.lower_bounds import Bounds
+from planner.search.lower_bounds import LowerBounds
 from planner.search.price import price_hosts_s
 
 CLASS_OF = {"a1": 0, "a2": 0, "b1": 1, "b2": 1}
@@ -121,20 +121,20 @@ def test_stages_of_several_replicas_on_one_host_share_its_nic() -> None:
 
 def test_pace_bound_fills_fast_classes_first_and_leaves_room_for_the_head() -> None:
     # Two stages fit on a: four layers each, the last with the head.
-    bounds = Bounds(coeffs())
+    bounds = LowerBounds(coeffs())
     assert bounds.paces_s[bounds.first_pace] == 4.25
     # Three stages: two on a and one on b. At 4 s they hold 4 + 4 + 2, less one for the head.
-    bounds = Bounds(coeffs(pp=3))
+    bounds = LowerBounds(coeffs(pp=3))
     assert bounds.paces_s[bounds.first_pace] == 4
 
 
 def test_no_bound_where_memory_is_too_small() -> None:
-    assert Bounds(coeffs(capacity=3)).least_s is None
+    assert LowerBounds(coeffs(capacity=3)).full_bound_s is None
 
 
 def test_bound_takes_each_part_from_where_it_is_least() -> None:
     # Compute on a: 33 s. Gradients on b, whose longer micro-batch hides more: 21.25 - 16.5 s.
-    assert Bounds(coeffs(pp=1, dp=2)).least_s == pytest.approx(33 + 4.75)
+    assert LowerBounds(coeffs(pp=1, dp=2)).full_bound_s == pytest.approx(33 + 4.75)
 
 
 @pytest.mark.parametrize(

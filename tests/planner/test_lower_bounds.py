@@ -1,4 +1,4 @@
-"""Bounds by hand, and on random instances with what brute force finds."""
+"""Lower bounds by hand, and on random instances with what brute force finds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from planner.problem.coefficients import Coefficients
 from planner.search.closed_form import Block, blocks_step_s, site_stage_s
-from planner.search.lower_bounds import Bounds, Limits, layers_within
+from planner.search.lower_bounds import LayerLimits, LowerBounds, layers_within
 from tests.planner.enumerator import all_blocks, random_terms
 
 
@@ -28,13 +28,14 @@ def test_layers_within_seconds(seconds: float, layer_s: float, most: int, layers
 
 
 def test_both_limits_are_the_lesser_of_each() -> None:
-    assert Limits((3, 1), (4, 4), (2, 5)).both(Limits((2, 2), (5, 3), (2, 6))) == Limits((2, 1), (4, 3), (2, 5))
+    one, other = LayerLimits((3, 1), (4, 4), (2, 5)), LayerLimits((2, 2), (5, 3), (2, 6))
+    assert one.both(other) == LayerLimits((2, 1), (4, 3), (2, 5))
 
 
 def test_every_stage_of_every_placement_is_within_the_limits_of_its_pace() -> None:
     for seed in range(30):
         coeffs = random_terms(seed)
-        bounds = Bounds(coeffs)
+        bounds = LowerBounds(coeffs)
         for blocks in all_blocks(coeffs, False):
             stages = [(block.site, held) for block in blocks for held in block.layers]
             middle = bounds.within(slowest_stage_s(coeffs, blocks)).middle
@@ -44,7 +45,7 @@ def test_every_stage_of_every_placement_is_within_the_limits_of_its_pace() -> No
 def test_no_placement_keeps_a_pace_before_the_first() -> None:
     for seed in range(60):
         coeffs = random_terms(seed)
-        bounds = Bounds(coeffs)
+        bounds = LowerBounds(coeffs)
         assert bounds.paces_s == sorted(bounds.paces_s)
         for blocks in all_blocks(coeffs, False):
             assert slowest_stage_s(coeffs, blocks) >= bounds.paces_s[bounds.first_pace] * (1 - 1e-9), seed
@@ -52,16 +53,16 @@ def test_no_placement_keeps_a_pace_before_the_first() -> None:
 
 def test_a_bound_from_a_pace_is_no_higher_than_the_bound_at_it() -> None:
     for seed in range(60):
-        bounds = Bounds(random_terms(seed))
+        bounds = LowerBounds(random_terms(seed))
         for pace_s in bounds.paces_s[bounds.first_pace :]:
-            assert bounds.from_pace(pace_s) <= bounds.at(pace_s) * (1 + 1e-9), seed
+            assert bounds.from_pace_s(pace_s) <= bounds.at_pace_s(pace_s) * (1 + 1e-9), seed
 
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_no_placement_beats_the_bound_at_its_pace(mixed: bool) -> None:
     for seed in range(150):
         coeffs = random_terms(seed)
-        bounds = Bounds(coeffs, mixed)
+        bounds = LowerBounds(coeffs, mixed)
         for blocks in all_blocks(coeffs, mixed):
-            bound_s = bounds.at(slowest_stage_s(coeffs, blocks))
+            bound_s = bounds.at_pace_s(slowest_stage_s(coeffs, blocks))
             assert bound_s <= blocks_step_s(coeffs, blocks) * (1 + 1e-9), (seed, blocks)

@@ -14,7 +14,7 @@ from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
 from planner.search.closed_form import blocks_step_s
-from planner.search.lower_bounds import Bounds
+from planner.search.lower_bounds import LowerBounds
 from planner.search.program import build
 from planner.search.program_spec import ProgramSpec, make_sites
 from planner.search.solve import Solution, SolverName, solve, solve_preferred, solver_name
@@ -131,7 +131,7 @@ def test_random_instances_are_of_all_kinds() -> None:
 def test_no_placement_beats_the_bounds(mixed: bool) -> None:
     for seed in range(240):
         coeffs = random_terms(seed)
-        best, bound = best_by_enumeration(coeffs, mixed), Bounds(coeffs, mixed).least_s
+        best, bound = best_by_enumeration(coeffs, mixed), LowerBounds(coeffs, mixed).full_bound_s
         if best is not None:
             assert bound is not None, seed
             assert bound <= best * (1 + 1e-9), seed

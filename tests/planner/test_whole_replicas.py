@@ -9,7 +9,7 @@ import pytest
 from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
-from planner.search.whole_replicas import spread
+from planner.search.whole_replicas import place_whole_replicas
 from tests.planner.enumerator import random_terms
 
 
@@ -37,7 +37,7 @@ def two_classes(fast_s: float, slow_s: float, dp: int, microbatches: int) -> Coe
 
 
 def test_a_class_twice_as_fast_runs_twice_the_micro_batches() -> None:
-    found = spread(two_classes(1.0, 2.0, dp=2, microbatches=6))
+    found = place_whole_replicas(two_classes(1.0, 2.0, dp=2, microbatches=6))
     assert found is not None
     assert found.placement.sites == ((0, 1),)
     assert found.placement.microbatches == (8, 4)
@@ -45,7 +45,7 @@ def test_a_class_twice_as_fast_runs_twice_the_micro_batches() -> None:
 
 
 def test_classes_of_equal_speed_share_equally() -> None:
-    found = spread(two_classes(1.0, 1.0, dp=2, microbatches=6))
+    found = place_whole_replicas(two_classes(1.0, 1.0, dp=2, microbatches=6))
     assert found is not None
     assert found.placement.microbatches == (6, 6)
 
@@ -53,7 +53,7 @@ def test_classes_of_equal_speed_share_equally() -> None:
 @pytest.mark.parametrize("slow_s", [1.1, 1.5, 1.9, 2.7, 3.3, 5.2])
 @pytest.mark.parametrize("microbatches", [2, 5, 8])
 def test_no_other_share_of_two_replicas_ends_earlier(slow_s: float, microbatches: int) -> None:
-    found = spread(two_classes(1.0, slow_s, dp=2, microbatches=microbatches))
+    found = place_whole_replicas(two_classes(1.0, slow_s, dp=2, microbatches=microbatches))
     total = 2 * microbatches
     assert found is not None
     assert sum(found.placement.microbatches) == total
@@ -62,18 +62,18 @@ def test_no_other_share_of_two_replicas_ends_earlier(slow_s: float, microbatches
 
 
 def test_one_replica_is_not_spread() -> None:
-    assert spread(two_classes(1.0, 2.0, dp=1, microbatches=6)) is None
+    assert place_whole_replicas(two_classes(1.0, 2.0, dp=1, microbatches=6)) is None
 
 
 def test_memory_of_every_class_must_hold_the_cut() -> None:
     coeffs = two_classes(1.0, 2.0, dp=2, microbatches=6)
-    assert spread(replace(coeffs, capacity=((4, 3),))) is None
+    assert place_whole_replicas(replace(coeffs, capacity=((4, 3),))) is None
 
 
 def test_a_fixed_cut_is_kept() -> None:
     coeffs = replace(
         two_classes(1.0, 2.0, dp=2, microbatches=6), candidate=Candidate(1, 2, 2, 1), capacity=((4, 4),) * 2
     )
-    found = spread(coeffs, (3, 1))
+    found = place_whole_replicas(coeffs, (3, 1))
     assert found is not None
     assert found.placement.layers == (3, 1)

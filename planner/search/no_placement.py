@@ -1,0 +1,71 @@
+"""Why a search found no placement, as errors that say what would make one fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.records.job import Job
+from holmes_core.units import format_memory
+from planner.problem.candidates import Candidate, more_recompute
+from planner.problem.coefficients import stage_memory_bytes
+from planner.problem.fleet import Fleet
+from planner.problem.problem import Problem
+from planner.search.placement import usual_cut
+
+
+def out_of_time(time_limit_s: float) -> HolmesError:
+    """The time limit ended the search before it found anything."""
+    return HolmesError(
+        f"no plan was found within {time_limit_s:g} s",
+        "allow longer with --time-limit, or narrow the search: fix parallel.pp, dp or micro_batch_size in job.yaml",
+        ANSWER_IS_NO,
+    )
+
+
+def out_of_memory(problem: Problem, candidates: Sequence[Candidate]) -> HolmesError:
+    """Names the candidate that comes nearest to fitting, and by how much it misses."""
+    job, classes = problem.job, problem.fleet.classes
+    known = [
+        (each.hardware.memory_bytes, each.hosts[0].name) for each in classes if each.hardware.memory_bytes is not None
+    ]
+    if not known:
+        return _no_arrangement(problem.fleet, candidates)
+    largest, name = max(known)
+    leanest = (_leanest(job, candidate) for candidate in candidates)
+    needed, nearest = min((_even_memory_bytes(job, candidate), candidate) for candidate in leanest)
+    if needed <= largest:
+        return _no_arrangement(problem.fleet, candidates)
+    layers = f" with the fixed cut {job.parallel.layers}" if job.parallel.layers else ""
+    return HolmesError(
+        f"GPU memory: no candidate fits{layers}; the nearest (tp {nearest.tp}, pp {nearest.pp}, dp {nearest.dp}, "
+        f"micro_batch_size {nearest.micro_batch_size}, recompute {nearest.recompute}) needs {format_memory(needed)} "
+        f"on a GPU, the largest (host {name}) has {format_memory(largest)}: {format_memory(needed - largest)} short",
+        f"use GPUs with at least {format_memory(needed)}, add hosts so that pp can grow, or lower hidden_size, "
+        "num_layers or seq_length in job.yaml; degrees fixed under `parallel` may also be in the way",
+        ANSWER_IS_NO,
+    )
+
+
+def _no_arrangement(fleet: Fleet, candidates: Sequence[Candidate]) -> HolmesError:
+    """The slots would do, or the memory, but not both together, in whole stages."""
+    one = min(candidates, key=lambda candidate: candidate.tp * candidate.pp * candidate.dp)
+    group_slots = ", ".join(f"{each.cluster} {each.num_group_slots(one.tp)}" for each in fleet.classes)
+    return HolmesError(
+        f"no stage arrangement fits: even tp {one.tp}, pp {one.pp}, dp {one.dp} finds no {one.pp} stages of {one.dp} "
+        f"tensor groups with enough memory (tensor groups by kind of host: {group_slots})",
+        "lower parallel.dp or parallel.pp in job.yaml, or leave them out",
+        ANSWER_IS_NO,
+    )
+
+
+def _leanest(job: Job, candidate: Candidate) -> Candidate:
+    """The candidate with the most recomputation that job.yaml allows."""
+    more = more_recompute(job, candidate)
+    return candidate if more is None else _leanest(job, more)
+
+
+def _even_memory_bytes(job: Job, candidate: Candidate) -> int:
+    """Bytes the fullest rank needs when layers are cut evenly, or as fixed."""
+    layers = usual_cut(job, candidate.pp)
+    return max(stage_memory_bytes(job, candidate, stage, held) for stage, held in enumerate(layers))

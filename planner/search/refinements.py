@@ -1,0 +1,247 @@
+"""Branches of the search and their refinements, in the order of what they cost.
+
+A branch is all placements of one candidate in one form. A refinement raises its lower bound, finds placements in it, or
+both; what it learns of the branch it returns, what it finds it gives to the `SearchState`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+from typing import Literal, NamedTuple
+
+from holmes_core.records.job import Job
+from planner.problem.candidates import Candidate
+from planner.problem.problem import Problem
+from planner.search.closed_form import blocks_step_s
+from planner.search.early_bounds import EarlyBounds
+from planner.search.greedy import place_greedily
+from planner.search.lower_bounds import LowerBounds
+from planner.search.placement import PricedPlacement, from_blocks, usual_cut
+from planner.search.program_spec import ProgramSpec
+from planner.search.solve import Solution, solve
+from planner.search.whole_replicas import place_whole_replicas
+from planner.tolerances import RELATIVE_TOLERANCE
+
+MOST_CLUSTERS_FOR_A_PROOF = 4  # with more, the search stops at a placement this close to the bound:
+ACCEPTED_GAP = 0.01
+PROGRAM_SHARE = 1 / 4  # of the time limit, at most, for one branch's programs: a hard one must not use up all
+LEAST_PROGRAM_S = 0.1  # where nothing was found yet, for a program to find anything
+GREEDY_PACES = 3  # paces tried without a program
+PACES_AT_ONCE = 8  # in one program, and bounded before there is an incumbent
+
+Form = Literal["blocks", "mixed", "whole replicas"]
+"""How stages stand: each in one cluster, classes in blocks of consecutive stages; so, but with a stage over several
+clusters; or each replica of the pipeline in one class, which is exact without a program."""
+Key = tuple[Candidate, Form]
+Refinement = Callable[["SearchState", "Branch"], "float | None"]
+"""Returns a lower bound on the branch's step, in seconds; None where it leaves nothing to look for."""
+
+
+class Branch(NamedTuple):
+    """All placements of one candidate in one form: a lower bound on their step, and the refinements still to come.
+
+    Branches compare by bound, then candidate, then form; no two that are open at once share both of these.
+    """
+
+    lower_bound_s: float
+    candidate: Candidate
+    form: Form
+    refinements: tuple[Refinement, ...]
+
+    @property
+    def key(self) -> Key:
+        """What tells it from all other branches."""
+        return self.candidate, self.form
+
+    def refine(self, state: SearchState) -> Branch | None:
+        """The branch after its next refinement, its bound no lower than before; None where that closed it."""
+        bound_s = self.refinements[0](state, self)
+        if bound_s is None:
+            return None
+        return self._replace(lower_bound_s=max(self.lower_bound_s, bound_s), refinements=self.refinements[1:])
+
+
+class SearchState:
+    """What a search found and what it left open; and how much time it has.
+
+    `incumbent_s` are the seconds of the best placement so far, infinite before there is one; `found` has the best of
+    each branch, `specs` the programs that found some of them. `open_bounds_s` are the lower bounds of branches that
+    were left open, `closed_refined` counts branches refined although no placement of theirs can be the best.
+    """
+
+    def __init__(self, problem: Problem, time_limit_s: float) -> None:
+        self.problem, self.early = problem, EarlyBounds(problem)
+        self.incumbent_s = inf
+        self.incumbent: Key | None = None
+        self.found: dict[Key, PricedPlacement] = {}
+        self.specs: dict[Key, ProgramSpec] = {}
+        self.open_bounds_s: list[float] = []
+        self.programs = self.closed_refined = 0
+        clusters = len({each.cluster for each in problem.fleet.classes})
+        self.gap = RELATIVE_TOLERANCE if clusters <= MOST_CLUSTERS_FOR_A_PROOF else ACCEPTED_GAP
+        self.several_clusters = clusters > 1
+        self._time_limit_s, self._deadline_s = time_limit_s, time.monotonic() + time_limit_s
+        self._relaxations: dict[Key, LowerBounds] = {}
+
+    def beats_incumbent(self, bound_s: float) -> bool:
+        """Whether a placement of `bound_s` would be better than the incumbent by more than the gap that is accepted."""
+        return bound_s < self.incumbent_s * (1 - self.gap)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time limit is over."""
+        return time.monotonic() > self._deadline_s
+
+    @property
+    def program_limit_s(self) -> float:
+        """Seconds one more program may take: not beyond the deadline, and not all that is left before it."""
+        return min(self._deadline_s - time.monotonic(), self._time_limit_s * PROGRAM_SHARE)
+
+    def relaxation(self, branch: Branch) -> LowerBounds:
+        """The bounds of a branch that relax its program, made once."""
+        if branch.key not in self._relaxations:
+            coeffs = self.problem.coefficients(branch.candidate)
+            self._relaxations[branch.key] = LowerBounds(coeffs, mixed=branch.form == "mixed")
+        return self._relaxations[branch.key]
+
+    def leave_open(self, bound_s: float) -> None:
+        """Notes that placements of `bound_s` or more were not looked for."""
+        self.open_bounds_s.append(bound_s)
+
+    def forget(self, branch: Branch) -> None:
+        """Drops the relaxation of a branch that is not refined any more."""
+        self._relaxations.pop(branch.key, None)
+
+    def keep(self, key: Key, found: PricedPlacement | None) -> bool:
+        """Remembers a placement if it is the best of its branch; returns whether it is the new incumbent."""
+        if found is None:
+            return False
+        known = self.found.get(key)
+        if known is None or found.objective_s < known.objective_s * (1 - RELATIVE_TOLERANCE):
+            self.found[key] = found
+        if found.objective_s < self.incumbent_s * (1 - RELATIVE_TOLERANCE):
+            self.incumbent_s, self.incumbent = found.objective_s, key
+            return True
+        return False
+
+
+def early_bound(state: SearchState, branch: Branch) -> float | None:
+    """From compute alone, with whole layers."""
+    return state.early.whole_layers_s(branch.candidate, branch.form == "mixed")
+
+
+def exchange_bound(state: SearchState, branch: Branch) -> float | None:
+    """With memory, edges between clusters, and of each exchange what one layer takes."""
+    state.closed_refined += not state.beats_incumbent(branch.lower_bound_s)
+    return state.relaxation(branch).exchange_bound_s
+
+
+def full_lower_bound(state: SearchState, branch: Branch) -> float | None:
+    """With the least that all exchanges leave exposed, too."""
+    return state.relaxation(branch).full_bound_s
+
+
+def greedy_placements(state: SearchState, branch: Branch) -> float:
+    """Finds placements without a program, at the first paces there are."""
+    bounds = state.relaxation(branch)
+    for pace_s in bounds.paces_s[bounds.first_pace : bounds.first_pace + GREEDY_PACES]:
+        if not state.beats_incumbent(bounds.from_pace_s(pace_s)) and branch.key in state.found:
+            break
+        placed = place_greedily(bounds, pace_s)
+        if placed is not None:
+            placement = from_blocks(branch.candidate, bounds.coeffs.num_microbatches, placed.blocks)
+            state.keep(branch.key, PricedPlacement(placed.seconds, placement))
+    return branch.lower_bound_s
+
+
+def open_paces(state: SearchState, branch: Branch) -> float | None:
+    """The least bound of the paces at which the incumbent may be beaten; before there is one, of the first few."""
+    bounds = state.relaxation(branch)
+    found: list[float] = []
+    for pace_s in bounds.paces_s[bounds.first_pace :]:
+        enough = state.incumbent is None and len(found) >= PACES_AT_ONCE
+        if enough or not state.beats_incumbent(bounds.from_pace_s(pace_s)):
+            break
+        bound_s = bounds.at_pace_s(pace_s)
+        if state.beats_incumbent(bound_s):
+            found.append(bound_s)
+    return min(found, default=None)
+
+
+def programs(state: SearchState, branch: Branch) -> None:
+    """Solves the programs of all paces at which the incumbent may be beaten, some paces at once, fastest first."""
+    bounds, crossing = state.relaxation(branch), branch.form == "mixed"
+    for at in range(bounds.first_pace, len(bounds.paces_s), PACES_AT_ONCE):
+        paces = bounds.paces_s[at : at + PACES_AT_ONCE]
+        from_s = bounds.from_pace_s(paces[0])
+        if not state.beats_incumbent(from_s):
+            return
+        if state.is_late:
+            state.leave_open(from_s)
+            return
+        paces = [pace_s for pace_s in paces if state.beats_incumbent(bounds.from_pace_s(pace_s))]
+        bound_s = min(bounds.at_pace_s(pace_s) for pace_s in paces)
+        if state.beats_incumbent(bound_s):
+            least_sync_s = bounds.least_sync_s(bounds.within(paces[-1]))
+            _solve(
+                state,
+                branch.key,
+                ProgramSpec(bounds.coeffs, paces[0], paces[-1], None, least_sync_s, crossing),
+                bound_s,
+            )
+
+
+def fixed_cut_program(state: SearchState, branch: Branch) -> None:
+    """Solves the one program of the cut that job.yaml fixes, at any pace."""
+    coeffs, fixed_layers = state.problem.coefficients(branch.candidate), fixed_cut(state.problem.job, branch.candidate)
+    spec = ProgramSpec(coeffs, fixed_layers=fixed_layers, crossing=branch.form == "mixed")
+    _solve(state, branch.key, spec, branch.lower_bound_s)
+
+
+def whole_replicas(state: SearchState, branch: Branch) -> None:
+    """Finds the best placement with each replica in one class."""
+    coeffs = state.problem.coefficients(branch.candidate)
+    state.keep(branch.key, place_whole_replicas(coeffs, fixed_cut(state.problem.job, branch.candidate)))
+
+
+BOUNDS = (early_bound, exchange_bound, full_lower_bound)
+FOR_OPEN_BRANCHES = frozenset({open_paces, programs, fixed_cut_program})
+"""Refinements that are left out where no placement of the branch can be the best; the others find runners-up."""
+
+
+def refinements_of(job: Job, form: Form) -> tuple[Refinement, ...]:
+    """All refinements of a branch, in order."""
+    if form == "whole replicas":
+        return (whole_replicas,)
+    if job.parallel.layers is not None:
+        return (*BOUNDS, fixed_cut_program)
+    return (*BOUNDS, open_paces, programs) if form == "mixed" else (*BOUNDS, greedy_placements, open_paces, programs)
+
+
+def fixed_cut(job: Job, candidate: Candidate) -> tuple[int, ...] | None:
+    """The cut by pipeline rank that job.yaml fixes."""
+    return usual_cut(job, candidate.pp) if job.parallel.layers is not None else None
+
+
+def _solve(state: SearchState, key: Key, spec: ProgramSpec, bound_s: float) -> None:
+    """Solves one program, for placements that beat the incumbent; `bound_s` is what is known of them."""
+    if state.incumbent is not None:
+        spec = replace(spec, at_most_s=state.incumbent_s * (1 - state.gap))
+    solution = solve(spec, max(LEAST_PROGRAM_S, state.program_limit_s))
+    state.programs += 1
+    if solution.status == "time limit":
+        state.leave_open(max(bound_s, solution.bound_s or 0.0))
+    if state.keep(key, placement_of(spec, solution)):
+        state.specs[key] = spec
+
+
+def placement_of(spec: ProgramSpec, solution: Solution) -> PricedPlacement | None:
+    """The placement in a solution, priced by the closed form itself rather than by the solver."""
+    if solution.blocks is None:
+        return None
+    coeffs = spec.coeffs
+    placement = from_blocks(coeffs.candidate, coeffs.num_microbatches, solution.blocks, solution.replicas)
+    return PricedPlacement(blocks_step_s(coeffs, solution.blocks), placement)

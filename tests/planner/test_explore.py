@@ -1,0 +1,102 @@
+"""Which branch the search refines next, which it closes and which it leaves open: with refinements made up by hand."""
+
+from __future__ import annotations
+
+from planner.problem.candidates import Candidate
+from planner.problem.problem import read_problem
+from planner.search.branch_and_bound import MOST_CLOSED_REFINED, explore
+from planner.search.placement import Placement, PricedPlacement
+from planner.search.refinements import Branch, Form, Refinement, SearchState, exchange_bound, open_paces
+from tests.planner.fleets import bed_job, cpu_inventory
+
+
+def new_state() -> SearchState:
+    """A search on one host with all the time it needs."""
+    return SearchState(read_problem(cpu_inventory([1]), bed_job(parallel={})), 1000.0)
+
+
+def branch(dp: int, bound_s: float, *refinements: Refinement, form: Form = "blocks") -> Branch:
+    """One of candidates that are told apart by dp."""
+    return Branch(bound_s, Candidate(1, 1, dp, 1), form, refinements)
+
+
+class Script:
+    """Refinements that return, or find, what a test says, and the order in which they were taken."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+
+    def bound(self, name: str, bound_s: float | None) -> Refinement:
+        """Returns `bound_s`, None to close the branch."""
+
+        def refine(_: SearchState, __: Branch) -> float | None:
+            self.taken.append(name)
+            return bound_s
+
+        return refine
+
+    def find(self, name: str, objective_s: float) -> Refinement:
+        """Finds a placement of `objective_s`, the last of its branch."""
+
+        def refine(state: SearchState, refined: Branch) -> None:
+            self.taken.append(name)
+            placement = Placement(refined.candidate, (10,), ((0,) * refined.candidate.dp,), (1,) * refined.candidate.dp)
+            state.keep(refined.key, PricedPlacement(objective_s, placement))
+
+        return refine
+
+
+def test_the_branch_of_the_lowest_bound_is_refined_next_and_its_refinements_in_order() -> None:
+    script = Script()
+    one = branch(1, 1.0, script.bound("one, first", 5.0), script.bound("one, second", None))
+    two = branch(2, 3.0, script.bound("two, first", 4.0), script.bound("two, second", None))
+    explore(new_state(), [two, one])
+    assert script.taken == ["one, first", "two, first", "two, second", "one, second"]
+
+
+def test_a_bound_never_falls() -> None:
+    script, state = Script(), new_state()
+    closed = branch(2, 6.0, script.bound("lower", 1.0), open_paces)
+    explore(state, [branch(1, 1.0, script.find("best", 5.0)), closed])
+    assert script.taken == ["best", "lower"]
+    assert state.open_bounds_s == [6.0]
+
+
+def test_of_a_closed_branch_programs_are_left_out_and_its_bound_stays_open() -> None:
+    script, state = Script(), new_state()
+    explore(state, [branch(1, 1.0, script.find("best", 5.0)), branch(2, 5.0, open_paces)])
+    assert state.incumbent_s == 5.0
+    assert state.open_bounds_s == [5.0]
+
+
+def test_a_closed_branch_is_searched_for_runners_up_where_that_takes_no_program() -> None:
+    script, state = Script(), new_state()
+    explore(state, [branch(1, 1.0, script.find("best", 5.0)), branch(2, 6.0, script.find("next", 7.0))])
+    assert [found.objective_s for found in state.found.values()] == [5.0, 7.0]
+    assert (state.incumbent_s, state.open_bounds_s) == (5.0, [])
+
+
+def test_a_closed_branch_of_mixed_form_is_left_open() -> None:
+    script, state = Script(), new_state()
+    mixed = branch(2, 6.0, script.find("mixed", 7.0), form="mixed")
+    explore(state, [branch(1, 1.0, script.find("best", 5.0)), mixed])
+    assert script.taken == ["best"]
+    assert state.open_bounds_s == [6.0]
+
+
+def test_the_search_ends_when_enough_closed_branches_were_refined() -> None:
+    script, state = Script(), new_state()
+    state.closed_refined = MOST_CLOSED_REFINED
+    closed = [branch(2, 6.0, exchange_bound), branch(3, 8.0, script.find("beyond", 9.0))]
+    explore(state, [branch(1, 1.0, script.find("best", 5.0)), *closed])
+    assert script.taken == ["best"]
+    assert state.open_bounds_s == [6.0]
+
+
+def test_progress_counts_the_branches_that_have_no_more_refinements() -> None:
+    script = Script()
+    told: list[tuple[int, int, float | None]] = []
+    one = branch(1, 1.0, script.bound("one", 4.0), script.find("found", 5.0))
+    two = branch(2, 2.0, script.bound("two", None))
+    explore(new_state(), [one, two], lambda *each: told.append(each))
+    assert told == [(1, 2, None), (2, 2, 5.0)]
