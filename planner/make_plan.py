@@ -28,8 +28,8 @@ from planner.layout.write_out import WrittenPlan, best_step_s, write_best, write
 from planner.problem.problem import Problem, read_problem, require_rates
 from planner.schedule.runners_up import rank_contenders
 from planner.search.branch_and_bound import Progress, SearchResult, search
+from planner.search.closed_form import price_ranks_s
 from planner.search.placement import Placement
-from planner.search.price import price_ranks_s
 from planner.search.solve import solver_name
 from planner.search.unequal_degrees import best_unequal
 from planner.tolerances import RELATIVE_TOLERANCE

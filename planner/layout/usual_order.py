@@ -8,8 +8,8 @@ from planner.layout.assign_hosts import GroupSlot, group_slots_of
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients, stage_memory_bytes
 from planner.problem.problem import Problem
+from planner.search.closed_form import price_hosts_s
 from planner.search.placement import Placement, PricedPlacement, usual_cut
-from planner.search.price import price_hosts_s
 
 MOST_PRICED = 40  # candidates, the most promising first; and no more group slots of theirs than:
 MOST_GROUP_SLOTS = 50_000

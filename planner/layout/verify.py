@@ -15,7 +15,7 @@ from planner.problem.candidates import Candidate
 from planner.problem.fleet import slots_of
 from planner.problem.networks import SHARED, demanded_groups, shared_network
 from planner.problem.problem import read_problem
-from planner.search.price import price_ranks_s
+from planner.search.closed_form import price_ranks_s
 from planner.tolerances import RELATIVE_TOLERANCE
 
 

@@ -6,7 +6,21 @@ from planner.problem.candidates import Candidate
 from planner.problem.problem import read_problem
 from planner.search.branch_and_bound import MOST_CLOSED_REFINED, explore
 from planner.search.placement import Placement, PricedPlacement
-from planner.search.refinements import Branch, Form, Refinement, SearchState, exchange_bound, open_paces
+from planner.search.refinements import (
+    Branch,
+    Form,
+    Refinement,
+    SearchState,
+    early_bound,
+    exchange_bound,
+    fixed_cut_program,
+    full_lower_bound,
+    greedy_placements,
+    open_paces,
+    programs,
+    refinements_of,
+    whole_replicas,
+)
 from tests.planner.fleets import bed_job, cpu_inventory
 
 
@@ -48,10 +62,12 @@ class Script:
 
 def test_the_branch_of_the_lowest_bound_is_refined_next_and_its_refinements_in_order() -> None:
     script = Script()
-    one = branch(1, 1.0, script.bound("one, first", 5.0), script.bound("one, second", None))
+    one = branch(
+        1, 1.0, script.bound("one, first", 5.0), script.bound("one, second", 6.0), script.bound("one, third", None)
+    )
     two = branch(2, 3.0, script.bound("two, first", 4.0), script.bound("two, second", None))
     explore(new_state(), [two, one])
-    assert script.taken == ["one, first", "two, first", "two, second", "one, second"]
+    assert script.taken == ["one, first", "two, first", "two, second", "one, second", "one, third"]
 
 
 def test_a_bound_never_falls() -> None:
@@ -100,3 +116,11 @@ def test_progress_counts_the_branches_that_have_no_more_refinements() -> None:
     two = branch(2, 2.0, script.bound("two", None))
     explore(new_state(), [one, two], lambda *each: told.append(each))
     assert told == [(1, 2, None), (2, 2, 5.0)]
+
+
+def test_refinements_come_in_the_order_of_what_they_cost() -> None:
+    bounds = (early_bound, exchange_bound, full_lower_bound)
+    assert refinements_of(bed_job(parallel={}), "blocks") == (*bounds, greedy_placements, open_paces, programs)
+    assert refinements_of(bed_job(parallel={}), "mixed") == (*bounds, open_paces, programs)
+    assert refinements_of(bed_job(parallel={}), "whole replicas") == (whole_replicas,)
+    assert refinements_of(bed_job(parallel={"layers": [7, 3]}), "blocks") == (*bounds, fixed_cut_program)
