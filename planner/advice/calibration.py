@@ -19,7 +19,7 @@ HALVINGS = 12  # of the range of efficiencies: to 0.0003
 
 
 @dataclass(frozen=True)
-class Measured:
+class StepMedians:
     """Medians over the steps of a run but the first, which sets up connections and caches."""
 
     step_s: float
@@ -33,7 +33,7 @@ def calibrate(inventory: Inventory, run: Path) -> Calibration:
     part of all bandwidths at which the model takes as long as the run. Raises HolmesError (wrong usage) where the
     folder holds no run with two steps.
     """
-    plan, measured = read_file(Plan, run / "plan.json"), read_metrics(run / "metrics.jsonl")
+    plan, measured = read_file(Plan, run / "plan.json"), read_medians(run / "metrics.jsonl")
     plain = _predict(inventory, plan, Calibration(run=str(run), compute_factor=1, network_efficiency=1))
     emulated = plan.job.compute.emulate is not None
     factor = 1.0 if emulated else measured.compute_s / (plain.compute_s + plain.exposed_tp_s)
@@ -57,16 +57,18 @@ def calibrated(job: Job, calibration: Calibration) -> Job:
     return job.model_copy(update={"compute": compute})
 
 
-def read_metrics(path: Path) -> Measured:
+def read_medians(path: Path) -> StepMedians:
     """The medians of metrics.jsonl. Raises HolmesError (wrong usage) without two steps."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
+        steps = [json.loads(line) for line in lines if line.strip()][1:]
     except OSError as error:
         raise _no_steps(path, error.strerror or "cannot be read") from None
-    steps = [json.loads(line) for line in lines if line.strip()][1:]
+    except ValueError as error:
+        raise _no_steps(path, f"not one JSON object a line: {error}") from None
     if not steps or "compute_s" not in steps[0]:
-        raise _no_steps(path, f"it has {len(lines)} steps" if not steps else "its steps have no compute_s")
-    return Measured(*(statistics.median(step[key] for step in steps) for key in ("step_s", "compute_s")))
+        raise _no_steps(path, "its steps have no compute_s" if steps else "it has no step after the first")
+    return StepMedians(*(statistics.median(step[key] for step in steps) for key in ("step_s", "compute_s")))
 
 
 def _predict(inventory: Inventory, plan: Plan, calibration: Calibration) -> Prediction:

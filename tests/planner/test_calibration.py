@@ -59,6 +59,14 @@ def test_a_run_of_one_step_is_refused(tmp_path: Path) -> None:
     run = run_folder(tmp_path, plan_for(BED, bed_job()), 1.0, 1.0)
     first = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0]
     (run / "metrics.jsonl").write_text(first + "\n", encoding="utf-8")
-    with pytest.raises(HolmesError, match="it has 1 steps") as caught:
+    with pytest.raises(HolmesError, match="it has no step after the first") as caught:
         calibrate(BED, run)
     assert caught.value.exit_code == 2
+
+
+def test_a_run_whose_metrics_end_in_half_a_line_is_refused(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, plan_for(BED, bed_job()), 1.0, 1.0)
+    metrics = (run / "metrics.jsonl").read_text(encoding="utf-8")
+    (run / "metrics.jsonl").write_text(metrics[:-10], encoding="utf-8")
+    with pytest.raises(HolmesError, match=r"metrics\.jsonl: nothing to calibrate with: not one JSON object a line"):
+        calibrate(BED, run)
