@@ -19,7 +19,7 @@ from holmes_cli.screen.terminal import out
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan, PlanRank, SolveReport
 from holmes_core.units import format_seconds
-from planner.advice.cluster_spans import straddling
+from planner.advice.cluster_spans import cluster_spans
 from planner.advice.explain import HostBlock, bottleneck, host_blocks, ranges, tasklets
 
 WIDTH = 100
@@ -42,7 +42,7 @@ def plan_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
     """What holds the step up, why stages span clusters, what other orders and degrees would take, how sure it is."""
     return (
         bottleneck(plan),
-        *straddling(inventory, plan),
+        *cluster_spans(inventory, plan),
         *_usual_sentence(plan),
         *_unequal_sentence(plan.solve),
         _proof_sentence(plan.solve),
@@ -90,7 +90,7 @@ def _proof_sentence(solve: SolveReport) -> str:
     if solve.status == "fixed":
         return "Placement: fixed by the usual rank order, nothing was solved."
     gap = "proven best" if solve.gap == 0 else f"at most {solve.gap:.2%} from the best"
-    tried = f"{solve.candidates} candidates, {solve.programs} integer programs"
+    tried = f"{count(solve.candidates, 'candidate')}, {count(solve.programs, 'integer program')}"
     return f"Placement: {gap} by the closed-form cost ({solve.solver}, {solve.status}; {tried})."
 
 

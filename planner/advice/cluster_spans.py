@@ -1,4 +1,4 @@
-"""Why stages lie in several clusters, in sentences: read from the plan and from the room its hosts have."""
+"""Why stages span clusters, in sentences: read from the plan and from the tensor groups its hosts have room for."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from planner.advice.explain import ranges
 from planner.problem.problem import read_problem
 
 
-def straddling(inventory: Inventory, plan: Plan) -> tuple[str, ...]:
+def cluster_spans(inventory: Inventory, plan: Plan) -> tuple[str, ...]:
     """A sentence for each way in which pipeline ranks span clusters; none where every stage is in one cluster."""
     held = _replicas_held(plan)
     spanning = [pp_rank for pp_rank, counts in enumerate(held) if len(counts) > 1]
     if not spanning:
         return ()
-    group_slots = _places(inventory, plan)
+    group_slots = _group_slots(inventory, plan)
     alike: dict[tuple[str, str], list[int]] = {}
     for pp_rank in spanning:
         reason = _reason(plan, held[pp_rank], _room(group_slots, held, pp_rank))
@@ -33,7 +33,7 @@ def _replicas_held(plan: Plan) -> list[Counter[str]]:
     return held
 
 
-def _places(inventory: Inventory, plan: Plan) -> Counter[str]:
+def _group_slots(inventory: Inventory, plan: Plan) -> Counter[str]:
     """By cluster, how many replicas of a stage all its hosts have room for."""
     group_slots: Counter[str] = Counter()
     for each in read_problem(inventory, plan.job).fleet.classes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Literal
 
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan, PlanRank, Prediction
@@ -15,6 +16,15 @@ from holmes_core.units import format_rate, format_seconds
 from planner.problem.networks import shared_network
 
 NAMED_HOSTS = 16  # up to here every host has a line of its own
+PartKind = Literal["compute", "tp", "bubble", "edges", "gradients", "optimizer"]
+PART_NAMES: dict[PartKind, str] = {
+    "compute": "compute",
+    "tp": "tensor parallel",
+    "bubble": "pipeline bubble",
+    "edges": "waiting for edges",
+    "gradients": "waiting for gradients",
+    "optimizer": "optimizer",
+}
 
 
 @dataclass(frozen=True)
@@ -30,8 +40,13 @@ class HostBlock:
 class Part:
     """Seconds of the step that go to one thing, along the critical path."""
 
-    name: str
+    kind: PartKind
     seconds: float
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return PART_NAMES[self.kind]
 
 
 @dataclass(frozen=True)
@@ -71,13 +86,13 @@ class NicLoad:
 
 
 def step_parts(prediction: Prediction) -> tuple[Part, ...]:
-    """The parts of a step in the order in which they are told; they add up to `step_s`."""
+    """The parts of a step in the order in which they are shown; they add up to `step_s`."""
     return (
         Part("compute", prediction.compute_s),
-        Part("tensor parallel", prediction.exposed_tp_s),
-        Part("pipeline bubble", prediction.bubble_s),
-        Part("waiting for edges", prediction.exposed_edge_s),
-        Part("waiting for gradients", prediction.exposed_dp_s),
+        Part("tp", prediction.exposed_tp_s),
+        Part("bubble", prediction.bubble_s),
+        Part("edges", prediction.exposed_edge_s),
+        Part("gradients", prediction.exposed_dp_s),
         Part("optimizer", prediction.optimizer_s),
     )
 
@@ -179,25 +194,27 @@ def bottleneck(plan: Plan) -> str:
     share = f"{compute.seconds / guess.step_s:.0%}"
     if largest.seconds < 0.01 * guess.step_s:
         return f"Compute is the bottleneck: it takes {share} of the step, and nothing else takes as much as 1 %."
-    why = _reason(plan, largest.name)
-    lost = f"{largest.name} {format_seconds(largest.seconds)} ({largest.seconds / guess.step_s:.0%})"
+    why = _reason(plan, largest.kind)
+    lost = f"{largest.name}, {format_seconds(largest.seconds)} ({largest.seconds / guess.step_s:.0%})"
     if largest.seconds > compute.seconds:
         return f"The bottleneck is {lost}: {why}."
     return f"Compute takes {share} of the step; most of the rest is {lost}: {why}."
 
 
-def _reason(plan: Plan, part: str) -> str:
+def _reason(plan: Plan, kind: PartKind) -> str:
     """Where the seconds of a part that is not compute go."""
-    if part == "waiting for edges":
+    if kind == "edges":
         return _slowest(plan, ("pp_forward", "pp_backward"), "activations and their gradients pass")
-    if part == "waiting for gradients":
+    if kind == "gradients":
         return _slowest(plan, ("dp",), "gradients pass")
-    if part == "tensor parallel":
+    if kind == "tp":
         return f"groups of {plan.tp} exchange activations inside their hosts"
-    if part == "optimizer":
+    if kind == "optimizer":
         return "every rank updates its part of the weights"
     uneven = ", with uneven stages" if len({stage.num_layers for stage in plan.stages}) > 1 else ""
-    return f"{plan.pp} pipeline ranks fill and drain around {min(plan.microbatches)} micro-batches{uneven}"
+    least = min(plan.microbatches)
+    batches = f"{least} micro-batches" if least > 1 else "a single micro-batch"
+    return f"{plan.pp} pipeline ranks fill and drain around {batches}{uneven}"
 
 
 def _slowest(plan: Plan, axes: tuple[str, ...], what: str) -> str:
