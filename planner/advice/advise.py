@@ -2,7 +2,8 @@
 
 A faster network is priced on the plan's own placement, which is quick; an added host takes planning anew, and so do the
 best networks where there is time left, since another placement may gain more. What planning anew takes grows with the
-candidates, so as many changes are planned anew as look at no more candidates than a small fleet has.
+candidates, so as many changes are planned anew as look at no more candidates than a small fleet has. Of the usual order
+nothing is planned anew: what another order gains would be taken for the gain of the change.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from math import inf
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
-from holmes_core.records.plan import Plan
+from holmes_core.records.plan import Order, Plan
 from planner.advice.changes import Change, FabricRate, LinkRate, MoreHost
 from planner.background import BackgroundCall
 from planner.layout.reprice import reprice_step_s
@@ -64,13 +65,14 @@ class Advised:
 
 @contextmanager
 def trying_more_hosts(
-    inventory: Inventory, job: Job, effort: Effort = EFFORT
+    inventory: Inventory, job: Job, order: Order, effort: Effort = EFFORT
 ) -> Iterator[Mapping[MoreHost, BackgroundCall[float | None]]]:
     """Plans with one more host in each cluster in the background, while the plan is made without; leaving ends that.
 
     The calls return the step in seconds, None where it would take too long.
     """
-    changes = [change for change, _ in _more_hosts(inventory)] if len(inventory.hosts) <= MOST_HOSTS else []
+    tried = order == "holmes" and len(inventory.hosts) <= MOST_HOSTS
+    changes = [change for change, _ in _more_hosts(inventory)] if tried else []
     works = (
         partial(_one_more_host_s, inventory, job, change, number, effort) for number, change in enumerate(changes, 1)
     )
@@ -112,6 +114,8 @@ def _price_networks(inventory: Inventory, plan: Plan, effort: Effort, num_hosts:
     ]
     networks.sort(key=_step_s)
     affordable = max(0, min(REPLANNED, effort.candidates // plan.solve.candidates - num_hosts))
+    if plan.order == "usual":
+        affordable = 0
     for at, advice in enumerate(networks[:affordable]):
         left_s = deadline_s - time.monotonic()
         if left_s > 0:

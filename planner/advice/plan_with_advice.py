@@ -47,7 +47,7 @@ def plan_with_advice(request: PlanRequest, wants_advice: bool, tell: Callable[[s
     """
     if not wants_advice:
         return PlanAndAdvice(*_plans(request, tell), None)
-    with trying_more_hosts(request.inventory, request.job) as more_hosts:
+    with trying_more_hosts(request.inventory, request.job, request.order) as more_hosts:
         plan, what_ifs = _plans(request, tell)
         tell("trying what would help most")
         with_more_hosts_s = {change: call.result() for change, call in more_hosts.items()}

@@ -131,7 +131,7 @@ def test_timeline_holds_every_action_once_and_ends_with_the_step(bed_plan: Plan)
 
 
 def advice_for(fleet: Inventory, plan: Plan, effort: Effort = EFFORT) -> Advised:
-    with trying_more_hosts(fleet, plan.job, effort) as more_hosts:
+    with trying_more_hosts(fleet, plan.job, plan.order, effort) as more_hosts:
         return advise(fleet, plan, {change: call.result() for change, call in more_hosts.items()}, effort)
 
 
@@ -157,6 +157,15 @@ def test_one_more_host_is_advised_where_compute_is_all() -> None:
     best = advice_for(fleet, plan).found[0]
     assert best.change == MoreHost("new-1", like="a2")
     assert best.step_s == plan_for(best.change.applied_to(fleet), job).prediction.step_s
+
+
+def test_advice_on_the_usual_order_does_not_take_another_order_for_the_gain_of_a_change() -> None:
+    plan = plan_for(BED, bed_job(), order="usual")
+    advised = advice_for(BED, plan)
+    assert advised.untried == ("+host:new-1=like:a2", "+host:new-1=like:b2")
+    assert [advice.step_s for advice in advised.found] == [
+        reprice(advice.change.applied_to(BED), plan).step_s for advice in advised.found
+    ]
 
 
 def test_advice_without_time_says_what_was_not_tried(bed_plan: Plan) -> None:
