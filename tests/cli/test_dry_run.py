@@ -10,9 +10,10 @@ import pytest
 
 from launcher.prepare.bundle import Parcel
 from tests.cli.test_lost_host import launched, planned, wait_for
-from tests.cli.test_three_commands import OWN_MODEL, holmes, rank_pids
+from tests.cli.test_three_commands import OWN_MODEL, holmes
 from tests.testbed.bed import Bed
 from tests.testbed.needs_bed import NEEDS_BED
+from tests.testbed.rank_processes import rank_pids
 from tests.testbed.rehearsal import Site, only_run
 
 pytestmark = NEEDS_BED

@@ -19,9 +19,10 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from launcher.journal.run_folder import read_run
 from tests.cli.test_lost_host import launched, losses, planned, wait_for
-from tests.cli.test_three_commands import nothing_is_left, rank_pids
+from tests.cli.test_three_commands import nothing_is_left
 from tests.testbed.bed import Bed
 from tests.testbed.needs_bed import NEEDS_BED
+from tests.testbed.rank_processes import rank_pids
 from tests.testbed.rehearsal import Site, only_run
 
 pytestmark = NEEDS_BED

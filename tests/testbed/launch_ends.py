@@ -17,6 +17,7 @@ import yaml
 
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from tests.testbed.bed import Bed
+from tests.testbed.rank_processes import rank_pids, torchrun_pids
 from tests.testbed.rehearsal import Site, only_run, standard_library_corpus
 
 STEPPING = "step 3/"
@@ -53,13 +54,6 @@ class Running:
     process: subprocess.Popen[str]
     memory_group: Path | None
 
-    def rank_pid(self, host: str) -> int:
-        """The process of the one rank on `host`."""
-        return next(pid for pid in self.bed.guest_pids(host) if _runs(pid, "train") and not _runs(pid, "node.torchrun"))
-
-    def torchrun_pid(self, host: str) -> int:
-        return next(pid for pid in self.bed.guest_pids(host) if _runs(pid, "node.torchrun"))
-
 
 @dataclass(frozen=True)
 class Ending:
@@ -77,10 +71,14 @@ class Ending:
     limit_s: float = CLEAN_WITHIN_S
 
 
-def _runs(pid: int, module: str) -> bool:
-    with contextlib.suppress(OSError):
-        return f"holmes_runtime.{module}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return False
+def _signal_rank(run: Running, number: signal.Signals) -> None:
+    (rank,) = rank_pids(run.bed, "b1")
+    os.kill(rank, number)
+
+
+def _kill_torchrun(run: Running) -> None:
+    (torchrun,) = torchrun_pids(run.bed, "a2")
+    os.kill(torchrun, signal.SIGKILL)
 
 
 def _ctrl_c(run: Running) -> None:
@@ -129,13 +127,13 @@ ENDINGS = (
         "rank killed",
         137,
         "error: host b1 (roce-1): rank 2 failed first: signal 9",
-        lambda run: os.kill(run.rank_pid("b1"), signal.SIGKILL),
+        lambda run: _signal_rank(run, signal.SIGKILL),
     ),
     Ending(
         "torchrun killed",
         137,
         "error: host a2",
-        lambda run: os.kill(run.torchrun_pid("a2"), signal.SIGKILL),
+        _kill_torchrun,
     ),
     Ending(
         "sshd killed",
@@ -165,7 +163,7 @@ ENDINGS = (
         "hung rank",
         1,
         "its process is stopped by a signal",
-        lambda run: os.kill(run.rank_pid("b1"), signal.SIGSTOP),
+        lambda run: _signal_rank(run, signal.SIGSTOP),
     ),
     Ending("exception in user code", 1, "ValueError: on purpose", faulty=RAISES),
     Ending("out of memory", 137, "out-of-memory killer", _limit_memory, faulty=EATS_MEMORY, when="4 of 4 nodes: ranks"),
@@ -235,9 +233,11 @@ def end_so(site: Site, ending: Ending, folder: Path, inventory: Path, full_disk:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         run = Running(site, site.bed, folder, process, limited)
         said = ""
+        begun_s = time.monotonic()
         try:
             if ending.bring_about is not None:
                 said = _wait_for(process, ending.when)
+                begun_s = time.monotonic()
                 ending.bring_about(run)
             try:
                 said += process.communicate(timeout=ENDS_WITHIN_S)[1]
@@ -245,15 +245,15 @@ def end_so(site: Site, ending: Ending, folder: Path, inventory: Path, full_disk:
             except subprocess.TimeoutExpired:
                 wrong = [f"it did not end within {ENDS_WITHIN_S:g} s; it said:\n{said[-3000:]}"]
                 process.kill()
-            ended_s = time.monotonic()
             if ending.undo is None:
-                wrong += _left(site.bed, ending, ended_s)
+                wrong += _left(site.bed, ending.limit_s)
         finally:
             if ending.undo is not None:
-                ended_s = time.monotonic()
                 ending.undo(run)
             process.kill()
-        return wrong if ending.undo is None else wrong + _left(site.bed, ending, ended_s)
+        # TCP tells sshd's sessions that a link is back after a pause as long as it was away.
+        away_s = time.monotonic() - begun_s
+        return wrong if ending.undo is None else wrong + _left(site.bed, ending.limit_s + away_s)
 
 
 def _plan(site: Site, folder: Path, job: dict[str, Any], inventory: Path) -> Path:
@@ -284,14 +284,15 @@ def _wrong(ending: Ending, exit_code: int, said: str) -> list[str]:
     return wrong
 
 
-def _left(bed: Bed, ending: Ending, since_s: float) -> list[str]:
+def _left(bed: Bed, within_s: float) -> list[str]:
     """Processes and files of the run that are there when the time is up."""
+    since_s = time.monotonic()
     while True:
         pids = [f"process {pid} on {host.name}" for host in bed.hosts for pid in bed.guest_pids(host.name)]
         files = [str(path) for host in bed.hosts for path in (host.home / ".cache/holmes/runs").glob("*")]
         files += [str(path) for host in bed.hosts for path in (host.folder / "tmp").glob("*")]
         if not pids and not files:
             return []
-        if time.monotonic() - since_s > ending.limit_s:
-            return [f"left after {ending.limit_s:g} s: {', '.join([*pids, *files])}"]
+        if time.monotonic() - since_s > within_s:
+            return [f"left after {within_s:.0f} s: {', '.join([*pids, *files])}"]
         time.sleep(0.1)
