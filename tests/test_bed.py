@@ -2,13 +2,13 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.eventually import eventually
 from tests.testbed.bed import Bed, BedUnavailable, missing_for_bed
 from tests.testbed.bed_process import BedError
 from tests.testbed.reaper import NAMESPACE_FOLDER, process_start_time
@@ -39,6 +39,7 @@ with socket.create_connection((sys.argv[1], 5000), timeout=10) as connection:
 # Sets a bed up, leaves a stranger's process in it, says what must be gone later, and waits to be killed.
 OWNER = """
 import subprocess, time
+from tests.eventually import eventually
 from tests.testbed.bed import Bed
 with Bed() as bed:
     stray = subprocess.Popen(bed.on_host_command("b1", ["sleep", "600"]), start_new_session=True)
@@ -217,9 +218,7 @@ def test_stopped_sshd_refuses_until_it_is_started_again(bed: Bed) -> None:
 
 def test_pids_show_what_runs_on_which_host(bed: Bed) -> None:
     with subprocess.Popen(bed.on_host_command("a2", ["sleep", "60"])) as stray:
-        deadline = time.monotonic() + 5
-        while stray.pid not in bed.guest_pids("a2") and time.monotonic() < deadline:
-            time.sleep(0.01)
+        assert eventually(lambda: stray.pid in bed.guest_pids("a2"))
         assert bed.guest_pids("a2") == [stray.pid]
         assert set(bed.pids("a2")) > {stray.pid, bed.sshd_pid("a2")}
         assert stray.pid not in bed.pids("a1")
@@ -254,11 +253,7 @@ def test_bed_of_a_killed_owner_is_removed() -> None:
         assert traces(suffix, Path(folder)) != []
         owner.kill()
 
-    deadline = time.monotonic() + 10
-    while traces(suffix, Path(folder)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-    assert traces(suffix, Path(folder)) == []
+    assert eventually(lambda: traces(suffix, Path(folder)) == [])
     assert len(pids) >= 9
     assert [pid for pid in pids if process_start_time(int(pid)) is not None] == []
 

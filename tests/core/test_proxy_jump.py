@@ -8,8 +8,8 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from holmes_core.errors import HostError
 from holmes_core.records.access import Access
 from holmes_core.remote.connect import connect
 from holmes_core.remote.ssh_settings import name_and_port
+from tests.eventually import eventually
 
 SSHD = shutil.which("sshd", path=os.environ["PATH"] + ":/usr/sbin")
 needs_sshd = pytest.mark.skipif(SSHD is None or shutil.which("ssh-keygen") is None, reason="no openssh-server here")
@@ -60,7 +61,7 @@ def ssh_config(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "ssh_config").write_text("".join(lines), encoding="utf-8")
     try:
         for port in ports:
-            wait_listening(port)
+            assert eventually(partial(is_listening, port)), port
         yield tmp_path / "ssh_config"
     finally:
         for sshd in sshds:
@@ -68,12 +69,10 @@ def ssh_config(tmp_path: Path) -> Iterator[Path]:
             sshd.wait()
 
 
-def wait_listening(port: int) -> None:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.02)
+def is_listening(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
 
 
 @needs_sshd

@@ -16,6 +16,7 @@ from tests.planner.enumerator import best_by_enumeration, best_in_blocks, random
 from tests.planner.fleets import GIB, gpt_7b, gpu_inventory
 
 KINDS: tuple[FabricKind, ...] = ("InfiniBand", "RoCE", "Ethernet", "InfiniBand")
+HARD = {24, 27}  # more seconds than all the others together
 MODEL = {"hidden_size": 2048, "num_heads": 16, "seq_length": 1024, "vocab_size": 32000}
 
 
@@ -53,12 +54,12 @@ def random_job(seed: int, num_group_slots: int) -> Job:
 def answer_of(problem: Problem) -> SearchResult | None:
     """What the search found, None where nothing fits."""
     try:
-        return search(problem, 60.0)
+        return search(problem, 3600.0)  # however busy the machine
     except HolmesError:
         return None
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed in HARD)) for seed in range(30)])
 def test_search_finds_what_exact_enumeration_finds(seed: int) -> None:
     inventory = random_fleet(seed)
     job = random_job(seed, 2 * len(inventory.hosts))

@@ -7,7 +7,6 @@ import json
 import socket
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,6 +33,7 @@ from prober.links.link_tools import (
     window_rates,
 )
 from prober.links.links import LinkLimits, measure_links
+from tests.eventually import eventually
 from tests.planner.fleets import cpu_inventory
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=5)
@@ -292,27 +292,22 @@ def test_node_ends_when_its_input_does_even_while_waiting(node: subprocess.Popen
     assert told(node)["port"] > 0
     assert node.stdin is not None
     node.stdin.close()
-    assert node.wait(timeout=3) == 0
+    assert node.wait(timeout=link_node.IDLE_S / 2) == 0
 
 
 def test_node_takes_its_tool_with_it(node: subprocess.Popen[bytes], tmp_path: Path) -> None:
     mark = tmp_path / "pid"
-    tell(node, do="run_tool", words=["sh", "-c", f"echo $$ > {mark}; exec sleep 30"], seconds=30)
-    while not (mark.exists() and mark.read_text().strip()):
-        threading.Event().wait(0.02)
+    tell(node, do="run_tool", words=["sh", "-c", f"echo $$ > {mark}; exec sleep 600"], seconds=600)
+    assert eventually(lambda: mark.exists() and mark.read_text().strip() != "")
     pid = int(mark.read_text())
     assert node.stdin is not None
     node.stdin.close()
-    assert node.wait(timeout=3) == 0
-    for _ in range(100):
-        if not Path(f"/proc/{pid}").exists():
-            return
-        threading.Event().wait(0.02)
-    raise AssertionError(f"sleep {pid} still runs")
+    assert node.wait(timeout=link_node.IDLE_S / 2) == 0
+    assert eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_node_counts_no_stranger(node: subprocess.Popen[bytes]) -> None:
-    tell(node, do="receive", address="127.0.0.1", token="t" * 16, streams=1, seconds=5, size_bytes=10**6)
+    tell(node, do="receive", address="127.0.0.1", token="t" * 16, streams=1, seconds=60, size_bytes=10**6)
     port = told(node)["port"]
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")

@@ -6,8 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Net
 from holmes_core.records.link import Link
 from holmes_core.units import bytes_per_s_from_mbps
 from prober.links.link_audit import audit_links
+from tests.eventually import eventually
 from tests.testbed.bed import Bed, BedHost, missing_for_bed
 
 pytestmark = [
@@ -26,6 +26,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parent.parent.parent
+MUCH_BYTES = 5_000_000  # more than logins and messages take: a link is under test
 CONTROLLER = """
 import json, sys
 from pathlib import Path
@@ -103,15 +104,6 @@ def best_streams(links: list[Link]) -> list[Link]:
     return list({(link.network, link.hosts, link.direction): link for link in ordered}.values())
 
 
-def eventually(true: Callable[[], bool], within_s: float = 10.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if true():
-            return True
-        time.sleep(0.05)
-    return true()
-
-
 def nothing_is_left(bed: Bed) -> bool:
     return eventually(lambda: not any(bed.guest_pids(host.name) for host in bed.hosts))
 
@@ -173,13 +165,19 @@ def test_host_without_python_is_a_finding_and_hides_no_other_pair(bed: Bed, tmp_
     assert {link.hosts for link in links} == {("a1", "a2"), ("a2", "b2")}
 
 
+def received_bytes(bed: Bed) -> int:
+    """What the hosts received by all interfaces since the bed began."""
+    return sum(received for host in bed.hosts for received, _ in bed.counters(host.name).values())
+
+
 @pytest.mark.parametrize("method", ["tcp", "iperf3"])
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
 def test_ended_controller_leaves_no_process(bed: Bed, tmp_path: Path, method: str, ending: signal.Signals) -> None:
     process = controller(bed, tmp_path, bed_inventory(bed), methods=[method], seconds=4, streams=[8])
     try:
         assert eventually(lambda: all(len(bed.guest_pids(host.name)) >= 2 for host in bed.hosts))
-        time.sleep(1.5)
+        before = received_bytes(bed)
+        assert eventually(lambda: received_bytes(bed) > before + MUCH_BYTES)
     finally:
         process.send_signal(ending)
         process.communicate(timeout=30)

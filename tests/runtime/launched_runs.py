@@ -32,6 +32,8 @@ REPOSITORY = Path(__file__).parents[2]
 TINY = ModelShape("gpt", 3, 32, 4, 4, 128, vocab_size=256, seq_length=32, rope_theta=1e4, factory=None)
 TINY_LLAMA = ModelShape("llama", 3, 32, 4, 2, 64, vocab_size=256, seq_length=32, rope_theta=1e4, factory=None)
 
+LIMIT_S = 600  # of a launch, however busy the machine
+
 Pipelines = Sequence[Sequence[int]]
 
 
@@ -163,7 +165,7 @@ def launch(config: RunConfig, folder: Path, nproc: int | None = None) -> Finishe
     path = folder / "run.json"
     path.write_text(config.to_json())
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(nproc or config.world_size)]
-    command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    command += ["--standalone", "--local-addr", "127.0.0.1"]  # torchrun binds a free port itself, so that none takes it
     command += ["-m", "holmes_runtime.train", str(path)]
     environment = {
         **os.environ,
@@ -171,7 +173,7 @@ def launch(config: RunConfig, folder: Path, nproc: int | None = None) -> Finishe
         "GLOO_SOCKET_IFNAME": "lo",
         "HOLMES_METRICS_DIR": str(folder / "metrics"),
     }
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     return FinishedRun(done.returncode, done.stdout, done.stderr, read_metrics(folder / "metrics"))
 
 

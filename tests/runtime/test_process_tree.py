@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+from tests.eventually import eventually
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -16,7 +17,7 @@ import subprocess, sys, time
 from holmes_runtime.node.process_tree import adopt_orphans, descendants, end_descendants
 adopt_orphans()
 # A child in a session of its own that ignores TERM, started by a shell that ends at once: an orphan.
-stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
 shell = subprocess.Popen(["/bin/sh", "-c", "setsid " + sys.executable + ' -c "$0" &', stubborn], stdout=subprocess.PIPE)
 assert shell.stdout.readline() == b"up\\n"
 shell.wait()
@@ -27,10 +28,8 @@ print(before, len(descendants()))
 
 
 def test_orphan_that_ignores_term_is_ended() -> None:
-    started = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=20, check=True)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["1", "0"]
-    assert time.monotonic() - started < 15
 
 
 CHILD = """
@@ -38,7 +37,7 @@ import time
 from holmes_runtime.node.process_tree import die_with_parent
 die_with_parent()
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 PARENT = f"""
 import subprocess, sys
@@ -59,10 +58,7 @@ def test_a_killed_parent_takes_its_child_along() -> None:
     parent.wait()
     parent.stdout.close()
 
-    deadline_s = time.monotonic() + 5
-    while is_running(child_pid) and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert not is_running(child_pid)
+    assert eventually(lambda: not is_running(child_pid))
 
 
 def is_running(pid: int) -> bool:
