@@ -74,8 +74,9 @@ class TokenFileWriter:
     Until then the tokens are in a temporary file beside them, which an error or an interruption removes.
     """
 
-    def __init__(self, path: Path, token_type: str) -> None:
+    def __init__(self, path: Path, token_type: str, longest_sequence: int = LONGEST_SEQUENCE) -> None:
         self._path = path
+        self._longest_sequence = longest_sequence
         self._token_type = token_type
         self._temporary = [target.with_name(f".{target.name}.{os.getpid()}") for target in (path, index_path(path))]
         self._lengths, self._marks = array("i"), array("q", [0])
@@ -99,7 +100,7 @@ class TokenFileWriter:
         if self._open_length == 0:
             return
         while self._open_length > 0:
-            self._lengths.append(min(self._open_length, LONGEST_SEQUENCE))
+            self._lengths.append(min(self._open_length, self._longest_sequence))
             self._open_length -= self._lengths[-1]
         self._marks.append(len(self._lengths))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holmes_runtime.data.token_file import TokenFile, TokenFileWriter, index_path, read_index
+from holmes_runtime.data.token_file import LONGEST_SEQUENCE, TokenFile, TokenFileWriter, index_path, read_index
 
 
 def write(path: Path) -> None:
@@ -34,11 +34,9 @@ def test_a_token_file_is_megatrons_byte_for_byte(tmp_path: Path) -> None:
     assert read_index(tmp_path / "t.bin") == TokenFile(tmp_path / "t.bin", "uint16", 4)
 
 
-def test_a_document_longer_than_an_int32_takes_several_sequences(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("holmes_runtime.data.token_file.LONGEST_SEQUENCE", 3)
-    with TokenFileWriter(tmp_path / "t.bin", "uint8") as writer:
+def test_a_document_longer_than_the_longest_sequence_takes_several(tmp_path: Path) -> None:
+    assert LONGEST_SEQUENCE == 2**31 - 1  # what its length, an int32, can say
+    with TokenFileWriter(tmp_path / "t.bin", "uint8", longest_sequence=3) as writer:
         writer.add(range(7))
 
     index = (tmp_path / "t.idx").read_bytes()
