@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 OPTIONS :=  # more options for pytest
 
-.PHONY: demo test test-slow test-torch test-cluster check bench bed clean
+.PHONY: demo test test-slow test-process test-torch test-cluster check bench bed clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -19,13 +19,17 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python -m tests.testbed.demo
 
-# All tests that need no root, no network and no GPU.
+# The tests for after every change: no root, no network, no GPU, and no run of several processes.
 test: $(READY)
 	$(BIN)/python -m pytest -q $(OPTIONS)
 
-# The probe's parsers on every recording, cut at every byte.
+# The probe's parsers on every recording, cut at every byte; the solvers against brute force on every seed.
 test-slow: $(READY)
 	$(BIN)/python -m pytest -q $(OPTIONS) -m slow
+
+# Whole jobs by the commands, on processes of this machine: the README's session, the demo, detached runs.
+test-process: $(READY)
+	$(BIN)/python -m pytest -q $(OPTIONS) -m process
 
 # The training runtime on several processes against one.
 test-torch: $(READY)

@@ -14,6 +14,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+@pytest.mark.process
 def test_readme_session_works_and_shows_true_output(tmp_path: Path) -> None:
     doc_session.prepare(doc_session.README, tmp_path)
     commands = doc_session.sessions(README)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import yaml
 
 from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Run
+from tests.cli.conftest import Command
 
 ROOT = Path(__file__).parent.parent.parent
 HOSTS: dict[str, Any] = {
@@ -61,10 +63,15 @@ def holmes(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def planned(folder: Path, **changes: Any) -> None:
-    """inventory.json and plan.json of the local hosts in `folder`."""
+def write_inputs(folder: Path, **changes: Any) -> None:
+    """hosts.yaml of the local hosts and a job.yaml for them in `folder`."""
     (folder / "hosts.yaml").write_text(yaml.safe_dump(HOSTS), encoding="utf-8")
     (folder / "job.yaml").write_text(yaml.safe_dump(job(folder, **changes)), encoding="utf-8")
+
+
+def planned(folder: Path, **changes: Any) -> None:
+    """inventory.json and plan.json of the local hosts in `folder`."""
+    write_inputs(folder, **changes)
     for arguments in (("probe", "hosts.yaml"), ("plan", "job.yaml")):
         done = holmes(folder, *arguments)
         assert done.returncode == 0, done.stderr
@@ -74,6 +81,7 @@ def nothing_is_left(folder: Path) -> bool:
     return list((folder / "home" / ".cache" / "holmes" / "runs").glob("*")) == []
 
 
+@pytest.mark.process
 def test_three_commands_train_on_local_processes(tmp_path: Path) -> None:
     planned(tmp_path)
     done = holmes(tmp_path, "launch", "plan.json")
@@ -87,6 +95,7 @@ def test_three_commands_train_on_local_processes(tmp_path: Path) -> None:
     assert nothing_is_left(tmp_path)
 
 
+@pytest.mark.process
 def test_failing_rank_is_shown_first_with_its_last_lines(tmp_path: Path) -> None:
     planned(tmp_path, data={"path": str(tmp_path / "gone")})
     done = holmes(tmp_path, "launch", "plan.json")
@@ -96,6 +105,7 @@ def test_failing_rank_is_shown_first_with_its_last_lines(tmp_path: Path) -> None
     assert nothing_is_left(tmp_path)
 
 
+@pytest.mark.process
 def test_ctrl_c_ends_a_local_run_and_says_so(tmp_path: Path) -> None:
     planned(tmp_path, steps=100000)
     command = [sys.executable, "-m", "holmes_cli", "launch", "plan.json"]
@@ -104,71 +114,77 @@ def test_ctrl_c_ends_a_local_run_and_says_so(tmp_path: Path) -> None:
     seen = next(line for line in process.stderr if line.startswith("step 2/"))
     assert "loss" in seen
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "no rank is left running" in stderr
     assert nothing_is_left(tmp_path)
 
 
-def refusal(folder: Path, *arguments: str) -> str:
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(command: Command, tmp_path: Path) -> Refused:
     """The message of a command that must be refused as wrong usage, leaving the folder as it was."""
-    before = sorted(path.name for path in folder.iterdir())
-    done = holmes(folder, *arguments)
-    assert done.returncode == 2, done.stderr
-    assert "hint: " in done.stderr
-    assert "Traceback" not in done.stderr
-    after = sorted(path.name for path in folder.iterdir() if path.name != "home")
-    assert after == [name for name in before if name != "home"]
-    return done.stderr
+
+    def run(*arguments: str) -> str:
+        before = sorted(path.name for path in tmp_path.iterdir())
+        done = command(*arguments)
+        assert done.code == 2, done.stderr
+        assert "hint: " in done.stderr
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
+        return done.stderr
+
+    return run
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_hosts_file_without_permission_is_refused(tmp_path: Path) -> None:
+def test_hosts_file_without_permission_is_refused(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "hosts.yaml").write_text("hosts: [a]\n", encoding="utf-8")
     (tmp_path / "hosts.yaml").chmod(0)
-    assert "hosts.yaml: cannot be read: Permission denied" in refusal(tmp_path, "probe", "hosts.yaml")
+    assert "hosts.yaml: cannot be read: Permission denied" in refused("probe", "hosts.yaml")
 
 
-def test_missing_hosts_file_is_refused(tmp_path: Path) -> None:
-    assert "hosts.yaml: cannot be read: No such file" in refusal(tmp_path, "probe", "hosts.yaml")
+def test_missing_hosts_file_is_refused(refused: Refused) -> None:
+    assert "hosts.yaml: cannot be read: No such file" in refused("probe", "hosts.yaml")
 
 
-def test_hosts_file_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+def test_hosts_file_that_is_a_folder_is_refused(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "hosts.yaml").mkdir()
-    assert "hosts.yaml: cannot be read: Is a directory" in refusal(tmp_path, "probe", "hosts.yaml")
+    assert "hosts.yaml: cannot be read: Is a directory" in refused("probe", "hosts.yaml")
 
 
-def test_misspelt_key_of_hosts_file_names_the_nearest(tmp_path: Path) -> None:
+def test_misspelt_key_of_hosts_file_names_the_nearest(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "hosts.yaml").write_text("hosts: [{name: a, adress: 10.0.0.1}]\n", encoding="utf-8")
-    text = refusal(tmp_path, "probe", "hosts.yaml")
+    text = refused("probe", "hosts.yaml")
     assert "hosts.yaml: hosts.0.adress: unknown key (value '10.0.0.1')" in text
     assert "did you mean `address`?" in text
 
 
-def test_plan_without_inventory_says_which_command_makes_it(tmp_path: Path) -> None:
+def test_plan_without_inventory_says_which_command_makes_it(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(tmp_path)), encoding="utf-8")
-    text = refusal(tmp_path, "plan", "job.yaml")
+    text = refused("plan", "job.yaml")
     assert "inventory.json: cannot be read" in text
     assert "`holmes probe hosts.yaml -o inventory.json` makes it" in text
 
 
-def test_plan_given_for_an_inventory_is_named(tmp_path: Path) -> None:
-    planned(tmp_path)
-    text = refusal(tmp_path, "plan", "job.yaml", "-i", "plan.json", "-o", "other.json")
+def test_plan_given_for_an_inventory_is_named(command: Command, refused: Refused, tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    command("probe", "hosts.yaml")
+    command("plan", "job.yaml")
+    text = refused("plan", "job.yaml", "-i", "plan.json", "-o", "other.json")
     assert "plan.json: not of kind inventory: its kind is plan" in text
     assert "holmes probe hosts.yaml -o inventory.json" in text
 
 
-def test_output_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_output_that_cannot_be_written_leaves_nothing(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "hosts.yaml").write_text(yaml.safe_dump(HOSTS), encoding="utf-8")
-    assert "gone/inventory.json: cannot be written" in refusal(
-        tmp_path, "probe", "hosts.yaml", "-o", "gone/inventory.json"
-    )
+    assert "gone/inventory.json: cannot be written" in refused("probe", "hosts.yaml", "-o", "gone/inventory.json")
 
 
-def test_json_on_standard_output_is_the_file(tmp_path: Path) -> None:
-    (tmp_path / "hosts.yaml").write_text(yaml.safe_dump(HOSTS), encoding="utf-8")
-    done = holmes(tmp_path, "probe", "hosts.yaml", "--json")
+def test_json_on_standard_output_is_the_file(command: Command, tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    done = command("probe", "hosts.yaml", "--json")
     assert done.stdout == (tmp_path / "inventory.json").read_text(encoding="utf-8")
     assert [host["name"] for host in json.loads(done.stdout)["hosts"]] == ["a1", "b1"]
 
@@ -177,3 +193,12 @@ def test_help_names_the_three_commands(tmp_path: Path) -> None:
     done = holmes(tmp_path, "--help")
     assert done.returncode == 0
     assert all(f" {name} " in done.stdout for name in ("probe", "plan", "launch"))
+
+
+def test_unknown_run_is_refused_and_says_how_to_list(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    text = refused("status", "2020")
+    assert "run 2020: not known here" in text
+    assert "holmes ps" in text

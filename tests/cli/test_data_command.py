@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,8 +11,7 @@ import pytest
 from holmes_runtime.config.run_settings import Data
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.data.token_file import read_index
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.cli.conftest import Command
 
 # Stands in for the `tokenizers` package, which Holmes does not depend on: a token is the number of a word.
 TOKENIZERS = """
@@ -44,10 +41,15 @@ class Tokenizer:
 """
 
 
-def data(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder / 'packages'}", "COLUMNS": "200"}
-    command = [sys.executable, "-m", "holmes_cli", "data", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of packages of this test's own, from which `tokenizers` is imported anew."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    del sys.modules["tokenizers"]
+    return folder
 
 
 def tokens(path: Path) -> list[int]:
@@ -55,43 +57,45 @@ def tokens(path: Path) -> list[int]:
     return corpus.training.read(0, corpus.num_tokens).tolist()
 
 
-def test_bytes_of_a_folder_are_the_tokens_a_node_would_read_itself(tmp_path: Path) -> None:
+def test_bytes_of_a_folder_are_the_tokens_a_node_would_read_itself(command: Command, tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "b.txt").write_text("world\n" * 30_000)
     (tmp_path / "text" / "a.txt").write_text("häl\xf8 ")
 
-    done = data(tmp_path, "text", "-o", "out.bin", "--pattern", "*.txt")
+    done = command("data", "text", "-o", "out.bin", "--pattern", "*.txt")
 
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.stderr
     assert "tokens: out.bin (180,007 tokens, 2 documents)" in done.stdout
     assert "`vocab_size: 256`" in done.stdout
     assert read_index(tmp_path / "out.bin").token_type == "uint8"
     assert tokens(tmp_path / "out.bin") == tokens(tmp_path / "text")
 
 
-def test_documents_of_jsonl_end_with_the_tokenizers_end_of_document(tmp_path: Path) -> None:
-    (tmp_path / "packages").mkdir()
-    (tmp_path / "packages" / "tokenizers.py").write_text(TOKENIZERS)
+def test_documents_of_jsonl_end_with_the_tokenizers_end_of_document(
+    command: Command, tmp_path: Path, packages: Path
+) -> None:
+    (packages / "tokenizers.py").write_text(TOKENIZERS)
     (tmp_path / "words.json").write_text(json.dumps(["one", "two", "<|endoftext|>", *(str(n) for n in range(300))]))
     (tmp_path / "a.jsonl").write_text('{"text": "one two"}\n{"text": "two two"}\n')
 
-    done = data(tmp_path, "a.jsonl", "-o", "out.bin", "--tokenizer", "words.json")
+    done = command("data", "a.jsonl", "-o", "out.bin", "--tokenizer", "words.json")
 
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.stderr
     assert "(6 tokens, 2 documents)" in done.stdout
     assert tokens(tmp_path / "out.bin") == [0, 1, 2, 1, 1, 2]
     assert read_index(tmp_path / "out.bin").token_type == "uint16"
 
 
-def test_a_tokenizer_without_its_package_says_how_to_install_it(tmp_path: Path) -> None:
-    (tmp_path / "packages").mkdir()
-    (tmp_path / "packages" / "tokenizers.py").write_text("raise ModuleNotFoundError('tokenizers')")
+def test_a_tokenizer_without_its_package_says_how_to_install_it(
+    command: Command, tmp_path: Path, packages: Path
+) -> None:
+    (packages / "tokenizers.py").write_text("raise ModuleNotFoundError('tokenizers')")
     (tmp_path / "words.json").write_text("[]")
     (tmp_path / "a.txt").write_text("text")
 
-    done = data(tmp_path, "a.txt", "-o", "out.bin", "--tokenizer", "words.json")
+    done = command("data", "a.txt", "-o", "out.bin", "--tokenizer", "words.json")
 
-    assert done.returncode == 2
+    assert done.code == 2
     assert "needs the Python package `tokenizers`" in done.stderr
     assert "pip install tokenizers" in done.stderr
 
@@ -109,14 +113,16 @@ def test_a_tokenizer_without_its_package_says_how_to_install_it(tmp_path: Path) 
         (["bad.jsonl", "-o", "out.bin"], 'bad.jsonl, line 2: the field "text" is 3, not a string'),
     ],
 )
-def test_bad_input_is_named_and_leaves_nothing(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_bad_input_is_named_and_leaves_nothing(
+    command: Command, tmp_path: Path, arguments: list[str], said: str
+) -> None:
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "there.bin").write_text("tokens")
     (tmp_path / "bad.jsonl").write_text('{"text": "one"}\n{"text": 3}\n')
     before = sorted(tmp_path.iterdir())
 
-    done = data(tmp_path, *arguments)
+    done = command("data", *arguments)
 
-    assert done.returncode == 2
+    assert done.code == 2
     assert said in done.stderr
     assert sorted(tmp_path.iterdir()) == before

@@ -10,6 +10,7 @@ from tests.testbed.demo import run_demo
 from tests.testbed.rehearsal import local_site
 
 
+@pytest.mark.process
 def test_demo_on_local_processes_ends_with_its_summary(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run_demo(local_site(tmp_path), steps=2)
     shown = capfd.readouterr().out

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SAMPLES = ROOT / "tests" / "data" / "probe"
+from tests.cli.conftest import Command
 
-
-def replayed(folder: Path) -> tuple[int, dict[str, Any]]:
-    """Exit code and the inventory on standard output."""
-    command = [sys.executable, "-m", "holmes_cli", "probe", "--replay", str(folder), "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    return done.returncode, json.loads(done.stdout)
+SAMPLES = Path(__file__).parents[1] / "data" / "probe"
 
 
 def recording(folder: Path, scenario: str) -> Path:
@@ -44,9 +33,12 @@ def recording(folder: Path, scenario: str) -> Path:
         ("driver-library-mismatch", 1, "GPU-DRIVER-MISMATCH"),
     ],
 )
-def test_replay_of_one_tool_says_what_can_be_known_from_it(tmp_path: Path, scenario: str, code: int, rule: str) -> None:
-    exit_code, inventory = replayed(recording(tmp_path, scenario))
-    assert exit_code == code
+def test_replay_of_one_tool_says_what_can_be_known_from_it(
+    command: Command, tmp_path: Path, scenario: str, code: int, rule: str
+) -> None:
+    done = command("probe", "--replay", str(recording(tmp_path, scenario)), "--json")
+    inventory = json.loads(done.stdout)
+    assert done.code == code
     assert rule in {finding["rule"] for finding in inventory["findings"]}
     assert [host["name"] for host in inventory["hosts"]] == [scenario]
     fields = {"device", "port", "kind", "rate_gbps", "state", "phys_state", "netdev", "usable_by_nccl_ib", "why"}

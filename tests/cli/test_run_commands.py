@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,12 @@ import pytest
 from holmes_core.records.run import Run
 from launcher.journal.run_folder import read_run
 from tests.cli.test_command_line import environment, holmes, nothing_is_left, planned
+from tests.eventually import eventually
+from tests.testbed.reaper import process_start_time
+
+pytestmark = pytest.mark.process
 
 LONG = {"steps": 100000}
-
-
-def eventually(holds: Callable[[], bool], within_s: float = 90.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 def run_folder(folder: Path) -> Path:
@@ -57,6 +51,7 @@ def kill_controller(folder: Path) -> None:
     controller = read_run(run_folder(folder)).controller
     assert controller is not None
     os.kill(controller.pid, signal.SIGKILL)
+    assert eventually(lambda: process_start_time(controller.pid) is None)
 
 
 def test_detached_run_is_listed_shown_and_stopped_from_another_folder(tmp_path: Path, detached: str) -> None:
@@ -80,14 +75,13 @@ def test_detached_run_is_listed_shown_and_stopped_from_another_folder(tmp_path: 
 def test_detached_run_outlives_its_controller_and_is_watched_again(tmp_path: Path, detached: str) -> None:
     kill_controller(tmp_path)
     before = steps_done(tmp_path)
-    time.sleep(1.0)
-    assert steps_done(tmp_path) == before
     assert "unwatched" in holmes(tmp_path, "status", detached).stdout
+    assert steps_done(tmp_path) == before
     attach = [sys.executable, "-m", "holmes_cli", "attach", detached]
     looking = subprocess.Popen(attach, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
     assert eventually(lambda: steps_done(tmp_path) > before + 2)
     looking.send_signal(signal.SIGINT)
-    assert "the run goes on" in looking.communicate(timeout=20)[1]
+    assert "the run goes on" in looking.communicate(timeout=120)[1]
     lines = (run_folder(tmp_path) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [json.loads(line)["step"] for line in lines]
     assert steps[0] == 0
@@ -135,13 +129,6 @@ def test_two_runs_side_by_side_leave_each_other_alone(tmp_path: Path, detached: 
     assert read_run(run_folder(tmp_path)).run_id == detached
 
 
-def test_unknown_run_is_refused_and_says_how_to_list(tmp_path: Path) -> None:
-    done = holmes(tmp_path, "status", "2020")
-    assert done.returncode == 2
-    assert "run 2020: not known here" in done.stderr
-    assert "holmes ps" in done.stderr
-
-
 def test_events_as_json_tell_the_whole_run(tmp_path: Path) -> None:
     planned(tmp_path)
     done = holmes(tmp_path, "launch", "plan.json", "--json")
@@ -173,7 +160,7 @@ def test_variables_and_secrets_reach_the_ranks_and_no_output(tmp_path: Path) -> 
     ranks = list(rank_environments(run_folder(tmp_path).name))
     command_lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if readable(path)]
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert len(ranks) == 2
     for variables in ranks:
         assert (variables["MINE"], variables["TAKEN"], variables["TOKEN"]) == (value, "from here", secret)
@@ -210,7 +197,7 @@ def test_record_of_a_stopped_run_is_whole(tmp_path: Path) -> None:
     assert next(line for line in process.stderr if line.startswith("step 2/"))
     done = holmes(tmp_path, "stop", run_folder(tmp_path).name)
     assert done.returncode == 0, done.stderr
-    assert process.wait(timeout=20) == 130
+    assert process.wait(timeout=120) == 130
     run: Run = read_run(run_folder(tmp_path))
     assert run.state == "stopped"
     assert run.steps_done >= 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
@@ -22,6 +23,12 @@ def free_job(seed: int, slots_per_host: int | None = None, speed: float = 1.0) -
     emulate = {"forward_s_per_layer": layer_s, "backward_s_per_layer": 2 * layer_s}
     slots = slots_per_host or draw.choice((1, 2))
     return bed_job(compute={"emulate": emulate}, parallel={}, slots_per_host=slots)
+
+
+@functools.cache
+def plan_of(seed: int) -> Plan:
+    """The plan of the fleet and job as they are, which the tests compare with those of others."""
+    return plan_for(random_inventory(seed), free_job(seed))
 
 
 def shape(plan: Plan) -> tuple[object, ...]:
@@ -89,7 +96,7 @@ def with_one_more_host(inventory: Inventory, at: int) -> Inventory:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_same_input_gives_the_same_file(seed: int) -> None:
     inventory, job = random_inventory(seed), free_job(seed)
-    assert plan_for(inventory, job).to_json() == plan_for(inventory, job).to_json()
+    assert plan_for(inventory, job).to_json() == plan_of(seed).to_json()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -103,7 +110,7 @@ def test_order_of_hosts_and_clusters_does_not_matter(seed: int) -> None:
         "hosts": tuple(draw.sample(inventory.hosts, len(inventory.hosts))),
         "clusters": tuple(reversed(clusters)),
     }
-    plan, other = plan_for(inventory, job), plan_for(inventory.model_copy(update=update), job)
+    plan, other = plan_of(seed), plan_for(inventory.model_copy(update=update), job)
     assert other.solve.objective_s == pytest.approx(plan.solve.objective_s, rel=SAME)
     assert shape(other) == shape(plan)
     assert other.prediction.step_s == pytest.approx(plan.prediction.step_s, rel=1e-9)
@@ -112,7 +119,7 @@ def test_order_of_hosts_and_clusters_does_not_matter(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_names_do_not_matter(seed: int) -> None:
     inventory, job = random_inventory(seed), free_job(seed)
-    plan, other = plan_for(inventory, job), plan_for(renamed(inventory), job)
+    plan, other = plan_of(seed), plan_for(renamed(inventory), job)
     assert [rank.host for rank in other.ranks] == [new_name(rank.host) for rank in plan.ranks]
     assert [stage.num_layers for stage in other.stages] == [stage.num_layers for stage in plan.stages]
     assert other.prediction.model_copy(update={"traffic": ()}) == plan.prediction.model_copy(update={"traffic": ()})
@@ -135,7 +142,7 @@ def test_twice_all_rates_is_half_the_seconds(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_more_host_never_makes_the_optimum_worse(seed: int) -> None:
     inventory, job = random_inventory(seed), free_job(seed)
-    before_s = plan_for(inventory, job).solve.objective_s
+    before_s = plan_of(seed).solve.objective_s
     for at in range(len(inventory.clusters)):
         assert plan_for(with_one_more_host(inventory, at), job).solve.objective_s <= before_s * (1 + SAME), at
 

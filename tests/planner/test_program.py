@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,15 @@ from tests.planner.enumerator import best_by_enumeration, random_cut, random_ter
 
 ANY_PACE_S = 20.0  # slower than any stage of `random_terms`, but not so slow that seconds vanish in tolerances
 SOLVERS: tuple[SolverName, ...] = ("HiGHS", "CBC")
+
+
+def chunks(stop: int, step: int) -> list[Any]:
+    """Seeds below `stop`, `step` at a time, with each solver; CBC, a process a program, is slow after the first."""
+    return [
+        pytest.param(range(start, start + step), solver, marks=[pytest.mark.slow] * slow, id=f"{start}-{solver}")
+        for start in range(0, stop, step)
+        for solver, slow in (("HiGHS", False), ("CBC", start > 0))
+    ]
 
 
 def ask(
@@ -88,15 +98,13 @@ def hard_terms() -> Coefficients:
     )
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("seeds", [range(start, start + 30) for start in range(0, 240, 30)], ids=lambda r: str(r[0]))
+@pytest.mark.parametrize(("seeds", "solver"), chunks(240, 30))
 def test_program_finds_what_brute_force_finds(seeds: Sequence[int], solver: SolverName) -> None:
     for seed in seeds:
         assert_equals_enumeration(random_terms(seed), False, solver)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("seeds", [range(start, start + 20) for start in range(0, 40, 20)], ids=lambda r: str(r[0]))
+@pytest.mark.parametrize(("seeds", "solver"), chunks(40, 20))
 def test_program_finds_what_brute_force_finds_with_a_stage_over_clusters(
     seeds: Sequence[int], solver: SolverName
 ) -> None:
@@ -104,8 +112,7 @@ def test_program_finds_what_brute_force_finds_with_a_stage_over_clusters(
         assert_equals_enumeration(random_terms(seed), True, solver)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("seeds", [range(start, start + 20) for start in range(0, 40, 20)], ids=lambda r: str(r[0]))
+@pytest.mark.parametrize(("seeds", "solver"), chunks(40, 20))
 def test_program_finds_what_brute_force_finds_with_a_fixed_cut(seeds: Sequence[int], solver: SolverName) -> None:
     for seed in seeds:
         coeffs = random_terms(seed)

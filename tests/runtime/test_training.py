@@ -19,9 +19,12 @@ from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.train import describe_rank
 from holmes_runtime.trainer import Trainer
 
-from .launched_runs import TINY, FinishedRun, launch, make_config
+from .launched_runs import LIMIT_S, TINY, FinishedRun, launch, make_config
 
-ALONE = RankGroups()
+pytestmark = pytest.mark.timeout(LIMIT_S + 60)
+
+WHOLE_RUNS = pytest.mark.torch
+ONE_RANK = RankGroups()
 PLANS = {
     "two uneven stages": (((0, 1),), (0, 2, 3)),
     "two replicas": (((0,), (1,)), (0, 3)),
@@ -40,7 +43,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train_here(config: RunConfig) -> tuple[list[float], list[float]]:
     """Losses and gradient norms of a run of one rank, trained in this process."""
     corpus = load_corpus(config.data, "here", config.model.seq_length, config.model.vocab_size)
-    trainer = Trainer(config, config.grid.rank(0), corpus, ALONE, torch.device("cpu"))
+    trainer = Trainer(config, config.grid.rank(0), corpus, ONE_RANK, torch.device("cpu"))
     results = [trainer.step(step) for step in range(config.steps)]
     return [result.loss for result in results if result.loss is not None], [
         result.grad_norm or 0.0 for result in results
@@ -61,9 +64,18 @@ def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
         yield {**launches, "wrong interface": pool.submit(launch, wrong, folder / "wrong", nproc=1)}
 
 
+@pytest.fixture(scope="module")
+def alone(corpus: Path) -> tuple[list[float], list[float]]:
+    """Losses and gradient norms of the run of one process."""
+    return train_here(make_config(corpus))
+
+
+@WHOLE_RUNS
 @pytest.mark.parametrize("plan", PLANS)
-def test_every_plan_trains_like_a_single_process(plan: str, runs: dict[str, Future[FinishedRun]], corpus: Path) -> None:
-    losses, norms = train_here(make_config(corpus))
+def test_every_plan_trains_like_a_single_process(
+    plan: str, runs: dict[str, Future[FinishedRun]], alone: tuple[list[float], list[float]]
+) -> None:
+    losses, norms = alone
 
     run = runs[plan].result()
 
@@ -82,6 +94,7 @@ def emulated_config(corpus: Path, stages: int = 2, schedule: ScheduleName = "1f1
     return make_config(corpus, (pipeline,), cuts, steps=3, schedule=schedule, emulation=emulation, grad_clip=None)
 
 
+@WHOLE_RUNS
 @pytest.mark.parametrize("name", ["emulated", "emulated zero-bubble"])
 def test_an_emulated_run_takes_its_time_and_moves_its_activations(
     name: str, runs: dict[str, Future[FinishedRun]], corpus: Path
@@ -101,6 +114,7 @@ def test_an_emulated_run_takes_its_time_and_moves_its_activations(
     assert min(line["step_s"] for line in run.metrics[0]) >= first_to_last_s
 
 
+@WHOLE_RUNS
 def test_local_rank_0_counts_the_bytes_of_its_host(runs: dict[str, Future[FinishedRun]]) -> None:
     run = runs["two replicas"].result()
 
@@ -111,12 +125,14 @@ def test_local_rank_0_counts_the_bytes_of_its_host(runs: dict[str, Future[Finish
     assert sent >= 5 * 2 * 4 * stage_parameters(TINY, 3, True, True)
 
 
+@WHOLE_RUNS
 def test_every_rank_says_where_it_is(runs: dict[str, Future[FinishedRun]]) -> None:
     run = runs["two stages of two replicas, ranks out of order"].result()
 
     assert "rank 3 on host3: stage 0 (layers 0-0), replica 1, dp with 0 over lo" in run.stdout
 
 
+@WHOLE_RUNS
 def test_a_wrong_interface_ends_the_run_with_host_group_and_interface(runs: dict[str, Future[FinishedRun]]) -> None:
     run = runs["wrong interface"].result()
 
