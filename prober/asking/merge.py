@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from holmes_core.records.inventory import Conflict
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T", bound=Any)  # a record or dataclass whose unknown fields are None or ()
 
 
@@ -19,6 +20,15 @@ def filled(known: T, more: T) -> T:
     """`known` with its gaps filled from `more`: for a source that is trusted less."""
     gaps = {name: value for name, value in vars(more).items() if _is_known(value) and not _is_known(vars(known)[name])}
     return _with(known, gaps)
+
+
+def by_key(facts: Iterable[T], key: Callable[[T], K], join: Callable[[T, T], T]) -> dict[K, T]:
+    """The facts of each subject, those of one that comes again joined to what is known of it."""
+    known: dict[K, T] = {}
+    for each in facts:
+        subject = key(each)
+        known[subject] = join(known[subject], each) if subject in known else each
+    return known
 
 
 def _with(known: T, facts: Mapping[str, object]) -> T:

@@ -86,12 +86,12 @@ def _facts(index: int, cells: Mapping[str, str]) -> PartialGpu:
         if bus_id and re.fullmatch(r"[0-9A-Fa-f]{4,8}(:\w\w){2}\.\d", bus_id)
         else None,
         driver_version=cells.get("driver_version"),
-        mig=_flag(mode),
+        mig=flag(mode),
         compute_mode=cells.get("compute_mode"),
-        persistence_mode=_flag(cells.get("persistence_mode")),
+        persistence_mode=flag(cells.get("persistence_mode")),
         ecc_uncorrected=whole_number(cells.get("ecc.errors.uncorrected.volatile.total")),
-        row_remap_pending=_flag(cells.get("remapped_rows.pending")),
-        row_remap_failure=_flag(cells.get("remapped_rows.failure")),
+        row_remap_pending=flag(cells.get("remapped_rows.pending")),
+        row_remap_failure=flag(cells.get("remapped_rows.failure")),
         throttle_reasons=_throttle_reasons(cells),
         pci_gen=whole_number(cells.get("pcie.link.gen.current")),
         pci_gen_max=whole_number(cells.get("pcie.link.gen.max")),
@@ -102,9 +102,10 @@ def _facts(index: int, cells: Mapping[str, str]) -> PartialGpu:
     )
 
 
-def _flag(cell: str | None) -> bool | None:
-    return {"yes": True, "enabled": True, "no": False, "disabled": False, "0": False, "1": True}.get(
-        (cell or "").lower()
+def flag(text: str | None) -> bool | None:
+    """True of `Yes`, `Enabled` and `1`, False of their opposites."""
+    return {"yes": True, "enabled": True, "1": True, "no": False, "disabled": False, "0": False}.get(
+        (text or "").lower()
     )
 
 

@@ -9,14 +9,13 @@ from prober.asking.commands import Command
 from prober.asking.numbers import mebibytes, whole_number
 from prober.asking.pci_values import normal_address
 from prober.asking.recording import Recorded
-from prober.facts.gpu.gpu_query import ANSWERED
+from prober.facts.gpu.gpu_query import ANSWERED, flag
 from prober.facts.gpu.partial_gpu import PartialGpu
 
 # The state of the NVLink fabric is printed only here; all of the report would be 60 kB for eight GPUs.
 REPORT = Command("nvidia-smi -q | grep -A5 -e '^GPU ' -e '^    Fabric$'", limited=True, when=ANSWERED)
 
 Path = tuple[str, ...]
-_FLAGS = {"enabled": True, "yes": True, "disabled": False, "no": False}
 
 
 def parse_report(output: Recorded) -> tuple[PartialGpu, ...]:
@@ -53,12 +52,12 @@ def _facts(index: int, address: str, about: Mapping[Path, str], driver: str | No
         memory_bytes=mebibytes(about.get(("FB Memory Usage", "Total"))),
         pci_address=normal_address(address),
         driver_version=driver,
-        mig=_flag(about.get(("MIG Mode", "Current"))),
+        mig=flag(about.get(("MIG Mode", "Current"))),
         compute_mode=about.get(("Compute Mode",)),
-        persistence_mode=_flag(about.get(("Persistence Mode",))),
+        persistence_mode=flag(about.get(("Persistence Mode",))),
         ecc_uncorrected=_uncorrected(about),
-        row_remap_pending=_flag(about.get(("Remapped Rows", "Pending"))),
-        row_remap_failure=_flag(about.get(("Remapped Rows", "Remapping Failure Occurred"))),
+        row_remap_pending=flag(about.get(("Remapped Rows", "Pending"))),
+        row_remap_failure=flag(about.get(("Remapped Rows", "Remapping Failure Occurred"))),
         throttle_reasons=_throttle_reasons(about),
         pci_gen=whole_number(about.get(("PCI", "GPU Link Info", "PCIe Generation", "Current"))),
         pci_gen_max=whole_number(about.get(("PCI", "GPU Link Info", "PCIe Generation", "Max"))),
@@ -67,10 +66,6 @@ def _facts(index: int, address: str, about: Mapping[Path, str], driver: str | No
         fabric_state=about.get(("Fabric", "State")),
         fabric_status=about.get(("Fabric", "Status")),
     )
-
-
-def _flag(text: str | None) -> bool | None:
-    return _FLAGS.get((text or "").lower())
 
 
 def _uncorrected(about: Mapping[Path, str]) -> int | None:

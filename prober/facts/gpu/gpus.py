@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 
 from holmes_core.records.devices import Gpu
-from prober.asking.merge import filled, updated
+from prober.asking.merge import by_key, filled, updated
 from prober.asking.recording import Recorded
 from prober.facts.gpu.gpu_query import parse_query
 from prober.facts.gpu.gpu_report import parse_report
@@ -62,15 +64,13 @@ def read_gpus(outputs: Sequence[Recorded], from_lspci: Sequence[PartialGpu]) -> 
 
 
 def _by_index(asked: Sequence[Recorded]) -> dict[int, PartialGpu]:
-    known: dict[int, PartialGpu] = {}
-    for kind, parse in _PARSERS.items():
-        latest: dict[int, PartialGpu] = {}
-        for output in asked:
-            for gpu in parse(output) if _kind(output) == kind else ():
-                latest[gpu.index] = updated(latest[gpu.index], gpu) if gpu.index in latest else gpu
-        for index, gpu in latest.items():
-            known[index] = filled(known[index], gpu) if index in known else gpu
-    return known
+    """What is known of each GPU: of one kind of output the latest, and one kind after the other fills the gaps."""
+    index = attrgetter("index")
+    by_kind = [
+        by_key((gpu for output in asked if _kind(output) == kind for gpu in parse(output)), index, updated).values()
+        for kind, parse in _PARSERS.items()
+    ]
+    return by_key(chain.from_iterable(by_kind), index, filled)
 
 
 _PARSERS = {

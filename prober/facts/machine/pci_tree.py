@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from operator import attrgetter
 from typing import Literal
 
 from holmes_core.records.devices import PciDevice, PciLink
 from prober.asking.commands import Command
-from prober.asking.merge import filled
+from prober.asking.merge import by_key, filled
 from prober.asking.numbers import number
 from prober.asking.pci_values import normal_address, numa_node, pci_link, pci_path
 from prober.asking.recording import Recorded
@@ -146,10 +148,7 @@ def _what(code: str, nvidia: bool) -> What | None:
 
 def merge_pci(sources: Sequence[tuple[PciFacts, ...]]) -> dict[str, PciFacts]:
     """One record an address, the first source first; parents from bus numbers where no path was read."""
-    known: dict[str, PciFacts] = {}
-    for facts in sources:
-        for device in facts:
-            known[device.address] = filled(known[device.address], device) if device.address in known else device
+    known = by_key(chain.from_iterable(sources), attrgetter("address"), filled)
     below = {device.secondary_bus: device.address for device in known.values() if device.secondary_bus}
     return {
         address: device if device.parent else replace(device, parent=below.get(address.rpartition(":")[0]))

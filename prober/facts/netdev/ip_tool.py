@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from holmes_core.records.devices import NetdevKind, Route
@@ -115,14 +115,15 @@ def _addresses(entry: Mapping[str, Any], family: str) -> tuple[str, ...]:
     for info in infos if isinstance(infos, list) else ():
         if isinstance(info, Mapping) and info.get("family") == family:
             address = f"{info.get('local')}/{info.get('prefixlen')}"
-            if _is_interface(address):
+            if _accepts(ipaddress.ip_interface, address):
                 found.append(address)
     return tuple(found)
 
 
-def _is_interface(address: str) -> bool:
+def _accepts(make: Callable[[str], object], text: str) -> bool:
+    """Whether `make` takes the text for an address or a network."""
     try:
-        ipaddress.ip_interface(address)
+        make(text)
     except ValueError:
         return False
     return True
@@ -159,17 +160,9 @@ def parse_routes(outputs: Iterable[Recorded]) -> tuple[Route, ...]:
     routes = []
     for entry in _route_entries(outputs):
         prefix, device = entry.get("dst"), entry.get("dev")
-        if isinstance(prefix, str) and isinstance(device, str) and _is_network(prefix):
+        if isinstance(prefix, str) and isinstance(device, str) and _accepts(ipaddress.IPv4Network, prefix):
             routes.append(Route(prefix=prefix, netdev=device))
     return tuple(dict.fromkeys(routes))
-
-
-def _is_network(prefix: str) -> bool:
-    try:
-        ipaddress.IPv4Network(prefix)
-    except ValueError:
-        return False
-    return True
 
 
 def parse_ifconfig(output: Recorded) -> tuple[PartialNetdev, ...]:
@@ -206,9 +199,10 @@ def _with_ifconfig_line(netdev: PartialNetdev, text: str) -> PartialNetdev:
         seen = {"up": up and running, "mtu": int(match.group(2)), "link_detected": running if up else None}
         return netdev.model_copy(update=seen)
     if match := re.match(r"inet (?:addr:)?(\d+(?:\.\d+){3})\s.*?(?:netmask |Mask:)(\d+(?:\.\d+){3})", text):
-        if not _is_interface("/".join(match.groups())):
+        address = "/".join(match.groups())
+        if not _accepts(ipaddress.ip_interface, address):
             return netdev
-        interface = ipaddress.ip_interface("/".join(match.groups()))
+        interface = ipaddress.ip_interface(address)
         return netdev.model_copy(update={"addresses": (*netdev.addresses, interface.with_prefixlen)})
     if match := re.match(r"ether ([0-9a-f:]{17})\b", text):
         return netdev.model_copy(update={"mac": match.group(1)})

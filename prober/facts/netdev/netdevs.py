@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from holmes_core.records.devices import Netdev
 from holmes_core.records.inventory import Conflict
 from holmes_core.units import bytes_per_s_from_gbps
-from prober.asking.merge import merged, updated
+from prober.asking.merge import by_key, merged, updated
 from prober.facts.netdev.partial_netdev import PartialNetdev, kind_of, looks_physical
 
 _COMPARED = ("mtu", "link_detected", "speed_bytes_per_s", "driver", "firmware")
@@ -47,13 +48,10 @@ def read_netdevs(
 
 
 def _by_name(facts: Iterable[PartialNetdev], names_by_pci: Mapping[str, str]) -> dict[str, PartialNetdev]:
-    known: dict[str, PartialNetdev] = {}
-    for netdev in facts:
-        name = netdev.name or names_by_pci.get(netdev.pci_address or "")
-        if name:
-            named = netdev.model_copy(update={"name": name})
-            known[name] = updated(known[name], named) if name in known else named
-    return known
+    """What one source says of each netdev that has a name."""
+    names = ((netdev, netdev.name or names_by_pci.get(netdev.pci_address or "")) for netdev in facts)
+    named = (netdev.model_copy(update={"name": name}) for netdev, name in names if name)
+    return by_key(named, attrgetter("name"), updated)
 
 
 def _record(netdev: PartialNetdev, pinned_gbps: Mapping[str, float]) -> Netdev:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from holmes_core.records.devices import Gid, Netdev, Nic, NicKind, PciLink
 from holmes_core.records.inventory import Conflict
-from prober.asking.merge import merged, updated
+from prober.asking.merge import by_key, merged, updated
 from prober.facts.rdma.port_facts import WHOLE_DEVICE, PortFacts
 
 Source = tuple[str, PortFacts]
@@ -39,15 +40,6 @@ class NicReading:
     conflicts: tuple[Conflict, ...]
 
 
-def by_port(facts: Iterable[PortFacts]) -> dict[tuple[str, int], PortFacts]:
-    """Facts of one tool by device and port: of several outputs, the later one is the newer."""
-    known: dict[tuple[str, int], PortFacts] = {}
-    for port in facts:
-        key = (port.device, port.port)
-        known[key] = updated(known[key], port) if key in known else port
-    return known
-
-
 def read_nics(
     sources: Sequence[tuple[str, Iterable[PortFacts]]],
     netdevs: Mapping[str, Netdev],
@@ -63,7 +55,7 @@ def read_nics(
     collected: dict[tuple[str, int], list[Source]] = {}
     whole: dict[str, list[Source]] = {}
     for source, facts in sources:
-        for (device, port), reading in by_port(facts).items():
+        for (device, port), reading in by_key(facts, attrgetter("device", "port"), updated).items():
             if port == WHOLE_DEVICE:
                 whole.setdefault(device, []).append((source, reading))
             else:
