@@ -51,8 +51,9 @@ def find_precedence(schedule: Schedule) -> Precedence:
     pp, num_actions = len(schedule), sum(map(len, schedule.values()))
     num_stages = 1 + max(action.stage for actions in schedule.values() for action in actions)
     row = 1 + max(action.microbatch for action in schedule[0])
-    # Of each input, found at row x (2 stage + is forward) + micro-batch:
-    made_by = [NOTHING] * (2 * num_stages * row)  # the action that makes it
+    # Of each input, found at row x (2 stage + is forward) + micro-batch, and last of one that no action needs:
+    unneeded = 2 * num_stages * row
+    made_by = [NOTHING] * (unneeded + 1)  # the action that makes it
     awaited_by: list[int | None] = [None] * len(made_by)  # the rank that stands still for it
     ahead = [NOTHING] * (2 * pp)  # by link, from a rank to one of its neighbours: the last action that sent over it
     last = [NOTHING] * num_stages
@@ -72,28 +73,25 @@ def find_precedence(schedule: Schedule) -> Precedence:
                     awaited_by[own] = rank
                     break
             number = len(waits) + 1
-            receiver, leaves, edge = None, NOTHING, 2 * num_stages - 2
+            output, leaves, edge = unneeded, NOTHING, 2 * num_stages - 2
             if forward and stage == num_stages - 1:  # it makes its own backward's input
-                receiver = own - row
+                output = own - row
             elif not weight and (forward or stage > 0):
-                receiver = own + 2 * row if forward else own - 2 * row
+                output = own + 2 * row if forward else own - 2 * row
                 leaves, edge = ahead[2 * rank + forward], stage if forward else num_stages - 2 + stage
                 ahead[2 * rank + forward] = number
             if forward:
                 work = FORWARD if last[stage] else FIRST_FORWARD
-            elif weight:
-                work = BACKWARD_WEIGHT
             else:
-                work = BACKWARD if kind is ActionKind.BACKWARD else BACKWARD_INPUT
+                work = BACKWARD_WEIGHT if weight else BACKWARD if kind is ActionKind.BACKWARD else BACKWARD_INPUT
             waits.append((before, needed, work * num_stages + stage, leaves, edge))
             numbers.append(number)
             before = last[stage] = number
-            if receiver is not None:
-                made_by[receiver] = number
-                waiting = awaited_by[receiver]
-                if waiting is not None:
-                    awaited_by[receiver] = None
-                    runnable.append(waiting)
+            made_by[output] = number
+            waiting = awaited_by[output]
+            if waiting is not None:
+                awaited_by[output] = None
+                runnable.append(waiting)
     if len(waits) < num_actions:
         raise ValueError(f"the schedule stands still after {len(waits)} actions")
     return Precedence(num_stages, tuple(waits), tuple(map(tuple, by_rank)), tuple(last))
