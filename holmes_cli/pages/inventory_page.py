@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from importlib.resources import files
-
-from jinja2 import Environment, StrictUndefined
 
 from holmes_cli.pages.picture_box import Box
+from holmes_cli.pages.render import render
 from holmes_core.records.inventory import Cluster, Host, Inventory, Network
 from holmes_core.records.link import Link
 from holmes_core.units import format_memory, format_rate, format_seconds
@@ -59,18 +57,17 @@ class Picture:
 
 def inventory_page(inventory: Inventory) -> str:
     """The page as HTML; needs nothing from the network to be shown."""
-    source = files("templates").joinpath("inventory.html.j2").read_text(encoding="utf-8")
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
-    return template.render(
+    return render(
+        "inventory.html.j2",
         summary=_summary(inventory),
-        picture=draw(inventory),
+        picture=draw_inventory(inventory),
         hosts=[_host_row(cluster, inventory.host(name)) for cluster in inventory.clusters for name in cluster.hosts],
         links=[_link_row(link) for link in inventory.links],
         findings=inventory.findings,
     )
 
 
-def draw(inventory: Inventory) -> Picture:
+def draw_inventory(inventory: Inventory) -> Picture:
     """Clusters below one another, each with its hosts, its fabric as a bar; the shared network as a bar at the left."""
     picture = Picture()
     y = GAP
@@ -117,9 +114,9 @@ def _draw_host(picture: Picture, host: Host, x: int, y: int) -> None:
     picture.texts.append(Text(x + 8, y + 36, "#57606a", _gpus(host)[:22]))
     for index, nic in enumerate(host.nics[:18]):
         row, column = divmod(index, 9)
-        place = (x + 8 + column * (NIC_SIZE + 3), y + 45 + row * (NIC_SIZE + 3), NIC_SIZE, NIC_SIZE)
+        square = (x + 8 + column * (NIC_SIZE + 3), y + 45 + row * (NIC_SIZE + 3), NIC_SIZE, NIC_SIZE)
         tip = f"{nic.device}:{nic.port} {nic.kind} {nic.rate_gbps or 0:g} Gbit/s {nic.state or 'state not known'}"
-        picture.boxes.append(Box("nic", *place, NIC_COLOURS[nic.usable_by_nccl_ib], "#ffffff", "", tip))
+        picture.boxes.append(Box("nic", *square, NIC_COLOURS[nic.usable_by_nccl_ib], "#ffffff", "", tip))
 
 
 def _draw_shared(picture: Picture, inventory: Inventory, shared: Network, anchors: list[tuple[Cluster, int]]) -> None:

@@ -115,9 +115,9 @@ def _block_boxes(plan: Plan, block: HostBlock, x: int, y: int) -> list[Box]:
     ranks = [rank for rank in block.ranks if rank.host == block.hosts[0]]
     for index, rank in enumerate(ranks[:MOST_SQUARES]):
         down, across = divmod(index, 8)
-        place = (x + 8 + across * (SQUARE + 2), y + 28 + down * (SQUARE + 6), SQUARE, SQUARE)
+        square = (x + 8 + across * (SQUARE + 2), y + 28 + down * (SQUARE + 6), SQUARE, SQUARE)
         tip = f"rank {rank.rank} on {rank.host}: {tasklets(plan, [rank])}"
-        boxes.append(Box("rank", *place, stage_colour(rank.pp_rank), "#ffffff", "", tip))
+        boxes.append(Box("rank", *square, stage_colour(rank.pp_rank), "#ffffff", "", tip))
     return boxes
 
 

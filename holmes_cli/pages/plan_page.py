@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
-
-from jinja2 import Environment, StrictUndefined
 
 from holmes_cli.pages.placement_picture import draw_placement
+from holmes_cli.pages.render import render
 from holmes_cli.pages.timeline_picture import draw_timeline
 from holmes_cli.screen.plan_tables import Sheet, describe
 from holmes_core.records.inventory import Inventory
@@ -31,9 +29,8 @@ def plan_page(
     plan: Plan, inventory: Inventory, spans: Sequence[Span], sentences: Sequence[str], sheets: Sequence[Sheet]
 ) -> str:
     """The page as HTML; needs nothing from the network to be shown. `spans` are the timeline of one replica."""
-    source = files("templates").joinpath("plan.html.j2").read_text(encoding="utf-8")
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
-    return template.render(
+    return render(
+        "plan.html.j2",
         summary=describe(plan),
         sentences=sentences,
         placement=draw_placement(plan),

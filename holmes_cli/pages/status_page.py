@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined
-
+from holmes_cli.pages.render import render
 from holmes_cli.screen.show_run import state_in_words
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_bytes
@@ -46,9 +44,8 @@ def status_page(
     stored: StoredRun, plan: Plan, steps: Sequence[StepMetrics], nodes: Mapping[str, str], notices: Sequence[str]
 ) -> str:
     """The page as HTML; needs nothing from the network to be shown."""
-    source = files("templates").joinpath("status.html.j2").read_text(encoding="utf-8")
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
-    return template.render(
+    return render(
+        "status.html.j2",
         title=f"Run {stored.run.run_id}",
         summary=f"{state_in_words(stored)}; step {len(steps)} of {plan.job.steps}; "
         f"predicted {plan.prediction.step_s:.3g} s a step, {plan.prediction.tokens_per_s:.0f} tokens/s",

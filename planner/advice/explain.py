@@ -65,10 +65,7 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class NicLoad:
-    """What one interface carries per step on one network, and how long that takes at its rate (None: not known).
-
-    Both directions run at once, so `busy_s` is the longer one.
-    """
+    """What one interface carries per step on one network, both directions at once, and its rate (None: not known)."""
 
     cluster: str
     host: str
@@ -80,6 +77,7 @@ class NicLoad:
 
     @property
     def busy_s(self) -> float | None:
+        """Seconds of the longer direction."""
         if self.bandwidth_bytes_per_s is None:
             return None
         return max(self.sent_bytes, self.received_bytes) / self.bandwidth_bytes_per_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from holmes_cli.pages.inventory_page import draw, inventory_page
+from holmes_cli.pages.inventory_page import draw_inventory, inventory_page
 from holmes_core.records.inventory import Finding, Inventory
 from prober.clusters import find_clusters, find_shared_network
 from tests.cli.browser import NEEDS_BROWSER, dumped, screenshot
@@ -30,7 +30,7 @@ def test_page_fetches_nothing_and_escapes_what_hosts_said() -> None:
 
 
 def test_every_host_and_port_is_drawn_inside_its_cluster() -> None:
-    picture = draw(inventory())
+    picture = draw_inventory(inventory())
     boxes = {role: [box for box in picture.boxes if box.role == role] for role in ("cluster", "host", "nic")}
     assert [len(boxes[role]) for role in ("cluster", "host", "nic")] == [2, 4, 4]
     for inner, outer in (("host", "cluster"), ("nic", "host")):
@@ -43,7 +43,7 @@ def test_every_host_and_port_is_drawn_inside_its_cluster() -> None:
 def test_large_cluster_wraps_into_rows() -> None:
     hosts = tuple(ib(f"h{number}", number) for number in range(1, 20))
     clusters, _ = find_clusters(hosts, {})
-    picture = draw(Inventory(hosts=hosts, clusters=clusters, shared=None, findings=()))
+    picture = draw_inventory(Inventory(hosts=hosts, clusters=clusters, shared=None, findings=()))
     assert len({box.y for box in picture.boxes if box.role == "host"}) == 3
     assert picture.width < 1400
 
