@@ -120,7 +120,7 @@ class AttemptState:
         elif isinstance(message, RankStates):
             ranks = tuple(self._rank_at.get((node.host, one.local_rank)) for one in message.states)
         elif isinstance(message, RankMetrics) or (isinstance(message, RankFailed) and message.rank is not None):
-            ranks = (message.rank if message.rank in self._ranks_of(node) else None,)
+            ranks = (message.rank if self._has_rank(node, message.rank) else None,)
         if None in ranks:
             return f"{type(message).__name__} of a rank that is not on this host"
         if isinstance(message, RankMetrics):
@@ -129,8 +129,8 @@ class AttemptState:
                 return f"RankMetrics of a step of {message.step_s} s with a loss of {message.loss}"
         return None
 
-    def _ranks_of(self, node: Node) -> list[int]:
-        return [rank for (host, _), rank in self._rank_at.items() if host == node.host]
+    def _has_rank(self, node: Node, rank: int | None) -> bool:
+        return rank is not None and 0 <= rank < self._plan.world_size and self._plan.ranks[rank].host == node.host
 
     def _take_of_ranks(
         self, node: Node, message: RankPrinted | RankMetrics | RankFailed | RankStates, now_s: float

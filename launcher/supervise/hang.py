@@ -52,8 +52,8 @@ class HangDetector:
 
     def asks_now(self, now_s: float) -> bool:
         """True once, when it is time to ask the ranks where they are."""
-        began = min(self._steps.values()) >= 0
-        if began and self._asked_s is None and now_s - self._progress_s > self.limit_s:
+        is_late = self._asked_s is None and now_s - self._progress_s > self.limit_s
+        if is_late and min(self._steps.values()) >= 0:  # every rank has begun
             self._asked_s = now_s
             return True
         return False

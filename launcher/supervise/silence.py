@@ -23,5 +23,5 @@ class SilenceDetector:
         if now_s - self._looked_s > ASLEEP_S:  # it was us who did not listen
             self._heard_s = dict.fromkeys(self._heard_s, now_s)
         self._looked_s = now_s
-        silent_s = {node_rank: now_s - heard_s for node_rank, heard_s in self._heard_s.items()}
-        return {node_rank: seconds for node_rank, seconds in silent_s.items() if seconds > SILENCE_LIMIT_S}
+        since_s = now_s - SILENCE_LIMIT_S
+        return {node_rank: now_s - heard_s for node_rank, heard_s in self._heard_s.items() if heard_s < since_s}
