@@ -53,7 +53,8 @@ class Replanning:
         step = next_step(self._settings, self._restarts, lost_hosts)
         if step == "end":
             return None
-        self._say(f"host {cause.host}: {cause.message.strip().splitlines()[-1]}")
+        said = cause.message.strip() or f"exit code {cause.exit_code}"
+        self._say(f"host {cause.host}: {said.splitlines()[-1]}")
         if step == "replan":
             return self._without(plan, lost_hosts)
         if step == "wait":

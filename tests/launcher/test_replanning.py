@@ -56,8 +56,8 @@ class Run:
         lost = LostHosts(answers=lambda node: True, in_background=lambda work: work())  # noqa: ARG005
         self.decides = Replanning(self.plan, self.settings, self.planner, self.said.append, lost)
 
-    def fails(self, *lost: str) -> Plan | None:
-        cause = Failure(host="b2", cluster="b", rank=3, exit_code=1, message="Traceback\nbad", last_lines=(), time_s=0)
+    def fails(self, *lost: str, message: str = "Traceback\nbad") -> Plan | None:
+        cause = Failure(host="b2", cluster="b", rank=3, exit_code=1, message=message, last_lines=(), time_s=0)
         return self.decides.after_failure(self.plan, cause, lost)
 
     def judged(self, *verdicts: Verdict, times_planned_s: float = 2.0) -> Plan | None:
@@ -92,6 +92,12 @@ def test_failed_rank_costs_a_restart_as_often_as_asked_for() -> None:
     assert run.fails() is SAVING
     assert run.said == ["host b2: bad", "restart 1 of 1 on the same hosts"]
     assert run.fails() is None
+
+
+def test_rank_that_failed_without_a_word_is_restarted_too() -> None:
+    run = Run(Settings(restarts=1))
+    assert run.fails(message=" ") is SAVING
+    assert run.said[0] == "host b2: exit code 1"
 
 
 def test_lost_host_is_waited_for_and_the_plan_stays() -> None:
