@@ -43,7 +43,8 @@ print(json.dumps([[record.model_dump(mode="json") for record in part] for part i
 
 @pytest.fixture(scope="module")
 def bed() -> Iterator[Bed]:
-    with Bed() as bed:
+    """A bed so slow that a busy machine can fill its links."""
+    with Bed(fast_mbps=500, slow_mbps=100) as bed:
         yield bed
 
 
@@ -120,7 +121,7 @@ def test_measured_bandwidth_is_the_shaped_rate(bed: Bed, tmp_path: Path, method:
         shaped = bytes_per_s_from_mbps(bed.fast_mbps if link.kind == "inside" else bed.slow_mbps)
         assert link.bandwidth_bytes_per_s.median == pytest.approx(shaped, rel=0.10), link
         assert link.latency_s is not None
-        assert link.latency_s.median < 0.01
+        assert link.latency_s.median < 0.1
         assert link.samples >= 4
     assert audit_links(inventory, links) == ()
     assert nothing_is_left(bed)
@@ -129,7 +130,7 @@ def test_measured_bandwidth_is_the_shaped_rate(bed: Bed, tmp_path: Path, method:
 def test_slow_direction_is_a_finding(bed: Bed, tmp_path: Path) -> None:
     switch = ["ip", "netns", "exec", bed.switch_namespace]
     shape = "qdisc replace dev b1-fast root tbf rate {}mbit burst 512kb latency 50ms"
-    subprocess.run([*switch, "tc", *shape.format(800).split()], check=True)
+    subprocess.run([*switch, "tc", *shape.format(200).split()], check=True)
     try:
         links, problems = measure(bed, tmp_path, bed_inventory(bed), methods=["tcp"], streams=[1, 4])
     finally:
@@ -137,8 +138,8 @@ def test_slow_direction_is_a_finding(bed: Bed, tmp_path: Path) -> None:
     (finding,) = audit_links(bed_inventory(bed), links)
     assert problems == []
     assert finding.rule == "NET-BW-LOW"
-    assert finding.evidence.startswith("b2 to b1 on B: 7")
-    assert "of 2 Gbit/s (tcp, " in finding.evidence
+    assert finding.evidence.startswith("b2 to b1 on B: 1")
+    assert "of 500 Mbit/s (tcp, " in finding.evidence
 
 
 def test_unreachable_address_is_a_finding_and_hides_no_other_pair(bed: Bed, tmp_path: Path) -> None:
