@@ -60,3 +60,10 @@ def test_example_files_are_valid() -> None:
 
     assert len(read_user_file(HostsFile, ROOT / "templates" / "hosts.yaml").hosts) == 3
     assert read_user_file(Job, ROOT / "templates" / "job.yaml").model.num_layers == 36
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_every_file_a_page_names_is_there(page: Path) -> None:
+    named = re.findall(r"`([\w/]+/[\w/]*\w\.(?:py|yaml|md))`", page.read_text(encoding="utf-8"))
+    ours = [name for name in named if (ROOT / name.split("/")[0]).is_dir()]
+    assert [name for name in ours if not (ROOT / name).is_file()] == []
