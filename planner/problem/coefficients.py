@@ -62,7 +62,7 @@ class Coefficients:
 
     @cached_property
     def aligned(self) -> bool:
-        """Whether there are enough places even if no stage begins or ends inside a host that another one uses."""
+        """Whether the hosts can hold p stages even if none begins or ends inside a host that another one uses."""
         return sum(map(self._aligned_slots, range(len(self.group_slots)))) >= self.candidate.pp
 
     def _aligned_slots(self, c: int) -> int:
@@ -85,9 +85,12 @@ class Coefficients:
 
     def sync_bytes(self, stage: int, num_layers: int) -> int:
         """Bytes of a stage's parameters as they travel in one reduction and one gathering, all shards together."""
-        is_first, is_last = stage == 0, stage == self.candidate.pp - 1
-        ends = self.first_sync_bytes * is_first + self.last_sync_bytes * is_last
-        return num_layers * self.layer_sync_bytes + ends
+        size = num_layers * self.layer_sync_bytes
+        if stage == 0:
+            size += self.first_sync_bytes
+        if stage == self.candidate.pp - 1:
+            size += self.last_sync_bytes
+        return size
 
 
 def aligned_stages(num_hosts: int, group_slots_per_host: int, dp: int) -> int:
@@ -102,7 +105,7 @@ def aligned_stages(num_hosts: int, group_slots_per_host: int, dp: int) -> int:
 
 
 def make_coefficients(job: Job, fleet: Fleet, candidate: Candidate) -> Coefficients:
-    """The terms of `candidate` on `fleet`."""
+    """The coefficients of `candidate` on `fleet`."""
     tp, dp, classes = candidate.tp, candidate.dp, fleet.classes
     execution, model = candidate.execution(job), job.model
     seconds = {slot: slot_s(job, slot, execution) for slot in {each.hardware.slot for each in classes}}
@@ -163,7 +166,7 @@ def stage_memory_bytes(job: Job, candidate: Candidate, stage: int, num_layers: i
 
 
 def layer_memory_bytes(job: Job, execution: Execution) -> int:
-    """Bytes one more layer takes of a rank that holds one micro-batch."""
+    """Bytes one more layer takes on a rank that holds one micro-batch."""
     one, two = (memory_bytes(job.model, execution, (layers,), (1,), False, False) for layers in (1, 2))
     return two - one
 

@@ -19,8 +19,8 @@ from planner.search.lower_bounds import more_stages
 from planner.tolerances import ROUNDING
 
 
-class Pace(NamedTuple):
-    """Places of equal speed in one cluster: seconds of a layer, places, and the cluster's name."""
+class Speed(NamedTuple):
+    """Group slots of equal speed in one cluster: seconds of a layer, their number, and the cluster's name."""
 
     layer_s: float
     group_slots: int
@@ -28,15 +28,15 @@ class Pace(NamedTuple):
 
 
 class Speeds(NamedTuple):
-    """Of a tensor degree, micro-batch and recomputation: the paces of all classes, fastest first, and the heads'."""
+    """Of a tensor degree, micro-batch and recomputation: all classes, fastest first, and the seconds of their heads."""
 
-    paces: tuple[Pace, ...]
+    classes: tuple[Speed, ...]
     least_head_s: float
     most_head_s: float
 
 
 class EarlyBounds:
-    """The bounds of all candidates of a problem."""
+    """Lower bounds on the step of all candidates of a problem."""
 
     def __init__(self, problem: Problem) -> None:
         self._job, self._fleet, self._num_layers = problem.job, problem.fleet, problem.job.model.num_layers
@@ -48,18 +48,19 @@ class EarlyBounds:
         return c.pp >= self._fewest_stages(c.tp, c.dp, c.micro_batch_size, c.recompute)
 
     def compute_s(self, candidate: Candidate) -> float:
-        """From compute alone: slower than all places at work a candidate cannot be.
+        """Lower bound on the step, in seconds, with stages in blocks: from compute alone.
 
-        Nor faster than the fastest class with the L/p layers that the slowest of p stages holds at least.
+        The pace is no faster than that of all group slots at work, nor than that of the fastest class with L/p layers,
+        which the fullest of p stages holds at least.
         """
-        fastest_s = self._speeds_of(candidate).paces[0].layer_s
+        fastest_s = self._speeds_of(candidate).classes[0].layer_s
         pace_s = max(self._average_s(candidate), fastest_s * -(-self._num_layers // candidate.pp))
         return self._at_pace_s(candidate, pace_s)
 
     def whole_layers_s(self, candidate: Candidate, mixed: bool) -> float | None:
-        """From compute alone, too, but stages hold whole layers; None where there are not p places for them.
+        """Lower bound as `compute_s`, of stages that hold whole layers; None where the hosts cannot hold p stages.
 
-        Places of a cluster make up stages together, and with `mixed` those of all clusters.
+        Group slots of a cluster make up stages together, and with `mixed` those of all clusters.
         """
         stages = self._stages_by_pace(candidate, mixed)
         if sum(count for _, count in stages) < candidate.pp:
@@ -74,16 +75,19 @@ class EarlyBounds:
             pace_s = min((layers + 1) * layer_s for layers, (layer_s, _) in zip(held, stages, strict=True))
 
     def whole_replicas_s(self, candidate: Candidate) -> float:
-        """With each replica in one class: lanes of unequal micro-batches together run d m of them, each filling and
-        draining p stages, and gradients cross between classes."""
+        """Lower bound on the step, in seconds, with each replica in one class.
+
+        Lanes of unequal micro-batches together run d m of them, each lane fills and drains p stages, and gradients
+        cross between classes.
+        """
         speeds, crossing_s = self._speeds_of(candidate), self.crossing_sync_s(candidate)
         held = -(-self._num_layers // candidate.pp)
-        sync_s = max(crossing_s, held * (crossing_s - speeds.paces[-1].layer_s) - speeds.most_head_s)
+        sync_s = max(crossing_s, held * (crossing_s - speeds.classes[-1].layer_s) - speeds.most_head_s)
         m = candidate.num_microbatches(self._job.global_batch_size)
         return max(self.compute_s(candidate), (m + candidate.pp - 1) * self._average_s(candidate)) + sync_s
 
     def crossing_sync_s(self, candidate: Candidate) -> float:
-        """Seconds, at least, of the exchange of one layer's parameters between replicas in several classes."""
+        """Lower bound on the exchange of one layer's parameters between replicas in several classes, in seconds."""
         classes = self._fleet.classes
         rates = [each.hardware.shared_bytes_per_s for each in classes]
         if len({each.cluster for each in classes}) < len(classes):
@@ -96,14 +100,14 @@ class EarlyBounds:
         return shard_exchange_bytes(size, candidate.dp) / fastest
 
     def _at_pace_s(self, candidate: Candidate, pace_s: float) -> float:
-        """Seconds of the steady state at that pace, and of one micro-batch on the fastest places."""
+        """Seconds of the steady state at that pace, and of one micro-batch on the fastest group slots."""
         speeds, m = self._speeds_of(candidate), candidate.num_microbatches(self._job.global_batch_size)
-        return (m - 1) * pace_s + self._num_layers * speeds.paces[0].layer_s + speeds.least_head_s
+        return (m - 1) * pace_s + self._num_layers * speeds.classes[0].layer_s + speeds.least_head_s
 
     def _average_s(self, candidate: Candidate) -> float:
-        """Seconds per micro-batch of a stage if the fastest places shared the work."""
+        """Seconds per micro-batch of a stage if the fastest group slots shared the work evenly in time."""
         left, rate = candidate.pp * candidate.dp, 0.0
-        for layer_s, group_slots, _ in self._speeds_of(candidate).paces:
+        for layer_s, group_slots, _ in self._speeds_of(candidate).classes:
             if group_slots >= left:
                 rate += left / layer_s if layer_s else 0.0
                 break
@@ -112,15 +116,15 @@ class EarlyBounds:
         return self._num_layers * candidate.dp / rate if rate else 0.0
 
     def _stages_by_pace(self, candidate: Candidate, mixed: bool) -> list[tuple[float, int]]:
-        """(seconds of a layer, stages), fastest first: how many of the p stages can be as fast, at most."""
-        paces, left = self._speeds_of(candidate).paces, candidate.pp
+        """(seconds of a layer, stages), fastest first: upper bounds on how many of the p stages are as fast."""
+        speeds, left = self._speeds_of(candidate).classes, candidate.pp
         found = []
-        group_slots = [(pace.cluster, pace.group_slots) for pace in paces]
-        for pace, count in zip(paces, more_stages(group_slots, candidate.dp, mixed), strict=True):
+        group_slots = [(speed.cluster, speed.group_slots) for speed in speeds]
+        for speed, count in zip(speeds, more_stages(group_slots, candidate.dp, mixed), strict=True):
             stages = min(left, count)
             left -= stages
             if stages:
-                found.append((pace.layer_s, stages))
+                found.append((speed.layer_s, stages))
         return found
 
     def _speeds_of(self, candidate: Candidate) -> Speeds:
@@ -128,15 +132,15 @@ class EarlyBounds:
 
     def _read_speeds(self, tp: int, micro_batch_size: int, recompute: Recompute) -> Speeds:
         execution = Candidate(tp, 1, 1, micro_batch_size, recompute).execution(self._job)
-        paces, heads_s = [], []
+        classes, heads_s = [], []
         for each in self._fleet.classes:
             layer, head = slot_s(self._job, each.hardware.slot, execution)
-            paces.append(Pace(layer.both_s, each.num_group_slots(tp), each.cluster))
+            classes.append(Speed(layer.both_s, each.num_group_slots(tp), each.cluster))
             heads_s.append(head.both_s)
-        return Speeds(tuple(sorted(paces)), min(heads_s), max(heads_s))
+        return Speeds(tuple(sorted(classes)), min(heads_s), max(heads_s))
 
     def _read_fewest_stages(self, tp: int, dp: int, micro_batch_size: int, recompute: Recompute) -> int:
-        """Stages below which no class has memory for their layers."""
+        """Lower bound on the stages, from the layers that the largest memory holds."""
         execution = Candidate(tp, 1, dp, micro_batch_size, recompute).execution(self._job)
         memories = [each.hardware.memory_bytes for each in self._fleet.classes]
         known = [memory for memory in memories if memory is not None]

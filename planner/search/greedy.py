@@ -1,4 +1,4 @@
-"""Placements found without a program: something to beat, and often the best already, as `LowerBounds` then proves.
+"""Placements found without a program: a first incumbent, and often the best already, as the lower bounds then prove.
 
 Stages go to as few clusters as hold them, those joined fastest; classes that hold most layers within the pace take
 stages first, and layers too many are taken from the slowest. Blocks stand in the order whose edges are fastest and
@@ -42,7 +42,7 @@ def _place(bounds: LowerBounds, limits: LayerLimits) -> PricedBlocks | None:
         found = [
             PricedBlocks(blocks_step_s(coeffs, blocks), blocks)
             for last in reversed(classes)
-            if (blocks := _stand(coeffs, limits, classes, last)) is not None
+            if (blocks := _arrange(coeffs, limits, classes, last)) is not None
         ]
         if found:
             return min(found, key=lambda blocks: blocks.seconds)
@@ -72,7 +72,7 @@ def _holds(coeffs: Coefficients, limits: LayerLimits, classes: Sequence[int]) ->
     return stages == 0 and total >= coeffs.num_layers
 
 
-def _stand(coeffs: Coefficients, limits: LayerLimits, classes: Sequence[int], last: int) -> tuple[Block, ...] | None:
+def _arrange(coeffs: Coefficients, limits: LayerLimits, classes: Sequence[int], last: int) -> tuple[Block, ...] | None:
     """Blocks of `classes` with the head in class `last`, in an order that memory allows; None if there is none."""
     counts = _count_stages(coeffs, limits, classes, last)
     if counts is None:

@@ -9,6 +9,7 @@ the least of each stage is largest.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -28,13 +29,13 @@ class LayerLimits:
     last: tuple[int, ...]
 
     def both(self, other: LayerLimits) -> LayerLimits:
-        """What both allow."""
+        """The limits that both keep to."""
         pairs = ((self.first, other.first), (self.middle, other.middle), (self.last, other.last))
         return LayerLimits(*(tuple(map(min, mine, its)) for mine, its in pairs))
 
 
 def _limits(first: Sequence[int], middle: Sequence[int], last: Sequence[int]) -> LayerLimits:
-    """LayerLimits in which no middle stage holds less than the ends could, since there may be none."""
+    """Limits in which no middle stage holds less than the ends could, since there may be none."""
     return LayerLimits(tuple(first), tuple(map(max, first, middle, last)), tuple(last))
 
 
@@ -54,13 +55,13 @@ class LowerBounds:
 
     @cached_property
     def memory(self) -> LayerLimits:
-        """LayerLimits of memory alone, a middle stage's where it stands best."""
+        """Limits of memory alone; a middle stage's at the position where it may hold most."""
         capacity = self.coeffs.capacity
         middle = [max(column) for column in zip(*capacity, strict=True)]
         return _limits(capacity[0], middle, capacity[-1])
 
     def within(self, pace_s: float) -> LayerLimits:
-        """What computes within `pace_s` and fits into memory."""
+        """Limits of stages that compute within `pace_s` and fit into memory."""
         num_layers = self.coeffs.num_layers
         alone = {kind: layers_within(pace_s, kind[0], num_layers) for kind in self._kinds}
         before_head = {kind: layers_within(pace_s - kind[1], kind[0], num_layers) for kind in self._kinds}
@@ -69,7 +70,7 @@ class LowerBounds:
         return _limits(first, layers, with_head).both(self.memory)
 
     def synced_within(self, sync_s: float) -> LayerLimits:
-        """What exposes no more than `sync_s` of its exchange."""
+        """Limits of stages that expose no more than `sync_s` of their exchange."""
         last = self._pp - 1
         rows = [[self._synced(c, stage, sync_s) for c in self._classes] for stage in (0, max(0, last - 1), last)]
         return _limits(*rows)
@@ -79,7 +80,7 @@ class LowerBounds:
         coeffs, rate = self.coeffs, self._rates[c]
         if rate * coeffs.layer_sync_bytes > sync_s * (1 + ROUNDING):
             return 0
-        head_s = coeffs.head_s[c] * (stage == self._pp - 1)
+        head_s = coeffs.head_s[c] if stage == self._pp - 1 else 0.0
         rest_s = sync_s * (1 + ROUNDING) - rate * coeffs.sync_bytes(stage, 0) + head_s
         slope = rate * coeffs.layer_sync_bytes - coeffs.layer_s[c]
         return coeffs.num_layers if slope <= 0 else max(0, min(coeffs.num_layers, int(rest_s / slope)))
@@ -99,7 +100,7 @@ class LowerBounds:
         return found is not None and found >= self.coeffs.num_layers
 
     def most_layers(self, limits: LayerLimits) -> int | None:
-        """Most layers of p stages, an upper bound; None where there are not p places for them."""
+        """Upper bound on the layers of p stages; None where the hosts cannot hold p stages."""
         if self._pp == 1:
             ends = map(min, limits.first, limits.last)
             return max(
@@ -112,11 +113,11 @@ class LowerBounds:
         return total - self._lost(limits, limits.first) - self._lost(limits, limits.last)
 
     def _lost(self, limits: LayerLimits, end: Sequence[int]) -> int:
-        """Layers an end of the pipeline holds less than a middle stage would, at least."""
+        """Lower bound on the layers by which an end of the pipeline holds less than a middle stage would."""
         return min(max(0, m - e) for m, e in zip(limits.middle, end, strict=True))
 
     def _most_middle_layers(self, limits: LayerLimits, stages: int) -> tuple[int, int]:
-        """Most layers of so many stages if all were middle ones, and how many of them find no place."""
+        """Upper bound on the layers of so many middle stages, and how many of them the hosts cannot hold."""
         total = 0
         for limit, count in sorted(self._stage_limits(limits.middle), reverse=True):
             taken = min(stages, count)
@@ -131,7 +132,7 @@ class LowerBounds:
         )
 
     def _stage_limits(self, limits: Sequence[int]) -> list[tuple[int, int]]:
-        """(limit, stages): how many stages have which limit at best."""
+        """(limit, stages): how many stages have which limit at most."""
         found = []
         for group in self._groups:
             if len(group) == 1:
@@ -162,7 +163,7 @@ class LowerBounds:
         for c in self._classes if self._dp > 1 else ():
             layer_s = self._rates[c] * coeffs.layer_sync_bytes
             for stage in {0, min(1, last), last}:
-                rest_s = self._rates[c] * coeffs.sync_bytes(stage, 0) - coeffs.head_s[c] * (stage == last)
+                rest_s = self._rates[c] * coeffs.sync_bytes(stage, 0) - (coeffs.head_s[c] if stage == last else 0.0)
                 # That of `exposed_sync_s` with each number of layers, in one line, since there are very many.
                 found.update(
                     max(layer_s, rest_s + a * (layer_s - coeffs.layer_s[c])) for a in range(1, coeffs.num_layers + 1)
@@ -170,7 +171,7 @@ class LowerBounds:
         return sorted(found)
 
     def least_sync_s(self, limits: LayerLimits) -> float:
-        """Seconds below which no stage's exchange can be brought, within `limits`."""
+        """Lower bound on the longest exposed exchange, in seconds, of stages within `limits`."""
         if self._dp == 1:
             return 0.0
         at = bisect_left(self.syncs_s, True, key=lambda sync_s: self.holds(limits.both(self.synced_within(sync_s))))
@@ -180,7 +181,7 @@ class LowerBounds:
         return least_s
 
     def _least_crossing_s(self, limits: LayerLimits) -> float:
-        """Seconds the exchange of a stage over several clusters exposes: with the layers no other stage could hold.
+        """Lower bound on the exposed exchange of a stage over several clusters, with the layers no other could hold.
 
         It may be the last stage, with the head, or leave that to another, which then holds fewer layers.
         """
@@ -196,7 +197,7 @@ class LowerBounds:
         return max(layer_s, last_s if self._pp == 1 else min(last_s, held * slope))
 
     def least_work_s(self, limits: LayerLimits) -> float:
-        """Seconds of the layers of one micro-batch and of the head, on the fastest stages within `limits`."""
+        """Lower bound on the seconds all stages, within `limits`, take together for one micro-batch."""
         coeffs, layers, seconds = self.coeffs, self.coeffs.num_layers, 0.0
         fastest_first = self._stages_by_pace
         # What a slower stage could hold, a faster one is taken to hold, so that filling the fastest first is best.
@@ -209,7 +210,7 @@ class LowerBounds:
 
     @cached_property
     def _stages_by_pace(self) -> list[tuple[int, int]]:
-        """(class, stages), fastest first: how many more stages there can be that are as fast as the class.
+        """(class, stages), fastest class first: how many more stages there can be that are as fast as the class.
 
         A stage over several clusters is as slow as the fastest class of the second of them at least.
         """
@@ -220,11 +221,11 @@ class LowerBounds:
 
     @cached_property
     def least_edges_s(self) -> tuple[float, float]:
-        """Seconds of all edges, one direction, and of the slowest one, at least."""
+        """Lower bounds on all edges together and on the slowest one, in seconds of one direction."""
         coeffs = self.coeffs
-        slots: dict[int, int] = {}
+        slots: Counter[int] = Counter()
         for c in self._classes:
-            slots[coeffs.cluster[c]] = slots.get(coeffs.cluster[c], 0) + coeffs.group_slots[c]
+            slots[coeffs.cluster[c]] += coeffs.group_slots[c]
         needed, clusters = self._pp * self._dp, 0
         for group_slots in sorted(slots.values(), reverse=True):
             if needed <= 0:
@@ -242,26 +243,27 @@ class LowerBounds:
         crossings = min(1, self._pp - 1) if self.mixed else clusters - 1
         least_s = min(near_s, far_s) if far else near_s
         total_s = crossings * far_s + max(0, edges - crossings) * least_s
-        return total_s, far_s if crossings else least_s * (edges > 0)
+        slowest_s = least_s if edges > 0 else 0.0
+        return total_s, far_s if crossings else slowest_s
 
     def at_pace_s(self, pace_s: float) -> float:
-        """Seconds no placement beats whose slowest stage takes `pace_s`."""
+        """Lower bound on the step, in seconds, of placements whose slowest stage takes `pace_s`."""
         limits = self.within(pace_s)
         edges_s, _ = self.least_edges_s
         return self._steady_s(pace_s) + self.least_work_s(limits) + 2 * edges_s + self.least_sync_s(limits)
 
     def from_pace_s(self, pace_s: float) -> float:
-        """Seconds no placement beats whose slowest stage takes `pace_s` or longer."""
+        """Lower bound on the step, in seconds, of placements whose slowest stage takes `pace_s` or longer."""
         return self._steady_s(pace_s) + self.rest_s
 
     @cached_property
     def rest_s(self) -> float:
-        """Seconds of all but the steady state, at least, whatever the pace."""
+        """Lower bound on all but the steady state, in seconds, whatever the pace."""
         return self._fill_s + self.least_sync_s(self.memory)
 
     @cached_property
     def exchange_bound_s(self) -> float | None:
-        """Seconds no placement of the candidate beats, if of each exchange one layer's is exposed; None: none fits."""
+        """Lower bound on the step, in seconds, if each exchange exposes one layer's alone; None where nothing fits."""
         if self.first_pace == len(self.paces_s):
             return None
         layer_sync_s = min(self._rates) * self.coeffs.layer_sync_bytes if self._dp > 1 else 0.0
@@ -269,33 +271,33 @@ class LowerBounds:
 
     @cached_property
     def full_bound_s(self) -> float | None:
-        """Seconds no placement of the candidate beats; None where none fits."""
+        """Lower bound on the step, in seconds; None where nothing fits."""
         if self.first_pace == len(self.paces_s):
             return None
         return self.from_pace_s(self.paces_s[self.first_pace])
 
     def _steady_s(self, pace_s: float) -> float:
-        """Seconds of the steady state at that pace, at least."""
+        """Lower bound on the steady state at that pace, in seconds."""
         return (self.coeffs.num_microbatches - 1) * pace_of(self.coeffs, pace_s, self.least_edges_s[1])
 
     @cached_property
     def _fill_s(self) -> float:
-        """Seconds of one micro-batch through all stages and edges, at least, whatever the pace."""
+        """Lower bound on one micro-batch's way through all stages and edges, in seconds, whatever the pace."""
         return self.least_work_s(self.memory) + 2 * self.least_edges_s[0]
 
 
 @lru_cache(maxsize=256)
 def _paces_s(kinds: Collection[tuple[float, float]], num_layers: int) -> Sequence[float]:
-    """All seconds of stages, ascending, on classes of those seconds of a layer and of the head."""
+    """All seconds a stage can take, ascending, on classes of these (layer, head) seconds."""
     return sorted(
         {a * layer_s + head for layer_s, head_s in kinds for a in range(1, num_layers + 1) for head in (0.0, head_s)}
     )
 
 
 def more_stages(group_slots: Iterable[tuple[Hashable, int]], dp: int, mixed: bool) -> Iterator[int]:
-    """Of classes, fastest first, by (cluster, places): how many more stages there can be that are as fast as the class.
+    """By class, fastest first, given as (cluster, slots): how many more stages there can be that are as fast.
 
-    Places of one cluster make up stages together, and with `mixed` those of all.
+    Group slots of one cluster make up stages together, and with `mixed` those of all.
     """
     together: dict[Hashable, int] = {}
     for cluster, count in group_slots:

@@ -89,7 +89,7 @@ def _cut(coeffs: Coefficients, classes: Sequence[int]) -> tuple[int, ...] | None
     most = [min(row[c] for c in classes) for row in coeffs.capacity]
 
     def within(pace_s: float) -> list[int]:
-        spare = [pace_s - head_s * (s == pp - 1) for s in range(pp)]
+        spare = [pace_s] * (pp - 1) + [pace_s - head_s]
         return [min(limit, layers_within(left, layer_s, limit)) for limit, left in zip(most, spare, strict=True)]
 
     paces_s = sorted({a * layer_s + head for a in range(1, coeffs.num_layers + 1) for head in (0.0, head_s)})
