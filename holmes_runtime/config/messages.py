@@ -26,7 +26,7 @@ class NodeGpu(NamedTuple):
     name: str
 
 
-class GpuProcess(NamedTuple):
+class NodeGpuProcess(NamedTuple):
     """A process that uses a GPU, as nvidia-smi prints it."""
 
     gpu_uuid: str
@@ -34,7 +34,7 @@ class GpuProcess(NamedTuple):
     name: str
 
 
-class CheckpointFolder(NamedTuple):
+class NodeCheckpointFolder(NamedTuple):
     """The nearest folder that exists on the way to the checkpoints, and the room it has, None where not known."""
 
     folder: str
@@ -42,7 +42,7 @@ class CheckpointFolder(NamedTuple):
     free_bytes: int | None
 
 
-class NcclSetting(NamedTuple):
+class NodeNcclSetting(NamedTuple):
     """An NCCL variable that is set before the plan sets its own: in the environment, or in a file."""
 
     where: str
@@ -67,12 +67,12 @@ class NodeFacts(NamedTuple):
     local_addresses: tuple[str, ...]
     rdma_ports: dict[str, str]
     gpus: tuple[NodeGpu, ...] | None
-    gpu_processes: tuple[GpuProcess, ...] | None
+    gpu_processes: tuple[NodeGpuProcess, ...] | None
     free_bytes: int
     shm_free_bytes: int | None
-    checkpoint: CheckpointFolder | None
+    checkpoint: NodeCheckpointFolder | None
     memlock_bytes: int
-    nccl_settings: tuple[NcclSetting, ...]
+    nccl_settings: tuple[NodeNcclSetting, ...]
 
 
 class SocketAddress(NamedTuple):

@@ -18,7 +18,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from holmes_runtime.config.messages import CheckpointFolder, GpuProcess, NcclSetting, NodeFacts, NodeGpu, NodeInterface
+from holmes_runtime.config.messages import (
+    NodeCheckpointFolder,
+    NodeFacts,
+    NodeGpu,
+    NodeGpuProcess,
+    NodeInterface,
+    NodeNcclSetting,
+)
 from holmes_runtime.config.node_config import NodeConfig
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -117,11 +124,11 @@ def _gpus() -> tuple[NodeGpu, ...] | None:
     return tuple(NodeGpu(int(row[0]), row[1], row[2]) for row in rows if row[0].isdecimal() and len(row) == 3)
 
 
-def _gpu_processes() -> tuple[GpuProcess, ...] | None:
+def _gpu_processes() -> tuple[NodeGpuProcess, ...] | None:
     rows = _nvidia_smi("--query-compute-apps=gpu_uuid,pid,process_name")
     if rows is None:
         return None
-    return tuple(GpuProcess(row[0], row[1], ", ".join(row[2:])) for row in rows if len(row) > 1)
+    return tuple(NodeGpuProcess(row[0], row[1], ", ".join(row[2:])) for row in rows if len(row) > 1)
 
 
 def _nvidia_smi(query: str) -> list[list[str]] | None:
@@ -142,21 +149,21 @@ def _free_bytes(path: str) -> int | None:
     return None
 
 
-def _checkpoint(path: str | None) -> CheckpointFolder | None:
+def _checkpoint(path: str | None) -> NodeCheckpointFolder | None:
     if path is None:
         return None
     folder = Path(path)
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    return CheckpointFolder(str(folder), os.access(folder, os.W_OK), _free_bytes(str(folder)))
+    return NodeCheckpointFolder(str(folder), os.access(folder, os.W_OK), _free_bytes(str(folder)))
 
 
-def _nccl_settings() -> tuple[NcclSetting, ...]:
-    found = [NcclSetting("the environment", *item) for item in os.environ.items() if item[0].startswith("NCCL_")]
+def _nccl_settings() -> tuple[NodeNcclSetting, ...]:
+    found = [NodeNcclSetting("the environment", *item) for item in os.environ.items() if item[0].startswith("NCCL_")]
     conf = os.environ.get("NCCL_CONF_FILE", "~/.nccl.conf")
     files = [*(Path(name).expanduser() for name in (conf, *_FILES)), *sorted(Path("/etc/profile.d").glob("*.sh"))]
     for file in files:
         with contextlib.suppress(OSError):
             text = file.read_text(encoding="utf-8", errors="replace")
-            found += [NcclSetting(str(file), name, value.strip("'\";")) for name, value in _SETTING.findall(text)]
+            found += [NodeNcclSetting(str(file), name, value.strip("'\";")) for name, value in _SETTING.findall(text)]
     return tuple(found)

@@ -8,7 +8,7 @@ import pytest
 
 from holmes_core.errors import HostError
 from holmes_core.records.plan import Plan
-from holmes_runtime.config.messages import CheckpointFolder, GpuProcess, NcclSetting, NodeGpu, NodeInterface
+from holmes_runtime.config.messages import NodeCheckpointFolder, NodeGpu, NodeGpuProcess, NodeInterface, NodeNcclSetting
 from launcher.nodes.node_checks import check_facts
 from launcher.nodes.preflight import CHECKS, Fault, Preflight, host_fault, remedy_of
 from tests.launcher.plans import cpu_plan, gpu_plan, healthy_answers
@@ -16,9 +16,9 @@ from tests.launcher.plans import cpu_plan, gpu_plan, healthy_answers
 PLAN = gpu_plan()
 HOST = PLAN.nodes[1].host
 UP = NodeInterface(up=True, address=None)
-READ_ONLY = CheckpointFolder("/data", writable=False, free_bytes=1)
-NET_IB = NcclSetting("~/.bashrc", "NCCL_NET", "IB")
-DOCKER0 = NcclSetting("/etc/nccl.conf", "NCCL_SOCKET_IFNAME", "docker0")
+READ_ONLY = NodeCheckpointFolder("/data", writable=False, free_bytes=1)
+NET_IB = NodeNcclSetting("~/.bashrc", "NCCL_NET", "IB")
+DOCKER0 = NodeNcclSetting("/etc/nccl.conf", "NCCL_SOCKET_IFNAME", "docker0")
 UUID = f"GPU-{HOST}-0"
 
 
@@ -42,7 +42,7 @@ def test_healthy_nodes_have_no_fault(plan: Plan) -> None:
         ("versions", "nccl 2.26.2, where most have 2.27.5", {"nccl": "2.26.2"}),
         ("gpus", "no GPU 1; there are 0", {"gpus": (NodeGpu(0, UUID, "A100"),)}),
         ("gpus", "nvidia-smi does not answer", {"gpus": None}),
-        ("gpus-free", "process 4711 (python) is on GPU 0", {"gpu_processes": (GpuProcess(UUID, "4711", "python"),)}),
+        ("gpus-free", "process 4711 (python) is on GPU 0", {"gpu_processes": (NodeGpuProcess(UUID, "4711", "python"),)}),
         ("interfaces", "no interface eth0; there are lo, eth1", {"interfaces": {"lo": UP, "eth1": UP}}),
         ("interfaces", "is no address of this host", {"local_addresses": ()}),
         ("disk", "10 MiB free for the run's logs", {"free_bytes": 10 << 20}),
