@@ -1,4 +1,4 @@
-"""What job.yaml and plan.json say to the ranks, they say in the run configuration's names, types and literals."""
+"""What the controller's records and the nodes' both say, they say in the same names, types and literals."""
 
 from __future__ import annotations
 
@@ -6,12 +6,21 @@ from dataclasses import MISSING, fields
 from functools import reduce
 from operator import or_
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from holmes_core.records import job, plan
-from holmes_runtime.config import model_shape, rank_grid, run_config, run_settings, schedule
+from holmes_core.records import job, plan, run
+from holmes_runtime.config import (
+    messages,
+    model_shape,
+    node_config,
+    rank_grid,
+    rank_metrics,
+    run_config,
+    run_settings,
+    schedule,
+)
 
 RECORDS: dict[type, type] = {
     job.Model: model_shape.ModelShape,
@@ -38,9 +47,7 @@ OTHER_NAMES = {"value_type": "precision", "threads_per_rank": "threads_per_slot"
 
 def shared_types(record: type) -> dict[str, Any]:
     """The types of a record's fields without pydantic's limits, by name, with the runtime's records for ours."""
-    hints = get_type_hints(record)
-    names = getattr(record, "model_fields", None) or {field.name for field in fields(record)}
-    return {name: translated(hints[name]) for name in names}
+    return {name: translated(hint) for name, hint in get_type_hints(record).items() if get_origin(hint) is not ClassVar}
 
 
 def translated(hint: Any) -> Any:
@@ -74,11 +81,27 @@ def test_every_other_field_of_the_run_configuration_is_the_job_s_or_the_plan_s()
             assert said[OTHER_NAMES.get(name, name)] == as_said(name, kind), name
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "both"),
+    [
+        (plan.Node, node_config.NodeConfig, {"host", "node_rank", "num_ranks"}),
+        (job.Job, node_config.NodeConfig, {"master_port"}),
+        (run.Failure, messages.RankFailed, {"rank", "exit_code", "message", "time_s", "last_lines"}),
+        (plan.InterfaceTraffic, rank_metrics.ByteCounters, {"sent_bytes", "received_bytes"}),
+    ],
+)
+def test_what_a_node_says_of_the_same_thing_has_the_same_type(ours: type, theirs: type, both: set[str]) -> None:
+    said, read = shared_types(ours), shared_types(theirs)
+
+    assert {name: said[name] for name in both} == {name: read[name] for name in both}
+
+
 def test_the_literals_are_the_same() -> None:
     assert get_args(job.Precision) == get_args(run_settings.Precision)
     assert get_args(job.Recompute) == get_args(run_settings.Recompute)
     assert get_args(job.ScheduleName) == get_args(schedule.ScheduleName)
     assert get_args(plan.Axis) == get_args(rank_grid.Axis)
+    assert rank_metrics.Waits._fields == (*get_args(rank_grid.Axis), "sync")
     assert get_args(plan.NetName) == get_args(rank_grid.NetName)
     assert get_type_hints(job.Job)["schema_version"] == Literal[run_config.SCHEMA_VERSION]
 
