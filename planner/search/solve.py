@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import pulp
 
+from holmes_core.errors import HolmesError
 from planner.search.closed_form import Block
 from planner.search.decode import decode
 from planner.search.program import Program, build
@@ -64,9 +65,14 @@ def solve_preferred(spec: ProgramSpec, time_limit_s: float | None = None, solver
 
 
 def write_lp(spec: ProgramSpec, path: Path) -> None:
-    """Writes the program to `path` in LP format, in seconds, every constraint by its name."""
-    with _quiet():
-        build(spec, unit_s=1.0).model.writeLP(str(path))
+    """Writes the program to `path` in LP format, in seconds, every constraint by its name. Raises HolmesError."""
+    try:
+        with _quiet():
+            build(spec, unit_s=1.0).model.writeLP(str(path))
+    except OSError as error:
+        raise HolmesError(
+            f"{path}: cannot be written: {error.strerror or error}", "choose a folder that exists and is writable"
+        ) from None
 
 
 def solver_name() -> SolverName:

@@ -149,6 +149,11 @@ def test_page_that_cannot_be_written_leaves_no_plan(refused: Refused) -> None:
     assert "gone/page.html: cannot be written" in refused(job, "--html", "gone/page.html")
 
 
+def test_program_that_cannot_be_written_leaves_no_plan(refused: Refused) -> None:
+    said = refused(SMALL_JOB, "--write-lp", "gone/program.lp", inventory=cpu_inventory([2, 2]).to_json())
+    assert "gone/program.lp: cannot be written" in said
+
+
 def test_search_that_ends_before_the_first_plan_says_so(refused: Refused) -> None:
     uneven = cpu_inventory([3, 1]).to_json()
     said = refused(SMALL_JOB, "--time-limit", "0", inventory=uneven, code=1)
