@@ -31,9 +31,10 @@ def calibrate(inventory: Inventory, run: Path) -> Calibration:
 
     compute_factor is the busiest rank's seconds of forward and backward over the model's; network_efficiency then the
     part of all bandwidths at which the model takes as long as the run. Raises HolmesError (wrong usage) where the
-    folder holds no run with two steps.
+    folder holds no run with two steps, or one on other hosts.
     """
     plan, measured = read_file(Plan, run / "plan.json"), read_medians(run / "metrics.jsonl")
+    _require_hosts(inventory, plan, run)
     plain = _predict(inventory, plan, Calibration(run=str(run), compute_factor=1, network_efficiency=1))
     emulated = plan.job.compute.emulate is not None
     factor = 1.0 if emulated else measured.compute_s / (plain.compute_s + plain.exposed_tp_s)
@@ -69,6 +70,17 @@ def read_medians(path: Path) -> StepMedians:
     if not steps or "compute_s" not in steps[0]:
         raise _no_steps(path, "its steps have no compute_s" if steps else "it has no step after the first")
     return StepMedians(*(statistics.median(step[key] for step in steps) for key in ("step_s", "compute_s")))
+
+
+def _require_hosts(inventory: Inventory, plan: Plan, run: Path) -> None:
+    known = {host for cluster in inventory.clusters for host in cluster.hosts}
+    other = [node.host for node in plan.nodes if node.host not in known]
+    if other:
+        raise HolmesError(
+            f"{run}: nothing to calibrate with: it ran on {other[0]}, which is no reachable host of the inventory",
+            "give `--calibrate` a run on hosts of this inventory",
+            WRONG_USAGE,
+        )
 
 
 def _predict(inventory: Inventory, plan: Plan, calibration: Calibration) -> Prediction:
