@@ -133,7 +133,7 @@ def _planned_anew_s(inventory: Inventory, job: Job, change: Change, limit_s: flo
 
 
 def _faster_networks(inventory: Inventory) -> Iterator[tuple[LinkRate | FabricRate, str]]:
-    """Each pair of clusters, and each fabric, at twice its slowest port's rate, where that is known."""
+    """Each pair of clusters, and each fabric, at twice its slowest port's rate, where that is known and not 0."""
     if inventory.shared is not None:
         rates = {port.host: port.bandwidth_bytes_per_s for port in inventory.shared.ports}
         for a, b in combinations(inventory.clusters, 2):
@@ -149,7 +149,7 @@ def _faster_networks(inventory: Inventory) -> Iterator[tuple[LinkRate | FabricRa
 
 
 def _twice(rates: list[float | None]) -> float | None:
-    known = [rate for rate in rates if rate is not None]
+    known = [rate for rate in rates if rate]
     return 2 * min(known) if known and len(known) == len(rates) else None
 
 

@@ -146,8 +146,8 @@ def make_coefficients(job: Job, fleet: Fleet, candidate: Candidate) -> Coefficie
 
 
 def _free_or(size_bytes: float, bandwidth_bytes_per_s: float | None) -> float:
-    """Seconds of `size_bytes`, or 0 where no network was measured because none is needed (see `require_rates`)."""
-    return 0.0 if bandwidth_bytes_per_s is None else size_bytes / bandwidth_bytes_per_s
+    """Seconds of `size_bytes`, or 0 where a network has no rate because none is needed (see `require_rates`)."""
+    return size_bytes / bandwidth_bytes_per_s if bandwidth_bytes_per_s else 0.0
 
 
 def slot_s(job: Job, slot: Slot, execution: Execution) -> tuple[PassTimes, PassTimes]:

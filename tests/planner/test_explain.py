@@ -168,6 +168,11 @@ def test_advice_on_the_usual_order_does_not_take_another_order_for_the_gain_of_a
     ]
 
 
+def test_network_of_rate_zero_is_none_that_could_be_twice_as_fast() -> None:
+    fleet = cpu_inventory([2, 1], fabric_gbps=0.0, shared_gbps=0.0)
+    assert advise(fleet, plan_for(fleet, bed_job(parallel={"pp": 1, "dp": 1})), {}).found == ()
+
+
 def test_advice_without_time_says_what_was_not_tried(bed_plan: Plan) -> None:
     advised = advise(BED, bed_plan, {}, Effort(limit_s=0.0))
     assert advised.untried == ("+host:new-1=like:a2", "+host:new-1=like:b2")

@@ -231,8 +231,9 @@ def test_unknown_bandwidth_names_host_and_netdev_and_the_remedy() -> None:
     assert "speeds_gbps: {eth0: 10}" in error.hint
 
 
-def test_one_rank_needs_no_bandwidth() -> None:
-    inventory = cpu_inventory([1, 1], fabric_gbps=None, shared_gbps=None)
+@pytest.mark.parametrize("rate", [None, 0.0])
+def test_one_rank_needs_no_bandwidth(rate: float | None) -> None:
+    inventory = cpu_inventory([1, 1], fabric_gbps=rate, shared_gbps=rate)
     assert plan_for(inventory, bed_job(parallel={"pp": 1, "dp": 1})).world_size == 1
 
 
