@@ -20,6 +20,7 @@ READ_ONLY = NodeCheckpointFolder("/data", writable=False, free_bytes=1)
 NET_IB = NodeNcclSetting("~/.bashrc", "NCCL_NET", "IB")
 DOCKER0 = NodeNcclSetting("/etc/nccl.conf", "NCCL_SOCKET_IFNAME", "docker0")
 UUID = f"GPU-{HOST}-0"
+PYTHON = NodeGpuProcess(UUID, "4711", "python")
 
 
 def faults(plan: Plan, **facts: Any) -> list[Fault]:
@@ -42,7 +43,7 @@ def test_healthy_nodes_have_no_fault(plan: Plan) -> None:
         ("versions", "nccl 2.26.2, where most have 2.27.5", {"nccl": "2.26.2"}),
         ("gpus", "no GPU 1; there are 0", {"gpus": (NodeGpu(0, UUID, "A100"),)}),
         ("gpus", "nvidia-smi does not answer", {"gpus": None}),
-        ("gpus-free", "process 4711 (python) is on GPU 0", {"gpu_processes": (NodeGpuProcess(UUID, "4711", "python"),)}),
+        ("gpus-free", "process 4711 (python) is on GPU 0", {"gpu_processes": (PYTHON,)}),
         ("interfaces", "no interface eth0; there are lo, eth1", {"interfaces": {"lo": UP, "eth1": UP}}),
         ("interfaces", "is no address of this host", {"local_addresses": ()}),
         ("disk", "10 MiB free for the run's logs", {"free_bytes": 10 << 20}),
