@@ -1,0 +1,37 @@
+"""The loop around an attempt's state: what is heard is taken in order, until the attempt is over."""
+
+from __future__ import annotations
+
+from holmes_runtime.config.messages import Alive, Exited
+from launcher.journal.run_events import NodeState, RunEvent
+from launcher.journal.step_metrics import FinishedStep
+from launcher.nodes.node_link import Heard, LinkClosed
+from launcher.nodes.start import RunningNodes
+from launcher.supervise.attempt_state import CAUSE_WINDOW_S, AttemptState
+from launcher.supervise.watch import watch
+from tests.launcher.plans import cpu_plan
+
+PLAN = cpu_plan()
+
+
+def watched(heard: list[Heard]) -> tuple[AttemptState, list[RunEvent | FinishedStep]]:
+    """The state when all that was heard has been taken, and what was told of it. No node can be sent anything."""
+    nodes, told = RunningNodes((), detached=False), list[RunEvent | FinishedStep]()
+    for each in heard:
+        nodes.heard.put(each)
+    state = AttemptState(PLAN, False, started_s=0.0, unix_offset_s=0.0)
+    watch(state, nodes, told.append, lambda: None)
+    assert nodes.heard.empty()
+    return state, told
+
+
+def test_watch_ends_with_the_last_node() -> None:
+    state, told = watched([Heard(node_rank, Exited(0), 1e9, number=1) for node_rank in range(4)])
+    assert told == [NodeState(node.host, node.cluster, "ended") for node in PLAN.nodes]
+    assert state.failures == []
+
+
+def test_time_is_when_a_message_came_and_not_when_it_is_taken() -> None:
+    closed = Heard(1, LinkClosed(255, "", agent_ended=False), 1e9 + 5)
+    state, _ = watched([Heard(0, Alive(), 1e9, number=1), closed, Heard(0, Alive(), 1e9 + 5 + 2 * CAUSE_WINDOW_S)])
+    assert [failure.time_s for failure in state.failures] == [1e9 + 5]
