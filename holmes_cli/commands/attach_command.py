@@ -29,7 +29,7 @@ def attach_command(
         if not stored.run.settings.detached:
             raise HolmesError(
                 f"run {stored.run.run_id}: its controller was killed, and its ranks have ended by themselves",
-                f"`holmes stop {stored.run.run_id}` records that; start it anew with `holmes launch`",
+                f"`holmes stop {stored.run.run_id}` records that; start it again with `holmes launch`",
                 ANSWER_IS_NO,
             )
         # In the background what is missing could only be said into a log.

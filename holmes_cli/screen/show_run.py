@@ -58,7 +58,7 @@ def _show_failure(failure: Failure, count: int) -> None:
 def _show_result(plan: Plan, run: Run) -> None:
     guess = plan.prediction
     if run.first_loss is None or run.last_loss is None or run.step_s is None or run.tokens_per_s is None:
-        out.print("all ranks ended well, without a step")
+        out.print("all ranks ended without an error before the first step")
         return
     out.print(f"loss {run.first_loss:.4f} -> {run.last_loss:.4f} in {run.steps_done} steps")
     out.print(

@@ -41,7 +41,7 @@ def read_host_list(path: Path) -> tuple[HostEntry, ...]:
         if len(entries) > MAX_HOSTS:
             _refuse(f"{path}: line {number}", f"more than {MAX_HOSTS} hosts", "split the list")
     if not entries:
-        raise HolmesError(f"{path}: names no host", "write one host a line, or a pattern such as `node[01-16]`")
+        raise HolmesError(f"{path}: lists no host", "write one host a line, or a pattern such as `node[01-16]`")
     return tuple(entries)
 
 

@@ -25,7 +25,7 @@ def parse(cls: type[R], data: object, source: str) -> R:
     if "schema_version" in cls.model_fields and version != SCHEMA_VERSION:
         raise HolmesError(
             f"{source}: schema_version {version!r}, this Holmes reads {SCHEMA_VERSION}",
-            "use the Holmes that wrote the file, or make the file anew",
+            "use the Holmes that wrote the file, or make the file again",
         )
     try:
         return cls.model_validate(data)

@@ -74,7 +74,7 @@ def read_file(cls: type[F], path: Path) -> F:
     if data.get("digest") != record.digest():
         raise HolmesError(
             f"{path}: changed since it was written (digest {data.get('digest')!r}, content {record.digest()!r})",
-            f"make it anew with `{cls.RENEW}`; what may be chosen is chosen in hosts.yaml and job.yaml",
+            f"make it again with `{cls.RENEW}`; what you may choose is chosen in hosts.yaml and job.yaml",
         )
     return record
 
@@ -154,7 +154,7 @@ def _load(path: Path, make: str = "") -> object:
         return json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_UniqueKeyLoader)
     except json.JSONDecodeError as error:
         what = f"{path}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}"
-        raise HolmesError(what, "correct that line, or make the file anew") from None
+        raise HolmesError(what, "correct that line, or make the file again") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""

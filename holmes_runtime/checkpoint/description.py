@@ -44,7 +44,7 @@ class Description:
                 raise ValueError(f"{path}: format_version {data['format_version']}, this Holmes reads {FORMAT_VERSION}")
             return cls(**{**data, "counters": Counters(**data["counters"])})
         except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} is no description of a checkpoint: {error}") from None
+            raise ValueError(f"{path} does not describe a checkpoint: {error}") from None
 
     def to_json(self) -> str:
         """The text of the file."""

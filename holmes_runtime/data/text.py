@@ -66,7 +66,7 @@ class FileTokenizer:
         try:
             self._tokenizer: Any = library.Tokenizer.from_file(path)
         except Exception as error:  # the library raises no narrower type
-            raise ValueError(f"{path} is no tokenizer file: {error}") from None
+            raise ValueError(f"{path} is not a tokenizer file: {error}") from None
         self.vocab_size: int = self._tokenizer.get_vocab_size()
         known = [self._tokenizer.token_to_id(name) for name in END_OF_DOCUMENT_NAMES]
         self.end_of_document: int | None = next((token for token in known if token is not None), None)

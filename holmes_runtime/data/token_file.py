@@ -47,7 +47,7 @@ def read_index(path: Path) -> TokenFile:
     with open(index, "rb") as file:
         head = file.read(len(MAGIC) + HEADER.size)
         if len(head) < len(MAGIC) + HEADER.size or not head.startswith(MAGIC):
-            raise ValueError(f"{index} is no index of Megatron tokens: it begins with {head[:9]!r}")
+            raise ValueError(f"{index} is not an index of Megatron tokens: it begins with {head[:9]!r}")
         version, code, sequences, marks = HEADER.unpack_from(head, len(MAGIC))
         if version != 1 or code not in TYPE_CODES:
             raise ValueError(f"{index}: version {version} with token type {code}; known is version 1 with {TYPE_CODES}")

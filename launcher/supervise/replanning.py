@@ -100,7 +100,7 @@ class Replanning:
         if plan is None or not steps:
             return None
         gain = median_step_s(steps) / plan.prediction.step_s
-        self._say(f"that plan would be {gain:.2f}x as fast as it is now")
+        self._say(f"that plan would be {gain:.2f}x as fast as the present one")
         return plan if gain > LEAST_GAIN else None
 
     def _go_on_with(self, plan: Plan | None) -> None:

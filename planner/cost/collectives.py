@@ -34,6 +34,7 @@ class PassTimes:
 
     @property
     def both_s(self) -> float:
+        """Seconds of forward and backward together."""
         return self.forward_s + self.backward_s
 
 
@@ -78,7 +79,7 @@ def all_reduce_s(size_bytes: float, num_ranks: int, path: Path) -> float:
 def hierarchical_exchange_s(size_bytes: float, num_hosts: int, per_host: int, inside: Path, across: Path) -> float:
     """Seconds of one reduce-scatter or all-gather over `num_hosts` hosts of `per_host` members each.
 
-    First inside each host, then every member's 1/per_host of the value with its twins on the other hosts; these
+    First inside each host, then every member's 1/per_host of the value with the members of the same place on the other hosts; these
     per_host rings share the host's NICs, whose whole bandwidth is that of `across`.
     """
     shared = Path(across.bandwidth_bytes_per_s / per_host, across.latency_s)

@@ -54,7 +54,7 @@ def find_precedence(schedule: Schedule) -> Precedence:
     # Of each input, found at row x (2 stage + is forward) + micro-batch, and last of one that no action needs:
     unneeded = 2 * num_stages * row
     made_by = [NOTHING] * (unneeded + 1)  # the action that makes it
-    awaited_by: list[int | None] = [None] * len(made_by)  # the rank that stands still for it
+    awaited_by: list[int | None] = [None] * len(made_by)  # the rank that waits for it
     ahead = [NOTHING] * (2 * pp)  # by link, from a rank to one of its neighbours: the last action that sent over it
     last = [NOTHING] * num_stages
     by_rank: list[list[int]] = [[] for _ in range(pp)]
@@ -93,5 +93,5 @@ def find_precedence(schedule: Schedule) -> Precedence:
                 awaited_by[output] = None
                 runnable.append(waiting)
     if len(waits) < num_actions:
-        raise ValueError(f"the schedule stands still after {len(waits)} actions")
+        raise ValueError(f"the schedule waits for itself after {len(waits)} actions")
     return Precedence(num_stages, tuple(waits), tuple(map(tuple, by_rank)), tuple(last))

@@ -238,8 +238,8 @@ def _json(file: Path) -> Any:
     except OSError as error:
         raise HolmesError(f"{file}: cannot be read: {error.strerror or error}", "check its permissions") from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise HolmesError(f"{file}: not JSON: {error}", "correct it, or record anew") from None
+        raise HolmesError(f"{file}: not JSON: {error}", "correct it, or record again") from None
 
 
 def _malformed(file: Path, key: str, value: object, wanted: str) -> HolmesError:
-    return HolmesError(f"{file}: {key}: {str(value)[:60]!r} is not {wanted}", "correct recording.json, or record anew")
+    return HolmesError(f"{file}: {key}: {str(value)[:60]!r} is not {wanted}", "correct recording.json, or record again")

@@ -160,7 +160,7 @@ def test_user_of_a_hostfile_is_kept(tmp_path: Path, text: str) -> None:
         ("bob@a1 user=eve\n", "line 1: two users, bob and eve"),
         ("a1;reboot\n", "line 1: host pattern 'a1;reboot': column 3: ';' cannot stand"),
         ("[all]\na1\n", "line 1: host pattern '[all]': column 2: 'all' is no number"),
-        ("# nothing\n", "names no host"),
+        ("# nothing\n", "lists no host"),
     ],
 )
 def test_faulty_host_list_is_refused_with_its_line(tmp_path: Path, text: str, problem: str) -> None:

@@ -155,13 +155,13 @@ def test_slow_part_is_planned_around_where_that_is_asked_for_and_gains(verdict: 
     assert run.planner is not None
     assert run.planner.asked == [(verdict, ())]
     assert run.said[0] == verdict.sentence
-    assert "that plan would be 2.00x as fast as it is now" in run.said
+    assert "that plan would be 2.00x as fast as the present one" in run.said
 
 
 def test_gain_is_shown_and_not_taken_where_that_is_not_asked_for() -> None:
     run = Run(Settings())
     assert run.judged(SLOW_HOST) is None
-    assert run.said[-1] == "that plan would be 2.00x as fast as it is now"
+    assert run.said[-1] == "that plan would be 2.00x as fast as the present one"
 
 
 def test_plan_that_gains_less_than_a_restart_costs_is_not_taken() -> None:

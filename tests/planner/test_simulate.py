@@ -154,5 +154,5 @@ def test_slow_gathers_hold_up_the_first_forward_of_each_stage_once() -> None:
 
 def test_a_schedule_that_waits_for_itself_is_refused() -> None:
     backward_first: Schedule = {0: (Action(0, BACKWARD, 0), Action(0, FORWARD, 0))}
-    with pytest.raises(ValueError, match="stands still"):
+    with pytest.raises(ValueError, match="waits for itself"):
         find_precedence(backward_first)

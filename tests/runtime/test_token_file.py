@@ -79,7 +79,7 @@ def test_an_index_that_ends_early_is_refused(tmp_path: Path, length: int) -> Non
     whole = index_path(tmp_path / "t.bin").read_bytes()
     index_path(tmp_path / "t.bin").write_bytes(whole[:length])
 
-    with pytest.raises(ValueError, match=r"t\.idx (ends early|is no index)"):
+    with pytest.raises(ValueError, match=r"t\.idx (ends early|is not an index)"):
         read_index(tmp_path / "t.bin")
 
 
