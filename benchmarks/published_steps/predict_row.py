@@ -12,8 +12,8 @@ from holmes_runtime.config.schedule import ScheduleName, microbatches_in_flight
 from planner.cost.collectives import (
     PassTimes,
     Path,
-    hierarchical_exchange_s,
     message_s,
+    shard_exchange_s,
     tensor_parallel_bytes,
     tensor_parallel_halves,
 )
@@ -129,6 +129,17 @@ def _buckets(row: Measurement, site: Site, layers: Sequence[int], stage: int, ba
         return [Bucket(backward_s, reduce_s, gather_s)]
     parts = layers[stage]
     return [Bucket(backward_s / parts, reduce_s / parts, gather_s / parts)] * parts
+
+
+def hierarchical_exchange_s(size_bytes: float, num_hosts: int, per_host: int, inside: Path, across: Path) -> float:
+    """Seconds of one reduce-scatter or all-gather over `num_hosts` hosts of `per_host` members each.
+
+    First inside each host, then every member's 1/per_host of the value with its peers on the other hosts; these
+    per_host rings share the host's NICs, whose whole bandwidth is that of `across`.
+    """
+    shared = Path(across.bandwidth_bytes_per_s / per_host, across.latency_s)
+    inside_s = shard_exchange_s(size_bytes, per_host, inside)
+    return inside_s + shard_exchange_s(size_bytes / per_host, num_hosts, shared)
 
 
 def predicted_bytes(row: Measurement, site: Site, micro_batch_size: int) -> float:

@@ -76,17 +76,6 @@ def all_reduce_s(size_bytes: float, num_ranks: int, path: Path) -> float:
     return 2 * shard_exchange_s(size_bytes, num_ranks, path)
 
 
-def hierarchical_exchange_s(size_bytes: float, num_hosts: int, per_host: int, inside: Path, across: Path) -> float:
-    """Seconds of one reduce-scatter or all-gather over `num_hosts` hosts of `per_host` members each.
-
-    First inside each host, then every member's 1/per_host of the value with the members of the same place on the other hosts; these
-    per_host rings share the host's NICs, whose whole bandwidth is that of `across`.
-    """
-    shared = Path(across.bandwidth_bytes_per_s / per_host, across.latency_s)
-    inside_s = shard_exchange_s(size_bytes, per_host, inside)
-    return inside_s + shard_exchange_s(size_bytes / per_host, num_hosts, shared)
-
-
 def tensor_parallel_bytes(model: Model, execution: Execution) -> int:
     """Bytes of the hidden states that one tensor parallel all-reduce, or its two halves, sums: v b s h."""
     return execution.value_bytes * execution.micro_batch_size * model.seq_length * model.hidden_size

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.published_steps.predict_row import hierarchical_exchange_s
 from holmes_core.records.job import Model
 from planner.cost.collectives import (
     Path,
     all_reduce_s,
-    hierarchical_exchange_s,
     message_s,
     shard_exchange_bytes,
     shard_exchange_s,
