@@ -135,7 +135,7 @@ def _first_branch(state: SearchState, candidate: Candidate) -> Branch | None:
 
 
 def _siblings(state: SearchState, branch: Branch) -> Iterator[Branch]:
-    """The branches that join when the first one of a candidate is refined first, since none has a lower bound."""
+    """The other branches of a candidate, which join when its first one is refined, since none has a lower bound."""
     if branch.refinements[0] is not early_bound or branch.form != "blocks":
         return
     job, candidate = state.problem.job, branch.candidate

@@ -43,7 +43,7 @@ class PricedPlacement:
 
 def even_layers(num_layers: int, pp: int) -> tuple[int, ...]:
     """`num_layers` over `pp` stages as evenly as can be, the remainder on the first stages."""
-    return tuple(num_layers // pp + (stage < num_layers % pp) for stage in range(pp))
+    return tuple(num_layers // pp + (1 if stage < num_layers % pp else 0) for stage in range(pp))
 
 
 def take_surplus(layers: list[int], stages: Sequence[int], surplus: int) -> int:

@@ -33,11 +33,11 @@ GREEDY_PACES = 3  # paces tried without a program
 PACES_AT_ONCE = 8  # in one program, and bounded before there is an incumbent
 
 Form = Literal["blocks", "mixed", "whole replicas"]
-"""How stages stand: each in one cluster, classes in blocks of consecutive stages; so, but with a stage over several
-clusters; or each replica of the pipeline in one class, which is exact without a program."""
+"""Blocks: each stage is in one cluster, stages on the same classes are consecutive. Mixed: so, but a stage at least is
+over several clusters. Whole replicas: each replica has all its stages in one class."""
 Key = tuple[Candidate, Form]
 Refinement = Callable[["SearchState", "Branch"], "float | None"]
-"""Returns a lower bound on the branch's step, in seconds; None where it leaves nothing to look for."""
+"""Returns a lower bound on the branch's step, in seconds; None where it closes the branch."""
 
 
 class Branch(NamedTuple):
@@ -129,23 +129,24 @@ class SearchState:
 
 
 def early_bound(state: SearchState, branch: Branch) -> float | None:
-    """From compute alone, with whole layers."""
+    """Lower bound from compute alone, of stages that hold whole layers."""
     return state.early.whole_layers_s(branch.candidate, branch.form == "mixed")
 
 
 def exchange_bound(state: SearchState, branch: Branch) -> float | None:
-    """With memory, edges between clusters, and of each exchange what one layer takes."""
-    state.closed_refined += not state.beats_incumbent(branch.lower_bound_s)
+    """Lower bound from compute, memory, edges, and of each exchange what one layer takes."""
+    if not state.beats_incumbent(branch.lower_bound_s):
+        state.closed_refined += 1
     return state.relaxation(branch).exchange_bound_s
 
 
 def full_lower_bound(state: SearchState, branch: Branch) -> float | None:
-    """With the least that all exchanges leave exposed, too."""
+    """Lower bound as `exchange_bound`, with what the exchanges of all layers leave exposed at least."""
     return state.relaxation(branch).full_bound_s
 
 
 def greedy_placements(state: SearchState, branch: Branch) -> float:
-    """Finds placements without a program, at the first paces there are."""
+    """Finds placements without a program, at the first paces; the bound stays what it is."""
     bounds = state.relaxation(branch)
     for pace_s in bounds.paces_s[bounds.first_pace : bounds.first_pace + GREEDY_PACES]:
         if not state.beats_incumbent(bounds.from_pace_s(pace_s)) and branch.key in state.found:
@@ -158,7 +159,7 @@ def greedy_placements(state: SearchState, branch: Branch) -> float:
 
 
 def open_paces(state: SearchState, branch: Branch) -> float | None:
-    """The least bound of the paces at which the incumbent may be beaten; before there is one, of the first few."""
+    """The least lower bound of the paces that may beat the incumbent; before there is one, of the first few paces."""
     bounds = state.relaxation(branch)
     found: list[float] = []
     for pace_s in bounds.paces_s[bounds.first_pace :]:
@@ -172,7 +173,7 @@ def open_paces(state: SearchState, branch: Branch) -> float | None:
 
 
 def programs(state: SearchState, branch: Branch) -> None:
-    """Solves the programs of all paces at which the incumbent may be beaten, some paces at once, fastest first."""
+    """Solves the programs of all paces that may beat the incumbent, several paces at once, fastest first."""
     bounds, crossing = state.relaxation(branch), branch.form == "mixed"
     for at in range(bounds.first_pace, len(bounds.paces_s), PACES_AT_ONCE):
         paces = bounds.paces_s[at : at + PACES_AT_ONCE]
@@ -186,12 +187,8 @@ def programs(state: SearchState, branch: Branch) -> None:
         bound_s = min(bounds.at_pace_s(pace_s) for pace_s in paces)
         if state.beats_incumbent(bound_s):
             least_sync_s = bounds.least_sync_s(bounds.within(paces[-1]))
-            _solve(
-                state,
-                branch.key,
-                ProgramSpec(bounds.coeffs, paces[0], paces[-1], None, least_sync_s, crossing),
-                bound_s,
-            )
+            spec = ProgramSpec(bounds.coeffs, paces[0], paces[-1], None, least_sync_s, crossing)
+            _solve(state, branch.key, spec, bound_s)
 
 
 def fixed_cut_program(state: SearchState, branch: Branch) -> None:
@@ -227,7 +224,7 @@ def fixed_cut(job: Job, candidate: Candidate) -> tuple[int, ...] | None:
 
 
 def _solve(state: SearchState, key: Key, spec: ProgramSpec, bound_s: float) -> None:
-    """Solves one program, for placements that beat the incumbent; `bound_s` is what is known of them."""
+    """Solves one program, for placements that beat the incumbent; `bound_s` is the lower bound known of them."""
     if state.incumbent is not None:
         spec = replace(spec, at_most_s=state.incumbent_s * (1 - state.gap))
     solution = solve(spec, max(LEAST_PROGRAM_S, state.program_limit_s))

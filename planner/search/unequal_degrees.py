@@ -49,26 +49,37 @@ def best_unequal(problem: Problem, equal: PricedPlacement) -> UnequalDegrees | N
         waves = job.global_batch_size // wave
         by_class = [_offers(job, fleet, c, wave, equal.placement.candidate) for c in range(len(fleet.classes))]
         for offers in product(*by_class):
-            pace_s = job.model.num_layers / sum(offer.stages / offer.layer_s for offer in offers)
-            same = len({(offer.candidate.tp, offer.candidate.dp) for offer in offers}) == 1
-            work_s = job.model.num_layers * min(offer.layer_s for offer in offers)
-            if same or (waves - 1) * pace_s + work_s >= least_s:
-                continue
-            cuts = cut_layers(job.model.num_layers, offers)
-            stages_s = [held * offer.layer_s for offer, cut in zip(offers, cuts, strict=True) for held in cut]
-            if (waves - 1) * max(stages_s) + sum(stages_s) >= least_s:
-                continue
-            pp = len(stages_s)
-            blocks = [
-                (problem.coefficients(replace(offer.candidate, pp=pp)), Block((offer.class_index,), cut))
-                for offer, cut in zip(offers, cuts, strict=True)
-                if cut
-            ]
-            if len(blocks) > 1 and fits(blocks) and (seconds := joined_blocks_step_s(blocks)) < least_s:
+            blocks = _joined(problem, offers, waves, least_s)
+            if blocks is not None and (seconds := joined_blocks_step_s(blocks)) < least_s:
                 least_s, best = seconds, blocks
     if best is None:
         return None
     return UnequalDegrees(blocks=tuple(_degrees(fleet, *each) for each in best), placement_s=least_s)
+
+
+def _joined(
+    problem: Problem, offers: Sequence[Offer], waves: int, least_s: float
+) -> list[tuple[Coefficients, Block]] | None:
+    """The blocks of `offers` with their candidates' coefficients.
+
+    None where degrees do not differ, compute alone takes `least_s`, or memory does not hold them.
+    """
+    num_layers = problem.job.model.num_layers
+    pace_s = num_layers / sum(offer.stages / offer.layer_s for offer in offers)
+    work_s = num_layers * min(offer.layer_s for offer in offers)
+    same = len({(offer.candidate.tp, offer.candidate.dp) for offer in offers}) == 1
+    if same or (waves - 1) * pace_s + work_s >= least_s:
+        return None
+    cuts = cut_layers(num_layers, offers)
+    stages_s = [held * offer.layer_s for offer, cut in zip(offers, cuts, strict=True) for held in cut]
+    if (waves - 1) * max(stages_s) + sum(stages_s) >= least_s:
+        return None
+    blocks = [
+        (problem.coefficients(replace(offer.candidate, pp=len(stages_s))), Block((offer.class_index,), cut))
+        for offer, cut in zip(offers, cuts, strict=True)
+        if cut
+    ]
+    return blocks if len(blocks) > 1 and fits(blocks) else None
 
 
 def _offers(job: Job, fleet: Fleet, class_index: int, wave: int, like: Candidate) -> list[Offer]:

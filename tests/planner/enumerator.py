@@ -53,7 +53,7 @@ def best_by_enumeration(
 def all_blocks(
     coeffs: Coefficients, crossing: bool, fixed_layers: tuple[int, ...] | None = None
 ) -> Iterator[tuple[Block, ...]]:
-    """Every sequence of blocks on different sites, with every cut, that places and memory allow."""
+    """Every sequence of blocks on different sites, with every cut, that group slots and memory allow."""
     pp = coeffs.candidate.pp
     sites = make_sites(coeffs, crossing)
     for count in range(1, min(pp, len(sites)) + 1):
@@ -64,7 +64,7 @@ def all_blocks(
             for lengths in compositions(pp, count, 1):
                 if any(crossed and length > 1 for crossed, length in zip(crosses, lengths, strict=True)):
                     continue
-                if has_places(coeffs, order, lengths):
+                if has_group_slots(coeffs, order, lengths):
                     yield from _cuts(coeffs, order, lengths, fixed_layers)
 
 
@@ -81,8 +81,8 @@ def _cuts(
             )
 
 
-def has_places(coeffs: Coefficients, order: Sequence[Site], lengths: Sequence[int]) -> bool:
-    """Whether every replica of every stage finds a place, each class of a site with one replica at least."""
+def has_group_slots(coeffs: Coefficients, order: Sequence[Site], lengths: Sequence[int]) -> bool:
+    """Whether every replica of every stage finds a group slot, each class of a site with one replica at least."""
     dp, free, shared = coeffs.candidate.dp, list(coeffs.group_slots), []
     for site, length in zip(order, lengths, strict=True):
         if len(site) == 1:
@@ -108,7 +108,7 @@ def random_cut(coeffs: Coefficients, seed: int) -> tuple[int, ...]:
     return random.Random(seed).choice(list(compositions(coeffs.num_layers, coeffs.candidate.pp, 1)))
 
 
-def random_terms(seed: int) -> Coefficients:
+def random_coefficients(seed: int) -> Coefficients:
     """A candidate on two or three unequal classes, with limits on memory that sometimes leave no placement."""
     draw = random.Random(seed)
     num_classes, dp = draw.choice((2, 2, 3)), draw.randint(1, 3)

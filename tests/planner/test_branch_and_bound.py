@@ -12,7 +12,7 @@ from holmes_core.records.job import Job
 from planner.problem.candidates import Candidate
 from planner.problem.problem import Problem, read_problem
 from planner.search.branch_and_bound import SearchResult, search
-from tests.planner.enumerator import best_by_enumeration, best_in_blocks, random_terms
+from tests.planner.enumerator import best_by_enumeration, best_in_blocks, random_coefficients
 from tests.planner.fleets import GIB, gpt_7b, gpu_inventory
 
 KINDS: tuple[FabricKind, ...] = ("InfiniBand", "RoCE", "Ethernet", "InfiniBand")
@@ -83,7 +83,7 @@ def test_the_two_enumerations_agree() -> None:
     """Where every class is a cluster of its own and no stage is over several, they mean the same."""
     compared = 0
     for seed in range(200):
-        coeffs = random_terms(seed)
+        coeffs = random_coefficients(seed)
         if len(set(coeffs.cluster)) == len(coeffs.group_slots):
             wanted_s, found_s = best_by_enumeration(coeffs), best_in_blocks(coeffs)
             assert (found_s is None) == (wanted_s is None), seed

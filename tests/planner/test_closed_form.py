@@ -16,7 +16,7 @@ CLASS_OF = {"a1": 0, "a2": 0, "b1": 1, "b2": 1}
 
 
 def coeffs(pp: int = 2, dp: int = 1, num_microbatches: int = 4, capacity: int = 8, per_host: int = 1) -> Coefficients:
-    """Clusters of two places, eight layers: a takes 1 s a layer, b 2 s; edges 0.5 s inside, 3 s across."""
+    """Clusters of two group slots, eight layers: a takes 1 s a layer, b 2 s; edges 0.5 s inside, 3 s across."""
     return Coefficients(
         candidate=Candidate(1, pp, dp, 1),
         num_layers=8,
@@ -146,7 +146,7 @@ def test_dp_groups_that_share_a_nic_where_stages_begin_at_hosts(group_slots_per_
     assert rings_on_nic(roomy, (0,)) == rings
 
 
-def test_stages_share_hosts_only_where_places_are_short() -> None:
+def test_stages_share_hosts_only_where_group_slots_are_short() -> None:
     tight = replace(coeffs(pp=3, dp=2), group_slots=(3, 3), group_slots_per_host=(3, 3))
     assert not tight.aligned
     roomy = replace(coeffs(pp=2, dp=2), group_slots=(3, 3), group_slots_per_host=(3, 3))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from planner.search.closed_form import blocks_step_s, site_stage_s
 from planner.search.greedy import place_greedily
 from planner.search.lower_bounds import LowerBounds
-from tests.planner.enumerator import best_by_enumeration, random_terms
+from tests.planner.enumerator import best_by_enumeration, random_coefficients
 
 
 def test_greedy_placements_fit_keep_the_pace_and_never_beat_brute_force() -> None:
     found = best = 0
     for seed in range(150):
-        coeffs = random_terms(seed)
+        coeffs = random_coefficients(seed)
         bounds, last = LowerBounds(coeffs), coeffs.candidate.pp - 1
         least_s = best_by_enumeration(coeffs)
         for pace_s in bounds.paces_s[bounds.first_pace :][:4]:

@@ -9,7 +9,7 @@ import pytest
 from planner.problem.coefficients import Coefficients
 from planner.search.closed_form import Block, blocks_step_s, site_stage_s
 from planner.search.lower_bounds import LayerLimits, LowerBounds, layers_within
-from tests.planner.enumerator import all_blocks, random_terms
+from tests.planner.enumerator import all_blocks, random_coefficients
 
 
 def slowest_stage_s(coeffs: Coefficients, blocks: Sequence[Block]) -> float:
@@ -34,7 +34,7 @@ def test_both_limits_are_the_lesser_of_each() -> None:
 
 def test_every_stage_of_every_placement_is_within_the_limits_of_its_pace() -> None:
     for seed in range(30):
-        coeffs = random_terms(seed)
+        coeffs = random_coefficients(seed)
         bounds = LowerBounds(coeffs)
         for blocks in all_blocks(coeffs, False):
             stages = [(block.site, held) for block in blocks for held in block.layers]
@@ -44,7 +44,7 @@ def test_every_stage_of_every_placement_is_within_the_limits_of_its_pace() -> No
 
 def test_no_placement_keeps_a_pace_before_the_first() -> None:
     for seed in range(60):
-        coeffs = random_terms(seed)
+        coeffs = random_coefficients(seed)
         bounds = LowerBounds(coeffs)
         assert bounds.paces_s == sorted(bounds.paces_s)
         for blocks in all_blocks(coeffs, False):
@@ -53,7 +53,7 @@ def test_no_placement_keeps_a_pace_before_the_first() -> None:
 
 def test_a_bound_from_a_pace_is_no_higher_than_the_bound_at_it() -> None:
     for seed in range(60):
-        bounds = LowerBounds(random_terms(seed))
+        bounds = LowerBounds(random_coefficients(seed))
         for pace_s in bounds.paces_s[bounds.first_pace :]:
             assert bounds.from_pace_s(pace_s) <= bounds.at_pace_s(pace_s) * (1 + 1e-9), seed
 
@@ -61,7 +61,7 @@ def test_a_bound_from_a_pace_is_no_higher_than_the_bound_at_it() -> None:
 @pytest.mark.parametrize("mixed", [False, True])
 def test_no_placement_beats_the_bound_at_its_pace(mixed: bool) -> None:
     for seed in range(150):
-        coeffs = random_terms(seed)
+        coeffs = random_coefficients(seed)
         bounds = LowerBounds(coeffs, mixed)
         for blocks in all_blocks(coeffs, mixed):
             bound_s = bounds.at_pace_s(slowest_stage_s(coeffs, blocks))

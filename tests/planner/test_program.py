@@ -19,9 +19,9 @@ from planner.search.lower_bounds import LowerBounds
 from planner.search.program import build
 from planner.search.program_spec import ProgramSpec, make_sites
 from planner.search.solve import Solution, SolverName, solve, solve_preferred, solver_name
-from tests.planner.enumerator import best_by_enumeration, random_cut, random_terms
+from tests.planner.enumerator import best_by_enumeration, random_coefficients, random_cut
 
-ANY_PACE_S = 20.0  # slower than any stage of `random_terms`, but not so slow that seconds vanish in tolerances
+ANY_PACE_S = 20.0  # slower than any stage of `random_coefficients`, but not so slow that seconds vanish in tolerances
 SOLVERS: tuple[SolverName, ...] = ("HiGHS", "CBC")
 
 
@@ -74,11 +74,11 @@ def assert_equals_enumeration(
     assert solution.bound_s == pytest.approx(best, rel=1e-6)
 
 
-def hard_terms() -> Coefficients:
+def hard_coefficients() -> Coefficients:
     """Fourteen stages on four classes of different speed: too much for a fraction of a second."""
     speed = (1.0, 1.37, 2.11, 3.19)
     return replace(
-        random_terms(0),
+        random_coefficients(0),
         candidate=Candidate(1, 14, 3, 1),
         num_layers=61,
         num_microbatches=40,
@@ -101,7 +101,7 @@ def hard_terms() -> Coefficients:
 @pytest.mark.parametrize(("seeds", "solver"), chunks(240, 30))
 def test_program_finds_what_brute_force_finds(seeds: Sequence[int], solver: SolverName) -> None:
     for seed in seeds:
-        assert_equals_enumeration(random_terms(seed), False, solver)
+        assert_equals_enumeration(random_coefficients(seed), False, solver)
 
 
 @pytest.mark.parametrize(("seeds", "solver"), chunks(40, 20))
@@ -109,19 +109,19 @@ def test_program_finds_what_brute_force_finds_with_a_stage_over_clusters(
     seeds: Sequence[int], solver: SolverName
 ) -> None:
     for seed in seeds:
-        assert_equals_enumeration(random_terms(seed), True, solver)
+        assert_equals_enumeration(random_coefficients(seed), True, solver)
 
 
 @pytest.mark.parametrize(("seeds", "solver"), chunks(40, 20))
 def test_program_finds_what_brute_force_finds_with_a_fixed_cut(seeds: Sequence[int], solver: SolverName) -> None:
     for seed in seeds:
-        coeffs = random_terms(seed)
+        coeffs = random_coefficients(seed)
         assert_equals_enumeration(coeffs, seed % 4 == 0, solver, random_cut(coeffs, seed))
 
 
 def test_random_instances_are_of_all_kinds() -> None:
     """Feasible or not, limited by memory or not, on clusters whose classes differ, with stages over several."""
-    instances = [random_terms(seed) for seed in range(240)]
+    instances = [random_coefficients(seed) for seed in range(240)]
     best = [best_by_enumeration(coeffs) for coeffs in instances]
     assert 40 < sum(seconds is None for seconds in best) < 160
     roomy = [
@@ -137,7 +137,7 @@ def test_random_instances_are_of_all_kinds() -> None:
 @pytest.mark.parametrize("mixed", [False, True])
 def test_no_placement_beats_the_bounds(mixed: bool) -> None:
     for seed in range(240):
-        coeffs = random_terms(seed)
+        coeffs = random_coefficients(seed)
         best, bound = best_by_enumeration(coeffs, mixed), LowerBounds(coeffs, mixed).full_bound_s
         if best is not None:
             assert bound is not None, seed
@@ -147,7 +147,7 @@ def test_no_placement_beats_the_bounds(mixed: bool) -> None:
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_preferred_placement_is_as_good_and_starts_on_the_first_class(solver: SolverName) -> None:
     coeffs = replace(
-        random_terms(1),
+        random_coefficients(1),
         candidate=Candidate(1, 2, 1, 1),
         num_layers=4,
         cluster=(0, 1),
@@ -168,9 +168,9 @@ def test_preferred_placement_is_as_good_and_starts_on_the_first_class(solver: So
 
 @pytest.mark.parametrize("crossing", [False, True])
 def test_solvers_prefer_the_same_of_many_equals(crossing: bool) -> None:
-    told = 0
+    compared = 0
     for seed in range(40):
-        coeffs, n = random_terms(seed), len(random_terms(seed).group_slots)
+        coeffs, n = random_coefficients(seed), len(random_coefficients(seed).group_slots)
         alike = replace(
             coeffs,
             layer=(PassTimes(0.5, 0.5),) * n,
@@ -187,26 +187,26 @@ def test_solvers_prefer_the_same_of_many_equals(crossing: bool) -> None:
             spec = ProgramSpec(alike, 0.0, ANY_PACE_S, at_most_s=price(alike, found) * (1 + 1e-6), crossing=crossing)
             one, other = (solve_preferred(spec, solver=solver) for solver in SOLVERS)
             assert (one.blocks, one.replicas) == (other.blocks, other.replicas), seed
-            told += 1
-    assert told > 3
+            compared += 1
+    assert compared > 3
 
 
-def test_a_time_limit_is_told_apart_from_infeasible() -> None:
-    hard = ProgramSpec(hard_terms(), 0.0, ANY_PACE_S)
+def test_a_time_limit_is_not_taken_for_infeasible() -> None:
+    hard = ProgramSpec(hard_coefficients(), 0.0, ANY_PACE_S)
     assert solve(hard, time_limit_s=0.01).status == "time limit"
-    assert ask(replace(hard_terms(), capacity=((4,) * 4,) * 14)).status == "infeasible"
+    assert ask(replace(hard_coefficients(), capacity=((4,) * 4,) * 14)).status == "infeasible"
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_solvers_print_nothing(solver: SolverName, capfd: pytest.CaptureFixture[str]) -> None:
-    ask(random_terms(2), solver=solver)
+    ask(random_coefficients(2), solver=solver)
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("fixed", [False, True])
 def test_every_constraint_has_a_name_of_its_own(fixed: bool) -> None:
-    coeffs = random_terms(3)
+    coeffs = random_coefficients(3)
     cut = random_cut(coeffs, 3) if fixed else None
     program = build(ProgramSpec(coeffs, 0.0, ANY_PACE_S, crossing=True, fixed_layers=cut))
     names = list(program.model.constraints)
@@ -229,7 +229,7 @@ def test_cbc_is_taken_where_highs_is_not_installed() -> None:
 
 
 def test_few_classes_share_stages_in_every_way_and_many_in_pairs_of_clusters() -> None:
-    few = replace(random_terms(0), candidate=Candidate(1, 1, 4, 1), group_slots=(1,) * 4, cluster=(0, 0, 1, 2))
+    few = replace(random_coefficients(0), candidate=Candidate(1, 1, 4, 1), group_slots=(1,) * 4, cluster=(0, 0, 1, 2))
     assert len(make_sites(few, True)) == 15
     assert make_sites(few, False) == [(0,), (1,), (2,), (3,), (0, 1)]
     many = replace(few, group_slots=(1,) * 6, cluster=(0, 0, 1, 1, 2, 3))

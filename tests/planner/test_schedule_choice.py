@@ -13,7 +13,7 @@ from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
 from planner.schedule.schedule_choice import choose_schedule
 from planner.search.placement import Placement
-from tests.planner.enumerator import random_terms
+from tests.planner.enumerator import random_coefficients
 from tests.planner.fleets import bed_job
 
 PLACEMENT = Placement(Candidate(1, 2, 1, 1), (1, 1), ((0,), (1,)), (12,))
@@ -22,7 +22,7 @@ PLACEMENT = Placement(Candidate(1, 2, 1, 1), (1, 1), ((0,), (1,)), (12,))
 def two_stages(edge_s: float, memory_bytes: int | None = None) -> Coefficients:
     """A stage of one layer of 3 s in each of two clusters, and messages of `edge_s` between them."""
     return replace(
-        random_terms(1),
+        random_coefficients(1),
         candidate=PLACEMENT.candidate,
         num_layers=2,
         num_microbatches=12,

@@ -10,13 +10,13 @@ from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
 from planner.search.whole_replicas import place_whole_replicas
-from tests.planner.enumerator import random_terms
+from tests.planner.enumerator import random_coefficients
 
 
 def two_classes(fast_s: float, slow_s: float, dp: int, microbatches: int) -> Coefficients:
-    """One stage of four layers, gradients for nothing, `dp` places on a fast and a slow class in two clusters."""
+    """One stage of four layers, gradients for nothing, `dp` group slots on a fast and a slow class in two clusters."""
     return replace(
-        random_terms(1),
+        random_coefficients(1),
         candidate=Candidate(1, 1, dp, 1),
         num_layers=4,
         num_microbatches=microbatches,
@@ -61,7 +61,7 @@ def test_no_other_share_of_two_replicas_ends_earlier(slow_s: float, microbatches
     assert found.objective_s == pytest.approx(best_s)
 
 
-def test_one_replica_is_not_spread() -> None:
+def test_one_replica_is_not_placed_over_several_classes() -> None:
     assert place_whole_replicas(two_classes(1.0, 2.0, dp=1, microbatches=6)) is None
 
 
