@@ -27,7 +27,7 @@ test: $(READY)
 test-slow: $(READY)
 	$(BIN)/python -m pytest -q $(OPTIONS) -m slow
 
-# Whole jobs by the commands, on processes of this machine: the README's session, the demo, detached runs.
+# Commands as processes, on processes of this machine: the sessions of README and docs, the demo, detached runs.
 test-process: $(READY)
 	$(BIN)/python -m pytest -q $(OPTIONS) -m process
 

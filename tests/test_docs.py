@@ -27,6 +27,7 @@ def test_readme_session_works_and_shows_true_output(tmp_path: Path) -> None:
     assert len(list((tmp_path / "runs").glob("*/metrics.jsonl"))) == 1
 
 
+@pytest.mark.process
 def test_commands_of_the_planning_page_show_true_output(tmp_path: Path) -> None:
     doc_session.prepare(doc_session.PLANNING, tmp_path)
     commands = doc_session.sessions(doc_session.PLANNING.read_text(encoding="utf-8"))
