@@ -15,7 +15,7 @@ from planner.cost.collectives import (
     message_s,
     shard_exchange_s,
     tensor_parallel_bytes,
-    tensor_parallel_halves,
+    tensor_parallel_times,
 )
 from planner.cost.compute_time import head_s, layer_s, optimizer_s
 from planner.cost.counts import Execution, edge_bytes, layer_activation_bytes, memory_bytes
@@ -98,7 +98,7 @@ def _tp_s(row: Measurement, site: Site, execution: Execution) -> PassTimes:
     across = Path(site.host_bytes_per_s * site.sync_efficiency, site.inside.latency_s)
     size = tensor_parallel_bytes(row.model, execution)
     one_s = 2 * hierarchical_exchange_s(size, row.tp // per_host, per_host, site.inside, across)
-    return tensor_parallel_halves(row.recompute, one_s * site.exposed_tp)
+    return tensor_parallel_times(row.recompute, one_s * site.exposed_tp)
 
 
 def _edge_s(row: Measurement, site: Site, execution: Execution) -> float:

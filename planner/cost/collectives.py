@@ -83,12 +83,12 @@ def tensor_parallel_bytes(model: Model, execution: Execution) -> int:
 
 def tensor_parallel_s(model: Model, execution: Execution, path: Path) -> PassTimes:
     """Seconds one layer's tensor parallel collectives take per micro-batch over `path`. One shard: 0."""
-    return tensor_parallel_halves(
+    return tensor_parallel_times(
         execution.recompute, all_reduce_s(tensor_parallel_bytes(model, execution), execution.tp, path)
     )
 
 
-def tensor_parallel_halves(recompute: Recompute, one_all_reduce_s: float) -> PassTimes:
+def tensor_parallel_times(recompute: Recompute, one_all_reduce_s: float) -> PassTimes:
     """Two all-reduce equivalents (reduce-scatter and all-gather) in a layer's forward and two in its backward.
 
     Two more where the backward runs the whole forward again. Source: Korthikanti et al., Reducing Activation
