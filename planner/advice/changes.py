@@ -87,7 +87,7 @@ class NicRate:
         """
         host, cluster = _known_host(inventory, self, self.host)
         changed = self._changed_host(host)
-        rails = {f"{nic.device}:{nic.port}": bytes_per_s_from_gbps(nic.rate_gbps or 0.0) for nic in changed.nics}
+        rails = {nic.hca: bytes_per_s_from_gbps(nic.rate_gbps or 0.0) for nic in changed.nics}
 
         def port(seen: NetworkPort) -> NetworkPort:
             rate = self.bandwidth_bytes_per_s
@@ -96,7 +96,7 @@ class NicRate:
                 update["rdma_bandwidth_bytes_per_s"] = sum(rails[hca] for hca in seen.hcas)
             return seen.model_copy(update=update)
 
-        names = {self.interface, *(f"{nic.device}:{nic.port}" for nic in host.nics if self._is(nic))}
+        names = {self.interface, *(nic.hca for nic in host.nics if self._is(nic))}
         used = {(self.host, name) for name in names}
         update = {
             "hosts": tuple(changed if seen is host else seen for seen in inventory.hosts),
