@@ -149,5 +149,5 @@ def test_exporting_what_is_no_checkpoint_is_wrong_usage(
     monkeypatch.setattr("sys.argv", ["export", str(tmp_path), str(tmp_path / "out.safetensors")])
 
     assert main() == 2
-    assert "checkpoint.json is no description of a checkpoint" in capsys.readouterr().err
+    assert "checkpoint.json does not describe a checkpoint" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
