@@ -12,26 +12,18 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from holmes_core.records.job import Model, Recompute
-from holmes_runtime.config.model_shape import ModelShape, layer_flops, stage_parameters
+from holmes_runtime.config.model_shape import layer_flops, stage_parameters
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.model.decoder import Block, DecoderStage, make_rotation
 from holmes_runtime.model.tensor_parallel import ALONE
 from planner.cost import counts as cost
+from tests.runtime.test_model_shape import shape_of
 
 GPT = Model(num_layers=3, hidden_size=256, num_heads=4, seq_length=64, vocab_size=100)
 LLAMA = Model(
     family="llama", num_layers=3, hidden_size=256, num_heads=4, num_kv_heads=2, ffn_hidden_size=672, seq_length=64,
     vocab_size=100,
 )  # fmt: skip
-
-
-def shape_of(model: Model) -> ModelShape:
-    """The same shape in the runtime's words."""
-    return ModelShape(
-        family=model.family, num_layers=model.num_layers, hidden_size=model.hidden_size, num_heads=model.num_heads,
-        num_kv_heads=model.kv_heads, ffn_hidden_size=model.ffn_size, vocab_size=model.vocab_size,
-        seq_length=model.seq_length, rope_theta=model.rope_theta, factory=None,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA], ids=["gpt", "llama"])
