@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from holmes_cli.pages.inventory_page import draw_inventory, inventory_page
 from holmes_core.records.inventory import Finding, Inventory
 from prober.clusters import find_clusters, find_shared_network
@@ -48,6 +50,7 @@ def test_large_cluster_wraps_into_rows() -> None:
     assert picture.width < 1400
 
 
+@pytest.mark.process
 @NEEDS_BROWSER
 def test_browser_draws_the_picture(tmp_path: Path) -> None:
     page = tmp_path / "inventory.html"

@@ -106,6 +106,7 @@ def test_page_of_a_large_plan_stays_small(large_plan: Plan) -> None:
     assert len(page_of(large_plan, LARGE).encode()) < 2_000_000
 
 
+@pytest.mark.process
 @NEEDS_BROWSER
 def test_browser_draws_placement_and_timeline(tmp_path: Path, bed_plan: Plan) -> None:
     page = tmp_path / "plan.html"

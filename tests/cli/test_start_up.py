@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
 ROOT = Path(__file__).parent.parent.parent
 SLOW = {"paramiko", "pulp", "highspy", "numpy", "torch", "jinja2", "pydantic", "yaml"}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from holmes_cli.pages.status_page import status_page
 from holmes_core.records.run import Failure, Run
 from launcher.journal.run_store import StoredRun
@@ -68,6 +70,7 @@ def test_page_of_a_run_without_a_step_has_no_chart() -> None:
     assert "last words" in page(0)
 
 
+@pytest.mark.process
 @NEEDS_BROWSER
 def test_browser_draws_the_curves(tmp_path: Path) -> None:
     path = tmp_path / "run.html"

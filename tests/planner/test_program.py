@@ -26,11 +26,11 @@ SOLVERS: tuple[SolverName, ...] = ("HiGHS", "CBC")
 
 
 def chunks(stop: int, step: int) -> list[Any]:
-    """Seeds below `stop`, `step` at a time, with each solver; CBC, a process a program, is slow after the first."""
+    """Seeds below `stop`, `step` at a time, with each solver; CBC, a process a program, is slow."""
     return [
         pytest.param(range(start, start + step), solver, marks=[pytest.mark.slow] * slow, id=f"{start}-{solver}")
         for start in range(0, stop, step)
-        for solver, slow in (("HiGHS", False), ("CBC", start > 0))
+        for solver, slow in (("HiGHS", False), ("CBC", True))
     ]
 
 
@@ -166,7 +166,7 @@ def test_preferred_placement_is_as_good_and_starts_on_the_first_class(solver: So
     assert chosen.replicas == ((1, 0), (0, 1))
 
 
-@pytest.mark.parametrize("crossing", [False, True])
+@pytest.mark.parametrize("crossing", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_solvers_prefer_the_same_of_many_equals(crossing: bool) -> None:
     compared = 0
     for seed in range(40):
