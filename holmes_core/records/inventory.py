@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from holmes_core.records.access import Access
 from holmes_core.records.devices import Gpu, GpuProcess, Netdev, Nic, PciDevice, Route
-from holmes_core.records.link import Link
+from holmes_core.records.link import Link, Trunk
 from holmes_core.records.record import FileRecord, Record
 
 FabricKind = Literal["InfiniBand", "RoCE", "Ethernet", "loopback"]
@@ -147,6 +147,7 @@ class Inventory(FileRecord):
     clusters: tuple[Cluster, ...]
     shared: Network | None
     links: tuple[Link, ...] = ()
+    trunks: tuple[Trunk, ...] = ()  # one for two clusters at most
     findings: tuple[Finding, ...]
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Link: what one test between two hosts measured."""
+"""Link: what one test between two hosts measured. Trunk: what all flows between two clusters share."""
 
 from __future__ import annotations
 
@@ -40,3 +40,12 @@ class Link(Record):
     latency_s: Spread | None  # half a TCP round trip; None for `ib_write_bw`
     bandwidth_bytes_per_s: Spread
     samples: int = Field(ge=1)  # of bandwidth: windows of one transfer, or repeated runs of `ib_write_bw`
+
+
+class Trunk(Record):
+    """What all traffic from one cluster to another shares, each way at once."""
+
+    clusters: tuple[str, str]
+    bandwidth_bytes_per_s: float = Field(gt=0)  # of payload, the slower way
+    source: Literal["hosts.yaml", "measured"]
+    pairs: int = Field(ge=0)  # of hosts that sent at once, for a measured one
