@@ -12,7 +12,6 @@ from holmes_runtime.config.schedule import ScheduleName, microbatches_in_flight
 from planner.cost.collectives import (
     PassTimes,
     Path,
-    message_s,
     shard_exchange_s,
     tensor_parallel_bytes,
     tensor_parallel_times,
@@ -104,10 +103,10 @@ def _tp_s(row: Measurement, site: Site, execution: Execution) -> PassTimes:
 def _edge_s(row: Measurement, site: Site, execution: Execution) -> float:
     """One message: all GPUs of a host send at once, unless the next stage is on the same host."""
     if row.tp * row.dp * row.pp <= site.gpus_per_host:
-        return message_s(edge_bytes(row.model, execution), site.inside)
+        return edge_bytes(row.model, execution) / site.inside.bandwidth_bytes_per_s + site.inside.latency_s
     sending = min(site.gpus_per_host, row.tp * row.dp)
     share = site.host_bytes_per_s * site.edge_efficiency / sending
-    return message_s(edge_bytes(row.model, execution), Path(share, site.inside.latency_s))
+    return edge_bytes(row.model, execution) / share + site.inside.latency_s
 
 
 def _buckets(row: Measurement, site: Site, layers: Sequence[int], stage: int, backward_s: float) -> list[Bucket]:

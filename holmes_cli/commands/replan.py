@@ -9,8 +9,9 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan, Source
 from holmes_runtime.config.verdicts import HostIsSlow, LinkIsSlow, SlowPart
-from planner.advice.changes import Change, FabricRate, LinkRate, WithoutHost, apply_changes
+from planner.advice.changes import Change, FabricRate, LinkRate, TrunkRate, WithoutHost, apply_changes
 from planner.make_plan import make_plan
+from planner.problem.networks import Networks
 
 
 @dataclass(frozen=True)
@@ -25,21 +26,23 @@ class Replanner:
 
     def after(self, plan: Plan, verdict: SlowPart, hosts: tuple[str, ...]) -> Plan:
         """A plan without a host that computes slowly, or with a link at the rate the runtime's verdict gives it."""
-        change = WithoutHost(verdict.host) if isinstance(verdict, HostIsSlow) else self._slower(verdict)
+        change = WithoutHost(verdict.host) if isinstance(verdict, HostIsSlow) else self._slower(plan, verdict)
         return self._plan(plan, [*(WithoutHost(host) for host in hosts), change])
 
-    def _slower(self, link: LinkIsSlow) -> FabricRate | LinkRate:
-        """The network between the two hosts at the rate of the link."""
-        cluster_of = {host: cluster for cluster in self.inventory.clusters for host in cluster.hosts}
-        here, there = cluster_of[link.sender], cluster_of[link.receiver]
-        network = here.fabric if here == there else self.inventory.shared
-        port = network.port_of(link.sender) if network else None
-        rate = (port.rdma_bandwidth_bytes_per_s or port.bandwidth_bytes_per_s) if port else None
-        if rate is None:
+    def _slower(self, plan: Plan, link: LinkIsSlow) -> FabricRate | LinkRate | TrunkRate:
+        """What joins the two hosts at the rate of the link, which is slower by a ratio than what was planned with."""
+        networks, hosts = Networks(self.inventory, plan.job), (link.sender, link.receiver)
+        here, there = (networks.cluster(host).name for host in hosts)
+        trunk = networks.connection(here, there).trunk_bytes_per_s if here != there else None
+        if trunk is not None:
+            return TrunkRate((here, there), networks.line_rate(trunk) / link.ratio)
+        rates = [rate for rate in networks.route(hosts).bandwidths if rate is not None]
+        if not rates:
             between = f"{link.sender} and {link.receiver}"
             raise HolmesError(f"the rate between {between} is not known", "probe with `--links`", ANSWER_IS_NO)
-        slower = rate / link.ratio
-        return FabricRate(here.name, slower) if here == there else LinkRate((here.name, there.name), slower)
+        if here != there:
+            return LinkRate((here, there), networks.line_rate(min(rates)) / link.ratio)
+        return FabricRate(here, networks.line_rate(min(rates), networks.uses_rdma(link.sender)) / link.ratio)
 
     def _plan(self, plan: Plan, changes: Iterable[Change]) -> Plan:
         rest = apply_changes(self.inventory, changes)

@@ -152,7 +152,7 @@ def _path(role: str, start: tuple[int, int, str], end: tuple[int, int, str]) -> 
 
 
 def _tip(role: str, groups: Sequence[PlanGroup]) -> str:
-    slowest = min(groups, key=lambda group: group.bandwidth_bytes_per_s or 0.0)
+    slowest = min(groups, key=lambda group: group.rate_bytes_per_s or 0.0)
     transport = f" ({slowest.net_name})" if slowest.net_name else ""
-    rate = format_rate(slowest.bandwidth_bytes_per_s)
+    rate = format_rate(slowest.rate_bytes_per_s)
     return f"{len(groups)} x {role} on network {slowest.network}{transport}, {rate} each; first: {groups[0].name}"

@@ -14,6 +14,7 @@ Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0)]
 Precision = Literal["fp32", "bf16", "fp16"]
 Recompute = Literal["none", "selective", "full"]
+Device = Literal["cuda", "cpu"]
 ScheduleName = Literal["gpipe", "1f1b", "eager", "interleaved", "zero-bubble"]
 
 
@@ -191,7 +192,7 @@ class Job(FileRecord):
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: Evaluation | None = None
     checkpoint: Checkpointing | None = None
-    device: Literal["cuda", "cpu"] = "cuda"
+    device: Device = "cuda"
     slots_per_host: Positive = 1  # on CPUs, whatever GPUs the host has
     threads_per_slot: Positive = 1
     compute: Compute = Compute()

@@ -76,6 +76,14 @@ class PlanGroup(Record):
     net_name: NetName | None  # NCCL's name for the transport; "IB" covers RoCE
     bandwidth_bytes_per_s: float | None
     """The least share of a NIC that a member gets; None where all are on one host and the NIC's rate is not known."""
+    trunk_bytes_per_s: float | None = None  # the least share of a trunk between clusters; None where none is known
+    latency_s: float = 0.0  # a message is under way for as long at most; 0 where it was not measured
+    streams: int = 1  # TCP connections side by side that it takes to get the rate
+
+    @property
+    def rate_bytes_per_s(self) -> float | None:
+        """What the group gets: the lesser of both shares; None where neither is known."""
+        return min((r for r in (self.bandwidth_bytes_per_s, self.trunk_bytes_per_s) if r is not None), default=None)
 
 
 class InterfaceTraffic(Record):

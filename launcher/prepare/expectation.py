@@ -1,4 +1,7 @@
-"""What a plan counts on, in the terms the runtime measures: seconds of a micro-batch by rank, of a message by edge."""
+"""What a plan counts on, in the terms the runtime measures: seconds of a micro-batch by rank, of a message by edge.
+
+A receiver times a message from asking for it to its arrival, so latency counts twice.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ def expectation_of(plan: Plan) -> Expectation:
     return Expectation(
         compute_s=tuple(by_place[rank.pp_rank][rank.dp_rank] for rank in plan.ranks),
         transfer_s={
-            group.name: size_bytes / group.bandwidth_bytes_per_s
+            group.name: 2 * group.latency_s + size_bytes / rate
             for group in plan.groups
-            if group.axis in ("pp_forward", "pp_backward") and group.bandwidth_bytes_per_s is not None
+            if group.axis in ("pp_forward", "pp_backward") and (rate := group.rate_bytes_per_s) is not None
         },
     )

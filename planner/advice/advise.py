@@ -9,7 +9,7 @@ nothing is planned anew: what another order gains would be taken for the gain of
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,11 +20,12 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Order, Plan
-from planner.advice.changes import Change, FabricRate, LinkRate, MoreHost
+from planner.advice.changes import Change, FabricRate, LinkRate, MoreHost, TrunkRate
 from planner.background import BackgroundCall
 from planner.layout.reprice import reprice_step_s
 from planner.make_plan import planned_step_s
 from planner.problem.candidates import enumerate_candidates
+from planner.problem.networks import Networks
 from planner.problem.problem import read_problem
 
 MOST_HOSTS = 64  # on more, even pricing all changes would take longer than the plan
@@ -110,7 +111,7 @@ def _price_networks(inventory: Inventory, plan: Plan, effort: Effort, num_hosts:
     deadline_s = time.monotonic() + effort.limit_s
     networks = [
         Advice(change, words, reprice_step_s(change.applied_to(inventory), plan))
-        for change, words in _faster_networks(inventory)
+        for change, words in _faster_networks(inventory, plan.job)
     ]
     networks.sort(key=_step_s)
     affordable = max(0, min(REPLANNED, effort.candidates // plan.solve.candidates - num_hosts))
@@ -132,14 +133,20 @@ def _planned_anew_s(inventory: Inventory, job: Job, change: Change, limit_s: flo
         return inf
 
 
-def _faster_networks(inventory: Inventory) -> Iterator[tuple[LinkRate | FabricRate, str]]:
-    """Each pair of clusters, and each fabric, at twice its slowest port's rate, where that is known and not 0."""
+def _faster_networks(inventory: Inventory, job: Job) -> Iterator[tuple[LinkRate | TrunkRate | FabricRate, str]]:
+    """Each pair of clusters, trunk and fabric at twice its rate: the measured or else the slowest port's, if known."""
+    networks = Networks(inventory, job)
     if inventory.shared is not None:
         rates = {port.host: port.bandwidth_bytes_per_s for port in inventory.shared.ports}
         for a, b in combinations(inventory.clusters, 2):
-            twice = _twice([rates[host] for host in (*a.hosts, *b.hosts)])
+            connection = networks.connection(a.name, b.name)
+            measured = [networks.line_rate(connection.sockets_bytes_per_s)] if connection.sockets_bytes_per_s else []
+            twice = _twice(measured or [rates[host] for host in (*a.hosts, *b.hosts)])
             if twice is not None:
                 yield LinkRate((a.name, b.name), twice), f"twice the bandwidth between {a.name} and {b.name}"
+            if connection.trunk_bytes_per_s is not None:
+                twice = 2 * networks.line_rate(connection.trunk_bytes_per_s)
+                yield TrunkRate((a.name, b.name), twice), f"twice the trunk between {a.name} and {b.name}"
     for cluster in inventory.clusters:
         ports = cluster.fabric.ports
         rdma = any(port.rdma_bandwidth_bytes_per_s is not None for port in ports)
@@ -148,7 +155,7 @@ def _faster_networks(inventory: Inventory) -> Iterator[tuple[LinkRate | FabricRa
             yield FabricRate(cluster.name, twice), f"twice the bandwidth inside {cluster.name}"
 
 
-def _twice(rates: list[float | None]) -> float | None:
+def _twice(rates: Sequence[float | None]) -> float | None:
     known = [rate for rate in rates if rate]
     return 2 * min(known) if known and len(known) == len(rates) else None
 

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from holmes_core.errors import HolmesError
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Cluster, Host, Inventory, Network, NetworkPort
-from holmes_core.records.link import Link, Spread
+from holmes_core.records.link import Link, Spread, Trunk
 from holmes_core.units import bytes_per_s_from_gbps
+from planner.cost.collectives import tcp_payload_share
 
 FORMS = (
     "link:CLUSTER-CLUSTER=10Gb/s",
+    "trunk:CLUSTER-CLUSTER=10Gb/s",
     "fabric:CLUSTER=400Gb/s",
     "nic:HOST/NETDEV=25Gb/s",
     "+host:NAME=like:HOST",
@@ -44,6 +46,26 @@ class LinkRate:
         links = _links_at_rate(inventory, rate, lambda link: set(link.clusters) == set(self.clusters))
         shared = _at_rate(inventory.shared, hosts, "bandwidth_bytes_per_s", rate)
         return inventory.model_copy(update={"links": links, "shared": shared})
+
+
+@dataclass(frozen=True)
+class TrunkRate:
+    """All traffic between two clusters together has this rate each way."""
+
+    clusters: tuple[str, str]
+    bandwidth_bytes_per_s: float
+
+    def __str__(self) -> str:
+        return f"trunk:{'-'.join(self.clusters)}={_rate(self.bandwidth_bytes_per_s)}"
+
+    def applied_to(self, inventory: Inventory) -> Inventory:
+        """The inventory with that trunk. Raises HolmesError where it has no such cluster."""
+        for name in self.clusters:
+            _known_cluster(inventory, self, name)
+        others = tuple(trunk for trunk in inventory.trunks if set(trunk.clusters) != set(self.clusters))
+        rate = self.bandwidth_bytes_per_s * tcp_payload_share(None)
+        trunk = Trunk(clusters=self.clusters, bandwidth_bytes_per_s=rate, source="hosts.yaml", pairs=0)
+        return inventory.model_copy(update={"trunks": (*others, trunk)})
 
 
 @dataclass(frozen=True)
@@ -184,7 +206,7 @@ class WithoutHost:
         return changed.model_copy(update={"clusters": tuple(cluster for cluster in changed.clusters if cluster.hosts)})
 
 
-Change = LinkRate | FabricRate | NicRate | MoreHost | WithoutHost
+Change = LinkRate | TrunkRate | FabricRate | NicRate | MoreHost | WithoutHost
 
 
 def apply_changes(inventory: Inventory, changes: Iterable[Change]) -> Inventory:
@@ -228,10 +250,13 @@ def _known_host(inventory: Inventory, change: Change, name: str) -> tuple[Host, 
 def _links_at_rate(
     inventory: Inventory, bandwidth_bytes_per_s: float, changes: Callable[[Link], bool]
 ) -> tuple[Link, ...]:
-    """The inventory's links, those that `changes` as if the test had found the new rate."""
-    spread = Spread(min=bandwidth_bytes_per_s, median=bandwidth_bytes_per_s)
-    update = {"bandwidth_bytes_per_s": spread}
-    return tuple(link.model_copy(update=update) if changes(link) else link for link in inventory.links)
+    """The inventory's links, those that `changes` as if the test had found what payload gets of the new rate."""
+
+    def changed(link: Link) -> Link:
+        rate = bandwidth_bytes_per_s * (1.0 if link.method == "ib_write_bw" else tcp_payload_share(None))
+        return link.model_copy(update={"bandwidth_bytes_per_s": Spread(min=rate, median=rate)})
+
+    return tuple(changed(link) if changes(link) else link for link in inventory.links)
 
 
 def _at_rate(network: Network, hosts: Collection[str], rate_of: str, bandwidth_bytes_per_s: float) -> Network:

@@ -13,7 +13,7 @@ from typing import Literal
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan, PlanRank, Prediction
 from holmes_core.units import format_rate, format_seconds
-from planner.problem.networks import shared_network
+from planner.problem.networks import Networks, shared_network
 
 NAMED_HOSTS = 16  # up to here every host has a line of its own
 PartKind = Literal["compute", "tp", "bubble", "edges", "gradients", "optimizer"]
@@ -164,9 +164,10 @@ def nic_loads(inventory: Inventory, plan: Plan) -> tuple[NicLoad, ...]:
     cluster_of = {node.host: node.cluster for node in plan.nodes}
     rdma = {group.network for group in plan.groups if group.net_name == "IB"}
     rates: dict[tuple[str, str], float | None] = {}
+    networks = Networks(inventory, plan.job)
     for network in (*(cluster.fabric for cluster in inventory.clusters), shared_network(inventory)):
         for port in network.ports:
-            plain, fast = port.bandwidth_bytes_per_s, port.rdma_bandwidth_bytes_per_s
+            plain, fast = networks.as_measured(port, network.name), port.rdma_bandwidth_bytes_per_s
             rates[port.host, network.name] = fast if network.name in rdma else plain
     return tuple(
         NicLoad(
@@ -222,9 +223,9 @@ def _slowest(plan: Plan, axes: tuple[str, ...], what: str) -> str:
     ]
     if not crossing:
         return f"{what} inside hosts"
-    group = min(crossing, key=lambda group: (group.bandwidth_bytes_per_s or 0.0, group.name))
+    group = min(crossing, key=lambda group: (group.rate_bytes_per_s or 0.0, group.name))
     first = plan.ranks[group.ranks[0]]
-    rate = format_rate(group.bandwidth_bytes_per_s)
+    rate = format_rate(group.rate_bytes_per_s)
     return f"{what} through {group.interfaces[0]} of {first.host} (network {group.network}) at {rate} a group"
 
 

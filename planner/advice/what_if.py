@@ -1,6 +1,7 @@
 """The words of `--what-if`: changes of an inventory as a user types them.
 
     link:A-B=10Gb/s          clusters A and B reach each other at 10 Gbit/s a host on the network all clusters share
+    trunk:A-B=10Gb/s         all traffic between clusters A and B together has 10 Gbit/s each way
     fabric:A=400Gb/s         hosts of cluster A reach each other at 400 Gbit/s a host on the cluster's fabric
     nic:HOST/NETDEV=25Gb/s   one interface (a netdev, or an RDMA device such as mlx5_0) runs at 25 Gbit/s
     +host:NAME=like:OTHER    one more host like OTHER, in its cluster
@@ -16,7 +17,7 @@ import re
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.units import bytes_per_s_from_gbps
-from planner.advice.changes import Change, FabricRate, LinkRate, MoreHost, NicRate, WithoutHost, refused
+from planner.advice.changes import Change, FabricRate, LinkRate, MoreHost, NicRate, TrunkRate, WithoutHost, refused
 
 _GBPS = {"G": 1.0, "M": 1e-3}
 
@@ -30,9 +31,9 @@ def parse_changes(text: str, inventory: Inventory) -> tuple[Change, ...]:
 
 
 def _parse(text: str, inventory: Inventory) -> Change:
-    if found := re.fullmatch(r"link:(.+)=([^=]*)", text):
-        rate = _bandwidth_bytes_per_s(text, found[2])
-        return LinkRate(_two_clusters(text, found[1], inventory), rate)
+    if found := re.fullmatch(r"(link|trunk):(.+)=([^=]*)", text):
+        rate = _bandwidth_bytes_per_s(text, found[3])
+        return (LinkRate if found[1] == "link" else TrunkRate)(_two_clusters(text, found[2], inventory), rate)
     if found := re.fullmatch(r"fabric:([^=]+)=([^=]*)", text):
         return FabricRate(found[1], _bandwidth_bytes_per_s(text, found[2]))
     if found := re.fullmatch(r"nic:([^=/]+)/([^=]+)=([^=]*)", text):

@@ -7,8 +7,9 @@ of one hop. Sizes are those of the whole value on one member before a reduce-sca
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from holmes_core.records.job import Model, Recompute
+from holmes_core.records.job import Device, Model, Recompute
 from planner.cost.counts import Execution
 
 ETHERNET_MTU_BYTES = 1500
@@ -38,11 +39,6 @@ class PassTimes:
         return self.forward_s + self.backward_s
 
 
-def message_s(size_bytes: float, path: Path) -> float:
-    """Seconds until one message has arrived: latency + size / bandwidth."""
-    return path.latency_s + size_bytes / path.bandwidth_bytes_per_s
-
-
 def tcp_payload_share(mtu: int | None) -> float:
     """The share of an Ethernet link's rate that TCP's payload gets: (mtu - 52) / (mtu + 38); 0.941 at 1500 bytes.
 
@@ -69,6 +65,25 @@ def shard_exchange_s(size_bytes: float, num_ranks: int, path: Path) -> float:
     """Seconds of one ring reduce-scatter or all-gather: (n-1)/n size / bandwidth + (n-1) latency; one rank: 0."""
     hops_s = (num_ranks - 1) * path.latency_s
     return shard_exchange_bytes(size_bytes, num_ranks) / path.bandwidth_bytes_per_s + hops_s
+
+
+class Hops(NamedTuple):
+    """Latencies in the exchange of a bucket: those that keep its network busy, and those after its last byte left."""
+
+    reduce: int
+    gather: int
+    late: int
+
+
+def exchange_hops(num_ranks: int, device: Device) -> Hops:
+    """Of a reduce-scatter and an all-gather. NCCL's rings take (n-1) hops each before the next bucket's begin.
+
+    Gloo's reduce-scatter, an exchange of all with all, and between two ranks its all-gather take one hop, and many of
+    them are under way at once.
+    """
+    if device == "cuda":
+        return Hops(num_ranks - 1, num_ranks - 1, 0)
+    return Hops(0, num_ranks - 1 if num_ranks > 2 else 0, 1)
 
 
 def all_reduce_s(size_bytes: float, num_ranks: int, path: Path) -> float:

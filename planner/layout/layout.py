@@ -10,7 +10,7 @@ from holmes_core.records.job import Model
 from holmes_core.records.plan import PlanGroup, PlanRank
 from holmes_runtime.config.model_shape import stage_parameters
 from planner.problem.candidates import Candidate
-from planner.problem.networks import make_groups
+from planner.problem.groups import make_groups
 from planner.problem.problem import Problem
 from planner.schedule.run_mode import RunMode
 

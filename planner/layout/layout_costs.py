@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from itertools import permutations
 
 from holmes_core.records.plan import PlanGroup
 from holmes_runtime.config.model_shape import Part, gradient_order
-from planner.cost.collectives import PassTimes, Path, message_s, shard_exchange_s
+from planner.cost.collectives import PassTimes, Path, exchange_hops, shard_exchange_bytes
 from planner.cost.compute_time import NO_TIME, optimizer_s, split_factor
 from planner.cost.counts import GRADIENT_BYTES, edge_bytes
 from planner.cost.slot import Slot, head_parts_s, layer_parts_s
@@ -40,7 +41,7 @@ class LayoutCosts:
         self.execution = layout.candidate.execution(problem.job)
         price, hosts = cache(self._price), problem.fleet.hosts
         self.priced = {name: price(hosts[name].hardware.slot) for name in {rank.host for rank in layout.ranks}}
-        self.edge_s = self._edges()
+        self.edge_s, self.latency_s = self._edges()
 
     def _price(self, slot: Slot) -> SlotCosts:
         layer, collectives = layer_parts_s(self.job, self.execution, slot)
@@ -75,6 +76,7 @@ class LayoutCosts:
             backward_edges,
             self._weight_part(),
             split_factor(self.job),
+            tuple(self.latency_s.get((replica, stage % self.layout.candidate.pp), 0.0) for stage in stages[:-1]),
         )
 
     def _stage_s(self, stage: int, replica: int, tensor_parallel: bool = True) -> PassTimes:
@@ -96,59 +98,95 @@ class LayoutCosts:
     def _edge_s(self, replica: int, axis: str, stage: int) -> float:
         return self.edge_s.get((replica, axis, stage % self.layout.candidate.pp), 0.0)
 
-    def _edges(self) -> Mapping[tuple[int, str, int], float]:
-        """By (replica, axis, earlier pipeline rank), seconds of one message of one shard."""
+    def _edges(self) -> tuple[Mapping[tuple[int, str, int], float], Mapping[tuple[int, int], float]]:
+        """By (replica, axis, earlier pipeline rank), seconds for which one message of one shard keeps the link busy.
+
+        And by (replica, earlier pipeline rank), how long it is then under way.
+        """
         layout, size = self.layout, edge_bytes(self.job.model, self.execution)
         seconds: dict[tuple[int, str, int], float] = {}
+        latencies: dict[tuple[int, int], float] = {}
         for group in layout.groups_of_first_shards:
             if group.axis in EDGES:
                 earlier, later = (layout.ranks[rank] for rank in group.ranks)
                 path = self._path(group, earlier.host == later.host)
-                seconds[earlier.dp_rank, group.axis, earlier.pp_rank] = message_s(size, path)
-        return seconds
+                seconds[earlier.dp_rank, group.axis, earlier.pp_rank] = size / path.bandwidth_bytes_per_s
+                latencies[earlier.dp_rank, earlier.pp_rank] = path.latency_s
+        return seconds, latencies
 
     def _path(self, group: PlanGroup, one_host: bool) -> Path:
         """What the group has: its share of the network, or what joins the slots of its one host."""
         if one_host:
             return self.priced[self.layout.ranks[group.ranks[0]].host].slot.inside
-        assert group.bandwidth_bytes_per_s is not None
-        clusters = {self.layout.ranks[rank].cluster for rank in group.ranks}
-        return Path(group.bandwidth_bytes_per_s, self.networks.latency_s(clusters))
+        assert group.rate_bytes_per_s is not None
+        return Path(group.rate_bytes_per_s, group.latency_s)
+
+    def norm_s(self) -> tuple[float, float]:
+        """Seconds the norm's sum over all ranks is under way: down pipelines and back up, and around replicas."""
+        last = self.layout.candidate.pp - 1
+        pipelines_s: defaultdict[int, float] = defaultdict(float)
+        for (replica, earlier), latency_s in self.latency_s.items():
+            pipelines_s[replica] += latency_s if earlier < last else 0.0
+        rings_s = [(len(group.ranks) - 1) * group.latency_s for group in self._rings.values()]
+        return 2 * max(pipelines_s.values(), default=0.0), 2 * max(rings_s, default=0.0)
+
+    @property
+    def _dp(self) -> int:
+        return self.layout.candidate.dp
+
+    @cached_property
+    def _rings(self) -> dict[int, PlanGroup]:
+        """By pipeline rank, the dp group of its first shards."""
+        groups = [group for group in self.layout.groups_of_first_shards if group.axis == "dp"]
+        return {self.layout.ranks[group.ranks[0]].pp_rank: group for group in groups}
 
     def buckets(self) -> list[list[Bucket]]:
         """By stage, its gradient buckets; none with one replica, which exchanges nothing."""
-        if self.layout.candidate.dp == 1:
+        if self._dp == 1:
             return []
-        synced: dict[int, PlanGroup] = {}
-        for group in self.layout.groups_of_first_shards:
-            if group.axis == "dp":
-                synced[self.layout.ranks[group.ranks[0]].pp_rank] = group
         stages = range(len(self.layout.layers))
-        return [self._stage_buckets(stage, synced[stage % self.layout.candidate.pp]) for stage in stages]
+        return [self._stage_buckets(stage, self._rings[stage % self.layout.candidate.pp]) for stage in stages]
 
     def _stage_buckets(self, stage: int, group: PlanGroup) -> list[Bucket]:
         priced, last = self.at(stage, 0), self.layout.last_stage
-        path, reduce_weight = self._sync_path(group)
+        one_host = len({self.layout.ranks[rank].host for rank in group.ranks}) == 1
+        n, path = len(group.ranks), self._path(group, one_host)
+        reduce_bytes_per_s = path.bandwidth_bytes_per_s if one_host else self._reduce_bytes_per_s(group)
+        hops = exchange_hops(n, self.job.device)
 
         def exchange_s(parameters: int) -> tuple[float, float]:
-            reduce_s = reduce_weight * shard_exchange_s(GRADIENT_BYTES * parameters, len(group.ranks), path)
-            return reduce_s, shard_exchange_s(self.execution.value_bytes * parameters, len(group.ranks), path)
+            reduced = shard_exchange_bytes(GRADIENT_BYTES * parameters, n) / reduce_bytes_per_s
+            gathered = shard_exchange_bytes(self.execution.value_bytes * parameters, n) / path.bandwidth_bytes_per_s
+            return reduced + hops.reduce * path.latency_s, gathered + hops.gather * path.latency_s
 
         backward_s: dict[Part, float] = {
             "head": priced.head.backward_s,
             "layer": priced.layer.backward_s + priced.collectives.backward_s,
         }
         parts = gradient_order(self.layout.layers[stage], stage == 0, stage == last)
-        return make_buckets(self.job.model, self.layout.candidate.tp, parts, backward_s, exchange_s)
+        late_s, tp = hops.late * path.latency_s, self.layout.candidate.tp
+        return make_buckets(self.job.model, tp, parts, backward_s, exchange_s, late_s)
 
-    def _sync_path(self, group: PlanGroup) -> tuple[Path, float]:
-        """What a dp group has, and how much more than a ring's bytes its reduce-scatter sends out of a host."""
-        members = Counter(self.layout.ranks[rank].host for rank in group.ranks)
-        if len(members) == 1:
-            return self._path(group, True), 1.0
-        n = len(group.ranks)
-        out_of_host = max(count * (n - count) for count in members.values()) / (n - 1)
-        return self._path(group, False), 1.0 if self.job.device == "cuda" else out_of_host
+    def _reduce_bytes_per_s(self, group: PlanGroup) -> float:
+        """What a reduce-scatter over several hosts gets, in terms of the bytes that a ring would send.
+
+        Gloo's is an exchange of all with all, of which more leaves a host, and a cluster, than of a ring.
+        """
+        assert group.rate_bytes_per_s is not None
+        if self.job.device == "cuda":
+            return group.rate_bytes_per_s
+        n, ranks = len(group.ranks), [self.layout.ranks[rank] for rank in group.ranks]
+        members = Counter(rank.host for rank in ranks)
+        rates = []
+        if group.bandwidth_bytes_per_s is not None:
+            out_of_host = max(count * (n - count) for count in members.values())
+            rates.append(group.bandwidth_bytes_per_s * (n - 1) / out_of_host)
+        if group.trunk_bytes_per_s is not None:
+            clusters = [rank.cluster for rank in ranks]
+            held, hops = Counter(clusters), Counter(zip(clusters, (*clusters[1:], clusters[0]), strict=True))
+            crossing = max(held[a] * held[b] / max(1, hops[a, b]) for a, b in permutations(held, 2))
+            rates.append(group.trunk_bytes_per_s * (n - 1) / crossing)
+        return min(rates)
 
     def optimizer_s(self) -> float:
         """Seconds of the slowest rank's update."""

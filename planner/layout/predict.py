@@ -2,7 +2,8 @@
 
 The parts come from four simulations that differ in what takes time: compute alone; tensor parallel collectives too;
 edges too; everything. compute_s is what the busiest rank computes; bubble_s the rest of the first simulation;
-exposed_tp_s, exposed_edge_s and exposed_dp_s what each further one adds; optimizer_s comes last. They add up to step_s.
+exposed_tp_s, exposed_edge_s and exposed_dp_s what each further one adds, and how long the gradients' norm is under way
+over edges and around replicas; optimizer_s comes last. They add up to step_s.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ def predict(problem: Problem, layout: Layout) -> Prediction:
         ]
     alone_s = simulate(compute_alone)
     without_edges_s = simulate(without_edges) if layout.candidate.tp > 1 else alone_s
-    without_dp_s = simulate(whole) if layout.candidate.pp > 1 else without_edges_s
-    gradients_s = simulate(whole, costs.buckets()) if layout.candidate.dp > 1 else without_dp_s
+    norm_down_s, norm_around_s = costs.norm_s()
+    without_dp_s = simulate(whole) + norm_down_s if layout.candidate.pp > 1 else without_edges_s
+    gradients_s = without_dp_s
+    if layout.candidate.dp > 1:
+        gradients_s = simulate(whole, costs.buckets()) + norm_down_s + norm_around_s
     microbatch_s = tuple(
         tuple(_rank_s(pipeline, layout.stages_of(pp_rank)) for pipeline in compute_alone)
         for pp_rank in range(layout.candidate.pp)
@@ -62,7 +66,7 @@ def predict(problem: Problem, layout: Layout) -> Prediction:
 def predict_step_s(problem: Problem, layout: Layout) -> float:
     """Seconds of the step that `predict` would find, without its parts."""
     costs = LayoutCosts(problem, layout)
-    return simulate(costs.pipelines(), costs.buckets()) + costs.optimizer_s()
+    return simulate(costs.pipelines(), costs.buckets()) + sum(costs.norm_s()) + costs.optimizer_s()
 
 
 def predict_timeline(problem: Problem, layout: Layout, replica: int = 0) -> tuple[Span, ...]:

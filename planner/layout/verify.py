@@ -13,7 +13,8 @@ from holmes_runtime.config.schedule import make_schedule, most_in_flight
 from planner.cost.counts import memory_bytes
 from planner.problem.candidates import Candidate
 from planner.problem.fleet import slots_of
-from planner.problem.networks import SHARED, demanded_groups, shared_network
+from planner.problem.groups import demanded_groups
+from planner.problem.networks import SHARED, shared_network
 from planner.problem.problem import read_problem
 from planner.search.closed_form import price_ranks_s
 from planner.tolerances import RELATIVE_TOLERANCE

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import combinations, combinations_with_replacement
 
 from holmes_core.records.job import Job, Model
 from holmes_core.records.plan import NetName
@@ -14,9 +15,28 @@ from planner.cost.collectives import PassTimes, shard_exchange_bytes
 from planner.cost.counts import GRADIENT_BYTES, Execution, edge_bytes, memory_bytes
 from planner.cost.slot import Slot, head_parts_s, layer_parts_s
 from planner.problem.candidates import Candidate
+from planner.problem.connections import NOT_MEASURED
 from planner.problem.fleet import Fleet, HostClass
+from planner.problem.networks import Networks
 
 SLACK_BYTES = 4096  # of a rank's memory: more than what roundings of its parts add up to
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """What the way between two clusters takes, or between hosts of one, beside what their NICs do; 0 where not known.
+
+    `edge_s` is one message in one direction, all replicas at once. A parameter byte of a stage takes `path_s_per_byte`
+    as a NIC of a host would, and `trunk_s_per_byte` of what all groups share.
+    """
+
+    edge_s: float
+    path_s_per_byte: float
+    trunk_s_per_byte: float
+    latency_s: float
+
+
+FREE = Crossing(0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -49,6 +69,8 @@ class Coefficients:
     first_sync_bytes: int
     last_sync_bytes: int
     hides_edges: bool  # whether the schedule may keep enough micro-batches in flight to hide what edges take
+    crossings: Mapping[tuple[int, int], Crossing] = field(default_factory=dict)
+    """What was measured, by two indices of clusters, the smaller first, or inside one by twice its index."""
 
     @cached_property
     def layer_s(self) -> tuple[float, ...]:
@@ -104,8 +126,8 @@ def aligned_stages(num_hosts: int, group_slots_per_host: int, dp: int) -> int:
     )
 
 
-def make_coefficients(job: Job, fleet: Fleet, candidate: Candidate) -> Coefficients:
-    """The coefficients of `candidate` on `fleet`."""
+def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Candidate) -> Coefficients:
+    """The coefficients of `candidate` on `fleet`, whose hosts `networks` join."""
     tp, dp, classes = candidate.tp, candidate.dp, fleet.classes
     execution, model = candidate.execution(job), job.model
     seconds = {slot: slot_s(job, slot, execution) for slot in {each.hardware.slot for each in classes}}
@@ -115,7 +137,7 @@ def make_coefficients(job: Job, fleet: Fleet, candidate: Candidate) -> Coefficie
     message = tp * edge_bytes(model, execution)
     travels = tp * (GRADIENT_BYTES + execution.value_bytes)
     exchange = shard_exchange_bytes(1.0, dp)
-    names = list(dict.fromkeys(each.cluster for each in classes))
+    names = fleet.cluster_names
     hardware = [each.hardware for each in classes]
     return Coefficients(
         candidate=candidate,
@@ -135,6 +157,7 @@ def make_coefficients(job: Job, fleet: Fleet, candidate: Candidate) -> Coefficie
         shared_edge_s=tuple(
             _free_or(message * n, each.shared_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
         ),
+        crossings=_crossings(fleet, networks, message, max(at_once), dp),
         fabric_sync_s_per_byte=tuple(_free_or(exchange, each.fabric_bytes_per_s) for each in hardware),
         shared_sync_s_per_byte=tuple(_free_or(exchange, each.shared_bytes_per_s) for each in hardware),
         inside_sync_s_per_byte=tuple(exchange / tp / each.slot.inside.bandwidth_bytes_per_s for each in hardware),
@@ -143,6 +166,22 @@ def make_coefficients(job: Job, fleet: Fleet, candidate: Candidate) -> Coefficie
         last_sync_bytes=travels * head_parameters(model, tp),
         hides_edges=job.parallel.schedule in (None, "eager"),
     )
+
+
+def _crossings(
+    fleet: Fleet, networks: Networks, message_bytes: int, at_once: int, dp: int
+) -> dict[tuple[int, int], Crossing]:
+    """The crossings; a host sends at most `at_once` messages at the same time, a stage `dp`."""
+    exchange, found = shard_exchange_bytes(1.0, dp), {}
+    for (x, one), (y, other) in combinations_with_replacement(enumerate(fleet.cluster_names), 2):
+        measured = networks.connection(one, other)
+        path = measured.sockets_bytes_per_s if x != y else None  # inside, the rates of NICs say it
+        trunk = measured.trunk_bytes_per_s
+        edge_s = max(_free_or(message_bytes * at_once, path), _free_or(message_bytes * dp, trunk))
+        if measured != NOT_MEASURED:
+            rates = _free_or(exchange, path), _free_or(exchange, trunk)
+            found[x, y] = Crossing(edge_s, *rates, measured.latency_s)
+    return found
 
 
 def _free_or(size_bytes: float, bandwidth_bytes_per_s: float | None) -> float:
@@ -223,3 +262,10 @@ def joined_s(coeffs: Coefficients, classes: Iterable[int], fabric: Sequence[floa
     classes = tuple(classes)
     alike = len({(coeffs.cluster[c], coeffs.net_names[c]) for c in classes}) == 1
     return max((fabric if alike else shared)[c] for c in classes)
+
+
+def crossings_of(coeffs: Coefficients, classes: Iterable[int]) -> Iterator[Crossing]:
+    """The ways between the clusters of `classes`; inside, where it is one."""
+    clusters = sorted({coeffs.cluster[c] for c in classes})
+    pairs = combinations(clusters, 2) if len(clusters) > 1 else [(clusters[0], clusters[0])]
+    return (coeffs.crossings.get(pair, FREE) for pair in pairs)

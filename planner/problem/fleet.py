@@ -72,6 +72,11 @@ class Fleet:
     classes: tuple[HostClass, ...]
 
     @cached_property
+    def cluster_names(self) -> list[str]:
+        """The clusters' names, in order."""
+        return list(dict.fromkeys(each.cluster for each in self.classes))
+
+    @cached_property
     def hosts(self) -> dict[str, FleetHost]:
         """By name, the host."""
         return {host.name: host for each in self.classes for host in each.hosts}

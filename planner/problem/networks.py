@@ -1,18 +1,20 @@
-"""Process groups, and for each the network its members share: name, interfaces, NCCL transport, bandwidth."""
+"""The network that some hosts share: its name, their interfaces on it, NCCL's transport, and what each gets of it."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import NamedTuple
+from functools import cached_property, partial
+from itertools import combinations_with_replacement
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.inventory import Cluster, Inventory, Network, NetworkPort
 from holmes_core.records.job import Job
-from holmes_core.records.plan import Axis, NetName, PlanGroup, PlanRank
+from holmes_core.records.link import Link
+from holmes_core.records.plan import NetName
+from holmes_core.units import bytes_per_s_from_gbps
 from planner.cost.collectives import tcp_payload_share
+from planner.problem.connections import NOT_MEASURED, Connection, read_connections
 
 SHARED = "shared"
 RDMA_KINDS = ("InfiniBand", "RoCE")
@@ -40,15 +42,6 @@ class HostRates:
     shared_bytes_per_s: float | None
 
 
-class DemandedGroup(NamedTuple):
-    """A process group to be: its name, its axis, and its ranks with the host of each."""
-
-    name: str
-    axis: Axis
-    ranks: tuple[int, ...]
-    hosts: tuple[str, ...]
-
-
 class Networks:
     """The networks of an inventory, indexed by host, so that a question about a host takes no look at the others."""
 
@@ -56,14 +49,16 @@ class Networks:
         self._on_cpu = job.device == "cpu"
         self._cluster_of = {host: cluster for cluster in inventory.clusters for host in cluster.hosts}
         mtus = {(host.name, netdev.name): netdev.mtu for host in inventory.hosts for netdev in host.netdevs}
+        calibration = job.compute.calibration
+        self._part = part = calibration.network_efficiency if calibration is not None else 1.0
 
         def priced(ports: Iterable[NetworkPort]) -> dict[str, NetworkPort]:
-            return {port.host: _as_priced(port, mtus.get((port.host, port.netdev or "")), job) for port in ports}
+            return {port.host: _as_priced(port, mtus.get((port.host, port.netdev or "")), part) for port in ports}
 
         self._fabric_ports = priced(port for cluster in inventory.clusters for port in cluster.fabric.ports)
         self._shared = shared_network(inventory)
         self._shared_ports = priced(self._shared.ports)
-        self._latencies = _read_latencies(inventory)
+        self._connections = read_connections(inventory, partial(_payload_rate, inventory, mtus), part)
 
     def shared_port(self, host: str) -> NetworkPort:
         """The port of `host` on the network all share. Raises HolmesError if it has none."""
@@ -83,21 +78,58 @@ class Networks:
         known = port is not None and port.hcas and port.rdma_bandwidth_bytes_per_s
         return bool(known) and not self._on_cpu and self._cluster_of[host].fabric.kind in RDMA_KINDS
 
+    def connection(self, one: str, other: str) -> Connection:
+        """What was measured between two clusters, or with one name inside it."""
+        return self._connections.get(frozenset((one, other)), NOT_MEASURED)
+
     def latency_s(self, clusters: Collection[str]) -> float:
         """Seconds one message is under way at most between hosts of `clusters`; 0 where nothing was measured."""
-        pairs = self._latencies.items()
-        return max((seconds for pair, seconds in pairs if pair <= set(clusters)), default=0.0)
+        return max((self.connection(*pair).latency_s for pair in _pairs(clusters)), default=0.0)
+
+    def line_rate(self, priced_bytes_per_s: float, rdma: bool = False) -> float:
+        """The rate of a port, as inventories state it, that is priced at so many bytes/s."""
+        return priced_bytes_per_s / self._part / (1.0 if rdma else tcp_payload_share(None))
 
     def rates(self, host: str) -> HostRates:
-        """What the host's NICs offer; None also where it has no port on the network."""
-        shared = self._shared_ports.get(host)
-        shared_bytes_per_s = shared.bandwidth_bytes_per_s if shared is not None else None
+        """What the host gets of its NICs, to the best connected other cluster; None also where it has no port."""
+        own = self._cluster_of[host].name
+        far = [self.connection(own, cluster) for cluster in self._names if cluster != own]
+        shared_port = self._shared_ports.get(host)
+        port_bytes_per_s = shared_port.bandwidth_bytes_per_s if shared_port is not None else None
+        known = [rate for each in far if (rate := each.host_bytes_per_s(port_bytes_per_s)) is not None]
+        shared_bytes_per_s = max(known, default=None) if far else port_bytes_per_s
+        if not self._on_cpu and not self.uses_rdma(host):
+            return HostRates("Socket", self._inside_bytes_per_s(host, shared_port), shared_bytes_per_s)
         fabric = self._fabric_ports.get(host)
-        if self._on_cpu:
-            return HostRates(None, fabric.bandwidth_bytes_per_s if fabric is not None else None, shared_bytes_per_s)
-        if fabric is not None and self.uses_rdma(host):
-            return HostRates("IB", fabric.rdma_bandwidth_bytes_per_s, shared_bytes_per_s)
-        return HostRates("Socket", shared_bytes_per_s, shared_bytes_per_s)
+        if self._on_cpu or fabric is None:
+            return HostRates(None, self._inside_bytes_per_s(host, fabric), shared_bytes_per_s)
+        return HostRates("IB", self._rdma_bytes_per_s(fabric), shared_bytes_per_s)
+
+    def as_measured(self, port: NetworkPort, network: str) -> float | None:
+        """The rate of a port, or what was measured by it: to the best connected other cluster where all share it."""
+        own = self._cluster_of[port.host].name if port.host in self._cluster_of else None
+        if own is None:
+            return port.bandwidth_bytes_per_s
+        others = [own] if network != self._shared.name else [name for name in self._names if name != own]
+        rates = [self.connection(own, other).host_bytes_per_s(port.bandwidth_bytes_per_s) for other in others]
+        return max((rate for rate in rates if rate is not None), default=port.bandwidth_bytes_per_s)
+
+    def _inside_bytes_per_s(self, host: str, port: NetworkPort | None) -> float | None:
+        """What sockets of the host get to its own cluster by `port`; measured is the fabric's netdev alone."""
+        if port is None:
+            return None
+        own, fabric = self._cluster_of[host].name, self._fabric_ports.get(host)
+        measured = fabric is not None and fabric.netdev == port.netdev
+        inside = self.connection(own, own) if measured else NOT_MEASURED
+        return inside.host_bytes_per_s(port.bandwidth_bytes_per_s)
+
+    def _rdma_bytes_per_s(self, port: NetworkPort) -> float | None:
+        own, rate = self._cluster_of[port.host].name, port.rdma_bandwidth_bytes_per_s
+        return None if rate is None else rate * self.connection(own, own).rdma_share
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return list(dict.fromkeys(cluster.name for cluster in self._cluster_of.values()))
 
     def route(self, hosts: Sequence[str]) -> Route:
         """The network `hosts` use among themselves: the fabric of their one cluster, else the shared network.
@@ -110,7 +142,7 @@ class Networks:
         inside = cluster is not None and all(self._cluster_of.get(host) is cluster for host in hosts)
         if inside and cluster is not None and self._on_cpu:
             ports = [_known_port(self._fabric_ports.get(host), cluster.fabric.name, host) for host in hosts]
-            return _socket_route(cluster.name, ports, None)
+            return self._socket_route(cluster.name, ports, None)
         if inside and cluster is not None and all(self.uses_rdma(host) for host in hosts):
             return self._rdma_route(cluster, hosts)
         ports = [self.shared_port(host) for host in hosts]
@@ -118,27 +150,39 @@ class Networks:
             (fabric := self._fabric_ports.get(port.host)) is not None and fabric.netdev == port.netdev for port in ports
         )
         name = cluster.name if same and cluster is not None else SHARED
-        return _socket_route(name, ports, None if self._on_cpu else "Socket")
+        return self._socket_route(name, ports, None if self._on_cpu else "Socket")
 
     def shared_route(self, host: str) -> Route:
         """The network all hosts share, as `host` uses it."""
-        return _socket_route(SHARED, [self.shared_port(host)], None if self._on_cpu else "Socket")
+        port = self.shared_port(host)
+        net_name: NetName | None = None if self._on_cpu else "Socket"
+        return Route(SHARED, net_name, (str(port.netdev),), (self.rates(host).shared_bytes_per_s,))
+
+    def _socket_route(self, name: str, ports: Sequence[NetworkPort], net_name: NetName | None) -> Route:
+        """Sockets between the hosts of `ports`; each has what it gets to the worst connected cluster of the others."""
+        clusters = list(dict.fromkeys(self._cluster_of[port.host].name for port in ports))
+        bandwidths = tuple(self._sockets_bytes_per_s(port, clusters) for port in ports)
+        return Route(name, net_name, tuple(str(port.netdev) for port in ports), bandwidths)
+
+    def _sockets_bytes_per_s(self, port: NetworkPort, clusters: Sequence[str]) -> float | None:
+        own = self._cluster_of[port.host].name
+        if len(clusters) == 1:
+            return self._inside_bytes_per_s(port.host, port)
+        far = [self.connection(own, cluster) for cluster in clusters if cluster != own]
+        rates = [connection.host_bytes_per_s(port.bandwidth_bytes_per_s) for connection in far]
+        known = [rate for rate in rates if rate is not None]
+        return min(known) if len(known) == len(rates) else None
 
     def _rdma_route(self, cluster: Cluster, hosts: Sequence[str]) -> Route:
         """RDMA through the fabric. A port without a netdev (no IPoIB) names the shared one, for NCCL's bootstrap."""
         ports = [self._fabric_ports[host] for host in hosts]
         interfaces = tuple(port.netdev or str(self.shared_port(port.host).netdev) for port in ports)
-        return Route(cluster.name, "IB", interfaces, tuple(port.rdma_bandwidth_bytes_per_s for port in ports))
+        return Route(cluster.name, "IB", interfaces, tuple(self._rdma_bytes_per_s(port) for port in ports))
 
 
-def _read_latencies(inventory: Inventory) -> dict[frozenset[str], float]:
-    """Seconds by the clusters at both ends, one name inside a cluster: the largest median of the link test."""
-    found: dict[frozenset[str], float] = {}
-    for link in inventory.links:
-        if link.latency_s is not None:
-            key = frozenset(link.clusters)
-            found[key] = max(found.get(key, 0.0), link.latency_s.median)
-    return found
+def _pairs(clusters: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Every two of `clusters`, and each with itself."""
+    return combinations_with_replacement(sorted(set(clusters)), 2)
 
 
 def shared_network(inventory: Inventory) -> Network:
@@ -181,107 +225,22 @@ def _known_port(port: NetworkPort | None, network: str, host: str) -> NetworkPor
     return port
 
 
-def make_groups(networks: Networks, ranks: Sequence[PlanRank], chunks: int = 1) -> tuple[PlanGroup, ...]:
-    """All process groups of the job: dp by stage, then edges by replica and stage, forward before backward, then tp.
-
-    A group's bandwidth is the least share of a NIC any member gets, when all groups of the same axis send at once.
-    """
-    demanded = list(demanded_groups(ranks, chunks))
-    alike = Counter((member.axis, member.hosts) for member in demanded)
-    routes = {hosts: networks.route(hosts) for hosts in dict.fromkeys(hosts for _, hosts in alike)}
-    uses = {(axis, hosts): _flows(axis, hosts, routes[hosts]) for axis, hosts in alike}
-    flows: Counter[Flow] = Counter()
-    for key, count in alike.items():
-        for _, flow in uses[key]:
-            flows[flow] += count
-    rates = {key: _group_bandwidth(key[1], routes[key[1]], uses[key], flows) for key in alike}
-    return tuple(
-        PlanGroup(
-            name=name,
-            axis=axis,
-            ranks=members,
-            network=(route := routes[hosts]).network,
-            interfaces=route.interfaces,
-            net_name=route.net_name,
-            bandwidth_bytes_per_s=rates[axis, hosts],
-        )
-        for name, axis, members, hosts in demanded
-    )
-
-
-def demanded_groups(ranks: Sequence[PlanRank], chunks: int = 1) -> Iterator[DemandedGroup]:
-    """The groups the coordinates of `ranks` demand, in plan order.
-
-    With several chunks of the model on a rank, an edge leads from the last pipeline rank back to the first as well.
-    """
-    at = {(rank.pp_rank, rank.dp_rank, rank.tp_rank): (rank.rank, rank.host) for rank in ranks}
-    pp, dp, tp = (1 + max(coordinate[axis] for coordinate in at) for axis in range(3))
-    suffixes = [f"/shard{shard}" if tp > 1 else "" for shard in range(tp)]
-    if dp > 1:
-        for stage in range(pp):
-            for shard, suffix in enumerate(suffixes):
-                replicas = [at[stage, replica, shard] for replica in range(dp)]
-                yield DemandedGroup(f"dp/stage{stage}{suffix}", "dp", *zip(*replicas, strict=True))
-    edges = [*pairwise(range(pp)), *([(pp - 1, 0)] if chunks > 1 else [])]
-    for replica in range(dp):
-        for before, after in edges:
-            for shard, suffix in enumerate(suffixes):
-                name = f"edge/replica{replica}/{before}-{after}"
-                (first, first_host), (second, second_host) = at[before, replica, shard], at[after, replica, shard]
-                ranks_and_hosts = (first, second), (first_host, second_host)
-                yield DemandedGroup(f"{name}/forward{suffix}", "pp_forward", *ranks_and_hosts)
-                yield DemandedGroup(f"{name}/backward{suffix}", "pp_backward", *ranks_and_hosts)
-    if tp > 1:
-        for stage in range(pp):
-            for replica in range(dp):
-                shards = [at[stage, replica, shard] for shard in range(tp)]
-                yield DemandedGroup(f"tp/stage{stage}/replica{replica}", "tp", *zip(*shards, strict=True))
-
-
-def _as_priced(port: NetworkPort, mtu: int | None, job: Job) -> NetworkPort:
+def _as_priced(port: NetworkPort, mtu: int | None, part: float) -> NetworkPort:
     """The port at the rates that payload gets: without TCP's framing, and by the part that a calibrating run got."""
-    calibration = job.compute.calibration
-    part = calibration.network_efficiency if calibration is not None else 1.0
     parts = {"bandwidth_bytes_per_s": part * tcp_payload_share(mtu), "rdma_bandwidth_bytes_per_s": part}
     known = {name: rate * parts[name] for name in parts if (rate := getattr(port, name)) is not None}
     return port.model_copy(update=known)
 
 
-def _socket_route(name: str, ports: Sequence[NetworkPort], net_name: NetName | None) -> Route:
-    interfaces = tuple(str(port.netdev) for port in ports)
-    return Route(name, net_name, interfaces, tuple(port.bandwidth_bytes_per_s for port in ports))
-
-
-Flow = tuple[Axis, str, str, str]
-
-
-def _flows(axis: Axis, hosts: Sequence[str], path: Route) -> list[tuple[int, Flow]]:
-    """Each use a group makes of a NIC: the member's position, and (axis, host, interface, way out or in)."""
-    return [
-        (position, (axis, hosts[position], path.interfaces[position], way))
-        for ends in _crossings(axis, hosts)
-        for position, way in zip(ends, ("out", "in"), strict=True)
-    ]
-
-
-def _crossings(axis: Axis, hosts: Sequence[str]) -> list[tuple[int, int]]:
-    """Pairs (sender, receiver), as positions in `hosts`, whose traffic leaves the sender's host.
-
-    A dp or tp group is a ring in the order of its ranks; in an edge the one computed first in that direction sends.
-    """
-    n = len(hosts)
-    if axis in ("pp_forward", "pp_backward"):
-        pairs = [(0, 1)] if axis == "pp_forward" else [(1, 0)]
-    else:
-        pairs = [(i, (i + 1) % n) for i in range(n)]
-    return [(i, j) for i, j in pairs if hosts[i] != hosts[j]]
-
-
-def _group_bandwidth(
-    hosts: Sequence[str], path: Route, uses: Sequence[tuple[int, Flow]], flows: Counter[Flow]
+def _payload_rate(
+    inventory: Inventory, mtus: Mapping[tuple[str, str], int | None], link: Link, end: int
 ) -> float | None:
-    """The least share of a NIC; None where all members are on one host and the NIC's rate is not known."""
-    if not uses:
-        return None if None in path.bandwidths else min(b for b in path.bandwidths if b is not None)
-    bandwidths = require_bandwidth(path, hosts)
-    return min(bandwidths[position] / flows[flow] for position, flow in uses)
+    """Bytes/s of payload that the port at one end of `link` offers, without framing; None when not known."""
+    host, device = next((host for host in inventory.hosts if host.name == link.hosts[end]), None), link.devices[end]
+    if host is None:
+        return None
+    if link.method == "ib_write_bw":
+        gbps = next((nic.rate_gbps for nic in host.nics if nic.hca == device), None)
+        return bytes_per_s_from_gbps(gbps) if gbps else None
+    speed = next((netdev.speed_bytes_per_s for netdev in host.netdevs if netdev.name == device), None)
+    return speed * tcp_payload_share(mtus.get((host.name, device))) if speed else None

@@ -30,7 +30,7 @@ class Problem:
 
     @cached_property
     def _coefficients(self) -> Callable[[Candidate], Coefficients]:
-        return cache(lambda candidate: make_coefficients(self.job, self.fleet, candidate))
+        return cache(lambda candidate: make_coefficients(self.job, self.fleet, self.networks, candidate))
 
 
 def read_problem(inventory: Inventory, job: Job) -> Problem:

@@ -13,11 +13,13 @@ PARAMETERS = {"head": head_parameters, "layer": layer_parameters, "embedding": e
 
 @dataclass(frozen=True)
 class Bucket:
-    """Seconds of the backward that makes its gradients, of their reduce-scatter, and of the weights' all-gather."""
+    """Seconds of the backward that makes its gradients, and for which their reduce-scatter and the weights' all-gather
+    keep the network busy; `late_s` after that the last byte is there."""
 
     backward_s: float
     reduce_s: float
     gather_s: float = 0.0
+    late_s: float = 0.0
 
 
 def make_buckets(
@@ -26,14 +28,15 @@ def make_buckets(
     parts: Iterable[Part],
     backward_s: Mapping[Part, float],
     exchange_s: Callable[[int], tuple[float, float]],
+    late_s: float = 0.0,
 ) -> list[Bucket]:
     """A bucket for each of a stage's `parts`, which stand in the order of their gradients.
 
     `backward_s` is by part; the embedding's gradients come with those of the layer before. `exchange_s` gives the
-    seconds of reduce-scatter and all-gather for the parameters of one of `tp` shards.
+    seconds of reduce-scatter and all-gather for the parameters of one of `tp` shards, `late_s` the latency.
     """
     parts = tuple(parts)
     bucket_of = {
-        part: Bucket(backward_s.get(part, 0.0), *exchange_s(PARAMETERS[part](model, tp))) for part in set(parts)
+        part: Bucket(backward_s.get(part, 0.0), *exchange_s(PARAMETERS[part](model, tp)), late_s) for part in set(parts)
     }
     return [bucket_of[part] for part in parts]

@@ -12,6 +12,7 @@ from math import ceil
 from holmes_core.records.job import Job
 from holmes_runtime.config.model_shape import Part, gradient_order
 from holmes_runtime.config.schedule import microbatches_in_flight
+from planner.cost.collectives import exchange_hops
 from planner.cost.compute_time import split_factor
 from planner.cost.counts import GRADIENT_BYTES, memory_bytes
 from planner.problem.coefficients import Coefficients
@@ -20,7 +21,7 @@ from planner.schedule.precedence import precedence_of
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts
 from planner.schedule.simulate import Pipeline, PipelineTimes, simulate
 from planner.schedule.step_lower_bound import Shape, least_step_s
-from planner.search.closed_form import edge_s, rings_on_nic, sync_s_per_byte
+from planner.search.closed_form import NO_EDGE, Edge, edge_of, rings_on_nic, site_latency_s, sync_s_per_byte
 from planner.search.placement import Placement, even_layers
 from planner.tolerances import ROUNDING
 
@@ -106,9 +107,11 @@ class PlacementSimulator:
             return [()] if self._job.parallel.schedule == "eager" else []
         _, sites = self._lanes[0]
         stages = self._stage_s(sites, self._placement.layers)
-        edges = self._edges_s(sites, 1)
-        pace_s = max(*(f + b for f, b in stages), *edges)
-        trips_s = [sum(stages[e]) + sum(stages[e + 1]) + 2 * edge for e, edge in enumerate(edges)]
+        edges = self._edges(sites, 1)
+        pace_s = max(*(f + b for f, b in stages), *(edge.busy_s for edge in edges))
+        trips_s = [
+            sum(stages[e]) + sum(stages[e + 1]) + 2 * (edge.busy_s + edge.latency_s) for e, edge in enumerate(edges)
+        ]
         wanted = [max(0, ceil(trip_s / pace_s * (1 - ROUNDING)) - 2) if pace_s else 0 for trip_s in trips_s]
         far = [len({self._coeffs.cluster[c] for c in (*a, *b)}) > 1 for a, b in pairwise(self._sites)]
         found: dict[tuple[int, ...], None] = {}
@@ -140,10 +143,17 @@ class PlacementSimulator:
         """Lower bound on the step of `mode`, in seconds."""
         shapes = [Shape(mode.schedule, self._pp, count, mode.extra_in_flight) for count, _ in self._lanes]
         lanes = zip(shapes, self._times(mode), strict=True)
-        return max(least_step_s(shape, times, self._buckets(mode.layers)) for shape, times in lanes)
+        return max(least_step_s(shape, times, self._buckets(mode.layers)) for shape, times in lanes) + self._norm_s
 
     def _simulate(self, mode: RunMode, rounds_left_out: int) -> float:
-        return simulate(self._pipelines(mode, rounds_left_out), self._buckets(mode.layers))
+        return simulate(self._pipelines(mode, rounds_left_out), self._buckets(mode.layers)) + self._norm_s
+
+    @cached_property
+    def _norm_s(self) -> float:
+        """Seconds the norm's sum over all ranks is under way: down pipelines and back up, and around replicas."""
+        pipelines_s = max(sum(edge.latency_s for edge in self._edges(sites, 1)) for _, sites in self._lanes)
+        around_s = max(site_latency_s(self._coeffs, site) for site in self._sites)
+        return 2 * pipelines_s + 2 * (self._placement.candidate.dp - 1) * around_s
 
     def parts(self, mode: RunMode) -> StepParts:
         """The parts of its seconds; what links add is taken from shortened simulations."""
@@ -169,9 +179,11 @@ class PlacementSimulator:
         """Seconds of each lane's stages and edges."""
         found = []
         for _, sites in self._lanes:
-            edges = tuple(self._edges_s(sites, mode.chunks))
+            edges = self._edges(sites, mode.chunks)
+            busy_s, late_s = (tuple(edge.busy_s for edge in edges), tuple(edge.latency_s for edge in edges))
             forward_s, backward_s = zip(*self._stage_s(sites, mode.layers), strict=True)
-            found.append(PipelineTimes(forward_s, backward_s, edges, edges, split_factor=split_factor(self._job)))
+            factor = split_factor(self._job)
+            found.append(PipelineTimes(forward_s, backward_s, busy_s, busy_s, split_factor=factor, latency_s=late_s))
         return found
 
     def _stage_s(self, sites: Sequence[tuple[int, ...]], layers: Sequence[int]) -> list[tuple[float, float]]:
@@ -184,17 +196,17 @@ class PlacementSimulator:
             found.append((forward_s, held * layer.backward_s + head.backward_s * is_last))
         return found
 
-    def _edges_s(self, sites: Sequence[tuple[int, ...]], chunks: int) -> list[float]:
-        """Seconds of one message by edge; between stages of one host none."""
-        coeffs, found = self._coeffs, []
+    def _edges(self, sites: Sequence[tuple[int, ...]], chunks: int) -> list[Edge]:
+        """One message by edge; between stages of one host it takes nothing."""
+        coeffs, found = self._coeffs, list[Edge]()
         count: dict[tuple[int, ...], int] = {}
         for before, after in pairwise(sites):
             count[before] = count.get(before, 0) + 1
             per_host = coeffs.stages_per_host[before[0]] if len(before) == 1 else 1
             same_host = before == after and count[before] % per_host != 0
-            found.append(0.0 if same_host else edge_s(coeffs, before, after))
-        back_s = edge_s(coeffs, sites[-1], sites[0])
-        return [*found, back_s] * (chunks - 1) + found
+            found.append(NO_EDGE if same_host else edge_of(coeffs, before, after))
+        back = edge_of(coeffs, sites[-1], sites[0])
+        return [*found, back] * (chunks - 1) + found
 
     def _read_buckets(self, layers: tuple[int, ...]) -> list[list[Bucket]]:
         """By stage, its gradient buckets when stages hold `layers`; none with one replica."""
@@ -206,19 +218,23 @@ class PlacementSimulator:
         coeffs, tp, site = self._coeffs, self._placement.candidate.tp, self._sites[stage % self._pp]
         value_bytes = self._execution.value_bytes
         gather_part = value_bytes / (GRADIENT_BYTES + value_bytes)
-        per_byte = sync_s_per_byte(coeffs, site, self._rings(stage % self._pp))
+        crossing = sum(len({coeffs.cluster[c] for c in at}) > 1 for at in self._sites)
+        per_byte = sync_s_per_byte(coeffs, site, self._rings(stage % self._pp), max(1, crossing))
         slowest = max(site, key=lambda c: coeffs.layer_s[c])
+
+        latency_s, hops = site_latency_s(coeffs, site), exchange_hops(coeffs.candidate.dp, self._job.device)
 
         def exchange_s(parameters: int) -> tuple[float, float]:
             seconds = per_byte * (tp * (GRADIENT_BYTES + value_bytes)) * parameters
-            return seconds * (1 - gather_part), seconds * gather_part
+            reduced_s, gathered_s = seconds * (1 - gather_part), seconds * gather_part
+            return reduced_s + hops.reduce * latency_s, gathered_s + hops.gather * latency_s
 
         backward_s: dict[Part, float] = {
             "head": coeffs.head[slowest].backward_s,
             "layer": coeffs.layer[slowest].backward_s,
         }
         parts = gradient_order(num_layers, stage == 0, stage == last)
-        return make_buckets(self._job.model, tp, parts, backward_s, exchange_s)
+        return make_buckets(self._job.model, tp, parts, backward_s, exchange_s, hops.late * latency_s)
 
     def _rings(self, rank: int) -> int:
         """Dp groups at once on a host's NIC."""

@@ -2,9 +2,10 @@
 gathered and gradients reduced.
 
 Each replica's pipeline runs alone, since groups already carry only their share of a NIC. Sends do not hold up the
-sender; a link, from one pipeline rank to its neighbour in one direction, carries one message at a time. A step begins
-when all ranks have updated their shards: weights are gathered under the first forward, gradients reduced under the
-last backward, and the update waits for the slowest rank, since the norm that clips gradients is everybody's.
+sender; a link, from one pipeline rank to its neighbour in one direction, takes one message at a time, and a message
+that has left arrives after the link's latency, while the next one leaves. A step begins when all ranks have updated
+their shards: weights are gathered under the first forward, gradients reduced under the last backward, and the update
+waits for the slowest rank, since the norm that clips gradients is everybody's.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from planner.schedule.precedence import Precedence, find_precedence
 class PipelineTimes:
     """Seconds per micro-batch of one replica.
 
-    forward_s and backward_s are by stage. forward_edge_s[s] is one message from stage s to s+1, backward_edge_s[s] one
-    from s+1 to s. `weight_part` of a backward makes weight gradients, which a schedule may split off; its two halves
-    then take `split_factor` times as long together.
+    forward_s and backward_s are by stage. forward_edge_s[s] is how long one message from stage s to s+1 keeps the link
+    busy, backward_edge_s[s] one from s+1 to s; both arrive latency_s[s] after they have left, none if it is empty.
+    `weight_part` of a backward makes weight gradients, which a schedule may split off; its two halves then take
+    `split_factor` times as long together.
     """
 
     forward_s: tuple[float, ...]
@@ -33,11 +35,16 @@ class PipelineTimes:
     backward_edge_s: tuple[float, ...]
     weight_part: float = 0.5
     split_factor: float = 1.0
+    latency_s: tuple[float, ...] = ()
 
     def without_edges(self) -> PipelineTimes:
         """The same pipeline with links that take no time."""
         free = (0.0,) * len(self.forward_edge_s)
-        return replace(self, forward_edge_s=free, backward_edge_s=free)
+        return replace(self, forward_edge_s=free, backward_edge_s=free, latency_s=())
+
+    def under_way_s(self) -> tuple[float, ...]:
+        """By edge, the latency."""
+        return self.latency_s or (0.0,) * len(self.forward_edge_s)
 
     def halves_s(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """By stage, the halves of a backward that a schedule splits: its input's gradient, its weights' gradients."""
@@ -51,6 +58,11 @@ class PipelineTimes:
         """Seconds of every kind of work, by kind and stage as `Waits` numbers them."""
         inputs_s, weights_s = self.halves_s()
         return [*self.forward_s, *self.forward_s, *self.backward_s, *inputs_s, *weights_s]
+
+    def late_s(self) -> list[float]:
+        """By kind and stage as `work_s`, how long what the work waits for is under way."""
+        forward_s, backward_s = (0.0, *self.under_way_s()), (*self.under_way_s(), 0.0)
+        return [*forward_s, *forward_s, *backward_s, *backward_s, *(0.0 for _ in backward_s)]
 
 
 class Interval(NamedTuple):
@@ -82,16 +94,20 @@ class Span:
 
 @dataclass(frozen=True)
 class Run:
-    """When each action of one replica ended and its message arrived, by its number; see precedence.py."""
+    """When each action of one replica ended and its message had left, by its number; see precedence.py.
+
+    `late_s` is how long what it waits for is then under way, by work as `Waits` numbers it.
+    """
 
     precedence: Precedence
     ends_s: list[float]
-    arrived_s: list[float]
+    left_s: list[float]
+    late_s: list[float]
 
     def interval(self, number: int) -> Interval:
         """When that action ran."""
-        before, needed, *_ = self.precedence.waits[number - 1]
-        return Interval(max(self.ends_s[before], self.arrived_s[needed]), self.ends_s[number])
+        before, needed, work, *_ = self.precedence.waits[number - 1]
+        return Interval(max(self.ends_s[before], self.left_s[needed] + self.late_s[work]), self.ends_s[number])
 
 
 Buckets = Sequence[Sequence[Bucket]]
@@ -105,20 +121,21 @@ def run_pipeline(pipeline: Pipeline, buckets: Buckets = ()) -> Run:
     """
     precedence, times = pipeline.precedence, pipeline.times
     work_s, edge_s = times.work_s(), [*times.forward_edge_s, *times.backward_edge_s, 0.0]
+    late_s = times.late_s()
     least_end_s = gathered_s(len(precedence.by_rank), times, buckets)
     least_end_s += [0.0] * (len(work_s) - len(least_end_s))
-    ends_s, arrived_s = [0.0], [0.0]
-    ended, arrives = ends_s.append, arrived_s.append
+    ends_s, left_s = [0.0], [0.0]
+    ended, leaves = ends_s.append, left_s.append
     # This loop is most of what planning a small fleet takes: lists and numbers, no calls but the two appends.
     for before, needed, work, ahead, edge in precedence.waits:
-        now_s, there_s = ends_s[before], arrived_s[needed]
+        now_s, there_s = ends_s[before], left_s[needed] + late_s[work]
         now_s = (there_s if there_s > now_s else now_s) + work_s[work]
         if now_s < least_end_s[work]:
             now_s = least_end_s[work]
         ended(now_s)
-        free_s = arrived_s[ahead]
-        arrives((free_s if free_s > now_s else now_s) + edge_s[edge])
-    return Run(precedence, ends_s, arrived_s)
+        free_s = left_s[ahead]
+        leaves((free_s if free_s > now_s else now_s) + edge_s[edge])
+    return Run(precedence, ends_s, left_s, late_s)
 
 
 def gathered_s(pp: int, times: PipelineTimes, buckets: Buckets) -> list[float]:
@@ -135,13 +152,13 @@ def gathered_s(pp: int, times: PipelineTimes, buckets: Buckets) -> list[float]:
             whole_s = sum(bucket.backward_s for bucket in row)
             for bucket in reversed(row):
                 now_s += bucket.gather_s
-                least_s[stage] = max(least_s[stage], now_s + left * times.forward_s[stage])
+                least_s[stage] = max(least_s[stage], now_s + bucket.late_s + left * times.forward_s[stage])
                 left -= bucket.backward_s / whole_s if whole_s else 1 / len(row)
     return least_s
 
 
 def reduce_end_s(last_backwards: Sequence[Interval], buckets: Sequence[Bucket], free_s: float = 0.0) -> float:
-    """When a stage's gradients are reduced over its replicas, whose last backwards are given.
+    """When a stage's gradients have left to be reduced over its replicas, whose last backwards are given.
 
     Buckets are in the order the backward makes them. Each starts when every replica has made it, the one before is
     through and the network is free, at `free_s`. A replica's backward makes buckets at the pace of its own interval.
@@ -172,10 +189,11 @@ def simulate(pipelines: Iterable[Pipeline], buckets: Buckets = ()) -> float:
 
 def _rank_reduce_end_s(stages: Sequence[int], finals: Sequence[Sequence[Interval]], buckets: Buckets) -> float:
     """When a pipeline rank has reduced its stages' gradients, one stage after another as they are made."""
-    end_s = 0.0
+    end_s = late_s = 0.0
     for stage in sorted(stages, key=lambda s: max(final[s].end_s for final in finals)):
         end_s = reduce_end_s([final[stage] for final in finals], buckets[stage], end_s)
-    return end_s
+        late_s = buckets[stage][-1].late_s
+    return end_s + late_s
 
 
 def timeline(schedule: Schedule, times: PipelineTimes, buckets: Buckets = ()) -> tuple[Span, ...]:

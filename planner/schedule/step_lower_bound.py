@@ -39,7 +39,9 @@ class Shape:
 def least_step_s(shape: Shape, times: PipelineTimes, buckets: Buckets = ()) -> float:
     """Seconds below which no `simulate` of the schedule with these times comes."""
     pp, m, num_stages = shape.pp, shape.num_microbatches, len(times.forward_s)
-    forward_s, there_s, back_s = times.forward_s, (*times.forward_edge_s, 0.0), (*times.backward_edge_s, 0.0)
+    forward_s, late_s = times.forward_s, times.under_way_s()
+    busy_s = [(*edge_s, 0.0) for edge_s in (times.forward_edge_s, times.backward_edge_s)]
+    there_s, back_s = ([edge + late for edge, late in zip(each, (*late_s, 0.0), strict=True)] for each in busy_s)
     backward_s, weights_s = times.backward_s, (0.0,) * num_stages  # what the rank before waits for, and what follows
     if shape.schedule == "zero-bubble":
         backward_s, weights_s = times.halves_s()
@@ -48,7 +50,7 @@ def least_step_s(shape: Shape, times: PipelineTimes, buckets: Buckets = ()) -> f
     for rank in reversed(range(pp)):
         stages = range(rank, num_stages, pp)
         compute_s = sum(forward_s[s] + backward_s[s] for s in stages)
-        links_s = max(sum(there_s[s] for s in stages), sum(back_s[s] for s in stages))
+        links_s = max(sum(edge_s[s] for s in stages) for edge_s in busy_s)
         waited_s = done_s + back_s[rank] + backward_s[rank] if rank < pp - 1 else 0.0
         done_s = max(waited_s, begun_s[rank] + m * max(compute_s, links_s))
         if num_stages == pp:
@@ -86,11 +88,11 @@ def _loops_s(
 
 def _first_forwards_s(pp: int, times: PipelineTimes, gathered: Sequence[float]) -> list[float]:
     """By rank, when its first forward begins at the earliest, if it then runs without a pause."""
-    found, there_s = [], 0.0
+    found, there_s, late_s = [], 0.0, times.under_way_s()
     for rank in range(pp):
         forward_s = times.forward_s[rank]
         found.append(max(there_s, gathered[rank] - forward_s))
-        there_s = found[-1] + forward_s + (times.forward_edge_s[rank] if rank < pp - 1 else 0.0)
+        there_s = found[-1] + forward_s + (times.forward_edge_s[rank] + late_s[rank] if rank < pp - 1 else 0.0)
     return found
 
 
@@ -99,4 +101,4 @@ def _reduce_tail_s(buckets: Sequence[Bucket], last_s: float) -> float:
     from the moment when the first is made."""
     whole_s = sum(bucket.backward_s for bucket in buckets)
     hidden_s = last_s * (1 - buckets[0].backward_s / whole_s) if whole_s else 0.0
-    return max(buckets[-1].reduce_s, sum(bucket.reduce_s for bucket in buckets) - hidden_s)
+    return max(buckets[-1].reduce_s, sum(bucket.reduce_s for bucket in buckets) - hidden_s) + buckets[-1].late_s

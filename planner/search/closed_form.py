@@ -3,12 +3,13 @@
 A placement is `layers[stage]` and for each lane its sites and edges. A lane is replicas that never meet others between
 their averagings of gradients: all of them, unless every replica keeps to one class of hosts; then each class is one.
 
-    step = max over lanes ((m-1) T + sum_s S_s + 2 sum_s E_s) + G
+    step = max over lanes ((m-1) T + sum_s S_s + 2 sum_s (E_s + 2 L_s)) + G
 
-m is the lane's micro-batches, S_s a stage's forward and backward of one micro-batch, E_s one message over the edge
-s -> s+1 (forward and backward once in the fill). T is the pace of the steady state: no stage and no edge in either
-direction is faster. That takes a schedule that keeps enough micro-batches in flight, as `eager` does; where job.yaml
-fixes another one, each micro-batch waits for the slowest edge once per stage: T = max S_s + max E_s.
+m is the lane's micro-batches, S_s a stage's forward and backward of one micro-batch. One message keeps the edge
+s -> s+1 busy for E_s and is under way for L_s more: forward and backward once in the fill, and L_s once more each way
+for the norm of the gradients. T is the pace of the steady state: no stage and no edge in either direction is faster,
+and latency costs nothing. That takes a schedule that keeps enough micro-batches in flight, as `eager` does; where
+job.yaml fixes another one, each micro-batch waits for the slowest edge once per stage: T = max S_s + max (E_s + L_s).
 G is the longest exchange of a stage's gradients and weights that its own last micro-batch does not hide; one layer's
 is never hidden.
 Approximations, which the simulation of the best placements does without: a site is as slow as its slowest class, an
@@ -19,13 +20,13 @@ of 1F1B.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from holmes_core.records.plan import PlanRank
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import Coefficients, joined_s
+from planner.problem.coefficients import Coefficients, Crossing, crossings_of, joined_s
 from planner.problem.problem import Problem
 
 RINGS_WHERE_HOSTS_ARE_SHARED = 2  # on a NIC: where stages do not begin at hosts' boundaries, two may meet on a host
@@ -34,12 +35,31 @@ Site = tuple[int, ...]
 """The classes that hold the replicas of one stage, ascending."""
 
 
+class Edge(NamedTuple):
+    """One message between two stages: seconds for which it keeps the link busy, and for which it then is under way."""
+
+    busy_s: float
+    latency_s: float = 0.0
+
+    @property
+    def fill_s(self) -> float:
+        """What it adds to a step in one direction: once in the fill, and once more under way for the norm."""
+        return self.busy_s + 2 * self.latency_s
+
+    def paced_s(self, coeffs: Coefficients) -> float:
+        """What bounds the pace: latency does not where enough is in flight."""
+        return self.busy_s if coeffs.hides_edges else self.busy_s + self.latency_s
+
+
+NO_EDGE = Edge(0.0)
+
+
 class Lane(NamedTuple):
-    """Replicas with the same sites: their micro-batches, seconds by stage, seconds of one message by edge."""
+    """Replicas with the same sites: their micro-batches, seconds by stage, what one message takes by edge."""
 
     microbatches: int
     stage_s: tuple[float, ...]
-    edge_s: tuple[float, ...]
+    edges: tuple[Edge, ...]
 
 
 class Exchange(NamedTuple):
@@ -64,9 +84,9 @@ def step_s(lanes: Sequence[Lane], exchanges: Sequence[Exchange]) -> float:
 
 def lane_s(coeffs: Coefficients, lane: Lane) -> float:
     """Seconds of the lane's micro-batches, without gradients."""
-    slowest_edge_s = max(lane.edge_s, default=0.0)
+    slowest_edge_s = max((edge.paced_s(coeffs) for edge in lane.edges), default=0.0)
     pace_s = pace_of(coeffs, max(lane.stage_s), slowest_edge_s)
-    return (lane.microbatches - 1) * pace_s + sum(lane.stage_s) + 2 * sum(lane.edge_s)
+    return (lane.microbatches - 1) * pace_s + sum(lane.stage_s) + 2 * sum(edge.fill_s for edge in lane.edges)
 
 
 def pace_of(coeffs: Coefficients, stage_s: float, edge_s: float) -> float:
@@ -80,9 +100,22 @@ def site_stage_s(coeffs: Coefficients, site: Site, num_layers: int, is_last: boo
     return layers_s + max([coeffs.head_s[c] for c in site]) if is_last else layers_s
 
 
-def edge_s(coeffs: Coefficients, before: Site, after: Site) -> float:
-    """Seconds of one message between stages on two sites, on hosts that differ."""
-    return joined_s(coeffs, {*before, *after}, coeffs.fabric_edge_s, coeffs.shared_edge_s)
+def edge_of(coeffs: Coefficients, before: Site, after: Site) -> Edge:
+    """One message between stages on two sites, on hosts that differ."""
+    classes = {*before, *after}
+    nics_s = joined_s(coeffs, classes, coeffs.fabric_edge_s, coeffs.shared_edge_s)
+    return _on_the_way(nics_s, crossings_of(coeffs, classes)) if coeffs.crossings else Edge(nics_s)
+
+
+def _on_the_way(nics_s: float, crossings: Iterable[Crossing]) -> Edge:
+    """A message that takes `nics_s` of the NICs, over the slowest of `crossings`."""
+    busy_s, late_s = zip(*((crossing.edge_s, crossing.latency_s) for crossing in crossings), strict=True)
+    return Edge(max(nics_s, *busy_s), max(late_s))
+
+
+def site_latency_s(coeffs: Coefficients, site: Site) -> float:
+    """Seconds one hop between the hosts of a site is under way."""
+    return max(crossing.latency_s for crossing in crossings_of(coeffs, site)) if coeffs.crossings else 0.0
 
 
 def rings_on_nic(coeffs: Coefficients, site: Site, whole_replicas: Mapping[int, int] | None = None) -> int:
@@ -103,11 +136,21 @@ def rings_on_nic(coeffs: Coefficients, site: Site, whole_replicas: Mapping[int, 
     return 1 if per_host and dp % per_host == 0 else RINGS_WHERE_HOSTS_ARE_SHARED
 
 
-def sync_s_per_byte(coeffs: Coefficients, site: Site, rings: int) -> float:
-    """Seconds per byte of a stage's exchange while `rings` share the busiest NIC; without a ring it is in one host."""
+def sync_s_per_byte(coeffs: Coefficients, site: Site, rings: int, stages_at_once: int = 1) -> float:
+    """Seconds per byte of a stage's exchange while `rings` share the busiest NIC; without a ring it is in one host.
+
+    Between clusters, that of `stages_at_once` share the trunk.
+    """
     if rings == 0:
         return max(coeffs.inside_sync_s_per_byte[c] for c in site)
-    return rings * joined_s(coeffs, site, coeffs.fabric_sync_s_per_byte, coeffs.shared_sync_s_per_byte)
+    nics = joined_s(coeffs, site, coeffs.fabric_sync_s_per_byte, coeffs.shared_sync_s_per_byte)
+    if not coeffs.crossings:
+        return rings * nics
+    ways = [
+        max(rings * crossing.path_s_per_byte, stages_at_once * crossing.trunk_s_per_byte)
+        for crossing in crossings_of(coeffs, site)
+    ]
+    return max(rings * nics, *ways)
 
 
 def exposed_sync_s(coeffs: Coefficients, s_per_byte: float, size_bytes: int, stage_s: float) -> float:
@@ -137,27 +180,29 @@ def joined_blocks_step_s(blocks: Sequence[tuple[Coefficients, Block]]) -> float:
         for held in layers:
             stages.append(site_stage_s(coeffs, site, held, len(stages) == last))
             exchanges.append(Exchange(coeffs, held, per_byte))
-    lane = Lane(blocks[0][0].num_microbatches, tuple(stages), tuple(_edges_s(blocks)))
+    lane = Lane(blocks[0][0].num_microbatches, tuple(stages), tuple(_edges(blocks)))
     return step_s([lane], exchanges)
 
 
-def _edges_s(blocks: Sequence[tuple[Coefficients, Block]]) -> Iterator[float]:
-    """Seconds of one message by edge; between stages that share a host none."""
+def _edges(blocks: Sequence[tuple[Coefficients, Block]]) -> Iterator[Edge]:
+    """One message by edge; between stages that share a host it takes nothing."""
     before: tuple[Coefficients, Block] | None = None
     for coeffs, block in blocks:
         if before is not None:
-            yield _joint_s(before, (coeffs, block))
-        inside_s = edge_s(coeffs, block.site, block.site)
+            yield _joint(before, (coeffs, block))
+        inside = edge_of(coeffs, block.site, block.site)
         per_host = coeffs.stages_per_host[block.site[0]] if len(block.site) == 1 else 1
-        yield from (inside_s if position % per_host == 0 else 0.0 for position in range(1, len(block.layers)))
+        yield from (inside if position % per_host == 0 else NO_EDGE for position in range(1, len(block.layers)))
         before = coeffs, block
 
 
-def _joint_s(before: tuple[Coefficients, Block], after: tuple[Coefficients, Block]) -> float:
-    """Seconds of one message between blocks, at the pace of the slowest class of both."""
+def _joint(before: tuple[Coefficients, Block], after: tuple[Coefficients, Block]) -> Edge:
+    """One message between blocks, at the pace of the slowest class of both."""
     ends = [(coeffs, c) for coeffs, block in (before, after) for c in block.site]
     alike = len({(coeffs.cluster[c], coeffs.net_names[c]) for coeffs, c in ends}) == 1
-    return max((coeffs.fabric_edge_s if alike else coeffs.shared_edge_s)[c] for coeffs, c in ends)
+    nics_s = max((coeffs.fabric_edge_s if alike else coeffs.shared_edge_s)[c] for coeffs, c in ends)
+    classes = [c for _, c in ends]
+    return _on_the_way(nics_s, (way for coeffs, _ in (before, after) for way in crossings_of(coeffs, classes)))
 
 
 Hosts = Sequence[Sequence[str]]
@@ -210,7 +255,8 @@ def _lane(
     for before, after in pairwise(hosts):
         ends = {(before[replica], after[replica]) for replica in replicas}
         pairs = {(class_of[a], class_of[b]) for a, b in ends if a != b or not coeffs.aligned}
-        edges.append(max((edge_s(coeffs, (a,), (b,)) for a, b in pairs), default=0.0))
+        found = [edge_of(coeffs, (a,), (b,)) for a, b in pairs] or [NO_EDGE]
+        edges.append(Edge(max(edge.busy_s for edge in found), max(edge.latency_s for edge in found)))
     return Lane(max(microbatches[replica] for replica in replicas), stages, tuple(edges))
 
 
@@ -226,5 +272,5 @@ def _sync_rates(coeffs: Coefficients, class_of: Mapping[str, int], hosts: Hosts)
     rates = []
     for s, site in enumerate(sites):
         rings = max((uses[host, far[s]] for host in leaving[s]), default=0)
-        rates.append(sync_s_per_byte(coeffs, site, max(rings, rings_on_nic(coeffs, site))))
+        rates.append(sync_s_per_byte(coeffs, site, max(rings, rings_on_nic(coeffs, site)), sum(far)))
     return rates

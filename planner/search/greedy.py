@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations
 
 from planner.problem.coefficients import Coefficients
-from planner.search.closed_form import Block, blocks_step_s, edge_s
+from planner.search.closed_form import Block, blocks_step_s, edge_of
 from planner.search.lower_bounds import LayerLimits, LowerBounds
 from planner.search.placement import take_surplus
 
@@ -109,7 +109,7 @@ def _orders(coeffs: Coefficients, used: Sequence[int], last: int) -> list[tuple[
     if len(used) > MOST_BLOCKS_TO_PERMUTE:
         return [(*others, last), (*reversed(others), last)]
     orders = [(*order, last) for order in permutations(others)]
-    return sorted(orders, key=lambda order: sum(edge_s(coeffs, (a,), (b,)) for a, b in pairwise(order)))
+    return sorted(orders, key=lambda order: sum(edge_of(coeffs, (a,), (b,)).fill_s for a, b in pairwise(order)))
 
 
 def _stage_limits(limits: LayerLimits, c: int, count: int, holds_first: bool, holds_last: bool) -> list[int]:

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate
+from itertools import accumulate, combinations
 
-from planner.problem.coefficients import Coefficients
-from planner.search.closed_form import pace_of, rings_on_nic, sync_s_per_byte
+from planner.problem.coefficients import FREE, Coefficients
+from planner.search.closed_form import Edge, pace_of, rings_on_nic, sync_s_per_byte
 from planner.tolerances import ROUNDING
 
 
@@ -221,7 +221,7 @@ class LowerBounds:
 
     @cached_property
     def least_edges_s(self) -> tuple[float, float]:
-        """Lower bounds on all edges together and on the slowest one, in seconds of one direction."""
+        """Lower bounds, in seconds of one direction: what all edges add to the fill, and the slowest one's pace."""
         coeffs = self.coeffs
         slots: Counter[int] = Counter()
         for c in self._classes:
@@ -233,18 +233,22 @@ class LowerBounds:
             clusters += 1
             needed -= group_slots if self.mixed else group_slots // self._dp * self._dp
         edges = -(-self._pp // max(coeffs.stages_per_host)) - 1
-        near_s = min(coeffs.fabric_edge_s)
-        by_cluster = {
-            cluster: [s for c, s in enumerate(coeffs.shared_edge_s) if coeffs.cluster[c] == cluster]
-            for cluster in slots
-        }
-        far = sorted(map(min, by_cluster.values()))[1:]  # a crossing is as slow as the slower of its ends
-        far_s = min(far, default=0.0)
+        near = Edge(min(coeffs.fabric_edge_s), self._least_latency_s(inside=True))
+        of_cluster = {x: [s for c, s in enumerate(coeffs.shared_edge_s) if coeffs.cluster[c] == x] for x in slots}
+        nics_s = sorted(map(min, of_cluster.values()))[1:]  # the slower end counts
+        ways = [coeffs.crossings.get(pair, FREE).edge_s for pair in combinations(sorted(of_cluster), 2)]
+        far = Edge(max(min(nics_s, default=0.0), min(ways, default=0.0)), self._least_latency_s(inside=False))
         crossings = min(1, self._pp - 1) if self.mixed else clusters - 1
-        least_s = min(near_s, far_s) if far else near_s
-        total_s = crossings * far_s + max(0, edges - crossings) * least_s
-        slowest_s = least_s if edges > 0 else 0.0
-        return total_s, far_s if crossings else slowest_s
+        least_s = min(near.fill_s, far.fill_s) if nics_s else near.fill_s
+        total_s = crossings * far.fill_s + max(0, edges - crossings) * least_s
+        paced_s = min(near.paced_s(coeffs), far.paced_s(coeffs)) if nics_s else near.paced_s(coeffs)
+        return total_s, far.paced_s(coeffs) if crossings else paced_s if edges > 0 else 0.0
+
+    def _least_latency_s(self, inside: bool) -> float:
+        """The least latency of a message, in seconds, inside any cluster or between any two."""
+        clusters, of = sorted(set(self.coeffs.cluster)), self.coeffs.crossings
+        pairs = [(x, x) for x in clusters] if inside else list(combinations(clusters, 2))
+        return min((of.get(pair, FREE).latency_s for pair in pairs), default=0.0)
 
     def at_pace_s(self, pace_s: float) -> float:
         """Lower bound on the step, in seconds, of placements whose slowest stage takes `pace_s`."""

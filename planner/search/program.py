@@ -13,7 +13,8 @@ Parameters (seconds divided by `unit_s`, so that the objective is near 1)
     tau[i]  seconds per layer and micro-batch          head[i]  seconds of the head, on the last stage
     cap[i,k]  most layers memory and slowest allow     fit[i,a]  first position where memory allows a middle stage of a
     most[i]  stages site i can hold; one over several clusters 1        group_slots[c]  tensor groups class c can hold
-    near[i]  seconds of one message between hosts of i    far[i,j]  of one message from i to j
+    near[i]  seconds that one message between hosts of i adds to the fill    far[i,j]  that one from i to j adds
+    pacedNear[i], pacedFar[i,j]  of those, what bounds the pace: no latency where the schedule hides it
     share[i]  stages that share a host, between which messages are free
     sync[i,k,a]  seconds of a stage's exchange of gradients that nothing hides
     least  lower bound on G, in seconds
@@ -38,7 +39,7 @@ Constraints
     memory     middle stages on i of a layers or more: at most p v[i,a]; where v[i,a], no more than i has positions from
                fit[i,a] on
     hosts      f[i] >= Q[i] / share[i] - 1 on a used site
-    edges      X >= near[i] - T where e[i], X >= far[i,j] - T where z[i,j]; X >= near, far where nothing is hidden
+    edges      X >= pacedNear[i] - T where e[i], X >= pacedFar[i,j] - T where z[i,j]; without T if nothing is hidden
     pace       T >= seconds of a stage of kind k with a layers on i, where such a stage is; slow <= T <= slowest
     sync       G >= sync[i,k,a] where such a stage is; G >= least
     crossing   (if asked) at least one stage is on a site over several clusters
@@ -192,8 +193,8 @@ def add_objective(program: Program) -> None:
     for (s, i), on in program.y.items():
         assert given.spec.fixed_layers is not None
         stages.append(given.stage_s(i, given.spec.fixed_layers[s], s == last) * on)
-    edges = [given.near_s(i) * program.f[i] for i in given.indices]
-    edges += [given.far_s(i, j) * follows for (i, j), follows in program.z.items()]
+    edges = [given.near(i).fill_s / given.unit_s * program.f[i] for i in given.indices]
+    edges += [given.far(i, j).fill_s / given.unit_s * follows for (i, j), follows in program.z.items()]
     total = (given.coeffs.num_microbatches - 1) * (program.T + program.X)
     total += pulp.lpSum(stages) + 2 * pulp.lpSum(edges) + program.G
     program.model.setObjective(total)
@@ -270,13 +271,13 @@ def add_edges(program: Program) -> None:
     for i in given.indices:
         share = given.share(i)
         program.require(share * program.f[i] >= program.Q[i] - share * program.u[i], f"hosts_{i}")
-        near_s = given.near_s(i)
+        near_s = given.near(i).paced_s(given.coeffs) / given.unit_s
         if near_s and _may_show(program, near_s):
             leaves = pulp.LpVariable(f"e_{i}", cat=pulp.LpBinary)
             program.require(program.f[i] <= given.pp * leaves, f"edges_leave_{i}")
             program.require(near_s * leaves - hidden <= program.X, f"edges_near_{i}")
     for (i, j), follows in program.z.items():
-        far_s = given.far_s(i, j)
+        far_s = given.far(i, j).paced_s(given.coeffs) / given.unit_s
         if far_s and _may_show(program, far_s):
             program.require(far_s * follows - hidden <= program.X, f"edges_far_{i}_{j}")
 

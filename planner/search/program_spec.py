@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Literal
 
 from planner.problem.coefficients import Coefficients
-from planner.search.closed_form import Site, edge_s, exposed_sync_s, rings_on_nic, site_stage_s, sync_s_per_byte
+from planner.search.closed_form import Edge, Site, edge_of, exposed_sync_s, rings_on_nic, site_stage_s, sync_s_per_byte
 from planner.tolerances import ROUNDING
 
 MOST_CLASSES_FOR_ALL_SITES = 4  # with more, a stage is on one class, all classes of a cluster, or two clusters' classes
@@ -64,13 +64,13 @@ class Parameters:
         kinds: dict[Kind, range] = {"first": range(1), "middle": range(1, last), "last": range(last, self.pp)}
         return {kind: positions for kind, positions in kinds.items() if positions}
 
-    def near_s(self, i: int) -> float:
-        """near[i]."""
-        return edge_s(self.coeffs, self.sites[i], self.sites[i]) / self.unit_s
+    def near(self, i: int) -> Edge:
+        """near[i], pacedNear[i]; in seconds that are not scaled."""
+        return edge_of(self.coeffs, self.sites[i], self.sites[i])
 
-    def far_s(self, i: int, j: int) -> float:
-        """far[i,j]."""
-        return edge_s(self.coeffs, self.sites[i], self.sites[j]) / self.unit_s
+    def far(self, i: int, j: int) -> Edge:
+        """far[i,j], pacedFar[i,j]; in seconds that are not scaled."""
+        return edge_of(self.coeffs, self.sites[i], self.sites[j])
 
     def stage_s(self, i: int, layers: int, is_last: bool) -> float:
         """tau[i] and, on the last stage, head[i]."""

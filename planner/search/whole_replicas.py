@@ -13,9 +13,10 @@ from itertools import combinations
 
 from planner.problem.coefficients import Coefficients
 from planner.search.closed_form import (
+    NO_EDGE,
     Exchange,
     Lane,
-    edge_s,
+    edge_of,
     lane_s,
     rings_on_nic,
     site_stage_s,
@@ -61,7 +62,7 @@ def _place_over(
     if shares is None:
         return None
     site = tuple(sorted(classes))
-    per_byte = sync_s_per_byte(coeffs, site, rings_on_nic(coeffs, site, counts))
+    per_byte = sync_s_per_byte(coeffs, site, rings_on_nic(coeffs, site, counts), coeffs.candidate.pp)
     step = step_s(
         [lane._replace(microbatches=max(shares[c])) for c, lane in lanes.items()],
         [Exchange(coeffs, held, per_byte) for held in layers],
@@ -109,8 +110,8 @@ def _lane(coeffs: Coefficients, c: int, replicas: int, layers: Sequence[int]) ->
     """The lane of the replicas in class c, for one micro-batch; within one host edges are free."""
     last = len(layers) - 1
     stages = tuple(site_stage_s(coeffs, (c,), held, s == last) for s, held in enumerate(layers))
-    near_s = 0.0 if replicas * len(layers) <= coeffs.group_slots_per_host[c] else edge_s(coeffs, (c,), (c,))
-    return Lane(1, stages, (near_s,) * last)
+    near = NO_EDGE if replicas * len(layers) <= coeffs.group_slots_per_host[c] else edge_of(coeffs, (c,), (c,))
+    return Lane(1, stages, (near,) * last)
 
 
 def _share_microbatches(

@@ -10,12 +10,14 @@ from math import inf
 
 from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import Coefficients
+from planner.problem.coefficients import Coefficients, Crossing
 from planner.search.closed_form import (
+    NO_EDGE,
     Block,
+    Edge,
     Site,
     blocks_step_s,
-    edge_s,
+    edge_of,
     exposed_sync_s,
     pace_of,
     rings_on_nic,
@@ -149,7 +151,15 @@ def random_coefficients(seed: int) -> Coefficients:
         first_sync_bytes=1,
         last_sync_bytes=3,
         hides_edges=draw.random() < 0.7,
+        crossings=_random_crossings(random.Random(-1 - seed)),
     )
+
+
+def _random_crossings(draw: random.Random) -> dict[tuple[int, int], Crossing]:
+    """Between some clusters and inside some: nothing measured, only latency, or rates too."""
+    pairs = [(x, y) for x in range(3) for y in range(x, 3)]
+    measured = [pair for pair in pairs if draw.random() < 0.5]
+    return {(x, y): Crossing(*(draw.uniform(0, most) for most in (5 * (x != y), 1, 1, 2))) for x, y in measured}
 
 
 State = tuple[frozenset[int], int, int, int]
@@ -165,12 +175,12 @@ class Partial:
     edge_s: float
     sync_s: float
 
-    def grown(self, stage_s: float, hop_s: float, sync_s: float) -> Partial:
-        """With one stage more."""
+    def grown(self, stage_s: float, hop: Edge, paced_s: float, sync_s: float) -> Partial:
+        """With one stage more, behind an edge that bounds the pace by `paced_s`."""
         return Partial(
-            self.total_s + stage_s + 2 * hop_s,
+            self.total_s + stage_s + 2 * hop.fill_s,
             max(self.stage_s, stage_s),
-            max(self.edge_s, hop_s),
+            max(self.edge_s, paced_s),
             max(self.sync_s, sync_s),
         )
 
@@ -199,12 +209,13 @@ def best_in_blocks(coeffs: Coefficients, at_most_s: float = inf) -> float | None
             for c, group_slots in enumerate(coeffs.most_stages):
                 if c in used or (c == current and length >= group_slots) or not group_slots:
                     continue
-                hop_s = _hop_s(coeffs, current, c, length)
+                hop = _hop(coeffs, current, c, length)
+                paced_s = hop.paced_s(coeffs)
                 before = used | {current} if c != current and current >= 0 else used
                 for layers in range(1, min(coeffs.capacity[stage][c], most - held - (pp - 1 - stage)) + 1):
                     rest_s = (most - held - layers) * least_layer_s
                     stage_s, sync_s = _stage(coeffs, stage, c, layers)
-                    grown = [partial.grown(stage_s, hop_s, sync_s) for partial in partials]
+                    grown = [partial.grown(stage_s, hop, paced_s, sync_s) for partial in partials]
                     useful = [partial for partial in grown if _step_s(coeffs, partial) + rest_s <= at_most_s]
                     if useful:
                         found.setdefault((before, c, length + 1 if c == current else 1, held + layers), []).extend(
@@ -220,11 +231,11 @@ def _step_s(coeffs: Coefficients, partial: Partial) -> float:
     return (coeffs.num_microbatches - 1) * pace_s + partial.total_s + partial.sync_s
 
 
-def _hop_s(coeffs: Coefficients, before: int, after: int, length: int) -> float:
-    """Seconds of a message from a block of `length` stages so far on class `before` to a stage on class `after`."""
+def _hop(coeffs: Coefficients, before: int, after: int, length: int) -> Edge:
+    """A message from a block of `length` stages so far on class `before` to a stage on class `after`."""
     if before < 0 or (before == after and length % coeffs.stages_per_host[after]):
-        return 0.0
-    return edge_s(coeffs, (before,), (after,))
+        return NO_EDGE
+    return edge_of(coeffs, (before,), (after,))
 
 
 def _stage(coeffs: Coefficients, stage: int, c: int, layers: int) -> tuple[float, float]:

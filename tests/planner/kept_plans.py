@@ -110,22 +110,23 @@ def _on_gpus() -> Iterator[tuple[str, Case]]:
 
 def _with_latencies(inventory: Inventory) -> Inventory:
     """Measured: 0.1 ms inside the first cluster, 5 ms from it to the second."""
-    inside, between = _link(("a1", "a2"), ("a", "a"), 1e-4), _link(("a1", "b1"), ("a", "b"), 5e-3)
+    inside = _link(("a1", "a2"), ("a", "a"), 1e-4, 235e6)
+    between = _link(("a1", "b1"), ("a", "b"), 5e-3, 11.7e6)
     return inventory.model_copy(update={"links": (inside, between)})
 
 
-def _link(hosts: tuple[str, str], clusters: tuple[str, str], latency_s: float) -> Link:
+def _link(hosts: tuple[str, str], clusters: tuple[str, str], latency_s: float, bytes_per_s: float) -> Link:
     return Link(
         kind="inside" if len(set(clusters)) == 1 else "between",
         network="a" if len(set(clusters)) == 1 else "shared",
         clusters=clusters,
         hosts=hosts,
-        devices=("eth1", "eth1"),
+        devices=("eth1", "eth1") if len(set(clusters)) == 1 else ("eth0", "eth0"),
         method="tcp",
         streams=1,
         direction="forward",
         latency_s=Spread(min=latency_s, median=latency_s),
-        bandwidth_bytes_per_s=Spread(min=1e6, median=1e6),
+        bandwidth_bytes_per_s=Spread(min=bytes_per_s, median=bytes_per_s),
         samples=3,
     )
 

@@ -9,7 +9,6 @@ from holmes_core.records.job import Model
 from planner.cost.collectives import (
     Path,
     all_reduce_s,
-    message_s,
     shard_exchange_bytes,
     shard_exchange_s,
     tcp_payload_share,
@@ -18,10 +17,6 @@ from planner.cost.collectives import (
 from planner.cost.counts import Execution
 
 TINY = Model(num_layers=2, hidden_size=4, num_heads=2, seq_length=6, vocab_size=10)
-
-
-def test_a_message_is_under_way_for_its_latency_and_its_bytes() -> None:
-    assert message_s(288, Path(144, 0.5)) == 2.5
 
 
 def test_tcp_gets_what_ethernet_and_its_own_headers_leave() -> None:

@@ -10,9 +10,11 @@ import pytest
 from holmes_core.records.inventory import Cluster, Inventory, Network
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
-from tests.planner.fleets import bed_job, cpu_host, faster, plan_for, random_inventory
+from tests.planner.fleets import bed_job, cpu_host, cpu_inventory, faster, plan_for, random_inventory
+from tests.planner.measured_links import with_latency
 
 SEEDS = range(24)
+NOT_PROVEN = 0.02  # relative: the fastest schedule is simulated for the best placements alone, so not for all
 SAME = 2e-6  # relative: what the search counts as equal
 
 
@@ -156,3 +158,23 @@ def test_a_slower_shared_network_never_carries_a_larger_part(seed: int) -> None:
         for factor in (10.0, 1.0, 0.1)
     ]
     assert parts == sorted(parts, reverse=True)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_more_latency_never_shortens_a_step(seed: int) -> None:
+    inventory, job = random_inventory(seed), free_job(seed)
+    steps_s = [plan_for(with_latency(inventory, late_s), job).prediction.step_s for late_s in (1e-9, 0.01, 0.3)]
+    assert steps_s[0] <= steps_s[1] * (1 + NOT_PROVEN)
+    assert steps_s[1] <= steps_s[2] * (1 + NOT_PROVEN)
+
+
+def test_with_enough_in_flight_latency_adds_fill_drain_and_the_norm() -> None:
+    """And nothing per micro-batch: 20 ms each way cost 4 x 20 ms, with 20 micro-batches as with 80."""
+    fleet, emulate = cpu_inventory([1, 1]), {"forward_s_per_layer": 0.004, "backward_s_per_layer": 0.008}
+    for batch in (20, 80):
+        job = bed_job(
+            compute={"emulate": emulate}, global_batch_size=batch,
+            parallel={"pp": 2, "dp": 1, "micro_batch_size": 1, "schedule": "eager"},
+        )  # fmt: skip
+        near, far = (plan_for(with_latency(fleet, late_s), job) for late_s in (1e-9, 0.02))
+        assert far.prediction.step_s - near.prediction.step_s == pytest.approx(4 * 0.02, rel=0.01)

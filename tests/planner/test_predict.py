@@ -135,10 +135,10 @@ def test_recomputation_trades_memory_for_time() -> None:
 
 def test_measured_latency_slows_messages_down() -> None:
     near = cpu_inventory([2])
-    spread = Spread(min=0.1, median=0.1)
+    spread, rate = Spread(min=0.1, median=0.1), Spread(min=235e6, median=235e6)
     link = Link(
         kind="inside", network="a", clusters=("a", "a"), hosts=("a1", "a2"), devices=("eth1", "eth1"), method="tcp",
-        streams=1, direction="forward", latency_s=spread, bandwidth_bytes_per_s=spread, samples=1,
+        streams=1, direction="forward", latency_s=spread, bandwidth_bytes_per_s=rate, samples=1,
     )  # fmt: skip
     far, job = near.model_copy(update={"links": (link,)}), bed_job(parallel={})
     hosts = [[["a1"]], [["a2"]]]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 
 from holmes_runtime.config.schedule import Action, ActionKind, Schedule, ScheduleName, make_schedule, one_f_one_b
@@ -104,6 +107,37 @@ def test_an_edge_sets_the_pace_of_1f1b() -> None:
 def test_one_more_in_flight_hides_a_slow_edge() -> None:
     eager = make_schedule("eager", 2, 20, 1, (1,))
     assert step_s(eager, times(2, edge_s=1.0)) < step_s(one_f_one_b(2, 20), times(2, edge_s=1.0))
+
+
+def test_a_message_leaves_while_the_one_before_is_under_way() -> None:
+    # 100 ms under way, 1 ms of link: with enough in flight the pace is that of the stages.
+    late = replace(times(2, edge_s=0.001), latency_s=(0.1,))
+    eager = make_schedule("eager", 2, 200, 1, (80,))
+    added_s = step_s(eager, late) - step_s(eager, times(2, edge_s=0.001))
+    assert added_s == pytest.approx(2 * 0.1, rel=1e-6)
+
+
+def test_latency_is_waited_for_once_a_round_trip_of_1f1b() -> None:
+    # The loop through both stages, now with 2 x 4 s under way: (3 + 3 + 2 x 1 + 2 x 4) / 2 = 8 s a micro-batch.
+    late = replace(times(2, edge_s=1.0), latency_s=(4.0,))
+    long, short = (step_s(one_f_one_b(2, m), late) for m in (102, 2))
+    assert (long - short) / 100 == pytest.approx(8)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager", "interleaved", "zero-bubble"])
+@pytest.mark.parametrize("seed", range(20))
+def test_more_latency_never_shortens_a_step(name: ScheduleName, seed: int) -> None:
+    draw = random.Random(seed)
+    extra = (draw.randint(0, 3),) * 2 if name == "eager" else ()
+    schedule = make_schedule(name, 3, 6, 2 if name == "interleaved" else 1, extra)
+    stages = 6 if name == "interleaved" else 3
+    edges = tuple(draw.uniform(0, 2) for _ in range(stages - 1))
+    near = PipelineTimes(
+        tuple(draw.uniform(0.5, 2) for _ in range(stages)), (2.0,) * stages, edges, edges,
+        latency_s=tuple(draw.uniform(0, 3) for _ in edges),
+    )  # fmt: skip
+    far = replace(near, latency_s=tuple(late + draw.uniform(0, 3) for late in near.latency_s))
+    assert step_s(schedule, far) >= step_s(schedule, near)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager", "interleaved", "zero-bubble"])

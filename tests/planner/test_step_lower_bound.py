@@ -20,7 +20,8 @@ def drawn_times(draw: random.Random, num_stages: int) -> PipelineTimes:
     scale = draw.choice((0.0, 0.1, 1.0, 5.0))
     forward_s, backward_s = (tuple(draw.random() * k for _ in range(num_stages)) for k in (1, 2))
     there_s, back_s = (tuple(draw.random() * scale for _ in range(num_stages - 1)) for _ in range(2))
-    return PipelineTimes(forward_s, backward_s, there_s, back_s, weight_part=0.4, split_factor=1.2)
+    late_s = tuple(draw.random() * draw.choice((0.0, 0.1, 5.0)) for _ in range(num_stages - 1))
+    return PipelineTimes(forward_s, backward_s, there_s, back_s, 0.4, 1.2, late_s)
 
 
 def drawn_buckets(draw: random.Random, num_stages: int) -> list[list[Bucket]]:
@@ -29,7 +30,10 @@ def drawn_buckets(draw: random.Random, num_stages: int) -> list[list[Bucket]]:
         return []
     reduce, gather = draw.choice((0, 1, 5)), draw.choice((0, 1, 3))
     return [
-        [Bucket(draw.random(), draw.random() * reduce, draw.random() * gather) for _ in range(draw.randint(1, 4))]
+        [
+            Bucket(draw.random(), draw.random() * reduce, draw.random() * gather, draw.random() * gather)
+            for _ in range(draw.randint(1, 4))
+        ]
         for _ in range(num_stages)
     ]
 
@@ -46,7 +50,7 @@ def test_no_simulation_comes_below_the_bound_and_most_come_near(name: ScheduleNa
         least_s = least_step_s(Shape(name, pp, m, extra), times, buckets)
         assert least_s <= step_s
         shares.append(least_s / step_s)
-    assert sum(shares) / len(shares) > 0.8
+    assert sum(shares) / len(shares) > 0.75
 
 
 def test_equal_stages_and_free_links_reach_the_bound() -> None:

@@ -10,6 +10,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.link import Link, Spread
 from planner.advice.changes import Change, FabricRate, LinkRate, MoreHost, NicRate, WithoutHost, apply_changes
 from planner.advice.what_if import parse_changes
+from planner.cost.collectives import tcp_payload_share
 from planner.layout.verify import verify
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
@@ -57,14 +58,20 @@ def test_faster_link_raises_the_slow_ports_and_slower_lowers_the_fast_ones() -> 
 def test_link_keeps_the_latency_that_was_measured_and_changes_the_bandwidth() -> None:
     links = (measured(("a1", "b1"), ("a", "b")), measured(("a1", "c1"), ("a", "c")))
     changed = what_if(cpu_inventory([1, 1, 1]).model_copy(update={"links": links}), "link:b-a=1Gb/s")
-    assert [link.bandwidth_bytes_per_s.median for link in changed.links] == [GBPS, 1e6]
+    assert [link.bandwidth_bytes_per_s.median for link in changed.links] == [
+        pytest.approx(GBPS * tcp_payload_share(None)),
+        1e6,
+    ]
     assert [link.latency_s for link in changed.links] == [link.latency_s for link in links]
 
 
 def test_nic_changes_what_tests_through_it_measured() -> None:
     links = (measured(("a1", "b1"), ("a", "b")), measured(("a2", "b1"), ("a", "b")))
     changed = what_if(BED.model_copy(update={"links": links}), "nic:a2/eth0=1Gb/s")
-    assert [link.bandwidth_bytes_per_s.median for link in changed.links] == [1e6, GBPS]
+    assert [link.bandwidth_bytes_per_s.median for link in changed.links] == [
+        1e6,
+        pytest.approx(GBPS * tcp_payload_share(None)),
+    ]
 
 
 def test_cluster_names_may_hold_dashes() -> None:

@@ -1,0 +1,135 @@
+"""What joins clusters, and the hosts of one, as it was measured: rate of a pair of hosts, latency, streams, trunk.
+
+NICs limit a link whose rate comes near theirs, and the ports say it; a rate clearly below is the way's between them,
+one clearly above shows that a port's is not what its driver reports. Of several pairs the lower middle one counts, of
+two directions the slower.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_low
+
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.link import Link
+
+NEAR_PORTS = 0.9  # of the slower port's rate and more: the ports are the limit
+ABOVE_PORTS = 1.1  # of it and more: the port's rate is wrong, as those of virtual NICs are
+ENOUGH = 0.95  # of the best rate: more streams than it takes to get this only cost memory and processor
+TOOL_CEILING_BYTES_PER_S = {"tcp": 10e9 / 8, "iperf3": 20e9 / 8, "ib_write_bw": float("inf")}
+"""What the tool reaches on one core; at this rate it measured itself."""
+
+Clusters = frozenset[str]
+"""Two clusters, or one for the hosts inside it."""
+
+PortRate = Callable[[Link, int], float | None]
+"""Bytes/s of payload of the port at one end of a link; None when not known."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """What was measured between two clusters or inside one; a rate is None where the ports' hold.
+
+    A host gets `sockets_bytes_per_s` in each direction over TCP, `rdma_share` of its ports' rate over RDMA; where
+    `raised`, even if its port is said to be slower. `trunk_bytes_per_s` is for all hosts together.
+    """
+
+    sockets_bytes_per_s: float | None = None
+    raised: bool = False
+    rdma_share: float = 1.0
+    streams: int = 1  # TCP connections side by side that got that rate
+    latency_s: float = 0.0
+    trunk_bytes_per_s: float | None = None
+
+    def host_bytes_per_s(self, port_bytes_per_s: float | None) -> float | None:
+        """What a host with such a port gets over TCP; None when not known."""
+        measured = self.sockets_bytes_per_s
+        if measured is None or port_bytes_per_s == 0:
+            return port_bytes_per_s
+        return measured if self.raised or port_bytes_per_s is None else min(measured, port_bytes_per_s)
+
+
+NOT_MEASURED = Connection()
+
+
+def read_connections(inventory: Inventory, port_rate: PortRate, part: float) -> Mapping[Clusters, Connection]:
+    """By clusters, what was measured. Rates are multiplied by `part`, what a calibrating run got of them."""
+    links: defaultdict[Clusters, list[Link]] = defaultdict(list)
+    for link in inventory.links:
+        links[frozenset(link.clusters)].append(link)
+    trunks = {frozenset(trunk.clusters): part * trunk.bandwidth_bytes_per_s for trunk in inventory.trunks}
+    return {
+        clusters: _connection(links[clusters], port_rate, part, trunks.get(clusters))
+        for clusters in dict.fromkeys([*links, *trunks])
+    }
+
+
+def _connection(links: Sequence[Link], port_rate: PortRate, part: float, trunk: float | None) -> Connection:
+    latencies = [link.latency_s.median for link in links if link.latency_s is not None]
+    sockets = [link for link in links if link.method != "ib_write_bw"]
+    rdma = [link for link in links if link.method == "ib_write_bw"]
+    limit, streams = _limit(sockets, port_rate)
+    shares = [_rate(way) / rate for way in _ways(rdma) if (rate := _ports_rate(way, port_rate))]
+    share = median_low(shares) if shares else 1.0
+    return Connection(
+        sockets_bytes_per_s=part * limit[0] if limit else None,
+        raised=limit is not None and limit[1],
+        rdma_share=share if share < NEAR_PORTS else 1.0,
+        streams=streams,
+        latency_s=max(latencies, default=0.0),
+        trunk_bytes_per_s=trunk,
+    )
+
+
+Way = Sequence[Link]
+"""One pair of hosts and direction, with different numbers of streams."""
+
+
+def _ways(links: Iterable[Link]) -> list[Way]:
+    ways: defaultdict[object, list[Link]] = defaultdict(list)
+    for link in links:
+        ways[link.network, link.hosts, link.devices, link.direction].append(link)
+    return list(ways.values())
+
+
+def _rate(way: Way) -> float:
+    """Bytes/s at the best number of streams."""
+    return max(link.bandwidth_bytes_per_s.median for link in way)
+
+
+def _ports_rate(way: Way, port_rate: PortRate) -> float | None:
+    """Bytes/s of the slower port of both, as far as they are known; None if neither is."""
+    rates = (port_rate(way[0], end) for end in (0, 1))
+    return min((rate for rate in rates if rate is not None), default=None)
+
+
+def _limit(links: Sequence[Link], port_rate: PortRate) -> tuple[tuple[float, bool] | None, int]:
+    """(bytes/s, whether ports are slower), None where the ports are the limit; and the streams that get it."""
+    pairs: defaultdict[tuple[str, str], list[Way]] = defaultdict(list)
+    for way in _ways(links):
+        pairs[way[0].hosts].append(way)
+    if not pairs:
+        return None, 1
+    slower = [min(ways, key=_rate) for ways in pairs.values()]
+    streams = median_low([_fewest_streams(way) for way in slower])
+    found = median_low([_rate_and_kind(way, port_rate) for way in slower])
+    return (None if found[1] == "ports" else (found[0], found[1] == "raised")), streams
+
+
+def _rate_and_kind(way: Way, port_rate: PortRate) -> tuple[float, str]:
+    """Bytes/s, and what is known by it: the ports are the limit, or the way is, or the port's rate is wrong."""
+    measured, ports = _rate(way), _ports_rate(way, port_rate)
+    if ports is None:
+        return measured, "way"
+    if measured >= ABOVE_PORTS * ports:
+        return measured, "raised"
+    ceiling = min(TOOL_CEILING_BYTES_PER_S[link.method] for link in way)
+    return measured, "ports" if measured >= NEAR_PORTS * min(ports, ceiling) else "way"
+
+
+def _fewest_streams(way: Way) -> int:
+    """The fewest that get about the best rate."""
+    best = _rate(way)
+    return min(link.streams for link in way if link.bandwidth_bytes_per_s.median >= ENOUGH * best)

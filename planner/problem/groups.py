@@ -1,0 +1,156 @@
+"""Process groups: who is in each, and the network and the share of it that they have."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise
+from typing import NamedTuple
+
+from holmes_core.records.plan import Axis, PlanGroup, PlanRank
+from planner.problem.networks import Networks, Route, require_bandwidth
+
+TRUNK = "trunk"
+
+
+class DemandedGroup(NamedTuple):
+    """A process group to be: its name, its axis, and its ranks with the host of each."""
+
+    name: str
+    axis: Axis
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+
+
+def make_groups(networks: Networks, ranks: Sequence[PlanRank], chunks: int = 1) -> tuple[PlanGroup, ...]:
+    """All process groups of the job: dp by stage, then edges by replica and stage, forward before backward, then tp.
+
+    Groups of the same axis send at once: what a group has of a NIC, and of the trunk between two clusters, is the least
+    share that a member gets.
+    """
+    demanded = list(demanded_groups(ranks, chunks))
+    alike = Counter((member.axis, member.hosts) for member in demanded)
+    routes = {hosts: networks.route(hosts) for hosts in dict.fromkeys(hosts for _, hosts in alike)}
+    uses = {(axis, hosts): _flows(axis, hosts, routes[hosts]) for axis, hosts in alike}
+    trunks = {(axis, hosts): _trunk_flows(networks, axis, hosts) for axis, hosts in alike}
+    flows: Counter[Flow] = Counter()
+    for key, count in alike.items():
+        for flow in (*(flow for _, flow in uses[key]), *trunks[key]):
+            flows[flow] += count
+    rates = {key: _group_bandwidth(key[1], routes[key[1]], uses[key], flows) for key in alike}
+    shares = {key: _trunk_share(networks, trunks[key], flows) for key in alike}
+    joined = {hosts: _joined(networks, hosts) for hosts in routes}
+    return tuple(
+        PlanGroup(
+            name=name,
+            axis=axis,
+            ranks=members,
+            network=(route := routes[hosts]).network,
+            interfaces=route.interfaces,
+            net_name=route.net_name,
+            bandwidth_bytes_per_s=rates[axis, hosts],
+            trunk_bytes_per_s=shares[axis, hosts],
+            latency_s=joined[hosts].latency_s,
+            streams=joined[hosts].streams,
+        )
+        for name, axis, members, hosts in demanded
+    )
+
+
+def demanded_groups(ranks: Sequence[PlanRank], chunks: int = 1) -> Iterator[DemandedGroup]:
+    """The groups the coordinates of `ranks` demand, in plan order.
+
+    With several chunks of the model on a rank, an edge leads from the last pipeline rank back to the first as well.
+    """
+    at = {(rank.pp_rank, rank.dp_rank, rank.tp_rank): (rank.rank, rank.host) for rank in ranks}
+    pp, dp, tp = (1 + max(coordinate[axis] for coordinate in at) for axis in range(3))
+    suffixes = [f"/shard{shard}" if tp > 1 else "" for shard in range(tp)]
+    if dp > 1:
+        for stage in range(pp):
+            for shard, suffix in enumerate(suffixes):
+                replicas = [at[stage, replica, shard] for replica in range(dp)]
+                yield DemandedGroup(f"dp/stage{stage}{suffix}", "dp", *zip(*replicas, strict=True))
+    edges = [*pairwise(range(pp)), *([(pp - 1, 0)] if chunks > 1 else [])]
+    for replica in range(dp):
+        for before, after in edges:
+            for shard, suffix in enumerate(suffixes):
+                name = f"edge/replica{replica}/{before}-{after}"
+                (first, first_host), (second, second_host) = at[before, replica, shard], at[after, replica, shard]
+                ranks_and_hosts = (first, second), (first_host, second_host)
+                yield DemandedGroup(f"{name}/forward{suffix}", "pp_forward", *ranks_and_hosts)
+                yield DemandedGroup(f"{name}/backward{suffix}", "pp_backward", *ranks_and_hosts)
+    if tp > 1:
+        for stage in range(pp):
+            for replica in range(dp):
+                shards = [at[stage, replica, shard] for shard in range(tp)]
+                yield DemandedGroup(f"tp/stage{stage}/replica{replica}", "tp", *zip(*shards, strict=True))
+
+
+Flow = tuple[Axis, str, str, str]
+"""A NIC's use: axis, host, interface, out or in; or a trunk's: axis, both clusters, `TRUNK`."""
+
+
+def _flows(axis: Axis, hosts: Sequence[str], path: Route) -> list[tuple[int, Flow]]:
+    """Each use a group makes of a NIC: the member's position, and (axis, host, interface, way out or in)."""
+    return [
+        (position, (axis, hosts[position], path.interfaces[position], way))
+        for ends in _crossings(axis, hosts)
+        for position, way in zip(ends, ("out", "in"), strict=True)
+    ]
+
+
+def _crossings(axis: Axis, hosts: Sequence[str]) -> list[tuple[int, int]]:
+    """Pairs (sender, receiver), as positions in `hosts`, whose traffic leaves the sender's host.
+
+    A dp or tp group is a ring in the order of its ranks; in an edge the one computed first in that direction sends.
+    """
+    n = len(hosts)
+    if axis in ("pp_forward", "pp_backward"):
+        pairs = [(0, 1)] if axis == "pp_forward" else [(1, 0)]
+    else:
+        pairs = [(i, (i + 1) % n) for i in range(n)]
+    return [(i, j) for i, j in pairs if hosts[i] != hosts[j]]
+
+
+def _group_bandwidth(
+    hosts: Sequence[str], path: Route, uses: Sequence[tuple[int, Flow]], flows: Counter[Flow]
+) -> float | None:
+    """The least share of a NIC; None where all members are on one host and the NIC's rate is not known."""
+    if not uses:
+        return None if None in path.bandwidths else min(b for b in path.bandwidths if b is not None)
+    bandwidths = require_bandwidth(path, hosts)
+    return min(bandwidths[position] / flows[flow] for position, flow in uses)
+
+
+def _trunk_flows(networks: Networks, axis: Axis, hosts: Sequence[str]) -> list[Flow]:
+    """Each use a group makes of a trunk whose rate is known: (axis, cluster it leaves, cluster it enters, "trunk")."""
+    clusters = [networks.cluster(host).name for host in hosts]
+    if len(set(clusters)) == 1:
+        return []
+    crossings = ((clusters[i], clusters[j]) for i, j in _crossings(axis, hosts) if clusters[i] != clusters[j])
+    return [(axis, a, b, TRUNK) for a, b in crossings if networks.connection(a, b).trunk_bytes_per_s is not None]
+
+
+def _trunk_share(networks: Networks, uses: Sequence[Flow], flows: Counter[Flow]) -> float | None:
+    """The least share of a trunk in bytes/s; None where the group uses none whose rate is known."""
+    shares = [
+        rate / flows[use] for use in uses if (rate := networks.connection(use[1], use[2]).trunk_bytes_per_s) is not None
+    ]
+    return min(shares, default=None)
+
+
+class _Joined(NamedTuple):
+    """How long a message between the hosts is under way at most, and how many streams their sockets need at most."""
+
+    latency_s: float
+    streams: int
+
+
+def _joined(networks: Networks, hosts: Sequence[str]) -> _Joined:
+    if len(set(hosts)) == 1:
+        return _Joined(0.0, 1)
+    clusters = {networks.cluster(host).name for host in hosts}
+    ends = combinations(sorted(clusters), 2) if len(clusters) > 1 else [(*clusters, *clusters)]
+    connections = [networks.connection(a, b) for a, b in ends]
+    streams = max(connection.streams for connection in connections)
+    return _Joined(networks.latency_s(clusters), streams)

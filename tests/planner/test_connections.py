@@ -1,0 +1,132 @@
+"""What measured links and trunks make of the networks a plan is priced on."""
+
+from __future__ import annotations
+
+import pytest
+
+from holmes_core.records.devices import Nic
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Plan
+from planner.cost.collectives import tcp_payload_share
+from planner.problem.networks import Networks
+from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+from tests.planner.measured_links import measured, with_links, with_trunk
+
+PAYLOAD = tcp_payload_share(1500)
+NICS = cpu_inventory([2, 2], fabric_gbps=10.0, shared_gbps=10.0)
+ACROSS = bed_job(parallel={"pp": 2, "dp": 2, "schedule": "eager"})
+
+
+def rates(inventory: Inventory) -> set[float | None]:
+    """What each host of both clusters gets over the shared network."""
+    return set(Networks(inventory, bed_job()).route(["a1", "b1"]).bandwidths)
+
+
+def test_clusters_have_the_rate_that_was_measured_between_them() -> None:
+    assert rates(with_links(NICS, measured(("a1", "b1"), GBPS))) == {GBPS}
+
+
+def test_ports_count_where_they_are_the_limit() -> None:
+    assert rates(with_links(NICS, measured(("a1", "b1"), 9.3 * GBPS))) == {10 * GBPS * PAYLOAD}
+
+
+def test_a_tool_at_its_ceiling_measured_itself() -> None:
+    fast = cpu_inventory([2, 2], shared_gbps=100.0)
+    assert rates(with_links(fast, measured(("a1", "b1"), 19 * GBPS))) == {100 * GBPS * PAYLOAD}
+
+
+def test_a_rate_above_the_ports_shows_that_the_ports_are_wrong() -> None:
+    assert rates(with_links(NICS, measured(("a1", "b1"), 19 * GBPS))) == {19 * GBPS}
+
+
+def test_a_port_of_unknown_rate_has_the_measured_one() -> None:
+    unknown = cpu_inventory([2, 2], shared_gbps=None)
+    assert rates(unknown) == {None}
+    assert rates(with_links(unknown, measured(("a1", "b1"), 3 * GBPS))) == {3 * GBPS}
+
+
+def test_the_best_number_of_streams_counts_and_the_fewest_that_get_it() -> None:
+    found = [measured(("a1", "b1"), rate * GBPS, streams=n) for n, rate in ((1, 2.0), (4, 5.9), (8, 6.0))]
+    connection = Networks(with_links(NICS, *found), bed_job()).connection("b", "a")
+    assert (connection.sockets_bytes_per_s, connection.streams) == (6 * GBPS, 4)
+
+
+def test_of_several_pairs_the_middle_one_counts_and_of_directions_the_slower() -> None:
+    back = measured(("a1", "b1"), 1 * GBPS).model_copy(update={"direction": "backward"})
+    pairs = [measured(hosts, rate * GBPS) for hosts, rate in ((("a1", "b1"), 2), (("a2", "b2"), 3), (("a1", "b2"), 4))]
+    assert rates(with_links(NICS, *pairs, back)) == {3 * GBPS}
+
+
+def test_a_link_of_a_host_that_is_gone_is_read() -> None:
+    assert rates(with_links(NICS, measured(("a9", "b1"), GBPS))) == {GBPS}
+
+
+def _rail(device: str) -> Nic:
+    return Nic(
+        device=device, port=1, kind="InfiniBand", rate_gbps=200.0, state="Active", phys_state="LinkUp", netdev=None,
+        subnet_prefix=None, sm_lid=None, usable_by_nccl_ib=True, why="",
+    )  # fmt: skip
+
+
+def test_slow_rails_slow_rdma_down_inside_their_cluster_alone() -> None:
+    fleet = gpu_inventory([2, 2])
+    nics = tuple(_rail(f"mlx5_{i}") for i in range(8))
+    slow = measured(("a1", "a2"), 50 * GBPS, method="ib_write_bw", devices=("mlx5_0:1", "mlx5_0:1"))
+    hosts = tuple(host.model_copy(update={"nics": nics}) for host in fleet.hosts)
+    networks = Networks(with_links(fleet.model_copy(update={"hosts": hosts}), slow), gpt_7b())
+    assert networks.route(["a1", "a2"]).bandwidths == (400 * GBPS, 400 * GBPS)
+    assert networks.route(["b1", "b2"]).bandwidths == (1600 * GBPS, 1600 * GBPS)
+
+
+def step_of(plan: Plan) -> tuple[object, ...]:
+    """All that a wire decides."""
+    shape = (plan.pp, plan.dp, plan.micro_batch_size, plan.schedule, plan.extra_in_flight)
+    return (*shape, tuple(stage.num_layers for stage in plan.stages), pytest.approx(plan.prediction.step_s))
+
+
+@pytest.mark.parametrize("mbps", [2000, 500, 100, 30, 10])
+def test_plan_on_measured_links_is_the_plan_on_nics_of_that_rate(mbps: float) -> None:
+    job = bed_job(parallel={}, compute={"emulate": {"forward_s_per_layer": 0.002, "backward_s_per_layer": 0.004}})
+    nics = plan_for(cpu_inventory([2, 2], shared_gbps=mbps / 1e3), job)
+    fast = cpu_inventory([2, 2], shared_gbps=10.0)
+    wire = plan_for(with_links(fast, measured(("a1", "b1"), PAYLOAD * mbps / 1e3 * GBPS)), job)
+    assert step_of(wire) == step_of(nics)
+
+
+def edge_rates(inventory: Inventory, dp: int) -> set[float | None]:
+    """What the edges between the clusters get, with `dp` replicas that cross."""
+    plan = plan_for(inventory, bed_job(slots_per_host=dp // 2, parallel={"pp": 2, "dp": dp, "schedule": "eager"}))
+    return {group.rate_bytes_per_s for group in plan.groups if group.axis in ("pp_forward", "pp_backward")}
+
+
+def test_twice_the_sharers_of_a_trunk_get_half_each() -> None:
+    trunk = with_trunk(NICS, "ab", 0.4 * GBPS)
+    assert edge_rates(trunk, 2) == {0.2 * GBPS}
+    assert edge_rates(trunk, 4) == {0.1 * GBPS}
+
+
+def test_a_trunk_wider_than_all_nics_changes_nothing() -> None:
+    plain, trunk = (plan_for(fleet, ACROSS) for fleet in (NICS, with_trunk(NICS, "ab", 100 * GBPS)))
+    assert step_of(trunk) == step_of(plain)
+
+
+def test_rings_of_replicas_share_a_trunk() -> None:
+    job = bed_job(parallel={"pp": 1, "dp": 4, "schedule": "1f1b"})
+    trunk = plan_for(with_trunk(NICS, "ab", 0.1 * GBPS), job)
+    group = next(group for group in trunk.groups if group.axis == "dp")
+    # In the order a1 a2 b1 b2 the ring crosses once each way.
+    assert group.trunk_bytes_per_s == 0.1 * GBPS
+    plain = plan_for(NICS, job)
+    # Gloo's exchange of all with all sends 2 x 2 quarters of 4 bytes across, the gathering ring 3 of 4 bytes.
+    parameters = sum(traffic.sent_bytes for traffic in plain.prediction.traffic) / (4 * 3 * 2)
+    least_s = (4 * parameters + 3 * parameters) / (0.1 * GBPS)
+    assert trunk.prediction.step_s > 0.8 * least_s
+    assert trunk.prediction.step_s < plain.prediction.step_s + 1.1 * least_s
+
+
+def test_groups_say_their_latency_and_streams() -> None:
+    links = [measured(("a1", "b1"), 5 * GBPS, 0.01, streams=8), measured(("a1", "a2"), 9.4 * GBPS, 1e-4)]
+    plan = plan_for(with_links(NICS, *links), ACROSS)
+    found = {(group.axis, group.network): (group.latency_s, group.streams) for group in plan.groups}
+    assert found["pp_forward", "shared"] == (0.01, 8)
+    assert (found["dp", "a"], found["dp", "b"]) == ((1e-4, 1), (0.0, 1))
