@@ -59,7 +59,7 @@ JOB: dict[str, Any] = {
     "optimizer": {"learning_rate": 1e-4},
 }
 PARALLEL = {"pp": 2, "dp": 2, "micro_batch_size": 2, "recompute": "none"}
-EMULATED = {"emulate": {"forward_s_per_layer": 0.008, "backward_s_per_layer": 0.016}}
+EMULATED = {"emulate": {"forward_s_per_layer": 0.004, "backward_s_per_layer": 0.008}}  # a sample
 REAL = {"flops_per_s": 1e10}  # for the prediction alone: all else is fixed
 TOKENS = 32 * 128  # a step
 HEADINGS = (

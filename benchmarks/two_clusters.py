@@ -25,7 +25,7 @@ from tests.testbed.rehearsal import Site, bed_site, measured_flops_per_s, only_r
 FAST_MBPS, SLOW_MBPS = 2000, 100
 MODEL = {"num_layers": 10, "hidden_size": 352, "num_heads": 4, "seq_length": 128}
 MICRO_BATCH_SIZE, STEPS = 2, 7
-EMULATED = {"emulate": {"forward_s_per_layer": 0.008, "backward_s_per_layer": 0.016}}
+EMULATED = {"emulate": {"forward_s_per_layer": 0.004, "backward_s_per_layer": 0.008}}  # a sample
 GLOBAL_BATCH_SIZE = {"emulated": 32, "real": 16}
 
 

@@ -129,7 +129,7 @@ class Parallel(Record):
 
 
 class Emulation(Record):
-    """Rehearse on the real network without the GPUs: a layer's compute is a sleep, a micro-batch at a time."""
+    """Rehearse on the real network without the GPUs: a layer's compute is a sleep of so many seconds a sample."""
 
     forward_s_per_layer: Seconds
     backward_s_per_layer: Seconds

@@ -36,7 +36,8 @@ class Group:
 
     axis `tp` holds the shards of one stage's layers; `dp` the replicas of one shard; `pp_forward` and `pp_backward` the
     two ranks of one pipeline edge, the rank of the earlier stage first, for activations and for gradients. `net_name`
-    is NCCL's network module, read on device "cuda" only; None lets NCCL choose.
+    is NCCL's network module, read on device "cuda" only; None lets NCCL choose. Gloo opens `streams` connections to
+    each other member, and a message of an edge travels on all of them.
     """
 
     name: str
@@ -44,12 +45,14 @@ class Group:
     ranks: tuple[int, ...]
     interfaces: tuple[str, ...]
     net_name: NetName | None
+    streams: int = 1
 
     def __post_init__(self) -> None:
         several = len(self.ranks) >= 2 and len(set(self.ranks)) == len(self.ranks)
         check("ranks", self.ranks, "must be two or more distinct ranks", several)
         rule = f"must name one interface for each of {len(self.ranks)} ranks"
         check("interfaces", self.interfaces, rule, len(self.interfaces) == len(self.ranks))
+        check("streams", self.streams, "must be positive", self.streams > 0)
 
     @property
     def key(self) -> GroupKey:

@@ -14,7 +14,7 @@ BYTE_VALUES = 256  # text read as bytes needs one vocabulary entry per byte valu
 
 @dataclass(frozen=True)
 class Emulation:
-    """Seconds one layer sleeps per micro-batch instead of computing; `slowdown` multiplies them by cluster."""
+    """Seconds one layer sleeps per sample instead of computing; `slowdown` multiplies them by cluster."""
 
     forward_s_per_layer: float
     backward_s_per_layer: float
@@ -26,9 +26,9 @@ class Emulation:
         for cluster, factor in self.slowdown.items():
             check(f"slowdown.{cluster}", factor, "must be positive", factor > 0)
 
-    def on(self, cluster: str) -> Emulation:
-        """The seconds on hosts of `cluster`, which have no slowdown of their own any more."""
-        factor = self.slowdown.get(cluster, 1.0)
+    def on(self, cluster: str, samples: int) -> Emulation:
+        """The seconds of so many samples on hosts of `cluster`, which have no slowdown of their own any more."""
+        factor = samples * self.slowdown.get(cluster, 1.0)
         return Emulation(self.forward_s_per_layer * factor, self.backward_s_per_layer * factor, {})
 
 

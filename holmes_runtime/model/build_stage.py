@@ -37,7 +37,9 @@ def build_stage(config: RunConfig, stage: Stage, me: Rank, tp: TensorParallel, d
     if config.emulation is not None:
         share = WEIGHT_HALF if config.schedule == "zero-bubble" else GRADIENT_READY
         dtype = DTYPES[config.value_type]
-        emulated = EmulatedStage(config.model, stage, config.emulation.on(me.cluster), share, dtype)
+        emulated = EmulatedStage(
+            config.model, stage, config.emulation.on(me.cluster, config.micro_batch_size), share, dtype
+        )
         return StageModule(stage, emulated.to(device), {})
     if config.model.factory is not None:
         layers = range(stage.first_layer, stage.stop_layer)

@@ -95,6 +95,7 @@ class EmulatedLayer(nn.Module):
 class EmulatedStage(nn.Module):
     """Stands in for `DecoderStage`: as many parameters in each layer, hidden states of the same shape, sleeps.
 
+    The seconds of `emulation` are those of a micro-batch.
     Embeddings and head hold parameters and take no time. The last stage returns hidden states instead of logits.
     """
 

@@ -54,7 +54,8 @@ def layer_parts_s(job: Job, execution: Execution, slot: Slot) -> tuple[PassTimes
     emulate = job.compute.emulate
     if emulate is not None:
         forward_s, backward_s = emulate.forward_s_per_layer, emulate.backward_s_per_layer
-        return PassTimes(forward_s * slot.slowdown, backward_s * slot.slowdown), NO_TIME
+        factor = slot.slowdown * execution.micro_batch_size
+        return PassTimes(forward_s * factor, backward_s * factor), NO_TIME
     assert slot.speed is not None
     collectives = tensor_parallel_s(job.model, execution, slot.inside)
     return layer_s(job.model, execution, slot.speed, collectives), collectives

@@ -19,7 +19,7 @@ def test_emulated_layers_are_expected_to_take_their_sleep_and_messages_their_rat
 
     factor = {"a": 1.0, "b": 2.0}
     layers = [stage.num_layers for stage in plan.stages]
-    assert expected.compute_s == pytest.approx([layers[r.pp_rank] * 0.03 * factor[r.cluster] for r in plan.ranks])
+    assert expected.compute_s == pytest.approx([2 * layers[r.pp_rank] * 0.03 * factor[r.cluster] for r in plan.ranks])
     message = 2 * job.model.seq_length * job.model.hidden_size * 4
     seconds = message / (0.1 * GBPS * tcp_payload_share(1500))
     assert expected.transfer_s == pytest.approx({g.name: seconds for g in plan.groups if g.axis.startswith("pp")})

@@ -300,3 +300,10 @@ def test_plan_survives_its_file(
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     write_atomically(path, plan.to_json())
     assert read_file(Plan, path) == plan
+
+
+def test_a_free_emulated_batch_is_not_put_into_one_micro_batch_on_one_host() -> None:
+    emulate = {"emulate": {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02}}
+    plan = plan_for(cpu_inventory([2, 2]), bed_job(compute=emulate, parallel={}))
+    assert plan.world_size == 4
+    assert plan.prediction.step_s > 32 * 10 * 0.03 / 4

@@ -60,7 +60,7 @@ def prediction(inventory: Inventory, job: Job, layout: Layout) -> Prediction:
 def test_one_slot_computes_and_nothing_else() -> None:
     inventory, job = cpu_inventory([1]), bed_job(compute=EMULATED, parallel={})
     p = prediction(inventory, job, lay(inventory, job, [[["a1"]]], (10,)))
-    assert p.compute_s == pytest.approx(16 * 10 * 0.03)
+    assert p.compute_s == pytest.approx(32 * 10 * 0.03)
     assert p.step_s == pytest.approx(p.compute_s)
     assert p.traffic == ()
 
@@ -80,7 +80,7 @@ def test_zero_bubble_splits_an_emulated_backward_in_equal_halves() -> None:
     layout = lay(inventory, job, [[["a1"]], [["a2"]]], (5, 5), schedule="zero-bubble")
     spans = predict_timeline(read_problem(inventory, job), layout)
     halves = {span.kind: span.end_s - span.start_s for span in spans if span.microbatch > 0}
-    assert halves[ActionKind.BACKWARD_INPUT] == halves[ActionKind.BACKWARD_WEIGHT] == pytest.approx(0.05)
+    assert halves[ActionKind.BACKWARD_INPUT] == halves[ActionKind.BACKWARD_WEIGHT] == pytest.approx(0.1)
 
 
 def test_replicas_with_more_microbatches_send_more() -> None:

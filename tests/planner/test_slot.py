@@ -44,12 +44,12 @@ def test_without_nvlink_pci_express_joins_gpus() -> None:
     assert linked.bandwidth_bytes_per_s == INSIDE_EFFICIENCY * 8 * 1.969e9
 
 
-def test_emulated_seconds_count_slowdown_times() -> None:
+def test_emulated_seconds_count_for_each_sample_and_slowdown_times() -> None:
     emulate = {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02, "slowdown": {"b": 2.0}}
     job = bed_job(compute={"emulate": emulate})
     slot = read_slot(cpu_inventory([1]).hosts[0], "b", job)
     compute, collectives = layer_parts_s(job, make_execution(job, 1, 1, 2, "none"), slot)
-    assert (compute.forward_s, compute.backward_s, collectives.both_s) == (0.02, 0.04, 0.0)
+    assert (compute.forward_s, compute.backward_s, collectives.both_s) == (0.04, 0.08, 0.0)
 
 
 def test_an_h100_on_an_sxm_board_has_nvlink_though_its_name_does_not_say_so() -> None:
