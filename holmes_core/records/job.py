@@ -15,6 +15,7 @@ Seconds = Annotated[float, Field(ge=0)]
 Precision = Literal["fp32", "bf16", "fp16"]
 Recompute = Literal["none", "selective", "full"]
 Device = Literal["cuda", "cpu"]
+Codec = Literal["none", "bf16", "int8", "int4"]
 ScheduleName = Literal["gpipe", "1f1b", "eager", "interleaved", "zero-bubble"]
 
 
@@ -128,6 +129,16 @@ class Parallel(Record):
     recompute: Recompute | None = None
 
 
+class Wire(Record):
+    """What the user allows the planner to do to what crosses the network."""
+
+    edges: Codec = "none"
+    """The lossiest codec of activations and their gradients between stages: none (values as they are), bf16, int8 or
+    int4 (blocks of integers with a scale, stochastically rounded). The plan uses it, or one before it in this list,
+    where the time saved is worth it. Nothing makes up for what a codec loses of an activation later on (no error
+    feedback): no sample comes twice."""
+
+
 class Emulation(Record):
     """Rehearse on the real network without the GPUs: a layer's compute is a sleep of so many seconds a sample."""
 
@@ -197,6 +208,7 @@ class Job(FileRecord):
     threads_per_slot: Positive = 1
     compute: Compute = Compute()
     parallel: Parallel = Parallel()
+    wire: Wire = Wire()
     launch: LaunchSettings = LaunchSettings()
     master_port: Annotated[int, Field(ge=1024, le=65535)] = 29500  # of the rendezvous; the next free one from there
     timeout_s: Annotated[float, Field(gt=0)] = 600.0  # how long a rank waits for another

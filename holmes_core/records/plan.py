@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from holmes_core.records.access import Access, OneLine
-from holmes_core.records.job import Job, Recompute, ScheduleName
+from holmes_core.records.job import Codec, Job, Recompute, ScheduleName
 from holmes_core.records.record import FileRecord, Record
 
 Axis = Literal["tp", "dp", "pp_forward", "pp_backward"]
@@ -79,6 +79,7 @@ class PlanGroup(Record):
     trunk_bytes_per_s: float | None = None  # the least share of a trunk between clusters; None where none is known
     latency_s: float = 0.0  # a message is under way for as long at most; 0 where it was not measured
     streams: int = 1  # TCP connections side by side that it takes to get the rate
+    codec: Codec = "none"  # of the messages on an edge, axis pp_forward or pp_backward; others are sent as they are
 
     @property
     def rate_bytes_per_s(self) -> float | None:

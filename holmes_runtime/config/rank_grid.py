@@ -12,10 +12,12 @@ from functools import cached_property
 from typing import Literal
 
 from holmes_runtime.config.checks import check
+from holmes_runtime.config.codec import Codec
 
 Axis = Literal["tp", "dp", "pp_forward", "pp_backward"]
 NetName = Literal["IB", "Socket"]
 GroupKey = tuple[Axis, tuple[int, ...]]
+EDGE_AXES: tuple[Axis, ...] = ("pp_forward", "pp_backward")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class Group:
     axis `tp` holds the shards of one stage's layers; `dp` the replicas of one shard; `pp_forward` and `pp_backward` the
     two ranks of one pipeline edge, the rank of the earlier stage first, for activations and for gradients. `net_name`
     is NCCL's network module, read on device "cuda" only; None lets NCCL choose. Gloo opens `streams` connections to
-    each other member, and a message of an edge travels on all of them.
+    each other member, and a message of an edge travels on all of them. `codec` is how messages on an edge are packed;
+    all other groups send values as they are.
     """
 
     name: str
@@ -45,7 +48,8 @@ class Group:
     ranks: tuple[int, ...]
     interfaces: tuple[str, ...]
     net_name: NetName | None
-    streams: int = 1
+    streams: int
+    codec: Codec
 
     def __post_init__(self) -> None:
         several = len(self.ranks) >= 2 and len(set(self.ranks)) == len(self.ranks)
@@ -53,6 +57,8 @@ class Group:
         rule = f"must name one interface for each of {len(self.ranks)} ranks"
         check("interfaces", self.interfaces, rule, len(self.interfaces) == len(self.ranks))
         check("streams", self.streams, "must be positive", self.streams > 0)
+        rule = f"must be none but on the edges of a pipeline, not on axis {self.axis}"
+        check("codec", self.codec, rule, self.codec == "none" or self.axis in EDGE_AXES)
 
     @property
     def key(self) -> GroupKey:
@@ -66,7 +72,7 @@ class Group:
 
 def group_key(axis: Axis, ranks: Iterable[int]) -> GroupKey:
     """What tells groups apart: an edge by (earlier stage's rank, later stage's rank), others by their members."""
-    return (axis, tuple(ranks) if axis in ("pp_forward", "pp_backward") else tuple(sorted(ranks)))
+    return (axis, tuple(ranks) if axis in EDGE_AXES else tuple(sorted(ranks)))
 
 
 @dataclass(frozen=True)

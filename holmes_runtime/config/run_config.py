@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Literal
 
 from holmes_runtime.config.checks import check, check_positive
+from holmes_runtime.config.codec import BF16_BYTES, Codec, packed_bytes
 from holmes_runtime.config.model_shape import ModelShape
-from holmes_runtime.config.rank_grid import Group, Rank, RankGrid
+from holmes_runtime.config.rank_grid import Axis, Group, Rank, RankGrid, group_key
 from holmes_runtime.config.run_settings import (
     BYTE_VALUES,
+    VALUE_BYTES,
     Checkpointing,
     Data,
     Emulation,
@@ -91,6 +94,7 @@ class RunConfig:
         self._check_shards()
         self._check_stages()
         self.grid.check_groups(self.groups)
+        self._check_codecs()
 
     @classmethod
     def from_json(cls, text: str) -> RunConfig:
@@ -115,6 +119,16 @@ class RunConfig:
     def message_shape(self) -> tuple[int, int, int]:
         """Of what crosses a pipeline edge: (micro_batch_size, seq_length / tp, hidden_size)."""
         return self.micro_batch_size, self.model.seq_length // self.tp, self.model.hidden_size
+
+    def message_bytes(self, codec: Codec) -> int:
+        """Bytes of what crosses a pipeline edge once, packed by `codec`."""
+        return packed_bytes(codec, math.prod(self.message_shape), VALUE_BYTES[self.value_type])
+
+    def codec_of(self, axis: Axis, edge: tuple[int, int] | None) -> Codec:
+        """The codec of `edge`, by the ranks of the earlier and the later stage; "none" where there is no edge."""
+        if edge is None:
+            return "none"
+        return next(group.codec for group in self.groups if group.key == group_key(axis, edge))
 
     @cached_property
     def grid(self) -> RankGrid:
@@ -171,6 +185,12 @@ class RunConfig:
         rule = "must be 1 for emulation and for a model of one's own"
         check("tp", self.tp, rule, self.tp == 1 or (factory is None and not emulates))
         check("model.factory", factory, "must be null in an emulated run", factory is None or not emulates)
+
+    def _check_codecs(self) -> None:
+        for position, group in enumerate(self.groups):
+            rule = f"must not be bf16 in a run whose value_type is {self.value_type}: it would save nothing"
+            useful = group.codec != "bf16" or VALUE_BYTES[self.value_type] > BF16_BYTES
+            check(f"groups[{position}].codec", group.codec, rule, useful)
 
     def _check_stages(self) -> None:
         expected = self.pp * self.chunks

@@ -8,6 +8,7 @@ from typing import Literal
 from holmes_runtime.config.checks import check, check_positive
 
 Precision = Literal["fp32", "bf16", "fp16"]
+VALUE_BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 Recompute = Literal["none", "selective", "full"]
 BYTE_VALUES = 256  # text read as bytes needs one vocabulary entry per byte value
 

@@ -6,9 +6,8 @@ A receiver times a message from asking for it to its arrival, so latency counts 
 from __future__ import annotations
 
 from holmes_core.records.plan import Plan
-from holmes_runtime.config.run_settings import Expectation
-
-VALUE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+from holmes_runtime.config.codec import packed_bytes
+from holmes_runtime.config.run_settings import VALUE_BYTES, Expectation
 
 
 def expectation_of(plan: Plan) -> Expectation:
@@ -16,11 +15,11 @@ def expectation_of(plan: Plan) -> Expectation:
     model, by_place = plan.job.model, plan.prediction.microbatch_compute_s
     # hidden: (micro_batch_size, seq_length / tp, hidden_size)
     values = plan.micro_batch_size * model.seq_length // plan.tp * model.hidden_size
-    size_bytes = values * VALUE_BYTES[plan.job.value_type]
+    value_bytes = VALUE_BYTES[plan.job.value_type]
     return Expectation(
         compute_s=tuple(by_place[rank.pp_rank][rank.dp_rank] for rank in plan.ranks),
         transfer_s={
-            group.name: 2 * group.latency_s + size_bytes / rate
+            group.name: 2 * group.latency_s + packed_bytes(group.codec, values, value_bytes) / rate
             for group in plan.groups
             if group.axis in ("pp_forward", "pp_backward") and (rate := group.rate_bytes_per_s) is not None
         },

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from holmes_core.records.job import Job, Model, Recompute
+from holmes_runtime.config.codec import Codec, packed_bytes
 from holmes_runtime.config.model_shape import stage_parameters
 
 GRADIENT_BYTES = 4  # gradients are summed in fp32 whatever the precision
@@ -44,9 +45,10 @@ def make_execution(job: Job, tp: int, dp: int, micro_batch_size: int, recompute:
     return Execution(tp, dp, micro_batch_size, value_bytes, recompute, reserve_bytes)
 
 
-def edge_bytes(model: Model, execution: Execution) -> int:
-    """Bytes one shard sends over a pipeline edge per micro-batch, forward or backward: v b s h / t."""
-    return execution.value_bytes * execution.micro_batch_size * model.seq_length * model.hidden_size // execution.tp
+def edge_bytes(model: Model, execution: Execution, codec: Codec = "none") -> int:
+    """Bytes one shard sends over a pipeline edge per micro-batch, forward or backward: v b s h / t, or packed so."""
+    elements = execution.micro_batch_size * model.seq_length * model.hidden_size // execution.tp
+    return packed_bytes(codec, elements, execution.value_bytes)
 
 
 def layer_activation_bytes(model: Model, execution: Execution) -> int:

@@ -115,6 +115,12 @@ def test_unknown_key_names_value_and_nearest_key(tmp_path: Path) -> None:
     assert error.hint == "did you mean `micro_batch_size`?"
 
 
+def test_edges_are_packed_only_where_the_user_allows_it(tmp_path: Path) -> None:
+    assert parse(Job, yaml.safe_load(JOB_TEXT), "job.yaml").wire.edges == "none"
+    assert parse(Job, yaml.safe_load(JOB_TEXT + "wire: {edges: int8}"), "job.yaml").wire.edges == "int8"
+    assert "wire.edges: " in job_error(tmp_path, JOB_TEXT + "wire: {edges: int2}\n").what
+
+
 def test_wrong_value_names_key_and_value(tmp_path: Path) -> None:
     error = job_error(tmp_path, JOB_TEXT.replace("steps: 3", "steps: many"))
     assert "steps: " in error.what

@@ -25,6 +25,18 @@ def test_emulated_layers_are_expected_to_take_their_sleep_and_messages_their_rat
     assert expected.transfer_s == pytest.approx({g.name: seconds for g in plan.groups if g.axis.startswith("pp")})
 
 
+def test_a_message_is_expected_to_take_the_time_of_its_packed_bytes() -> None:
+    plan = plan_for(cpu_inventory([2, 2]), bed_job(parallel={"pp": 2, "dp": 2}))
+    packed = tuple(
+        group.model_copy(update={"codec": "int8"}) if group.axis == "pp_forward" else group for group in plan.groups
+    )
+
+    before, after = expectation_of(plan), expectation_of(plan.model_copy(update={"groups": packed}))
+
+    ratios = {group.axis: before.transfer_s[group.name] / after.transfer_s[group.name] for group in plan.groups[2:]}
+    assert ratios == pytest.approx({"pp_forward": 256 / 66, "pp_backward": 1.0})
+
+
 def test_gpus_are_expected_to_compute_as_fast_as_the_plan_took_them_to() -> None:
     parallel = {"tp": 2, "pp": 2, "dp": 8, "micro_batch_size": 2, "schedule": "1f1b", "layers": [20, 16]}
     plan = plan_for(gpu_inventory([2, 2]), gpt_7b(global_batch_size=64, parallel=parallel))

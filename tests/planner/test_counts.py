@@ -22,6 +22,13 @@ def test_an_edge_carries_a_shard_of_the_hidden_states() -> None:
     assert cost.edge_bytes(TINY, execution_of(tp=2, micro_batch_size=3)) == 72
 
 
+def test_a_codec_packs_that_shard_in_blocks() -> None:
+    # 36 values in one block of 64: a byte each or half of one, and 2 bytes of scale.
+    assert cost.edge_bytes(TINY, execution_of(tp=2, micro_batch_size=3), "int8") == 66
+    assert cost.edge_bytes(TINY, execution_of(tp=2, micro_batch_size=3), "int4") == 34
+    assert cost.edge_bytes(TINY, execution_of(value_bytes=4), "bf16") == 48
+
+
 def test_activations_by_hand() -> None:
     # 6 tokens, 2 bytes: 2 h whole; 3 h, q, k, v 3 h and the MLP 2 x 16 sharded.
     assert cost.layer_activation_bytes(TINY, execution_of()) == 6 * 2 * (8 + 24 + 32)

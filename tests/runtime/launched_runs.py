@@ -7,12 +7,13 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.rank_grid import Axis, Group, Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
@@ -32,6 +33,7 @@ REPOSITORY = Path(__file__).parents[2]
 TINY = ModelShape("gpt", 3, 32, 4, 4, 128, vocab_size=256, seq_length=32, rope_theta=1e4, factory=None)
 TINY_LLAMA = ModelShape("llama", 3, 32, 4, 2, 64, vocab_size=256, seq_length=32, rope_theta=1e4, factory=None)
 
+NO_CODECS: Mapping[Axis, Codec] = {}
 LIMIT_S = 600  # of a launch, however busy the machine
 
 Pipelines = Sequence[Sequence[int]]
@@ -45,11 +47,17 @@ def layout(tp: int, pp: int, dp: int) -> tuple[tuple[tuple[int, ...], ...], ...]
     )
 
 
-def make_groups(shards: Sequence[Pipelines], interface: str, chunks: int = 1) -> tuple[Group, ...]:
-    """Every group of a run whose replica d of tensor shard t is the pipeline `shards[t][d]`, all on one interface."""
+def make_groups(
+    shards: Sequence[Pipelines], interface: str, chunks: int = 1, codecs: Mapping[Axis, Codec] = NO_CODECS
+) -> tuple[Group, ...]:
+    """Every group of a run whose replica d of tensor shard t is the pipeline `shards[t][d]`, all on one interface.
+
+    `codecs` are those of the edges' axes.
+    """
 
     def group(name: str, axis: Axis, ranks: Sequence[int]) -> Group:
-        return Group(name, axis, tuple(ranks), (interface,) * len(ranks), None)
+        codec: Codec = codecs.get(axis, "none")
+        return Group(name, axis, tuple(ranks), (interface,) * len(ranks), None, codec)
 
     groups = []
     for shard, pipelines in enumerate(shards):
@@ -94,6 +102,7 @@ def make_config(
     checkpoint: Checkpointing | None = None,
     resume: bool = False,
     expectation: Expectation | None = None,
+    codecs: Mapping[Axis, Codec] = NO_CODECS,
 ) -> RunConfig:
     """A run of a tiny model; `pipelines[d][s]` is the rank of stage s of replica d, `cuts` are the stage bounds.
 
@@ -136,7 +145,7 @@ def make_config(
         optimizer=Optimizer(learning_rate, 0.0, 0, "constant", 0.1, 0.9, 0.95, grad_clip),
         stages=tuple(Stage(index, first, stop) for index, (first, stop) in enumerate(pairwise(cuts))),
         ranks=tuple(ranks),
-        groups=make_groups(shards, interface, chunks),
+        groups=make_groups(shards, interface, chunks, codecs),
         expectation=expectation,
         timeout_s=60.0,
         threads_per_rank=1,

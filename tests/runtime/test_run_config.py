@@ -66,6 +66,8 @@ def test_a_whole_number_stands_for_a_float() -> None:
         ("groups/0/interfaces", ["lo"], r"^groups\[0\]\.interfaces: must name one interface for each of 2 ranks"),
         ("groups/0/ranks", [0, 9], r"^groups\[0\]\.ranks: must be the shards or the replicas of one stage"),
         ("groups/2/ranks", [0, 0], r"^groups\[2\]\.ranks: must be two or more distinct ranks"),
+        ("groups/0/codec", "int8", r"^groups\[0\]\.codec: must be none but on the edges of a pipeline, not on axis dp"),
+        ("groups/2/codec", "int2", r"^groups\[2\]\.codec: expected one of .* got 'int2'"),
         ("groups", [], r"^groups: must hold every group of the plan"),
         ("stages/1/first_layer", 2, r"^stages\[1\]\.first_layer: must be 1, got 2"),
         ("stages/1/stop_layer", 4, r"^stages\[1\]\.stop_layer: must be num_layers 3, got 4"),
@@ -109,12 +111,26 @@ def test_interleaving_needs_the_edge_that_closes_the_ring() -> None:
         ({"schedule": "zero-bubble", "recompute": "full"}, r"^recompute: must not be full under zero-bubble"),
         ({"schedule": "interleaved", "chunks": 2}, r"^chunks: must be 1 without a pipeline, got 2"),
         ({"shards": layout(8, 1, 1)}, r"^model\.num_heads: must be a multiple of tp 8, got 4"),
+        (
+            {"pipelines": ((0, 1),), "cuts": (0, 1, 3), "value_type": "bf16", "codecs": {"pp_forward": "bf16"}},
+            r"^groups\[0\]\.codec: must not be bf16 in a run whose value_type is bf16",
+        ),
         ({"shards": layout(2, 1, 1), "emulation": Emulation(0, 0, {})}, r"^tp: must be 1 for emulation"),
     ],
 )
 def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_config(**changes)
+
+
+def test_an_edge_has_a_codec_of_each_direction_and_messages_their_bytes() -> None:
+    config = make_config(pipelines=((0, 1),), cuts=(0, 1, 3), codecs={"pp_forward": "int8", "pp_backward": "int4"})
+
+    assert config.codec_of("pp_forward", (0, 1)) == "int8"
+    assert config.codec_of("pp_backward", (0, 1)) == "int4"
+    assert config.codec_of("pp_forward", None) == "none"
+    # (1, 32, 32) values: 16 blocks of 64.
+    assert [config.message_bytes(codec) for codec in ("none", "bf16", "int8", "int4")] == [4096, 2048, 1056, 544]
 
 
 def test_a_missing_key_is_refused_with_its_path() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from holmes_core.records import job, plan, run
 from holmes_runtime.config import (
+    codec,
     messages,
     model_shape,
     node_config,
@@ -102,6 +103,7 @@ def test_the_literals_are_the_same() -> None:
     assert get_args(job.ScheduleName) == get_args(schedule.ScheduleName)
     assert get_args(plan.Axis) == get_args(rank_grid.Axis)
     assert rank_metrics.Waits._fields == (*get_args(rank_grid.Axis), "sync")
+    assert get_args(job.Codec) == get_args(codec.Codec)
     assert get_args(plan.NetName) == get_args(rank_grid.NetName)
     assert get_type_hints(job.Job)["schema_version"] == Literal[run_config.SCHEMA_VERSION]
 
