@@ -1,0 +1,156 @@
+"""Packs what crosses a pipeline edge into the bytes of its codec, and back.
+
+A block codec scales each block to integers and rounds stochastically: up with the probability of what is cut off, so
+that the mean of what arrives is what was sent. The randomness is a function of the message's name alone, and each
+operation is one that IEEE 754 defines: the same message has the same bits on any device and with any number of threads.
+There is no error feedback, which would send later what was rounded away: no sample comes twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from holmes_runtime.config.codec import BLOCK, SCALE_BYTES, Codec, packed_bytes
+
+LEVELS = {"int8": 127, "int4": 7}  # integers to each side of zero
+HIGH_NIBBLE = 16
+# More than bf16 rounds a scale down by, so that no number of the block exceeds the levels.
+SCALE_MARGIN = 1 + 2**-7
+SMALLEST_SCALE = 2.0**-126  # bf16's smallest normal number: its inverse is finite, and a block of zeros stays zero
+NOISE_BITS = 16  # of a random number; with an integer of up to 7 bits it is exact in fp32
+TILE = 2**18  # random numbers that are kept, each value four times
+
+
+class Direction(IntEnum):
+    """What a message brings; those of an evaluation are activations as well, and rounded as no step's are."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    EVALUATION = 2
+
+
+class MessageName(NamedTuple):
+    """What tells a message from all others of a run, whatever its plan: `edge` e is between stages e and e + 1.
+
+    `step` is that of the run, or the batch of an evaluation; `microbatch` counts those of all replicas; `shard` is the
+    tensor rank.
+    """
+
+    seed: int
+    direction: Direction
+    step: int
+    microbatch: int
+    edge: int
+    shard: int
+
+
+def pack(values: Tensor, codec: Codec, name: MessageName) -> Tensor:
+    """The bytes of `values`, uint8 (packed_bytes,). values: fp32, bf16 or fp16 of any shape.
+
+    A block that holds a number that is not finite arrives without a finite one, so that the run notices. Rounding up
+    may make infinities of numbers within a hundredth of the largest of their type. Under "none" the bytes are those of
+    `values` themselves where these are contiguous.
+    """
+    flat = values.detach().reshape(-1)
+    if codec == "none":
+        return flat.view(torch.uint8)
+    if codec == "bf16":
+        return flat.to(torch.bfloat16).view(torch.uint8)
+    blocks = _in_blocks(flat)
+    size = packed_bytes(codec, len(flat), flat.element_size())
+    packed = torch.empty(size, dtype=torch.uint8, device=flat.device)
+    codes, scales = _codes_and_scales(packed, len(blocks))
+    noise = _noise(name, flat.device)
+    for part in _parts(len(blocks), flat.device):
+        _round(blocks[part].float(), LEVELS[codec], noise, codes[part], scales[part])
+    return packed
+
+
+def _round(blocks: Tensor, levels: int, noise: Iterator[Tensor], codes: Tensor, scales: Tensor) -> None:
+    """Fills codes, int8 (blocks, bytes of one), and scales, bf16 (blocks,), from blocks, fp32 (blocks, BLOCK)."""
+    largest = torch.maximum(blocks.amax(1), blocks.amin(1).neg_())
+    scales.copy_(largest.mul_(SCALE_MARGIN / levels).clamp_(min=SMALLEST_SCALE))
+    steps = blocks.mul(scales.float().reciprocal_().unsqueeze(1))
+    for stretch, random in zip(torch.split(steps.view(-1), TILE), noise, strict=False):
+        stretch.add_(random[: len(stretch)])
+    steps.floor_()
+    if codes.shape[1] < BLOCK:
+        low, high = steps.chunk(2, 1)
+        steps = low.add_(high, alpha=HIGH_NIBBLE)
+    codes.copy_(steps)
+
+
+def unpack(packed: Tensor, codec: Codec, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The values that `pack` made `packed` of, as far as the codec keeps them, of `shape` and `dtype`."""
+    if codec == "none":
+        return packed.view(dtype).view(shape)
+    if codec == "bf16":
+        return packed.view(torch.bfloat16).to(dtype).view(shape)
+    elements = math.prod(shape)
+    blocks = torch.empty(-(-elements // BLOCK), BLOCK, dtype=dtype, device=packed.device)
+    codes, scales = _codes_and_scales(packed, len(blocks))
+    for part in _parts(len(blocks), packed.device):
+        steps = codes[part].float()
+        if codec == "int4":
+            high = steps.add(HIGH_NIBBLE // 2).mul_(1 / HIGH_NIBBLE).floor_()
+            steps = torch.cat([steps.sub_(high, alpha=HIGH_NIBBLE), high], 1)
+        blocks[part] = steps.mul_(scales[part].float().unsqueeze(1))
+    return blocks.view(-1)[:elements].view(shape)
+
+
+def _codes_and_scales(packed: Tensor, num_blocks: int) -> tuple[Tensor, Tensor]:
+    """Where in `packed` the codes are, int8 (blocks, bytes of one), and the scales, bf16 (blocks,)."""
+    end = len(packed) - SCALE_BYTES * num_blocks
+    return packed[:end].view(torch.int8).view(num_blocks, -1), packed[end:].view(torch.bfloat16)
+
+
+def _parts(num_blocks: int, device: torch.device) -> Iterator[slice]:
+    """The blocks to work on at once: on a CPU those whose intermediate results stay in its cache."""
+    at_once = TILE // BLOCK if device.type == "cpu" else max(num_blocks, 1)
+    return (slice(start, start + at_once) for start in range(0, num_blocks, at_once))
+
+
+def _in_blocks(flat: Tensor) -> Tensor:
+    """`flat` (elements,) as (blocks, BLOCK), filled up with zeros."""
+    missing = -len(flat) % BLOCK
+    return (torch.nn.functional.pad(flat, (0, missing)) if missing else flat).view(-1, BLOCK)
+
+
+def _noise(name: MessageName, device: torch.device) -> Iterator[Tensor]:
+    """Random numbers, fp32 (TILE,) at a time, as many as are asked for.
+
+    Each is a stretch of the same kept ones from where a hash says: a number is uniform over messages, exactly.
+    """
+    tile, state = _tile(device), 0
+    for part in name:
+        state = _hash(state ^ part)
+    while True:
+        state = _hash(state)
+        start = state % TILE
+        yield tile[start : start + TILE]
+
+
+def _hash(state: int) -> int:
+    """The next of a sequence of 64-bit numbers. Source: Steele et al., SplitMix64, 2014."""
+    state = (state + 0x9E3779B97F4A7C15) % 2**64
+    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
+    return state ^ state >> 31
+
+
+@cache
+def _tile(device: torch.device) -> Tensor:
+    """fp32 (2 TILE,): the numbers (k + 1/2) / 2**NOISE_BITS, equally often and well mixed, and all once more."""
+    mixed = torch.arange(TILE)
+    for factor in (0x2C1B3C6D, 0x297A2D39, 0x1B56C4E9):  # odd: each round is a permutation
+        mixed = (mixed * factor + 0x9E3779B9) % TILE
+        mixed ^= mixed >> 9
+    tile: Tensor = ((mixed % 2**NOISE_BITS) + 0.5) / 2**NOISE_BITS
+    return tile.repeat(2).to(device)
