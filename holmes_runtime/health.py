@@ -16,10 +16,9 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from holmes_runtime.comm.process_groups import RankGroups
-from holmes_runtime.config.rank_grid import Group, Rank
+from holmes_runtime.config.rank_grid import Axis, Group, Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.verdicts import AllHostsSlow, HostIsSlow, LinkIsSlow, Verdict
-from holmes_runtime.model.decoder import DTYPES
 
 SLOW = 1.5  # how much longer than planned is worth a word; less is within what predictions are off by
 REPETITIONS = 3  # of each message; the median counts
@@ -108,7 +107,7 @@ def _group(config: RunConfig, name: str) -> Group:
 
 
 def time_edges(config: RunConfig, me: Rank, groups: RankGroups, device: torch.device) -> dict[str, float]:
-    """Median seconds of one message of activations on each edge this rank receives on, by the group's name.
+    """Median seconds of one message, as it is packed, on each edge this rank receives on, by the group's name.
 
     All ranks call it at once, so that links are loaded as in a step. The receiver asks for each message, and times
     from then to its arrival.
@@ -116,15 +115,15 @@ def time_edges(config: RunConfig, me: Rank, groups: RankGroups, device: torch.de
     before, after = config.grid.edge_before(me), config.grid.edge_after(me)
     timed = {}
     forward = (
-        _Edge(before, groups.forward_in, groups.backward_out),
-        _Edge(after, groups.forward_out, groups.backward_in),
+        _edge(config, "pp_forward", before, groups.forward_in, groups.backward_out),
+        _edge(config, "pp_forward", after, groups.forward_out, groups.backward_in),
     )
     backward = (
-        _Edge(after, groups.backward_in, groups.forward_out),
-        _Edge(before, groups.backward_out, groups.forward_in),
+        _edge(config, "pp_backward", after, groups.backward_in, groups.forward_out),
+        _edge(config, "pp_backward", before, groups.backward_out, groups.forward_in),
     )
     for axis, (source, target) in {"pp_forward": forward, "pp_backward": backward}.items():
-        times = [_exchange(config, me, source, target, device) for _ in range(REPETITIONS)]
+        times = [_exchange(me, source, target, device) for _ in range(REPETITIONS)]
         if source.ends is not None:
             name = next(group.name for group in config.groups if (group.axis, group.ranks) == (axis, source.ends))
             timed[name] = median(times)
@@ -133,9 +132,10 @@ def time_edges(config: RunConfig, me: Rank, groups: RankGroups, device: torch.de
 
 @dataclass(frozen=True)
 class _Edge:
-    """One end of an edge: messages travel on `data`, requests for them the other way on `requests`."""
+    """One end of an edge: messages of `size_bytes` travel on `data`, requests for them the other way on `requests`."""
 
     ends: tuple[int, int] | None
+    size_bytes: int
     data: ProcessGroup | None
     requests: ProcessGroup | None
 
@@ -144,11 +144,19 @@ class _Edge:
         return None if self.ends is None else next(end for end in self.ends if end != rank)
 
 
-def _exchange(config: RunConfig, me: Rank, source: _Edge, target: _Edge, device: torch.device) -> float:
+def _edge(
+    config: RunConfig,
+    axis: Axis,
+    ends: tuple[int, int] | None,
+    data: ProcessGroup | None,
+    requests: ProcessGroup | None,
+) -> _Edge:
+    return _Edge(ends, config.message_bytes(config.codec_of(axis, ends)), data, requests)
+
+
+def _exchange(me: Rank, source: _Edge, target: _Edge, device: torch.device) -> float:
     """Seconds from asking `source` for a message to having it, while `target` is given the one it asks for."""
-    received, sent = (
-        torch.zeros(config.message_shape, dtype=DTYPES[config.value_type], device=device) for _ in range(2)
-    )
+    received, sent = (torch.zeros(edge.size_bytes, dtype=torch.uint8, device=device) for edge in (source, target))
     request, requested = (torch.zeros(1, device=device) for _ in range(2))
     from_rank, to_rank = source.peer(me.rank), target.peer(me.rank)
     works: list[dist.Work | None] = []

@@ -81,7 +81,7 @@ class Trainer:
         scale = self.loss_scale.scale if self.loss_scale else 1.0
         rate = learning_rate(self.config.optimizer, step, self.config.steps)
         self.zero1.start()
-        losses = self.pipeline.step(self._tokens(self.training, step))
+        losses = self.pipeline.step(self._tokens(self.training, step), step)
         squares = self.zero1.finish(self.config.total_microbatches * scale)
         loss = self._mean_loss(step, losses) if self.pipeline.is_last else None
         votes = torch.full_like(squares, float(self._wants_stop))
@@ -104,7 +104,7 @@ class Trainer:
         with self.stopwatch.lap("evaluation"):
             for batch in range(num_batches):
                 tokens = self._tokens(self.validation, batch)
-                losses += self.pipeline.evaluate(tokens, self.config.microbatches[self.me.dp_rank])
+                losses += self.pipeline.evaluate(tokens, self.config.microbatches[self.me.dp_rank], batch)
         return self._sum_over_replicas(losses) / num_batches if self.pipeline.is_last else None
 
     def counters(self, steps: int) -> Counters:

@@ -5,21 +5,22 @@ The only file that uses torch's private pipelining names; tests/runtime/test_tor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.stopwatch import Stopwatch
+from holmes_runtime.comm.wire import Direction
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.schedule import Action, ActionKind, Schedule
 from holmes_runtime.model.build_stage import LossFunction, StageModule
+from holmes_runtime.parallel.edge_messages import EdgeMessages, Receiving, Sending, wait_for
 
 TORCH_KINDS = {
     ActionKind.FORWARD: _ComputationType.FORWARD,
@@ -28,21 +29,6 @@ TORCH_KINDS = {
     ActionKind.BACKWARD_WEIGHT: _ComputationType.BACKWARD_WEIGHT,
 }
 GradientAdded = Callable[[Tensor], None]
-Sending = tuple[dist.Work | None, Tensor]
-"""A send under way and what it sends, which must not be freed before."""
-
-
-def send(tensor: Tensor, peer: int, group: ProcessGroup | None) -> Sending:
-    """Starts to send `tensor` to global rank `peer`."""
-    sent = tensor.contiguous()
-    return dist.isend(sent, peer, group), sent
-
-
-def wait_for(sends: Iterable[Sending]) -> None:
-    """Waits until all `sends` have left."""
-    for work, _ in sends:
-        if work is not None:
-            work.wait()
 
 
 class EdgeStage(PipelineStage):
@@ -54,7 +40,8 @@ class EdgeStage(PipelineStage):
     on its group, and torch gets none to start.
 
     Torch keeps a receive buffer and a sent tensor for every micro-batch of a step. Here both live only as long as
-    the schedule has the micro-batch in flight, so memory does not grow with the number of micro-batches.
+    the schedule has the micro-batch in flight, so memory does not grow with the number of micro-batches. Until a
+    message is needed it is kept as it travels, packed.
     """
 
     def __init__(
@@ -80,21 +67,25 @@ class EdgeStage(PipelineStage):
             group=groups.forward_in or groups.forward_out,
         )
         self.group_rank, self.group_size = index % config.pp, config.pp
-        self._ranks, self._groups, self._hidden = ranks, groups, hidden
-        self._receives: dict[tuple[ActionKind, int], dist.Work | None] = {}
+        self._ranks, self._groups = ranks, groups
+        self._receives: dict[tuple[Direction, int], Receiving] = {}
         self._activation_sends: dict[int, list[Sending]] = {}
         self._gradient_sends: dict[int, list[Sending]] = {}
 
     def connect(
         self,
         others: list[EdgeStage],
-        arrived: Mapping[Action, list[Action]],
+        messages: EdgeMessages,
         gradient_added: GradientAdded,
         stopwatch: Stopwatch,
     ) -> None:
         """Tells what is shared by the rank's stages; `others` is filled while they are made."""
-        self._rank_stages, self._arrived, self._gradient_added = others, arrived, gradient_added
+        self._rank_stages, self._messages, self._gradient_added = others, messages, gradient_added
         self._stopwatch = stopwatch
+
+    def follow(self, arrived: Mapping[Action, list[Action]]) -> None:
+        """From the next step on, `arrived` tells which gradients must have been received by the time of a forward."""
+        self._arrived = arrived
 
     def _resolve_peer_global_rank(self, stage_idx: int) -> int:
         """The global rank that holds stage `stage_idx` of this replica."""
@@ -120,27 +111,23 @@ class EdgeStage(PipelineStage):
         for receive in (*self.args_recv_info[microbatch], *self.grad_recv_info[microbatch]):
             receive.buffer = None
 
-    def _receive(self, kind: ActionKind, microbatch: int, source: int, group: ProcessGroup | None) -> None:
-        """Starts to receive what `kind` of `microbatch` waits for."""
-        info = self.args_recv_info if kind is ActionKind.FORWARD else self.grad_recv_info
-        buffer = torch.empty_like(self._hidden, device=self.device)
-        info[microbatch][0].buffer = buffer
-        self._receives[kind, microbatch] = dist.irecv(buffer, self._resolve_peer_global_rank(source), group)
-
-    def _await(self, kind: ActionKind, microbatch: int, axis: str) -> None:
-        receive = self._receives.pop((kind, microbatch), None)
+    def _await(self, direction: Direction, microbatch: int, axis: str) -> None:
+        """Puts what has been received for `microbatch` where torch looks for it."""
+        receive = self._receives.pop((direction, microbatch), None)
         if receive is not None:
             with self._stopwatch.lap(axis):
                 receive.wait()
+            info = self.args_recv_info if direction is Direction.FORWARD else self.grad_recv_info
+            info[microbatch][0].buffer = receive.values()
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Starts to receive activations from the stage before."""
-        self._receive(ActionKind.FORWARD, fwd_chunk_id, self.stage_index - 1, self._groups.forward_in)
+        self._receives[Direction.FORWARD, fwd_chunk_id] = self._messages.receive(Direction.FORWARD)
         return []
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """Starts to receive gradients from the stage after."""
-        self._receive(ActionKind.BACKWARD, bwd_chunk_id, self.stage_index + 1, self._groups.backward_in)
+        self._receives[Direction.BACKWARD, bwd_chunk_id] = self._messages.receive(Direction.BACKWARD)
         return []
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
@@ -148,7 +135,7 @@ class EdgeStage(PipelineStage):
         self.group = self._groups.forward_out  # torch checks the peer against it
         sends = super().get_fwd_send_ops(fwd_chunk_id)
         self._activation_sends[fwd_chunk_id] = [
-            send(each.tensor, each.peer, self._groups.forward_out) for each in sends
+            self._messages.send(Direction.FORWARD, self.stage_index, fwd_chunk_id, each.tensor) for each in sends
         ]
         return []
 
@@ -156,12 +143,14 @@ class EdgeStage(PipelineStage):
         """Starts to send gradients to the stage before."""
         self.group = self._groups.backward_out
         sends = super().get_bwd_send_ops(bwd_chunk_id)
-        self._gradient_sends[bwd_chunk_id] = [send(each.tensor, each.peer, self._groups.backward_out) for each in sends]
+        self._gradient_sends[bwd_chunk_id] = [
+            self._messages.send(Direction.BACKWARD, self.stage_index, bwd_chunk_id, each.tensor) for each in sends
+        ]
         return []
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Runs the forward of one micro-batch, and lets go of gradients that must have arrived."""
-        self._await(ActionKind.FORWARD, fwd_chunk_id, "pp_forward")
+        self._await(Direction.FORWARD, fwd_chunk_id, "pp_forward")
         for backward in self._arrived.get(Action(self.stage_index, ActionKind.FORWARD, fwd_chunk_id), []):
             for stage in self._rank_stages:
                 if stage.stage_index == backward.stage:
@@ -186,7 +175,7 @@ class EdgeStage(PipelineStage):
         Its gradient has come back, so the activations sent for it have arrived. Torch keeps the losses to the end of
         the step; detached, they do not keep the graph and with it the received activations.
         """
-        self._await(ActionKind.BACKWARD, bwd_chunk_id, "pp_backward")
+        self._await(Direction.BACKWARD, bwd_chunk_id, "pp_backward")
         wait_for(self._activation_sends.pop(bwd_chunk_id, []))
         with self._stopwatch.lap("backward"):
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
@@ -226,12 +215,13 @@ class ListedSchedule(_PipelineScheduleRuntime):
     It posts receives early and never waits for a send, so sends overlap compute.
     """
 
-    def __init__(
-        self, stages: list[EdgeStage], schedule: Schedule, num_microbatches: int, loss_function: LossFunction
-    ) -> None:
+    def __init__(self, stages: list[EdgeStage], num_microbatches: int, loss_function: LossFunction) -> None:
         super().__init__(  # type: ignore[no-untyped-call]
             stages, num_microbatches, loss_fn=loss_function, scale_grads=False
         )
+
+    def follow(self, schedule: Schedule) -> None:
+        """From the next step on, the actions are those of `schedule`."""
         order: dict[int, Any] = {rank: [_to_torch(action) for action in schedule[rank]] for rank in schedule}
         self._prepare_schedule_with_comms(order)
 

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.stopwatch import Stopwatch
+from holmes_runtime.comm.wire import Direction
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.schedule import gradients_arrived
 from holmes_runtime.model.build_stage import LossFunction, StageModule
 from holmes_runtime.model.decoder import DTYPES
-from holmes_runtime.parallel.edge_stage import EdgeStage, GradientAdded, ListedSchedule, Sending, send, wait_for
+from holmes_runtime.parallel.edge_messages import EdgeMessages, Sending, wait_for
+from holmes_runtime.parallel.edge_stage import EdgeStage, GradientAdded, ListedSchedule
 from holmes_runtime.parallel.loss_scale import LossScale
 
 
@@ -42,27 +44,42 @@ class Pipeline:
         self.is_last = me.pp_rank == config.pp - 1
         self._stopwatch = stopwatch
         self._ranks = config.grid.pipeline(me.dp_rank, me.tp_rank)
-        self._me, self._groups, self._device = me, groups, device
+        self._me, self._groups = me, groups
+        self._indices = [stage.stage.index for stage in stages]
         self._modules = [stage.module for stage in stages]
         self._loss_function, self._loss_scale = loss_function, loss_scale
         self._num_microbatches = config.microbatches[me.dp_rank]
-        self._hidden = torch.empty(config.message_shape, dtype=DTYPES[config.value_type], device="meta")
+        self._messages = EdgeMessages(config, me, groups, device)
         self._stages: list[EdgeStage] = []
         if config.pp > 1:
-            schedule = config.schedule_of(me.dp_rank)
-            arrived = gradients_arrived(schedule, me.pp_rank)
+            hidden = torch.empty(config.message_shape, dtype=DTYPES[config.value_type], device="meta")
             for stage in stages:
-                edge_stage = EdgeStage(stage, config, self._ranks, groups, device, self._hidden)
-                edge_stage.connect(self._stages, arrived, gradient_added, stopwatch)
+                edge_stage = EdgeStage(stage, config, self._ranks, groups, device, hidden)
+                edge_stage.connect(self._stages, self._messages, gradient_added, stopwatch)
                 self._stages.append(edge_stage)
-            self._runtime = ListedSchedule(self._stages, schedule, self._num_microbatches, self._scaled_loss)
+            self._runtime = ListedSchedule(self._stages, self._num_microbatches, self._scaled_loss)
+            self.follow(config)
 
-    def step(self, tokens: Tensor | None) -> list[Tensor]:
+    def follow(self, config: RunConfig) -> None:
+        """From the next step on, codecs and `extra_in_flight` are those of `config`, which differs in nothing else.
+
+        Called between steps, on all ranks between the same two.
+        """
+        self._messages.follow(config)
+        if self._stages:
+            schedule = config.schedule_of(self._me.dp_rank)
+            arrived = gradients_arrived(schedule, self._me.pp_rank)
+            self._runtime.follow(schedule)
+            for stage in self._stages:
+                stage.follow(arrived)
+
+    def step(self, tokens: Tensor | None, step: int) -> list[Tensor]:
         """Forward and backward of every micro-batch, adding to `.grad`; the losses, scalars, on the last rank.
 
         tokens: int64 (samples of the replica, seq_length + 1), needed on the first and the last rank. Other ranks
         return an empty list. Gradients are sums over micro-batches, not means.
         """
+        self._messages.step = step
         scale = self._loss_scale.scale if self._loss_scale else 1.0
         return [loss.detach() / scale for loss in self._scaled_step(tokens)]
 
@@ -90,30 +107,33 @@ class Pipeline:
         return losses
 
     @torch.no_grad()
-    def evaluate(self, tokens: Tensor | None, num_microbatches: int) -> list[Tensor]:
+    def evaluate(self, tokens: Tensor | None, num_microbatches: int, batch: int) -> list[Tensor]:
         """The losses of `num_microbatches` micro-batches, scalars, on the last rank; no gradients.
+
+        Messages are rounded by `batch`, so that an evaluation repeated is the same.
 
         tokens: int64 (num_microbatches * micro_batch_size, seq_length + 1), as for `step`.
         """
+        self._messages.step = batch
         losses: list[Tensor] = []
         sends: list[Sending] = []
         microbatches = [None] * num_microbatches if tokens is None else tokens.chunk(num_microbatches)
-        for chunk, module in enumerate(self._modules):
+        for chunk, (stage, module) in enumerate(zip(self._indices, self._modules, strict=True)):
             is_first = self.is_first and chunk == 0
             is_last = self.is_last and chunk == len(self._modules) - 1
-            for microbatch in microbatches:
+            for number, microbatch in enumerate(microbatches):
                 if is_first:
                     assert microbatch is not None
                     hidden = module(microbatch[:, :-1])
                 else:
-                    received = torch.empty_like(self._hidden, device=self._device)
-                    dist.recv(received, src=self._neighbour(-1), group=self._groups.forward_in)
-                    hidden = module(received)
+                    received = self._messages.receive(Direction.EVALUATION)
+                    received.wait()
+                    hidden = module(received.values())
                 if is_last:
                     assert microbatch is not None
                     losses.append(self._loss_function(hidden, microbatch[:, 1:]))
                 else:
-                    sends.append(send(hidden, self._neighbour(1), self._groups.forward_out))
+                    sends.append(self._messages.send(Direction.EVALUATION, stage, number, hidden))
         wait_for(sends)
         return losses
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Precision, Recompute
@@ -19,6 +20,7 @@ SHAPES = {
     "llama": ModelShape("llama", 8, 32, 8, 4, 64, vocab_size=257, seq_length=16, rope_theta=1e4, factory=None),
 }
 STEPS = 3
+Codecs = tuple[Codec, Codec]
 # Small, since AdamW's first steps go by the sign of a gradient, and rounding may turn the sign of one that is nearly 0.
 LEARNING_RATE = 1e-3
 UNEVEN_CUTS = {1: (0, 8), 2: (0, 5, 8), 3: (0, 1, 5, 8), 4: (0, 1, 4, 6, 8), 8: tuple(range(9))}
@@ -26,7 +28,11 @@ UNEVEN_CUTS = {1: (0, 8), 2: (0, 5, 8), 3: (0, 1, 5, 8), 4: (0, 1, 4, 6, 8), 8: 
 
 @dataclass(frozen=True)
 class Cell:
-    """One plan; its degrees are tensor, pipeline, data. `twice`: it is run twice, to see whether bits differ."""
+    """One plan; its degrees are tensor, pipeline, data.
+
+    `twice`: it is run twice, to see whether bits differ. `codecs`: those of activations and of gradients on edges;
+    from the second step on `later`, if there is one, and then eager also has one more micro-batch in flight.
+    """
 
     tp: int
     pp: int
@@ -40,6 +46,8 @@ class Cell:
     micro_batch_size: int = 1
     compiled: bool = False
     twice: bool = False
+    codecs: Codecs = ("none", "none")
+    later: Codecs | None = None
 
     @property
     def world_size(self) -> int:
@@ -53,11 +61,22 @@ class Cell:
             parts.append("x".join(map(str, self.microbatches)))
         if self.compiled:
             parts.append("compiled")
+        if self.is_packed:
+            parts.append("+".join(self.codecs))
+        if self.later is not None:
+            parts.append("later-" + "+".join(self.later))
         return "-".join(parts)
 
-    def config(self, corpus: Path) -> RunConfig:
-        """The run of this plan: 8 micro-batches a step unless said otherwise."""
-        extra: Sequence[int] = [1] * (self.pp - 1) if self.schedule == "eager" else ()
+    @property
+    def is_packed(self) -> bool:
+        """Whether a message is ever packed."""
+        return {*self.codecs, *(self.later or ())} != {"none"}
+
+    def config(self, corpus: Path, step: int = 0) -> RunConfig:
+        """The run of this plan as it is at `step`: 8 micro-batches a step unless said otherwise."""
+        is_later = step > 0 and self.later is not None
+        extra: Sequence[int] = [1 + is_later] * (self.pp - 1) if self.schedule == "eager" else ()
+        forward, backward = self.later if is_later and self.later is not None else self.codecs
         return make_config(
             corpus,
             cuts=UNEVEN_CUTS[self.pp * self.chunks],
@@ -73,13 +92,14 @@ class Cell:
             value_type=self.value_type,
             compile_blocks=self.compiled,
             learning_rate=LEARNING_RATE,
+            codecs={"pp_forward": forward, "pp_backward": backward},
         )
 
     def alone(self) -> Cell:
         """The same training on one process."""
         total = (sum(self.microbatches or (8,)),)
         one = replace(self, tp=1, pp=1, dp=1, schedule="1f1b", chunks=1, microbatches=total)
-        return replace(one, recompute="none", compiled=False)
+        return replace(one, recompute="none", compiled=False, codecs=("none", "none"), later=None)
 
 
 def _all_schedules(tp: int, pp: int, dp: int, families: Sequence[str], microbatches: tuple[int, ...]) -> list[Cell]:
@@ -137,4 +157,16 @@ CELLS = [
     Cell(8, 1, 1),
     Cell(1, 2, 4, "interleaved", chunks=2),
     Cell(2, 2, 2, "interleaved", "llama", chunks=2, value_type="bf16"),
+    Cell(1, 2, 1, codecs=("int8", "int4")),
+    Cell(1, 2, 1, "eager", "llama", codecs=("int4", "bf16")),
+    Cell(1, 2, 1, "interleaved", chunks=2, codecs=("int8", "int8")),
+    Cell(1, 2, 1, "zero-bubble", "llama", codecs=("bf16", "int4"), micro_batch_size=2, microbatches=(3,)),
+    Cell(1, 2, 1, value_type="bf16", codecs=("int8", "int8")),
+    Cell(1, 2, 1, "eager", codecs=("none", "none"), later=("int4", "int8")),
+    Cell(1, 3, 1, codecs=("int4", "int8")),
+    Cell(1, 3, 1, "eager", "llama", codecs=("int8", "int8"), later=("int4", "none")),
+    Cell(1, 3, 1, "zero-bubble", codecs=("int8", "int4")),
+    Cell(1, 2, 2, "eager", microbatches=(3, 5), codecs=("int8", "int4")),
+    Cell(2, 2, 1, "zero-bubble", "llama", codecs=("int8", "int4")),
+    Cell(2, 2, 1, "interleaved", chunks=2, codecs=("int4", "int8")),
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,36 +22,49 @@ from torch._C._distributed_c10d import FileStore
 from holmes_runtime.comm import process_groups
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import load_corpus
+from holmes_runtime.health import time_edges
 from holmes_runtime.trainer import Trainer
 
+from .packed_cuts import PackedCuts
 from .parity_cells import CELLS, Cell
 
 
-def run(config: RunConfig, rank: int, groups: process_groups.RankGroups) -> dict[str, Any]:
-    """Losses and norms of all steps, gradients of the first, and losses of an evaluation, of this rank."""
+def run(
+    config: RunConfig, rank: int, groups: process_groups.RankGroups, plans: Sequence[RunConfig] = ()
+) -> dict[str, Any]:
+    """Losses and norms of all steps, gradients of the first, and losses of an evaluation, of this rank.
+
+    `plans` are what the plan is at each step; a process alone packs at their cuts what would cross edges.
+    """
     corpus = load_corpus(config.data, "here", config.model.seq_length, config.model.vocab_size)
     trainer = Trainer(config, config.grid.rank(rank), corpus, groups, torch.device("cpu"))
     results, gradients = [], []
+    is_alone = config.world_size == 1
+    follower = PackedCuts(trainer, plans[0]) if plans and is_alone else trainer.pipeline
     for step in range(config.steps):
+        if plans:
+            follower.follow(plans[step])
         results.append(trainer.step(step))
         if step == 0:
             gradients = [
                 (shard.name, shard.part, shard.start, shard.stop, shard.gradient.clone())
                 for shard in trainer.zero1.shards()
             ]
-    evaluated = trainer.pipeline.evaluate(trainer._tokens(trainer.training, 0), config.microbatches[trainer.me.dp_rank])
+    tokens = trainer._tokens(trainer.training, 0)
+    evaluated = trainer.pipeline.evaluate(tokens, config.microbatches[trainer.me.dp_rank], batch=0)
     return {
         "losses": [result.loss for result in results],
         "norms": [-1.0 if result.skipped else result.grad_norm for result in results],
         "gradients": gradients,
         "evaluated": [loss.item() for loss in evaluated],
+        "timed": sorted(time_edges(plans[-1], trainer.me, groups, trainer.device)) if plans and not is_alone else [],
     }
 
 
 @cache
-def run_alone(cell: Cell, corpus: Path) -> dict[str, Any]:
+def run_alone(cell: Cell, corpus: Path, plans: tuple[RunConfig, ...]) -> dict[str, Any]:
     """The same on one process."""
-    return run(cell.config(corpus), 0, process_groups.RankGroups())
+    return run(cell.config(corpus), 0, process_groups.RankGroups(), plans)
 
 
 def assemble(ranks: Iterable[dict[str, Any]], what: str) -> dict[str, Tensor]:
@@ -91,6 +104,7 @@ def compare(cell: Cell, ranks: list[dict[str, Any]], alone: dict[str, Any]) -> d
         "gradient": furthest(assemble(ranks, "gradients"), assemble([alone], "gradients")),
         "evaluated": max(abs(a - b) for a, b in zip(evaluated, alone["evaluated"], strict=True)),
         "losses": curves[0],
+        "timed": sorted(name for rank in ranks for name in rank["timed"]),
     }
 
 
@@ -104,12 +118,13 @@ def work(rank: int, world_size: int, folder: Path) -> None:
         if cell.world_size != world_size:
             continue
         config = cell.config(corpus)
-        mine = run(config, rank, process_groups.open_groups(config, rank))
+        plans = tuple(cell.config(corpus, step) for step in range(config.steps)) if cell.is_packed else ()
+        mine = run(config, rank, process_groups.open_groups(config, rank), plans)
         equal = not cell.twice or are_equal(mine, run(config, rank, process_groups.open_groups(config, rank)))
         gathered: list[Any] | None = [None] * world_size if rank == 0 else None
         dist.gather_object(mine, gathered)
         if gathered is not None:
-            compared[str(cell)] = compare(cell, gathered, run_alone(cell.alone(), corpus)) | {"equal": equal}
+            compared[str(cell)] = compare(cell, gathered, run_alone(cell.alone(), corpus, plans)) | {"equal": equal}
             (folder / "parity.json").write_text(json.dumps(compared))
     dist.barrier()
     dist.destroy_process_group()

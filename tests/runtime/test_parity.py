@@ -2,7 +2,8 @@
 
 The public Holmes code lost its gradients under pipelining; here every schedule's are compared number by number. In
 fp32 the difference is the order of sums; the same plan run twice differs in nothing. In 16 bits tensor shards differ
-by more, since they round their partial results before they add them up.
+by more, since they round their partial results before they add them up. Where edges are packed, the single process
+packs and unpacks at the same cuts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, get_args
 
 import pytest
 
+from holmes_runtime.config.rank_grid import EDGE_AXES
 from holmes_runtime.config.schedule import ScheduleName
 
 from .launched_runs import REPOSITORY
@@ -55,7 +57,8 @@ def test_a_plan_trains_like_a_single_process(cell: Cell, folder: Path) -> None:
 
     assert str(cell) in found, found["stderr"]
     errors = found[str(cell)]
-    limit = TOLERANCE[cell.value_type]
+    # One last bit may round one number of a packed message the other way; all of them are 1e-4 of a loss.
+    limit = 1e-5 if cell.is_packed and cell.tp * cell.dp > 1 else TOLERANCE[cell.value_type]
     assert errors["losses"][-1] < errors["losses"][0] - 0.01  # it learns
     assert errors["loss"] <= limit
     assert errors["gradient"] <= limit
@@ -63,6 +66,8 @@ def test_a_plan_trains_like_a_single_process(cell: Cell, folder: Path) -> None:
     assert errors["evaluated"] <= 10 * limit
     assert errors["norm"] <= 10 * limit
     assert errors["equal"]
+    edges = [group.name for group in cell.config(folder).groups if group.axis in EDGE_AXES]
+    assert errors["timed"] == (sorted(edges) if cell.is_packed else [])
 
 
 def test_the_matrix_has_every_schedule_with_every_kind_of_parallelism() -> None:

@@ -1,0 +1,99 @@
+"""What one rank sends and receives on the edges of its pipeline, each message packed by its edge's codec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.comm.wire import Direction, MessageName, pack, unpack
+from holmes_runtime.config.codec import Codec
+from holmes_runtime.config.rank_grid import Rank
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.model.decoder import DTYPES
+
+Sending = tuple[dist.Work | None, Tensor]
+"""A send under way and what it sends, which must not be freed before."""
+
+
+def wait_for(sends: Iterable[Sending]) -> None:
+    """Waits until all `sends` have left."""
+    for work, _ in sends:
+        if work is not None:
+            work.wait()
+
+
+@dataclass(frozen=True)
+class Receiving:
+    """A receive under way, into the bytes of a packed message."""
+
+    work: dist.Work | None
+    packed: Tensor
+    codec: Codec
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def wait(self) -> None:
+        """Waits until it has arrived."""
+        if self.work is not None:
+            self.work.wait()
+
+    def values(self) -> Tensor:
+        """What has arrived: hidden states or gradients (micro_batch_size, seq_length / tp, hidden_size)."""
+        return unpack(self.packed, self.codec, self.shape, self.dtype)
+
+
+class EdgeMessages:
+    """Sends and receives of one rank. `step` names the step, or the batch of an evaluation, whose messages they are."""
+
+    def __init__(self, config: RunConfig, me: Rank, groups: RankGroups, device: torch.device) -> None:
+        self._me, self._groups, self._device = me, groups, device
+        self._before, self._after = config.grid.edge_before(me), config.grid.edge_after(me)
+        self._first_microbatch = sum(config.microbatches[: me.dp_rank])
+        self.step = 0
+        self.follow(config)
+
+    def follow(self, config: RunConfig) -> None:
+        """From now on the codecs are those of `config`. Called between steps, on all ranks between the same two."""
+        self._config = config
+        self._forward_in = config.codec_of("pp_forward", self._before)
+        self._forward_out = config.codec_of("pp_forward", self._after)
+        self._backward_in = config.codec_of("pp_backward", self._after)
+        self._backward_out = config.codec_of("pp_backward", self._before)
+
+    def send(self, direction: Direction, stage: int, microbatch: int, values: Tensor) -> Sending:
+        """Starts to send what `stage` made of this replica's `microbatch`; gradients go back, all else forward."""
+        is_gradient = direction is Direction.BACKWARD
+        name = MessageName(
+            seed=self._config.seed,
+            direction=direction,
+            step=self.step,
+            microbatch=self._first_microbatch + microbatch,
+            edge=stage - 1 if is_gradient else stage,
+            shard=self._me.tp_rank,
+        )
+        if is_gradient:
+            edge, codec, group = self._before, self._backward_out, self._groups.backward_out
+        else:
+            edge, codec, group = self._after, self._forward_out, self._groups.forward_out
+        packed = pack(values, codec, name)
+        return dist.isend(packed, self._other_end(edge), group), packed
+
+    def receive(self, direction: Direction) -> Receiving:
+        """Starts to receive the next message of this direction."""
+        if direction is Direction.BACKWARD:
+            edge, codec, group = self._after, self._backward_in, self._groups.backward_in
+        else:
+            edge, codec, group = self._before, self._forward_in, self._groups.forward_in
+        packed = torch.empty(self._config.message_bytes(codec), dtype=torch.uint8, device=self._device)
+        work = dist.irecv(packed, self._other_end(edge), group)
+        return Receiving(work, packed, codec, self._config.message_shape, DTYPES[self._config.value_type])
+
+    def _other_end(self, edge: tuple[int, int] | None) -> int:
+        """The rank at the other end of an edge of this rank."""
+        assert edge is not None, f"rank {self._me.rank} has no such edge"
+        return edge[1] if edge[0] == self._me.rank else edge[0]
