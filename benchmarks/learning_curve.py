@@ -50,6 +50,7 @@ def make_config(text: Path, pattern: str, steps: int, folder: Path) -> RunConfig
         pp=1,
         dp=RANKS,
         tp=1,
+        data_parallel="flat",
         schedule="1f1b",
         chunks=1,
         extra_in_flight=(),

@@ -65,8 +65,8 @@ def describe_rank(config: RunConfig, me: Rank) -> str:
 def _describe_group(group: Group, me: Rank) -> str:
     """What rank `me` does in `group`, such as "activations to rank 3"."""
     others = " ".join(str(rank) for rank in group.ranks if rank != me.rank)
-    if group.axis in ("tp", "dp"):
-        return f"{group.axis} with {others}"
+    if group.axis not in ("pp_forward", "pp_backward"):
+        return f"{group.axis.replace('_', ' ')} with {others}"
     gives = (group.axis == "pp_forward") == (group.ranks[0] == me.rank)
     payload = "activations" if group.axis == "pp_forward" else "gradients"
     return f"{payload} {'to' if gives else 'from'} rank {others}"

@@ -128,16 +128,17 @@ class Trainer:
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         """The sum of `values`, float64 (n,), over all ranks of the run."""
         with self.stopwatch.lap("sync"):
-            for group in (self.groups.dp, self.groups.tp):
-                if group is not None:
-                    dist.all_reduce(values, group=group)
+            for group in self.groups.replicas:
+                dist.all_reduce(values, group=group)
+            if self.groups.tp is not None:
+                dist.all_reduce(values, group=self.groups.tp)
             return self.pipeline.sum_over_ranks(values)
 
     def _sum_over_replicas(self, losses: list[Tensor]) -> float:
         """Of the losses of all replicas' micro-batches, the sum divided by how many a step has."""
         total = torch.stack(losses).sum()
-        if self.groups.dp is not None:
-            dist.all_reduce(total, group=self.groups.dp)
+        for group in self.groups.replicas:
+            dist.all_reduce(total, group=group)
         return total.item() / self.config.total_microbatches
 
     def _mean_loss(self, step: int, losses: list[Tensor]) -> float:

@@ -13,7 +13,13 @@ from planner.advice.explain import NicLoad, StageMemory, leave_hosts, nic_loads,
 
 MOST_ROWS = 16  # a longer table is folded
 BAR_WIDTH = 24
-AXES: dict[Axis, str] = {"dp": "dp", "pp_forward": "forward", "pp_backward": "backward", "tp": "tp"}
+AXES: dict[Axis, str] = {
+    "dp": "dp",
+    "dp_across": "dp across",
+    "pp_forward": "forward",
+    "pp_backward": "backward",
+    "tp": "tp",
+}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ from holmes_core.records.access import Access, OneLine
 from holmes_core.records.job import Codec, Job, Recompute, ScheduleName
 from holmes_core.records.record import FileRecord, Record
 
-Axis = Literal["tp", "dp", "pp_forward", "pp_backward"]
+Axis = Literal["tp", "dp", "dp_across", "pp_forward", "pp_backward"]
+DataParallel = Literal["flat", "hierarchical"]
+"""Gradients are added up over all replicas at once, or inside clusters and then across them."""
 Order = Literal["holmes", "usual"]
 NetName = Literal["IB", "Socket"]
 Crossing = Literal["nothing", "pipeline", "data", "both"]
@@ -183,6 +185,7 @@ class Plan(FileRecord):
     tp: int
     pp: int
     dp: int
+    data_parallel: DataParallel = "flat"
     micro_batch_size: int
     microbatches: tuple[int, ...]  # how many each replica runs per step
     schedule: ScheduleName

@@ -28,16 +28,23 @@ GLOO_THREADS = 2  # torch's own default for a Gloo group
 class RankGroups:
     """The process groups one rank uses; None where it is the only shard or replica, or has no such neighbour.
 
+    `dp` joins the replicas of its cluster or, in flat data parallelism, all; `dp_across` those of different clusters.
     Activations come over `forward_in` and leave over `forward_out`; gradients come over `backward_in` and leave over
     `backward_out`.
     """
 
     tp: ProcessGroup | None = None
     dp: ProcessGroup | None = None
+    dp_across: ProcessGroup | None = None
     forward_in: ProcessGroup | None = None
     forward_out: ProcessGroup | None = None
     backward_in: ProcessGroup | None = None
     backward_out: ProcessGroup | None = None
+
+    @property
+    def replicas(self) -> tuple[ProcessGroup, ...]:
+        """The groups over which, one after the other, something becomes the sum over all replicas."""
+        return tuple(group for group in (self.dp, self.dp_across) if group is not None)
 
 
 class GlooInterface(ProcessGroupGloo._Options):  # type: ignore[misc,name-defined]
@@ -115,17 +122,19 @@ def open_groups(config: RunConfig, rank: int) -> RankGroups:
     opened = {group.key: _open_group(config, group, rank) for group in config.groups}
     me = config.grid.rank(rank)
 
-    def edge(axis: Axis, ends: tuple[int, int] | None) -> ProcessGroup | None:
-        return None if ends is None else opened[group_key(axis, ends)]
+    def of(axis: Axis, ranks: tuple[int, ...] | None) -> ProcessGroup | None:
+        return None if ranks is None else opened[group_key(axis, ranks)]
 
     before, after = config.grid.edge_before(me), config.grid.edge_after(me)
+    exchanges = config.grid.exchanges(me)
     return RankGroups(
-        tp=opened[group_key("tp", config.grid.shards(me))] if config.tp > 1 else None,
-        dp=opened[group_key("dp", config.grid.replicas(me))] if config.dp > 1 else None,
-        forward_in=edge("pp_forward", before),
-        forward_out=edge("pp_forward", after),
-        backward_in=edge("pp_backward", after),
-        backward_out=edge("pp_backward", before),
+        tp=of("tp", config.grid.shards(me) if config.tp > 1 else None),
+        dp=of("dp", exchanges.get("dp")),
+        dp_across=of("dp_across", exchanges.get("dp_across")),
+        forward_in=of("pp_forward", before),
+        forward_out=of("pp_forward", after),
+        backward_in=of("pp_backward", after),
+        backward_out=of("pp_backward", before),
     )
 
 

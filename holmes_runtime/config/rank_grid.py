@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Literal
 
 from holmes_runtime.config.checks import check
 from holmes_runtime.config.codec import Codec
 
-Axis = Literal["tp", "dp", "pp_forward", "pp_backward"]
+Axis = Literal["tp", "dp", "dp_across", "pp_forward", "pp_backward"]
+DataParallel = Literal["flat", "hierarchical"]
 NetName = Literal["IB", "Socket"]
 GroupKey = tuple[Axis, tuple[int, ...]]
 EDGE_AXES: tuple[Axis, ...] = ("pp_forward", "pp_backward")
@@ -36,11 +38,12 @@ class Rank:
 class Group:
     """One process group: `interfaces[i]` is the network interface of `ranks[i]`.
 
-    axis `tp` holds the shards of one stage's layers; `dp` the replicas of one shard; `pp_forward` and `pp_backward` the
-    two ranks of one pipeline edge, the rank of the earlier stage first, for activations and for gradients. `net_name`
-    is NCCL's network module, read on device "cuda" only; None lets NCCL choose. Gloo opens `streams` connections to
-    each other member, and a message of an edge travels on all of them. `codec` is how messages on an edge are packed;
-    all other groups send values as they are.
+    axis `tp` holds the shards of one stage's layers; `dp` the replicas of one shard, in hierarchical data parallelism
+    those of one cluster, and `dp_across` one of each cluster; `pp_forward` and `pp_backward` the two ranks of one
+    pipeline edge, the rank of the earlier stage first, for activations and for gradients. `net_name` is NCCL's network
+    module, read on device "cuda" only; None lets NCCL choose. Gloo opens `streams` connections to each other member,
+    and a message of an edge travels on all of them. `codec` is how messages on an edge are packed; all other groups
+    send values as they are.
     """
 
     name: str
@@ -79,13 +82,15 @@ def group_key(axis: Axis, ranks: Iterable[int]) -> GroupKey:
 class RankGrid:
     """All ranks, one at each of pp x dp x tp coordinates. Raises ValueError, naming the key, if they are not.
 
-    The pipeline `is_ring` where a rank holds several stages: the last rank then sends on to the first.
+    The pipeline `is_ring` where a rank holds several stages: the last rank then sends on to the first. Data parallelism
+    that is hierarchical needs as many replicas of a stage in each cluster that has any.
     """
 
     pp: int
     dp: int
     tp: int
     is_ring: bool
+    data_parallel: DataParallel
     ranks: tuple[Rank, ...]
 
     def __post_init__(self) -> None:
@@ -97,6 +102,15 @@ class RankGrid:
         for position, found in enumerate(coordinates):
             inside = all(0 <= at < size for at, size in zip(found, sizes, strict=True))
             check(f"ranks[{position}]", found, rule, inside and held[found] == 1)
+        if self.data_parallel == "hierarchical":
+            self._check_clusters()
+
+    def _check_clusters(self) -> None:
+        for pp_rank, tp_rank in product(range(self.pp), range(self.tp)):
+            sizes = {name: len(ranks) for name, ranks in self._by_cluster(self.at(pp_rank, 0, tp_rank)).items()}
+            held = ", ".join(f"{size} in {name}" for name, size in sizes.items())
+            rule = f"must be flat unless each cluster has as many replicas; of pipeline rank {pp_rank} there are {held}"
+            check("data_parallel", self.data_parallel, rule, len(set(sizes.values())) == 1)
 
     @cached_property
     def _by_coordinates(self) -> dict[tuple[int, int, int], Rank]:
@@ -124,6 +138,26 @@ class RankGrid:
         """Global ranks that hold the same part of the model as `me`."""
         return tuple(self.at(me.pp_rank, dp_rank, me.tp_rank).rank for dp_rank in range(self.dp))
 
+    def _by_cluster(self, me: Rank) -> dict[str, tuple[int, ...]]:
+        """The replicas of `me` by cluster, in the order of their ranks: as torch numbers the members of a group."""
+        found: dict[str, list[int]] = {}
+        for number in sorted(self.replicas(me)):
+            found.setdefault(self.rank(number).cluster, []).append(number)
+        return {cluster: tuple(numbers) for cluster, numbers in found.items()}
+
+    def exchanges(self, me: Rank) -> dict[Axis, tuple[int, ...]]:
+        """Global ranks with which `me` exchanges gradients and weights, by axis; no axis where it would be alone.
+
+        Flat: all replicas. Hierarchical: those of its cluster, then of each cluster the one at its position there.
+        """
+        exchanges: dict[Axis, tuple[int, ...]] = {"dp": self.replicas(me)}
+        if self.data_parallel == "hierarchical":
+            clusters = self._by_cluster(me)
+            inside = clusters[me.cluster]
+            position = inside.index(me.rank)
+            exchanges = {"dp": inside, "dp_across": tuple(ranks[position] for ranks in clusters.values())}
+        return {axis: ranks for axis, ranks in exchanges.items() if len(ranks) > 1}
+
     def shards(self, me: Rank) -> tuple[int, ...]:
         """Global ranks that share the layers of `me`."""
         return tuple(self.at(me.pp_rank, me.dp_rank, tp_rank).rank for tp_rank in range(self.tp))
@@ -148,7 +182,7 @@ class RankGrid:
         for position, group in enumerate(groups):
             rule = (
                 "must be the shards or the replicas of one stage, or two neighbouring stages of one replica, "
-                f"the earlier first, in one group only ({group.axis})"
+                f"the earlier first, in one group only ({group.axis}, data parallelism {self.data_parallel})"
             )
             check(f"groups[{position}].ranks", group.ranks, rule, group.key in missing)
             missing.remove(group.key)
@@ -160,8 +194,7 @@ class RankGrid:
         for me in self.ranks:
             if self.tp > 1:
                 needed.add(group_key("tp", self.shards(me)))
-            if self.dp > 1:
-                needed.add(group_key("dp", self.replicas(me)))
+            needed.update(group_key(axis, ranks) for axis, ranks in self.exchanges(me).items())
             edge = self.edge_after(me)
             if edge is not None:
                 needed.update([("pp_forward", edge), ("pp_backward", edge)])

@@ -26,7 +26,10 @@ class ByteCounters(NamedTuple):
 
 
 class Waits(NamedTuple):
-    """Seconds waited by axis; `sync` is waiting for the slowest rank when the gradient norm is added up."""
+    """Seconds waited by axis; `sync` is waiting for the slowest rank when the gradient norm is added up.
+
+    Gradients and weights under way in hierarchical data parallelism are waited for once, as `dp`.
+    """
 
     tp: float
     dp: float

@@ -11,7 +11,7 @@ from typing import Literal
 from holmes_runtime.config.checks import check, check_positive
 from holmes_runtime.config.codec import BF16_BYTES, Codec, packed_bytes
 from holmes_runtime.config.model_shape import ModelShape
-from holmes_runtime.config.rank_grid import Axis, Group, Rank, RankGrid, group_key
+from holmes_runtime.config.rank_grid import Axis, DataParallel, Group, Rank, RankGrid, group_key
 from holmes_runtime.config.run_settings import (
     BYTE_VALUES,
     VALUE_BYTES,
@@ -48,7 +48,8 @@ class RunConfig:
     """Everything a rank needs to know about the run. Raises ValueError, naming the key, when inconsistent.
 
     `microbatches[i]` is how many micro-batches replica i runs per step; `chunks` how many stages a pipeline rank holds;
-    `extra_in_flight` one number an edge for the schedule "eager", else empty. `value_type` is the precision of weights,
+    `extra_in_flight` one number an edge for the schedule "eager", else empty. Where `data_parallel` is "hierarchical",
+    gradients are added up inside clusters first and only then across. `value_type` is the precision of weights,
     activations and what travels between stages; masters, moments and gradient sums are fp32.
     """
 
@@ -63,6 +64,7 @@ class RunConfig:
     pp: int
     dp: int
     tp: int
+    data_parallel: DataParallel
     schedule: ScheduleName
     chunks: int
     extra_in_flight: tuple[int, ...]
@@ -133,7 +135,7 @@ class RunConfig:
     @cached_property
     def grid(self) -> RankGrid:
         """The ranks by their coordinates. Raises ValueError if they do not fill the grid."""
-        return RankGrid(self.pp, self.dp, self.tp, self.chunks > 1, self.ranks)
+        return RankGrid(self.pp, self.dp, self.tp, self.chunks > 1, self.data_parallel, self.ranks)
 
     def sample_numbers(self, dp_rank: int) -> range:
         """The samples of the global batch that replica `dp_rank` trains on, by number."""

@@ -71,27 +71,28 @@ class Bucket:
 
 
 def make_buckets(
-    named: dict[str, nn.Parameter], partial: Container[str], dp: int, dp_rank: int, bucket_bytes: int | None
+    named: dict[str, nn.Parameter], partial: Container[str], dp: int, position: int, bucket_bytes: int | None
 ) -> list[Bucket]:
     """All buckets of a rank, in the order in which they leave: a backward makes the last gradients first.
 
     The parameters of `partial`, whole on every tensor shard, have seen a stretch of the sequence only; in buckets of
-    their own, after the others, they are added up over shards as well. Without `bucket_bytes` a good size is chosen.
+    their own, after the others, they are added up over shards as well. Of the `dp` parts of a bucket this rank's is at
+    `position`. Without `bucket_bytes` a good size is chosen.
     """
     bucket_bytes = bucket_bytes or max(BUCKET_BYTES, 4 * sum(map(nn.Parameter.numel, named.values())) // MAX_BUCKETS)
     buckets: list[Bucket] = []
     for is_partial in (False, True):
         chosen = {name: named[name] for name in reversed(named) if (name in partial) is is_partial}
-        buckets += [_make_bucket(cut, dp, dp_rank, is_partial) for cut in _cut(chosen, bucket_bytes)]
+        buckets += [_make_bucket(cut, dp, position, is_partial) for cut in _cut(chosen, bucket_bytes)]
     return buckets
 
 
-def _make_bucket(named: Mapping[str, nn.Parameter], dp: int, dp_rank: int, partial_over_tp: bool) -> Bucket:
+def _make_bucket(named: Mapping[str, nn.Parameter], dp: int, position: int, partial_over_tp: bool) -> Bucket:
     """A bucket that the weights of the parameters have moved into, and whose parts are their `.grad`."""
     parameters = list(named.values())
     sizes = [parameter.numel() for parameter in parameters]
     part = -(-sum(sizes) // dp)
-    own = slice(dp_rank * part, (dp_rank + 1) * part)
+    own = slice(position * part, (position + 1) * part)
     gradients = torch.zeros(part * dp, dtype=torch.float32, device=parameters[0].device)
     weights = torch.zeros(part * dp, dtype=parameters[0].dtype, device=parameters[0].device)
     first = 0

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from holmes_runtime.comm.process_groups import RankGroups
-from holmes_runtime.comm.shard_exchange import start_all_gather, start_reduce_scatter
+from holmes_runtime.comm.replica_exchange import ReplicaExchange
 from holmes_runtime.comm.stopwatch import Stopwatch
 from holmes_runtime.config.run_settings import Optimizer
 from holmes_runtime.model.tensor_part import TensorPart
@@ -48,8 +48,8 @@ class Zero1:
         named = _name_parameters(modules)
         all_parts = {name: parts.get(name) or _whole(parameter) for name, parameter in named.items()}
         partial = {name for name, part in all_parts.items() if groups.tp is not None and part.is_whole}
-        dp, dp_rank = (1, 0) if groups.dp is None else (groups.dp.size(), groups.dp.rank())
-        self._buckets = make_buckets(named, partial, dp, dp_rank, bucket_bytes)
+        self._replicas = ReplicaExchange(groups.replicas)
+        self._buckets = make_buckets(named, partial, self._replicas.size, self._replicas.position, bucket_bytes)
         self._bucket_of: dict[Tensor, Bucket] = {}
         for bucket in self._buckets:
             for parameter in bucket.parameters:
@@ -93,8 +93,8 @@ class Zero1:
     def _send(self, bucket: Bucket) -> None:
         if bucket.partial_over_tp:
             dist.all_reduce(bucket.gradients, group=self._groups.tp)
-        if self._groups.dp is not None:
-            bucket.reduced = start_reduce_scatter(bucket.gradients, self._groups.dp)
+        if self._replicas.size > 1:
+            bucket.reduced = self._replicas.start_reduce_scatter(bucket.gradients)
 
     def finish(self, divisor: float) -> Tensor:
         """Waits for this rank's parts of the gradients, divides them, and gives the sum of their squares.
@@ -160,8 +160,8 @@ class Zero1:
             part = bucket.weights[bucket.own]
             if part.data_ptr() != bucket.master.data_ptr():
                 part.copy_(bucket.master)
-            if self._groups.dp is not None:
-                bucket.gathering = start_all_gather(bucket.weights, self._groups.dp)
+            if self._replicas.size > 1:
+                bucket.gathering = self._replicas.start_all_gather(bucket.weights)
 
     def wait(self) -> None:
         """Waits until all weights are there."""

@@ -90,6 +90,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             pp=plan.pp,
             dp=plan.dp,
             tp=plan.tp,
+            data_parallel=plan.data_parallel,
             schedule=plan.schedule,
             chunks=plan.chunks,
             extra_in_flight=plan.extra_in_flight,

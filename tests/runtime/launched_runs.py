@@ -48,23 +48,28 @@ def layout(tp: int, pp: int, dp: int) -> tuple[tuple[tuple[int, ...], ...], ...]
 
 
 def make_groups(
-    shards: Sequence[Pipelines], interface: str, chunks: int = 1, codecs: Mapping[Axis, Codec] = NO_CODECS
+    shards: Sequence[Pipelines],
+    interface: str,
+    chunks: int = 1,
+    codecs: Mapping[Axis, Codec] = NO_CODECS,
+    clusters: Sequence[str] = (),
 ) -> tuple[Group, ...]:
     """Every group of a run whose replica d of tensor shard t is the pipeline `shards[t][d]`, all on one interface.
 
-    `codecs` are those of the edges' axes.
+    `codecs` are those of the edges' axes. With `clusters`, one a rank, data parallelism is hierarchical.
     """
 
     def group(name: str, axis: Axis, ranks: Sequence[int]) -> Group:
         codec: Codec = codecs.get(axis, "none")
-        return Group(name, axis, tuple(ranks), (interface,) * len(ranks), None, codec)
+        return Group(name, axis, tuple(ranks), (interface,) * len(ranks), None, 1, codec)
 
     groups = []
     for shard, pipelines in enumerate(shards):
         mark = f"/{shard}" if len(shards) > 1 else ""
         if len(pipelines) > 1:
             for stage, ranks in enumerate(zip(*pipelines, strict=True)):
-                groups.append(group(f"dp-{stage}{mark}", "dp", ranks))
+                found = exchanges(ranks, clusters)
+                groups += [group(f"{name}-{stage}{mark}", axis, members) for name, (axis, members) in found.items()]
         for replica, pipeline in enumerate(pipelines):
             ring = [*pipeline, pipeline[0]] if chunks > 1 and len(pipeline) > 1 else pipeline
             for stage, edge in enumerate(pairwise(ring)):
@@ -75,6 +80,18 @@ def make_groups(
             for stage, ranks in enumerate(zip(*(pipelines[replica] for pipelines in shards), strict=True)):
                 groups.append(group(f"tp-{replica}-{stage}", "tp", ranks))
     return tuple(groups)
+
+
+def exchanges(ranks: Sequence[int], clusters: Sequence[str]) -> dict[str, tuple[Axis, Sequence[int]]]:
+    """The groups of the replicas `ranks` of one stage, by name; all in one without `clusters`."""
+    if not clusters:
+        return {"dp": ("dp", ranks)}
+    names = dict.fromkeys(clusters[rank] for rank in ranks)
+    inside = {name: [rank for rank in sorted(ranks) if clusters[rank] == name] for name in names}
+    found: dict[str, tuple[Axis, Sequence[int]]] = {f"dp-{name}": ("dp", members) for name, members in inside.items()}
+    for position, members in enumerate(zip(*inside.values(), strict=True)):
+        found[f"dp-across-{position}"] = ("dp_across", members)
+    return {name: (axis, members) for name, (axis, members) in found.items() if len(members) > 1}
 
 
 def make_config(
@@ -103,17 +120,18 @@ def make_config(
     resume: bool = False,
     expectation: Expectation | None = None,
     codecs: Mapping[Axis, Codec] = NO_CODECS,
+    clusters: Sequence[str] = (),
 ) -> RunConfig:
     """A run of a tiny model; `pipelines[d][s]` is the rank of stage s of replica d, `cuts` are the stage bounds.
 
     `shards` are the pipelines of every tensor shard, instead of `pipelines`. Eight samples a step unless
-    `microbatches` says otherwise.
+    `microbatches` says otherwise. With `clusters`, one a rank, data parallelism is hierarchical.
     """
     shards = shards or (pipelines,)
     dp = len(shards[0])
     microbatches = tuple(microbatches or [8 // micro_batch_size // dp] * dp)
     ranks = [
-        Rank(rank, f"host{rank}", "one", stage, replica, shard)
+        Rank(rank, f"host{rank}", clusters[rank] if clusters else "one", stage, replica, shard)
         for shard, of_shard in enumerate(shards)
         for replica, pipeline in enumerate(of_shard)
         for stage, rank in enumerate(pipeline)
@@ -130,6 +148,7 @@ def make_config(
         pp=len(shards[0][0]),
         dp=dp,
         tp=len(shards),
+        data_parallel="hierarchical" if clusters else "flat",
         schedule=schedule,
         chunks=chunks,
         extra_in_flight=tuple(extra_in_flight),
@@ -145,7 +164,7 @@ def make_config(
         optimizer=Optimizer(learning_rate, 0.0, 0, "constant", 0.1, 0.9, 0.95, grad_clip),
         stages=tuple(Stage(index, first, stop) for index, (first, stop) in enumerate(pairwise(cuts))),
         ranks=tuple(ranks),
-        groups=make_groups(shards, interface, chunks, codecs),
+        groups=make_groups(shards, interface, chunks, codecs, clusters),
         expectation=expectation,
         timeout_s=60.0,
         threads_per_rank=1,

@@ -32,6 +32,7 @@ class Cell:
 
     `twice`: it is run twice, to see whether bits differ. `codecs`: those of activations and of gradients on edges;
     from the second step on `later`, if there is one, and then eager also has one more micro-batch in flight.
+    `clusters` names that of each rank with a letter, where data parallelism is hierarchical.
     """
 
     tp: int
@@ -48,6 +49,7 @@ class Cell:
     twice: bool = False
     codecs: Codecs = ("none", "none")
     later: Codecs | None = None
+    clusters: str = ""
 
     @property
     def world_size(self) -> int:
@@ -65,6 +67,8 @@ class Cell:
             parts.append("+".join(self.codecs))
         if self.later is not None:
             parts.append("later-" + "+".join(self.later))
+        if self.clusters:
+            parts.append(self.clusters)
         return "-".join(parts)
 
     @property
@@ -93,13 +97,14 @@ class Cell:
             compile_blocks=self.compiled,
             learning_rate=LEARNING_RATE,
             codecs={"pp_forward": forward, "pp_backward": backward},
+            clusters=self.clusters,
         )
 
     def alone(self) -> Cell:
         """The same training on one process."""
         total = (sum(self.microbatches or (8,)),)
         one = replace(self, tp=1, pp=1, dp=1, schedule="1f1b", chunks=1, microbatches=total)
-        return replace(one, recompute="none", compiled=False, codecs=("none", "none"), later=None)
+        return replace(one, recompute="none", compiled=False, codecs=("none", "none"), later=None, clusters="")
 
 
 def _all_schedules(tp: int, pp: int, dp: int, families: Sequence[str], microbatches: tuple[int, ...]) -> list[Cell]:
@@ -149,7 +154,18 @@ CELLS = [
     Cell(1, 1, 4, value_type="bf16", family="llama"),
     Cell(2, 1, 2, recompute="selective", microbatches=(3, 5), twice=True),
     Cell(1, 2, 2, "eager", "llama", value_type="fp16"),
+    Cell(1, 1, 2, clusters="ab"),
+    Cell(1, 1, 4, clusters="aabb", twice=True),
+    Cell(1, 1, 4, family="llama", microbatches=(1, 3, 2, 2), clusters="abab"),
+    Cell(1, 1, 4, value_type="bf16", clusters="abba"),
+    Cell(1, 1, 4, value_type="fp16", family="llama", clusters="aabb"),
+    Cell(1, 2, 2, "interleaved", "llama", chunks=2, clusters="abab"),
+    Cell(2, 1, 2, recompute="selective", clusters="aabb"),
+    Cell(1, 1, 6, microbatches=(1, 2, 1, 1, 2, 1), clusters="aabbcc"),
     *_all_schedules(2, 2, 2, ["gpt", "llama"], (2, 6)),
+    # The replicas of the first stage are in two clusters, those of the second in one.
+    Cell(1, 2, 4, "zero-bubble", microbatches=(1, 3, 2, 2), clusters="aabbcccc"),
+    Cell(2, 1, 4, family="llama", clusters="aaaabbbb"),
     Cell(1, 8, 1),
     Cell(1, 4, 2, "zero-bubble", "llama", microbatches=(3, 5), twice=True),
     Cell(4, 2, 1, "eager", "llama"),

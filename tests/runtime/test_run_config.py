@@ -41,6 +41,59 @@ def test_coordinates_lead_to_ranks_and_back() -> None:
     assert FOUR.grid.replicas(FOUR.grid.rank(2)) == (2, 1)
 
 
+def hierarchical(clusters: str, pp: int, dp: int, tp: int = 1) -> RunConfig:
+    return make_config(shards=layout(tp, pp, dp), cuts=(0, 1, 3) if pp == 2 else (0, 3), clusters=clusters)
+
+
+def groups_of(config: RunConfig) -> dict[str, list[tuple[int, ...]]]:
+    axes = ("dp", "dp_across")
+    return {axis: [group.ranks for group in config.groups if group.axis == axis] for axis in axes}
+
+
+@pytest.mark.parametrize(
+    ("config", "inside", "across"),
+    [
+        (hierarchical("aabb", 1, 4), [(0, 1), (2, 3)], [(0, 2), (1, 3)]),
+        (hierarchical("abba", 1, 4), [(0, 3), (1, 2)], [(0, 1), (3, 2)]),
+        (hierarchical("aabbcc", 1, 6), [(0, 1), (2, 3), (4, 5)], [(0, 2, 4), (1, 3, 5)]),
+        (hierarchical("ab", 1, 2), [], [(0, 1)]),
+        (hierarchical("aa", 1, 2), [(0, 1)], []),
+        (hierarchical("aabbcccc", 2, 4), [(0, 1), (2, 3), (4, 5, 6, 7)], [(0, 2), (1, 3)]),
+        (hierarchical("aabb", 1, 2, tp=2), [], [(0, 2), (1, 3)]),
+    ],
+)
+def test_replicas_meet_inside_their_cluster_then_one_of_each(
+    config: RunConfig, inside: list[tuple[int, ...]], across: list[tuple[int, ...]]
+) -> None:
+    assert groups_of(config) == {"dp": inside, "dp_across": across}  # which the configuration took
+
+
+def test_members_of_a_group_across_are_at_the_same_position_by_rank_not_by_replica() -> None:
+    """As torch sorts the members of a group, whichever replica they are."""
+    config = make_config(pipelines=((3,), (0,), (1,), (2,)), clusters="abba")
+
+    assert config.grid.exchanges(config.grid.rank(3)) == {"dp": (0, 3), "dp_across": (3, 2)}
+    assert config.grid.exchanges(config.grid.rank(0)) == {"dp": (0, 3), "dp_across": (0, 1)}
+
+
+def test_clusters_with_unequal_numbers_of_replicas_are_refused() -> None:
+    data = json.loads(make_config(pipelines=((0,), (1,), (2,)), microbatches=(1, 1, 1)).to_json())
+    data["data_parallel"], data["ranks"][2]["cluster"] = "hierarchical", "two"
+
+    with pytest.raises(
+        ValueError, match=r"^data_parallel: must be flat unless .* rank 0 there are 2 in one, 1 in two, got 'hier"
+    ):
+        RunConfig.from_json(json.dumps(data))
+
+
+def test_one_group_of_all_replicas_is_refused_where_clusters_add_up_first() -> None:
+    data = json.loads(hierarchical("aabb", 1, 4).to_json())
+    data["groups"][0] |= {"ranks": [0, 1, 2, 3], "interfaces": ["lo"] * 4}
+
+    with pytest.raises(ValueError, match=r"^groups\[0\]\.ranks: .* \(dp, data parallelism hierarchical\)"):
+        RunConfig.from_json(json.dumps(data))
+
+
 def test_a_whole_number_stands_for_a_float() -> None:
     config = RunConfig.from_json(changed("timeout_s", 5))
 
@@ -81,6 +134,7 @@ def test_a_whole_number_stands_for_a_float() -> None:
         ("model/num_kv_heads", 3, r"^model\.num_kv_heads: must divide num_heads 4, got 3"),
         ("compile", 1, r"^compile: expected bool, got 1"),
         ("optimizer/grad_clip", 0, r"^optimizer\.grad_clip: must be positive, got 0\.0"),
+        ("data_parallel", "tree", r"^data_parallel: expected one of \['flat', 'hierarchical'\], got 'tree'"),
         ("device", "tpu", r"^device: expected one of \['cpu', 'cuda'\], got 'tpu'"),
         ("schema_version", 2, r"^schema_version: must be 1, got 2"),
         ("tp", 2, r"^ranks: must be 0\.\.7, each once"),

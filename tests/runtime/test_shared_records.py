@@ -102,7 +102,9 @@ def test_the_literals_are_the_same() -> None:
     assert get_args(job.Recompute) == get_args(run_settings.Recompute)
     assert get_args(job.ScheduleName) == get_args(schedule.ScheduleName)
     assert get_args(plan.Axis) == get_args(rank_grid.Axis)
-    assert rank_metrics.Waits._fields == (*get_args(rank_grid.Axis), "sync")
+    assert get_args(plan.DataParallel) == get_args(rank_grid.DataParallel)
+    axes = [axis for axis in get_args(rank_grid.Axis) if axis != "dp_across"]  # waited for together with "dp"
+    assert rank_metrics.Waits._fields == (*axes, "sync")
     assert get_args(job.Codec) == get_args(codec.Codec)
     assert get_args(plan.NetName) == get_args(rank_grid.NetName)
     assert get_type_hints(job.Job)["schema_version"] == Literal[run_config.SCHEMA_VERSION]

@@ -1,0 +1,125 @@
+"""Reduce-scatter and all-gather over all replicas of a stage, in one exchange or in two: inside clusters, then across.
+
+In two, the replicas of a cluster first add up inside, so that each has one part of the sum of its cluster; then each
+exchanges that part alone with the replica at its position in every other cluster. Of n replicas in each of m clusters a
+rank thus sends 1/n of what it has over the slow network, in m parts of which it keeps one; gathering goes back the same
+way. Source: Cho et al., BlueConnect, 2019.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from holmes_runtime.comm.shard_exchange import start_all_gather, start_reduce_scatter
+
+Pending = Callable[[], Tensor]
+"""Waits for what was started, and gives its result."""
+Following = Callable[[Tensor], Pending]
+"""Starts what needs that result."""
+
+
+class Chain(Protocol):
+    """Starts one operation after another without holding up the one who asks for it."""
+
+    def then(self, first: Pending, following: Following) -> Pending:
+        """Starts `following` once `first` is done; what is returned waits for both."""
+        ...
+
+
+class ThreadChain:
+    """A chain for operations whose waiting holds up the host: a thread waits, in the order in which it was asked.
+
+    That order is the same on all ranks, and so is the order of collectives on each group.
+    """
+
+    def __init__(self) -> None:
+        self._asked: SimpleQueue[tuple[Pending, Following, Future[Pending]]] = SimpleQueue()
+        # A daemon: when the run fails elsewhere, nobody waits for ranks that are gone.
+        Thread(target=_follow, args=(self._asked,), name="replica exchange", daemon=True).start()
+
+    def then(self, first: Pending, following: Following) -> Pending:
+        """As Chain; an error of either operation is raised where the result is waited for."""
+        started: Future[Pending] = Future()
+        self._asked.put((first, following, started))
+        return lambda: started.result()()
+
+
+def _follow(asked: SimpleQueue[tuple[Pending, Following, Future[Pending]]]) -> None:
+    while True:
+        first, following, started = asked.get()
+        try:
+            started.set_result(following(first()))
+        except Exception as error:  # all are raised again in the training thread
+            started.set_exception(error)
+
+
+class StreamChain:
+    """A chain for operations on a GPU, whose waiting holds up the current stream alone: a stream of its own waits.
+
+    Memory is safe: torch keeps what an operation reads or writes until it is waited for, and a result made on this
+    stream is next written after a `first` that itself came after the one who asks had read it.
+    """
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def then(self, first: Pending, following: Following) -> Pending:
+        """As Chain."""
+        with torch.cuda.stream(self._stream):
+            return following(first())
+
+
+class ReplicaExchange:
+    """All replicas of this rank's part of the model, `size` of them; in flat memory the part at `position` is its own.
+
+    `levels` are the groups that join them, inside the cluster first, as `RankGroups.replicas`; without any, nothing can
+    be started.
+    """
+
+    def __init__(self, levels: Sequence[ProcessGroup]) -> None:
+        self._levels = levels
+        self.size = math.prod(level.size() for level in levels)
+        self.position = 0
+        for level in levels:
+            self.position = self.position * level.size() + level.rank()
+        self._chain = _make_chain(levels[0]) if len(levels) > 1 else None
+
+    def start_reduce_scatter(self, flat: Tensor) -> Pending:
+        """Starts to add `flat` (elements,) up; the result waits and gives this rank's part (elements / size,)."""
+        return self._in_turn([partial(start_reduce_scatter, group=level) for level in self._levels], flat)
+
+    def start_all_gather(self, flat: Tensor) -> Pending:
+        """Starts to fill `flat` (elements,), where this rank's part is in place; the result waits for all."""
+        starts: list[Following] = []
+        part = flat
+        for level in self._levels:
+            starts.insert(0, partial(_gather, part, level))
+            part = part.view(level.size(), -1)[level.rank()]
+        return self._in_turn(starts, part)
+
+    def _in_turn(self, starts: Sequence[Following], flat: Tensor) -> Pending:
+        pending = starts[0](flat)
+        for start in starts[1:]:
+            assert self._chain is not None
+            pending = self._chain.then(pending, start)
+        return pending
+
+
+def _gather(flat: Tensor, level: ProcessGroup, _: Tensor) -> Pending:
+    """Gathers `flat`, of which what came before has filled this rank's part."""
+    return start_all_gather(flat, level)
+
+
+def _make_chain(level: ProcessGroup) -> Chain:
+    return StreamChain() if dist.get_backend(level) == "nccl" else ThreadChain()
