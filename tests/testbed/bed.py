@@ -1,10 +1,12 @@
 """A test bed: two clusters of two hosts on this machine, with real networks of given rates and real sshd.
 
 Each host is a network namespace with its own host name, a fast interface inside its cluster and a slow one to
-everywhere. GPU and InfiniBand tools on the hosts replay recorded outputs of real machines. The controller namespace,
-on the slow network, is where `holmes` is run. `python -m tests.testbed.bed` starts one and waits for Ctrl-C.
+everywhere. The slow network is one switch, or with a trunk one for each cluster and between them a cable that all
+share. GPU and InfiniBand tools on the hosts replay recorded outputs of real machines. The controller namespace, on the
+slow network, is where `holmes` is run. `python -m tests.testbed.bed` starts one and waits for Ctrl-C.
 """
 
+import math
 import secrets
 import shlex
 import sys
@@ -20,11 +22,12 @@ from tests.testbed import bed_layout
 from tests.testbed.bed_estate import Estate
 from tests.testbed.bed_layout import BedHost
 from tests.testbed.bed_machine import BedMachine
-from tests.testbed.bed_needs import BedUnavailable, missing_for_bed
+from tests.testbed.bed_needs import BedUnavailable, missing_for_bed, missing_for_trunk
 from tests.testbed.bed_network import make_network
 from tests.testbed.bed_process import SYSTEM_PATH, run_tool
 from tests.testbed.bed_ssh import make_keys
 from tests.testbed.bed_tools import install_tools
+from tests.testbed.bed_trunk import BedTrunk
 from tests.testbed.reaper import NAMESPACE_FOLDER, pids_in_namespaces
 
 __all__ = ["Bed", "BedHost", "BedUnavailable", "missing_for_bed"]
@@ -33,16 +36,30 @@ __all__ = ["Bed", "BedHost", "BedUnavailable", "missing_for_bed"]
 class Bed:
     """Two clusters of two hosts, from `with` to the end of the block or of this process, however it ends."""
 
-    def __init__(self, fast_mbps: int = 2000, slow_mbps: int = 100, python: Path | None = None) -> None:
+    def __init__(
+        self,
+        fast_mbps: int = 2000,
+        slow_mbps: int = 100,
+        python: Path | None = None,
+        trunk_mbps: int | None = None,
+        trunk_delay_ms: float = 0,
+    ) -> None:
         """Makes nothing yet. `python` is the interpreter hosts.yaml names; by default the one running.
 
-        Raises ValueError for a rate below 1 Mbit/s: tc would take it and mean something else.
+        `trunk_mbps` is what all between the clusters share, each way, and `trunk_delay_ms` what the trunk adds to
+        each way; without a trunk only the hosts' own interfaces limit. Raises ValueError for a rate below 1 Mbit/s
+        (tc would take it and mean something else), a delay below 0, or a delay without a trunk.
         """
         for name, rate_mbps in (("fast_mbps", fast_mbps), ("slow_mbps", slow_mbps)):
-            if rate_mbps < 1:
-                raise ValueError(f"{name} is {rate_mbps}; a link carries at least 1 Mbit/s")
+            _check_rate(name, rate_mbps)
+        if trunk_mbps is not None:
+            _check_trunk(trunk_mbps, trunk_delay_ms)
+        elif trunk_delay_ms != 0:
+            raise ValueError(f"trunk_delay_ms is {trunk_delay_ms}, but there is no trunk; give trunk_mbps")
         self.fast_mbps = fast_mbps
         self.slow_mbps = slow_mbps
+        self.trunk_mbps = trunk_mbps
+        self.trunk_delay_ms = trunk_delay_ms
         self.python = Path(sys.executable) if python is None else python
         self.suffix = _free_suffix()
         self.folder = _bed_folder(self.suffix)
@@ -53,10 +70,11 @@ class Bed:
         self.switch_namespace = bed_layout.host_namespace(self.suffix, "switch")
         self._estate: Estate | None = None
         self._machines: dict[str, BedMachine] = {}
+        self._trunk: BedTrunk | None = None
 
     def __enter__(self) -> "Bed":
         """Sets everything up; raises BedUnavailable where that cannot work, and leaves nothing if it fails half-way."""
-        missing = missing_for_bed()
+        missing = missing_for_bed() or ([] if self.trunk_mbps is None else missing_for_trunk())
         if missing:
             raise BedUnavailable(missing)
         assert self._estate is None, "a Bed is used once"
@@ -123,6 +141,22 @@ class Bed:
         namespace = self._machines[host].host.namespace
         run_tool(["ip", "-n", namespace, "link", "set", "dev", interface, "up" if up else "down"])
 
+    def set_trunk(self, rate_mbps: int | None = None, delay_ms: float | None = None) -> None:
+        """Changes rate or delay of the trunk, or both; what is None stays. Raises ValueError as the bed's maker."""
+        assert self._trunk is not None, "the bed has no trunk"
+        assert self.trunk_mbps is not None
+        rate_mbps = self.trunk_mbps if rate_mbps is None else rate_mbps
+        delay_ms = self.trunk_delay_ms if delay_ms is None else delay_ms
+        _check_trunk(rate_mbps, delay_ms)
+        self._trunk.set(rate_mbps, delay_ms)
+        self.trunk_mbps, self.trunk_delay_ms = rate_mbps, delay_ms
+
+    @property
+    def trunk_pid(self) -> int:
+        """The process that is the trunk."""
+        assert self._trunk is not None, "the bed has no trunk"
+        return self._trunk.relay_pid
+
     def _set_up(self, estate: Estate) -> None:
         estate.record_folder(self.folder)
         self.folder.mkdir(mode=0o700)
@@ -130,9 +164,20 @@ class Bed:
             self._make_host_folder(host)
         make_keys(self.folder, self.hosts)
         self.hosts_yaml.write_text(self._hosts_yaml_text())
-        wires = bed_layout.bed_wires(self.hosts, self.controller_namespace, self.fast_mbps, self.slow_mbps)
-        make_network(estate, self.switch_namespace, wires)
+        self._make_network(estate)
         self._start_hosts(estate)
+
+    def _make_network(self, estate: Estate) -> None:
+        rates = (self.fast_mbps, self.slow_mbps)
+        if self.trunk_mbps is None:
+            wires = bed_layout.bed_wires(self.hosts, self.controller_namespace, *rates)
+            make_network(estate, self.switch_namespace, wires)
+            return
+        wires = bed_layout.bed_wires(self.hosts, self.controller_namespace, *rates, trunk=True)
+        ends = bed_layout.trunk_ends()
+        make_network(estate, self.switch_namespace, wires, ends)
+        rate_and_delay = (self.trunk_mbps, self.trunk_delay_ms)
+        self._trunk = BedTrunk(estate, self.switch_namespace, ends, *rate_and_delay, self.folder / "trunk.log")
 
     def _make_host_folder(self, host: BedHost) -> None:
         """The host's home, tools, temporary folder, and the few files it has in place of the machine's own in /etc."""
@@ -174,6 +219,19 @@ class Bed:
         self._estate.settle()
         for machine in self._machines.values():
             machine.collect()
+        if self._trunk is not None:
+            self._trunk.collect()
+
+
+def _check_rate(name: str, rate_mbps: float) -> None:
+    if not rate_mbps >= 1:
+        raise ValueError(f"{name} is {rate_mbps}; a link carries at least 1 Mbit/s")
+
+
+def _check_trunk(rate_mbps: float, delay_ms: float) -> None:
+    _check_rate("trunk_mbps", rate_mbps)
+    if not 0 <= delay_ms < math.inf:
+        raise ValueError(f"trunk_delay_ms is {delay_ms}; a cable delays by 0 ms or more")
 
 
 def _bed_folder(suffix: str) -> Path:

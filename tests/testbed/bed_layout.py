@@ -10,6 +10,7 @@ FAST_NETWORKS = {"A": "10.1.0", "B": "10.2.0"}
 SLOW_NETWORK = "10.9.0"
 CONTROLLER_ADDRESS = f"{SLOW_NETWORK}.254"
 CLUSTER_MEMBERS = {"A": ("a1", "a2"), "B": ("b1", "b2")}
+TRUNK_MTU_BYTES = 9000  # each frame costs the trunk's relay the same, so they are large
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,10 @@ class BedHost:
 
 @dataclass(frozen=True)
 class Wire:
-    """A cable from an interface in a namespace to a port of a bridge; `rate_mbps` None means not shaped."""
+    """A cable from an interface in a namespace to a port of a bridge.
+
+    `rate_mbps` None means not shaped, `mtu_bytes` None as the kernel has it.
+    """
 
     namespace: str
     interface: str
@@ -46,6 +50,7 @@ class Wire:
     bridge: str
     port: str
     rate_mbps: int | None
+    mtu_bytes: int | None = None
 
 
 def host_namespace(suffix: str, name: str) -> str:
@@ -71,15 +76,36 @@ def bed_hosts(suffix: str, folder: Path) -> tuple[BedHost, ...]:
     )
 
 
-def bed_wires(hosts: tuple[BedHost, ...], controller: str, fast_mbps: int, slow_mbps: int) -> list[Wire]:
-    """Every cable of the bed: a fast and a slow one for each host, an unshaped one for the controller."""
-    wires = [Wire(controller, "eth0", CONTROLLER_ADDRESS, "slow", "controller", None)]
+def slow_bridge(cluster: str, trunk: bool) -> str:
+    """The bridge of the slow interfaces of `cluster`: one for everybody, or with a trunk one each."""
+    return f"slow-{cluster.lower()}" if trunk else "slow"
+
+
+@dataclass(frozen=True)
+class TrunkEnd:
+    """A TAP device that is a port of a bridge: one end of the trunk."""
+
+    device: str
+    bridge: str
+
+
+def trunk_ends() -> tuple[TrunkEnd, TrunkEnd]:
+    """Both ends of the trunk, at the slow bridges of clusters A and B."""
+    return TrunkEnd("trunk-a", slow_bridge("A", trunk=True)), TrunkEnd("trunk-b", slow_bridge("B", trunk=True))
+
+
+def bed_wires(
+    hosts: tuple[BedHost, ...], controller: str, fast_mbps: int, slow_mbps: int, trunk: bool = False
+) -> list[Wire]:
+    """Every cable of the bed: a fast and a slow one for each host, an unshaped one for the controller.
+
+    With a trunk the controller is at cluster A.
+    """
+    mtu_bytes = TRUNK_MTU_BYTES if trunk else None
+    wires = [Wire(controller, "eth0", CONTROLLER_ADDRESS, slow_bridge("A", trunk), "controller", None, mtu_bytes)]
     for host in hosts:
-        fast_bridge = f"fast-{host.cluster.lower()}"
-        wires.append(
-            Wire(host.namespace, host.fast_interface, host.fast_address, fast_bridge, f"{host.name}-fast", fast_mbps)
-        )
-        wires.append(
-            Wire(host.namespace, host.slow_interface, host.slow_address, "slow", f"{host.name}-slow", slow_mbps)
-        )
+        fast_bridge, fast_port = f"fast-{host.cluster.lower()}", f"{host.name}-fast"
+        wires.append(Wire(host.namespace, host.fast_interface, host.fast_address, fast_bridge, fast_port, fast_mbps))
+        bridge, port = slow_bridge(host.cluster, trunk), f"{host.name}-slow"
+        wires.append(Wire(host.namespace, host.slow_interface, host.slow_address, bridge, port, slow_mbps, mtu_bytes))
     return wires

@@ -19,6 +19,8 @@ ip -n rehearsal link add name port0 type veth peer name eth0
 tc -n rehearsal qdisc add dev port0 root tbf rate 1mbit burst 16kb latency 50ms
 """
 
+TRUNK_REHEARSAL = "ip tuntap add dev trunk0 mode tap"
+
 
 class BedUnavailable(RuntimeError):
     """This machine cannot carry a bed; the message says what is missing."""
@@ -36,15 +38,21 @@ def missing_for_bed(euid: int | None = None) -> list[str]:
     missing = [] if (os.geteuid() if euid is None else euid) == 0 else ["root"]
     search_path = bed_environment()["PATH"]
     missing += [tool for tool in TOOLS if shutil.which(tool, path=search_path) is None]
-    if not missing and (refusal := kernel_refusal()) is not None:
+    if not missing and (refusal := kernel_refusal(REHEARSAL)) is not None:
         missing.append(f"network namespaces with bridges and tc tbf ({refusal})")
     return missing
 
 
-def kernel_refusal() -> str | None:
-    """Why the kernel, or the container around us, refuses what the bed does; None if it does not. Leaves nothing."""
+def missing_for_trunk() -> list[str]:
+    """What a machine that can carry a bed lacks for one with a trunk, in words; empty if it lacks nothing."""
+    refusal = kernel_refusal(TRUNK_REHEARSAL)
+    return [] if refusal is None else [f"TAP devices, by /dev/net/tun ({refusal})"]
+
+
+def kernel_refusal(rehearsal: str) -> str | None:
+    """Why the kernel, or the container around us, refuses those commands; None if it does not. Leaves nothing."""
     done = subprocess.run(
-        ["unshare", "--mount", "--uts", "--net", "sh", "-c", REHEARSAL],
+        ["unshare", "--mount", "--uts", "--net", "sh", "-c", rehearsal],
         capture_output=True,
         text=True,
         env=bed_environment(),

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from tests.testbed.bed_estate import Estate
-from tests.testbed.bed_layout import Wire
+from tests.testbed.bed_layout import TRUNK_MTU_BYTES, TrunkEnd, Wire
 from tests.testbed.bed_process import run_tool
 
 # A bucket of 2 ms, but never under 128 KiB, lets TCP's large segments pass whole; a queue of 50 ms keeps it busy.
@@ -12,13 +12,16 @@ SMALLEST_BURST_BYTES = 128 * 1024
 QUEUE_MS = 50
 
 
-def make_network(estate: Estate, switch: str, wires: Sequence[Wire]) -> None:
-    """Makes all namespaces and joins them; the machine's own namespace gets no interface and no route."""
+def make_network(estate: Estate, switch: str, wires: Sequence[Wire], trunk: Sequence[TrunkEnd] = ()) -> None:
+    """Makes all namespaces and joins them; the machine's own namespace gets no interface and no route.
+
+    Nothing carries frames between the ends of the trunk yet.
+    """
     namespaces = dict.fromkeys(wire.namespace for wire in wires)
     for namespace in (switch, *namespaces):
         estate.record_namespace(namespace)
         run_tool(["ip", "netns", "add", namespace])
-    run_tool(["ip", "-n", switch, "-batch", "-"], switch_lines(wires))
+    run_tool(["ip", "-n", switch, "-batch", "-"], [*switch_lines(wires), *trunk_lines(trunk)])
     run_tool(["tc", "-n", switch, "-batch", "-"], rate_lines((wire.port, wire.rate_mbps) for wire in wires))
     for namespace in namespaces:
         own = [wire for wire in wires if wire.namespace == namespace]
@@ -32,9 +35,21 @@ def switch_lines(wires: Sequence[Wire]) -> list[str]:
     for bridge in dict.fromkeys(wire.bridge for wire in wires):
         lines += [f"link add name {bridge} type bridge", f"link set dev {bridge} up"]
     for wire in wires:
+        mtu = "" if wire.mtu_bytes is None else f"mtu {wire.mtu_bytes}"
         lines += [
-            f"link add name {wire.port} type veth peer name {wire.interface} netns {wire.namespace}",
+            f"link add name {wire.port} {mtu} type veth peer name {wire.interface} {mtu} netns {wire.namespace}",
             f"link set dev {wire.port} master {wire.bridge} up",
+        ]
+    return lines
+
+
+def trunk_lines(ends: Iterable[TrunkEnd]) -> list[str]:
+    """`ip` commands, run in the switch, that give each end of the trunk to its bridge."""
+    lines = []
+    for end in ends:
+        lines += [
+            f"tuntap add dev {end.device} mode tap",
+            f"link set dev {end.device} mtu {TRUNK_MTU_BYTES} master {end.bridge} up",
         ]
     return lines
 

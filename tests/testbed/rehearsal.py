@@ -49,9 +49,15 @@ class Site:
 
 
 @contextlib.contextmanager
-def bed_site(folder: Path, fast_mbps: int = 2000, slow_mbps: int = 100) -> Iterator[Site]:
+def bed_site(
+    folder: Path,
+    fast_mbps: int = 2000,
+    slow_mbps: int = 100,
+    trunk_mbps: int | None = None,
+    trunk_delay_ms: float = 0,
+) -> Iterator[Site]:
     """A bed that lives as long as the context."""
-    with Bed(fast_mbps=fast_mbps, slow_mbps=slow_mbps) as bed:
+    with Bed(fast_mbps=fast_mbps, slow_mbps=slow_mbps, trunk_mbps=trunk_mbps, trunk_delay_ms=trunk_delay_ms) as bed:
         yield Site(folder, bed.hosts_yaml, tuple(bed.controller_command([])), bed)
 
 
