@@ -66,7 +66,7 @@ def make_config(text: Path, pattern: str, steps: int, folder: Path) -> RunConfig
         optimizer=Optimizer(1e-3, 1e-4, min(100, steps // 10), "cosine", 0.1, 0.9, 0.95, 1.0),
         stages=(Stage(0, 0, SHAPE.num_layers),),
         ranks=tuple(Rank(rank, "here", "here", 0, rank, 0) for rank in range(RANKS)),
-        groups=(Group("dp", "dp", tuple(range(RANKS)), ("lo",) * RANKS, None, "none"),),
+        groups=(Group("dp", "dp", tuple(range(RANKS)), ("lo",) * RANKS, None, 1, "none"),),
         expectation=None,
         timeout_s=600.0,
         threads_per_rank=1,

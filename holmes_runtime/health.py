@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.comm.streams import Transfer, start_receive, start_send
 from holmes_runtime.config.rank_grid import Axis, Group, Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.verdicts import AllHostsSlow, HostIsSlow, LinkIsSlow, Verdict
@@ -159,16 +160,16 @@ def _exchange(me: Rank, source: _Edge, target: _Edge, device: torch.device) -> f
     received, sent = (torch.zeros(edge.size_bytes, dtype=torch.uint8, device=device) for edge in (source, target))
     request, requested = (torch.zeros(1, device=device) for _ in range(2))
     from_rank, to_rank = source.peer(me.rank), target.peer(me.rank)
-    works: list[dist.Work | None] = []
+    works: list[dist.Work | Transfer | None] = []
     _settle(device)
     started_s = time.monotonic()
     arrival = None
     if from_rank is not None:
-        arrival = dist.irecv(received, from_rank, source.data)
+        arrival = start_receive(received, int(from_rank > me.rank), source.data)
         works.append(dist.isend(request, from_rank, source.requests))
     if to_rank is not None:
         dist.recv(requested, to_rank, target.requests)
-        works.append(dist.isend(sent, to_rank, target.data))
+        works.append(start_send(sent, int(to_rank > me.rank), target.data))
     if arrival is not None:
         arrival.wait()
         _settle(device)

@@ -48,12 +48,13 @@ class RankGroups:
 
 
 class GlooInterface(ProcessGroupGloo._Options):  # type: ignore[misc,name-defined]
-    """Options of one group of backend "holmes": the interface of this rank."""
+    """Options of one group of backend "holmes": the interface of this rank, and connections to each other member."""
 
-    def __init__(self, group_name: str, interface: str) -> None:
+    def __init__(self, group_name: str, interface: str, streams: int) -> None:
         super().__init__()
         self.holmes_group = group_name
         self.interface = interface
+        self.streams = streams
 
 
 def nccl_fields(group: Group) -> dict[str, str]:
@@ -98,7 +99,9 @@ def _create_gloo(options: Any, interface: GlooInterface) -> ProcessGroupGloo:
     """A Gloo group on the device of one interface. Raises RuntimeError naming group and interface."""
     gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     try:
-        gloo._devices = [ProcessGroupGloo.create_device(interface=interface.interface)]
+        gloo._devices = [
+            ProcessGroupGloo.create_device(interface=interface.interface) for _ in range(interface.streams)
+        ]
     except RuntimeError as error:
         raise RuntimeError(
             f"host {socket.gethostname()}: group {interface.holmes_group} cannot use interface "
@@ -149,7 +152,7 @@ def _open_group(config: RunConfig, group: Group, rank: int) -> ProcessGroup | No
     if config.device == "cuda":
         backend, options = "nccl", _nccl_options(group)
     elif is_member:
-        options = GlooInterface(group.name, group.interface_of(rank))
+        options = GlooInterface(group.name, group.interface_of(rank), group.streams)
     before = networks_in_use.own_connections()
     opened: ProcessGroup = dist.new_group(
         list(group.ranks), timeout=timeout, backend=backend, pg_options=options, group_desc=group.name

@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from holmes_runtime.comm.streams import Transfer, start_receive, start_send
+
 
 def start_reduce_scatter(flat: Tensor, group: ProcessGroup) -> Callable[[], Tensor]:
     """Starts to add `flat` (elements,) up over `group`; the result waits and gives this rank's part (elements / n,).
@@ -38,7 +40,7 @@ def start_all_gather(flat: Tensor, group: ProcessGroup) -> Callable[[], Tensor]:
     return lambda: _after(works, lambda: flat)
 
 
-def _exchange(sent: Tensor, received: Tensor, group: ProcessGroup) -> list[dist.Work | None]:
+def _exchange(sent: Tensor, received: Tensor, group: ProcessGroup) -> list[Transfer]:
     """Sends sent[i] to rank i of `group` and fills received[i] from it, both (n, elements), but for this rank itself.
 
     Receives are posted first. A receiver tells the sender that it is ready on the connection that also carries its own
@@ -46,12 +48,11 @@ def _exchange(sent: Tensor, received: Tensor, group: ProcessGroup) -> list[dist.
     and, between two ranks, all-gather do: 0.5 to 0.95 of a link's rate, against 0.95 so.
     """
     size, me = group.size(), group.rank()
-    works = [dist.irecv(received[(me - i) % size], group=group, group_src=(me - i) % size) for i in range(1, size)]
-    works += [dist.isend(sent[(me + i) % size], group=group, group_dst=(me + i) % size) for i in range(1, size)]
-    return works
+    transfers = [start_receive(received[(me - i) % size], (me - i) % size, group) for i in range(1, size)]
+    return transfers + [start_send(sent[(me + i) % size], (me + i) % size, group) for i in range(1, size)]
 
 
-def _after(works: Sequence[dist.Work | None], result: Callable[[], Tensor]) -> Tensor:
+def _after(works: Sequence[dist.Work | Transfer | None], result: Callable[[], Tensor]) -> Tensor:
     for work in works:
         if work is not None:
             work.wait()

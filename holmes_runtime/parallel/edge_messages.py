@@ -6,45 +6,39 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.comm.streams import Transfer, start_receive, start_send
 from holmes_runtime.comm.wire import Direction, MessageName, pack, unpack
 from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.model.decoder import DTYPES
 
-Sending = tuple[dist.Work | None, Tensor]
-"""A send under way and what it sends, which must not be freed before."""
 
-
-def wait_for(sends: Iterable[Sending]) -> None:
+def wait_for(sends: Iterable[Transfer]) -> None:
     """Waits until all `sends` have left."""
-    for work, _ in sends:
-        if work is not None:
-            work.wait()
+    for transfer in sends:
+        transfer.wait()
 
 
 @dataclass(frozen=True)
 class Receiving:
     """A receive under way, into the bytes of a packed message."""
 
-    work: dist.Work | None
-    packed: Tensor
+    transfer: Transfer
     codec: Codec
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     def wait(self) -> None:
         """Waits until it has arrived."""
-        if self.work is not None:
-            self.work.wait()
+        self.transfer.wait()
 
     def values(self) -> Tensor:
         """What has arrived: hidden states or gradients (micro_batch_size, seq_length / tp, hidden_size)."""
-        return unpack(self.packed, self.codec, self.shape, self.dtype)
+        return unpack(self.transfer.tensor, self.codec, self.shape, self.dtype)
 
 
 class EdgeMessages:
@@ -65,7 +59,7 @@ class EdgeMessages:
         self._backward_in = config.codec_of("pp_backward", self._after)
         self._backward_out = config.codec_of("pp_backward", self._before)
 
-    def send(self, direction: Direction, stage: int, microbatch: int, values: Tensor) -> Sending:
+    def send(self, direction: Direction, stage: int, microbatch: int, values: Tensor) -> Transfer:
         """Starts to send what `stage` made of this replica's `microbatch`; gradients go back, all else forward."""
         is_gradient = direction is Direction.BACKWARD
         name = MessageName(
@@ -81,7 +75,7 @@ class EdgeMessages:
         else:
             edge, codec, group = self._after, self._forward_out, self._groups.forward_out
         packed = pack(values, codec, name)
-        return dist.isend(packed, self._other_end(edge), group), packed
+        return start_send(packed, self._other_end(edge), group)
 
     def receive(self, direction: Direction) -> Receiving:
         """Starts to receive the next message of this direction."""
@@ -90,10 +84,11 @@ class EdgeMessages:
         else:
             edge, codec, group = self._before, self._forward_in, self._groups.forward_in
         packed = torch.empty(self._config.message_bytes(codec), dtype=torch.uint8, device=self._device)
-        work = dist.irecv(packed, self._other_end(edge), group)
-        return Receiving(work, packed, codec, self._config.message_shape, DTYPES[self._config.value_type])
+        transfer = start_receive(packed, self._other_end(edge), group)
+        return Receiving(transfer, codec, self._config.message_shape, DTYPES[self._config.value_type])
 
     def _other_end(self, edge: tuple[int, int] | None) -> int:
-        """The rank at the other end of an edge of this rank."""
+        """The other end of an edge of this rank, as a rank of the edge's group: they are numbered as ranks are."""
         assert edge is not None, f"rank {self._me.rank} has no such edge"
-        return edge[1] if edge[0] == self._me.rank else edge[0]
+        other = edge[1] if edge[0] == self._me.rank else edge[0]
+        return int(other > self._me.rank)

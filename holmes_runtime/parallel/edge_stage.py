@@ -16,11 +16,12 @@ from torch.distributed.pipelining.schedules import _Action, _ComputationType, _P
 
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.stopwatch import Stopwatch
+from holmes_runtime.comm.streams import Transfer
 from holmes_runtime.comm.wire import Direction
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.schedule import Action, ActionKind, Schedule
 from holmes_runtime.model.build_stage import LossFunction, StageModule
-from holmes_runtime.parallel.edge_messages import EdgeMessages, Receiving, Sending, wait_for
+from holmes_runtime.parallel.edge_messages import EdgeMessages, Receiving, wait_for
 
 TORCH_KINDS = {
     ActionKind.FORWARD: _ComputationType.FORWARD,
@@ -69,8 +70,8 @@ class EdgeStage(PipelineStage):
         self.group_rank, self.group_size = index % config.pp, config.pp
         self._ranks, self._groups = ranks, groups
         self._receives: dict[tuple[Direction, int], Receiving] = {}
-        self._activation_sends: dict[int, list[Sending]] = {}
-        self._gradient_sends: dict[int, list[Sending]] = {}
+        self._activation_sends: dict[int, list[Transfer]] = {}
+        self._gradient_sends: dict[int, list[Transfer]] = {}
 
     def connect(
         self,

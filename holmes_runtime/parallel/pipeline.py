@@ -10,13 +10,14 @@ from torch import Tensor
 
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.stopwatch import Stopwatch
+from holmes_runtime.comm.streams import Transfer
 from holmes_runtime.comm.wire import Direction
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.schedule import gradients_arrived
 from holmes_runtime.model.build_stage import LossFunction, StageModule
 from holmes_runtime.model.decoder import DTYPES
-from holmes_runtime.parallel.edge_messages import EdgeMessages, Sending, wait_for
+from holmes_runtime.parallel.edge_messages import EdgeMessages, wait_for
 from holmes_runtime.parallel.edge_stage import EdgeStage, GradientAdded, ListedSchedule
 from holmes_runtime.parallel.loss_scale import LossScale
 
@@ -116,7 +117,7 @@ class Pipeline:
         """
         self._messages.step = batch
         losses: list[Tensor] = []
-        sends: list[Sending] = []
+        sends: list[Transfer] = []
         microbatches = [None] * num_microbatches if tokens is None else tokens.chunk(num_microbatches)
         for chunk, (stage, module) in enumerate(zip(self._indices, self._modules, strict=True)):
             is_first = self.is_first and chunk == 0

@@ -11,6 +11,8 @@ from holmes_core.records.plan import EnvironmentVariable, Node, PlanRank
 from planner.problem.networks import RDMA_KINDS
 from planner.problem.problem import Problem
 
+MOST_SOCKET_THREADS = 4  # of NCCL for a peer: each takes processor time; its documentation advises 4 at 100 Gbit/s
+
 
 def make_nodes(problem: Problem, ranks: Sequence[PlanRank]) -> tuple[Node, ...]:
     """The job's nodes in the order of their ranks."""
@@ -18,13 +20,14 @@ def make_nodes(problem: Problem, ranks: Sequence[PlanRank]) -> tuple[Node, ...]:
     members: dict[str, list[PlanRank]] = {}
     for rank in ranks:
         members.setdefault(rank.host, []).append(rank)
+    streams = problem.networks.most_streams({rank.cluster for rank in ranks})
     return tuple(
-        _node(hosts[name], problem, node_rank, [rank.gpu for rank in held])
+        _node(hosts[name], problem, node_rank, [rank.gpu for rank in held], streams)
         for node_rank, (name, held) in enumerate(members.items())
     )
 
 
-def _node(host: Host, problem: Problem, node_rank: int, gpus: Sequence[int | None]) -> Node:
+def _node(host: Host, problem: Problem, node_rank: int, gpus: Sequence[int | None], streams: int) -> Node:
     networks = problem.networks
     cluster, port = networks.cluster(host.name), networks.shared_port(host.name)
     if port.address is None:
@@ -41,19 +44,24 @@ def _node(host: Host, problem: Problem, node_rank: int, gpus: Sequence[int | Non
         num_ranks=len(gpus),
         shared_netdev=str(port.netdev),
         shared_address=port.address,
-        environment=make_environment(problem.job, cluster, port, networks.fabric_port(host.name), gpus),
+        environment=make_environment(problem.job, cluster, port, networks.fabric_port(host.name), gpus, streams),
     )
 
 
 def make_environment(
-    job: Job, cluster: Cluster, shared: NetworkPort, fabric: NetworkPort | None, gpus: Sequence[int | None]
+    job: Job,
+    cluster: Cluster,
+    shared: NetworkPort,
+    fabric: NetworkPort | None,
+    gpus: Sequence[int | None],
+    streams: int = 1,
 ) -> tuple[EnvironmentVariable, ...]:
     """The variables of one node.
 
     `shared` is its port on the network all nodes share, `fabric` the one on its cluster's fabric, `gpus` the GPU of
-    each local rank. NCCL_NET is never among
-    them: it would override the network of every group. NCCL reads `=` as "exactly these", so the values of its lists
-    begin with one.
+    each local rank, `streams` how many connections side by side it takes to get the measured rate between clusters.
+    NCCL_NET is never among them: it would override the network of every group. NCCL reads `=` as "exactly these", so
+    the values of its lists begin with one.
     """
     variables = [
         EnvironmentVariable(
@@ -69,7 +77,7 @@ def make_environment(
     ]
     if job.device == "cpu":
         return tuple(variables)
-    return (*variables, *_gpus(gpus), *_nccl(cluster, shared, fabric))
+    return (*variables, *_gpus(gpus), *_nccl(cluster, shared, fabric), *_streams(streams))
 
 
 def _gpus(gpus: Sequence[int | None]) -> tuple[EnvironmentVariable, ...]:
@@ -102,3 +110,13 @@ def _nccl(cluster: Cluster, shared: NetworkPort, fabric: NetworkPort | None) -> 
             reason=f"cluster {cluster.name} has no RDMA ports that all its hosts share",
         )
     return (sockets, rdma)
+
+
+def _streams(streams: int) -> tuple[EnvironmentVariable, ...]:
+    """NCCL opens threads x sockets connections to a peer; nothing is set where one is enough."""
+    if streams == 1:
+        return ()
+    threads = min(streams, MOST_SOCKET_THREADS)
+    reason = f"the rate measured between clusters took {streams} connections side by side"
+    values = {"NCCL_SOCKET_NTHREADS": threads, "NCCL_NSOCKS_PERTHREAD": -(-streams // threads)}
+    return tuple(EnvironmentVariable(name=name, value=str(value), reason=reason) for name, value in values.items())

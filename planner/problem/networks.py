@@ -86,6 +86,10 @@ class Networks:
         """Seconds one message is under way at most between hosts of `clusters`; 0 where nothing was measured."""
         return max((self.connection(*pair).latency_s for pair in _pairs(clusters)), default=0.0)
 
+    def most_streams(self, clusters: Collection[str]) -> int:
+        """The most connections side by side that it takes to get the measured rate between two of `clusters`."""
+        return max((self.connection(a, b).streams for a, b in _pairs(clusters) if a != b), default=1)
+
     def line_rate(self, priced_bytes_per_s: float, rdma: bool = False) -> float:
         """The rate of a port, as inventories state it, that is priced at so many bytes/s."""
         return priced_bytes_per_s / self._part / (1.0 if rdma else tcp_payload_share(None))

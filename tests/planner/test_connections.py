@@ -130,3 +130,12 @@ def test_groups_say_their_latency_and_streams() -> None:
     found = {(group.axis, group.network): (group.latency_s, group.streams) for group in plan.groups}
     assert found["pp_forward", "shared"] == (0.01, 8)
     assert (found["dp", "a"], found["dp", "b"]) == ((1e-4, 1), (0.0, 1))
+
+
+def test_nccl_opens_the_streams_that_the_measured_rate_took() -> None:
+    fleet = with_links(gpu_inventory([2, 2]), *(measured(("a1", "b1"), n * GBPS, streams=n) for n in (1, 8)))
+    plan = plan_for(fleet, gpt_7b(parallel={"pp": 2, "dp": 16}))
+    found = {variable.name: variable.value for variable in plan.nodes[0].environment}
+    assert (found["NCCL_SOCKET_NTHREADS"], found["NCCL_NSOCKS_PERTHREAD"]) == ("4", "2")
+    plain = plan_for(gpu_inventory([2, 2]), gpt_7b(parallel={"pp": 2, "dp": 16}))
+    assert not {"NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"} & {v.name for v in plain.nodes[0].environment}
