@@ -16,6 +16,10 @@ SPEED = ("step", "tokens/s", "ratio")
 def advice_sheet(plan: Plan, advised: Advised) -> Sheet:
     """The changes that would help, as `--what-if` takes them, best first; why there are none where there are none."""
     rows = [(item.words, str(item.change), *_speed(item.step_s, plan)) for item in advised.found]
+    rows += [
+        (f"what crosses between stages packed as {codec}", f"job.yaml: wire: {{edges: {codec}}}", *_speed(step_s, plan))
+        for codec, step_s in advised.codecs
+    ]
     if not rows:
         rows.append(("none of those tried makes the step faster", "", "", "", ""))
     if advised.untried:

@@ -15,14 +15,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from math import inf
+from typing import NamedTuple
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.job import Job
+from holmes_core.records.job import Codec, Job, Wire
 from holmes_core.records.plan import Order, Plan
 from planner.advice.changes import Change, FabricRate, LinkRate, MoreHost, TrunkRate
 from planner.background import BackgroundCall
-from planner.layout.reprice import reprice_step_s
+from planner.cost.packing import CODECS, allowed_codecs
+from planner.layout.edge_codecs import WORTH as WORTH_LOSING
+from planner.layout.reprice import repacked_step_s, reprice_step_s
 from planner.make_plan import planned_step_s
 from planner.problem.candidates import enumerate_candidates
 from planner.problem.networks import Networks
@@ -56,12 +59,23 @@ class Advice:
     step_s: float
 
 
+class CodecGain(NamedTuple):
+    """Seconds of the step if job.yaml allowed this codec and the milder ones."""
+
+    codec: Codec
+    step_s: float
+
+
 @dataclass(frozen=True)
 class Advised:
-    """The changes that would make the job faster, best first, and in words those there was no time to try."""
+    """The changes that would make the job faster, best first, and in words those there was no time to try.
+
+    And the codecs that job.yaml does not allow but the step would gain by, mildest first.
+    """
 
     found: tuple[Advice, ...]
     untried: tuple[str, ...]
+    codecs: tuple[CodecGain, ...] = ()
 
 
 @contextmanager
@@ -103,7 +117,7 @@ def advise(
             found.append(Advice(change, words, step_s))
     found += _price_networks(inventory, plan, effort, len(found) + len(untried))
     worth = [advice for advice in found if advice.step_s * WORTH <= plan.prediction.step_s]
-    return Advised(tuple(sorted(worth, key=_step_s)), tuple(untried))
+    return Advised(tuple(sorted(worth, key=_step_s)), tuple(untried), tuple(_price_codecs(inventory, plan, effort)))
 
 
 def _price_networks(inventory: Inventory, plan: Plan, effort: Effort, num_hosts: int) -> list[Advice]:
@@ -125,10 +139,33 @@ def _price_networks(inventory: Inventory, plan: Plan, effort: Effort, num_hosts:
     return networks
 
 
+def _price_codecs(inventory: Inventory, plan: Plan, effort: Effort) -> Iterator[CodecGain]:
+    """What leave for each lossier codec would gain, if anything: planned anew as far as `effort` allows it."""
+    if plan.order == "usual" or len(inventory.hosts) == 1:
+        return
+    job = plan.job
+    deadline_s, affordable = time.monotonic() + effort.limit_s, effort.candidates // max(1, plan.solve.candidates)
+    for codec in CODECS[CODECS.index(job.wire.edges) + 1 :]:
+        allowing = job.model_copy(update={"wire": Wire(edges=codec)})
+        if allowed_codecs(allowing) == allowed_codecs(job):
+            continue
+        step_s = repacked_step_s(inventory, plan, allowing)
+        left_s = deadline_s - time.monotonic()
+        if affordable > 0 and left_s > 0:
+            affordable -= 1
+            step_s = min(step_s, _searched_s(inventory, allowing, left_s))
+        if step_s * WORTH_LOSING <= plan.prediction.step_s:
+            yield CodecGain(codec, step_s)
+
+
 def _planned_anew_s(inventory: Inventory, job: Job, change: Change, limit_s: float) -> float:
     """The step of a new plan; infinite where none was found in time, as then the old placement still stands."""
+    return _searched_s(change.applied_to(inventory), job, limit_s)
+
+
+def _searched_s(inventory: Inventory, job: Job, limit_s: float) -> float:
     try:
-        return planned_step_s(change.applied_to(inventory), job, limit_s)
+        return planned_step_s(inventory, job, limit_s)
     except HolmesError:
         return inf
 

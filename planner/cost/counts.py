@@ -47,8 +47,12 @@ def make_execution(job: Job, tp: int, dp: int, micro_batch_size: int, recompute:
 
 def edge_bytes(model: Model, execution: Execution, codec: Codec = "none") -> int:
     """Bytes one shard sends over a pipeline edge per micro-batch, forward or backward: v b s h / t, or packed so."""
-    elements = execution.micro_batch_size * model.seq_length * model.hidden_size // execution.tp
-    return packed_bytes(codec, elements, execution.value_bytes)
+    return packed_bytes(codec, edge_values(model, execution), execution.value_bytes)
+
+
+def edge_values(model: Model, execution: Execution) -> int:
+    """How many values those are: b s h / t."""
+    return execution.micro_batch_size * model.seq_length * model.hidden_size // execution.tp
 
 
 def layer_activation_bytes(model: Model, execution: Execution) -> int:

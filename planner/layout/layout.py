@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from holmes_core.records.job import Model
-from holmes_core.records.plan import PlanGroup, PlanRank
+from holmes_core.records.job import Codec, Model
+from holmes_core.records.plan import Axis, PlanGroup, PlanRank
 from holmes_runtime.config.model_shape import stage_parameters
 from planner.problem.candidates import Candidate
 from planner.problem.groups import make_groups
 from planner.problem.problem import Problem
 from planner.schedule.run_mode import RunMode
+
+EdgeCodecs = Mapping[tuple[Axis, int], Codec]
+"""By axis, pp_forward or pp_backward, and earlier pipeline rank: how messages between hosts are packed, if at all."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Layout:
     ranks: tuple[PlanRank, ...]
     groups: tuple[PlanGroup, ...]
     microbatches: tuple[int, ...]
+    codecs: EdgeCodecs = field(default_factory=dict)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -45,6 +49,20 @@ class Layout:
         """The dp groups and edges of tensor shard 0: tensor shards share a host, so one stands for all."""
         return tuple(g for g in self.groups if g.axis != "tp" and self.ranks[g.ranks[0]].tp_rank == 0)
 
+    def codec_of(self, group: PlanGroup) -> Codec:
+        """How messages of the group are packed: inside a host and on other axes than those of edges not at all."""
+        first, second = self.ranks[group.ranks[0]], self.ranks[group.ranks[-1]]
+        return "none" if first.host == second.host else self.codecs.get((group.axis, first.pp_rank), "none")
+
+    def with_codecs(self, codecs: EdgeCodecs) -> Layout:
+        """The same layout with these codecs on its edges, and in its groups."""
+        changed = replace(self, codecs=codecs)
+        groups = (
+            group if (codec := changed.codec_of(group)) == group.codec else group.model_copy(update={"codec": codec})
+            for group in self.groups
+        )
+        return replace(changed, groups=tuple(groups))
+
     def stages_of(self, pp_rank: int) -> range:
         """The stages a pipeline rank holds."""
         return range(pp_rank, len(self.layers), self.candidate.pp)
@@ -59,5 +77,5 @@ class Layout:
 def lay_out(
     problem: Problem, candidate: Candidate, mode: RunMode, ranks: tuple[PlanRank, ...], microbatches: tuple[int, ...]
 ) -> Layout:
-    """The layout of `ranks`, with the groups they need on the problem's networks."""
+    """The layout of `ranks`, with the groups they need on the problem's networks; messages travel as they are."""
     return Layout(candidate, mode, ranks, make_groups(problem.networks, ranks, mode.chunks), microbatches)

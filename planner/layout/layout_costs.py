@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import permutations
+from typing import NamedTuple
 
+from holmes_core.records.job import Codec
 from holmes_core.records.plan import PlanGroup
 from holmes_runtime.config.model_shape import Part, gradient_order
 from planner.cost.collectives import PassTimes, Path, exchange_hops, shard_exchange_bytes
 from planner.cost.compute_time import NO_TIME, optimizer_s, split_factor
-from planner.cost.counts import GRADIENT_BYTES, edge_bytes
+from planner.cost.counts import GRADIENT_BYTES, edge_bytes, edge_values
+from planner.cost.packing import with_packing
 from planner.cost.slot import Slot, head_parts_s, layer_parts_s
 from planner.layout.layout import Layout
 from planner.problem.problem import Problem
@@ -33,6 +36,17 @@ class SlotCosts:
     head: PassTimes
 
 
+class EdgeCosts(NamedTuple):
+    """One message over an edge: seconds for which it keeps the link busy, and is then under way; how it is packed."""
+
+    busy_s: float
+    latency_s: float
+    codec: Codec
+
+
+NO_EDGE = EdgeCosts(0.0, 0.0, "none")
+
+
 class LayoutCosts:
     """The seconds of everything in a placement, each kind of slot priced once."""
 
@@ -41,7 +55,7 @@ class LayoutCosts:
         self.execution = layout.candidate.execution(problem.job)
         price, hosts = cache(self._price), problem.fleet.hosts
         self.priced = {name: price(hosts[name].hardware.slot) for name in {rank.host for rank in layout.ranks}}
-        self.edge_s, self.latency_s = self._edges()
+        self.edges = self._edges()
 
     def _price(self, slot: Slot) -> SlotCosts:
         layer, collectives = layer_parts_s(self.job, self.execution, slot)
@@ -51,39 +65,40 @@ class LayoutCosts:
         """The slot that runs the stage."""
         return self.priced[self.layout.first_shards[stage % self.layout.candidate.pp, replica].host]
 
-    def pipelines(self, tensor_parallel: bool = True) -> list[Pipeline]:
-        """One for each replica; equal ones share their schedule and times."""
+    def pipelines(self, tensor_parallel: bool = True, edges: bool = True) -> list[Pipeline]:
+        """One for each replica; equal ones share their schedule and times. What is left out takes no time."""
         layout, mode = self.layout, self.layout.mode
         orders = {
             count: precedence_of(mode.schedule, layout.candidate.pp, count, mode.chunks, mode.extra_in_flight)
             for count in set(layout.microbatches)
         }
         return [
-            Pipeline(orders[count], self._times(replica, tensor_parallel))
+            Pipeline(orders[count], self._times(replica, tensor_parallel, edges))
             for replica, count in enumerate(layout.microbatches)
         ]
 
-    def _times(self, replica: int, tensor_parallel: bool) -> PipelineTimes:
+    def _times(self, replica: int, tensor_parallel: bool, edges: bool) -> PipelineTimes:
         stages = range(len(self.layout.layers))
         seconds = [self._stage_s(stage, replica, tensor_parallel) for stage in stages]
-        forward_edges, backward_edges = (
-            tuple(self._edge_s(replica, axis, stage) for stage in stages[:-1]) for axis in EDGES
-        )
-        return PipelineTimes(
-            tuple(stage.forward_s for stage in seconds),
-            tuple(stage.backward_s for stage in seconds),
-            forward_edges,
-            backward_edges,
+        forward, backward = ([self._edge(replica, axis, stage) for stage in stages[:-1]] for axis in EDGES)
+        codecs = [(there.codec, back.codec) for there, back in zip(forward, backward, strict=True)]
+        values = edge_values(self.job.model, self.execution)
+        times = PipelineTimes(
+            *with_packing(self.job, values, seconds, codecs if edges else ()),
+            tuple(edge.busy_s for edge in forward),
+            tuple(edge.busy_s for edge in backward),
             self._weight_part(),
             split_factor(self.job),
-            tuple(self.latency_s.get((replica, stage % self.layout.candidate.pp), 0.0) for stage in stages[:-1]),
+            tuple(edge.latency_s for edge in forward),
         )
+        return times if edges else times.without_edges()
 
-    def _stage_s(self, stage: int, replica: int, tensor_parallel: bool = True) -> PassTimes:
+    def _stage_s(self, stage: int, replica: int, tensor_parallel: bool) -> tuple[float, float]:
+        """Forward and backward of one micro-batch."""
         priced, count = self.at(stage, replica), self.layout.layers[stage]
         shared = priced.collectives if tensor_parallel else NO_TIME
         head = priced.head if stage == self.layout.last_stage else NO_TIME
-        return PassTimes(
+        return (
             count * (priced.layer.forward_s + shared.forward_s) + head.forward_s,
             count * (priced.layer.backward_s + shared.backward_s) + head.backward_s,
         )
@@ -95,24 +110,19 @@ class LayoutCosts:
             return 0.5
         return first.layer.forward_s / first.layer.backward_s
 
-    def _edge_s(self, replica: int, axis: str, stage: int) -> float:
-        return self.edge_s.get((replica, axis, stage % self.layout.candidate.pp), 0.0)
+    def _edge(self, replica: int, axis: str, stage: int) -> EdgeCosts:
+        return self.edges.get((replica, axis, stage % self.layout.candidate.pp), NO_EDGE)
 
-    def _edges(self) -> tuple[Mapping[tuple[int, str, int], float], Mapping[tuple[int, int], float]]:
-        """By (replica, axis, earlier pipeline rank), seconds for which one message of one shard keeps the link busy.
-
-        And by (replica, earlier pipeline rank), how long it is then under way.
-        """
-        layout, size = self.layout, edge_bytes(self.job.model, self.execution)
-        seconds: dict[tuple[int, str, int], float] = {}
-        latencies: dict[tuple[int, int], float] = {}
+    def _edges(self) -> Mapping[tuple[int, str, int], EdgeCosts]:
+        """By (replica, axis, earlier pipeline rank), what one message of one shard takes."""
+        layout, found = self.layout, dict[tuple[int, str, int], EdgeCosts]()
         for group in layout.groups_of_first_shards:
             if group.axis in EDGES:
                 earlier, later = (layout.ranks[rank] for rank in group.ranks)
-                path = self._path(group, earlier.host == later.host)
-                seconds[earlier.dp_rank, group.axis, earlier.pp_rank] = size / path.bandwidth_bytes_per_s
-                latencies[earlier.dp_rank, earlier.pp_rank] = path.latency_s
-        return seconds, latencies
+                path, codec = self._path(group, earlier.host == later.host), layout.codec_of(group)
+                busy_s = edge_bytes(self.job.model, self.execution, codec) / path.bandwidth_bytes_per_s
+                found[earlier.dp_rank, group.axis, earlier.pp_rank] = EdgeCosts(busy_s, path.latency_s, codec)
+        return found
 
     def _path(self, group: PlanGroup, one_host: bool) -> Path:
         """What the group has: its share of the network, or what joins the slots of its one host."""
@@ -125,8 +135,8 @@ class LayoutCosts:
         """Seconds the norm's sum over all ranks is under way: down pipelines and back up, and around replicas."""
         last = self.layout.candidate.pp - 1
         pipelines_s: defaultdict[int, float] = defaultdict(float)
-        for (replica, earlier), latency_s in self.latency_s.items():
-            pipelines_s[replica] += latency_s if earlier < last else 0.0
+        for (replica, axis, earlier), edge in self.edges.items():
+            pipelines_s[replica] += edge.latency_s if earlier < last and axis == EDGES[0] else 0.0
         rings_s = [(len(group.ranks) - 1) * group.latency_s for group in self._rings.values()]
         return 2 * max(pipelines_s.values(), default=0.0), 2 * max(rings_s, default=0.0)
 

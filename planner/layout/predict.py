@@ -9,7 +9,6 @@ over edges and around replicas; optimizer_s comes last. They add up to step_s.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from operator import mul
 
 from holmes_core.records.job import Job
@@ -27,14 +26,8 @@ from planner.tolerances import ROUNDING
 def predict(problem: Problem, layout: Layout) -> Prediction:
     """The prediction for `layout`."""
     job, costs = problem.job, LayoutCosts(problem, layout)
-    whole = costs.pipelines()
-    without_edges = [replace(pipeline, times=pipeline.times.without_edges()) for pipeline in whole]
-    compute_alone = without_edges
-    if layout.candidate.tp > 1:
-        compute_alone = [
-            replace(pipeline, times=pipeline.times.without_edges())
-            for pipeline in costs.pipelines(tensor_parallel=False)
-        ]
+    whole, without_edges = costs.pipelines(), costs.pipelines(edges=False)
+    compute_alone = costs.pipelines(False, edges=False) if layout.candidate.tp > 1 else without_edges
     alone_s = simulate(compute_alone)
     without_edges_s = simulate(without_edges) if layout.candidate.tp > 1 else alone_s
     norm_down_s, norm_around_s = costs.norm_s()

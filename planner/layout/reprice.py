@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan, Prediction
+from planner.layout.edge_codecs import choose_codecs
 from planner.layout.layout import Layout, lay_out
 from planner.layout.predict import predict, predict_step_s, predict_timeline
 from planner.problem.candidates import Candidate
@@ -24,6 +26,12 @@ def reprice_step_s(inventory: Inventory, plan: Plan) -> float:
     return predict_step_s(problem, _layout(problem, plan))
 
 
+def repacked_step_s(inventory: Inventory, plan: Plan, job: Job) -> float:
+    """Seconds of a step of the same placement with the codecs that `job`, else the plan's own, allows on its edges."""
+    problem = read_problem(inventory, job)
+    return predict_step_s(problem, choose_codecs(problem, _layout(problem, plan)))
+
+
 def plan_timeline(inventory: Inventory, plan: Plan, replica: int = 0) -> tuple[Span, ...]:
     """Every action of one replica's simulated step."""
     problem = read_problem(inventory, plan.job)
@@ -34,4 +42,6 @@ def _layout(problem: Problem, plan: Plan) -> Layout:
     candidate = Candidate(plan.tp, plan.pp, plan.dp, plan.micro_batch_size, plan.recompute)
     layers = tuple(stage.num_layers for stage in plan.stages)
     mode = RunMode(plan.schedule, plan.chunks, plan.extra_in_flight, layers, plan.prediction.step_s)
-    return lay_out(problem, candidate, mode, plan.ranks, plan.microbatches)
+    layout = lay_out(problem, candidate, mode, plan.ranks, plan.microbatches)
+    edges = {(group.axis, plan.ranks[group.ranks[0]].pp_rank): group for group in plan.groups if group.codec != "none"}
+    return layout.with_codecs({key: group.codec for key, group in edges.items()})

@@ -17,9 +17,9 @@ def count_traffic(job: Job, layout: Layout) -> tuple[InterfaceTraffic, ...]:
     sent: dict[tuple[str, str, str], float] = defaultdict(float)
     received: dict[tuple[str, str, str], float] = defaultdict(float)
     execution, tp = layout.candidate.execution(job), layout.candidate.tp
-    message = edge_bytes(job.model, execution)
     for group in layout.groups_of_first_shards:
         is_sync = group.axis == "dp"
+        message = edge_bytes(job.model, execution, layout.codec_of(group))
         flows = _sync_flows(job, execution, layout, group) if is_sync else _edge_flows(message, layout, group)
         for sender, receiver, size in flows:
             hosts = layout.ranks[group.ranks[sender]].host, layout.ranks[group.ranks[receiver]].host

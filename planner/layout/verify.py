@@ -11,6 +11,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.schedule import make_schedule, most_in_flight
 from planner.cost.counts import memory_bytes
+from planner.cost.packing import allowed_codecs
 from planner.problem.candidates import Candidate
 from planner.problem.fleet import slots_of
 from planner.problem.groups import demanded_groups
@@ -34,6 +35,7 @@ def verify(plan: Plan, inventory: Inventory) -> list[str]:
         partial(check_nodes, plan, inventory),
         partial(check_groups, plan),
         partial(check_interfaces, plan, inventory),
+        partial(check_codecs, plan),
         partial(check_memory, plan, inventory),
         partial(check_objective, plan, inventory),
     )
@@ -189,6 +191,18 @@ def check_interfaces(plan: Plan, inventory: Inventory) -> list[str]:
                 faults.append(f"group {group.name}: {interface} of host {host} is not on network {group.network}")
             if group.net_name == "IB" and (port is None or not port.hcas):
                 faults.append(f"group {group.name}: host {host} has no RDMA port on network {group.network}")
+    return faults
+
+
+def check_codecs(plan: Plan) -> list[str]:
+    """Messages between stages are packed as lossily as job.yaml allows at most, and only where they leave a host."""
+    faults = []
+    for group in plan.groups:
+        hosts = {plan.ranks[rank].host for rank in group.ranks}
+        if group.codec not in allowed_codecs(plan.job):
+            faults.append(f"group {group.name} packs by {group.codec}, job.yaml allows {plan.job.wire.edges}")
+        elif group.codec != "none" and (len(hosts) == 1 or group.axis not in ("pp_forward", "pp_backward")):
+            faults.append(f"group {group.name} packs by {group.codec} what does not cross an edge between hosts")
     return faults
 
 

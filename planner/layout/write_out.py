@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from holmes_core.records.plan import Alternative, Prediction
 from planner.layout.assign_hosts import assign_hosts, hosts_by_stage, number_ranks
+from planner.layout.edge_codecs import choose_codecs
 from planner.layout.layout import Layout, lay_out
 from planner.layout.predict import predict, predict_step_s
 from planner.layout.usual_order import best_usual, usual_group_slots
@@ -79,7 +80,7 @@ def _lay_out_contender(problem: Problem, contender: Contender) -> Layout:
     placement = contender.found.placement
     group_slots = assign_hosts(placement, problem.fleet, problem.coefficients(placement.candidate).aligned)
     ranks = number_ranks(group_slots, hosts_by_stage(group_slots), placement.candidate.tp)
-    return lay_out(problem, placement.candidate, contender.mode, ranks, placement.microbatches)
+    return choose_codecs(problem, lay_out(problem, placement.candidate, contender.mode, ranks, placement.microbatches))
 
 
 def write_usual(problem: Problem, result: SearchResult) -> WrittenPlan | None:

@@ -13,6 +13,7 @@ from holmes_runtime.config.model_shape import embedding_parameters, head_paramet
 from holmes_runtime.config.schedule import microbatches_in_flight
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
 from planner.cost.counts import GRADIENT_BYTES, Execution, edge_bytes, memory_bytes
+from planner.cost.packing import lossiest_codec
 from planner.cost.slot import Slot, head_parts_s, layer_parts_s
 from planner.problem.candidates import Candidate
 from planner.problem.connections import NOT_MEASURED
@@ -44,9 +45,9 @@ class Coefficients:
     """Parameters of one candidate on one fleet; tuples are by class unless said otherwise.
 
     `layer` and `head` are one micro-batch's. An edge's seconds are one message in one direction, with all replicas a
-    host holds sending at once. `*_sync_s_per_byte` is what one parameter byte of a whole stage takes, reduced and
-    gathered, when one stage of a host does so; `inside_` is what a stage inside one host takes. Edges inside a host are
-    free.
+    host holds sending at once, over the shared network packed as lossily as job.yaml allows. `*_sync_s_per_byte` is
+    what one parameter byte of a whole stage takes, reduced and gathered, when one stage of a host does so; `inside_` is
+    what a stage inside one host takes. Edges inside a host are free.
     """
 
     candidate: Candidate
@@ -135,6 +136,7 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
     per_host = [each.group_slots_per_host(tp) for each in classes]
     at_once = [min(dp, group_slots) for group_slots in per_host]
     message = tp * edge_bytes(model, execution)
+    packed = tp * edge_bytes(model, execution, lossiest_codec(job))  # what crosses the network that all share
     travels = tp * (GRADIENT_BYTES + execution.value_bytes)
     exchange = shard_exchange_bytes(1.0, dp)
     names = fleet.cluster_names
@@ -155,9 +157,9 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
             _free_or(message * n, each.fabric_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
         ),
         shared_edge_s=tuple(
-            _free_or(message * n, each.shared_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
+            _free_or(packed * n, each.shared_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
         ),
-        crossings=_crossings(fleet, networks, message, max(at_once), dp),
+        crossings=_crossings(fleet, networks, packed, max(at_once), dp),
         fabric_sync_s_per_byte=tuple(_free_or(exchange, each.fabric_bytes_per_s) for each in hardware),
         shared_sync_s_per_byte=tuple(_free_or(exchange, each.shared_bytes_per_s) for each in hardware),
         inside_sync_s_per_byte=tuple(exchange / tp / each.slot.inside.bandwidth_bytes_per_s for each in hardware),
@@ -260,8 +262,12 @@ def joined_s(coeffs: Coefficients, classes: Iterable[int], fabric: Sequence[floa
     `fabric` and `shared` are seconds by class.
     """
     classes = tuple(classes)
-    alike = len({(coeffs.cluster[c], coeffs.net_names[c]) for c in classes}) == 1
-    return max((fabric if alike else shared)[c] for c in classes)
+    return max((fabric if are_alike(coeffs, classes) else shared)[c] for c in classes)
+
+
+def are_alike(coeffs: Coefficients, classes: Iterable[int]) -> bool:
+    """Whether they share the fabric of one cluster, by one transport."""
+    return len({(coeffs.cluster[c], coeffs.net_names[c]) for c in classes}) == 1
 
 
 def crossings_of(coeffs: Coefficients, classes: Iterable[int]) -> Iterator[Crossing]:

@@ -9,13 +9,14 @@ from functools import cache, cached_property
 from itertools import pairwise
 from math import ceil
 
-from holmes_core.records.job import Job
+from holmes_core.records.job import Codec, Job
 from holmes_runtime.config.model_shape import Part, gradient_order
 from holmes_runtime.config.schedule import microbatches_in_flight
 from planner.cost.collectives import exchange_hops
 from planner.cost.compute_time import split_factor
-from planner.cost.counts import GRADIENT_BYTES, memory_bytes
-from planner.problem.coefficients import Coefficients
+from planner.cost.counts import GRADIENT_BYTES, edge_bytes, edge_values, memory_bytes
+from planner.cost.packing import allowed_codecs, lossiest_codec, with_packing
+from planner.problem.coefficients import Coefficients, are_alike
 from planner.schedule.buckets import Bucket, make_buckets
 from planner.schedule.precedence import precedence_of
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts
@@ -102,17 +103,17 @@ class PlacementSimulator:
                 yield RunMode("interleaved", chunks, (), cut, 0.0)
 
     def _extras(self) -> list[tuple[int, ...]]:
-        """Micro-batches more in flight on edges between clusters, and on all edges that take time, as memory allows."""
+        """Micro-batches more in flight on edges between clusters, and on all edges that take time, as memory allows.
+
+        As many as hide messages by every codec that is allowed: depth loses nothing, so it comes before a codec.
+        """
         if self._pp == 1:
             return [()] if self._job.parallel.schedule == "eager" else []
         _, sites = self._lanes[0]
         stages = self._stage_s(sites, self._placement.layers)
         edges = self._edges(sites, 1)
-        pace_s = max(*(f + b for f, b in stages), *(edge.busy_s for edge in edges))
-        trips_s = [
-            sum(stages[e]) + sum(stages[e + 1]) + 2 * (edge.busy_s + edge.latency_s) for e, edge in enumerate(edges)
-        ]
-        wanted = [max(0, ceil(trip_s / pace_s * (1 - ROUNDING)) - 2) if pace_s else 0 for trip_s in trips_s]
+        depths = [_depths(stages, self._packed(sites, edges, codec)) for codec in allowed_codecs(self._job)]
+        wanted = [max(column) for column in zip(*depths, strict=True)]
         far = [len({self._coeffs.cluster[c] for c in (*a, *b)}) > 1 for a, b in pairwise(self._sites)]
         found: dict[tuple[int, ...], None] = {}
         for row in ([k * crosses for k, crosses in zip(wanted, far, strict=True)], wanted):
@@ -124,6 +125,15 @@ class PlacementSimulator:
         if not found and self._job.parallel.schedule == "eager":
             found[(0,) * (self._pp - 1)] = None
         return list(found)
+
+    def _packed(self, sites: Sequence[tuple[int, ...]], edges: Sequence[Edge], codec: Codec) -> list[Edge]:
+        """The edges if what crosses were packed so, and not as lossily as job.yaml allows."""
+        sizes = [edge_bytes(self._job.model, self._execution, each) for each in (codec, lossiest_codec(self._job))]
+        ratio = sizes[0] / sizes[1]
+        return [
+            edge if are_alike(self._coeffs, (*a, *b)) else edge._replace(busy_s=edge.busy_s * ratio)
+            for edge, (a, b) in zip(edges, pairwise(sites), strict=True)
+        ]
 
     def _fits(self, mode: RunMode) -> bool:
         """Whether every rank's memory holds what the schedule keeps."""
@@ -181,7 +191,7 @@ class PlacementSimulator:
         for _, sites in self._lanes:
             edges = self._edges(sites, mode.chunks)
             busy_s, late_s = (tuple(edge.busy_s for edge in edges), tuple(edge.latency_s for edge in edges))
-            forward_s, backward_s = zip(*self._stage_s(sites, mode.layers), strict=True)
+            forward_s, backward_s = self._with_packing(self._stage_s(sites, mode.layers), sites)
             factor = split_factor(self._job)
             found.append(PipelineTimes(forward_s, backward_s, busy_s, busy_s, split_factor=factor, latency_s=late_s))
         return found
@@ -195,6 +205,17 @@ class PlacementSimulator:
             forward_s = held * layer.forward_s + head.forward_s * is_last
             found.append((forward_s, held * layer.backward_s + head.backward_s * is_last))
         return found
+
+    def _with_packing(
+        self, stages: Sequence[tuple[float, float]], sites: Sequence[tuple[int, ...]]
+    ) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Forward and backward by stage, with packing and unpacking what crosses the network that all share."""
+        values, codec = edge_values(self._job.model, self._execution), lossiest_codec(self._job)
+        packed = [
+            codec if not are_alike(self._coeffs, (*sites[s % self._pp], *sites[(s + 1) % self._pp])) else "none"
+            for s in range(len(stages) - 1)
+        ]
+        return with_packing(self._job, values, stages, [(each, each) for each in packed])
 
     def _edges(self, sites: Sequence[tuple[int, ...]], chunks: int) -> list[Edge]:
         """One message by edge; between stages of one host it takes nothing."""
@@ -240,3 +261,10 @@ class PlacementSimulator:
         """Dp groups at once on a host's NIC."""
         row = self._placement.sites[rank]
         return rings_on_nic(self._coeffs, self._sites[rank], Counter(row) if len(self._lanes) > 1 else None)
+
+
+def _depths(stages: Sequence[tuple[float, float]], edges: Sequence[Edge]) -> list[int]:
+    """By edge, the micro-batches in flight beyond those of 1F1B that hide what a round trip over it takes."""
+    pace_s = max(*(f + b for f, b in stages), *(edge.busy_s for edge in edges))
+    trips_s = [sum(stages[e]) + sum(stages[e + 1]) + 2 * (edge.busy_s + edge.latency_s) for e, edge in enumerate(edges)]
+    return [max(0, ceil(trip_s / pace_s * (1 - ROUNDING)) - 2) if pace_s else 0 for trip_s in trips_s]

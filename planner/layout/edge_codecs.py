@@ -1,0 +1,65 @@
+"""How messages between stages are packed: as mildly as the step allows, and not at all on edges that are hidden."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holmes_core.records.job import Codec
+from holmes_core.records.plan import Axis
+from planner.cost.packing import allowed_codecs
+from planner.layout.layout import EdgeCodecs, Layout
+from planner.layout.predict import predict_step_s
+from planner.problem.problem import Problem
+from planner.tolerances import RELATIVE_TOLERANCE
+
+WORTH = 1.02  # a step longer by less than two percent is no reason to lose anything
+EDGES: tuple[Axis, ...] = ("pp_forward", "pp_backward")
+
+
+def choose_codecs(problem: Problem, layout: Layout) -> Layout:
+    """The layout with the codecs that job.yaml allows and the step gains by.
+
+    All edges between hosts begin with the lossiest codec, and one after another, those inside clusters first, takes the
+    mildest that keeps the step within two percent of that, or makes it shorter. Replicas and shards are alike.
+    """
+    allowed = allowed_codecs(problem.job)
+    edges = _edges_between_hosts(layout)
+    if len(allowed) == 1 or not edges:
+        return layout
+    codecs: dict[tuple[Axis, int], Codec] = dict.fromkeys(edges, allowed[-1])
+    most_s = _step_s(problem, layout, codecs) * WORTH
+    for edge in edges:
+        for codec in allowed[:-1]:
+            milder = {**codecs, edge: codec}
+            step_s = _step_s(problem, layout, milder)
+            if step_s <= most_s:
+                codecs, most_s = milder, min(most_s, step_s * WORTH)
+                break
+    return _shallower(problem, layout.with_codecs(codecs))
+
+
+def _shallower(problem: Problem, layout: Layout) -> Layout:
+    """With no more micro-batches in flight than the codecs leave a use for: each takes memory."""
+    deepest = max(layout.mode.extra_in_flight, default=0)
+    most_s = predict_step_s(problem, layout) * (1 + RELATIVE_TOLERANCE)
+    for most in range(1, deepest):
+        extra = tuple(min(each, most) for each in layout.mode.extra_in_flight)
+        tried = replace(layout, mode=replace(layout.mode, extra_in_flight=extra))
+        if predict_step_s(problem, tried) <= most_s:
+            return tried
+    return layout
+
+
+def _step_s(problem: Problem, layout: Layout, codecs: EdgeCodecs) -> float:
+    return predict_step_s(problem, replace(layout, codecs=codecs))
+
+
+def _edges_between_hosts(layout: Layout) -> list[tuple[Axis, int]]:
+    """Both directions of the edges that leave a host in some replica, by earlier pipeline rank; crossing ones last."""
+    found: dict[tuple[Axis, int], bool] = {}
+    for group in layout.groups_of_first_shards:
+        first, second = (layout.ranks[rank] for rank in (group.ranks[0], group.ranks[-1]))
+        if group.axis in EDGES and first.host != second.host:
+            key = group.axis, first.pp_rank
+            found[key] = found.get(key, False) or first.cluster != second.cluster
+    return sorted(found, key=lambda key: (found[key], key[1], key[0]))
