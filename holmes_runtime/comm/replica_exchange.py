@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import cached_property, partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import Protocol
@@ -93,7 +93,10 @@ class ReplicaExchange:
         self.position = 0
         for level in levels:
             self.position = self.position * level.size() + level.rank()
-        self._chain = _make_chain(levels[0]) if len(levels) > 1 else None
+
+    @cached_property
+    def _chain(self) -> Chain:
+        return StreamChain() if dist.get_backend(self._levels[0]) == "nccl" else ThreadChain()
 
     def start_reduce_scatter(self, flat: Tensor) -> Pending:
         """Starts to add `flat` (elements,) up; the result waits and gives this rank's part (elements / size,)."""
@@ -111,7 +114,6 @@ class ReplicaExchange:
     def _in_turn(self, starts: Sequence[Following], flat: Tensor) -> Pending:
         pending = starts[0](flat)
         for start in starts[1:]:
-            assert self._chain is not None
             pending = self._chain.then(pending, start)
         return pending
 
@@ -119,7 +121,3 @@ class ReplicaExchange:
 def _gather(flat: Tensor, level: ProcessGroup, _: Tensor) -> Pending:
     """Gathers `flat`, of which what came before has filled this rank's part."""
     return start_all_gather(flat, level)
-
-
-def _make_chain(level: ProcessGroup) -> Chain:
-    return StreamChain() if dist.get_backend(level) == "nccl" else ThreadChain()

@@ -39,6 +39,13 @@ def test_the_runtime_accepts_the_plan_and_its_runners_up(name: str) -> None:
         assert run_config_of(as_other, "run").schedule == other.schedule
 
 
+def test_the_runtime_exchanges_gradients_as_the_plan_says() -> None:
+    plan = plan_for(cpu_inventory([2, 2]), bed_job(parallel={"pp": 2, "dp": 2}))
+    hierarchical = plan.model_copy(update={"data_parallel": "hierarchical"})  # each stage is inside one cluster
+
+    assert [run_config_of(each, "run").data_parallel for each in (plan, hierarchical)] == ["flat", "hierarchical"]
+
+
 @pytest.mark.parametrize("name", ["free", "full recomputation", "emulated on GPUs"])
 def test_full_recomputation_never_meets_zero_bubble(name: str) -> None:
     job = JOBS[name]

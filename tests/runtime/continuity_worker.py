@@ -35,6 +35,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "two replicas": {"pipelines": ((0,), (1,)), "cuts": (0, 3)},
     "three uneven replicas": {"pipelines": ((0,), (1,), (2,)), "cuts": (0, 3), "microbatches": (4, 3, 1)},
     "two stages of two replicas": {"pipelines": ((0, 2), (3, 1)), "cuts": (0, 1, 3)},
+    "two clusters of two replicas": {"pipelines": ((0,), (1,), (2,), (3,)), "cuts": (0, 3), "clusters": "abba"},
     "two shards": {"shards": (((0,),), ((1,),)), "cuts": (0, 3)},
     "two shards of two stages": {"shards": (((0, 1),), ((2, 3),)), "cuts": (0, 1, 3)},
     "eager": {"pipelines": ((0, 1),), "cuts": (0, 1, 3), "schedule": "eager", "extra_in_flight": (1,)},
@@ -124,6 +125,8 @@ class Worker:
         plans = [name for name in PLANS if name != "interleaved"]
         self.re_plan("fp32", PLANS["same cut"], plans)
         self.re_plan("deep", {"pipelines": ((0, 1),), "cuts": (0, 1, 4)}, ["interleaved"])
+        clusters = "two clusters of two replicas"
+        self.re_plan("across", PLANS[clusters], [clusters, "one process", "two stages of two replicas"])
         self.re_plan("bf16", PLANS["same cut"], ["same cut", "other cut"], value_type="bf16")
         self.re_plan("fp16", PLANS["same cut"], ["same cut"], value_type="fp16")
         saved = self.copy("saved-fp32", "refused")

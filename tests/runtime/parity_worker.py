@@ -32,13 +32,13 @@ from .parity_cells import CELLS, Cell
 def run(
     config: RunConfig, rank: int, groups: process_groups.RankGroups, plans: Sequence[RunConfig] = ()
 ) -> dict[str, Any]:
-    """Losses and norms of all steps, gradients of the first, and losses of an evaluation, of this rank.
+    """Losses and norms of all steps, gradients of the first, weights after the last, and an evaluation's losses.
 
     `plans` are what the plan is at each step; a process alone packs at their cuts what would cross edges.
     """
     corpus = load_corpus(config.data, "here", config.model.seq_length, config.model.vocab_size)
     trainer = Trainer(config, config.grid.rank(rank), corpus, groups, torch.device("cpu"))
-    results, gradients = [], []
+    results, gradients, shards = [], [], trainer.zero1.shards()
     is_alone = config.world_size == 1
     follower = PackedCuts(trainer, plans[0]) if plans and is_alone else trainer.pipeline
     for step in range(config.steps):
@@ -46,16 +46,14 @@ def run(
             follower.follow(plans[step])
         results.append(trainer.step(step))
         if step == 0:
-            gradients = [
-                (shard.name, shard.part, shard.start, shard.stop, shard.gradient.clone())
-                for shard in trainer.zero1.shards()
-            ]
+            gradients = [(shard.name, shard.part, shard.start, shard.stop, shard.gradient.clone()) for shard in shards]
     tokens = trainer._tokens(trainer.training, 0)
     evaluated = trainer.pipeline.evaluate(tokens, config.microbatches[trainer.me.dp_rank], batch=0)
     return {
         "losses": [result.loss for result in results],
         "norms": [-1.0 if result.skipped else result.grad_norm for result in results],
         "gradients": gradients,
+        "weights": [(shard.name, shard.part, shard.start, shard.stop, shard.master) for shard in shards],
         "evaluated": [loss.item() for loss in evaluated],
         "timed": sorted(time_edges(plans[-1], trainer.me, groups, trainer.device)) if plans and not is_alone else [],
     }
@@ -102,6 +100,7 @@ def compare(cell: Cell, ranks: list[dict[str, Any]], alone: dict[str, Any]) -> d
         "loss": max(abs(a - b) for curve in curves for a, b in zip(curve, alone["losses"], strict=True)),
         "norm": max(abs(a - b) for rank in ranks for a, b in zip(rank["norms"], alone["norms"], strict=True)),
         "gradient": furthest(assemble(ranks, "gradients"), assemble([alone], "gradients")),
+        "weight": furthest(assemble(ranks, "weights"), assemble([alone], "weights")),
         "evaluated": max(abs(a - b) for a, b in zip(evaluated, alone["evaluated"], strict=True)),
         "losses": curves[0],
         "timed": sorted(name for rank in ranks for name in rank["timed"]),

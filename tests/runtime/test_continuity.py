@@ -49,7 +49,10 @@ def resumed(runs: dict[str, Any], kind: str, name: str) -> tuple[list[float], li
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("fp32", "same cut"), ("fp32", "other cut"), ("bf16", "same cut"), ("bf16", "other cut"), ("fp16", "same cut")],
+    [
+        *(("fp32", "same cut"), ("fp32", "other cut"), ("bf16", "same cut"), ("bf16", "other cut")),
+        *(("fp16", "same cut"), ("across", "two clusters of two replicas")),
+    ],
 )
 def test_the_loss_after_a_resume_with_the_same_sums_is_bit_equal(runs: dict[str, Any], kind: str, name: str) -> None:
     losses, expected = resumed(runs, kind, name)
@@ -58,7 +61,11 @@ def test_the_loss_after_a_resume_with_the_same_sums_is_bit_equal(runs: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [*(("fp32", name) for name in PLANS if name != "interleaved"), ("deep", "interleaved")]
+    ("kind", "name"),
+    [
+        *(("fp32", name) for name in PLANS if name != "interleaved"),
+        *(("deep", "interleaved"), ("across", "one process"), ("across", "two stages of two replicas")),
+    ],
 )
 def test_the_loss_after_a_resume_under_another_plan_goes_on(runs: dict[str, Any], kind: str, name: str) -> None:
     losses, expected = resumed(runs, kind, name)

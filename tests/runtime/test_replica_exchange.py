@@ -7,8 +7,9 @@ from threading import Event
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
-from holmes_runtime.comm.replica_exchange import Pending, ThreadChain
+from holmes_runtime.comm.replica_exchange import Pending, ReplicaExchange, ThreadChain
 
 LIMIT_S = 60
 
@@ -73,3 +74,15 @@ def test_a_lost_peer_is_an_error_where_the_result_is_waited_for() -> None:
 
     with pytest.raises(RuntimeError, match="closed by peer"):
         pending()
+
+
+@pytest.mark.parametrize(("inside", "across"), [(2, 2), (2, 3), (4, 2), (1, 3)])
+def test_each_replica_has_a_shard_of_its_own_in_the_part_its_cluster_leaves_it(inside: int, across: int) -> None:
+    positions = {
+        (i, j): ReplicaExchange([ProcessGroup(i, inside), ProcessGroup(j, across)]).position  # type: ignore[call-arg]
+        for i in range(inside)
+        for j in range(across)
+    }
+
+    assert sorted(positions.values()) == list(range(inside * across))
+    assert all(position // across == i for (i, _), position in positions.items())
