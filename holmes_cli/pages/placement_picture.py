@@ -125,7 +125,7 @@ def _wires(plan: Plan, at: Mapping[str, tuple[int, int, str]], colours: Mapping[
     """One line for all groups of a kind and network between two boxes."""
     groups: dict[tuple[str, str, tuple[int, int, str], tuple[int, int, str]], list[PlanGroup]] = {}
     for group in plan.groups:
-        role = "edges" if group.axis in ("pp_forward", "pp_backward") else group.axis
+        role = "edges" if group.axis in ("pp_forward", "pp_backward") else group.axis.removesuffix("_across")
         hosts = dict.fromkeys(plan.ranks[rank].host for rank in group.ranks)
         boxes = list(dict.fromkeys(at[host] for host in hosts if host in at))
         inside = [(boxes[0], boxes[0])] if len(boxes) == 1 and len(hosts) > 1 else []
