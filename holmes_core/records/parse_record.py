@@ -13,6 +13,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.record import Record
 
 SCHEMA_VERSION = 1
+MOST_FAULTS = 10  # that one message lists
 
 R = TypeVar("R", bound=Record)
 
@@ -36,7 +37,7 @@ def parse(cls: type[R], data: object, source: str) -> R:
 def _explain(cls: type[BaseModel], error: ValidationError, source: str) -> HolmesError:
     """One line a fault: key path, value seen, what is wrong; the hint is the nearest valid key where one is unknown."""
     faults, hints = [], []
-    for fault in error.errors():
+    for fault in error.errors()[:MOST_FAULTS]:
         location = list(fault["loc"])
         path = ".".join(str(part) for part in location) or "(whole file)"
         if fault["type"] == "extra_forbidden":
@@ -50,6 +51,8 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str) -> Holme
         else:
             message = fault["msg"].removeprefix("Value error, ")
             faults.append(f"{path}: {message} (value {_shown(fault['input'])})")
+    if error.error_count() > MOST_FAULTS:
+        faults.append(f"and {error.error_count() - MOST_FAULTS} faults more")
     hint = "; ".join(dict.fromkeys(hints)) or "correct the value"
     return HolmesError(f"{source}: " + "; ".join(faults), hint)
 

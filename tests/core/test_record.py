@@ -133,6 +133,14 @@ def test_missing_key_is_named(tmp_path: Path) -> None:
     assert error.hint == "add `num_heads:`"
 
 
+def test_many_faults_are_not_all_listed() -> None:
+    with pytest.raises(HolmesError) as refused:
+        parse(HostsFile, {"hosts": ["b", *[{"name": "a", "port": -1}] * 20_000]}, "hosts.yaml")
+    assert "hosts.10.port: " in refused.value.what
+    assert refused.value.what.endswith("; and 19990 faults more")
+    assert len(str(refused.value)) < 2000
+
+
 def test_key_written_twice_is_refused_with_its_line(tmp_path: Path) -> None:
     error = job_error(tmp_path, JOB_TEXT + "steps: 4\n")
     assert "line 6" in error.what
