@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from holmes_core.errors import HostError
-from holmes_core.hosts.hosts_file import HostEntry, HostsFile
+from holmes_core.hosts.hosts_file import HostEntry, HostsFile, StatedTrunk
 from holmes_core.records.access import Access
 from holmes_core.records.inventory import Finding, Host, Inventory
 from holmes_core.remote.connect import connect
@@ -20,14 +20,17 @@ from prober.asking.recording import (
     HostRecording,
     Recorded,
     read_recorded_hosts,
+    read_stated_trunks,
     refuse_used_folder,
     write_recording,
+    write_stated_trunks,
 )
 from prober.audit import audit, joined
 from prober.clusters import find_clusters, find_shared_network
 from prober.facts.machine.limits import parse_clock
 from prober.read_host import commands, read_host
 from prober.rules.access_rules import RULE_OF_ERROR
+from prober.stated_trunks import find_stated_trunks
 from prober.tool_findings import tool_findings
 
 HOST_TIMEOUT_S = 60.0
@@ -59,24 +62,29 @@ def probe(hosts_file: HostsFile, progress: Progress, record: Path | None = None)
     if record is not None:
         for name, answer in recorded.items():
             write_recording(record, name, answer.outputs, answer.notes)
-    return inventory_of(recorded)
+        write_stated_trunks(record, hosts_file.trunks)
+    return inventory_of(recorded, hosts_file.trunks)
 
 
 def replay(folder: Path) -> Inventory:
     """The Inventory of the recording in `folder`. Raises HolmesError naming file and key."""
-    return inventory_of(read_recorded_hosts(folder))
+    return inventory_of(read_recorded_hosts(folder), read_stated_trunks(folder))
 
 
-def inventory_of(recorded: Mapping[str, HostRecording]) -> Inventory:
-    """The Inventory of what hosts answered, by host name. The same answers give the same inventory."""
+def inventory_of(recorded: Mapping[str, HostRecording], stated: Sequence[StatedTrunk] = ()) -> Inventory:
+    """The Inventory of what hosts answered, by host name, and of the trunks stated for it.
+
+    The same answers give the same inventory.
+    """
     read = [_read(name, recording) for name, recording in recorded.items()]
     hosts = tuple(host for host, _ in read)
     pins = {name: recording.notes.cluster for name, recording in recorded.items()}
     clusters, pin_findings = find_clusters(hosts, {name: label for name, label in pins.items() if label is not None})
     shared = find_shared_network(hosts)
+    trunks, trunk_findings = find_stated_trunks(stated, clusters)
     host_findings = [finding for _, findings in read for finding in findings]
-    findings = joined((*host_findings, *pin_findings, *audit(hosts, clusters, shared)))
-    return Inventory(hosts=hosts, clusters=clusters, shared=shared, findings=findings)
+    findings = joined((*host_findings, *pin_findings, *trunk_findings, *audit(hosts, clusters, shared)))
+    return Inventory(hosts=hosts, clusters=clusters, shared=shared, trunks=trunks, findings=findings)
 
 
 def _read(name: str, recording: HostRecording) -> tuple[Host, list[Finding]]:

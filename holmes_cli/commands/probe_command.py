@@ -21,6 +21,7 @@ from prober.differences import changes
 from prober.links.link_audit import audit_links
 from prober.links.links import measure_links
 from prober.probe import probe, replay
+from prober.stated_trunks import with_measured
 
 
 def probe_command(
@@ -96,8 +97,9 @@ def _hosts_file(hosts: str) -> HostsFile:
 
 
 def _with_links(inventory: Inventory) -> Inventory:
-    """The inventory with measured links, and what they and the tests themselves showed."""
+    """The inventory with measured links and trunks, and what they and the tests themselves showed."""
     with err.status("measuring links") as status:
         measured = measure_links(inventory, lambda pair, state: status.update(f"{pair}: {state}"))
+    inventory = with_measured(inventory, measured.trunks)
     found = (*inventory.findings, *measured.problems, *audit_links(inventory, measured.links))
     return inventory.model_copy(update={"links": tuple(measured.links), "findings": joined(found)})

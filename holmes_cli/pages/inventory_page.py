@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from holmes_cli.pages.picture_box import Box
 from holmes_cli.pages.render import render
+from holmes_cli.screen.show_inventory import trunk_cells
 from holmes_core.records.inventory import Cluster, Host, Inventory, Network
 from holmes_core.records.link import Link
 from holmes_core.units import format_memory, format_rate, format_seconds
@@ -63,6 +64,7 @@ def inventory_page(inventory: Inventory) -> str:
         picture=draw_inventory(inventory),
         hosts=[_host_row(cluster, inventory.host(name)) for cluster in inventory.clusters for name in cluster.hosts],
         links=[_link_row(link) for link in inventory.links],
+        trunks=[trunk_cells(trunk) for trunk in inventory.trunks],
         findings=inventory.findings,
     )
 

@@ -1,4 +1,4 @@
-"""An inventory as tables: a table a cluster, differences between peers, measured links, findings with what to do."""
+"""An inventory as tables: a table a cluster, differences between peers, links, trunks, findings with what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 from holmes_cli.screen.terminal import out
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory
-from holmes_core.records.link import Link
+from holmes_core.records.link import Link, Trunk
 from holmes_core.units import format_memory, format_rate, format_seconds
 from prober.differences import Difference, peer_differences
 
@@ -21,7 +21,7 @@ TABLE_WIDTH = 100
 
 
 def show_inventory(inventory: Inventory) -> None:
-    """Print clusters, the shared network, differences, links and findings."""
+    """Print clusters, the shared network, differences, links, trunks and findings."""
     for cluster in inventory.clusters:
         out.print(_cluster_table(inventory, cluster), width=TABLE_WIDTH)
     for host in inventory.hosts:
@@ -33,6 +33,8 @@ def show_inventory(inventory: Inventory) -> None:
         show_differences("Peers of a cluster that differ", differences)
     if inventory.links:
         out.print(_links_table(inventory.links), width=TABLE_WIDTH)
+    if inventory.trunks:
+        out.print(_trunks_table(inventory.trunks), width=TABLE_WIDTH)
     for finding in sorted(inventory.findings, key=lambda finding: "FWI".index(finding.severity)):
         _show_finding(finding)
 
@@ -113,6 +115,21 @@ def _links_table(links: Sequence[Link]) -> Table:
             format_seconds(link.latency_s.median) if link.latency_s else "not known",
         )
     return table
+
+
+def _trunks_table(trunks: Sequence[Trunk]) -> Table:
+    table = Table(title="Trunks, which all hosts of two clusters share", title_justify="left")
+    for heading in ("between", "each way", "from"):
+        table.add_column(heading, overflow="fold")
+    for trunk in trunks:
+        table.add_row(*trunk_cells(trunk))
+    return table
+
+
+def trunk_cells(trunk: Trunk) -> tuple[str, str, str]:
+    """Which clusters, the rate each way, and where that is from, for the screen and the page alike."""
+    source = "hosts.yaml" if trunk.source == "hosts.yaml" else f"measured, {trunk.pairs} pairs of hosts at once"
+    return " - ".join(trunk.clusters), format_rate(trunk.bandwidth_bytes_per_s), source
 
 
 def _show_finding(finding: Finding) -> None:

@@ -8,13 +8,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.host_pattern import NAME_LENGTH, NAME_PATTERN, expand_pattern, is_pattern
 from holmes_core.records.access import Access, Container, OneLine, TransportName
 from holmes_core.records.record import Record
 from holmes_core.records.record_file import read_user_file
+
+MOST_TRUNK_GBPS = 1e6
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=NAME_LENGTH)]
 
@@ -32,6 +34,20 @@ class HostEntry(Record):
     container: Container | None = None
     cluster: Name | None = None  # pins the host to the cluster of that name
     speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}  # by netdev, where ethtool cannot tell
+
+
+class StatedTrunk(Record):
+    """What the way between two clusters carries, each way, for all hosts together. A line rate, as `speeds_gbps`."""
+
+    between: tuple[Name, Name]
+    gbps: Annotated[float, Field(gt=0, le=MOST_TRUNK_GBPS, strict=True)]
+
+    @field_validator("between")
+    @classmethod
+    def _clusters_are_two(cls, between: tuple[str, str]) -> tuple[str, str]:
+        if between[0] == between[1]:
+            raise ValueError(f"cluster {between[0]} is named twice; a trunk joins two clusters")
+        return between
 
 
 def _entry(value: Any) -> Any:
@@ -79,6 +95,7 @@ class HostsFile(Record):
     container: Container | None = None
     speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}
     hosts: tuple[Annotated[HostEntry, BeforeValidator(_entry)], ...] = Field(min_length=1)
+    trunks: tuple[StatedTrunk, ...] = ()
 
     @field_validator("hosts", mode="before")
     @classmethod
@@ -96,6 +113,22 @@ class HostsFile(Record):
         if twice:
             raise ValueError(f"host {twice[0]} is listed twice")
         return hosts
+
+    @field_validator("trunks")
+    @classmethod
+    def _trunks_are_one_for_two_clusters(
+        cls, trunks: tuple[StatedTrunk, ...], info: ValidationInfo
+    ) -> tuple[StatedTrunk, ...]:
+        seen: set[frozenset[str]] = set()
+        pinned = {host.cluster for host in info.data.get("hosts", ())}
+        for number, trunk in enumerate(trunks):
+            if frozenset(trunk.between) in seen:
+                raise ValueError(f"{number}.between: {' and '.join(trunk.between)} are listed twice")
+            seen.add(frozenset(trunk.between))
+            unknown = [name for name in trunk.between if name not in pinned]
+            if unknown and pinned and None not in pinned:  # with every host pinned, no other cluster can be found
+                raise ValueError(f"{number}.between: no host is pinned to cluster {unknown[0]}")
+        return trunks
 
     def access(self, entry: HostEntry) -> Access:
         """How to reach `entry`: its own settings, then the file's."""

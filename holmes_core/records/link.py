@@ -11,6 +11,7 @@ from holmes_core.records.record import Record
 LinkKind = Literal["inside", "between"]
 LinkMethod = Literal["ib_write_bw", "iperf3", "tcp"]
 Direction = Literal["forward", "backward"]
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
 class Spread(Record):
@@ -46,6 +47,6 @@ class Trunk(Record):
     """What all traffic from one cluster to another shares, each way at once."""
 
     clusters: tuple[str, str]
-    bandwidth_bytes_per_s: float = Field(gt=0)  # of payload, the slower way
+    bandwidth_bytes_per_s: float = Field(gt=0)  # of payload, the slower way; a stated one is a line rate
     source: Literal["hosts.yaml", "measured"]
     pairs: int = Field(ge=0)  # of hosts that sent at once, for a measured one

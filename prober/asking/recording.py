@@ -1,7 +1,8 @@
 """Raw outputs of hosts as files: what was asked, what came back. All reading of a host starts from these.
 
 A recording is `DIR/<host>/recording.json`, a list of {file, command, exit_code}, and the files. `host.json` keeps
-what only the one who asked can know; a recording made by hand does without.
+what only the one who asked can know, and `DIR/trunks.json` the trunks that hosts.yaml states; a recording made by
+hand does without either.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from holmes_core.errors import HolmesError
+from holmes_core.hosts.hosts_file import StatedTrunk
 from holmes_core.records.access import Access
 from holmes_core.records.inventory import Finding
 from holmes_core.records.parse_record import parse
@@ -144,6 +146,12 @@ class HostNotes(Record):
     failure: Finding | None = None
 
 
+class TrunkNotes(Record):
+    """What hosts.yaml states of the ways between clusters."""
+
+    trunks: tuple[StatedTrunk, ...]
+
+
 @dataclass(frozen=True)
 class HostRecording:
     """One host of a recording."""
@@ -168,6 +176,19 @@ def write_recording(folder: Path, host: str, outputs: Sequence[Recorded], notes:
     write_atomically(host_folder / "recording.json", json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
     if notes is not None:
         write_atomically(host_folder / "host.json", json.dumps(notes.model_dump(mode="json"), indent=1) + "\n")
+
+
+def write_stated_trunks(folder: Path, stated: Sequence[StatedTrunk]) -> None:
+    """Write `folder/trunks.json`, if any are stated. Raises HolmesError where that cannot be written."""
+    if stated:
+        notes = TrunkNotes(trunks=tuple(stated)).model_dump(mode="json")
+        write_atomically(folder / "trunks.json", json.dumps(notes, indent=1) + "\n")
+
+
+def read_stated_trunks(folder: Path) -> tuple[StatedTrunk, ...]:
+    """The trunks stated for the recording in `folder`. Raises HolmesError naming file and key."""
+    file = folder / "trunks.json"
+    return parse(TrunkNotes, _json(file), str(file)).trunks if file.exists() else ()
 
 
 def refuse_used_folder(folder: Path) -> None:

@@ -26,7 +26,7 @@ def audit_links(inventory: Inventory, links: Sequence[Link]) -> tuple[Finding, .
 
 def _tcp_findings(inventory: Inventory, links: Iterable[Link]) -> Iterator[Finding]:
     """One finding a direction whose best number of streams stays below 70 % of the slower port's rate."""
-    for link in _best(link for link in links if link.method != "ib_write_bw"):
+    for link in best_links(link for link in links if link.method != "ib_write_bw"):
         rate = _tcp_rate(inventory, link)
         measured = link.bandwidth_bytes_per_s.median
         if rate is not None and measured < TCP_SHARE * min(rate, TOOL_CEILING_BYTES_PER_S[link.method]):
@@ -42,7 +42,7 @@ def _tcp_findings(inventory: Inventory, links: Iterable[Link]) -> Iterator[Findi
 
 def _rdma_findings(inventory: Inventory, links: Iterable[Link]) -> Iterator[Finding]:
     """One finding a direction whose HCAs stay below 90 % of the slower one's rate."""
-    for link in _best(link for link in links if link.method == "ib_write_bw"):
+    for link in best_links(link for link in links if link.method == "ib_write_bw"):
         rates = [_hca_rate(inventory, host, hca) for host, hca in zip(link.hosts, link.devices, strict=True)]
         known = [rate for rate in rates if rate is not None]
         if len(known) == len(rates) and link.bandwidth_bytes_per_s.median < RDMA_SHARE * min(known):
@@ -55,7 +55,7 @@ def _rdma_findings(inventory: Inventory, links: Iterable[Link]) -> Iterator[Find
             )
 
 
-def _best(links: Iterable[Link]) -> Iterable[Link]:
+def best_links(links: Iterable[Link]) -> Iterable[Link]:
     """Of the links that differ in streams alone, the one with the highest median."""
     best: dict[_Path, Link] = {}
     for link in links:

@@ -38,7 +38,8 @@ class Pair:
 def choose_pairs(inventory: Inventory, limit: int) -> tuple[Pair, ...]:
     """Pairs inside every cluster and between every two, at most `limit` for each, hosts used about equally.
 
-    Every host is in a pair of its cluster, unless the limit is too low. A cluster of one host, or hosts without an
+    Every host is in a pair of its cluster, unless the limit is too low. Of the pairs of two clusters, as many as the
+    smaller has hosts share none, so that they can run at once. A cluster of one host, or hosts without an
     address on the network in question, give no pair.
     """
     used: Counter[str] = Counter()
@@ -79,8 +80,10 @@ def _between(one: Cluster, other: Cluster, shared: Network, limit: int, used: Co
     sides = [_addressed(shared, cluster.hosts) for cluster in (one, other)]
     if not all(sides):
         return
+    here: Counter[str] = Counter()
     for number in range(min(limit, max(len(ports) for ports in sides))):
-        first, second = (_least_used(ports, used) for ports in sides)
+        first, second = (min(ports, key=lambda port: (here[port.host], used[port.host])) for ports in sides)
+        here.update((first.host, second.host))
         used.update((first.host, second.host))
         yield Pair("between", shared.name, (one.name, other.name), (first, second), number)
 

@@ -7,8 +7,11 @@ import re
 from collections.abc import Sequence
 
 RDMA_MESSAGE_BYTES = 65536
-_SKIPPED = 0.2  # of a transfer: TCP's slow start, and what buffers and token buckets take at once
-_WINDOWS = 8
+SKIPPED = 0.2  # of a transfer: TCP's slow start, and what buffers and token buckets take at once
+WINDOWS = 8
+# Of one transfer: seconds and bytes so far, in order, from (0, 0).
+Points = Sequence[Sequence[float]]
+
 _BITS_PER_S_OF = {"Gb/sec": 1e9, "MB/sec": 8 * 2**20}  # perftest's MB are binary
 
 
@@ -26,8 +29,8 @@ def iperf3_client(
     return [*words, "--interval", "0.1", "--json"]
 
 
-def parse_iperf3(answer: str) -> tuple[float, ...]:
-    """Bytes per second of each 0.1 s of a server's answer but the first fifth. ValueError if there are none."""
+def iperf3_points(answer: str) -> Points:
+    """What had arrived after each 0.1 s of a server's answer. ValueError if there is nothing."""
     data = json.loads(answer)
     if not isinstance(data, dict) or data.get("error"):
         raise ValueError(str(data.get("error") if isinstance(data, dict) else "no iperf3 answer"))
@@ -36,7 +39,9 @@ def parse_iperf3(answer: str) -> tuple[float, ...]:
         elapsed += float(interval["sum"]["seconds"])
         total += float(interval["sum"]["bytes"])
         points.append((elapsed, total))
-    return window_rates(points)
+    if len(points) == 1:
+        raise ValueError("no intervals")
+    return points
 
 
 def ib_write_bw(hca: str, address: str | None, port: str, size_bytes: int) -> list[str]:
@@ -57,15 +62,14 @@ def parse_ib_write_bw(answer: str) -> float:
     return float(match[2].split()[3]) * _BITS_PER_S_OF[match[1]] / 8
 
 
-def window_rates(points: Sequence[Sequence[float]]) -> tuple[float, ...]:
+def window_rates(points: Points) -> tuple[float, ...]:
     """Bytes per second in up to 8 equal windows of a transfer but its first fifth.
 
-    `points` are seconds and bytes so far, in order, from (0, 0). A window in which nothing came counts with its
-    neighbour. Raises ValueError where there are too few points.
+    A window in which nothing came counts with its neighbour. Raises ValueError where there are too few points.
     """
     rates = []
-    start = next((point for point in points if point[0] >= _SKIPPED * points[-1][0]), points[-1])
-    window_s = (points[-1][0] - start[0]) / _WINDOWS
+    start = next((point for point in points if point[0] >= SKIPPED * points[-1][0]), points[-1])
+    window_s = (points[-1][0] - start[0]) / WINDOWS
     for point in points:
         if point[0] - start[0] >= 0.999 * window_s > 0 and point[1] > start[1]:
             rates.append((point[1] - start[1]) / (point[0] - start[0]))

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from holmes_cli.pages.inventory_page import draw_inventory, inventory_page
+from holmes_cli.screen.show_inventory import show_inventory
 from holmes_core.records.inventory import Finding, Inventory
+from holmes_core.records.link import Trunk
 from prober.clusters import find_clusters, find_shared_network
 from tests.cli.browser import NEEDS_BROWSER, dumped, screenshot
 from tests.prober.test_clusters import ib, roce
@@ -29,6 +31,21 @@ def test_page_fetches_nothing_and_escapes_what_hosts_said() -> None:
     assert re.findall(r"(?:src|href)=|@import|url\(", page) == []
     assert "<script>" not in page
     assert "&lt;script&gt;alert(1)" in page
+
+
+def test_trunks_are_told_with_their_source_on_page_and_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    one = Trunk(clusters=("ib-1", "roce-1"), bandwidth_bytes_per_s=1.25e9, source="hosts.yaml", pairs=0)
+    other = Trunk(clusters=("ib-1", "roce-2"), bandwidth_bytes_per_s=6e6, source="measured", pairs=3)
+    told = inventory().model_copy(update={"trunks": (one, other)})
+    show_inventory(told)
+    for text in (inventory_page(told), capsys.readouterr().out):
+        for words in ("ib-1 - roce-1", "10 Gbit/s", "ib-1 - roce-2", "48 Mbit/s", "measured, 3 pairs of hosts at once"):
+            assert words in text
+
+
+def test_without_trunks_there_is_no_table_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    show_inventory(inventory())
+    assert "Trunks" not in inventory_page(inventory()) + capsys.readouterr().out
 
 
 def test_every_host_and_port_is_drawn_inside_its_cluster() -> None:

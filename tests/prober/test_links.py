@@ -27,12 +27,13 @@ from prober.links.link_pairs import choose_pairs, into_rounds
 from prober.links.link_tools import (
     ib_write_bw,
     iperf3_client,
+    iperf3_points,
     iperf3_server,
     parse_ib_write_bw,
-    parse_iperf3,
     window_rates,
 )
-from prober.links.links import LinkLimits, measure_links
+from prober.links.links import measure_links
+from prober.links.pair_test import LinkLimits
 from tests.eventually import eventually
 from tests.planner.fleets import cpu_inventory
 
@@ -128,10 +129,10 @@ def test_transfer_without_bytes_has_no_rate(points: list[Sequence[float]]) -> No
 
 def test_iperf3_intervals_are_read_and_errors_told() -> None:
     intervals = [{"sum": {"seconds": 0.1, "bytes": 1_250_000, "sender": False}, "streams": []}] * 10
-    assert parse_iperf3(json.dumps({"intervals": intervals, "end": {}})) == pytest.approx([12.5e6] * 8)
+    assert window_rates(iperf3_points(json.dumps({"intervals": intervals, "end": {}}))) == pytest.approx([12.5e6] * 8)
     for answer in (json.dumps({"error": "unable to connect"}), "", "{", "[]", "{}"):
         with pytest.raises(ValueError, match=r"."):
-            parse_iperf3(answer)
+            iperf3_points(answer)
 
 
 def test_iperf3_is_bounded_in_bytes_or_in_seconds_and_bound_to_addresses() -> None:

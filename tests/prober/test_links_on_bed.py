@@ -14,11 +14,13 @@ import pytest
 from holmes_core.records.access import Access
 from holmes_core.records.devices import Netdev
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network, NetworkPort
-from holmes_core.records.link import Link
+from holmes_core.records.link import Link, Trunk
 from holmes_core.units import bytes_per_s_from_mbps
 from prober.links.link_audit import audit_links
+from prober.links.links import LinkResults
 from tests.eventually import eventually
 from tests.testbed.bed import Bed, BedHost, missing_for_bed
+from tests.testbed.bed_needs import missing_for_trunk
 
 pytestmark = [
     pytest.mark.cluster,
@@ -32,12 +34,14 @@ import json, sys
 from pathlib import Path
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.record_file import read_file
-from prober.links.links import LinkLimits, measure_links
+from prober.links.links import measure_links
+from prober.links.pair_test import LinkLimits
 
 inventory = read_file(Inventory, Path(sys.argv[1]))
 limits = LinkLimits(**json.loads(sys.argv[2]))
 measured = measure_links(inventory, lambda pair, state: print(pair, state, file=sys.stderr, flush=True), limits)
-print(json.dumps([[record.model_dump(mode="json") for record in part] for part in (measured.links, measured.problems)]))
+parts = (measured.links, measured.problems, measured.trunks)
+print(json.dumps([[record.model_dump(mode="json") for record in part] for part in parts]))
 """
 
 
@@ -91,12 +95,16 @@ def controller(bed: Bed, folder: Path, inventory: Inventory, **limits: object) -
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
 
 
-def measure(bed: Bed, folder: Path, inventory: Inventory, **limits: object) -> tuple[list[Link], list[Finding]]:
+def measure(bed: Bed, folder: Path, inventory: Inventory, **limits: object) -> LinkResults:
     process = controller(bed, folder, inventory, **limits)
     stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
-    links, problems = json.loads(stdout)
-    return [Link.model_validate(link) for link in links], [Finding.model_validate(finding) for finding in problems]
+    links, problems, trunks = json.loads(stdout)
+    return LinkResults(
+        links=[Link.model_validate(link) for link in links],
+        problems=[Finding.model_validate(finding) for finding in problems],
+        trunks=[Trunk.model_validate(trunk) for trunk in trunks],
+    )
 
 
 def best_streams(links: list[Link]) -> list[Link]:
@@ -114,16 +122,17 @@ def test_measured_bandwidth_is_the_shaped_rate(bed: Bed, tmp_path: Path, method:
     inventory = bed_inventory(bed)
     if method == "iperf3" and subprocess.run(["which", "iperf3"], capture_output=True, check=False).returncode != 0:
         pytest.skip("needs iperf3")
-    links, problems = measure(bed, tmp_path, inventory, methods=[method])
-    assert problems == []
-    assert len(links) == (2 + 2) * 2 * 3
-    for link in best_streams(links):
+    measured = measure(bed, tmp_path, inventory, methods=[method])
+    assert measured.problems == []
+    assert len(measured.links) == (2 + 2) * 2 * 3
+    for link in best_streams(measured.links):
         shaped = bytes_per_s_from_mbps(bed.fast_mbps if link.kind == "inside" else bed.slow_mbps)
         assert link.bandwidth_bytes_per_s.median == pytest.approx(shaped, rel=0.10), link
         assert link.latency_s is not None
         assert link.latency_s.median < 0.1
         assert link.samples >= 4
-    assert audit_links(inventory, links) == ()
+    assert audit_links(inventory, measured.links) == ()
+    assert measured.trunks == []
     assert nothing_is_left(bed)
 
 
@@ -132,11 +141,11 @@ def test_slow_direction_is_a_finding(bed: Bed, tmp_path: Path) -> None:
     shape = "qdisc replace dev b1-fast root tbf rate {}mbit burst 512kb latency 50ms"
     subprocess.run([*switch, "tc", *shape.format(80).split()], check=True)
     try:
-        links, problems = measure(bed, tmp_path, bed_inventory(bed), methods=["tcp"], streams=[1, 4])
+        measured = measure(bed, tmp_path, bed_inventory(bed), methods=["tcp"], streams=[1, 4])
     finally:
         subprocess.run([*switch, "tc", *shape.format(bed.fast_mbps).split()], check=True)
-    (finding,) = audit_links(bed_inventory(bed), links)
-    assert problems == []
+    (finding,) = audit_links(bed_inventory(bed), measured.links)
+    assert measured.problems == []
     assert finding.rule == "NET-BW-LOW"
     assert finding.evidence.startswith("b2 to b1 on B: 7")
     assert "of 200 Mbit/s (tcp, " in finding.evidence
@@ -145,13 +154,13 @@ def test_slow_direction_is_a_finding(bed: Bed, tmp_path: Path) -> None:
 def test_unreachable_address_is_a_finding_and_hides_no_other_pair(bed: Bed, tmp_path: Path) -> None:
     bed.set_link("a2", "ib0", up=False)
     try:
-        links, problems = measure(bed, tmp_path, bed_inventory(bed), methods=["tcp"], streams=[1])
+        measured = measure(bed, tmp_path, bed_inventory(bed), methods=["tcp"], streams=[1])
     finally:
         bed.set_link("a2", "ib0", up=True)
-    assert {problem.rule for problem in problems} == {"NET-PORT-CLOSED"}
-    assert {problem.hosts for problem in problems} == {("a1", "a2")}
-    assert any("a1 to a2 on A: connecting to 10.1.0.2 port" in problem.evidence for problem in problems)
-    assert sorted({link.network for link in links}) == ["B", "shared"]
+    assert {problem.rule for problem in measured.problems} == {"NET-PORT-CLOSED"}
+    assert {problem.hosts for problem in measured.problems} == {("a1", "a2")}
+    assert any("a1 to a2 on A: connecting to 10.1.0.2 port" in problem.evidence for problem in measured.problems)
+    assert sorted({link.network for link in measured.links}) == ["B", "shared"]
     assert nothing_is_left(bed)
 
 
@@ -159,11 +168,11 @@ def test_host_without_python_is_a_finding_and_hides_no_other_pair(bed: Bed, tmp_
     inventory = bed_inventory(bed)
     missing = inventory.host("b1").access.model_copy(update={"python": "/no/such/python"})
     hosts = [host.model_copy(update={"access": missing}) if host.name == "b1" else host for host in inventory.hosts]
-    links, problems = measure(bed, tmp_path, inventory.model_copy(update={"hosts": tuple(hosts)}), streams=[1])
-    (problem,) = problems
+    measured = measure(bed, tmp_path, inventory.model_copy(update={"hosts": tuple(hosts)}), streams=[1])
+    (problem,) = measured.problems
     assert (problem.rule, problem.hosts) == ("PROBE-TOOL-FAILED", ("b1",))
     assert "`/no/such/python` ended the link test with 127" in problem.evidence
-    assert {link.hosts for link in links} == {("a1", "a2"), ("a2", "b2")}
+    assert {link.hosts for link in measured.links} == {("a1", "a2"), ("a2", "b2")}
 
 
 def received_bytes(bed: Bed) -> int:
@@ -183,3 +192,16 @@ def test_ended_controller_leaves_no_process(bed: Bed, tmp_path: Path, method: st
         process.send_signal(ending)
         process.communicate(timeout=30)
     assert nothing_is_left(bed)
+
+
+@pytest.mark.skipif(bool(missing_for_trunk()), reason=f"no trunk here: {', '.join(missing_for_trunk())}")
+@pytest.mark.parametrize(("method", "delay_ms"), [("tcp", 0), ("tcp", 20), ("iperf3", 0)])
+def test_trunk_that_two_pairs_share_is_measured(tmp_path: Path, method: str, delay_ms: float) -> None:
+    if method == "iperf3" and subprocess.run(["which", "iperf3"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs iperf3")
+    with Bed(fast_mbps=200, slow_mbps=200, trunk_mbps=50, trunk_delay_ms=delay_ms) as bed:
+        measured = measure(bed, tmp_path, bed_inventory(bed), methods=[method])
+    assert measured.problems == []
+    (trunk,) = measured.trunks
+    assert (trunk.clusters, trunk.source, trunk.pairs) == (("A", "B"), "measured", 2)
+    assert bytes_per_s_from_mbps(50) / 1.5 < trunk.bandwidth_bytes_per_s < bytes_per_s_from_mbps(50) * 1.1

@@ -1,0 +1,235 @@
+"""The tests of one pair of hosts in one direction: latency, TCP by iperf3 or our own program, RDMA by ib_write_bw."""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from holmes_core.records.inventory import Finding, Inventory, NetworkPort
+from holmes_core.records.link import Direction, Link, LinkMethod, Spread
+from prober.links.link_pairs import Pair
+from prober.links.link_session import LinkProblem, LinkSession
+from prober.links.link_tools import (
+    Points,
+    ib_write_bw,
+    iperf3_client,
+    iperf3_points,
+    iperf3_server,
+    parse_ib_write_bw,
+    window_rates,
+)
+
+PING_COUNT = 200
+PING_S = 0.5
+RDMA_RUNS = 3
+TOOL_SPARE_S = 5.0
+
+_TCP_METHODS: tuple[LinkMethod, ...] = ("iperf3", "tcp")
+
+Sessions = Mapping[str, LinkSession]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LinkLimits:
+    """How much to test: pairs a network, and of each transfer the seconds, the bytes and the numbers of streams."""
+
+    pairs: int = 8
+    seconds: float = 1.0
+    size_bytes: int = 256 * 10**6
+    streams: tuple[int, ...] = (1, 4, 8)
+    methods: tuple[LinkMethod, ...] = ("ib_write_bw", "iperf3", "tcp")
+
+
+USUAL_LIMITS = LinkLimits()
+
+
+@dataclass(frozen=True)
+class PairTest:
+    """The tests of one pair in one direction."""
+
+    pair: Pair
+    direction: Direction
+    sessions: Sessions
+    limits: LinkLimits
+
+    @property
+    def sender(self) -> NetworkPort:
+        return self.pair.ports[0 if self.direction == "forward" else 1]
+
+    @property
+    def receiver(self) -> NetworkPort:
+        return self.pair.ports[1 if self.direction == "forward" else 0]
+
+    def tcp_links(self) -> Iterator[Link]:
+        """A link for each number of streams, by iperf3 or else our own test. Raises LinkProblem at a failure."""
+        source, address = self.sender.address, self.receiver.address
+        methods = [method for method in _TCP_METHODS if method in self.limits.methods]
+        usable = [method for method in methods if method == "tcp" or self._both_have(method)]
+        if source is None or address is None or not usable:
+            return
+        latency = self._latency_s(source, address)
+        devices = (self.sender.netdev or source, self.receiver.netdev or address)
+        known = [rate for port in self.pair.ports if (rate := port.bandwidth_bytes_per_s) is not None]
+        for streams in self.limits.streams:
+            points = self.transfer(usable[0], streams, min(known, default=None))
+            yield self._link(usable[0], streams, devices, latency, read_figures(window_rates, points))
+
+    def transfer(self, method: LinkMethod, streams: int, expected_bytes_per_s: float | None) -> Points:
+        """What arrived when in one transfer by `tcp` or `iperf3`; both ports have addresses. Raises LinkProblem."""
+        source, address = self.sender.address, self.receiver.address
+        assert source is not None
+        assert address is not None
+        if method == "iperf3":
+            return self._iperf3(source, address, streams, self._size_bytes(expected_bytes_per_s))
+        return self._tcp(source, address, streams)
+
+    def problem(self, problem: LinkProblem) -> Finding:
+        """The finding that this test gave no figure."""
+        evidence = f"{self.sender.host} to {self.receiver.host} on {self.pair.network}: {problem.evidence}"
+        closed = "open the ports of `net.ipv4.ip_local_port_range` between these hosts"
+        failed = "run the tool between the two hosts by hand and read its message"
+        remedy = closed if problem.rule == "NET-PORT-CLOSED" else failed
+        return link_finding(problem.rule, self.pair.hosts, evidence, remedy)
+
+    def rdma_links(self, inventory: Inventory) -> Iterator[Link]:
+        """A link of one rail, by ib_write_bw where both have it. Raises LinkProblem at a failure."""
+        hcas = self._hcas()
+        address = self.receiver.address or _shared_address(inventory, self.receiver.host)
+        if hcas and address and "ib_write_bw" in self.limits.methods and self._both_have("ib_write_bw"):
+            rates = [self._ib_write_bw(hcas, address) for _ in range(RDMA_RUNS)]
+            yield self._link("ib_write_bw", 1, hcas, None, rates)
+
+    def _both_have(self, tool: str) -> bool:
+        return all(tool in self.sessions[host].tools for host in self.pair.hosts)
+
+    def _hcas(self) -> tuple[str, str] | None:
+        """One rail of each end; the pairs of a network take turns through the rails."""
+        rails = min(len(self.sender.hcas), len(self.receiver.hcas))
+        if rails == 0:
+            return None
+        number = self.pair.number % rails
+        return self.sender.hcas[number], self.receiver.hcas[number]
+
+    def _latency_s(self, source: str, address: str) -> Spread:
+        """Half the time of small round trips."""
+        token = secrets.token_hex(8)
+        port = self._server.ask("echo", address=address, token=token, seconds=PING_S)["port"]
+        values = {"count": PING_COUNT, "seconds": PING_S}
+        round_trips, _ = self._both("ping", source=source, address=address, port=port, token=token, **values)
+        half = [seconds / 2 for seconds in round_trips["round_trips_s"]]
+        if not half:
+            raise LinkProblem("PROBE-TOOL-FAILED", f"no byte came back from {address} port {port}")
+        return _spread(half)
+
+    def _tcp(self, source: str, address: str, streams: int) -> Points:
+        """By our own program."""
+        token = secrets.token_hex(8)
+        bounds = {"streams": streams, "seconds": self.limits.seconds, "size_bytes": self.limits.size_bytes}
+        port = self._server.ask("receive", address=address, token=token, **bounds)["port"]
+        _, received = self._both("send", source=source, address=address, port=port, token=token, **bounds)
+        points: Points = received["points"]
+        return points
+
+    def _iperf3(self, source: str, address: str, streams: int, size_bytes: int | None) -> Points:
+        """By iperf3; the server's figures, since what a sender has sent may still lie in its buffers."""
+        seconds = self.limits.seconds + TOOL_SPARE_S
+        port = self._server.ask("serve_tool", words=iperf3_server(address), seconds=seconds)["port"]
+        words = iperf3_client(source, address, port, streams, self.limits.seconds, size_bytes)
+        client, server = self._both("run_tool", words=words, seconds=seconds)
+        for answer in (client, server):
+            _check_exit("iperf3", answer["exit_code"], answer["errors"] or answer["output"])
+        return read_figures(iperf3_points, server["output"])
+
+    def _size_bytes(self, expected_bytes_per_s: float | None) -> int | None:
+        """The bound in bytes where the way is fast enough to reach it first, or may be; None for a bound in time."""
+        slow = expected_bytes_per_s and expected_bytes_per_s * self.limits.seconds <= self.limits.size_bytes
+        return None if slow else self.limits.size_bytes
+
+    def _ib_write_bw(self, hcas: tuple[str, str], address: str) -> float:
+        """Average bytes per second of one run between two HCAs; `address` is for its handshake."""
+        seconds, size = self.limits.seconds + TOOL_SPARE_S, self.limits.size_bytes
+        words = ib_write_bw(hcas[1], None, "{port}", size)
+        port = self._server.ask("serve_tool", words=words, seconds=seconds)["port"]
+        words = ib_write_bw(hcas[0], address, str(port), size)
+        client, _ = self._both("run_tool", words=words, seconds=seconds)
+        _check_exit("ib_write_bw", client["exit_code"], client["errors"] or client["output"])
+        return read_figures(parse_ib_write_bw, client["output"])
+
+    @property
+    def _server(self) -> LinkSession:
+        return self.sessions[self.receiver.host]
+
+    def _both(self, command: str, **values: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The sender's answer to `command`, and the one the receiver still owes; the sender's fault counts first."""
+        fault = None
+        sent: dict[str, Any] = {}
+        try:
+            sent = self.sessions[self.sender.host].ask(command, **values)
+        except LinkProblem as problem:
+            fault = problem
+        try:
+            received = self._server.answer()
+        except LinkProblem as problem:
+            raise fault or problem from None
+        if fault is not None:
+            raise fault
+        return sent, received
+
+    def _link(
+        self, method: LinkMethod, streams: int, devices: tuple[str, str], latency: Spread | None, rates: Sequence[float]
+    ) -> Link:
+        ordered = devices if self.direction == "forward" else (devices[1], devices[0])
+        return Link(
+            kind=self.pair.kind,
+            network=self.pair.network,
+            clusters=self.pair.clusters,
+            hosts=self.pair.hosts,
+            devices=ordered,
+            method=method,
+            streams=streams,
+            direction=self.direction,
+            latency_s=latency,
+            bandwidth_bytes_per_s=_spread(rates),
+            samples=len(rates),
+        )
+
+
+def _shared_address(inventory: Inventory, host: str) -> str | None:
+    port = inventory.shared.port_of(host) if inventory.shared else None
+    return port.address if port else None
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(min=min(values), median=statistics.median(values))
+
+
+def _check_exit(tool: str, code: int, message: str) -> None:
+    """Raises LinkProblem with the tool's last words where it failed."""
+    if code != 0:
+        last = (message.strip().splitlines() or ["no message"])[-1]
+        text = "not done in time" if code in (124, 137) else f"exit {code}: {last.strip()[:200]}"
+        raise LinkProblem("PROBE-TOOL-FAILED", f"{tool}: {text}")
+
+
+def read_figures(read: Callable[[Any], T], answer: object) -> T:
+    """What `read` makes of a tool's answer. Raises LinkProblem where that is nothing."""
+    try:
+        return read(answer)
+    except (ValueError, KeyError, TypeError) as error:
+        raise LinkProblem("PROBE-TOOL-FAILED", f"its figures cannot be read: {error}") from None
+
+
+def link_finding(rule: str, hosts: tuple[str, ...], evidence: str, remedy: str) -> Finding:
+    """The finding that a link of `hosts` was not measured."""
+    return Finding(
+        rule=rule,
+        severity="W" if rule == "PROBE-TOOL-FAILED" else "F",
+        hosts=hosts,
+        evidence=evidence,
+        effect="this link was not measured" + ("; NCCL and Gloo meet here" if rule == "NET-PORT-CLOSED" else ""),
+        remedy=remedy,
+    )

@@ -1,0 +1,89 @@
+"""What all flows between two clusters share, told from several pairs of hosts that sent at once. Pure.
+
+A pair alone shows its hosts' own interfaces or the way between the clusters, whichever is slower. Pairs without a
+host in common show the way as soon as they carry less together than the sum of what each carries alone. Where they
+carry all of that, the hosts limit: the way carries at least as much, how much more is not known.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from holmes_core.records.link import Direction, Link
+from prober.links.link_audit import best_links
+from prober.links.link_pairs import Pair
+from prober.links.link_tools import SKIPPED, WINDOWS, Points
+
+LIMIT_SHARE = 0.85  # of what the pairs carry alone; single figures differ by a tenth from one test to the next
+LEAST_OVERLAP = 0.25  # of the longest transfer
+
+Alone = Mapping[tuple[tuple[str, str], Direction], Link]  # by hosts and direction, at its best number of streams
+
+
+def alone_links(links: Iterable[Link]) -> Alone:
+    """What each pair between clusters carried by TCP with nobody beside it."""
+    between = [link for link in links if link.kind == "between" and link.method != "ib_write_bw"]
+    return {(link.hosts, link.direction): link for link in best_links(between)}
+
+
+def trunk_pairs(pairs: Iterable[Pair], alone: Alone) -> Mapping[tuple[str, str], tuple[Pair, ...]]:
+    """By two clusters, the measured pairs that may run at once, no two of which share a host; at least two each."""
+    chosen: dict[tuple[str, str], list[Pair]] = {}
+    for pair in pairs:
+        if (pair.hosts, "forward") in alone and (pair.hosts, "backward") in alone:
+            members = chosen.setdefault(pair.clusters, [])
+            if not {host for member in members for host in member.hosts} & set(pair.hosts):
+                members.append(pair)
+    return {clusters: tuple(members) for clusters, members in chosen.items() if len(members) > 1}
+
+
+@dataclass(frozen=True)
+class Flow:
+    """One of several transfers at once; `ended_s` is when its last point was, by a clock all of them share."""
+
+    points: Points
+    ended_s: float
+
+    @property
+    def length_s(self) -> float:
+        """How long it took."""
+        return self.points[-1][0]
+
+    def bytes_at(self, moment_s: float) -> float:
+        """Bytes that had arrived at a moment of the shared clock, taken to arrive evenly between two points."""
+        elapsed_s = moment_s - self.ended_s + self.length_s
+        after = bisect.bisect_left(self.points, elapsed_s, key=lambda point: point[0])
+        if after in (0, len(self.points)):
+            return self.points[min(after, len(self.points) - 1)][1]
+        (began_s, before), (until_s, then) = self.points[after - 1], self.points[after]
+        return before + (then - before) * (elapsed_s - began_s) / (until_s - began_s)
+
+
+def rate_together(flows: Sequence[Flow]) -> float:
+    """Bytes per second of all flows in sum: the median of 8 windows of the time in which all ran, slow start left out.
+
+    Raises ValueError where they hardly ran at the same time.
+    """
+    began_s = max(flow.ended_s - (1 - SKIPPED) * flow.length_s for flow in flows)
+    common_s = min(flow.ended_s for flow in flows) - began_s
+    longest_s = max(flow.length_s for flow in flows)
+    if common_s <= LEAST_OVERLAP * longest_s:
+        raise ValueError(f"of {longest_s:.2f} s they shared {max(0.0, common_s):.2f} s")
+    edges_s = [began_s + common_s * number / WINDOWS for number in range(WINDOWS + 1)]
+    totals = [sum(flow.bytes_at(edge_s) for flow in flows) for edge_s in edges_s]
+    rates = [(then - before) * WINDOWS / common_s for before, then in itertools.pairwise(totals)]
+    return statistics.median(rates)
+
+
+def limiting_rate(ways: Iterable[tuple[float, Sequence[float]]]) -> float | None:
+    """The trunk's bytes per second, the slower way; None if no way limits.
+
+    `ways`: of each direction, what the pairs carried together and what each carried alone. What a pair carried alone
+    went through the trunk too, so it carries that at least, even where streams that compete fill it badly.
+    """
+    carried = [(max(together, statistics.median(alone)), sum(alone)) for together, alone in ways]
+    return min((rate for rate, total in carried if rate < LIMIT_SHARE * total), default=None)

@@ -1,0 +1,69 @@
+"""Trunks that hosts.yaml states, among the clusters that were found, and against what was measured. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from holmes_core.hosts.hosts_file import StatedTrunk
+from holmes_core.records.inventory import Cluster, Finding, Inventory
+from holmes_core.records.link import Trunk
+from holmes_core.units import bytes_per_s_from_gbps, format_rate
+
+LOW_SHARE = 0.80  # of a stated line rate, of which headers take a twentieth
+
+
+def find_stated_trunks(
+    stated: Iterable[StatedTrunk], clusters: Sequence[Cluster]
+) -> tuple[tuple[Trunk, ...], tuple[Finding, ...]]:
+    """The trunks between clusters that were found, in the clusters' order, and a finding for each other one."""
+    names = [cluster.name for cluster in clusters]
+    trunks, findings = [], []
+    for trunk in stated:
+        missing = [name for name in trunk.between if name not in names]
+        if missing:
+            findings.append(_not_found(trunk, missing, clusters))
+        else:
+            first, second = sorted(trunk.between, key=names.index)
+            rate = bytes_per_s_from_gbps(trunk.gbps)
+            trunks.append(Trunk(clusters=(first, second), bandwidth_bytes_per_s=rate, source="hosts.yaml", pairs=0))
+    return tuple(trunks), tuple(findings)
+
+
+def with_measured(inventory: Inventory, measured: Iterable[Trunk]) -> Inventory:
+    """The inventory with measured trunks where none is stated, and a finding where one is far below the stated."""
+    stated = {frozenset(trunk.clusters): trunk for trunk in inventory.trunks}
+    trunks, findings = list(inventory.trunks), list(inventory.findings)
+    for trunk in measured:
+        other = stated.get(frozenset(trunk.clusters))
+        if other is None:
+            trunks.append(trunk)
+        elif trunk.bandwidth_bytes_per_s < LOW_SHARE * other.bandwidth_bytes_per_s:
+            findings.append(_low(inventory, trunk, other))
+    return inventory.model_copy(update={"trunks": tuple(trunks), "findings": tuple(findings)})
+
+
+def _not_found(trunk: StatedTrunk, missing: Sequence[str], clusters: Sequence[Cluster]) -> Finding:
+    found = ", ".join(cluster.name for cluster in clusters) or "none"
+    return Finding(
+        rule="NET-TRUNK-UNKNOWN",
+        severity="W",
+        hosts=tuple(host for cluster in clusters for host in cluster.hosts),
+        evidence=f"`trunks:` is about {' and '.join(trunk.between)}; found: {found}, not {' nor '.join(missing)}",
+        effect="what is stated of this trunk is left out of the plan",
+        remedy="name clusters as they are found, or pin their hosts with `cluster:` in hosts.yaml",
+    )
+
+
+def _low(inventory: Inventory, measured: Trunk, stated: Trunk) -> Finding:
+    members = [cluster.hosts for cluster in inventory.clusters if cluster.name in stated.clusters]
+    seen = f"{format_rate(measured.bandwidth_bytes_per_s)} by {measured.pairs} pairs of hosts at once"
+    share = f"{measured.bandwidth_bytes_per_s / stated.bandwidth_bytes_per_s:.0%}"
+    return Finding(
+        rule="NET-TRUNK-LOW",
+        severity="W",
+        hosts=tuple(host for hosts in members for host in hosts),
+        evidence=f"{' to '.join(stated.clusters)}: {seen}, {share} of the "
+        f"{format_rate(stated.bandwidth_bytes_per_s)} that hosts.yaml states",
+        effect="the plan goes by what is stated; traffic between these clusters takes longer",
+        remedy="look at what else uses the way; correct `trunks:` in hosts.yaml, or leave it out to go by the measured",
+    )
