@@ -17,7 +17,7 @@ import time
 
 LONGEST_FRAME_BYTES = 9216
 # What waits at the rate, beyond the delay; what does not fit is dropped, as a switch does.
-QUEUE_S, SMALLEST_QUEUE_BYTES = 0.05, 4 * LONGEST_FRAME_BYTES
+QUEUE_S, SMALLEST_QUEUE_BYTES = 0.05, 16 * LONGEST_FRAME_BYTES
 BURST_S = 0.002  # a turn that comes late, on a busy machine, makes up for so much
 TURN_S = 0.001  # in a queue's time frames are handled together, which spares two turns a frame
 NICENESS = -10  # a cable does not wait for the hosts' processes
