@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from tests.eventually import eventually
-from tests.test_bed import HOSTS, run, send, ssh, traces
+from tests.test_bed import HOSTS, ROOT, run, send, ssh, traces
 from tests.testbed.bed import Bed, missing_for_bed
 from tests.testbed.bed_needs import missing_for_trunk
 from tests.testbed.bed_process import BedError
@@ -61,6 +62,14 @@ with socket.create_connection((sys.argv[1], 5001), timeout=10) as connection:
         connection.recv(1)
         round_trips.append(time.monotonic() - sent)
 print(min(round_trips))
+"""
+# Sets a bed with a trunk up, says what must be gone later, and waits to be killed.
+OWNER = """
+import time
+from tests.testbed.bed import Bed
+with Bed(trunk_mbps=20) as bed:
+    print(bed.suffix, bed.folder, bed.trunk_pid, flush=True)
+    time.sleep(600)
 """
 
 
@@ -159,6 +168,17 @@ def test_bed_with_a_trunk_leaves_nothing() -> None:
 
     assert process_start_time(relay) is None
     assert traces(bed.suffix, bed.folder) == []
+
+
+def test_trunk_of_a_killed_owner_is_removed() -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, cwd=ROOT) as owner:
+        assert owner.stdout is not None
+        suffix, folder, relay = owner.stdout.readline().split()
+        assert process_start_time(int(relay)) is not None
+        owner.kill()
+
+    assert eventually(lambda: traces(suffix, Path(folder)) == [])
+    assert process_start_time(int(relay)) is None
 
 
 def test_trunk_that_is_gone_says_so_when_it_is_changed(bed: Bed) -> None:
