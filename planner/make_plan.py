@@ -168,6 +168,7 @@ def _write(
         stages=_stages(candidate.pp, mode.layers, layout.ranks),
         ranks=layout.ranks,
         groups=layout.groups,
+        data_parallel=layout.data_parallel,
         prediction=written.prediction,
         solve=solve,
         usual_order=usual,

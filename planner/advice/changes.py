@@ -63,7 +63,7 @@ class TrunkRate:
         for name in self.clusters:
             _known_cluster(inventory, self, name)
         others = tuple(trunk for trunk in inventory.trunks if set(trunk.clusters) != set(self.clusters))
-        rate = self.bandwidth_bytes_per_s * tcp_payload_share(None)
+        rate = self.bandwidth_bytes_per_s
         trunk = Trunk(clusters=self.clusters, bandwidth_bytes_per_s=rate, source="hosts.yaml", pairs=0)
         return inventory.model_copy(update={"trunks": (*others, trunk)})
 

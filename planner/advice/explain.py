@@ -205,7 +205,7 @@ def _reason(plan: Plan, kind: PartKind) -> str:
     if kind == "edges":
         return _slowest(plan, ("pp_forward", "pp_backward"), "activations and their gradients pass")
     if kind == "gradients":
-        return _slowest(plan, ("dp",), "gradients pass")
+        return _slowest(plan, ("dp", "dp_across"), "gradients pass")
     if kind == "tp":
         return f"groups of {plan.tp} exchange activations inside their hosts"
     if kind == "optimizer":

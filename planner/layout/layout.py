@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from holmes_core.records.job import Codec, Model
-from holmes_core.records.plan import Axis, PlanGroup, PlanRank
+from holmes_core.records.plan import Axis, DataParallel, PlanGroup, PlanRank
 from holmes_runtime.config.model_shape import stage_parameters
 from planner.problem.candidates import Candidate
 from planner.problem.groups import make_groups
@@ -28,6 +29,7 @@ class Layout:
     groups: tuple[PlanGroup, ...]
     microbatches: tuple[int, ...]
     codecs: EdgeCodecs = field(default_factory=dict)
+    data_parallel: DataParallel = "flat"
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -46,7 +48,7 @@ class Layout:
 
     @cached_property
     def groups_of_first_shards(self) -> tuple[PlanGroup, ...]:
-        """The dp groups and edges of tensor shard 0: tensor shards share a host, so one stands for all."""
+        """The groups of replicas and the edges of tensor shard 0: tensor shards share a host, so one stands for all."""
         return tuple(g for g in self.groups if g.axis != "tp" and self.ranks[g.ranks[0]].tp_rank == 0)
 
     def codec_of(self, group: PlanGroup) -> Codec:
@@ -75,7 +77,23 @@ class Layout:
 
 
 def lay_out(
-    problem: Problem, candidate: Candidate, mode: RunMode, ranks: tuple[PlanRank, ...], microbatches: tuple[int, ...]
+    problem: Problem,
+    candidate: Candidate,
+    mode: RunMode,
+    ranks: tuple[PlanRank, ...],
+    microbatches: tuple[int, ...],
+    data_parallel: DataParallel = "flat",
 ) -> Layout:
     """The layout of `ranks`, with the groups they need on the problem's networks; messages travel as they are."""
-    return Layout(candidate, mode, ranks, make_groups(problem.networks, ranks, mode.chunks), microbatches)
+    groups = make_groups(problem.networks, ranks, mode.chunks, data_parallel)
+    return Layout(candidate, mode, ranks, groups, microbatches, data_parallel=data_parallel)
+
+
+def may_be_hierarchical(ranks: Sequence[PlanRank]) -> bool:
+    """Whether replicas can add up inside clusters first: as many of a stage in each that has any, somewhere several."""
+    held: dict[int, Counter[str]] = {}
+    for rank in ranks:
+        if rank.tp_rank == 0:
+            held.setdefault(rank.pp_rank, Counter())[rank.cluster] += 1
+    even = all(len(set(counts.values())) == 1 for counts in held.values())
+    return even and any(len(counts) > 1 and max(counts.values()) > 1 for counts in held.values())

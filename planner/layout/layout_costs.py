@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import permutations
 from typing import NamedTuple
 
-from holmes_core.records.job import Codec
+from holmes_core.records.job import Codec, Device
 from holmes_core.records.plan import PlanGroup
 from holmes_runtime.config.model_shape import Part, gradient_order
 from planner.cost.collectives import PassTimes, Path, exchange_hops, shard_exchange_bytes
@@ -19,7 +19,7 @@ from planner.cost.packing import with_packing
 from planner.cost.slot import Slot, head_parts_s, layer_parts_s
 from planner.layout.layout import Layout
 from planner.problem.problem import Problem
-from planner.schedule.buckets import Bucket, make_buckets
+from planner.schedule.buckets import Bucket, Exchange, make_buckets
 from planner.schedule.precedence import precedence_of
 from planner.schedule.simulate import Pipeline, PipelineTimes
 
@@ -42,6 +42,26 @@ class EdgeCosts(NamedTuple):
     busy_s: float
     latency_s: float
     codec: Codec
+
+
+class LevelCosts(NamedTuple):
+    """Replicas that exchange gradients and weights: how many, and what their group gets of its network.
+
+    `reduce_bytes_per_s` is in terms of the bytes that a ring would send.
+    """
+
+    size: int
+    reduce_bytes_per_s: float
+    gather_bytes_per_s: float
+    latency_s: float
+
+    def exchange_s(self, parameters: float, value_bytes: int, device: Device) -> tuple[float, float, float]:
+        """Seconds of a reduce-scatter and an all-gather of so many parameters, and until the last byte is there."""
+        hops = exchange_hops(self.size, device)
+        reduced_s = shard_exchange_bytes(GRADIENT_BYTES * parameters, self.size) / self.reduce_bytes_per_s
+        gathered_s = shard_exchange_bytes(value_bytes * parameters, self.size) / self.gather_bytes_per_s
+        reduce_s, gather_s = reduced_s + hops.reduce * self.latency_s, gathered_s + hops.gather * self.latency_s
+        return reduce_s, gather_s, hops.late * self.latency_s
 
 
 NO_EDGE = EdgeCosts(0.0, 0.0, "none")
@@ -137,45 +157,63 @@ class LayoutCosts:
         pipelines_s: defaultdict[int, float] = defaultdict(float)
         for (replica, axis, earlier), edge in self.edges.items():
             pipelines_s[replica] += edge.latency_s if earlier < last and axis == EDGES[0] else 0.0
-        rings_s = [(len(group.ranks) - 1) * group.latency_s for group in self._rings.values()]
-        return 2 * max(pipelines_s.values(), default=0.0), 2 * max(rings_s, default=0.0)
+        around_s = [sum((level.size - 1) * level.latency_s for level in levels) for levels in self._levels]
+        return 2 * max(pipelines_s.values(), default=0.0), 2 * max(around_s, default=0.0)
 
     @property
     def _dp(self) -> int:
         return self.layout.candidate.dp
 
     @cached_property
-    def _rings(self) -> dict[int, PlanGroup]:
-        """By pipeline rank, the dp group of its first shards."""
-        groups = [group for group in self.layout.groups_of_first_shards if group.axis == "dp"]
-        return {self.layout.ranks[group.ranks[0]].pp_rank: group for group in groups}
+    def _levels(self) -> list[list[LevelCosts]]:
+        """By pipeline rank, the levels in which its replicas exchange: all at once, or inside clusters and across."""
+        found: list[dict[str, list[PlanGroup]]] = [{} for _ in range(self.layout.candidate.pp)]
+        for group in self.layout.groups_of_first_shards:
+            if group.axis not in EDGES:
+                found[self.layout.ranks[group.ranks[0]].pp_rank].setdefault(group.axis, []).append(group)
+        return [[self._level(groups) for groups in levels.values()] for levels in found]
+
+    def _level(self, groups: Sequence[PlanGroup]) -> LevelCosts:
+        """The slowest of groups alike."""
+        priced = [self._group_costs(group) for group in groups]
+        return LevelCosts(
+            priced[0].size,
+            min(each.reduce_bytes_per_s for each in priced),
+            min(each.gather_bytes_per_s for each in priced),
+            max(each.latency_s for each in priced),
+        )
+
+    def _group_costs(self, group: PlanGroup) -> LevelCosts:
+        one_host = len({self.layout.ranks[rank].host for rank in group.ranks}) == 1
+        path = self._path(group, one_host)
+        reduced = path.bandwidth_bytes_per_s if one_host else self._reduce_bytes_per_s(group)
+        return LevelCosts(len(group.ranks), reduced, path.bandwidth_bytes_per_s, path.latency_s)
 
     def buckets(self) -> list[list[Bucket]]:
         """By stage, its gradient buckets; none with one replica, which exchanges nothing."""
         if self._dp == 1:
             return []
         stages = range(len(self.layout.layers))
-        return [self._stage_buckets(stage, self._rings[stage % self.layout.candidate.pp]) for stage in stages]
+        return [self._stage_buckets(stage, self._levels[stage % self.layout.candidate.pp]) for stage in stages]
 
-    def _stage_buckets(self, stage: int, group: PlanGroup) -> list[Bucket]:
+    def _stage_buckets(self, stage: int, levels: Sequence[LevelCosts]) -> list[Bucket]:
         priced, last = self.at(stage, 0), self.layout.last_stage
-        one_host = len({self.layout.ranks[rank].host for rank in group.ranks}) == 1
-        n, path = len(group.ranks), self._path(group, one_host)
-        reduce_bytes_per_s = path.bandwidth_bytes_per_s if one_host else self._reduce_bytes_per_s(group)
-        hops = exchange_hops(n, self.job.device)
+        value_bytes, device = self.execution.value_bytes, self.job.device
 
-        def exchange_s(parameters: int) -> tuple[float, float]:
-            reduced = shard_exchange_bytes(GRADIENT_BYTES * parameters, n) / reduce_bytes_per_s
-            gathered = shard_exchange_bytes(self.execution.value_bytes * parameters, n) / path.bandwidth_bytes_per_s
-            return reduced + hops.reduce * path.latency_s, gathered + hops.gather * path.latency_s
+        def exchange(parameters: int) -> Exchange:
+            (reduce_s, gather_s, late_s), *across = (
+                level.exchange_s(parameters / share, value_bytes, device)
+                for level, share in zip(levels, (1, levels[0].size), strict=False)
+            )
+            across_reduce_s, across_gather_s, across_late_s = across[0] if across else (0.0, 0.0, 0.0)
+            return Exchange(reduce_s, gather_s, late_s + across_late_s, across_reduce_s, across_gather_s)
 
         backward_s: dict[Part, float] = {
             "head": priced.head.backward_s,
             "layer": priced.layer.backward_s + priced.collectives.backward_s,
         }
         parts = gradient_order(self.layout.layers[stage], stage == 0, stage == last)
-        late_s, tp = hops.late * path.latency_s, self.layout.candidate.tp
-        return make_buckets(self.job.model, tp, parts, backward_s, exchange_s, late_s)
+        return make_buckets(self.job.model, self.layout.candidate.tp, parts, backward_s, exchange)
 
     def _reduce_bytes_per_s(self, group: PlanGroup) -> float:
         """What a reduce-scatter over several hosts gets, in terms of the bytes that a ring would send.

@@ -42,6 +42,6 @@ def _layout(problem: Problem, plan: Plan) -> Layout:
     candidate = Candidate(plan.tp, plan.pp, plan.dp, plan.micro_batch_size, plan.recompute)
     layers = tuple(stage.num_layers for stage in plan.stages)
     mode = RunMode(plan.schedule, plan.chunks, plan.extra_in_flight, layers, plan.prediction.step_s)
-    layout = lay_out(problem, candidate, mode, plan.ranks, plan.microbatches)
+    layout = lay_out(problem, candidate, mode, plan.ranks, plan.microbatches, plan.data_parallel)
     edges = {(group.axis, plan.ranks[group.ranks[0]].pp_rank): group for group in plan.groups if group.codec != "none"}
     return layout.with_codecs({key: group.codec for key, group in edges.items()})

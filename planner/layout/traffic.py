@@ -18,7 +18,7 @@ def count_traffic(job: Job, layout: Layout) -> tuple[InterfaceTraffic, ...]:
     received: dict[tuple[str, str, str], float] = defaultdict(float)
     execution, tp = layout.candidate.execution(job), layout.candidate.tp
     for group in layout.groups_of_first_shards:
-        is_sync = group.axis == "dp"
+        is_sync = group.axis in ("dp", "dp_across")
         message = edge_bytes(job.model, execution, layout.codec_of(group))
         flows = _sync_flows(job, execution, layout, group) if is_sync else _edge_flows(message, layout, group)
         for sender, receiver, size in flows:
@@ -55,6 +55,8 @@ def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup
     host its part, and gets as much from there.
     """
     n, parameters = len(group.ranks), layout.rank_parameters(job.model, layout.ranks[group.ranks[0]].pp_rank)
+    if group.axis == "dp_across":  # what a rank has after its cluster's replicas have added up
+        parameters = parameters * n // layout.candidate.dp
     hosts = [layout.ranks[rank].host for rank in group.ranks]
     ring = [(i, (i + 1) % n) for i in range(n) if hosts[i] != hosts[(i + 1) % n]]
     gathered = shard_exchange_bytes(execution.value_bytes * parameters, n)

@@ -151,7 +151,7 @@ def _ranks_by_host(plan: Plan) -> Counter[str]:
 
 def check_groups(plan: Plan) -> list[str]:
     """The groups are those the coordinates demand, each once, with its members in order."""
-    pairs = zip_longest(demanded_groups(plan.ranks, plan.chunks), plan.groups)
+    pairs = zip_longest(demanded_groups(plan.ranks, plan.chunks, plan.data_parallel), plan.groups)
     if all(
         wanted is not None
         and found is not None
@@ -160,7 +160,7 @@ def check_groups(plan: Plan) -> list[str]:
         for wanted, found in pairs
     ):
         return []
-    demanded = demanded_groups(plan.ranks, plan.chunks)
+    demanded = demanded_groups(plan.ranks, plan.chunks, plan.data_parallel)
     wanted = {(group.name, group.axis, group.ranks) for group in demanded}
     found = {(group.name, group.axis, group.ranks) for group in plan.groups}
     missing = [f"group {name} with ranks {ranks} is missing" for name, _, ranks in wanted - found]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from holmes_core.records.plan import Alternative, Prediction
 from planner.layout.assign_hosts import assign_hosts, hosts_by_stage, number_ranks
 from planner.layout.edge_codecs import choose_codecs
-from planner.layout.layout import Layout, lay_out
+from planner.layout.layout import Layout, lay_out, may_be_hierarchical
 from planner.layout.predict import predict, predict_step_s
 from planner.layout.usual_order import best_usual, usual_group_slots
 from planner.problem.problem import Problem
@@ -17,6 +17,7 @@ from planner.schedule.runners_up import Contender, alternative, fastest_first, p
 from planner.schedule.schedule_choice import choose_schedule
 from planner.search.branch_and_bound import SearchResult
 from planner.search.placement import Placement
+from planner.tolerances import RELATIVE_TOLERANCE
 
 MOST_RANKS_WRITTEN = 4096  # in all: on more, contenders are compared by classes and only the best is written out
 
@@ -80,7 +81,18 @@ def _lay_out_contender(problem: Problem, contender: Contender) -> Layout:
     placement = contender.found.placement
     group_slots = assign_hosts(placement, problem.fleet, problem.coefficients(placement.candidate).aligned)
     ranks = number_ranks(group_slots, hosts_by_stage(group_slots), placement.candidate.tp)
-    return choose_codecs(problem, lay_out(problem, placement.candidate, contender.mode, ranks, placement.microbatches))
+    flat = lay_out(problem, placement.candidate, contender.mode, ranks, placement.microbatches)
+    return choose_codecs(problem, _with_clusters_first(problem, flat))
+
+
+def _with_clusters_first(problem: Problem, flat: Layout) -> Layout:
+    """The layout with data parallelism in two levels, where that is possible and faster."""
+    if not may_be_hierarchical(flat.ranks):
+        return flat
+    parts = flat.candidate, flat.mode, flat.ranks, flat.microbatches
+    tried = lay_out(problem, *parts, data_parallel="hierarchical")
+    flat_s, tried_s = (predict_step_s(problem, layout) for layout in (flat, tried))
+    return tried if tried_s < flat_s * (1 - RELATIVE_TOLERANCE) else flat
 
 
 def write_usual(problem: Problem, result: SearchResult) -> WrittenPlan | None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.link import Link
+from holmes_core.records.link import Link, Trunk
+from planner.cost.collectives import tcp_payload_share
 
 NEAR_PORTS = 0.9  # of the slower port's rate and more: the ports are the limit
 ABOVE_PORTS = 1.1  # of it and more: the port's rate is wrong, as those of virtual NICs are
@@ -59,11 +60,16 @@ def read_connections(inventory: Inventory, port_rate: PortRate, part: float) -> 
     links: defaultdict[Clusters, list[Link]] = defaultdict(list)
     for link in inventory.links:
         links[frozenset(link.clusters)].append(link)
-    trunks = {frozenset(trunk.clusters): part * trunk.bandwidth_bytes_per_s for trunk in inventory.trunks}
+    trunks = {frozenset(trunk.clusters): part * _payload_bytes_per_s(trunk) for trunk in inventory.trunks}
     return {
         clusters: _connection(links[clusters], port_rate, part, trunks.get(clusters))
         for clusters in dict.fromkeys([*links, *trunks])
     }
+
+
+def _payload_bytes_per_s(trunk: Trunk) -> float:
+    """What was measured is payload; what hosts.yaml states is the line's rate."""
+    return trunk.bandwidth_bytes_per_s * (tcp_payload_share(None) if trunk.source == "hosts.yaml" else 1.0)
 
 
 def _connection(links: Sequence[Link], port_rate: PortRate, part: float, trunk: float | None) -> Connection:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 from typing import NamedTuple
 
-from holmes_core.records.plan import Axis, PlanGroup, PlanRank
+from holmes_core.records.plan import Axis, DataParallel, PlanGroup, PlanRank
 from planner.problem.networks import Networks, Route, require_bandwidth
 
 TRUNK = "trunk"
@@ -22,13 +22,15 @@ class DemandedGroup(NamedTuple):
     hosts: tuple[str, ...]
 
 
-def make_groups(networks: Networks, ranks: Sequence[PlanRank], chunks: int = 1) -> tuple[PlanGroup, ...]:
+def make_groups(
+    networks: Networks, ranks: Sequence[PlanRank], chunks: int = 1, data_parallel: DataParallel = "flat"
+) -> tuple[PlanGroup, ...]:
     """All process groups of the job: dp by stage, then edges by replica and stage, forward before backward, then tp.
 
     Groups of the same axis send at once: what a group has of a NIC, and of the trunk between two clusters, is the least
     share that a member gets.
     """
-    demanded = list(demanded_groups(ranks, chunks))
+    demanded = list(demanded_groups(ranks, chunks, data_parallel))
     alike = Counter((member.axis, member.hosts) for member in demanded)
     routes = {hosts: networks.route(hosts) for hosts in dict.fromkeys(hosts for _, hosts in alike)}
     uses = {(axis, hosts): _flows(axis, hosts, routes[hosts]) for axis, hosts in alike}
@@ -57,19 +59,22 @@ def make_groups(networks: Networks, ranks: Sequence[PlanRank], chunks: int = 1) 
     )
 
 
-def demanded_groups(ranks: Sequence[PlanRank], chunks: int = 1) -> Iterator[DemandedGroup]:
+def demanded_groups(
+    ranks: Sequence[PlanRank], chunks: int = 1, data_parallel: DataParallel = "flat"
+) -> Iterator[DemandedGroup]:
     """The groups the coordinates of `ranks` demand, in plan order.
 
     With several chunks of the model on a rank, an edge leads from the last pipeline rank back to the first as well.
     """
-    at = {(rank.pp_rank, rank.dp_rank, rank.tp_rank): (rank.rank, rank.host) for rank in ranks}
+    by_coordinates = {(rank.pp_rank, rank.dp_rank, rank.tp_rank): rank for rank in ranks}
+    at = {coordinate: (rank.rank, rank.host) for coordinate, rank in by_coordinates.items()}
     pp, dp, tp = (1 + max(coordinate[axis] for coordinate in at) for axis in range(3))
     suffixes = [f"/shard{shard}" if tp > 1 else "" for shard in range(tp)]
     if dp > 1:
         for stage in range(pp):
             for shard, suffix in enumerate(suffixes):
-                replicas = [at[stage, replica, shard] for replica in range(dp)]
-                yield DemandedGroup(f"dp/stage{stage}{suffix}", "dp", *zip(*replicas, strict=True))
+                replicas = [by_coordinates[stage, replica, shard] for replica in range(dp)]
+                yield from _exchanges(f"stage{stage}{suffix}", replicas, data_parallel)
     edges = [*pairwise(range(pp)), *([(pp - 1, 0)] if chunks > 1 else [])]
     for replica in range(dp):
         for before, after in edges:
@@ -84,6 +89,29 @@ def demanded_groups(ranks: Sequence[PlanRank], chunks: int = 1) -> Iterator[Dema
             for replica in range(dp):
                 shards = [at[stage, replica, shard] for shard in range(tp)]
                 yield DemandedGroup(f"tp/stage{stage}/replica{replica}", "tp", *zip(*shards, strict=True))
+
+
+def _exchanges(where: str, replicas: Sequence[PlanRank], data_parallel: DataParallel) -> Iterator[DemandedGroup]:
+    """The groups in which the replicas of a stage's shard exchange gradients and weights.
+
+    One group of all; or one in each cluster, and across clusters one of each rank's position, ranks in their order.
+    """
+    if data_parallel == "flat":
+        yield _demanded(f"dp/{where}", "dp", replicas)
+        return
+    clusters: dict[str, list[PlanRank]] = {}
+    for rank in sorted(replicas, key=lambda rank: rank.rank):
+        clusters.setdefault(rank.cluster, []).append(rank)
+    for name, inside in clusters.items():
+        if len(inside) > 1:
+            yield _demanded(f"dp/{where}/{name}", "dp", inside)
+    if len(clusters) > 1:
+        for position, across in enumerate(zip(*clusters.values(), strict=True)):
+            yield _demanded(f"dp_across/{where}/{position}", "dp_across", across)
+
+
+def _demanded(name: str, axis: Axis, members: Sequence[PlanRank]) -> DemandedGroup:
+    return DemandedGroup(name, axis, tuple(rank.rank for rank in members), tuple(rank.host for rank in members))
 
 
 Flow = tuple[Axis, str, str, str]

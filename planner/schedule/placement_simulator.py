@@ -17,12 +17,13 @@ from planner.cost.compute_time import split_factor
 from planner.cost.counts import GRADIENT_BYTES, edge_bytes, edge_values, memory_bytes
 from planner.cost.packing import allowed_codecs, lossiest_codec, with_packing
 from planner.problem.coefficients import Coefficients, are_alike
-from planner.schedule.buckets import Bucket, make_buckets
+from planner.problem.exchange_rates import rings_on_nic, site_latency_s, sync_s_per_byte
+from planner.schedule.buckets import Bucket, Exchange, make_buckets
 from planner.schedule.precedence import precedence_of
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts
 from planner.schedule.simulate import Pipeline, PipelineTimes, simulate
 from planner.schedule.step_lower_bound import Shape, least_step_s
-from planner.search.closed_form import NO_EDGE, Edge, edge_of, rings_on_nic, site_latency_s, sync_s_per_byte
+from planner.search.closed_form import NO_EDGE, Edge, edge_of
 from planner.search.placement import Placement, even_layers
 from planner.tolerances import ROUNDING
 
@@ -245,17 +246,19 @@ class PlacementSimulator:
 
         latency_s, hops = site_latency_s(coeffs, site), exchange_hops(coeffs.candidate.dp, self._job.device)
 
-        def exchange_s(parameters: int) -> tuple[float, float]:
+        def exchange(parameters: int) -> Exchange:
             seconds = per_byte * (tp * (GRADIENT_BYTES + value_bytes)) * parameters
             reduced_s, gathered_s = seconds * (1 - gather_part), seconds * gather_part
-            return reduced_s + hops.reduce * latency_s, gathered_s + hops.gather * latency_s
+            return Exchange(
+                reduced_s + hops.reduce * latency_s, gathered_s + hops.gather * latency_s, hops.late * latency_s
+            )
 
         backward_s: dict[Part, float] = {
             "head": coeffs.head[slowest].backward_s,
             "layer": coeffs.layer[slowest].backward_s,
         }
         parts = gradient_order(num_layers, stage == 0, stage == last)
-        return make_buckets(self._job.model, tp, parts, backward_s, exchange_s, hops.late * latency_s)
+        return make_buckets(self._job.model, tp, parts, backward_s, exchange)
 
     def _rings(self, rank: int) -> int:
         """Dp groups at once on a host's NIC."""

@@ -146,31 +146,44 @@ def gathered_s(pp: int, times: PipelineTimes, buckets: Buckets) -> list[float]:
     num_stages = len(times.forward_s)
     least_s = [0.0] * num_stages
     for rank in range(pp) if buckets else ():
-        now_s = 0.0
+        now_s = across_s = 0.0
         for stage in range(rank, num_stages, pp):
             row, left = buckets[stage], 1.0
             whole_s = sum(bucket.backward_s for bucket in row)
             for bucket in reversed(row):
-                now_s += bucket.gather_s
+                across_s += bucket.across_gather_s
+                now_s = max(now_s, across_s) + bucket.gather_s
                 least_s[stage] = max(least_s[stage], now_s + bucket.late_s + left * times.forward_s[stage])
                 left -= bucket.backward_s / whole_s if whole_s else 1 / len(row)
     return least_s
 
 
-def reduce_end_s(last_backwards: Sequence[Interval], buckets: Sequence[Bucket], free_s: float = 0.0) -> float:
+class Reduced(NamedTuple):
+    """When the network of the clusters is free again, and the one across: the end."""
+
+    inside_s: float
+    end_s: float
+
+
+AT_ONCE = Reduced(0.0, 0.0)
+
+
+def reduce_end_s(last_backwards: Sequence[Interval], buckets: Sequence[Bucket], free: Reduced = AT_ONCE) -> Reduced:
     """When a stage's gradients have left to be reduced over its replicas, whose last backwards are given.
 
     Buckets are in the order the backward makes them. Each starts when every replica has made it, the one before is
-    through and the network is free, at `free_s`. A replica's backward makes buckets at the pace of its own interval.
+    through and the network is free, at `free`. A replica's backward makes buckets at the pace of its own interval. In
+    two levels a bucket goes across clusters when it has gone through their own network and the one before is across.
     """
     whole_s = sum(bucket.backward_s for bucket in buckets)
-    made_s, end_s = 0.0, free_s
+    made_s, (inside_s, end_s) = 0.0, free
     for bucket in buckets:
         made_s += bucket.backward_s
         part = made_s / whole_s if whole_s else 1.0
         ready_s = max(start_s + part * (stop_s - start_s) for start_s, stop_s in last_backwards)
-        end_s = max(end_s, ready_s) + bucket.reduce_s
-    return max(end_s, max(interval.end_s for interval in last_backwards))
+        inside_s = max(inside_s, ready_s) + bucket.reduce_s
+        end_s = max(end_s, inside_s) + bucket.across_reduce_s
+    return Reduced(inside_s, max(end_s, max(interval.end_s for interval in last_backwards)))
 
 
 def simulate(pipelines: Iterable[Pipeline], buckets: Buckets = ()) -> float:
@@ -189,11 +202,11 @@ def simulate(pipelines: Iterable[Pipeline], buckets: Buckets = ()) -> float:
 
 def _rank_reduce_end_s(stages: Sequence[int], finals: Sequence[Sequence[Interval]], buckets: Buckets) -> float:
     """When a pipeline rank has reduced its stages' gradients, one stage after another as they are made."""
-    end_s = late_s = 0.0
+    reduced, late_s = AT_ONCE, 0.0
     for stage in sorted(stages, key=lambda s: max(final[s].end_s for final in finals)):
-        end_s = reduce_end_s([final[stage] for final in finals], buckets[stage], end_s)
+        reduced = reduce_end_s([final[stage] for final in finals], buckets[stage], reduced)
         late_s = buckets[stage][-1].late_s
-    return end_s + late_s
+    return reduced.end_s + late_s
 
 
 def timeline(schedule: Schedule, times: PipelineTimes, buckets: Buckets = ()) -> tuple[Span, ...]:

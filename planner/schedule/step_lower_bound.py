@@ -101,4 +101,5 @@ def _reduce_tail_s(buckets: Sequence[Bucket], last_s: float) -> float:
     from the moment when the first is made."""
     whole_s = sum(bucket.backward_s for bucket in buckets)
     hidden_s = last_s * (1 - buckets[0].backward_s / whole_s) if whole_s else 0.0
-    return max(buckets[-1].reduce_s, sum(bucket.reduce_s for bucket in buckets) - hidden_s) + buckets[-1].late_s
+    last, inside_s, across_s = buckets[-1], sum(b.reduce_s for b in buckets), sum(b.across_reduce_s for b in buckets)
+    return max(last.reduce_s + last.across_reduce_s, max(inside_s, across_s) - hidden_s) + last.late_s

@@ -27,12 +27,8 @@ from typing import NamedTuple
 from holmes_core.records.plan import PlanRank
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients, Crossing, crossings_of, joined_s
+from planner.problem.exchange_rates import Site, rings_on_nic, sync_s_per_byte
 from planner.problem.problem import Problem
-
-RINGS_WHERE_HOSTS_ARE_SHARED = 2  # on a NIC: where stages do not begin at hosts' boundaries, two may meet on a host
-
-Site = tuple[int, ...]
-"""The classes that hold the replicas of one stage, ascending."""
 
 
 class Edge(NamedTuple):
@@ -111,46 +107,6 @@ def _on_the_way(nics_s: float, crossings: Iterable[Crossing]) -> Edge:
     """A message that takes `nics_s` of the NICs, over the slowest of `crossings`."""
     busy_s, late_s = zip(*((crossing.edge_s, crossing.latency_s) for crossing in crossings), strict=True)
     return Edge(max(nics_s, *busy_s), max(late_s))
-
-
-def site_latency_s(coeffs: Coefficients, site: Site) -> float:
-    """Seconds one hop between the hosts of a site is under way."""
-    return max(crossing.latency_s for crossing in crossings_of(coeffs, site)) if coeffs.crossings else 0.0
-
-
-def rings_on_nic(coeffs: Coefficients, site: Site, whole_replicas: Mapping[int, int] | None = None) -> int:
-    """Data-parallel groups whose rings share the busiest NIC while a stage on `site` is reduced; 0 inside one host.
-
-    `whole_replicas`, by class: replicas that keep all their stages in one class, so that those of a host reduce at
-    once. Else a site of one class shares NICs only where stages do not begin at hosts' boundaries; one of several
-    classes uses what others leave, so hosts are shared, but over several clusters it is alone on the shared network.
-    """
-    if whole_replicas is not None:
-        stages = (-(-coeffs.group_slots_per_host[c] // whole_replicas[c]) for c in site)
-        return max(min(coeffs.candidate.pp, at_once) for at_once in stages)
-    if len(site) > 1:
-        return RINGS_WHERE_HOSTS_ARE_SHARED if len({coeffs.cluster[c] for c in site}) == 1 else 1
-    per_host, dp = coeffs.group_slots_per_host[site[0]], coeffs.candidate.dp
-    if coeffs.aligned:
-        return 0 if dp <= per_host else 1
-    return 1 if per_host and dp % per_host == 0 else RINGS_WHERE_HOSTS_ARE_SHARED
-
-
-def sync_s_per_byte(coeffs: Coefficients, site: Site, rings: int, stages_at_once: int = 1) -> float:
-    """Seconds per byte of a stage's exchange while `rings` share the busiest NIC; without a ring it is in one host.
-
-    Between clusters, that of `stages_at_once` share the trunk.
-    """
-    if rings == 0:
-        return max(coeffs.inside_sync_s_per_byte[c] for c in site)
-    nics = joined_s(coeffs, site, coeffs.fabric_sync_s_per_byte, coeffs.shared_sync_s_per_byte)
-    if not coeffs.crossings:
-        return rings * nics
-    ways = [
-        max(rings * crossing.path_s_per_byte, stages_at_once * crossing.trunk_s_per_byte)
-        for crossing in crossings_of(coeffs, site)
-    ]
-    return max(rings * nics, *ways)
 
 
 def exposed_sync_s(coeffs: Coefficients, s_per_byte: float, size_bytes: int, stage_s: float) -> float:
@@ -272,5 +228,7 @@ def _sync_rates(coeffs: Coefficients, class_of: Mapping[str, int], hosts: Hosts)
     rates = []
     for s, site in enumerate(sites):
         rings = max((uses[host, far[s]] for host in leaving[s]), default=0)
-        rates.append(sync_s_per_byte(coeffs, site, max(rings, rings_on_nic(coeffs, site)), sum(far)))
+        held = Counter(coeffs.cluster[class_of[host]] for host in hosts[s])
+        are_even = len(set(held.values())) == 1
+        rates.append(sync_s_per_byte(coeffs, site, max(rings, rings_on_nic(coeffs, site)), sum(far), are_even))
     return rates

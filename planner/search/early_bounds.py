@@ -14,6 +14,7 @@ from planner.cost.collectives import shard_exchange_bytes
 from planner.cost.counts import GRADIENT_BYTES
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import layer_memory_bytes, slot_s
+from planner.problem.exchange_rates import two_levels
 from planner.problem.problem import Problem
 from planner.search.lower_bounds import more_stages
 from planner.tolerances import ROUNDING
@@ -89,15 +90,23 @@ class EarlyBounds:
     def crossing_sync_s(self, candidate: Candidate) -> float:
         """Lower bound on the exchange of one layer's parameters between replicas in several classes, in seconds."""
         classes = self._fleet.classes
-        rates = [each.hardware.shared_bytes_per_s for each in classes]
-        if len({each.cluster for each in classes}) < len(classes):
-            rates += [each.hardware.fabric_bytes_per_s for each in classes]
-        fastest = max((rate for rate in rates if rate is not None), default=None)
+        shared, fabric = (
+            max((rate for each in classes if (rate := getattr(each.hardware, name)) is not None), default=None)
+            for name in ("shared_bytes_per_s", "fabric_bytes_per_s")
+        )
+        names = {each.cluster for each in classes}
+        inside_one = fabric if len(names) < len(classes) else None
+        fastest = max((rate for rate in (shared, inside_one) if rate is not None), default=None)
         if fastest is None:
             return 0.0
+        ring = 1 / fastest
+        for count in range(2, len(names) + 1):
+            if candidate.dp % count == 0 and shared and fabric:
+                across, inside = two_levels(candidate.dp, count)
+                ring = min(ring, max(across / shared, inside / fabric))
         execution = candidate.execution(self._job)
         size = candidate.tp * layer_parameters(self._job.model, candidate.tp) * (GRADIENT_BYTES + execution.value_bytes)
-        return shard_exchange_bytes(size, candidate.dp) / fastest
+        return shard_exchange_bytes(size, candidate.dp) * float(ring)
 
     def _at_pace_s(self, candidate: Candidate, pace_s: float) -> float:
         """Seconds of the steady state at that pace, and of one micro-batch on the fastest group slots."""

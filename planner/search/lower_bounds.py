@@ -16,7 +16,8 @@ from functools import cached_property, lru_cache
 from itertools import accumulate, combinations
 
 from planner.problem.coefficients import FREE, Coefficients
-from planner.search.closed_form import Edge, pace_of, rings_on_nic, sync_s_per_byte
+from planner.problem.exchange_rates import least_crossing_s_per_byte, rings_on_nic, sync_s_per_byte
+from planner.search.closed_form import Edge, pace_of
 from planner.tolerances import ROUNDING
 
 
@@ -91,7 +92,8 @@ class LowerBounds:
         coeffs = self.coeffs
         rates = [sync_s_per_byte(coeffs, (c,), rings_on_nic(coeffs, (c,))) for c in self._classes]
         for c in (c for group in self._groups if len(group) > 1 for c in group):
-            rates[c] = min(rates[c], coeffs.fabric_sync_s_per_byte[c], coeffs.shared_sync_s_per_byte[c])
+            crossing_s = least_crossing_s_per_byte(coeffs, c) if self.mixed else coeffs.shared_sync_s_per_byte[c]
+            rates[c] = min(rates[c], coeffs.fabric_sync_s_per_byte[c], crossing_s)
         return rates
 
     def holds(self, limits: LayerLimits) -> bool:
@@ -185,7 +187,7 @@ class LowerBounds:
 
         It may be the last stage, with the head, or leave that to another, which then holds fewer layers.
         """
-        coeffs, per_byte = self.coeffs, min(self.coeffs.shared_sync_s_per_byte)
+        coeffs, per_byte = self.coeffs, min(least_crossing_s_per_byte(self.coeffs, c) for c in self._classes)
         layer_s = per_byte * coeffs.layer_sync_bytes
         slope = layer_s - max(coeffs.layer_s)
         if slope <= 0:  # the more layers the less is exposed

@@ -7,7 +7,8 @@ from itertools import combinations
 from typing import Literal
 
 from planner.problem.coefficients import Coefficients
-from planner.search.closed_form import Edge, Site, edge_of, exposed_sync_s, rings_on_nic, site_stage_s, sync_s_per_byte
+from planner.problem.exchange_rates import Site, rings_on_nic, sync_s_per_byte
+from planner.search.closed_form import Edge, edge_of, exposed_sync_s, site_stage_s
 from planner.tolerances import ROUNDING
 
 MOST_CLASSES_FOR_ALL_SITES = 4  # with more, a stage is on one class, all classes of a cluster, or two clusters' classes

@@ -11,18 +11,16 @@ from math import inf
 from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients, Crossing
+from planner.problem.exchange_rates import Site, rings_on_nic, sync_s_per_byte
 from planner.search.closed_form import (
     NO_EDGE,
     Block,
     Edge,
-    Site,
     blocks_step_s,
     edge_of,
     exposed_sync_s,
     pace_of,
-    rings_on_nic,
     site_stage_s,
-    sync_s_per_byte,
 )
 from planner.search.program_spec import make_sites
 

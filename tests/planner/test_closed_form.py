@@ -9,7 +9,8 @@ import pytest
 from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
-from planner.search.closed_form import Block, blocks_step_s, joined_blocks_step_s, price_hosts_s, rings_on_nic
+from planner.problem.exchange_rates import rings_on_nic
+from planner.search.closed_form import Block, blocks_step_s, joined_blocks_step_s, price_hosts_s
 from planner.search.lower_bounds import LowerBounds
 
 CLASS_OF = {"a1": 0, "a2": 0, "b1": 1, "b2": 1}

@@ -54,7 +54,8 @@ def test_few_hosts_have_a_block_each(bed_plan: Plan) -> None:
 
 
 def test_many_hosts_alike_are_one_block_and_every_rank_is_in_one() -> None:
-    plan = plan_for(gpu_inventory([16, 16], gpus_per_host=2), gpt_7b(**SMALL_GPT, parallel={"pp": 2, "dp": 32}))
+    fleet = gpu_inventory([16, 16], gpus_per_host=2, shared_gbps=0.5)
+    plan = plan_for(fleet, gpt_7b(**SMALL_GPT, parallel={"pp": 2, "dp": 32}))
     blocks = host_blocks(plan)
     assert [(block.cluster, len(block.hosts)) for block in blocks] == [("a", 16), ("b", 16)]
     assert [tasklets(plan, block.ranks) for block in blocks] == ["stage 0, replicas 0-31", "stage 1, replicas 0-31"]

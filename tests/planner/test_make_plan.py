@@ -110,7 +110,8 @@ def test_every_degree_four_hosts_allow_is_planned(pp: int, dp: int, order: str) 
 def test_four_replicas_of_one_stage_span_both_clusters() -> None:
     plan = plan_for(BED, bed_job(parallel={"pp": 1, "dp": 4}))
     assert plan.stages[0].clusters == ("a", "b")
-    assert networks(plan, "dp") == {"shared"}
+    assert networks(plan, "dp") == {"a", "b"}
+    assert networks(plan, "dp_across") == {"shared"}
 
 
 def test_free_degrees_on_a_very_slow_network_stay_on_one_host() -> None:
@@ -168,7 +169,7 @@ def test_fixed_cut_is_kept() -> None:
 def test_emulated_compute_takes_its_seconds() -> None:
     emulate = {"emulate": {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02}}
     plan = plan_for(BED, bed_job(compute=emulate, parallel={"pp": 1, "dp": 1, "micro_batch_size": 8}))
-    assert plan.prediction.step_s == pytest.approx(4 * 10 * 0.03)
+    assert plan.prediction.step_s == pytest.approx(32 * 10 * 0.03)
 
 
 def test_tensor_groups_stay_on_a_host_and_take_whole_places() -> None:

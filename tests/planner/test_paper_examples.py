@@ -37,11 +37,14 @@ def test_there_are_no_other_examples() -> None:
 
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_pipeline_crosses_and_data_parallel_groups_stay_inside(setting: str, job: str) -> None:
+def test_activations_cross_or_what_clusters_have_added_up_inside_first(setting: str, job: str) -> None:
     plan = plan_of(setting, job)
-    assert plan.solve.crossing == "pipeline"
-    assert {group.axis for group in plan.groups if group.network == "shared"} == {"pp_forward", "pp_backward"}
-    assert all(len(stage.clusters) == 1 for stage in plan.stages)
+    crossing = {group.axis for group in plan.groups if group.network == "shared"}
+    if plan.solve.crossing == "data":
+        assert (plan.data_parallel, crossing) == ("hierarchical", {"dp_across"})
+    else:
+        assert (plan.solve.crossing, crossing) == ("pipeline", {"pp_forward", "pp_backward"})
+        assert all(len(stage.clusters) == 1 for stage in plan.stages)
     assert len(plan.nodes) == sum(size for _, size in SETTINGS[setting])
 
 
@@ -95,6 +98,8 @@ def test_plan_beats_the_usual_order(setting: str, job: str) -> None:
 
 def test_faster_fabric_holds_no_fewer_layers_on_equal_gpus() -> None:
     """As in the paper's own split of 30 layers, 16 on InfiniBand and 14 on RoCE."""
-    a, b = plan_of("4_infiniband_4_roce", "gpt_3.6b").stages
+    job = read_user_file(Job, FOLDER / "gpt_3.6b.yaml")
+    two_stages = job.model_copy(update={"parallel": job.parallel.model_copy(update={"pp": 2, "dp": 32})})
+    a, b = plan_for(read_file(Inventory, FOLDER / "4_infiniband_4_roce.json"), two_stages).stages
     assert (a.clusters, b.clusters) == (("a",), ("b",))
     assert (a.num_layers, b.num_layers) == (16, 14)

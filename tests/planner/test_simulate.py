@@ -154,22 +154,35 @@ def test_replicas_may_run_different_numbers_of_microbatches() -> None:
 
 def test_reduction_hides_under_the_last_backward_but_for_the_last_bucket() -> None:
     # Four layers of 1 s each from 10 s on; each reduction takes 0.5 s: only the last one shows.
-    assert reduce_end_s([Interval(10, 14)], [Bucket(1, 0.5)] * 4) == 14.5
+    assert reduce_end_s([Interval(10, 14)], [Bucket(1, 0.5)] * 4).end_s == 14.5
 
 
 def test_slow_reduction_queues() -> None:
     # The first bucket is made at 11 s; four times 3 s follow.
-    assert reduce_end_s([Interval(10, 14)], [Bucket(1, 3)] * 4) == 23
+    assert reduce_end_s([Interval(10, 14)], [Bucket(1, 3)] * 4).end_s == 23
 
 
 def test_reduction_waits_for_the_slowest_replica() -> None:
-    assert reduce_end_s([Interval(10, 14), Interval(12, 16)], [Bucket(1, 0.5)] * 4) == 16.5
+    assert reduce_end_s([Interval(10, 14), Interval(12, 16)], [Bucket(1, 0.5)] * 4).end_s == 16.5
 
 
 def test_reductions_of_a_rank_s_stages_queue() -> None:
     # One rank with two chunks, backwards of 2 s one after the other; each reduction takes 5 s after its backward.
     schedule = {0: tuple(Action(s, kind, 0) for s, kind in ((0, FORWARD), (1, FORWARD), (1, BACKWARD), (0, BACKWARD)))}
     assert simulate([Pipeline(find_precedence(schedule), times(2))], [[Bucket(2, 5)], [Bucket(2, 5)]]) == 2 + 2 + 5 + 5
+
+
+def test_in_two_levels_a_bucket_goes_across_while_the_next_one_is_inside() -> None:
+    # Made at 11, 12, 13 and 14 s; 0.5 s inside, then 2 s across, one after another: 11.5 + 4 x 2.
+    buckets = [Bucket(1, 0.5, across_reduce_s=2.0)] * 4
+    assert reduce_end_s([Interval(10, 14)], buckets) == (14.5, 19.5)
+
+
+def test_in_two_levels_weights_come_across_before_they_are_gathered_inside() -> None:
+    # Across at 1, 2, 3 and 4 s, inside 0.1 s later; the last layer of 0.25 s runs after that.
+    layers = [Bucket(0.5, 0.0, 0.1, across_gather_s=1.0)] * 4
+    first, *_ = timeline(one_f_one_b(1, 2), times(1), [layers])
+    assert first.end_s == pytest.approx(4.35)
 
 
 def test_weights_are_gathered_under_the_first_forward() -> None:

@@ -31,7 +31,11 @@ def drawn_buckets(draw: random.Random, num_stages: int) -> list[list[Bucket]]:
     reduce, gather = draw.choice((0, 1, 5)), draw.choice((0, 1, 3))
     return [
         [
-            Bucket(draw.random(), draw.random() * reduce, draw.random() * gather, draw.random() * gather)
+            Bucket(
+                draw.random(),
+                draw.random() * reduce,
+                *(draw.random() * most for most in (gather, gather, reduce, gather)),
+            )
             for _ in range(draw.randint(1, 4))
         ]
         for _ in range(num_stages)

@@ -1,0 +1,111 @@
+"""How fast stages exchange gradients and weights, by where their replicas stand: seconds per byte of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from planner.cost.collectives import shard_exchange_bytes
+from planner.problem.coefficients import Coefficients, crossings_of, joined_s
+
+RINGS_WHERE_HOSTS_ARE_SHARED = 2  # on a NIC: where stages do not begin at hosts' boundaries, two may meet on a host
+
+Site = tuple[int, ...]
+"""The classes that hold the replicas of one stage, ascending."""
+
+
+def site_latency_s(coeffs: Coefficients, site: Site) -> float:
+    """Seconds one hop between the hosts of a site is under way."""
+    return max(crossing.latency_s for crossing in crossings_of(coeffs, site)) if coeffs.crossings else 0.0
+
+
+def rings_on_nic(coeffs: Coefficients, site: Site, whole_replicas: Mapping[int, int] | None = None) -> int:
+    """Data-parallel groups whose rings share the busiest NIC while a stage on `site` is reduced; 0 inside one host.
+
+    `whole_replicas`, by class: replicas that keep all their stages in one class, so that those of a host reduce at
+    once. Else a site of one class shares NICs only where stages do not begin at hosts' boundaries; one of several
+    classes uses what others leave, so hosts are shared, but over several clusters it is alone on the shared network.
+    """
+    if whole_replicas is not None:
+        stages = (-(-coeffs.group_slots_per_host[c] // whole_replicas[c]) for c in site)
+        return max(min(coeffs.candidate.pp, at_once) for at_once in stages)
+    if len(site) > 1:
+        return RINGS_WHERE_HOSTS_ARE_SHARED if len({coeffs.cluster[c] for c in site}) == 1 else 1
+    per_host, dp = coeffs.group_slots_per_host[site[0]], coeffs.candidate.dp
+    if coeffs.aligned:
+        return 0 if dp <= per_host else 1
+    return 1 if per_host and dp % per_host == 0 else RINGS_WHERE_HOSTS_ARE_SHARED
+
+
+def sync_s_per_byte(
+    coeffs: Coefficients, site: Site, rings: int, stages_at_once: int = 1, are_even: bool = True
+) -> float:
+    """Seconds per byte of a stage's exchange while `rings` share the busiest NIC; without a ring it is in one host.
+
+    Between clusters, that of `stages_at_once` share the trunk; in one ring, or inside clusters first and then across,
+    where clusters hold equally many replicas: `are_even`, of a number that can be.
+    """
+    if rings == 0:
+        return max(coeffs.inside_sync_s_per_byte[c] for c in site)
+    flat = _ring_s_per_byte(coeffs, site, rings, stages_at_once)
+    num_clusters = len({coeffs.cluster[c] for c in site})
+    if num_clusters == 1 or not are_even or coeffs.candidate.dp % num_clusters:
+        return flat
+    return min(flat, _two_levels_s_per_byte(coeffs, site, num_clusters, rings, stages_at_once))
+
+
+def _two_levels_s_per_byte(
+    coeffs: Coefficients, site: Site, num_clusters: int, rings: int, stages_at_once: int
+) -> float:
+    """Seconds per byte of the slower level of both, which work at the same time on one bucket after another."""
+    across, _ = two_levels(coeffs.candidate.dp, num_clusters)
+    seconds = [level_s for c in site for level_s in _class_levels_s(coeffs, c, num_clusters, rings, stages_at_once)]
+    for crossing in crossings_of(coeffs, site):
+        groups = max(_groups_across(coeffs, c, num_clusters, stages_at_once) for c in site)
+        inside = coeffs.candidate.dp // num_clusters
+        seconds += [
+            crossing.path_s_per_byte * across * groups,
+            crossing.trunk_s_per_byte * across * inside * stages_at_once,
+        ]
+    return max(seconds)
+
+
+def _class_levels_s(
+    coeffs: Coefficients, c: int, num_clusters: int, rings: int, stages_at_once: int
+) -> tuple[float, float]:
+    """Seconds per byte that the NICs of a class take of each level."""
+    across, inside = two_levels(coeffs.candidate.dp, num_clusters)
+    groups = _groups_across(coeffs, c, num_clusters, stages_at_once)
+    return rings * inside * coeffs.fabric_sync_s_per_byte[c], groups * across * coeffs.shared_sync_s_per_byte[c]
+
+
+def _groups_across(coeffs: Coefficients, c: int, num_clusters: int, stages_at_once: int) -> int:
+    """Groups across clusters that share a NIC: one for each replica on its host."""
+    per_host = coeffs.group_slots_per_host[c]
+    return max(1, per_host if stages_at_once > 1 else min(per_host, coeffs.candidate.dp // num_clusters))
+
+
+def two_levels(dp: int, num_clusters: int) -> tuple[float, float]:
+    """What a group across clusters sends of the bytes of one ring over all dp replicas, and what one inside sends."""
+    inside = dp // num_clusters
+    ring = shard_exchange_bytes(1.0, dp)
+    return shard_exchange_bytes(1.0, num_clusters) / inside / ring, shard_exchange_bytes(1.0, inside) / ring
+
+
+def least_crossing_s_per_byte(coeffs: Coefficients, c: int) -> float:
+    """Lower bound on the seconds per byte of a stage over several clusters that has replicas in class c."""
+    dp, most = coeffs.candidate.dp, len(set(coeffs.cluster))
+    numbers = [count for count in range(2, most + 1) if dp % count == 0]
+    levels = [max(_class_levels_s(coeffs, c, count, 1, 1)) for count in numbers]
+    return min([coeffs.shared_sync_s_per_byte[c], *levels])
+
+
+def _ring_s_per_byte(coeffs: Coefficients, site: Site, rings: int, stages_at_once: int) -> float:
+    """Seconds per byte in one ring of all replicas."""
+    nics = joined_s(coeffs, site, coeffs.fabric_sync_s_per_byte, coeffs.shared_sync_s_per_byte)
+    if not coeffs.crossings:
+        return rings * nics
+    ways = [
+        max(rings * crossing.path_s_per_byte, stages_at_once * crossing.trunk_s_per_byte)
+        for crossing in crossings_of(coeffs, site)
+    ]
+    return max(rings * nics, *ways)
