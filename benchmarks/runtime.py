@@ -125,11 +125,17 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def probed_bed(fast_mbps: int, slow_mbps: int) -> Iterator[Site]:
-    """A bed of these rates, probed as a user would."""
-    with tempfile.TemporaryDirectory() as name, Bed(fast_mbps=fast_mbps, slow_mbps=slow_mbps) as bed:
+def probed_bed(
+    fast_mbps: int, slow_mbps: int, trunk_mbps: int | None = None, trunk_delay_ms: float = 0
+) -> Iterator[Site]:
+    """A bed of these rates, probed as a user would; with a trunk, links are measured too."""
+    with (
+        tempfile.TemporaryDirectory() as name,
+        Bed(fast_mbps=fast_mbps, slow_mbps=slow_mbps, trunk_mbps=trunk_mbps, trunk_delay_ms=trunk_delay_ms) as bed,
+    ):
         path = Path(name) / "inventory.json"
-        command = [sys.executable, "-m", "holmes_cli", "probe", str(bed.hosts_yaml), "-o", str(path)]
+        links = ["--links"] if trunk_mbps is not None else []
+        command = [sys.executable, "-m", "holmes_cli", "probe", str(bed.hosts_yaml), "-o", str(path), *links]
         done = subprocess.run(bed.controller_command(command), capture_output=True, text=True, check=False)
         if done.returncode != 0:
             sys.exit(f"holmes probe failed:\n{done.stdout}{done.stderr}")

@@ -12,7 +12,7 @@ from planner.layout.predict import predict_step_s
 from planner.problem.problem import Problem
 from planner.tolerances import RELATIVE_TOLERANCE
 
-WORTH = 1.02  # a step longer by less than two percent is no reason to lose anything
+WORTH = 1.01  # a step longer by less than one percent is no reason to lose anything
 EDGES: tuple[Axis, ...] = ("pp_forward", "pp_backward")
 
 
@@ -20,7 +20,7 @@ def choose_codecs(problem: Problem, layout: Layout) -> Layout:
     """The layout with the codecs that job.yaml allows and the step gains by.
 
     All edges between hosts begin with the lossiest codec, and one after another, those inside clusters first, takes the
-    mildest that keeps the step within two percent of that, or makes it shorter. Replicas and shards are alike.
+    mildest that keeps the step within one percent of that, or makes it shorter. Replicas and shards are alike.
     """
     allowed = allowed_codecs(problem.job)
     edges = _edges_between_hosts(layout)
