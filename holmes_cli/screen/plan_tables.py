@@ -101,7 +101,7 @@ def _groups(plan: Plan) -> Sheet:
     fold = len(plan.groups) > MOST_ROWS
     kinds: dict[object, tuple[bool, list[PlanGroup]]] = {}
     for group, leaves in zip(plan.groups, leave_hosts(plan), strict=True):
-        carrier = (group.network, group.rate_bytes_per_s) if leaves else None
+        carrier = (group.network, group.rate_bytes_per_s, group.codec) if leaves else None
         kind = (group.axis, len(group.ranks), carrier) if fold else group.name
         kinds.setdefault(kind, (leaves, []))[1].append(group)
     headings = ("group", "ranks", "network", "interfaces", "rate")
@@ -116,6 +116,7 @@ def _group_row(groups: Sequence[PlanGroup], leaves: bool) -> tuple[str, ...]:
     if not leaves:
         return (name, members, "inside the host", "", "")
     network = first.network + (f" ({first.net_name})" if first.net_name else "")
+    network += "".join(f", {codec}" for codec in sorted({group.codec for group in groups}) if codec != "none")
     interfaces = ", ".join(sorted({name for group in groups for name in group.interfaces}))
     return (name, members, network, interfaces, format_rate(first.rate_bytes_per_s))
 
