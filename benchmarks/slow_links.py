@@ -31,7 +31,7 @@ MODES = {"none": "exact", "int8": "int8", "int4": "int4"}
 DELAYS_MS, DELAYED_MBPS, WIDE_TRUNK_MBPS = (0, 5, 25), 100, 250
 TWO_LEVELS_MBPS = 50
 FAST_INSIDE_MBPS = 500
-STEPS, SLOW_STEPS = 7, 4  # the first is dropped
+STEPS, SLOW_STEPS = 6, 4  # the first is dropped
 SAMPLES, SEQ_LENGTH = 128, 128
 JOB: dict[str, Any] = {
     "model": {"num_layers": 10, "hidden_size": 352, "num_heads": 4, "seq_length": SEQ_LENGTH},
@@ -39,7 +39,7 @@ JOB: dict[str, Any] = {
     "device": "cpu",
     "steps": STEPS,
     "compute": {"emulate": {"forward_s_per_layer": 0.004, "backward_s_per_layer": 0.008}},
-    "parallel": {"recompute": "none"},
+    "parallel": {"micro_batch_size": 2, "recompute": "none"},
 }
 HEADINGS = (
     "Mbit/s",

@@ -62,8 +62,10 @@ def _joined(
 ) -> list[tuple[Coefficients, Block]] | None:
     """The blocks of `offers` with their candidates' coefficients.
 
-    None where degrees do not differ, compute alone takes `least_s`, or memory does not hold them.
+    None where degrees do not differ, compute takes nothing or by itself `least_s`, or memory does not hold them.
     """
+    if not all(offer.layer_s for offer in offers):
+        return None
     num_layers = problem.job.model.num_layers
     pace_s = num_layers / sum(offer.stages / offer.layer_s for offer in offers)
     work_s = num_layers * min(offer.layer_s for offer in offers)
@@ -94,7 +96,7 @@ def _offers(job: Job, fleet: Fleet, class_index: int, wave: int, like: Candidate
                 candidate = Candidate(tp, 1, dp, wave // dp, like.recompute)
                 layer, _ = slot_s(job, hosts.hardware.slot, candidate.execution(job))
                 of_tp.append(Offer(class_index, candidate, stages, layer.both_s))
-        of_tp.sort(key=lambda offer: (-offer.stages / offer.layer_s, offer.stages))
+        of_tp.sort(key=lambda offer: (offer.layer_s / offer.stages, offer.stages))
         found += of_tp[: OFFERS_PER_TP[len(fleet.classes)]]
     return found
 
