@@ -187,6 +187,8 @@ def _faster_networks(inventory: Inventory, job: Job) -> Iterator[tuple[LinkRate 
     for cluster in inventory.clusters:
         ports = cluster.fabric.ports
         rdma = any(port.rdma_bandwidth_bytes_per_s is not None for port in ports)
+        if rdma and job.device == "cpu":
+            continue  # Gloo uses the netdevs beside it
         twice = _twice([port.rdma_bandwidth_bytes_per_s if rdma else port.bandwidth_bytes_per_s for port in ports])
         if twice is not None and len(cluster.hosts) > 1:
             yield FabricRate(cluster.name, twice), f"twice the bandwidth inside {cluster.name}"

@@ -87,7 +87,11 @@ class FabricRate:
         rdma = any(port.rdma_bandwidth_bytes_per_s is not None for port in cluster.fabric.ports)
         rate_of = "rdma_bandwidth_bytes_per_s" if rdma else "bandwidth_bytes_per_s"
         fabric = _at_rate(cluster.fabric, cluster.hosts, rate_of, rate)
-        links = _links_at_rate(inventory, rate, lambda link: link.clusters == (self.cluster, self.cluster))
+        links = _links_at_rate(
+            inventory,
+            rate,
+            lambda link: link.clusters == (self.cluster, self.cluster) and (link.method == "ib_write_bw") is rdma,
+        )
         return _cluster_changed(inventory, cluster.model_copy(update={"fabric": fabric}), {"links": links})
 
 
