@@ -34,7 +34,7 @@ def _tcp_findings(inventory: Inventory, links: Iterable[Link]) -> Iterator[Findi
                 "NET-BW-LOW",
                 link,
                 rate,
-                "traffic over this network, such as activations between clusters, takes longer than the rate of the interfaces says",
+                "traffic over this network, such as activations between clusters, takes longer than their rate says",
                 "look at MTU, duplex and drops on both interfaces, and at what else uses the way; "
                 "the plan goes by the measured value",
             )
