@@ -158,6 +158,14 @@ class Inventory(FileRecord):
             raise ValueError(f"clusters hold {sorted(members)}, reachable hosts are {sorted(reachable)}")
         return self
 
+    @model_validator(mode="after")
+    def _clusters_have_one_trunk(self) -> Inventory:
+        between = [frozenset(trunk.clusters) for trunk in self.trunks]
+        for clusters in between:
+            if len(clusters) < 2 or between.count(clusters) > 1:
+                raise ValueError(f"trunks must be one between two clusters each, seen: {sorted(clusters)}")
+        return self
+
     def host(self, name: str) -> Host:
         """The host of that name. Raises KeyError."""
         for host in self.hosts:

@@ -21,7 +21,7 @@ SMALL = {"num_layers": 10, "hidden_size": 352, "num_heads": 8, "seq_length": 128
 @pytest.mark.parametrize(
     ("inventory", "job"),
     [
-        (cpu_inventory([2, 2]), {"model": SMALL, "device": "cpu", "compute": {"flops_per_s": 2e10}}),
+        (cpu_inventory([2, 2], shared_gbps=0.02), {"model": SMALL, "device": "cpu", "compute": {"flops_per_s": 2e10}}),
         (gpu_inventory([2, 1]), {"model": {"preset": "gpt-7.5b"}}),
     ],
 )

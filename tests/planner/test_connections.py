@@ -137,3 +137,9 @@ def test_nccl_opens_the_streams_that_the_measured_rate_took() -> None:
     assert (found["NCCL_SOCKET_NTHREADS"], found["NCCL_NSOCKS_PERTHREAD"]) == ("4", "2")
     plain = plan_for(gpu_inventory([2, 2]), gpt_7b(parallel={"pp": 2, "dp": 16}))
     assert not {"NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"} & {v.name for v in plain.nodes[0].environment}
+
+
+def test_two_trunks_between_the_same_clusters_are_refused() -> None:
+    trunks = [*with_trunk(NICS, "ab", 1.0).trunks, *with_trunk(NICS, "ba", 2.0).trunks]
+    with pytest.raises(ValueError, match=r"one between two clusters each, seen: \['a', 'b'\]"):
+        Inventory.model_validate(NICS.model_dump() | {"trunks": trunks})
