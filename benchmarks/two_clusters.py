@@ -20,7 +20,7 @@ from benchmarks.figure import print_figure
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Run
-from tests.testbed.rehearsal import Site, bed_site, measured_flops_per_s, only_run, standard_library_corpus
+from tests.testbed.rehearsal import Site, bed_site, measured_compute, only_run, standard_library_corpus
 
 FAST_MBPS, SLOW_MBPS = 2000, 100
 MODEL = {"num_layers": 10, "hidden_size": 352, "num_heads": 4, "seq_length": 128}
@@ -54,7 +54,7 @@ def main() -> None:
     """Four launches on one bed: both orders, emulated and real."""
     with tempfile.TemporaryDirectory() as name, bed_site(Path(name), FAST_MBPS, SLOW_MBPS) as site:
         holmes(site, "probe", str(site.hosts_yaml), "-o", str(site.folder / "inventory.json"))
-        real = {"flops_per_s": measured_flops_per_s(MODEL, MICRO_BATCH_SIZE, at_once=4, seconds=2.0)}
+        real = measured_compute(MODEL, MICRO_BATCH_SIZE, at_once=4)
         rows = [
             measure(site, compute, settings, order)
             for compute, settings in (("emulated", EMULATED), ("real", real))

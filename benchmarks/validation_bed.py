@@ -1,17 +1,20 @@
-"""Predicted against measured steps of random plans on the bed: cuts, degrees, schedules, orders and networks drawn.
+"""Predicted against measured steps of random plans on the bed: cuts, degrees, schedules, codecs and networks drawn.
 
-Compute is emulated, so that what is judged is the simulation and the networks, not how many cores this machine has.
-`python -m benchmarks.validation_bed 3` runs three plans a network instead of ten; `--write-docs` puts the table into
-docs/cost-model.md. Needs root.
+Compute is emulated, so that what is judged is the simulation and the networks, not how many cores this machine has;
+`real` as an argument trains models of the size of `make demo` instead. What a step costs beside its seconds and bytes
+is calibrated just before: for each bed, or for each plan of real compute. A number is how many plans each network has;
+`--write-docs` puts the table into docs/cost-model.md. Needs root.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,21 +27,45 @@ from benchmarks.figure import print_figure
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Run
-from tests.testbed.rehearsal import Site, bed_site, only_run, standard_library_corpus
+from tests.testbed.rehearsal import Site, bed_site, measured_compute, only_run, standard_library_corpus
 
-FAST_MBPS, SLOW_MBPS = 2000, (50, 100, 200)
-PLANS_EACH, STEPS, SEED = 10, 5, 4
-HEADINGS = ("Mbit/s across", "order", "pp", "dp", "b", "schedule", "cut", "predicted s", "measured s", "error")
+FAST_MBPS = 2000
+PLANS_EACH, REAL_PLANS, STEPS, SEED = 8, 10, 5, 4
+HEADINGS = (
+    *("network across", "order", "pp", "dp", "b", "schedule", "cut", "codec"),
+    *("predicted s", "measured s", "error", "load"),
+)
 MODEL = {"num_layers": 10, "hidden_size": 192, "num_heads": 4, "seq_length": 128}
+REAL_MODEL = {"num_layers": 8, "hidden_size": 192, "num_heads": 4, "seq_length": 64}  # of `make demo`
+CODECS = ("none", "none", "bf16", "int8", "int4")
+Job = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Across:
+    """What a bed has between its clusters: each host's rate, and a trunk that all share, if any, with its delay."""
+
+    slow_mbps: int
+    trunk_mbps: int | None = None
+    delay_ms: float = 0.0
+
+    def __str__(self) -> str:
+        trunk = f", trunk {self.trunk_mbps}" if self.trunk_mbps is not None else ""
+        return f"{self.slow_mbps} Mbit/s{trunk}{f', {self.delay_ms:g} ms' if self.delay_ms else ''}"
+
+
+NETWORKS = (Across(50), Across(100), Across(200), Across(200, 150), Across(200, 100, 5.0))
+REAL_NETWORK = Across(100)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One launch."""
+    """One launch; `load` is the machine's over the minute in which it ran."""
 
-    slow_mbps: int
+    across: Across
     plan: Plan
     measured_s: float
+    load: float
 
     @property
     def error(self) -> float:
@@ -47,30 +74,44 @@ class Row:
 
 
 def main() -> None:
-    """Three beds, the same number of plans on each."""
-    each = next((int(argument) for argument in sys.argv[1:] if argument.isdigit()), PLANS_EACH)
-    draw = random.Random(SEED)
-    rows = []
-    for slow_mbps in SLOW_MBPS:
-        with tempfile.TemporaryDirectory() as name, bed_site(Path(name), FAST_MBPS, slow_mbps) as site:
-            holmes(site, "probe", str(site.hosts_yaml), "-o", str(site.folder / "inventory.json"))
-            rows += [measure(site, slow_mbps, number, draw) for number in range(each)]
-    show(rows)
+    """All beds, the table, and the figures."""
+    draw, is_real = random.Random(SEED), "real" in sys.argv
+    each = next((int(argument) for argument in sys.argv[1:] if argument.isdigit()), None)
+    if is_real:
+        rows = list(rows_of(REAL_NETWORK, each or REAL_PLANS, draw, is_real))
+    else:
+        rows = [row for across in NETWORKS for row in rows_of(across, each or PLANS_EACH, draw, is_real)]
+    show(rows, "real" if is_real else "emulated")
     figures = {
         "mean error": (100 * statistics.fmean(abs(row.error) for row in rows), "%"),
         "max error": (100 * max(abs(row.error) for row in rows), "%"),
         "rank correlation": (rank_correlation(rows), "1"),
     }
+    table = "bed real" if is_real else "bed"
     for name, (value, unit) in figures.items():
-        print_figure(f"validation_bed.{name.replace(' ', '_')}", value, unit)
+        print_figure(f"validation_{table}.{name}".replace(" ", "_"), value, unit)
     if "--write-docs" in sys.argv:
         sums = "; ".join(f"{name} {value:.2f} {unit.strip('1')}".strip() for name, (value, unit) in figures.items())
         cells = [f"| {' | '.join(each)} |" for each in (HEADINGS, ["---"] * len(HEADINGS), *map(row_cells, rows))]
-        write_table("cost-model.md", "bed", (f"{len(rows)} plans: {sums}.", "", *cells))
+        write_table("cost-model.md", table, (f"{len(rows)} plans: {sums}.", "", *cells))
 
 
-def random_job(draw: random.Random) -> dict[str, Any]:
-    """A job whose degrees, cut, schedule and speed are drawn."""
+def rows_of(across: Across, num_plans: int, draw: random.Random, is_real: bool) -> Iterator[Row]:
+    """Random plans on one bed, whose links are measured where there is a trunk."""
+    with (
+        tempfile.TemporaryDirectory() as name,
+        bed_site(Path(name), FAST_MBPS, across.slow_mbps, across.trunk_mbps, across.delay_ms) as site,
+    ):
+        links = [] if across.trunk_mbps is None else ["--links"]
+        holmes(site, "probe", str(site.hosts_yaml), "-o", str(site.folder / "inventory.json"), *links)
+        overheads = None if is_real else measured_compute(MODEL, 1, at_once=1, rounds=1)["overheads"]
+        for number in range(num_plans):
+            job = random_job(draw, REAL_MODEL if is_real else MODEL)
+            yield measure(site, across, number, with_compute(job, draw, overheads), draw)
+
+
+def random_job(draw: random.Random, model: dict[str, int]) -> Job:
+    """A job whose degrees, cut, schedule and codec are drawn."""
     pp, dp = draw.choice([(1, 2), (1, 4), (2, 1), (2, 2), (2, 2), (4, 1)])
     schedules = ["gpipe", "1f1b", "zero-bubble", "interleaved"] if pp > 1 else ["1f1b"]
     parallel: dict[str, Any] = {"pp": pp, "dp": dp, "micro_batch_size": draw.choice([1, 2]), "recompute": "none"}
@@ -78,30 +119,39 @@ def random_job(draw: random.Random) -> dict[str, Any]:
     if parallel["schedule"] == "interleaved":
         parallel["chunks"] = 2
     elif pp == 2:
-        first = draw.randint(3, 7)
-        parallel["layers"] = [first, MODEL["num_layers"] - first]
-    forward_s = draw.choice([0.002, 0.004, 0.008])
+        first = draw.randint(3, model["num_layers"] - 3)
+        parallel["layers"] = [first, model["num_layers"] - first]
     return {
-        "model": MODEL,
+        "model": model,
         "data": standard_library_corpus(),
         "global_batch_size": draw.choice([16, 32]),
         "steps": STEPS,
         "device": "cpu",
-        "compute": {"emulate": {"forward_s_per_layer": forward_s, "backward_s_per_layer": 2 * forward_s}},
+        "wire": {"edges": draw.choice(CODECS)},
         "parallel": parallel,
     }
 
 
-def measure(site: Site, slow_mbps: int, number: int, draw: random.Random) -> Row:
-    """Plan and launch one drawn job, in one of the two orders."""
+def with_compute(job: Job, draw: random.Random, overheads: dict[str, float] | None) -> Job:
+    """The job with emulated compute of a drawn speed and `overheads`; without those with real compute, measured now."""
+    fixed = job["parallel"]
+    if overheads is None:
+        return {**job, "compute": measured_compute(job["model"], fixed["micro_batch_size"], fixed["pp"] * fixed["dp"])}
+    forward_s = draw.choice([0.002, 0.004, 0.008])
+    emulate = {"forward_s_per_layer": forward_s, "backward_s_per_layer": 2 * forward_s}
+    return {**job, "compute": {"emulate": emulate, "overheads": overheads}}
+
+
+def measure(site: Site, across: Across, number: int, job: Job, draw: random.Random) -> Row:
+    """Plan and launch one job, in one of the two orders."""
     path, runs = site.folder / f"plan-{number}.json", site.folder / f"runs-{number}"
-    job = site.write_job(f"job-{number}", random_job(draw))
+    job_yaml = site.write_job(f"job-{number}", job)
     order = draw.choice([[], ["--usual-order"]])
-    holmes(site, "plan", str(job), "-i", str(site.folder / "inventory.json"), "-o", str(path), *order)
+    holmes(site, "plan", str(job_yaml), "-i", str(site.folder / "inventory.json"), "-o", str(path), *order)
     holmes(site, "launch", str(path), "--runs", str(runs))
     run = read_file(Run, only_run(runs) / "run.json")
     assert run.step_s is not None
-    row = Row(slow_mbps, read_file(Plan, path), run.step_s)
+    row = Row(across, read_file(Plan, path), run.step_s, os.getloadavg()[0])
     print(*row_cells(row), flush=True)
     return row
 
@@ -123,19 +173,20 @@ def row_cells(row: Row) -> tuple[str, ...]:
     """One launch as a line of the table."""
     plan = row.plan
     cut = "-".join(str(stage.num_layers) for stage in plan.stages)
-    degrees = (str(plan.pp), str(plan.dp), str(plan.micro_batch_size), plan.schedule, cut)
-    seconds = (f"{plan.prediction.step_s:.3f}", f"{row.measured_s:.3f}", f"{row.error:+.1%}")
-    return (str(row.slow_mbps), plan.order, *degrees, *seconds)
+    codecs = sorted({group.codec for group in plan.groups} - {"none"})
+    degrees = (str(plan.pp), str(plan.dp), str(plan.micro_batch_size), plan.schedule, cut, ", ".join(codecs) or "none")
+    seconds = (f"{plan.prediction.step_s:.3f}", f"{row.measured_s:.3f}", f"{row.error:+.1%}", f"{row.load:.1f}")
+    return (str(row.across), plan.order, *degrees, *seconds)
 
 
-def show(rows: list[Row]) -> None:
+def show(rows: list[Row], compute: str) -> None:
     """The table for people."""
-    table = Table(title=f"{FAST_MBPS} Mbit/s inside, compute emulated", title_justify="left")
+    table = Table(title=f"{FAST_MBPS} Mbit/s inside, compute {compute}", title_justify="left")
     for heading in HEADINGS:
         table.add_column(heading)
     for row in rows:
         table.add_row(*row_cells(row))
-    Console(highlight=False, width=120).print(table)
+    Console(highlight=False, width=140).print(table)
 
 
 if __name__ == "__main__":

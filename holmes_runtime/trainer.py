@@ -41,9 +41,17 @@ class StepResult:
 class Trainer:
     """One rank's stages, pipeline, gradients and optimizer, ready to take steps."""
 
-    def __init__(self, config: RunConfig, me: Rank, corpus: Corpus, groups: RankGroups, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        me: Rank,
+        corpus: Corpus,
+        groups: RankGroups,
+        device: torch.device,
+        stopwatch: Stopwatch | None = None,
+    ) -> None:
         self.config, self.me, self.groups, self.device = config, me, groups, device
-        self.stopwatch = Stopwatch(device)
+        self.stopwatch = stopwatch or Stopwatch(device)
         self._wants_stop = False
         shape = config.model
         self.training = Samples(corpus.training, str(config.seed), shape.seq_length, shape.vocab_size)

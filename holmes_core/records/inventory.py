@@ -71,6 +71,7 @@ class Host(Record):
     software: Software = Software(python=None, torch=None)
     python_asked: bool = False  # else `software` says nothing
     kernel: str | None = None  # its release
+    boot_id: str | None = None  # of the kernel that runs: hosts with the same one are the same machine
     cpu_count: int | None = None
     memory_bytes: int | None = None
     hugepages: int | None = None

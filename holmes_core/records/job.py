@@ -155,10 +155,19 @@ class Calibration(Record):
     network_efficiency: Annotated[float, Field(gt=0, le=1)]  # what traffic gets of the inventory's bandwidths
 
 
+class Overheads(Record):
+    """What a step costs a slot beside FLOPs and bytes on links, as `python -m holmes_runtime.calibrate` measures it."""
+
+    action_s: Seconds
+    """Of each forward and backward of a stage in a pipeline beside computing it: the schedule and its messages."""
+    update_bytes_per_s: Annotated[float, Field(gt=0)]  # of memory, in what a step does to the slot's parameters
+
+
 class Compute(Record):
-    """Speed of one training slot: a GPU, or a CPU process."""
+    """Speed of one training slot: a GPU, or a CPU process that has its threads_per_slot cores to itself."""
 
     flops_per_s: Annotated[float, Field(gt=0)] | None = None  # achieved, measured
+    overheads: Overheads | None = None  # None for the planner's own constants
     emulate: Emulation | None = None
     calibration: Calibration | None = None
 

@@ -24,19 +24,25 @@ WEIGHT_HALF = 0.5
 
 
 class ComputeClock:
-    """Sleeps to deadlines, so that what the emulation itself costs counts as part of the emulated compute."""
+    """Sleeps to deadlines, so that what the emulation itself costs counts as part of the emulated compute.
+
+    What a sleep took too long is taken off the next work.
+    """
 
     def __init__(self) -> None:
-        self._deadline_s = 0.0
+        self._deadline_s = self._late_s = 0.0
 
     def begin(self) -> None:
         """A forward or backward of the stage starts now."""
-        self._deadline_s = time.monotonic()
+        self._deadline_s, self._late_s = time.monotonic() - self._late_s, 0.0
 
     def spend(self, seconds: float) -> None:
         """Returns `seconds` after the end of the previous piece of work."""
         self._deadline_s += seconds
-        time.sleep(max(0.0, self._deadline_s - time.monotonic()))
+        left_s = self._deadline_s - time.monotonic()
+        if left_s > 0:
+            time.sleep(left_s)
+            self._late_s = time.monotonic() - self._deadline_s
 
 
 class _Weight(torch.autograd.Function):

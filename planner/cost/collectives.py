@@ -13,6 +13,9 @@ from holmes_core.records.job import Device, Model, Recompute
 from planner.cost.counts import Execution
 
 ETHERNET_MTU_BYTES = 1500
+# What an exchange among more than two ranks gets of a link, since several send to one at the same time: 0.8 to 0.95 on
+# Gloo's sockets between network namespaces at 50 to 200 Mbit/s, 2026-11-22. NCCL's rings have one sender each.
+INCAST_SHARE = 0.9
 SMALLEST_MTU_BYTES = 68  # of IPv4
 TCP_HEADERS_BYTES = 20 + 20 + 12
 ETHERNET_FRAMING_BYTES = 14 + 4 + 8 + 12
@@ -84,6 +87,11 @@ def exchange_hops(num_ranks: int, device: Device) -> Hops:
     if device == "cuda":
         return Hops(num_ranks - 1, num_ranks - 1, 0)
     return Hops(0, num_ranks - 1 if num_ranks > 2 else 0, 1)
+
+
+def exchange_share(num_ranks: int, device: Device) -> float:
+    """The share of a link's rate that an exchange among so many ranks gets."""
+    return INCAST_SHARE if device == "cpu" and num_ranks > 2 else 1.0
 
 
 def all_reduce_s(size_bytes: float, num_ranks: int, path: Path) -> float:

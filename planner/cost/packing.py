@@ -1,4 +1,4 @@
-"""Codecs of edges: which ones a job may use, and the seconds that packing and unpacking a message take."""
+"""Codecs of edges: which ones a job may use, and the seconds that messages take of the slots at their ends."""
 
 from __future__ import annotations
 
@@ -44,14 +44,19 @@ def unpack_s(job: Job, codec: Codec, values: int) -> float:
     return values * GPU_UNPACK_PASSES[codec] * GPU_PASS_BYTES / GPU_BYTES_PER_S
 
 
-def with_packing(
-    job: Job, values: int, stages: Sequence[tuple[float, float]], codecs: Sequence[tuple[Codec, Codec]]
+def with_messages(
+    job: Job,
+    values: int,
+    stages: Sequence[tuple[float, float]],
+    codecs: Sequence[tuple[Codec, Codec]],
+    action_s: Sequence[float],
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Seconds of forward and backward by stage, with what they pack and unpack of messages of so many values.
+    """Seconds of forward and backward by stage, with what they do for messages of so many values.
 
-    `codecs` are by edge, of activations and of gradients.
+    `codecs` are by edge, of activations and of gradients; `action_s`, by stage, is what it takes beside packing.
     """
-    forward_s, backward_s = ([*seconds] for seconds in zip(*stages, strict=True))
+    computed_s = zip(*stages, strict=True)
+    forward_s, backward_s = ([s + more_s for s, more_s in zip(each, action_s, strict=True)] for each in computed_s)
     for edge, (activations, gradients) in enumerate(codecs):
         forward_s[edge] += pack_s(job, activations, values)
         forward_s[edge + 1] += unpack_s(job, activations, values)

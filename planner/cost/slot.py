@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Host
-from holmes_core.records.job import Job
+from holmes_core.records.job import Device, Job, Overheads
 from planner.cost.collectives import PassTimes, Path, tensor_parallel_s
-from planner.cost.compute_time import NO_TIME, head_s, layer_s
+from planner.cost.compute_time import NO_TIME, head_s, layer_s, optimizer_s
 from planner.cost.counts import Execution
 from planner.cost.gpu_speeds import Speed, constant_speed, gpu_speed
 
@@ -19,25 +19,47 @@ PCIE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}  # one lane, one directi
 PCIE_UNKNOWN = (3, 16)  # assumption where nvidia-smi did not say: generation, lanes
 INSIDE_EFFICIENCY = 0.8  # of those rates, what collectives reach: fitted on the A100 rows, see docs/cost-model.md
 INSIDE_LATENCY_S = 3.4e-6  # of one hop between GPUs of a host, fitted together with it
-UPDATE_BYTES_PER_S = {"cpu": 4e9, "cuda": 1e12}  # assumption where only FLOP/s are given: one thread's, a GPU's memory
+# Where job.yaml does not say. CPU: one thread's, measured by `python -m holmes_runtime.calibrate` on the model of
+# `make demo` with torch 2.13, on 2026-11-22. GPU: assumptions, not measured: what Python does for an action overlaps
+# the kernels of the one before, and the update has the memory of a GPU.
+OVERHEADS: dict[Device, Overheads] = {
+    "cpu": Overheads(action_s=8e-4, update_bytes_per_s=3e9),
+    "cuda": Overheads(action_s=0.0, update_bytes_per_s=1e12),
+}
 LOOPBACK_BYTES_PER_S = 2e9  # assumption: Gloo between processes of one host
 
 
 @dataclass(frozen=True)
 class Slot:
-    """`speed` is None where compute is emulated; the emulated seconds count `slowdown` times."""
+    """`speed` is None where compute is emulated; the emulated seconds count `slowdown` times.
+
+    `action_s` is what a forward or backward takes in a pipeline beside computing, `update_bytes_per_s` the rate of the
+    update where `speed` has none.
+    """
 
     speed: Speed | None
     inside: Path
     slowdown: float = 1.0
+    action_s: float = 0.0
+    update_bytes_per_s: float | None = None
 
 
-def read_slot(host: Host, cluster: str, job: Job) -> Slot:
-    """The slowest slot of `host` in `cluster`. Raises HolmesError where its speed is not known."""
+def read_slot(host: Host, cluster: str, job: Job, threads_per_core: float = 1.0) -> Slot:
+    """The slowest slot of `host` in `cluster`, where so many threads share each core.
+
+    Raises HolmesError where its speed is not known.
+    """
     emulate = job.compute.emulate
     slowdown = emulate.slowdown.get(cluster, 1.0) if emulate is not None else 1.0
     factor = job.compute.calibration.compute_factor if job.compute.calibration is not None else 1.0
-    return Slot(None if emulate is not None else _speed(host, job).slowed(factor), inside_path(host, job), slowdown)
+    overheads = job.compute.overheads or OVERHEADS[job.device]
+    return Slot(
+        None if emulate is not None else _speed(host, job).slowed(factor * threads_per_core),
+        inside_path(host, job),
+        slowdown,
+        overheads.action_s * threads_per_core,
+        overheads.update_bytes_per_s / threads_per_core,
+    )
 
 
 def inside_path(host: Host, job: Job) -> Path:
@@ -66,10 +88,16 @@ def head_parts_s(job: Job, execution: Execution, slot: Slot) -> PassTimes:
     return NO_TIME if slot.speed is None else head_s(job.model, execution, slot.speed)
 
 
+def update_s(parameters: int, execution: Execution, slot: Slot) -> float:
+    """Seconds of what a step does to a rank's parameters; a rehearsal does most of it as well."""
+    return optimizer_s(parameters, execution, slot.speed or constant_speed(1.0, slot.update_bytes_per_s))
+
+
 def _speed(host: Host, job: Job) -> Speed:
     """Of the slowest slot: from job.yaml, else from published runs on that GPU."""
     if job.compute.flops_per_s is not None:
-        return constant_speed(job.compute.flops_per_s, UPDATE_BYTES_PER_S[job.device])
+        overheads = job.compute.overheads or OVERHEADS[job.device]
+        return constant_speed(job.compute.flops_per_s, overheads.update_bytes_per_s)
     if job.device == "cpu":
         raise _unknown_speed(host.name, "CPU slots")
     value_bytes = 4 if job.value_type == "fp32" else 2

@@ -12,11 +12,11 @@ from typing import NamedTuple
 from holmes_core.records.job import Codec, Device
 from holmes_core.records.plan import PlanGroup
 from holmes_runtime.config.model_shape import Part, gradient_order
-from planner.cost.collectives import PassTimes, Path, exchange_hops, shard_exchange_bytes
-from planner.cost.compute_time import NO_TIME, optimizer_s, split_factor
+from planner.cost.collectives import PassTimes, Path, exchange_hops, exchange_share, shard_exchange_bytes
+from planner.cost.compute_time import NO_TIME, split_factor
 from planner.cost.counts import GRADIENT_BYTES, edge_bytes, edge_values
-from planner.cost.packing import with_packing
-from planner.cost.slot import Slot, head_parts_s, layer_parts_s
+from planner.cost.packing import with_messages
+from planner.cost.slot import Slot, head_parts_s, layer_parts_s, update_s
 from planner.layout.layout import Layout
 from planner.problem.problem import Problem
 from planner.schedule.buckets import Bucket, Exchange, make_buckets
@@ -103,8 +103,10 @@ class LayoutCosts:
         forward, backward = ([self._edge(replica, axis, stage) for stage in stages[:-1]] for axis in EDGES)
         codecs = [(there.codec, back.codec) for there, back in zip(forward, backward, strict=True)]
         values = edge_values(self.job.model, self.execution)
+        has_edges = edges and self.layout.candidate.pp > 1
+        action_s = [self.at(stage, replica).slot.action_s * has_edges for stage in stages]
         times = PipelineTimes(
-            *with_packing(self.job, values, seconds, codecs if edges else ()),
+            *with_messages(self.job, values, seconds, codecs if edges else (), action_s),
             tuple(edge.busy_s for edge in forward),
             tuple(edge.busy_s for edge in backward),
             self._weight_part(),
@@ -186,8 +188,9 @@ class LayoutCosts:
     def _group_costs(self, group: PlanGroup) -> LevelCosts:
         one_host = len({self.layout.ranks[rank].host for rank in group.ranks}) == 1
         path = self._path(group, one_host)
-        reduced = path.bandwidth_bytes_per_s if one_host else self._reduce_bytes_per_s(group)
-        return LevelCosts(len(group.ranks), reduced, path.bandwidth_bytes_per_s, path.latency_s)
+        n, reduced = len(group.ranks), path.bandwidth_bytes_per_s if one_host else self._reduce_bytes_per_s(group)
+        share = 1.0 if one_host else exchange_share(n, self.job.device)
+        return LevelCosts(n, share * reduced, share * path.bandwidth_bytes_per_s, path.latency_s)
 
     def buckets(self) -> list[list[Bucket]]:
         """By stage, its gradient buckets; none with one replica, which exchanges nothing."""
@@ -241,5 +244,5 @@ class LayoutCosts:
         layout = self.layout
         parameters = [layout.rank_parameters(self.job.model, rank) for rank in range(layout.candidate.pp)]
         kinds = {(pp_rank, id(self.priced[rank.host])): rank for (pp_rank, _), rank in layout.first_shards.items()}
-        speeds = [(pp_rank, self.priced[rank.host].slot.speed) for (pp_rank, _), rank in kinds.items()]
-        return max(optimizer_s(parameters[rank], self.execution, speed) if speed else 0.0 for rank, speed in speeds)
+        slots = [(pp_rank, self.priced[rank.host].slot) for (pp_rank, _), rank in kinds.items()]
+        return max(update_s(parameters[rank], self.execution, slot) for rank, slot in slots)

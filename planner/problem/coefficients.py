@@ -69,6 +69,7 @@ class Coefficients:
     layer_sync_bytes: int
     first_sync_bytes: int
     last_sync_bytes: int
+    action_s: tuple[float, ...]  # of a forward or backward in a pipeline beside computing; the simulation's alone
     hides_edges: bool  # whether the schedule may keep enough micro-batches in flight to hide what edges take
     crossings: Mapping[tuple[int, int], Crossing] = field(default_factory=dict)
     """What was measured, by two indices of clusters, the smaller first, or inside one by twice its index."""
@@ -166,6 +167,7 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         layer_sync_bytes=travels * layer_parameters(model, tp),
         first_sync_bytes=travels * embedding_parameters(model, tp),
         last_sync_bytes=travels * head_parameters(model, tp),
+        action_s=tuple(each.slot.action_s for each in hardware),
         hides_edges=job.parallel.schedule in (None, "eager"),
     )
 

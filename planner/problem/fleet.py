@@ -11,6 +11,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import NetName
 from planner.cost.slot import Slot, read_slot
 from planner.problem.networks import Networks
+from planner.problem.shared_cores import core_shares
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,14 @@ class Fleet:
 
 def read_fleet(inventory: Inventory, job: Job, networks: Networks) -> Fleet:
     """The fleet of `inventory` for `job`. Raises HolmesError when no host has a slot or the speed of one is unknown."""
-    hosts = {host.name: host for host in inventory.hosts}
+    hosts, shares = {host.name: host for host in inventory.hosts}, core_shares(inventory, job)
     alike: dict[Hardware, list[FleetHost]] = {}
     for cluster in inventory.clusters:
         for name in cluster.hosts:
             gpus = slots_of(hosts[name], job)
             if gpus:
-                hardware = _hardware(hosts[name], cluster.name, len(gpus), job, networks)
+                slot = read_slot(hosts[name], cluster.name, job, shares[name])
+                hardware = _hardware(hosts[name], cluster.name, len(gpus), job, networks, slot)
                 alike.setdefault(hardware, []).append(FleetHost(name, gpus, hardware))
     if not alike:
         raise _no_slots(inventory, job)
@@ -113,14 +115,14 @@ def slots_of(host: Host, job: Job) -> tuple[int | None, ...]:
     return tuple(gpu.index for gpu in host.gpus)
 
 
-def _hardware(host: Host, cluster: str, num_slots: int, job: Job, networks: Networks) -> Hardware:
+def _hardware(host: Host, cluster: str, num_slots: int, job: Job, networks: Networks, slot: Slot) -> Hardware:
     memory = [gpu.memory_bytes for gpu in host.gpus if gpu.memory_bytes is not None] if job.device == "cuda" else []
     rates = networks.rates(host.name)
     return Hardware(
         cluster=cluster,
         num_slots=num_slots,
         memory_bytes=min(memory, default=None),
-        slot=read_slot(host, cluster, job),
+        slot=slot,
         net_name=rates.net_name,
         fabric_bytes_per_s=rates.fabric_bytes_per_s,
         shared_bytes_per_s=rates.shared_bytes_per_s,

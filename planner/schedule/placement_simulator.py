@@ -12,10 +12,10 @@ from math import ceil
 from holmes_core.records.job import Codec, Job
 from holmes_runtime.config.model_shape import Part, gradient_order
 from holmes_runtime.config.schedule import microbatches_in_flight
-from planner.cost.collectives import exchange_hops
+from planner.cost.collectives import exchange_hops, exchange_share
 from planner.cost.compute_time import split_factor
 from planner.cost.counts import GRADIENT_BYTES, edge_bytes, edge_values, memory_bytes
-from planner.cost.packing import allowed_codecs, lossiest_codec, with_packing
+from planner.cost.packing import allowed_codecs, lossiest_codec, with_messages
 from planner.problem.coefficients import Coefficients, are_alike
 from planner.problem.exchange_rates import rings_on_nic, site_latency_s, sync_s_per_byte
 from planner.schedule.buckets import Bucket, Exchange, make_buckets
@@ -170,7 +170,7 @@ class PlacementSimulator:
         """The parts of its seconds; what links add is taken from shortened simulations."""
         left_out = max(0, (min(count for count, _ in self._lanes) - 1) // self._pp - ROUNDS)
         pipelines = self._pipelines(mode, left_out)
-        free = [replace(each, times=each.times.without_edges()) for each in pipelines]
+        free = self._pipelines(mode, left_out, messages=False)
         without_gradients_s = simulate(pipelines)
         gradients_s = simulate(pipelines, self._buckets(mode.layers)) - without_gradients_s
         shortened = min(count for count, _ in self._lanes) - left_out * self._pp
@@ -178,23 +178,25 @@ class PlacementSimulator:
         bubble_s = mode.step_s - self.busiest_s - edges_s - gradients_s
         return StepParts(self.busiest_s, bubble_s, edges_s, gradients_s)
 
-    def _pipelines(self, mode: RunMode, rounds_left_out: int) -> list[Pipeline]:
-        """One pipeline a lane, without so many rounds of pp micro-batches."""
+    def _pipelines(self, mode: RunMode, rounds_left_out: int, messages: bool = True) -> list[Pipeline]:
+        """One pipeline a lane, without so many rounds of pp micro-batches; `messages`: or they take nothing."""
         counts = [count - rounds_left_out * self._pp for count, _ in self._lanes]
         return [
             Pipeline(precedence_of(mode.schedule, self._pp, count, mode.chunks, mode.extra_in_flight), times)
-            for count, times in zip(counts, self._times(mode), strict=True)
+            for count, times in zip(counts, self._times(mode, messages), strict=True)
         ]
 
-    def _times(self, mode: RunMode) -> list[PipelineTimes]:
+    def _times(self, mode: RunMode, messages: bool = True) -> list[PipelineTimes]:
         """Seconds of each lane's stages and edges."""
         found = []
         for _, sites in self._lanes:
             edges = self._edges(sites, mode.chunks)
             busy_s, late_s = (tuple(edge.busy_s for edge in edges), tuple(edge.latency_s for edge in edges))
-            forward_s, backward_s = self._with_packing(self._stage_s(sites, mode.layers), sites)
-            factor = split_factor(self._job)
-            found.append(PipelineTimes(forward_s, backward_s, busy_s, busy_s, split_factor=factor, latency_s=late_s))
+            stages, factor = self._stage_s(sites, mode.layers), split_factor(self._job)
+            alone_s = zip(*stages, strict=True)
+            forward_s, backward_s = self._with_messages(stages, sites) if messages else alone_s
+            times = PipelineTimes(forward_s, backward_s, busy_s, busy_s, split_factor=factor, latency_s=late_s)
+            found.append(times if messages else times.without_edges())
         return found
 
     def _stage_s(self, sites: Sequence[tuple[int, ...]], layers: Sequence[int]) -> list[tuple[float, float]]:
@@ -207,16 +209,18 @@ class PlacementSimulator:
             found.append((forward_s, held * layer.backward_s + head.backward_s * is_last))
         return found
 
-    def _with_packing(
+    def _with_messages(
         self, stages: Sequence[tuple[float, float]], sites: Sequence[tuple[int, ...]]
     ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Forward and backward by stage, with packing and unpacking what crosses the network that all share."""
+        """Forward and backward by stage, with messages; what crosses the network that all share is packed."""
         values, codec = edge_values(self._job.model, self._execution), lossiest_codec(self._job)
         packed = [
             codec if not are_alike(self._coeffs, (*sites[s % self._pp], *sites[(s + 1) % self._pp])) else "none"
             for s in range(len(stages) - 1)
         ]
-        return with_packing(self._job, values, stages, [(each, each) for each in packed])
+        slowest_s = [max(self._coeffs.action_s[c] for c in site) * (self._pp > 1) for site in sites]
+        action_s = [slowest_s[stage % self._pp] for stage in range(len(stages))]
+        return with_messages(self._job, values, stages, [(each, each) for each in packed], action_s)
 
     def _edges(self, sites: Sequence[tuple[int, ...]], chunks: int) -> list[Edge]:
         """One message by edge; between stages of one host it takes nothing."""
@@ -241,7 +245,9 @@ class PlacementSimulator:
         value_bytes = self._execution.value_bytes
         gather_part = value_bytes / (GRADIENT_BYTES + value_bytes)
         crossing = sum(len({coeffs.cluster[c] for c in at}) > 1 for at in self._sites)
-        per_byte = sync_s_per_byte(coeffs, site, self._rings(stage % self._pp), max(1, crossing))
+        rings = self._rings(stage % self._pp)
+        share = exchange_share(coeffs.candidate.dp, self._job.device) if rings else 1.0
+        per_byte = sync_s_per_byte(coeffs, site, rings, max(1, crossing)) / share
         slowest = max(site, key=lambda c: coeffs.layer_s[c])
 
         latency_s, hops = site_latency_s(coeffs, site), exchange_hops(coeffs.candidate.dp, self._job.device)

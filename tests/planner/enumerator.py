@@ -148,6 +148,7 @@ def random_coefficients(seed: int) -> Coefficients:
         layer_sync_bytes=2,
         first_sync_bytes=1,
         last_sync_bytes=3,
+        action_s=(0.0,) * num_classes,
         hides_edges=draw.random() < 0.7,
         crossings=_random_crossings(random.Random(-1 - seed)),
     )

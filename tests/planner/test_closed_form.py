@@ -38,6 +38,7 @@ def coeffs(pp: int = 2, dp: int = 1, num_microbatches: int = 4, capacity: int = 
         layer_sync_bytes=10,
         first_sync_bytes=2,
         last_sync_bytes=3,
+        action_s=(0.0, 0.0),
         hides_edges=True,
     )
 

@@ -169,7 +169,8 @@ def test_fixed_cut_is_kept() -> None:
 def test_emulated_compute_takes_its_seconds() -> None:
     emulate = {"emulate": {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02}}
     plan = plan_for(BED, bed_job(compute=emulate, parallel={"pp": 1, "dp": 1, "micro_batch_size": 8}))
-    assert plan.prediction.step_s == pytest.approx(32 * 10 * 0.03)
+    assert plan.prediction.compute_s == pytest.approx(32 * 10 * 0.03)
+    assert plan.prediction.step_s == plan.prediction.compute_s + plan.prediction.optimizer_s
 
 
 def test_tensor_groups_stay_on_a_host_and_take_whole_places() -> None:

@@ -24,7 +24,8 @@ def free_job(seed: int, slots_per_host: int | None = None, speed: float = 1.0) -
     layer_s = draw.choice((0.002, 0.01, 0.05)) / speed
     emulate = {"forward_s_per_layer": layer_s, "backward_s_per_layer": 2 * layer_s}
     slots = slots_per_host or draw.choice((1, 2))
-    return bed_job(compute={"emulate": emulate}, parallel={}, slots_per_host=slots)
+    overheads = {"action_s": 8e-4 / speed, "update_bytes_per_s": 3e9 * speed}
+    return bed_job(compute={"emulate": emulate, "overheads": overheads}, parallel={}, slots_per_host=slots)
 
 
 @functools.cache

@@ -57,11 +57,15 @@ def prediction(inventory: Inventory, job: Job, layout: Layout) -> Prediction:
     return p
 
 
-def test_one_slot_computes_and_nothing_else() -> None:
+FREE = {"action_s": 0.0, "update_bytes_per_s": 1e9}
+
+
+def test_one_slot_computes_and_updates_and_nothing_else() -> None:
     inventory, job = cpu_inventory([1]), bed_job(compute=EMULATED, parallel={})
     p = prediction(inventory, job, lay(inventory, job, [[["a1"]]], (10,)))
     assert p.compute_s == pytest.approx(32 * 10 * 0.03)
-    assert p.step_s == pytest.approx(p.compute_s)
+    assert p.optimizer_s > 0
+    assert p.step_s == pytest.approx(p.compute_s + p.optimizer_s)
     assert p.traffic == ()
 
 
@@ -76,7 +80,7 @@ def test_interleaving_crosses_more_often_for_less_bubble() -> None:
 
 
 def test_zero_bubble_splits_an_emulated_backward_in_equal_halves() -> None:
-    inventory, job = cpu_inventory([2]), bed_job(compute=EMULATED, parallel={})
+    inventory, job = cpu_inventory([2]), bed_job(compute={**EMULATED, "overheads": FREE}, parallel={})
     layout = lay(inventory, job, [[["a1"]], [["a2"]]], (5, 5), schedule="zero-bubble")
     spans = predict_timeline(read_problem(inventory, job), layout)
     halves = {span.kind: span.end_s - span.start_s for span in spans if span.microbatch > 0}

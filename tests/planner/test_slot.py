@@ -13,7 +13,14 @@ from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory
 
 
 def test_a_cpu_slot_has_the_speed_in_the_job() -> None:
-    assert read_slot(cpu_inventory([1]).hosts[0], "a", bed_job()).speed == constant_speed(2e10, 4e9)
+    assert read_slot(cpu_inventory([1]).hosts[0], "a", bed_job()).speed == constant_speed(2e10, 3e9)
+
+
+def test_a_slot_of_shared_cores_is_slower_in_all_it_does() -> None:
+    compute = {"flops_per_s": 2e10, "overheads": {"action_s": 0.001, "update_bytes_per_s": 2e9}}
+    slot = read_slot(cpu_inventory([1]).hosts[0], "a", bed_job(compute=compute), threads_per_core=2)
+    assert slot.speed == constant_speed(1e10, 1e9)
+    assert (slot.action_s, slot.update_bytes_per_s) == (0.002, 1e9)
 
 
 def test_a_gpu_slot_has_the_speed_of_its_machine_type() -> None:

@@ -18,7 +18,7 @@ from tests.testbed.rehearsal import (
     Site,
     bed_site,
     local_site,
-    measured_flops_per_s,
+    measured_compute,
     only_run,
     standard_library_corpus,
 )
@@ -50,8 +50,12 @@ def main() -> None:
 
 def run_demo(site: Site, steps: int = STEPS) -> None:
     """The three commands, then on a bed the usual order, then the summary."""
-    slot_flops_per_s = measured_flops_per_s(MODEL, MICRO_BATCH_SIZE, at_once=len(LOCAL_HOSTS), seconds=0.5)
-    print(f"One training process computes {slot_flops_per_s / 1e9:.1f} GFLOP/s while all four do (measured just now).")
+    compute = measured_compute(MODEL, MICRO_BATCH_SIZE, at_once=len(LOCAL_HOSTS))
+    gigaflops, action_ms = compute["flops_per_s"] / 1e9, compute["overheads"]["action_s"] * 1e3
+    print(
+        f"Measured just now, four training processes at once: a core computes {gigaflops:.1f} GFLOP/s, and a forward or"
+    )
+    print(f"backward of a stage takes {action_ms:.2f} ms beside computing.")
     job = {
         "model": MODEL,
         "data": standard_library_corpus(),
@@ -59,7 +63,7 @@ def run_demo(site: Site, steps: int = STEPS) -> None:
         "steps": steps,
         "optimizer": {"learning_rate": 5e-4},
         "device": "cpu",
-        "compute": {"flops_per_s": slot_flops_per_s},
+        "compute": compute,
         "parallel": {"pp": 2, "dp": 2, "micro_batch_size": MICRO_BATCH_SIZE},
     }
     job_yaml = str(site.write_job("job", job))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import socket
 import subprocess
@@ -79,14 +78,15 @@ def standard_library_corpus() -> dict[str, str]:
     return {"path": sysconfig.get_path("stdlib"), "pattern": "*.py"}
 
 
-def measured_flops_per_s(model: dict[str, int], micro_batch_size: int, at_once: int, seconds: float) -> float:
-    """FLOP/s one slot achieves on a layer of `model` while `at_once` slots share this machine; the slowest's."""
-    arguments = ["--micro-batch-size", str(micro_batch_size), "--seconds", str(seconds), "--slots", str(at_once)]
+def measured_compute(model: dict[str, int], micro_batch_size: int, at_once: int, rounds: int = 3) -> dict[str, Any]:
+    """The `compute:` of a job for slots of this machine, of which `at_once` run, as Holmes' own calibration has it."""
+    arguments = ["--micro-batch-size", str(micro_batch_size), "--rounds", str(rounds), "--slots", str(at_once)]
     for key in ("hidden_size", "num_heads", "seq_length"):
         arguments += [f"--{key.replace('_', '-')}", str(model[key])]
     command = [sys.executable, "-m", "holmes_runtime.calibrate", *arguments]
     answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return float(json.loads(answer)["flops_per_s"])
+    compute: dict[str, Any] = yaml.safe_load(answer)["compute"]
+    return compute
 
 
 def loopback_gbps(size_bytes: int = 256 * 1024**2) -> float:

@@ -17,7 +17,7 @@ MODULES = Command("cat /proc/modules", when='[ "$code" = 127 ]')
 FILES = Command(
     "grep -Hs . /proc/cmdline /proc/driver/nvidia/version /sys/class/dmi/id/sys_vendor /sys/class/dmi/id/product_name "
     "/sys/hypervisor/type /sys/module/mlx5_core/version /sys/module/nvidia/version "
-    "/sys/module/nvidia_peermem/version /sys/kernel/mm/memory_peers/*/version"
+    "/sys/module/nvidia_peermem/version /sys/kernel/mm/memory_peers/*/version /proc/sys/kernel/random/boot_id"
 )
 MEMORY = Command("grep -Hs -e MemTotal: -e HugePages_Total: /proc/meminfo")
 CPUS = Command("nproc")
@@ -44,6 +44,7 @@ class Kernel:
     iommu_groups: int | None
     kernel_command_line: str | None
     virtual_machine: bool | None
+    boot_id: str | None
     cpu_count: int | None
     memory_bytes: int | None
     hugepages: int | None
@@ -65,6 +66,7 @@ def read_kernel(outputs: Sequence[Recorded], tree: Tree) -> Kernel:
         iommu_groups=_iommu_groups(outputs, tree),
         kernel_command_line=tree.value("/proc/cmdline"),
         virtual_machine=_virtual_machine(outputs, tree),
+        boot_id=tree.value("/proc/sys/kernel/random/boot_id"),
         cpu_count=next((whole_number(output.plain) for output in outputs if output.tool == "nproc"), None),
         memory_bytes=int(memory["MemTotal"]) * 1024 if "MemTotal" in memory else None,
         hugepages=int(memory["HugePages_Total"]) if "HugePages_Total" in memory else None,
