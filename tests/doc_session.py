@@ -18,6 +18,7 @@ from tests.planner.fleets import gpu_inventory
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PLANNING = ROOT / "docs" / "planning.md"
+CORES = 8  # that the machine of the documents has: plans of local hosts depend on it
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -37,6 +38,9 @@ def prepare(document: Path, folder: Path) -> None:
     """The YAML files the document shows, and for planning.md the inventory it speaks of and the examples."""
     for text in blocks(document.read_text(encoding="utf-8"), "yaml"):
         (folder / text.splitlines()[0].removeprefix("# ")).write_text(text, encoding="utf-8")
+    (folder / "bin").mkdir()
+    (folder / "bin" / "nproc").write_text(f"#!/bin/sh\necho {CORES}\n", encoding="utf-8")
+    (folder / "bin" / "nproc").chmod(0o755)
     if document == PLANNING:
         (folder / "inventory.json").write_text(gpu_inventory([4, 4]).to_json(), encoding="utf-8")
         (folder / "examples").symlink_to(ROOT / "templates" / "examples")
@@ -44,7 +48,8 @@ def prepare(document: Path, folder: Path) -> None:
 
 def run(command: str, folder: Path, columns: int) -> subprocess.CompletedProcess[str]:
     """One command as a shell runs it, with `holmes` on the path or as a module."""
-    environment = {**os.environ, "COLUMNS": str(columns), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    path = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "COLUMNS": str(columns), "PATH": path}
     if shutil.which("holmes", path=environment["PATH"]) is None:
         command = re.sub(r"^holmes ", f"{sys.executable} -m holmes_cli ", command)
     environment["PYTHONPATH"] = str(ROOT)
