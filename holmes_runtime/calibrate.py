@@ -1,8 +1,8 @@
 """`python -m holmes_runtime.calibrate ...`: what a step of a model costs a slot of this host; prints YAML for job.yaml.
 
 All slots of the host train at once, by the trainer itself, over the loopback: each alone, for the FLOP/s; as replicas,
-for what a step does to parameters; in pipelines of two, for what an action takes beside computing. The last two
-are CPU time of the training thread, which other work on the machine does not change.
+for what a step does to parameters; in pipelines of two, for what an action takes beside computing. Where a slot has one
+thread, its CPU time counts, which other work on the machine hardly changes; else the time that passes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def measure(alone: Trial, slots: int, cores: int, seconds: float) -> Measured:
     """One round of trials: `slots` processes with the model of `alone` on so many cores, `seconds` for each trial."""
     flops = step_flops(alone.model, alone.num_microbatches * alone.micro_batch_size)
     computing_s = max(cost.computing_s for cost in run_trial(alone, seconds, slots))
-    threads_per_core = max(1.0, slots * alone.threads / cores)
+    threads_per_core = 1.0 if alone.by_cpu_time else max(1.0, slots * alone.threads / cores)
     flops_per_s = flops / computing_s * threads_per_core
     if alone.device == "cuda":
         return Measured(flops_per_s)

@@ -42,6 +42,11 @@ class Trial:
     pp: int = 1
     dp: int = 1
 
+    @property
+    def by_cpu_time(self) -> bool:
+        """Whether seconds are those of the training thread's CPU time."""
+        return self.device == "cpu" and self.threads == 1
+
     def config(self) -> RunConfig:
         """The configuration that the ranks of such a run read."""
         ranks = [
@@ -104,8 +109,11 @@ def _group(axis: Axis, ranks: Sequence[int]) -> Group:
 
 @dataclass(frozen=True)
 class Cost:
-    """Medians over the steps of one rank: seconds that passed in forwards and backwards; and seconds of CPU time that
-    the rank's own thread took outside of them, with and without its waits for others."""
+    """Medians over the steps of one rank, in seconds: forwards and backwards; all else; all else but waits for others.
+
+    Of the CPU time of the rank's own thread, which other work on the machine does not change; of the time that passed
+    on GPUs and where several threads compute.
+    """
 
     computing_s: float
     update_s: float
@@ -145,16 +153,12 @@ def _run_rank(trial: Trial, number: int, port: int, seconds: float, answers: Sim
     tokens = torch.randint(trial.model.vocab_size, (100 * trial.model.seq_length,), generator=generator)
     corpus = Corpus(Tokens((tokens,)), Tokens(()), "")
     me = config.grid.rank(number if is_run else 0)
-    costs = [
-        _take_steps(Trainer(config, me, corpus, groups, device, stopwatch), seconds / 2)
-        for stopwatch in (Stopwatch(device), Stopwatch(device, time.thread_time))
-    ]
-    (passed_s, _, _), (_, update_s, rest_s) = costs
-    answers.put(Cost(passed_s, update_s, rest_s))
+    stopwatch = Stopwatch(device, time.thread_time) if trial.by_cpu_time else Stopwatch(device)
+    answers.put(_take_steps(Trainer(config, me, corpus, groups, device, stopwatch), seconds))
 
 
-def _take_steps(trainer: Trainer, seconds: float) -> tuple[float, float, float]:
-    """Medians, by the trainer's clock: forwards and backwards, all else, and all else but waits."""
+def _take_steps(trainer: Trainer, seconds: float) -> Cost:
+    """The cost by the trainer's clock."""
     for step in range(WARM_UP):
         trainer.step(step)
     trainer.stopwatch.read_s()
@@ -169,7 +173,7 @@ def _take_steps(trainer: Trainer, seconds: float) -> tuple[float, float, float]:
         steps.append((computing_s, sum(laps_s.values()) - computing_s, laps_s.get("rest", 0.0)))
     trainer.zero1.wait()
     first, second, third = zip(*steps, strict=True)
-    return statistics.median(first), statistics.median(second), statistics.median(third)
+    return Cost(statistics.median(first), statistics.median(second), statistics.median(third))
 
 
 def _free_port() -> int:
