@@ -12,7 +12,8 @@ from planner.layout.predict import predict_step_s
 from planner.problem.problem import Problem
 from planner.tolerances import RELATIVE_TOLERANCE
 
-WORTH = 1.01  # a step longer by less than one percent is no reason to lose anything
+WORTH = 1.02  # a step longer by less than two percent is no reason to lose anything
+WORTH_AN_EDGE = 1.01  # nor, on one edge, one that is longer by less than one percent
 EDGES: tuple[Axis, ...] = ("pp_forward", "pp_backward")
 
 
@@ -20,20 +21,24 @@ def choose_codecs(problem: Problem, layout: Layout) -> Layout:
     """The layout with the codecs that job.yaml allows and the step gains by.
 
     All edges between hosts begin with the lossiest codec, and one after another, those inside clusters first, takes the
-    mildest that keeps the step within one percent of that, or makes it shorter. Replicas and shards are alike.
+    mildest that keeps the step within one percent of that, or makes it shorter. Where all of them together gain less than
+    two percent, nothing is packed. Replicas and shards are alike.
     """
     allowed = allowed_codecs(problem.job)
     edges = _edges_between_hosts(layout)
     if len(allowed) == 1 or not edges:
         return layout
     codecs: dict[tuple[Axis, int], Codec] = dict.fromkeys(edges, allowed[-1])
-    most_s = _step_s(problem, layout, codecs) * WORTH
+    packed_s = _step_s(problem, layout, codecs)
+    if _step_s(problem, layout, {}) <= packed_s * WORTH:
+        return _shallower(problem, layout)
+    most_s = packed_s * WORTH_AN_EDGE
     for edge in edges:
         for codec in allowed[:-1]:
             milder = {**codecs, edge: codec}
             step_s = _step_s(problem, layout, milder)
             if step_s <= most_s:
-                codecs, most_s = milder, min(most_s, step_s * WORTH)
+                codecs, most_s = milder, min(most_s, step_s * WORTH_AN_EDGE)
                 break
     return _shallower(problem, layout.with_codecs(codecs))
 
