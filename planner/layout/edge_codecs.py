@@ -21,7 +21,7 @@ def choose_codecs(problem: Problem, layout: Layout) -> Layout:
     """The layout with the codecs that job.yaml allows and the step gains by.
 
     All edges between hosts begin with the lossiest codec, and one after another, those inside clusters first, takes the
-    mildest that keeps the step within one percent of that, or makes it shorter. Where all of them together gain less than
+    mildest that keeps the step within one percent of that, or makes it shorter. Where they all together gain less than
     two percent, nothing is packed. Replicas and shards are alike.
     """
     allowed = allowed_codecs(problem.job)
