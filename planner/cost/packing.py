@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
 
 from holmes_core.records.job import Codec, Job
+from holmes_runtime.config.codec import codecs_up_to
+from holmes_runtime.config.run_settings import VALUE_BYTES
 
-CODECS: tuple[Codec, ...] = get_args(Codec)  # from lossless to lossiest
 # Seconds a value on one CPU thread, in messages of a quarter MiB and more: the slower of fp32 and bf16, rounded up.
 # Measured by what benchmarks/codec_speed.py times, on a busy machine of two cores, torch 2.13, on 2026-11-22.
 CPU_PACK_S = {"none": 0.0, "bf16": 0.3e-9, "int8": 3.5e-9, "int4": 4.5e-9}
@@ -21,8 +21,7 @@ GPU_PASS_BYTES = 8
 
 def allowed_codecs(job: Job) -> tuple[Codec, ...]:
     """What job.yaml allows on edges, mildest first; bf16 gains nothing on values of two bytes."""
-    allowed = CODECS[: CODECS.index(job.wire.edges) + 1]
-    return tuple(codec for codec in allowed if codec != "bf16" or job.value_type == "fp32")
+    return codecs_up_to(job.wire.edges, VALUE_BYTES[job.value_type])
 
 
 def lossiest_codec(job: Job) -> Codec:

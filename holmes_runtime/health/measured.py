@@ -1,0 +1,140 @@
+"""What all ranks together have measured, and how long a step's pipeline would take by it. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from holmes_runtime.config.codec import EdgeSettings
+from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, Group
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.schedule import make_schedule
+from holmes_runtime.health.pipeline_seconds import PipelineTimes, pipeline_s
+
+MOST_SIMULATED = 64  # micro-batches of a step: more repeat what these do
+
+
+class EdgeTime(NamedTuple):
+    """Seconds from asking for a message to having it: one of a few bytes, and a whole one as packed in the run."""
+
+    small_s: float
+    full_s: float
+
+    def shortened(self, ratio: float) -> EdgeTime:
+        """Both, so many times as short."""
+        return EdgeTime(self.small_s / ratio, self.full_s / ratio)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Median seconds a micro-batch computes by rank, and what messages take by the name of their edge's group."""
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    edges: dict[str, EdgeTime]
+
+    def compute_s(self, rank: int) -> float:
+        """Forward and backward of one micro-batch."""
+        return self.forward_s[rank] + self.backward_s[rank]
+
+    def with_edges(self, edges: Mapping[str, EdgeTime]) -> Measured:
+        """The same, but for those edges."""
+        return replace(self, edges={**self.edges, **edges})
+
+
+@dataclass(frozen=True)
+class _Wire:
+    """One direction of a replica's edge: how long a message is under way, and how long each byte keeps it busy."""
+
+    latency_s: float
+    s_per_byte: float
+
+
+class StepEstimate:
+    """What the pipeline of a step would take, by what was measured under `config`, with other settings of its edges.
+
+    Of a replica whose stages are split, the slowest shard counts; of all replicas, the slowest.
+    """
+
+    def __init__(self, config: RunConfig, measured: Measured) -> None:
+        self._config, self._measured = config, measured
+        self._by_edge: dict[tuple[int, Axis, int], list[Group]] = {}
+        for group in config.groups:
+            if group.axis in EDGE_AXES:
+                first = config.grid.rank(group.ranks[0])
+                self._by_edge.setdefault((first.dp_rank, group.axis, first.pp_rank), []).append(group)
+
+    @cached_property
+    def stage_s(self) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
+        """By replica, forward and backward seconds of a micro-batch by stage."""
+        return [
+            (self._by_stage(self._measured.forward_s, replica), self._by_stage(self._measured.backward_s, replica))
+            for replica in range(self._config.dp)
+        ]
+
+    def step_s(self, settings: Sequence[EdgeSettings]) -> float:
+        """Seconds of the pipeline of a step if edges were used so, by earlier pipeline rank."""
+        return max(self._replica_s(replica, settings) for replica in range(self._config.dp))
+
+    def trip_s(self, edge: int, packed: EdgeSettings) -> float:
+        """Seconds a message of activations and one of gradients take on that edge, of the slowest replica."""
+        return max(
+            sum(latency_s + busy_s for latency_s, busy_s in self._messages(replica, edge, packed))
+            for replica in range(self._config.dp)
+        )
+
+    def busy_s(self, edge: int, packed: EdgeSettings) -> float:
+        """Seconds between two messages on that edge, in the slower direction of the slowest replica."""
+        return max(busy_s for replica in range(self._config.dp) for _, busy_s in self._messages(replica, edge, packed))
+
+    def _replica_s(self, replica: int, settings: Sequence[EdgeSettings]) -> float:
+        config = self._config
+        is_deepened = config.schedule in ("1f1b", "eager")
+        num_microbatches = _simulated(config.microbatches[replica], config.pp)
+        extra = [each.extra_in_flight for each in settings[: config.pp - 1]] if is_deepened else ()
+        schedule = "eager" if is_deepened else config.schedule
+        actions = make_schedule(schedule, config.pp, num_microbatches, config.chunks, extra)
+        forward_s, backward_s = self.stage_s[replica]
+        wires = [self._messages(replica, edge, packed) for edge, packed in enumerate(settings)]
+        return pipeline_s(actions, PipelineTimes(forward_s, backward_s, wires))
+
+    def _messages(self, replica: int, edge: int, packed: EdgeSettings) -> tuple[tuple[float, float], ...]:
+        """Latency and busy seconds of a message of activations, and of one of gradients."""
+        found = []
+        for axis, codec in zip(EDGE_AXES, packed[:2], strict=True):
+            wire = self._wires[replica, axis, edge]
+            found.append((wire.latency_s, wire.s_per_byte * self._config.message_bytes(codec)))
+        return tuple(found)
+
+    @cached_property
+    def _wires(self) -> dict[tuple[int, Axis, int], _Wire]:
+        return {key: self._wire(groups) for key, groups in self._by_edge.items()}
+
+    def _wire(self, groups: Sequence[Group]) -> _Wire:
+        """The slowest shard's."""
+        timed = [(group, self._measured.edges[group.name]) for group in groups]
+        return _Wire(
+            latency_s=max(time.small_s for _, time in timed) / 2,  # the request took as long
+            s_per_byte=max(
+                max(0.0, time.full_s - time.small_s) / self._config.message_bytes(group.codec) for group, time in timed
+            ),
+        )
+
+    def _by_stage(self, by_rank: Sequence[float], replica: int) -> tuple[float, ...]:
+        """What a rank measured, divided among its stages by their layers."""
+        config = self._config
+        found = []
+        for stage in config.stages:
+            pp_rank = stage.index % config.pp
+            shards = [config.grid.at(pp_rank, replica, shard).rank for shard in range(config.tp)]
+            layers = sum(each.stop_layer - each.first_layer for each in config.stages_of(pp_rank))
+            share = (stage.stop_layer - stage.first_layer) / layers
+            found.append(max(by_rank[rank] for rank in shards) * share)
+        return tuple(found)
+
+
+def _simulated(num_microbatches: int, pp: int) -> int:
+    """Micro-batches of a step that are looked at: whole rounds of pp, where there are many."""
+    return min(num_microbatches, max(1, MOST_SIMULATED // pp) * pp)
