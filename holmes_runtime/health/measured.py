@@ -13,7 +13,7 @@ from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.schedule import make_schedule
 from holmes_runtime.health.pipeline_seconds import PipelineTimes, pipeline_s
 
-MOST_SIMULATED = 64  # micro-batches of a step: more repeat what these do
+MOST_SIMULATED = 64  # micro-batches of a step, and at most a round of pp more
 
 
 class EdgeTime(NamedTuple):
@@ -90,9 +90,17 @@ class StepEstimate:
         return max(busy_s for replica in range(self._config.dp) for _, busy_s in self._messages(replica, edge, packed))
 
     def _replica_s(self, replica: int, settings: Sequence[EdgeSettings]) -> float:
+        """In the steady state every round of pp micro-batches is like the last: of many, some are left out."""
+        count, pp = self._config.microbatches[replica], self._config.pp
+        rounds_left_out = (count - MOST_SIMULATED) // pp
+        if rounds_left_out <= 0:
+            return self._simulated_s(replica, settings, count)
+        long_s, short_s = (self._simulated_s(replica, settings, count - (rounds_left_out + n) * pp) for n in (0, 1))
+        return long_s + rounds_left_out * (long_s - short_s)
+
+    def _simulated_s(self, replica: int, settings: Sequence[EdgeSettings], num_microbatches: int) -> float:
         config = self._config
         is_deepened = config.schedule in ("1f1b", "eager")
-        num_microbatches = _simulated(config.microbatches[replica], config.pp)
         extra = [each.extra_in_flight for each in settings[: config.pp - 1]] if is_deepened else ()
         schedule = "eager" if is_deepened else config.schedule
         actions = make_schedule(schedule, config.pp, num_microbatches, config.chunks, extra)
@@ -133,8 +141,3 @@ class StepEstimate:
             share = (stage.stop_layer - stage.first_layer) / layers
             found.append(max(by_rank[rank] for rank in shards) * share)
         return tuple(found)
-
-
-def _simulated(num_microbatches: int, pp: int) -> int:
-    """Micro-batches of a step that are looked at: whole rounds of pp, where there are many."""
-    return min(num_microbatches, max(1, MOST_SIMULATED // pp) * pp)
