@@ -6,7 +6,6 @@ A pure function: all ranks call it with the same numbers and come to the same an
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from math import ceil
 
 from holmes_runtime.config.codec import CODECS, EdgeSettings
@@ -23,14 +22,15 @@ LEAST_GAIN = 1.05  # a step that is as much faster is worth a change: less may b
 def adapt(plan: RunConfig, config: RunConfig, measured: Measured) -> Settings:
     """How all edges are to be used from now on, by what was measured under `config`; `plan` is the run as planned.
 
-    Changes what is for a step at least five percent faster, or for less loss or depth that costs at most two percent.
+    Changes what is for a step at least five percent faster; and for less loss, or to be as planned, where that costs at
+    most two percent.
     """
     estimate, now = StepEstimate(config, measured), config.edge_settings
     best = choose(plan, estimate)
     now_s, best_s = estimate.step_s(now), estimate.step_s(best)
     is_faster = now_s > best_s * LEAST_GAIN
-    is_lighter = _is_lighter(best, now) and best_s <= now_s * WORTH
-    return best if is_faster or is_lighter else now
+    is_as_good = best_s <= now_s * WORTH and (best == plan.edge_settings or _loses_less(best, now))
+    return best if is_faster or is_as_good else now
 
 
 def choose(plan: RunConfig, estimate: StepEstimate) -> Settings:
@@ -107,14 +107,7 @@ def _fits(plan: RunConfig, settings: Settings) -> bool:
     return all(held <= room for held, room in zip(in_flight, plan.room_in_flight, strict=False))
 
 
-def _is_lighter(settings: Settings, now: Settings) -> bool:
-    """Whether some edge loses less and none more, or all lose as much and some are shallower and none deeper."""
-    if [each[:2] for each in settings] == [each[:2] for each in now]:
-        depths = [(a.extra_in_flight, b.extra_in_flight) for a, b in zip(settings, now, strict=True)]
-        return settings != now and all(ours <= theirs for ours, theirs in depths)
-    losses = (_losses(settings), _losses(now))
-    return all(ours <= theirs for ours, theirs in zip(*losses, strict=True))
-
-
-def _losses(settings: Sequence[EdgeSettings]) -> list[int]:
-    return [CODECS.index(codec) for each in settings for codec in each[:2]]
+def _loses_less(settings: Settings, now: Settings) -> bool:
+    """Whether some edge loses less and none more."""
+    ours, theirs = ([CODECS.index(codec) for each in edges for codec in each[:2]] for edges in (settings, now))
+    return ours != theirs and all(one <= other for one, other in zip(ours, theirs, strict=True))

@@ -15,7 +15,7 @@ from holmes_runtime.config.verdicts import AllHostsSlow, HostIsSlow, LinkIsSlow,
 from holmes_runtime.health.measured import EdgeTime, Measured, StepEstimate
 
 SLOW = 1.5  # how much longer than planned is worth a word; less is within what predictions are off by
-SHOWS = 1.05  # how much longer a step must be for a slow link to matter
+SHOWS = 1.1  # how much longer a link must make a step: for less the launcher plans nothing anew
 
 
 def verdicts(plan: RunConfig, config: RunConfig, measured: Measured, used: Sequence[EdgeSettings]) -> list[Verdict]:
