@@ -43,7 +43,7 @@ def choose(plan: RunConfig, estimate: StepEstimate) -> Settings:
     settings = _deepest(plan, estimate)
     most_s = estimate.step_s(settings) * WORTH
     for edge in sorted(plan.edges_between_hosts):
-        for direction in ("activations", "gradients"):
+        for direction in ("gradients", "activations"):
             milder = (_with(settings, edge, **{direction: codec}) for codec in plan.allowed_codecs)
             settings = next(tried for tried in milder if estimate.step_s(tried) <= most_s)
     for edge, planned in enumerate(plan.edge_settings):

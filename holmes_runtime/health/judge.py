@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from holmes_runtime.config.codec import EdgeSettings
-from holmes_runtime.config.rank_grid import Group
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.verdicts import AllHostsSlow, HostIsSlow, LinkIsSlow, SlowPart, Verdict
 from holmes_runtime.health.measured import EdgeTime, Measured, StepEstimate
 
 SLOW = 1.5  # how much longer than planned is worth a word; less is within what predictions are off by
-SHOWS = 1.1  # how much longer a link must make a step: for less the launcher plans nothing anew
+SHOWS = 1.1  # how much longer slow links must make a step: for less the launcher plans nothing anew
+HAS_A_PART = 1.02  # and one of them alone
 
 
 def verdicts(plan: RunConfig, config: RunConfig, measured: Measured, used: Sequence[EdgeSettings]) -> list[Verdict]:
@@ -50,7 +50,7 @@ def _slow_links(
     used: Sequence[EdgeSettings],
     expected_s: Mapping[str, float],
 ) -> list[LinkIsSlow]:
-    """By pair of hosts, the message that exceeds its expectation most, if it makes the step longer."""
+    """By pair of hosts, the message that exceeds its expectation most, if slow links make the step longer."""
     worst: dict[tuple[str, str], tuple[float, float, float]] = {}
     planned_codecs = {group.name: group.codec for group in plan.groups}
     groups = [group for group in config.groups if expected_s.get(group.name, 0.0) > 0 and group.name in measured.edges]
@@ -61,9 +61,11 @@ def _slow_links(
     }
     slow = [group for group in groups if taken_s[group.name] > SLOW * expected_s[group.name]]
     ratios = {group.name: taken_s[group.name] / expected_s[group.name] for group in slow}
-    as_planned = {name: measured.edges[name].shortened(ratio) for name, ratio in ratios.items()}
-    for group in slow:
-        if _shows(config, measured, used, group, as_planned):
+    all_planned = measured.with_edges({name: measured.edges[name].shortened(ratio) for name, ratio in ratios.items()})
+    planned_s, slow_s = (StepEstimate(config, each).step_s(used) for each in (all_planned, measured))
+    for group in slow if slow_s > planned_s * SHOWS else []:
+        alone = all_planned.with_edges({group.name: measured.edges[group.name]})
+        if StepEstimate(config, alone).step_s(used) > planned_s * HAS_A_PART:
             # Activations travel from the earlier stage's rank, gradients to it.
             ends = group.ranks if group.axis == "pp_forward" else group.ranks[::-1]
             sender, receiver = (config.grid.rank(rank).host for rank in ends)
@@ -75,17 +77,3 @@ def _slow_links(
 def _as_planned(time: EdgeTime, size_bytes: int, planned_bytes: int) -> float:
     """Seconds of a message packed as planned, by one of `size_bytes`."""
     return time.small_s + max(0.0, time.full_s - time.small_s) * planned_bytes / size_bytes
-
-
-def _shows(
-    config: RunConfig,
-    measured: Measured,
-    used: Sequence[EdgeSettings],
-    group: Group,
-    as_planned: Mapping[str, EdgeTime],
-) -> bool:
-    """Whether the link of `group` alone, all other slow ones being as planned, makes the step longer."""
-    all_planned = measured.with_edges(as_planned)
-    with_this_slow = all_planned.with_edges({group.name: measured.edges[group.name]})
-    planned_s, slow_s = (StepEstimate(config, each).step_s(used) for each in (all_planned, with_this_slow))
-    return slow_s > planned_s * SHOWS

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from holmes_runtime.config.codec import EdgeSettings
+from holmes_runtime.config.packing_seconds import with_packing
 from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, Group
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.schedule import make_schedule
@@ -104,9 +106,20 @@ class StepEstimate:
         extra = [each.extra_in_flight for each in settings[: config.pp - 1]] if is_deepened else ()
         schedule = "eager" if is_deepened else config.schedule
         actions = make_schedule(schedule, config.pp, num_microbatches, config.chunks, extra)
-        forward_s, backward_s = self.stage_s[replica]
+        forward_s, backward_s = self._with_packing(replica, settings)
         wires = [self._messages(replica, edge, packed) for edge, packed in enumerate(settings)]
         return pipeline_s(actions, PipelineTimes(forward_s, backward_s, wires))
+
+    def _with_packing(
+        self, replica: int, settings: Sequence[EdgeSettings]
+    ) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Forward and backward by stage, with what they pack and unpack: compute is measured without it."""
+        config, stages = self._config, list(zip(*self.stage_s[replica], strict=True))
+        codecs = [
+            (settings[stage % config.pp].activations, settings[stage % config.pp].gradients)
+            for stage in range(len(stages) - 1)
+        ]
+        return with_packing(config.device, math.prod(config.message_shape), stages, codecs)
 
     def _messages(self, replica: int, edge: int, packed: EdgeSettings) -> tuple[tuple[float, float], ...]:
         """Latency and busy seconds of a message of activations, and of one of gradients."""

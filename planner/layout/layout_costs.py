@@ -12,10 +12,10 @@ from typing import NamedTuple
 from holmes_core.records.job import Codec
 from holmes_core.records.plan import PlanGroup
 from holmes_runtime.config.model_shape import Part, gradient_order
+from holmes_runtime.config.packing_seconds import with_packing
 from planner.cost.collectives import PassTimes, Path, exchange_hops, shard_exchange_bytes
 from planner.cost.compute_time import NO_TIME, optimizer_s, split_factor
 from planner.cost.counts import GRADIENT_BYTES, edge_bytes, edge_values
-from planner.cost.packing import with_packing
 from planner.cost.slot import Slot, head_parts_s, layer_parts_s
 from planner.layout.layout import Layout
 from planner.problem.problem import Problem
@@ -84,7 +84,7 @@ class LayoutCosts:
         codecs = [(there.codec, back.codec) for there, back in zip(forward, backward, strict=True)]
         values = edge_values(self.job.model, self.execution)
         times = PipelineTimes(
-            *with_packing(self.job, values, seconds, codecs if edges else ()),
+            *with_packing(self.job.device, values, seconds, codecs if edges else ()),
             tuple(edge.busy_s for edge in forward),
             tuple(edge.busy_s for edge in backward),
             self._weight_part(),

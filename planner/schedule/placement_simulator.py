@@ -11,11 +11,12 @@ from math import ceil
 
 from holmes_core.records.job import Codec, Job
 from holmes_runtime.config.model_shape import Part, gradient_order
+from holmes_runtime.config.packing_seconds import with_packing
 from holmes_runtime.config.schedule import microbatches_in_flight
 from planner.cost.collectives import exchange_hops
 from planner.cost.compute_time import split_factor
 from planner.cost.counts import GRADIENT_BYTES, edge_bytes, edge_values, memory_bytes
-from planner.cost.packing import allowed_codecs, lossiest_codec, with_packing
+from planner.cost.packing import allowed_codecs, lossiest_codec
 from planner.problem.coefficients import Coefficients, are_alike
 from planner.schedule.buckets import Bucket, make_buckets
 from planner.schedule.precedence import precedence_of
@@ -215,7 +216,7 @@ class PlacementSimulator:
             codec if not are_alike(self._coeffs, (*sites[s % self._pp], *sites[(s + 1) % self._pp])) else "none"
             for s in range(len(stages) - 1)
         ]
-        return with_packing(self._job, values, stages, [(each, each) for each in packed])
+        return with_packing(self._job.device, values, stages, [(each, each) for each in packed])
 
     def _edges(self, sites: Sequence[tuple[int, ...]], chunks: int) -> list[Edge]:
         """One message by edge; between stages of one host it takes nothing."""

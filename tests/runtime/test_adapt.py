@@ -148,6 +148,15 @@ def test_a_plan_of_1f1b_becomes_eager_and_goes_back() -> None:
     assert (back.schedule, back.extra_in_flight) == ("1f1b", ())
 
 
+def test_what_packing_takes_is_weighed_against_what_it_saves() -> None:
+    plan, message = run(lossiest="int8", room=(2, 1)), 8192 * 4096  # values: to pack and unpack one takes 0.17 s
+    large = replace(plan, model=replace(plan.model, seq_length=8192, hidden_size=4096, num_heads=32, num_kv_heads=32))
+    assert large.message_bytes("none") == 4 * message
+    small_s, large_s = ([each[:2] for each in adapt(p, p, measured(p, 0.1))] for p in (plan, large))
+    assert small_s == [("int8", "int8")]
+    assert "int8" not in large_s[0]
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "zero-bubble"])
 def test_other_schedules_change_codecs_alone(schedule: ScheduleName) -> None:
     assert adapted(run(schedule=schedule), 0.5) == [("int4", "int4", 0)]

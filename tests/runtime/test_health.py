@@ -62,7 +62,7 @@ def test_a_slow_link_is_named_from_sender_to_receiver() -> None:
 def test_a_slow_link_that_is_hidden_is_not_worth_a_word() -> None:
     deep = make_config(pipelines=((0, 1), (2, 3)), cuts=(0, 1, 3), schedule="eager", extra_in_flight=(3,))
     config = replace(deep, expectation=Expectation((0.1, 0.2, 0.1, 0.2), dict.fromkeys(EDGES, 0.05)))
-    found = measure((0.1, 0.2, 0.1, 0.2), backward_0_0=0.09, forward_1_0=0.08)
+    found = measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.115, backward_1_0=0.1)
 
     assert judged(config, found) == []
     assert len(judged(run(), found)) == 2
@@ -79,6 +79,15 @@ def test_a_message_packed_otherwise_than_planned_is_compared_as_if_it_were_not()
         "slow link host0-host1: 2.3x longer than planned (0.115 s a message, not 0.05 s)"
     ]
     assert verdicts(run(), codecs, measured, codecs.edge_settings) == []
+
+
+def test_links_that_are_slow_together_are_named_where_each_alone_would_not_be() -> None:
+    both = measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.08, backward_0_0=0.08)
+
+    found = judged(run(), both)
+
+    assert [verdict.sentence.split(":")[0] for verdict in found] == ["slow link host0-host1", "slow link host1-host0"]
+    assert judged(run(), measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.08)) == []
 
 
 def test_a_host_with_a_slow_link_is_not_a_slow_host() -> None:
