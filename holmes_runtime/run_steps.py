@@ -37,7 +37,7 @@ def run_steps(
         if evaluates and config.evaluation is not None:
             line = line._replace(eval_loss=trainer.evaluate(config.evaluation.num_batches))
         if examines:
-            line = line._replace(verdicts=examination.hold(step))
+            line = line._replace(verdicts=examination.hold(step, result.examine))
             trainer.pipeline.follow(examination.config)
         lines.write(line)
         if checkpoints is not None:

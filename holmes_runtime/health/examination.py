@@ -50,10 +50,10 @@ class Examination:
         """Whether to hold one after `step`, the same on all ranks; `asked`: one of them has a reason."""
         return self._plan.expectation is not None and self._occasions.is_due(step, asked)
 
-    def hold(self, step: int) -> tuple[Verdict, ...]:
+    def hold(self, step: int, asked: bool) -> tuple[Verdict, ...]:
         """Times the links and judges all ranks' measurements; the verdicts, on rank 0. Called by all ranks.
 
-        Afterwards `config` is how the run is to go on.
+        `asked`: some rank had a reason. Afterwards `config` is how the run is to go on.
         """
         dist.barrier()
         measured = self._measure()
@@ -65,8 +65,9 @@ class Examination:
         if now != before:
             planned = now == self._plan.edge_settings
             self.config = self._plan if planned else self.config.with_edge_settings(now)
-        self._occasions.held(step, now != before, self.config is self._plan)
-        self._usual.forget()
+        self._occasions.held(step, asked or now != before, self.config is self._plan)
+        if asked or now != before:
+            self._usual.forget()
         return tuple(found)
 
     def _measure(self) -> Measured:

@@ -10,9 +10,9 @@ from statistics import median
 
 FIRST_STEPS = 10  # early enough to act on, late enough for caches and connections to be warm
 EVERY_STEPS = 200
-SOON_STEPS = 20  # after a change, and then twice as long each time: what was slow may recover
+SOON_STEPS = 20  # after a change or a reason, and then twice as long each time: what was slow may recover
 
-WARM_UP_STEPS = 3  # of the run, and after each examination: they say nothing about what is usual
+WARM_UP_STEPS = 3  # of the run, and when it has become another: they say nothing about what is usual
 LEAST_KNOWN = 5  # steps that make something usual
 MOST_KNOWN = 20
 UNUSUAL = 1.3  # how many times as long a step must take, or as short
@@ -33,7 +33,7 @@ class UsualStep:
     def add(self, step_s: float) -> bool:
         """Takes a step's seconds; whether it and the one before took unusually long, or short.
 
-        Only usual steps are remembered. Asked for an examination, ranks hold one and forget.
+        Only usual steps are remembered.
         """
         if self._to_ignore > 0:
             self._to_ignore -= 1
@@ -52,7 +52,7 @@ class Occasions:
     """After which steps all ranks examine, for reasons that all know alike; `asked` is one of them."""
 
     def __init__(self) -> None:
-        self._wait_steps = 0
+        self._wait_steps = SOON_STEPS
         self._next_steps: int | None = None
 
     def is_due(self, step: int, asked: bool) -> bool:
@@ -60,7 +60,10 @@ class Occasions:
         steps = step + 1
         return asked or steps == FIRST_STEPS or steps % EVERY_STEPS == 0 or steps == self._next_steps
 
-    def held(self, step: int, changed: bool, is_as_planned: bool) -> None:
-        """An examination after `step` changed something or not, and leaves the run as planned or not."""
-        self._wait_steps = SOON_STEPS if changed else min(2 * self._wait_steps, EVERY_STEPS)
-        self._next_steps = None if is_as_planned else step + 1 + self._wait_steps
+    def held(self, step: int, is_another: bool, is_as_planned: bool) -> None:
+        """One was held after `step`, and leaves the run as planned or not.
+
+        `is_another`: it changed something, or somebody had a reason for it, so that what steps take is not known yet.
+        """
+        self._wait_steps = SOON_STEPS if is_another else min(2 * self._wait_steps, EVERY_STEPS)
+        self._next_steps = step + 1 + self._wait_steps if is_another or not is_as_planned else None

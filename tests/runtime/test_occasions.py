@@ -56,7 +56,7 @@ def held_after(changes: dict[int, bool], asked: int | None = None, steps: int = 
         if occasions.is_due(step, step == asked):
             held.append(step + 1)
             planned = changes.get(step + 1, planned)
-            occasions.held(step, step + 1 in changes, planned)
+            occasions.held(step, step == asked or step + 1 in changes, planned)
     return held
 
 
@@ -64,8 +64,8 @@ def test_a_run_as_planned_is_examined_early_and_now_and_then() -> None:
     assert held_after({}) == [10, 200, 400]
 
 
-def test_a_run_with_a_reason_is_examined_at_once() -> None:
-    assert held_after({}, asked=56) == [10, 57, 200, 400]
+def test_a_run_with_a_reason_is_examined_at_once_and_again_when_it_is_known_what_is_usual() -> None:
+    assert held_after({}, asked=56) == [10, 57, 77, 200, 400]
 
 
 def test_after_a_change_it_is_looked_again_and_less_and_less_often() -> None:
@@ -73,7 +73,7 @@ def test_after_a_change_it_is_looked_again_and_less_and_less_often() -> None:
 
 
 def test_once_it_is_as_planned_again_it_is_looked_as_ever() -> None:
-    assert held_after({57: False, 77: True}, asked=56) == [10, 57, 77, 200, 400]
+    assert held_after({57: False, 77: True}, asked=56) == [10, 57, 77, 97, 200, 400]
 
 
 @pytest.mark.parametrize("step", [10, 200])
