@@ -14,7 +14,7 @@ from holmes_runtime.config.verdicts import AllHostsSlow, HostIsSlow, LinkIsSlow,
 from holmes_runtime.health.measured import EdgeTime, Measured, StepEstimate
 
 SLOW = 1.5  # how much longer than planned is worth a word; less is within what predictions are off by
-SHOWS = 1.1  # how much longer slow links must make a step: for less the launcher plans nothing anew
+SHOWS = 1.1  # by how much slow links must slow the pipeline's pace: for less the launcher plans nothing anew
 HAS_A_PART = 1.02  # and one of them alone
 
 
@@ -50,7 +50,7 @@ def _slow_links(
     used: Sequence[EdgeSettings],
     expected_s: Mapping[str, float],
 ) -> list[LinkIsSlow]:
-    """By pair of hosts, the message that exceeds its expectation most, if slow links make the step longer."""
+    """By pair of hosts, the message that exceeds its expectation most, if slow links set the pace."""
     worst: dict[tuple[str, str], tuple[float, float, float]] = {}
     planned_codecs = {group.name: group.codec for group in plan.groups}
     groups = [group for group in config.groups if expected_s.get(group.name, 0.0) > 0 and group.name in measured.edges]
@@ -62,10 +62,10 @@ def _slow_links(
     slow = [group for group in groups if taken_s[group.name] > SLOW * expected_s[group.name]]
     ratios = {group.name: taken_s[group.name] / expected_s[group.name] for group in slow}
     all_planned = measured.with_edges({name: measured.edges[name].shortened(ratio) for name, ratio in ratios.items()})
-    planned_s, slow_s = (StepEstimate(config, each).step_s(used) for each in (all_planned, measured))
+    planned_s, slow_s = (StepEstimate(config, each).round_s(used) for each in (all_planned, measured))
     for group in slow if slow_s > planned_s * SHOWS else []:
         alone = all_planned.with_edges({group.name: measured.edges[group.name]})
-        if StepEstimate(config, alone).step_s(used) > planned_s * HAS_A_PART:
+        if StepEstimate(config, alone).round_s(used) > planned_s * HAS_A_PART:
             # Activations travel from the earlier stage's rank, gradients to it.
             ends = group.ranks if group.axis == "pp_forward" else group.ranks[::-1]
             sender, receiver = (config.grid.rank(rank).host for rank in ends)

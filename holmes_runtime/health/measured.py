@@ -80,6 +80,15 @@ class StepEstimate:
         """Seconds of the pipeline of a step if edges were used so, by earlier pipeline rank."""
         return max(self._replica_s(replica, settings) for replica in range(self._config.dp))
 
+    def round_s(self, settings: Sequence[EdgeSettings]) -> float:
+        """Seconds by which a round of pp more micro-batches makes that longer: the pace of the full pipeline."""
+        pp = self._config.pp
+        many = max(2, MOST_SIMULATED // pp) * pp
+        return max(
+            self._simulated_s(replica, settings, many) - self._simulated_s(replica, settings, many - pp)
+            for replica in range(self._config.dp)
+        )
+
     def trip_s(self, edge: int, packed: EdgeSettings) -> float:
         """Seconds a message of activations and one of gradients take on that edge, of the slowest replica."""
         return max(

@@ -81,6 +81,20 @@ def test_a_message_packed_otherwise_than_planned_is_compared_as_if_it_were_not()
     assert verdicts(run(), codecs, measured, codecs.edge_settings) == []
 
 
+def test_a_link_that_only_the_first_and_the_last_message_wait_for_is_not_worth_a_word() -> None:
+    deep = make_config(
+        pipelines=((0, 1), (2, 3)),
+        cuts=(0, 1, 3),
+        schedule="eager",
+        extra_in_flight=(3,),
+        codecs={"pp_forward": "int8"},
+    )
+    config = replace(deep, expectation=Expectation((0.1, 0.2, 0.1, 0.2), dict.fromkeys(EDGES, 0.01)))
+
+    assert judged(config, measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.15)) == []
+    assert len(judged(config, measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.25))) == 1
+
+
 def test_links_that_are_slow_together_are_named_where_each_alone_would_not_be() -> None:
     both = measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.08, backward_0_0=0.08)
 
