@@ -54,6 +54,8 @@ def make_config(text: Path, pattern: str, steps: int, folder: Path) -> RunConfig
         schedule="1f1b",
         chunks=1,
         extra_in_flight=(),
+        room_in_flight=(),
+        lossiest_codec="none",
         recompute="none",
         value_type="fp32",
         compile=False,

@@ -21,7 +21,10 @@ COMPUTE = ("forward", "backward")  # laps of the stopwatch; waits inside them ha
 
 
 class StepMeter:
-    """Measures each step from the end of the one before; what lies between `pause` and `resume` is part of none."""
+    """Measures each step from the end of the one before; what lies between `pause` and `resume` is part of none.
+
+    `laps_s` are the stopwatch's of the last step, by name.
+    """
 
     def __init__(self, trainer: Trainer, counts_bytes: bool) -> None:
         self._trainer, self._counts_bytes = trainer, counts_bytes
@@ -31,6 +34,7 @@ class StepMeter:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         self._peak_flops_per_s = peak_flops_per_s(name, config.value_type)
         self._ended_s, self._paused_s = time.monotonic(), 0.0
+        self.laps_s: dict[str, float] = {}
         self._counters = self._read_counters()
         self._at_pause: dict[str, ByteCounters] | None = None
         trainer.stopwatch.read_s()
@@ -54,7 +58,7 @@ class StepMeter:
         """The line of the step that ends now; with a `barrier`, its bytes are those of all ranks."""
         config, now_s = self._trainer.config, time.monotonic()
         step_s, self._ended_s = now_s - self._ended_s, now_s
-        laps_s = self._trainer.stopwatch.read_s()
+        self.laps_s = laps_s = self._trainer.stopwatch.read_s()
         if barrier:
             self._trainer.zero1.wait()
             dist.barrier()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
-from holmes_runtime.health import Examination
+from holmes_runtime.health.examination import Examination
 from holmes_runtime.metrics import MetricsFile, StepMeter
 from holmes_runtime.trainer import Trainer
 
@@ -25,9 +25,11 @@ def run_steps(
         result = trainer.step(step)
         is_last = result.stop or step == config.steps - 1
         line = meter.end_step(step, result, barrier=is_last)
-        examination.add(line.compute_s)
         evaluates = config.evaluation is not None and (step + 1) % config.evaluation.every_steps == 0
-        examines = examination.is_due(step)
+        has_reason = examination.add(line.step_s, line.paused_s, meter.laps_s)
+        examines = examination.is_due(step, result.examine)
+        if has_reason and not examines:
+            trainer.ask_to_examine()
         saves = checkpoints is not None and (is_last or (step + 1) % checkpoints.every_steps == 0)
         if evaluates or examines or saves:
             trainer.zero1.wait()
@@ -35,7 +37,8 @@ def run_steps(
         if evaluates and config.evaluation is not None:
             line = line._replace(eval_loss=trainer.evaluate(config.evaluation.num_batches))
         if examines:
-            line = line._replace(verdicts=examination.hold())
+            line = line._replace(verdicts=examination.hold(step, result.examine))
+            trainer.pipeline.follow(examination.config)
         lines.write(line)
         if checkpoints is not None:
             checkpoints.check()

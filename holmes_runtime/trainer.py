@@ -28,7 +28,7 @@ class StepResult:
     """Loss: mean over the global batch, None but on the last pipeline rank. grad_norm: global, before clipping.
 
     `skipped`: fp16 gradients overflowed, so that their norm is not known, and the weights stayed as they were.
-    `stop`: some rank was asked to stop, so all do after this step.
+    `stop`: some rank was asked to stop, so all do after this step. `examine`: some rank asks all for an examination.
     """
 
     loss: float | None
@@ -36,6 +36,7 @@ class StepResult:
     learning_rate: float
     skipped: bool
     stop: bool
+    examine: bool
 
 
 class Trainer:
@@ -52,7 +53,7 @@ class Trainer:
     ) -> None:
         self.config, self.me, self.groups, self.device = config, me, groups, device
         self.stopwatch = stopwatch or Stopwatch(device)
-        self._wants_stop = False
+        self._wants_stop = self._wants_examination = False
         shape = config.model
         self.training = Samples(corpus.training, str(config.seed), shape.seq_length, shape.vocab_size)
         # Other samples than any step's, and the same at every evaluation.
@@ -84,6 +85,10 @@ class Trainer:
         """Makes the step under way the last on all ranks, or the next one if this comes too late."""
         self._wants_stop = True
 
+    def ask_to_examine(self) -> None:
+        """Has the next step's result ask all ranks for an examination."""
+        self._wants_examination = True
+
     def step(self, step: int) -> StepResult:
         """Takes one step. Raises RuntimeError naming step and stage if the loss or the norm is not finite."""
         scale = self.loss_scale.scale if self.loss_scale else 1.0
@@ -92,11 +97,12 @@ class Trainer:
         losses = self.pipeline.step(self._tokens(self.training, step), step)
         squares = self.zero1.finish(self.config.total_microbatches * scale)
         loss = self._mean_loss(step, losses) if self.pipeline.is_last else None
-        votes = torch.full_like(squares, float(self._wants_stop))
-        total_squares, total_votes = self._sum_over_ranks(torch.cat([squares, votes])).tolist()
-        grad_norm, stop = math.sqrt(total_squares), total_votes > 0
+        votes = squares.new_tensor([self._wants_stop, self._wants_examination])
+        total_squares, *total_votes = self._sum_over_ranks(torch.cat([squares, votes])).tolist()
+        grad_norm, (stop, examine) = math.sqrt(total_squares), (votes > 0 for votes in total_votes)
+        self._wants_examination = False
         if self.loss_scale is not None and not self.loss_scale.update(math.isfinite(grad_norm)):
-            return StepResult(loss, None, rate, skipped=True, stop=stop)
+            return StepResult(loss, None, rate, skipped=True, stop=stop, examine=examine)
         if not math.isfinite(grad_norm):
             raise RuntimeError(f"step {step}, {self._where()}: the gradient norm is {grad_norm}")
         if self.config.emulation is None:
@@ -104,7 +110,7 @@ class Trainer:
         else:
             # There is nothing to learn, and a real optimizer step would cost time that is not emulated.
             self.zero1.publish()
-        return StepResult(loss, grad_norm, rate, skipped=False, stop=stop)
+        return StepResult(loss, grad_norm, rate, skipped=False, stop=stop, examine=examine)
 
     def evaluate(self, num_batches: int) -> float | None:
         """Mean loss of `num_batches` global batches of the validation data, None but on the last pipeline rank."""

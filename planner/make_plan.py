@@ -22,6 +22,7 @@ from holmes_core.records.plan import (
 )
 from planner.background import BackgroundCall
 from planner.layout.environment import make_nodes
+from planner.layout.in_flight import room_in_flight
 from planner.layout.usual_order import memory_fault, usual_group_slots, usual_placement
 from planner.layout.verify import verify
 from planner.layout.write_out import WrittenPlan, best_step_s, write_best, write_usual
@@ -163,6 +164,7 @@ def _write(
         schedule=mode.schedule,
         chunks=mode.chunks,
         extra_in_flight=mode.extra_in_flight,
+        room_in_flight=room_in_flight(problem, layout),
         recompute=candidate.recompute,
         nodes=make_nodes(problem, layout.ranks),
         stages=_stages(candidate.pp, mode.layers, layout.ranks),

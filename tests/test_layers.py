@@ -25,7 +25,18 @@ ALLOWED: dict[str, set[str]] = {
 }
 ROOMS: dict[str, tuple[str, ...]] = {
     "holmes_core": ("errors", "records", "hosts", "remote"),
-    "holmes_runtime": ("config", "comm", "model", "parallel", "checkpoint", "data", "node", "trainer", "train"),
+    "holmes_runtime": (
+        "config",
+        "comm",
+        "model",
+        "parallel",
+        "checkpoint",
+        "data",
+        "node",
+        "health",
+        "trainer",
+        "train",
+    ),
     "prober": ("asking", "facts", "clusters", "rules", "links", "probe"),
     "planner": ("cost", "problem", "search", "schedule", "layout", "make_plan", "advice"),
     "launcher": ("prepare", "journal", "nodes", "supervise", "launch"),

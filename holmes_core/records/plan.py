@@ -192,6 +192,9 @@ class Plan(FileRecord):
     chunks: int  # stages that a pipeline rank holds
     extra_in_flight: tuple[int, ...]
     """For the schedule "eager", by edge: micro-batches under way beyond those of 1F1B. Else empty."""
+    room_in_flight: tuple[int, ...] = ()
+    """By pipeline rank, how many micro-batches memory has room for under "eager" or "1f1b": a run under way may have as
+    many in flight. Empty for other schedules, and where memory is not known."""
     recompute: Recompute
     nodes: tuple[Node, ...]
     stages: tuple[PlanStage, ...]

@@ -52,7 +52,7 @@ class RankMetrics(NamedTuple):
     and health took between them. tokens_per_s: of the whole run. tflops_per_s and mfu: of one rank; mfu is 0 when the
     GPU's peak is not known. memory_bytes: the most this rank has held. compute_s: forward and backward, without waits.
     exposed_s: the waits that nothing hid. interfaces: increase of this host's counters, on local rank 0 only; bytes
-    still in flight when a step ends count to the next. verdicts: slow hosts and links, on rank 0.
+    still in flight when a step ends count to the next. verdicts: slow hosts and links and adapted edges, on rank 0.
     """
 
     step: int

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from holmes_runtime.config.checks import check, check_positive
-from holmes_runtime.config.codec import BF16_BYTES, Codec, packed_bytes
+from holmes_runtime.config.codec import BF16_BYTES, CODECS, Codec, EdgeSettings, codecs_up_to, packed_bytes
 from holmes_runtime.config.model_shape import ModelShape
-from holmes_runtime.config.rank_grid import Axis, DataParallel, Group, Rank, RankGrid, group_key
+from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, DataParallel, Group, Rank, RankGrid, group_key
 from holmes_runtime.config.run_settings import (
     BYTE_VALUES,
     VALUE_BYTES,
@@ -51,6 +52,9 @@ class RunConfig:
     `extra_in_flight` one number an edge for the schedule "eager", else empty. Where `data_parallel` is "hierarchical",
     gradients are added up inside clusters first and only then across. `value_type` is the precision of weights,
     activations and what travels between stages; masters, moments and gradient sums are fp32.
+
+    What a run under way may change of its edges: `lossiest_codec` is the furthest a codec goes, `room_in_flight` how
+    many micro-batches each pipeline rank has room for, empty where that is not known.
     """
 
     schema_version: int
@@ -68,6 +72,8 @@ class RunConfig:
     schedule: ScheduleName
     chunks: int
     extra_in_flight: tuple[int, ...]
+    room_in_flight: tuple[int, ...]
+    lossiest_codec: Codec
     recompute: Recompute
     value_type: Precision
     compile: bool
@@ -132,6 +138,49 @@ class RunConfig:
             return "none"
         return next(group.codec for group in self.groups if group.key == group_key(axis, edge))
 
+    @property
+    def allowed_codecs(self) -> tuple[Codec, ...]:
+        """What edges may be packed by, mildest first."""
+        return codecs_up_to(self.lossiest_codec, VALUE_BYTES[self.value_type])
+
+    @cached_property
+    def edges_between_hosts(self) -> frozenset[int]:
+        """Edges that leave a host in some replica, by earlier pipeline rank: only there messages are packed."""
+        crossing = (group for group in self.groups if group.axis in EDGE_AXES and self._leaves_host(group))
+        return frozenset(self.grid.rank(group.ranks[0]).pp_rank for group in crossing)
+
+    @cached_property
+    def edge_settings(self) -> tuple[EdgeSettings, ...]:
+        """How every edge is used, by earlier pipeline rank; where replicas differ, as the lossiest."""
+        found: dict[tuple[Axis, int], Codec] = {}
+        for group in self.groups:
+            if group.axis in EDGE_AXES:
+                key = group.axis, self.grid.rank(group.ranks[0]).pp_rank
+                found[key] = max(found.get(key, "none"), group.codec, key=CODECS.index)
+        edges = sorted({edge for _, edge in found})
+        extra = (*self.extra_in_flight, *(0 for _ in edges))
+        return tuple(EdgeSettings(found["pp_forward", e], found["pp_backward", e], extra[e]) for e in edges)
+
+    def with_edge_settings(self, settings: Sequence[EdgeSettings]) -> RunConfig:
+        """The same run whose edges are used so; what stays inside a host is not packed."""
+        extra = tuple(each.extra_in_flight for each in settings[: self.pp - 1])
+        is_deeper = any(extra) and self.schedule == "1f1b"
+        return replace(
+            self,
+            schedule="eager" if is_deeper else self.schedule,
+            extra_in_flight=extra if is_deeper or self.extra_in_flight else (),
+            groups=tuple(self._with_codec(group, settings) for group in self.groups),
+        )
+
+    def _with_codec(self, group: Group, settings: Sequence[EdgeSettings]) -> Group:
+        if group.axis not in EDGE_AXES or not self._leaves_host(group):
+            return group
+        edge = settings[self.grid.rank(group.ranks[0]).pp_rank]
+        return replace(group, codec=edge.activations if group.axis == "pp_forward" else edge.gradients)
+
+    def _leaves_host(self, group: Group) -> bool:
+        return len({self.grid.rank(rank).host for rank in group.ranks}) > 1
+
     @cached_property
     def grid(self) -> RankGrid:
         """The ranks by their coordinates. Raises ValueError if they do not fill the grid."""
@@ -176,6 +225,9 @@ class RunConfig:
                 self.schedule_of(self.microbatches.index(num_microbatches))
         except ValueError as error:
             raise ValueError(f"schedule: {error}") from None
+        room = self.room_in_flight
+        rule = f"must be empty or {self.pp} positive numbers, one a pipeline rank"
+        check("room_in_flight", room, rule, not room or (len(room) == self.pp and min(room) > 0))
         rule = "must not be full under zero-bubble, where each delayed gradient would compute its layer again"
         check("recompute", self.recompute, rule, self.schedule != "zero-bubble" or self.recompute != "full")
 
@@ -193,6 +245,9 @@ class RunConfig:
             rule = f"must not be bf16 in a run whose value_type is {self.value_type}: it would save nothing"
             useful = group.codec != "bf16" or VALUE_BYTES[self.value_type] > BF16_BYTES
             check(f"groups[{position}].codec", group.codec, rule, useful)
+            rule = f"must not be lossier than lossiest_codec {self.lossiest_codec}"
+            mild = CODECS.index(group.codec) <= CODECS.index(self.lossiest_codec)
+            check(f"groups[{position}].codec", group.codec, rule, mild)
 
     def _check_stages(self) -> None:
         expected = self.pp * self.chunks

@@ -1,8 +1,13 @@
-"""What is slower than planned: rank 0 judges, the launcher and its planner go by it. Free of torch."""
+"""What is slower than planned, and what the ranks changed because of it. The launcher and its planner go by it.
+
+Free of torch.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+from holmes_runtime.config.codec import EdgeSettings
 
 
 class HostIsSlow(NamedTuple):
@@ -50,5 +55,29 @@ class AllHostsSlow(NamedTuple):
         )
 
 
+class EdgeAdapted(NamedTuple):
+    """From the next step on an edge is used as `now` says. A message of activations, and one of gradients, packed as
+    before, took so many seconds in the slowest replica. `earlier` and `later` are the hosts at its ends."""
+
+    earlier: tuple[str, ...]
+    later: tuple[str, ...]
+    before: EdgeSettings
+    now: EdgeSettings
+    activations_s: float
+    gradients_s: float
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        names = ("activations", "gradients", "extra micro-batches in flight")
+        changed = [
+            f"{name} {old} -> {new}" for name, old, new in zip(names, self.before, self.now, strict=True) if old != new
+        ]
+        return (
+            f"edge {'+'.join(self.earlier)}-{'+'.join(self.later)}: {', '.join(changed)} from the next step on "
+            f"({self.activations_s:.3g} s a message of activations, {self.gradients_s:.3g} s of gradients)"
+        )
+
+
 SlowPart = HostIsSlow | LinkIsSlow
-Verdict = SlowPart | AllHostsSlow
+Verdict = SlowPart | AllHostsSlow | EdgeAdapted

@@ -29,7 +29,7 @@ class StepMetrics:
     `compute_s`, forward and backward without waits, is the busiest rank's.
     `grad_norm` is None for a step that fp16 skipped, `eval_loss` where nothing was evaluated. `tflops_per_s` and `mfu`
     are of one rank, at the pace of the whole; `mfu` is 0 where a GPU's peak is not known. `memory_bytes` is the fullest
-    rank's. `verdicts` are sentences on hosts and links that are slower than planned.
+    rank's. `verdicts` are sentences on hosts and links that are slower than planned, and on edges that were adapted.
     """
 
     step: int
@@ -49,7 +49,7 @@ class StepMetrics:
 
 
 class FinishedStep(NamedTuple):
-    """A step that all ranks have finished, and what rank 0 found slow after it."""
+    """A step that all ranks have finished, and what rank 0 found slow or had changed after it."""
 
     metrics: StepMetrics
     verdicts: tuple[Verdict, ...]

@@ -94,6 +94,8 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             schedule=plan.schedule,
             chunks=plan.chunks,
             extra_in_flight=plan.extra_in_flight,
+            room_in_flight=plan.room_in_flight,
+            lossiest_codec=job.wire.edges,
             recompute=plan.recompute,
             value_type=job.value_type,
             compile=job.compile,

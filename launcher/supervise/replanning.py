@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Settings
-from holmes_runtime.config.verdicts import AllHostsSlow, SlowPart, Verdict
+from holmes_runtime.config.verdicts import AllHostsSlow, HostIsSlow, LinkIsSlow, SlowPart, Verdict
 from launcher.journal.step_metrics import StepMetrics, median_step_s
 from launcher.supervise.lost_hosts import LostHosts
 
@@ -69,10 +69,11 @@ class Replanning:
         """Show what a plan that knows what is slow gains over `steps`; go on with it where that is asked for."""
         for verdict in verdicts:
             self._say(verdict.sentence)
-        slow = [verdict for verdict in verdicts if not isinstance(verdict, AllHostsSlow)]
-        if len(slow) < len(verdicts):
+        if any(isinstance(verdict, AllHostsSlow) for verdict in verdicts):
             return  # no prediction is to be trusted
-        for part in slow:
+        for part in verdicts:
+            if not isinstance(part, HostIsSlow | LinkIsSlow):
+                continue  # the ranks themselves have done something about it
             if self.next_plan is None:
                 plan = self._after(part, steps)
                 if self._settings.replan_when_slow and self._saves:

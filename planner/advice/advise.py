@@ -21,9 +21,10 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Codec, Job, Wire
 from holmes_core.records.plan import Order, Plan
+from holmes_runtime.config.codec import CODECS
 from planner.advice.changes import Change, FabricRate, LinkRate, MoreHost, TrunkRate
 from planner.background import BackgroundCall
-from planner.cost.packing import CODECS, allowed_codecs
+from planner.cost.packing import allowed_codecs
 from planner.layout.edge_codecs import WORTH as WORTH_LOSING
 from planner.layout.reprice import repacked_step_s, reprice_step_s
 from planner.make_plan import planned_step_s

@@ -9,7 +9,8 @@ import pytest
 from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Settings
-from holmes_runtime.config.verdicts import AllHostsSlow, HostIsSlow, LinkIsSlow, SlowPart, Verdict
+from holmes_runtime.config.codec import EdgeSettings
+from holmes_runtime.config.verdicts import AllHostsSlow, EdgeAdapted, HostIsSlow, LinkIsSlow, SlowPart, Verdict
 from launcher.journal.step_metrics import StepMetrics
 from launcher.supervise.lost_hosts import LostHosts
 from launcher.supervise.replanning import Replanning, next_step
@@ -167,6 +168,23 @@ def test_gain_is_shown_and_not_taken_where_that_is_not_asked_for() -> None:
 def test_plan_that_gains_less_than_a_restart_costs_is_not_taken() -> None:
     run = Run(Settings(replan_when_slow=True))
     assert run.judged(SLOW_HOST, times_planned_s=1.05) is None
+
+
+ADAPTED = EdgeAdapted(("a1",), ("b1",), EdgeSettings("none", "none", 0), EdgeSettings("int8", "none", 1), 0.3, 0.2)
+
+
+def test_what_the_ranks_have_adapted_is_said_and_not_planned_around() -> None:
+    run = Run(Settings(replan_when_slow=True))
+    assert run.judged(ADAPTED) is None
+    assert run.said == [ADAPTED.sentence]
+    assert run.planner is not None
+    assert run.planner.asked == []
+
+
+def test_what_the_ranks_could_not_make_up_for_is_planned_around() -> None:
+    run = Run(Settings(replan_when_slow=True))
+    assert run.judged(SLOW_LINK, ADAPTED) is SAVING
+    assert ADAPTED.sentence in run.said
 
 
 def test_only_the_first_plan_of_several_verdicts_is_taken() -> None:

@@ -120,6 +120,8 @@ def make_config(
     resume: bool = False,
     expectation: Expectation | None = None,
     codecs: Mapping[Axis, Codec] = NO_CODECS,
+    lossiest_codec: Codec = "int4",
+    room_in_flight: Sequence[int] = (),
     clusters: Sequence[str] = (),
 ) -> RunConfig:
     """A run of a tiny model; `pipelines[d][s]` is the rank of stage s of replica d, `cuts` are the stage bounds.
@@ -152,6 +154,8 @@ def make_config(
         schedule=schedule,
         chunks=chunks,
         extra_in_flight=tuple(extra_in_flight),
+        room_in_flight=tuple(room_in_flight),
+        lossiest_codec=lossiest_codec,
         recompute=recompute,
         value_type=value_type,
         compile=compile_blocks,

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import FileStore
 from holmes_runtime.comm import process_groups
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import load_corpus
-from holmes_runtime.health import time_edges
+from holmes_runtime.health.edge_timing import time_edges
 from holmes_runtime.trainer import Trainer
 
 from .packed_cuts import PackedCuts

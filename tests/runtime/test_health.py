@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Expectation
-from holmes_runtime.config.verdicts import HostIsSlow
-from holmes_runtime.health import Measured, verdicts
+from holmes_runtime.config.verdicts import HostIsSlow, Verdict
+from holmes_runtime.health.judge import verdicts
+from holmes_runtime.health.measured import EdgeTime, Measured
 
 from .launched_runs import make_config
 
@@ -20,47 +21,95 @@ def run(compute_s: tuple[float, ...] = (0.1, 0.2, 0.1, 0.2)) -> RunConfig:
     return replace(CONFIG, expectation=Expectation(compute_s, dict.fromkeys(EDGES, 0.05)))
 
 
-def measure(compute_s: tuple[float, ...], **transfer_s: float) -> list[Measured]:
+def measure(compute_s: tuple[float, ...], **transfer_s: float) -> Measured:
     """What the ranks say; an edge not named took as long as planned."""
-    names = {0: "backward-0-0", 1: "forward-0-0", 2: "backward-1-0", 3: "forward-1-0"}
-    return [
-        Measured(rank, seconds, {names[rank]: transfer_s.get(names[rank].replace("-", "_"), 0.05)})
-        for rank, seconds in enumerate(compute_s)
-    ]
+    edges = {name: EdgeTime(0.001, transfer_s.get(name.replace("-", "_"), 0.05)) for name in EDGES}
+    return Measured(tuple(s / 3 for s in compute_s), tuple(2 * s / 3 for s in compute_s), edges)
+
+
+def judged(config: RunConfig, measured: Measured) -> list[Verdict]:
+    """The verdicts on a run that goes on as it is."""
+    return verdicts(config, config, measured, config.edge_settings)
 
 
 def test_a_run_as_planned_is_not_worth_a_word() -> None:
-    assert verdicts(run(), measure((0.11, 0.25, 0.1, 0.14))) == ()
+    assert judged(run(), measure((0.11, 0.25, 0.1, 0.14))) == []
 
 
 def test_a_host_that_computes_longer_than_planned_is_named() -> None:
-    (verdict,) = verdicts(run(), measure((0.1, 0.36, 0.1, 0.2)))
+    (verdict,) = judged(run(), measure((0.1, 0.36, 0.1, 0.2)))
 
-    assert verdict == HostIsSlow("host1", ratio=0.36 / 0.2)
+    assert isinstance(verdict, HostIsSlow)
+    assert (verdict.host, round(verdict.ratio, 6)) == ("host1", 1.8)
     assert verdict.sentence == "slow host host1: computes 1.8x longer than planned"
 
 
 def test_when_every_host_is_slow_the_plan_is_wrong() -> None:
-    (verdict,) = verdicts(run(), measure((0.2, 0.4, 0.2, 0.6)))
+    (verdict,) = judged(run(), measure((0.2, 0.4, 0.2, 0.6)))
 
     assert verdict.sentence.startswith("every host computes 2.0x to 3.0x longer than planned")
 
 
 def test_a_slow_link_is_named_from_sender_to_receiver() -> None:
-    found = verdicts(run(), measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.115, backward_1_0=0.1))
+    found = judged(run(), measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.115, backward_1_0=0.1))
 
-    assert tuple(verdict.sentence for verdict in found) == (
+    assert [verdict.sentence for verdict in found] == [
         "slow link host0-host1: 2.3x longer than planned (0.115 s a message, not 0.05 s)",
         "slow link host3-host2: 2.0x longer than planned (0.1 s a message, not 0.05 s)",
+    ]
+
+
+def test_a_slow_link_that_is_hidden_is_not_worth_a_word() -> None:
+    deep = make_config(pipelines=((0, 1), (2, 3)), cuts=(0, 1, 3), schedule="eager", extra_in_flight=(3,))
+    config = replace(deep, expectation=Expectation((0.1, 0.2, 0.1, 0.2), dict.fromkeys(EDGES, 0.05)))
+    found = measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.115, backward_1_0=0.1)
+
+    assert judged(config, found) == []
+    assert len(judged(run(), found)) == 2
+
+
+def test_a_message_packed_otherwise_than_planned_is_compared_as_if_it_were_not() -> None:
+    codecs = make_config(pipelines=((0, 1), (2, 3)), cuts=(0, 1, 3), codecs={"pp_forward": "int8"})
+    ratio = codecs.message_bytes("none") / codecs.message_bytes("int8")
+    measured = measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.001 + 0.114 / ratio, forward_1_0=0.001 + 0.049 / ratio)
+
+    found = verdicts(run(), codecs, measured, run().edge_settings)
+
+    assert [verdict.sentence for verdict in found] == [
+        "slow link host0-host1: 2.3x longer than planned (0.115 s a message, not 0.05 s)"
+    ]
+    assert verdicts(run(), codecs, measured, codecs.edge_settings) == []
+
+
+def test_a_link_that_only_the_first_and_the_last_message_wait_for_is_not_worth_a_word() -> None:
+    deep = make_config(
+        pipelines=((0, 1), (2, 3)),
+        cuts=(0, 1, 3),
+        schedule="eager",
+        extra_in_flight=(3,),
+        codecs={"pp_forward": "int8"},
     )
+    config = replace(deep, expectation=Expectation((0.1, 0.2, 0.1, 0.2), dict.fromkeys(EDGES, 0.01)))
+
+    assert judged(config, measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.15)) == []
+    assert len(judged(config, measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.25))) == 1
+
+
+def test_links_that_are_slow_together_are_named_where_each_alone_would_not_be() -> None:
+    both = measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.08, backward_0_0=0.08)
+
+    found = judged(run(), both)
+
+    assert [verdict.sentence.split(":")[0] for verdict in found] == ["slow link host0-host1", "slow link host1-host0"]
+    assert judged(run(), measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.08)) == []
 
 
 def test_a_host_with_a_slow_link_is_not_a_slow_host() -> None:
-    found = verdicts(run(), measure((0.1, 0.2, 0.1, 0.2), forward_0_0=10.0))
+    found = judged(run(), measure((0.1, 0.2, 0.1, 0.2), forward_0_0=10.0))
 
     assert [verdict.sentence.split(":")[0] for verdict in found] == ["slow link host0-host1"]
 
 
 def test_without_an_expectation_there_is_no_verdict() -> None:
-    assert verdicts(CONFIG, measure((9.0, 9.0, 9.0, 9.0))) == ()
-    assert verdicts(run(compute_s=()), measure((9.0, 9.0, 9.0, 9.0))) == ()
+    assert judged(CONFIG, measure((9.0, 9.0, 9.0, 9.0))) == []
+    assert judged(run(compute_s=()), measure((9.0, 9.0, 9.0, 9.0))) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -31,6 +31,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return SCALARS[hint]
     if hasattr(hint, "_fields"):
         return st.builds(hint, **{name: values(of) for name, of in get_type_hints(hint).items()})
+    if get_origin(hint) is Literal:
+        return st.sampled_from(get_args(hint))
     if get_origin(hint) is tuple:
         return st.lists(values(get_args(hint)[0]), max_size=3).map(tuple)
     if get_origin(hint) is dict:

@@ -6,10 +6,12 @@ import dataclasses
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from holmes_runtime.config.codec import EdgeSettings
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Emulation
 
@@ -208,6 +210,7 @@ def test_config_and_schedule_load_without_torch() -> None:
         ({"evaluation": {"every_steps": 5, "num_batches": 1}}, r"^data\.validation_fraction: must be above 0"),
         ({"evaluation": {"every_steps": 0, "num_batches": 1}}, r"^evaluation\.every_steps: must be positive, got 0"),
         ({"checkpoint": {"path": "c", "every_steps": 1, "keep_last": 0}}, r"^checkpoint\.keep_last: must be positive"),
+        ({"room_in_flight": [1, 2]}, r"^room_in_flight: must be empty or 1 positive numbers, one a pipeline rank"),
         ({"resume": True}, r"^resume: must be false without a checkpoint folder, got True"),
         ({"resume": 1}, r"^resume: expected bool, got 1"),
         ({"optimizer": {"min_learning_rate": 1.0}}, r"^optimizer\.min_learning_rate: must be in \[0, learning_rate"),
@@ -221,3 +224,40 @@ def test_settings_that_do_not_fit_are_named(change: dict[str, Any], message: str
 
     with pytest.raises(ValueError, match=message):
         RunConfig.from_json(json.dumps(data))
+
+
+def test_codec_lossier_than_allowed_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"^groups\[0\]\.codec: must not be lossier than lossiest_codec bf16, got 'int8'"
+    ):
+        make_config(pipelines=((0, 1),), cuts=(0, 1, 3), codecs={"pp_forward": "int8"}, lossiest_codec="bf16")
+
+
+def test_edges_of_a_run_can_be_used_otherwise_and_as_planned_again() -> None:
+    plan = make_config(pipelines=((0, 1, 2), (3, 4, 5)), cuts=(0, 1, 2, 3), schedule="eager", extra_in_flight=(1, 0))
+    settings = (EdgeSettings("int8", "none", 2), EdgeSettings("bf16", "int4", 1))
+
+    changed = plan.with_edge_settings(settings)
+
+    assert changed.edge_settings == settings
+    assert changed.extra_in_flight == (2, 1)
+    assert [changed.codec_of("pp_forward", edge) for edge in ((0, 1), (3, 4), (4, 5))] == ["int8", "int8", "bf16"]
+    assert changed.codec_of("pp_backward", (1, 2)) == "int4"
+    assert changed.with_edge_settings(plan.edge_settings) == plan
+
+
+def test_a_ring_has_an_edge_back_to_its_first_rank() -> None:
+    ring = make_config(
+        pipelines=((0, 1),), cuts=(0, 1, 2, 3, 4), model=replace(TINY, num_layers=4), schedule="interleaved", chunks=2
+    )
+    changed = ring.with_edge_settings([EdgeSettings("none", "none", 0), EdgeSettings("int8", "bf16", 0)])
+    assert (changed.codec_of("pp_forward", (1, 0)), changed.codec_of("pp_backward", (1, 0))) == ("int8", "bf16")
+    assert changed.codec_of("pp_forward", (0, 1)) == "none"
+
+
+def test_an_edge_inside_a_host_is_never_packed() -> None:
+    plan = make_config(pipelines=((0, 1),), cuts=(0, 1, 3))
+    here = replace(plan, ranks=tuple(replace(rank, host="here") for rank in plan.ranks))
+    assert plan.edges_between_hosts == {0}
+    assert here.edges_between_hosts == frozenset()
+    assert here.with_edge_settings([EdgeSettings("int8", "int8", 0)]) == here

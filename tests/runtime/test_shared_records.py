@@ -43,7 +43,10 @@ STAYS: dict[type, set[str]] = {
 """Of a record, what the ranks need not know."""
 FILLED_IN = {"num_kv_heads", "ffn_hidden_size", "value_type"}  # may be left out of job.yaml, never afterwards
 OWN = {"schema_version", "run_id", "resume", "expectation"}  # neither in the job nor in the plan
-OTHER_NAMES = {"value_type": "precision", "threads_per_rank": "threads_per_slot", "emulation": "emulate"}
+OTHER_NAMES = {
+    **{"value_type": "precision", "threads_per_rank": "threads_per_slot", "emulation": "emulate"},
+    "lossiest_codec": "edges",
+}
 
 
 def shared_types(record: type) -> dict[str, Any]:
@@ -75,7 +78,8 @@ def as_said(name: str, kind: Any) -> Any:
 
 
 def test_every_other_field_of_the_run_configuration_is_the_job_s_or_the_plan_s() -> None:
-    said = {**shared_types(job.Job), **shared_types(job.Compute), **shared_types(plan.Plan)}
+    sources = (job.Job, job.Compute, job.Wire, plan.Plan)
+    said = {name: kind for source in sources for name, kind in shared_types(source).items()}
 
     for name, kind in shared_types(run_config.RunConfig).items():
         if name not in OWN:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.model_shape import stage_parameters
+from holmes_runtime.config.rank_grid import Axis
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Emulation
+from holmes_runtime.config.run_settings import Emulation, Expectation
 from holmes_runtime.config.schedule import ScheduleName
 from holmes_runtime.data.corpus import load_corpus
+from holmes_runtime.health.occasions import FIRST_STEPS
 from holmes_runtime.train import describe_rank
 from holmes_runtime.trainer import Trainer
 
@@ -55,6 +59,7 @@ def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
     """Every launch of this file, two at a time: most of their time is importing torch."""
     configs = {name: make_config(corpus, *plan) for name, plan in PLANS.items()}
     configs["emulated"] = emulated_config(corpus)
+    configs["planned packed"] = packed_config(corpus)
     configs["emulated zero-bubble"] = emulated_config(corpus, stages=3, schedule="zero-bubble")
     # The interface is looked for before anybody is waited for, so one rank of the two is enough.
     wrong = make_config(corpus, ((0,), (1,)), (0, 3), interface="ib7")
@@ -92,6 +97,42 @@ def emulated_config(corpus: Path, stages: int = 2, schedule: ScheduleName = "1f1
     emulation = Emulation(forward_s_per_layer=0.005, backward_s_per_layer=0.01, slowdown={})
     pipeline, cuts = tuple(range(stages)), (*range(stages), 3)
     return make_config(corpus, (pipeline,), cuts, steps=3, schedule=schedule, emulation=emulation, grad_clip=None)
+
+
+def packed_config(corpus: Path) -> RunConfig:
+    """The same for more steps, planned for a wire so slow that messages are packed, and run on one that is not."""
+    codecs: dict[Axis, Codec] = {"pp_forward": "int8", "pp_backward": "int4"}
+    planned = make_config(corpus, ((0, 1),), (0, 1, 3), steps=FIRST_STEPS + 2, codecs=codecs)
+    emulation = emulated_config(corpus).emulation
+    return replace(planned, emulation=emulation, expectation=Expectation((), {}))
+
+
+@WHOLE_RUNS
+def test_all_ranks_change_codecs_between_the_same_two_steps(runs: dict[str, Future[FinishedRun]]) -> None:
+    run = runs["planned packed"].result()
+
+    assert run.exit_code == 0, run.stderr
+    assert run.losses() == pytest.approx([1.0] * (FIRST_STEPS + 2), abs=1e-3)
+    assert run.losses()[FIRST_STEPS:] == [1.0, 1.0]  # as is that of values which are not packed
+    assert run.losses()[:FIRST_STEPS] != [1.0] * FIRST_STEPS
+    said = {line["step"]: line["verdicts"] for line in run.metrics[0] if line["verdicts"]}
+    assert list(said) == [FIRST_STEPS - 1]
+    (verdict,) = said[FIRST_STEPS - 1]
+    assert (verdict["kind"], verdict["earlier"], verdict["later"]) == ("EdgeAdapted", ["host0"], ["host1"])
+    assert verdict["before"] == {"activations": "int8", "gradients": "int4", "extra_in_flight": 0}
+    assert verdict["now"] == {"activations": "none", "gradients": "none", "extra_in_flight": 0}
+    assert all(line["verdicts"] == [] for line in run.metrics[1])
+
+
+def test_a_rank_asks_all_for_an_examination_once(corpus: Path) -> None:
+    config = make_config(corpus)
+    read = load_corpus(config.data, "here", config.model.seq_length, config.model.vocab_size)
+    trainer = Trainer(config, config.grid.rank(0), read, ONE_RANK, torch.device("cpu"))
+    trainer.ask_to_examine()
+
+    results = [trainer.step(step) for step in range(2)]
+
+    assert [(result.examine, result.stop) for result in results] == [(True, False), (False, False)]
 
 
 @WHOLE_RUNS

@@ -1,0 +1,113 @@
+"""How edges are used best by what was measured: codecs and depth, as the planner chooses them. Free of torch.
+
+A pure function: all ranks call it with the same numbers and come to the same answer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from math import ceil
+
+from holmes_runtime.config.codec import CODECS, EdgeSettings
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.health.measured import Measured, StepEstimate
+
+Settings = tuple[EdgeSettings, ...]
+"""By earlier pipeline rank."""
+
+WORTH = 1.02  # a step longer by less is no reason to lose anything, nor to take memory
+LEAST_GAIN = 1.05  # a step that is as much faster is worth a change: less may be noise
+
+
+def adapt(plan: RunConfig, config: RunConfig, measured: Measured) -> Settings:
+    """How all edges are to be used from now on, by what was measured under `config`; `plan` is the run as planned.
+
+    Changes what is for a step at least five percent faster; and for less loss, or to be as planned, where that costs at
+    most two percent.
+    """
+    estimate, now = StepEstimate(config, measured), config.edge_settings
+    best = choose(plan, estimate)
+    now_s, best_s = estimate.step_s(now), estimate.step_s(best)
+    is_faster = now_s > best_s * LEAST_GAIN
+    is_as_good = best_s <= now_s * WORTH and (best == plan.edge_settings or _loses_less(best, now))
+    return best if is_faster or is_as_good else now
+
+
+def choose(plan: RunConfig, estimate: StepEstimate) -> Settings:
+    """The mildest codecs of those that are allowed, and the least depth, that make the step as short as can be.
+
+    Edges begin with the lossiest codec and as deep as helps and memory allows. One after another each takes the mildest
+    codec, and then the least depth, that keeps the step within two percent. So depth comes before loss. No edge becomes
+    shallower than planned, which would gain nothing.
+    """
+    settings = _deepest(plan, estimate)
+    most_s = estimate.step_s(settings) * WORTH
+    for edge in sorted(plan.edges_between_hosts):
+        for direction in ("gradients", "activations"):
+            milder = (_with(settings, edge, **{direction: codec}) for codec in plan.allowed_codecs)
+            settings = next(tried for tried in milder if estimate.step_s(tried) <= most_s)
+    for edge, planned in enumerate(plan.edge_settings):
+        depths = range(planned.extra_in_flight, settings[edge].extra_in_flight)
+        shallower = [_with(settings, edge, extra_in_flight=extra) for extra in depths]
+        enough = bisect_left(shallower, True, key=lambda tried: estimate.step_s(tried) <= most_s)
+        settings = [*shallower, settings][enough]
+    return settings
+
+
+def _with(settings: Settings, edge: int, **changes: object) -> Settings:
+    return (*settings[:edge], settings[edge]._replace(**changes), *settings[edge + 1 :])  # type: ignore[arg-type]
+
+
+def _deepest(plan: RunConfig, estimate: StepEstimate) -> Settings:
+    """The lossiest codecs, and as many micro-batches in flight as hide messages by any codec, if memory allows."""
+    lossiest = plan.allowed_codecs[-1]
+    settings = tuple(
+        each._replace(activations=lossiest, gradients=lossiest) if edge in plan.edges_between_hosts else each
+        for edge, each in enumerate(plan.edge_settings)
+    )
+    if plan.schedule not in ("1f1b", "eager") or plan.pp == 1:
+        return settings
+    wanted = _useful_depths(plan, estimate)
+    for most in range(max(wanted), 0, -1):
+        deeper = tuple(
+            each._replace(extra_in_flight=max(each.extra_in_flight, min(depth, most)))
+            for each, depth in zip(settings, wanted, strict=True)
+        )
+        if _fits(plan, deeper):
+            return deeper
+    return settings
+
+
+def _useful_depths(plan: RunConfig, estimate: StepEstimate) -> list[int]:
+    """By edge, the micro-batches in flight beyond those of 1F1B that hide what a round trip over it takes.
+
+    Of all codecs the most; but never more than a step has.
+    """
+    replicas = [[sum(seconds) for seconds in zip(*stages, strict=True)] for stages in estimate.stage_s]
+    stages_s = [max(seconds) for seconds in zip(*replicas, strict=True)]
+    edges = range(plan.pp - 1)
+    found = [0] * (plan.pp - 1)
+    for codec in plan.allowed_codecs:
+        packed = [
+            EdgeSettings(codec, codec, 0) if e in plan.edges_between_hosts else plan.edge_settings[e] for e in edges
+        ]
+        pace_s = max(*stages_s, *(estimate.busy_s(e, packed[e]) for e in edges))
+        for e in edges:
+            trip_s = stages_s[e] + stages_s[e + 1] + estimate.trip_s(e, packed[e])
+            found[e] = max(found[e], ceil(trip_s / pace_s) - 2 if pace_s else 0)
+    return [min(extra, max(plan.microbatches)) for extra in found]
+
+
+def _fits(plan: RunConfig, settings: Settings) -> bool:
+    """Whether every pipeline rank has room for what is then in flight; where that is not known, it has."""
+    most = max(plan.microbatches)
+    in_flight = (
+        min(most, plan.pp - rank + sum(each.extra_in_flight for each in settings[rank:])) for rank in range(plan.pp)
+    )
+    return all(held <= room for held, room in zip(in_flight, plan.room_in_flight, strict=False))
+
+
+def _loses_less(settings: Settings, now: Settings) -> bool:
+    """Whether some edge loses less and none more."""
+    ours, theirs = ([CODECS.index(codec) for each in edges for codec in each[:2]] for edges in (settings, now))
+    return ours != theirs and all(one <= other for one, other in zip(ours, theirs, strict=True))

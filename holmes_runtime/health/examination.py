@@ -1,0 +1,105 @@
+"""Examinations of a run under way: all ranks measure at the same time, judge what is slow, and adapt their edges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.config.codec import EdgeSettings
+from holmes_runtime.config.rank_grid import EDGE_AXES, Rank
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.verdicts import EdgeAdapted, Verdict
+from holmes_runtime.health.adapt import adapt
+from holmes_runtime.health.edge_timing import time_edges
+from holmes_runtime.health.judge import verdicts
+from holmes_runtime.health.measured import EdgeTime, Measured
+from holmes_runtime.health.occasions import Occasions, UsualStep
+
+
+class Examination:
+    """Collects what one rank sees, and from time to time looks at what all have seen. `config` is the run as it is now.
+
+    There is none where the plan says nothing to compare with.
+    """
+
+    def __init__(self, config: RunConfig, me: Rank, groups: RankGroups, device: torch.device) -> None:
+        self.config = self._plan = config
+        self._me, self._groups, self._device = me, groups, device
+        self._forward_s: list[float] = []
+        self._backward_s: list[float] = []
+        self._usual, self._occasions = UsualStep(), Occasions()
+
+    def add(self, step_s: float, paused_s: float, laps_s: Mapping[str, float]) -> bool:
+        """Takes a step, before which the run paused for `paused_s`; whether it is a reason to examine.
+
+        `laps_s` are the seconds of its "forward" and "backward". A step after a pause is not like others.
+        """
+        count = self._plan.microbatches[self._me.dp_rank]
+        self._forward_s.append(laps_s.get("forward", 0.0) / count)
+        self._backward_s.append(laps_s.get("backward", 0.0) / count)
+        if self._plan.expectation is None or not self._plan.edges_between_hosts or paused_s > 0:
+            return False
+        return self._usual.add(step_s)
+
+    def is_due(self, step: int, asked: bool) -> bool:
+        """Whether to hold one after `step`, the same on all ranks; `asked`: one of them has a reason."""
+        return self._plan.expectation is not None and self._occasions.is_due(step, asked)
+
+    def hold(self, step: int, asked: bool) -> tuple[Verdict, ...]:
+        """Times the links and judges all ranks' measurements; the verdicts, on rank 0. Called by all ranks.
+
+        `asked`: some rank had a reason. Afterwards `config` is how the run is to go on.
+        """
+        dist.barrier()
+        measured = self._measure()
+        before, now = self.config.edge_settings, adapt(self._plan, self.config, measured)
+        found: list[Verdict] = []
+        if self._me.rank == 0:
+            found += verdicts(self._plan, self.config, measured, now)
+            found += adapted_edges(self.config, measured, now)
+        if now != before:
+            planned = now == self._plan.edge_settings
+            self.config = self._plan if planned else self.config.with_edge_settings(now)
+        self._occasions.held(step, asked or now != before, self.config is self._plan)
+        if asked or now != before:
+            self._usual.forget()
+        return tuple(found)
+
+    def _measure(self) -> Measured:
+        """What all ranks have seen, on all of them: each adds its own numbers to zeros, so that sums are exact."""
+        config, rank = self.config, self._me.rank
+        names = [group.name for group in config.groups if group.axis in EDGE_AXES]
+        own = time_edges(config, self._me, self._groups, self._device)
+        computed = torch.zeros(config.world_size, 2, dtype=torch.float64)
+        computed[rank, 0], computed[rank, 1] = median(self._forward_s), median(self._backward_s)
+        timed = torch.tensor([own.get(name, (0.0, 0.0)) for name in names], dtype=torch.float64).view(-1, 2)
+        together = torch.cat([computed, timed])
+        dist.all_reduce(together)
+        self._forward_s.clear()
+        self._backward_s.clear()
+        rows = together.tolist()
+        forward_s, backward_s = zip(*rows[: config.world_size], strict=True)
+        edges = {name: EdgeTime(*row) for name, row in zip(names, rows[config.world_size :], strict=True)}
+        return Measured(forward_s, backward_s, edges)
+
+
+def adapted_edges(config: RunConfig, measured: Measured, now: tuple[EdgeSettings, ...]) -> list[EdgeAdapted]:
+    """What is new in `now` against `config`, under which it was measured, by edge."""
+    found = []
+    for edge, (old, new) in enumerate(zip(config.edge_settings, now, strict=True)):
+        if old != new:
+            groups = [g for g in config.groups if g.axis in EDGE_AXES and config.grid.rank(g.ranks[0]).pp_rank == edge]
+            earlier, later = (
+                tuple(dict.fromkeys(config.grid.rank(g.ranks[end]).host for g in groups)) for end in (0, 1)
+            )
+            activations_s, gradients_s = (
+                max(chain([0.0], (measured.edges[g.name].full_s for g in groups if g.axis == axis)))
+                for axis in EDGE_AXES
+            )
+            found.append(EdgeAdapted(earlier, later, old, new, activations_s, gradients_s))
+    return found

@@ -1,0 +1,79 @@
+"""Which hosts compute and which links carry more slowly than the plan expects. Free of torch.
+
+Waiting alone tells nothing: in a synchronous step everybody waits for the slowest. So compute is timed without the
+waits, and links with one message on its own, and both are compared with what the plan counted on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from holmes_runtime.config.codec import EdgeSettings
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.verdicts import AllHostsSlow, HostIsSlow, LinkIsSlow, SlowPart, Verdict
+from holmes_runtime.health.measured import EdgeTime, Measured, StepEstimate
+
+SLOW = 1.5  # how much longer than planned is worth a word; less is within what predictions are off by
+SHOWS = 1.1  # by how much slow links must slow the pipeline's pace: for less the launcher plans nothing anew
+HAS_A_PART = 1.02  # and one of them alone
+
+
+def verdicts(plan: RunConfig, config: RunConfig, measured: Measured, used: Sequence[EdgeSettings]) -> list[Verdict]:
+    """What is slow, hosts first; nothing where the plan expects nothing in particular.
+
+    `plan` is the run as planned, `config` as it was measured, and `used` are the settings of its edges from now on: a
+    link that they hide is not worth a word.
+    """
+    expected = plan.expectation
+    if expected is None:
+        return []
+    hosts = _slow_hosts(plan, expected.compute_s, measured)
+    return [*hosts, *_slow_links(plan, config, measured, used, expected.transfer_s)]
+
+
+def _slow_hosts(config: RunConfig, expected_s: tuple[float, ...], measured: Measured) -> list[SlowPart | AllHostsSlow]:
+    ratios: dict[str, float] = {}
+    for rank, seconds in enumerate(expected_s):
+        if seconds > 0:
+            host = config.grid.rank(rank).host
+            ratios[host] = max(ratios.get(host, 0.0), measured.compute_s(rank) / seconds)
+    slow = {host: ratio for host, ratio in sorted(ratios.items()) if ratio > SLOW}
+    if len(slow) > 1 and len(slow) == len(ratios):
+        return [AllHostsSlow(min(slow.values()), max(slow.values()))]
+    return [HostIsSlow(host, ratio) for host, ratio in slow.items()]
+
+
+def _slow_links(
+    plan: RunConfig,
+    config: RunConfig,
+    measured: Measured,
+    used: Sequence[EdgeSettings],
+    expected_s: Mapping[str, float],
+) -> list[LinkIsSlow]:
+    """By pair of hosts, the message that exceeds its expectation most, if slow links set the pace."""
+    worst: dict[tuple[str, str], tuple[float, float, float]] = {}
+    planned_codecs = {group.name: group.codec for group in plan.groups}
+    groups = [group for group in config.groups if expected_s.get(group.name, 0.0) > 0 and group.name in measured.edges]
+    taken_s = {
+        group.name: _as_planned(measured.edges[group.name], *map(config.message_bytes, (group.codec, planned_codec)))
+        for group in groups
+        if (planned_codec := planned_codecs[group.name])
+    }
+    slow = [group for group in groups if taken_s[group.name] > SLOW * expected_s[group.name]]
+    ratios = {group.name: taken_s[group.name] / expected_s[group.name] for group in slow}
+    all_planned = measured.with_edges({name: measured.edges[name].shortened(ratio) for name, ratio in ratios.items()})
+    planned_s, slow_s = (StepEstimate(config, each).round_s(used) for each in (all_planned, measured))
+    for group in slow if slow_s > planned_s * SHOWS else []:
+        alone = all_planned.with_edges({group.name: measured.edges[group.name]})
+        if StepEstimate(config, alone).round_s(used) > planned_s * HAS_A_PART:
+            # Activations travel from the earlier stage's rank, gradients to it.
+            ends = group.ranks if group.axis == "pp_forward" else group.ranks[::-1]
+            sender, receiver = (config.grid.rank(rank).host for rank in ends)
+            found = (ratios[group.name], taken_s[group.name], expected_s[group.name])
+            worst[sender, receiver] = max(worst.get((sender, receiver), found), found)
+    return [LinkIsSlow(sender, receiver, *found) for (sender, receiver), found in sorted(worst.items())]
+
+
+def _as_planned(time: EdgeTime, size_bytes: int, planned_bytes: int) -> float:
+    """Seconds of a message packed as planned, by one of `size_bytes`."""
+    return time.small_s + max(0.0, time.full_s - time.small_s) * planned_bytes / size_bytes

@@ -1,0 +1,69 @@
+"""When a run is examined: early, now and then, when steps have come to take another time, and after a change.
+
+Pure: what a step took is passed in. Free of torch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+FIRST_STEPS = 10  # early enough to act on, late enough for caches and connections to be warm
+EVERY_STEPS = 200
+SOON_STEPS = 20  # after a change or a reason, and then twice as long each time: what was slow may recover
+
+WARM_UP_STEPS = 3  # of the run, and when it has become another: they say nothing about what is usual
+LEAST_KNOWN = 5  # steps that make something usual
+MOST_KNOWN = 20
+UNUSUAL = 1.3  # how many times as long a step must take, or as short
+UNUSUAL_STEPS = 2  # in a row: one may be anything
+
+
+class UsualStep:
+    """What a step usually takes, as one rank sees it, and whether that is still so."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """What comes now is another run."""
+        self._recent_s: deque[float] = deque(maxlen=MOST_KNOWN)
+        self._to_ignore, self._unusual = WARM_UP_STEPS, 0
+
+    def add(self, step_s: float) -> bool:
+        """Takes a step's seconds; whether it and the one before took unusually long, or short.
+
+        Only usual steps are remembered.
+        """
+        if self._to_ignore > 0:
+            self._to_ignore -= 1
+            return False
+        if len(self._recent_s) >= LEAST_KNOWN:
+            ratio = step_s / median(self._recent_s)
+            if not 1 / UNUSUAL <= ratio <= UNUSUAL:
+                self._unusual += 1
+                return self._unusual >= UNUSUAL_STEPS
+        self._unusual = 0
+        self._recent_s.append(step_s)
+        return False
+
+
+class Occasions:
+    """After which steps all ranks examine, for reasons that all know alike; `asked` is one of them."""
+
+    def __init__(self) -> None:
+        self._wait_steps = SOON_STEPS
+        self._next_steps: int | None = None
+
+    def is_due(self, step: int, asked: bool) -> bool:
+        """Whether to examine after `step`."""
+        steps = step + 1
+        return asked or steps == FIRST_STEPS or steps % EVERY_STEPS == 0 or steps == self._next_steps
+
+    def held(self, step: int, is_another: bool, is_as_planned: bool) -> None:
+        """One was held after `step`, and leaves the run as planned or not.
+
+        `is_another`: it changed something, or somebody had a reason for it, so that what steps take is not known yet.
+        """
+        self._wait_steps = SOON_STEPS if is_another else min(2 * self._wait_steps, EVERY_STEPS)
+        self._next_steps = step + 1 + self._wait_steps if is_another or not is_as_planned else None

@@ -1,0 +1,46 @@
+"""How many micro-batches memory has room for, which bounds what a run under way may change its schedule to."""
+
+from __future__ import annotations
+
+from planner.cost.counts import memory_bytes
+from planner.layout.layout import Layout
+from planner.problem.problem import Problem
+
+DEEPENED = ("1f1b", "eager")  # schedules whose micro-batches in flight can be changed
+
+
+def room_in_flight(problem: Problem, layout: Layout) -> tuple[int, ...]:
+    """By pipeline rank, how many of a step's micro-batches its hosts have room for; empty where memory is not known.
+
+    Empty, too, for schedules that fix what is in flight.
+    """
+    known = [
+        [
+            memory
+            for rank in layout.ranks
+            if rank.pp_rank == pp_rank and (memory := problem.fleet.hosts[rank.host].hardware.memory_bytes) is not None
+        ]
+        for pp_rank in range(layout.candidate.pp)
+    ]
+    if layout.mode.schedule not in DEEPENED or layout.candidate.pp == 1 or not any(known):
+        return ()
+    return tuple(_room(problem, layout, pp_rank, memories) for pp_rank, memories in enumerate(known))
+
+
+def _room(problem: Problem, layout: Layout, pp_rank: int, memories: list[int]) -> int:
+    most = max(layout.microbatches)
+
+    def needed_bytes(in_flight: int) -> int:
+        return memory_bytes(
+            problem.job.model,
+            layout.candidate.execution(problem.job),
+            (layout.layers[pp_rank],),
+            (in_flight,),
+            pp_rank == 0,
+            pp_rank == layout.last_stage,
+        )
+
+    if not memories:
+        return most
+    per_microbatch = needed_bytes(1) - needed_bytes(0)
+    return max(1, min(most, (min(memories) - needed_bytes(0)) // max(1, per_microbatch)))

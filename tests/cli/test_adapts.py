@@ -1,0 +1,87 @@
+"""A run whose trunk becomes slow changes codecs and depth of its edges without a restart, and back when it recovers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from holmes_core.records.plan import Plan
+from holmes_core.records.record_file import read_file
+from launcher.journal.follow_folder import past_events
+from launcher.journal.run_events import Notice
+from launcher.journal.run_folder import read_run
+from tests.cli.test_lost_host import launched, planned, wait_for
+from tests.cli.test_three_commands import nothing_is_left
+from tests.testbed.bed_needs import missing_for_trunk
+from tests.testbed.needs_bed import NEEDS_BED
+from tests.testbed.rehearsal import Site, bed_site, only_run
+
+pytestmark = [*NEEDS_BED, pytest.mark.skipif(bool(missing_for_trunk()), reason="no trunk here")]
+
+FAST_MBPS, SLOW_MBPS = 100, 20
+SLOW_WITHIN = 20  # steps after which a run has adapted
+# As in benchmarks/runtime.py: ten layers that sleep, and messages of 360 KB before they are packed.
+JOB: dict[str, Any] = {
+    "model": {"num_layers": 10, "hidden_size": 352, "num_heads": 4, "seq_length": 128},
+    "global_batch_size": 32,
+    "compute": {"emulate": {"forward_s_per_layer": 0.004, "backward_s_per_layer": 0.008}},
+    "parallel": {"pp": 2, "dp": 2, "micro_batch_size": 2, "recompute": "none", "schedule": "eager"},
+    "wire": {"edges": "int8"},
+}
+
+
+@pytest.fixture
+def trunk_site(tmp_path: Path) -> Iterator[Site]:
+    """Two clusters of two hosts with a trunk between them, of which hosts.yaml says how much it carries."""
+    with bed_site(tmp_path, slow_mbps=1000, trunk_mbps=FAST_MBPS) as site:
+        assert site.bed is not None
+        written = yaml.safe_load(site.hosts_yaml.read_text(encoding="utf-8"))
+        names = [host if isinstance(host, str) else host["name"] for host in written["hosts"]]
+        written["hosts"] = [{"name": name, "cluster": name[0]} for name in names]
+        written["trunks"] = [{"between": ["a", "b"], "gbps": FAST_MBPS / 1e3}]
+        site.hosts_yaml.write_text(yaml.safe_dump(written), encoding="utf-8")
+        yield site
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    """The lines of all steps."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_trunk_that_becomes_slow_and_recovers_costs_no_restart(
+    trunk_site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site, bed = trunk_site, trunk_site.bed
+    assert bed is not None
+    plan_file = planned(site, tmp_path, steps=115, **JOB)
+    plan = read_file(Plan, plan_file)
+    assert {group.trunk_bytes_per_s for group in plan.groups if group.axis == "pp_forward"} == {FAST_MBPS / 16 * 1e6}
+    process = launched(site, tmp_path / "runs", plan_file)
+    try:
+        wait_for(process, "step 25/")
+        bed.set_trunk(rate_mbps=SLOW_MBPS)
+        said = wait_for(process, "edge a1+a2-b1+b2: ")
+        wait_for(process, "step 60/")
+        bed.set_trunk(rate_mbps=FAST_MBPS)
+        said += process.communicate(timeout=300)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    folder = only_run(tmp_path / "runs")
+    run, steps = read_run(folder), steps_of(folder)
+    assert (run.state, run.attempt, run.steps_done) == ("done", 0, 115)
+    notices = [event.text for event in past_events(folder) if isinstance(event, Notice)]
+    changes = {step["step"]: text for step in steps for text in step["verdicts"] if text.startswith("edge ")}
+    assert all(text in notices for text in changes.values())
+    while_slow = [text for step, text in changes.items() if 25 <= step < 25 + SLOW_WITHIN]
+    afterwards = [text for step, text in changes.items() if step >= 60]
+    assert any("-> int8" in text for text in while_slow), changes
+    assert any("int8 -> " in text for text in afterwards), changes
+    assert nothing_is_left(bed)
+    with capsys.disabled():
+        print(f"\n{json.dumps(changes, indent=1)}")
