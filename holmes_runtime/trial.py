@@ -71,6 +71,8 @@ class Trial:
             schedule="1f1b",
             chunks=1,
             extra_in_flight=(),
+            room_in_flight=(),
+            lossiest_codec="none",
             recompute="none",
             value_type=self.value_type,
             compile=False,
