@@ -19,9 +19,10 @@ PCIE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}  # one lane, one directi
 PCIE_UNKNOWN = (3, 16)  # assumption where nvidia-smi did not say: generation, lanes
 INSIDE_EFFICIENCY = 0.8  # of those rates, what collectives reach: fitted on the A100 rows, see docs/cost-model.md
 INSIDE_LATENCY_S = 3.4e-6  # of one hop between GPUs of a host, fitted together with it
-# Where job.yaml does not say. CPU: one thread's, measured by `python -m holmes_runtime.calibrate` on the model of
-# `make demo` with torch 2.13, on 2026-11-22. GPU: assumptions, not measured: what Python does for an action overlaps
-# the kernels of the one before, and the update has the memory of a GPU.
+# Where job.yaml does not say. CPU: of one thread, measured on the model of `make demo` with torch 2.13, on 2026-11-22:
+# an action by `python -m holmes_runtime.calibrate`, the update as CPU time inside a step, 10 ms for 1.8 M parameters
+# and dp 2. GPU: assumptions, not measured: what Python does for an action overlaps the kernels of the one before, and
+# the update has the memory of a GPU.
 OVERHEADS: dict[Device, Overheads] = {
     "cpu": Overheads(action_s=8e-4, update_bytes_per_s=3e9),
     "cuda": Overheads(action_s=0.0, update_bytes_per_s=1e12),
