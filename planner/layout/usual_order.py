@@ -71,7 +71,8 @@ def best_usual(problem: Problem, candidates: Iterable[tuple[float, Candidate]]) 
         if not _fits(coeffs, placement):
             continue
         hosts = [[group_slots[s, r].host for r in range(candidate.dp)] for s in range(candidate.pp)]
-        seconds = price_hosts_s(coeffs, problem.fleet.class_of, placement.layers, hosts, placement.microbatches)
+        shares = placement.microbatches
+        seconds = price_hosts_s(coeffs, problem.fleet.class_of, placement.layers, hosts, shares, two_levels=False)
         if best is None or seconds < best.objective_s:
             best = PricedPlacement(seconds, placement)
     return best

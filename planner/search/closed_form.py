@@ -179,9 +179,17 @@ def price_ranks_s(
 
 
 def price_hosts_s(
-    coeffs: Coefficients, class_of: Mapping[str, int], layers: Sequence[int], hosts: Hosts, microbatches: Sequence[int]
+    coeffs: Coefficients,
+    class_of: Mapping[str, int],
+    layers: Sequence[int],
+    hosts: Hosts,
+    microbatches: Sequence[int],
+    two_levels: bool = True,
 ) -> float:
-    """Closed-form seconds of one step with the tensor group of each stage and replica on the given host."""
+    """Closed-form seconds of one step with the tensor group of each stage and replica on the given host.
+
+    Without `two_levels` replicas exchange in one ring, wherever they are.
+    """
     columns: dict[tuple[int, ...], list[int]] = {}
     for replica in range(coeffs.candidate.dp):
         columns.setdefault(tuple(class_of[row[replica]] for row in hosts), []).append(replica)
@@ -190,7 +198,7 @@ def price_hosts_s(
     else:
         parts = [list(range(coeffs.candidate.dp))]
     lanes = [_lane(coeffs, class_of, layers, hosts, replicas, microbatches) for replicas in parts]
-    rates = _sync_rates(coeffs, class_of, hosts)
+    rates = _sync_rates(coeffs, class_of, hosts, two_levels)
     return step_s(lanes, [Exchange(coeffs, held, rate) for held, rate in zip(layers, rates, strict=True)])
 
 
@@ -216,7 +224,7 @@ def _lane(
     return Lane(max(microbatches[replica] for replica in replicas), stages, tuple(edges))
 
 
-def _sync_rates(coeffs: Coefficients, class_of: Mapping[str, int], hosts: Hosts) -> list[float]:
+def _sync_rates(coeffs: Coefficients, class_of: Mapping[str, int], hosts: Hosts, two_levels: bool) -> list[float]:
     """By stage, seconds per byte of its exchange, with the dp groups counted that share a host's NIC.
 
     They count no less than `rings_on_nic` assumed.
@@ -229,6 +237,6 @@ def _sync_rates(coeffs: Coefficients, class_of: Mapping[str, int], hosts: Hosts)
     for s, site in enumerate(sites):
         rings = max((uses[host, far[s]] for host in leaving[s]), default=0)
         held = Counter(coeffs.cluster[class_of[host]] for host in hosts[s])
-        are_even = len(set(held.values())) == 1
+        are_even = two_levels and len(set(held.values())) == 1
         rates.append(sync_s_per_byte(coeffs, site, max(rings, rings_on_nic(coeffs, site)), sum(far), are_even))
     return rates
