@@ -15,6 +15,7 @@ from holmes_core.records.record_file import read_file
 from launcher.journal.follow_folder import past_events
 from launcher.journal.run_events import Notice
 from launcher.journal.run_folder import read_run
+from planner.cost.collectives import tcp_payload_share
 from tests.cli.test_lost_host import launched, planned, wait_for
 from tests.cli.test_three_commands import nothing_is_left
 from tests.testbed.bed_needs import missing_for_trunk
@@ -60,7 +61,8 @@ def test_a_trunk_that_becomes_slow_and_recovers_costs_no_restart(
     assert bed is not None
     plan_file = planned(site, tmp_path, steps=115, **JOB)
     plan = read_file(Plan, plan_file)
-    assert {group.trunk_bytes_per_s for group in plan.groups if group.axis == "pp_forward"} == {FAST_MBPS / 16 * 1e6}
+    share = FAST_MBPS / 8 * 1e6 * tcp_payload_share(None) / 2
+    assert {group.trunk_bytes_per_s for group in plan.groups if group.axis == "pp_forward"} == {share}
     process = launched(site, tmp_path / "runs", plan_file)
     try:
         wait_for(process, "step 25/")
