@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from holmes_runtime import metrics
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.comm import process_groups
-from holmes_runtime.config.rank_grid import Group, Rank
+from holmes_runtime.config.rank_grid import EDGE_AXES, Group, Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import check_same_corpus, load_corpus
 from holmes_runtime.node.process_tree import die_with_parent
@@ -65,7 +65,7 @@ def describe_rank(config: RunConfig, me: Rank) -> str:
 def _describe_group(group: Group, me: Rank) -> str:
     """What rank `me` does in `group`, such as "activations to rank 3"."""
     others = " ".join(str(rank) for rank in group.ranks if rank != me.rank)
-    if group.axis not in ("pp_forward", "pp_backward"):
+    if group.axis not in EDGE_AXES:
         return f"{group.axis.replace('_', ' ')} with {others}"
     gives = (group.axis == "pp_forward") == (group.ranks[0] == me.rank)
     payload = "activations" if group.axis == "pp_forward" else "gradients"

@@ -18,7 +18,7 @@ from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.stopwatch import Stopwatch
 from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.model_shape import ModelShape
-from holmes_runtime.config.rank_grid import Axis, Group, Rank
+from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, Group, Rank
 from holmes_runtime.config.run_config import SCHEMA_VERSION, RunConfig, Stage
 from holmes_runtime.config.run_settings import Data, Optimizer, Precision
 from holmes_runtime.data.corpus import Corpus, Tokens
@@ -100,8 +100,7 @@ class Trial:
         stages = (first, second)[: self.pp] if self.dp > 1 else ()
         groups = [_group("dp", stage) for stage in stages]
         edges = list(zip(first, second, strict=True)) if self.pp > 1 else []
-        axes: tuple[Axis, ...] = ("pp_forward", "pp_backward")
-        return [*groups, *(_group(axis, edge) for edge in edges for axis in axes)]
+        return [*groups, *(_group(axis, edge) for edge in edges for axis in EDGE_AXES)]
 
 
 def _group(axis: Axis, ranks: Sequence[int]) -> Group:

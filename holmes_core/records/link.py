@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import inf
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from holmes_core.records.record import Record
+from holmes_core.units import bytes_per_s_from_gbps
 
 LinkKind = Literal["inside", "between"]
 LinkMethod = Literal["ib_write_bw", "iperf3", "tcp"]
 Direction = Literal["forward", "backward"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
+
+TOOL_CEILING_BYTES_PER_S: Mapping[LinkMethod, float] = {
+    "tcp": bytes_per_s_from_gbps(10),
+    "iperf3": bytes_per_s_from_gbps(20),
+    "ib_write_bw": inf,
+}
+"""What the tool surely moves on one core; a slower figure on a faster link says nothing about the link."""
 
 
 class Spread(Record):
@@ -41,6 +51,11 @@ class Link(Record):
     latency_s: Spread | None  # half a TCP round trip; None for `ib_write_bw`
     bandwidth_bytes_per_s: Spread
     samples: int = Field(ge=1)  # of bandwidth: windows of one transfer, or repeated runs of `ib_write_bw`
+
+    @property
+    def way(self) -> tuple[str, tuple[str, str], tuple[str, str], Direction]:
+        """What tests that differ in streams alone have in common."""
+        return self.network, self.hosts, self.devices, self.direction
 
 
 class Trunk(Record):

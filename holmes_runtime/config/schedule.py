@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Literal, NamedTuple
 
 ScheduleName = Literal["gpipe", "1f1b", "eager", "interleaved", "zero-bubble"]
+DEEPENED: tuple[ScheduleName, ...] = ("1f1b", "eager")  # those whose micro-batches in flight can be changed
 
 
 class ActionKind(Enum):

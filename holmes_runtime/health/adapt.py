@@ -10,6 +10,7 @@ from math import ceil
 
 from holmes_runtime.config.codec import CODECS, EdgeSettings
 from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.schedule import DEEPENED
 from holmes_runtime.health.measured import Measured, StepEstimate
 
 Settings = tuple[EdgeSettings, ...]
@@ -65,7 +66,7 @@ def _deepest(plan: RunConfig, estimate: StepEstimate) -> Settings:
         each._replace(activations=lossiest, gradients=lossiest) if edge in plan.edges_between_hosts else each
         for edge, each in enumerate(plan.edge_settings)
     )
-    if plan.schedule not in ("1f1b", "eager") or plan.pp == 1:
+    if plan.schedule not in DEEPENED or plan.pp == 1:
         return settings
     wanted = _useful_depths(plan, estimate)
     for most in range(max(wanted), 0, -1):

@@ -12,7 +12,7 @@ from holmes_runtime.config.codec import EdgeSettings
 from holmes_runtime.config.packing_seconds import with_packing
 from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, Group
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.schedule import make_schedule
+from holmes_runtime.config.schedule import DEEPENED, make_schedule
 from holmes_runtime.health.pipeline_seconds import PipelineTimes, pipeline_s
 
 MOST_SIMULATED = 64  # micro-batches of a step, and at most a round of pp more
@@ -111,7 +111,7 @@ class StepEstimate:
 
     def _simulated_s(self, replica: int, settings: Sequence[EdgeSettings], num_microbatches: int) -> float:
         config = self._config
-        is_deepened = config.schedule in ("1f1b", "eager")
+        is_deepened = config.schedule in DEEPENED
         extra = [each.extra_in_flight for each in settings[: config.pp - 1]] if is_deepened else ()
         schedule = "eager" if is_deepened else config.schedule
         actions = make_schedule(schedule, config.pp, num_microbatches, config.chunks, extra)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.codec import packed_bytes
+from holmes_runtime.config.rank_grid import EDGE_AXES
 from holmes_runtime.config.run_settings import VALUE_BYTES, Expectation
 
 
@@ -21,6 +22,6 @@ def expectation_of(plan: Plan) -> Expectation:
         transfer_s={
             group.name: 2 * group.latency_s + packed_bytes(group.codec, values, value_bytes) / rate
             for group in plan.groups
-            if group.axis in ("pp_forward", "pp_backward") and (rate := group.rate_bytes_per_s) is not None
+            if group.axis in EDGE_AXES and (rate := group.rate_bytes_per_s) is not None
         },
     )

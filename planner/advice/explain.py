@@ -13,6 +13,7 @@ from typing import Literal
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan, PlanRank, Prediction
 from holmes_core.units import format_rate, format_seconds
+from holmes_runtime.config.rank_grid import EDGE_AXES
 from planner.problem.networks import Networks, shared_network
 
 NAMED_HOSTS = 16  # up to here every host has a line of its own
@@ -203,7 +204,7 @@ def bottleneck(plan: Plan) -> str:
 def _reason(plan: Plan, kind: PartKind) -> str:
     """Where the seconds of a part that is not compute go."""
     if kind == "edges":
-        return _slowest(plan, ("pp_forward", "pp_backward"), "activations and their gradients pass")
+        return _slowest(plan, EDGE_AXES, "activations and their gradients pass")
     if kind == "gradients":
         return _slowest(plan, ("dp", "dp_across"), "gradients pass")
     if kind == "tp":

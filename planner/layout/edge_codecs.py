@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from holmes_core.records.job import Codec
 from holmes_core.records.plan import Axis
+from holmes_runtime.config.rank_grid import EDGE_AXES
 from planner.cost.packing import allowed_codecs
 from planner.layout.layout import EdgeCodecs, Layout
 from planner.layout.predict import predict_step_s
@@ -14,7 +15,6 @@ from planner.tolerances import RELATIVE_TOLERANCE
 
 WORTH = 1.02  # a step longer by less than two percent is no reason to lose anything
 WORTH_AN_EDGE = 1.01  # nor, on one edge, one that is longer by less than one percent
-EDGES: tuple[Axis, ...] = ("pp_forward", "pp_backward")
 
 
 def choose_codecs(problem: Problem, layout: Layout) -> Layout:
@@ -64,7 +64,7 @@ def _edges_between_hosts(layout: Layout) -> list[tuple[Axis, int]]:
     found: dict[tuple[Axis, int], bool] = {}
     for group in layout.groups_of_first_shards:
         first, second = (layout.ranks[rank] for rank in (group.ranks[0], group.ranks[-1]))
-        if group.axis in EDGES and first.host != second.host:
+        if group.axis in EDGE_AXES and first.host != second.host:
             key = group.axis, first.pp_rank
             found[key] = found.get(key, False) or first.cluster != second.cluster
     return sorted(found, key=lambda key: (found[key], key[1], key[0]))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from holmes_runtime.config.schedule import DEEPENED
 from planner.cost.counts import memory_bytes
 from planner.layout.layout import Layout
 from planner.problem.problem import Problem
-
-DEEPENED = ("1f1b", "eager")  # schedules whose micro-batches in flight can be changed
 
 
 def room_in_flight(problem: Problem, layout: Layout) -> tuple[int, ...]:

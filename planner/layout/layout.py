@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,6 +10,7 @@ from holmes_core.records.job import Codec, Model
 from holmes_core.records.plan import Axis, DataParallel, PlanGroup, PlanRank
 from holmes_runtime.config.model_shape import stage_parameters
 from planner.problem.candidates import Candidate
+from planner.problem.exchange_rates import are_even
 from planner.problem.groups import make_groups
 from planner.problem.problem import Problem
 from planner.schedule.run_mode import RunMode
@@ -91,9 +91,8 @@ def lay_out(
 
 def may_be_hierarchical(ranks: Sequence[PlanRank]) -> bool:
     """Whether replicas can add up inside clusters first: as many of a stage in each that has any, somewhere several."""
-    held: dict[int, Counter[str]] = {}
+    clusters: dict[int, list[str]] = {}
     for rank in ranks:
         if rank.tp_rank == 0:
-            held.setdefault(rank.pp_rank, Counter())[rank.cluster] += 1
-    even = all(len(set(counts.values())) == 1 for counts in held.values())
-    return even and any(len(counts) > 1 and max(counts.values()) > 1 for counts in held.values())
+            clusters.setdefault(rank.pp_rank, []).append(rank.cluster)
+    return all(map(are_even, clusters.values())) and any(1 < len(set(each)) < len(each) for each in clusters.values())

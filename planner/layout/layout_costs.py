@@ -12,6 +12,7 @@ from typing import NamedTuple
 from holmes_core.records.job import Codec, Device
 from holmes_core.records.plan import PlanGroup
 from holmes_runtime.config.model_shape import Part, gradient_order
+from holmes_runtime.config.rank_grid import EDGE_AXES
 from planner.cost.collectives import PassTimes, Path, exchange_hops, exchange_share, shard_exchange_bytes
 from planner.cost.compute_time import NO_TIME, split_factor
 from planner.cost.counts import GRADIENT_BYTES, edge_bytes, edge_values
@@ -22,8 +23,6 @@ from planner.problem.problem import Problem
 from planner.schedule.buckets import Bucket, Exchange, make_buckets
 from planner.schedule.precedence import precedence_of
 from planner.schedule.simulate import Pipeline, PipelineTimes
-
-EDGES = ("pp_forward", "pp_backward")
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class LayoutCosts:
     def _times(self, replica: int, tensor_parallel: bool, edges: bool) -> PipelineTimes:
         stages = range(len(self.layout.layers))
         seconds = [self._stage_s(stage, replica, tensor_parallel) for stage in stages]
-        forward, backward = ([self._edge(replica, axis, stage) for stage in stages[:-1]] for axis in EDGES)
+        forward, backward = ([self._edge(replica, axis, stage) for stage in stages[:-1]] for axis in EDGE_AXES)
         codecs = [(there.codec, back.codec) for there, back in zip(forward, backward, strict=True)]
         values = edge_values(self.job.model, self.execution)
         has_edges = edges and self.layout.candidate.pp > 1
@@ -139,7 +138,7 @@ class LayoutCosts:
         """By (replica, axis, earlier pipeline rank), what one message of one shard takes."""
         layout, found = self.layout, dict[tuple[int, str, int], EdgeCosts]()
         for group in layout.groups_of_first_shards:
-            if group.axis in EDGES:
+            if group.axis in EDGE_AXES:
                 earlier, later = (layout.ranks[rank] for rank in group.ranks)
                 path, codec = self._path(group, earlier.host == later.host), layout.codec_of(group)
                 busy_s = edge_bytes(self.job.model, self.execution, codec) / path.bandwidth_bytes_per_s
@@ -158,7 +157,7 @@ class LayoutCosts:
         last = self.layout.candidate.pp - 1
         pipelines_s: defaultdict[int, float] = defaultdict(float)
         for (replica, axis, earlier), edge in self.edges.items():
-            pipelines_s[replica] += edge.latency_s if earlier < last and axis == EDGES[0] else 0.0
+            pipelines_s[replica] += edge.latency_s if earlier < last and axis == EDGE_AXES[0] else 0.0
         around_s = [sum((level.size - 1) * level.latency_s for level in levels) for levels in self._levels]
         return 2 * max(pipelines_s.values(), default=0.0), 2 * max(around_s, default=0.0)
 
@@ -171,7 +170,7 @@ class LayoutCosts:
         """By pipeline rank, the levels in which its replicas exchange: all at once, or inside clusters and across."""
         found: list[dict[str, list[PlanGroup]]] = [{} for _ in range(self.layout.candidate.pp)]
         for group in self.layout.groups_of_first_shards:
-            if group.axis not in EDGES:
+            if group.axis not in EDGE_AXES:
                 found[self.layout.ranks[group.ranks[0]].pp_rank].setdefault(group.axis, []).append(group)
         return [[self._level(groups) for groups in levels.values()] for levels in found]
 

@@ -9,6 +9,7 @@ from itertools import pairwise, zip_longest
 
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
+from holmes_runtime.config.rank_grid import EDGE_AXES
 from holmes_runtime.config.schedule import make_schedule, most_in_flight
 from planner.cost.counts import memory_bytes
 from planner.cost.packing import allowed_codecs
@@ -201,7 +202,7 @@ def check_codecs(plan: Plan) -> list[str]:
         hosts = {plan.ranks[rank].host for rank in group.ranks}
         if group.codec not in allowed_codecs(plan.job):
             faults.append(f"group {group.name} packs by {group.codec}, job.yaml allows {plan.job.wire.edges}")
-        elif group.codec != "none" and (len(hosts) == 1 or group.axis not in ("pp_forward", "pp_backward")):
+        elif group.codec != "none" and (len(hosts) == 1 or group.axis not in EDGE_AXES):
             faults.append(f"group {group.name} packs by {group.codec} what does not cross an edge between hosts")
     return faults
 

@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.link import Link, Trunk
+from holmes_core.records.link import TOOL_CEILING_BYTES_PER_S, Link, Trunk
 from planner.cost.collectives import tcp_payload_share
 
 NEAR_PORTS = 0.9  # of the slower port's rate and more: the ports are the limit
 ABOVE_PORTS = 1.1  # of it and more: the port's rate is wrong, as those of virtual NICs are
 ENOUGH = 0.95  # of the best rate: more streams than it takes to get this only cost memory and processor
-TOOL_CEILING_BYTES_PER_S = {"tcp": 10e9 / 8, "iperf3": 20e9 / 8, "ib_write_bw": float("inf")}
-"""What the tool reaches on one core; at this rate it measured itself."""
 
 Clusters = frozenset[str]
 """Two clusters, or one for the hosts inside it."""
@@ -96,7 +94,7 @@ Way = Sequence[Link]
 def _ways(links: Iterable[Link]) -> list[Way]:
     ways: defaultdict[object, list[Link]] = defaultdict(list)
     for link in links:
-        ways[link.network, link.hosts, link.devices, link.direction].append(link)
+        ways[link.way].append(link)
     return list(ways.values())
 
 

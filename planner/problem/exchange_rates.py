@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
 
 from planner.cost.collectives import shard_exchange_bytes
 from planner.problem.coefficients import Coefficients, crossings_of, joined_s
@@ -36,19 +37,24 @@ def rings_on_nic(coeffs: Coefficients, site: Site, whole_replicas: Mapping[int, 
     return 1 if per_host and dp % per_host == 0 else RINGS_WHERE_HOSTS_ARE_SHARED
 
 
+def are_even(clusters: Iterable[Hashable]) -> bool:
+    """Whether each cluster that holds any of a stage's replicas holds equally many; `clusters` are by replica."""
+    return len(set(Counter(clusters).values())) == 1
+
+
 def sync_s_per_byte(
-    coeffs: Coefficients, site: Site, rings: int, stages_at_once: int = 1, are_even: bool = True
+    coeffs: Coefficients, site: Site, rings: int, stages_at_once: int = 1, may_be_two_levels: bool = True
 ) -> float:
     """Seconds per byte of a stage's exchange while `rings` share the busiest NIC; without a ring it is in one host.
 
     Between clusters, that of `stages_at_once` share the trunk; in one ring, or inside clusters first and then across,
-    where clusters hold equally many replicas: `are_even`, of a number that can be.
+    where it `may_be_two_levels` and dp replicas can be equally many in each.
     """
     if rings == 0:
         return max(coeffs.inside_sync_s_per_byte[c] for c in site)
     flat = _ring_s_per_byte(coeffs, site, rings, stages_at_once)
     num_clusters = len({coeffs.cluster[c] for c in site})
-    if num_clusters == 1 or not are_even or coeffs.candidate.dp % num_clusters:
+    if num_clusters == 1 or not may_be_two_levels or coeffs.candidate.dp % num_clusters:
         return flat
     return min(flat, _two_levels_s_per_byte(coeffs, site, num_clusters, rings, stages_at_once))
 

@@ -8,6 +8,7 @@ from itertools import combinations, pairwise
 from typing import NamedTuple
 
 from holmes_core.records.plan import Axis, DataParallel, PlanGroup, PlanRank
+from holmes_runtime.config.rank_grid import EDGE_AXES
 from planner.problem.networks import Networks, Route, require_bandwidth
 
 TRUNK = "trunk"
@@ -133,7 +134,7 @@ def _crossings(axis: Axis, hosts: Sequence[str]) -> list[tuple[int, int]]:
     A dp or tp group is a ring in the order of its ranks; in an edge the one computed first in that direction sends.
     """
     n = len(hosts)
-    if axis in ("pp_forward", "pp_backward"):
+    if axis in EDGE_AXES:
         pairs = [(0, 1)] if axis == "pp_forward" else [(1, 0)]
     else:
         pairs = [(i, (i + 1) % n) for i in range(n)]

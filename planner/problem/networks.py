@@ -97,11 +97,12 @@ class Networks:
     def rates(self, host: str) -> HostRates:
         """What the host gets of its NICs, to the best connected other cluster; None also where it has no port."""
         own = self._cluster_of[host].name
-        far = [self.connection(own, cluster) for cluster in self._names if cluster != own]
         shared_port = self._shared_ports.get(host)
         port_bytes_per_s = shared_port.bandwidth_bytes_per_s if shared_port is not None else None
-        known = [rate for each in far if (rate := each.host_bytes_per_s(port_bytes_per_s)) is not None]
-        shared_bytes_per_s = max(known, default=None) if far else port_bytes_per_s
+        towards = self._towards(own, port_bytes_per_s, self._names)
+        shared_bytes_per_s = (
+            max((rate for rate in towards if rate is not None), default=None) if towards else port_bytes_per_s
+        )
         if not self._on_cpu and not self.uses_rdma(host):
             return HostRates("Socket", self._inside_bytes_per_s(host, shared_port), shared_bytes_per_s)
         fabric = self._fabric_ports.get(host)
@@ -114,9 +115,18 @@ class Networks:
         own = self._cluster_of[port.host].name if port.host in self._cluster_of else None
         if own is None:
             return port.bandwidth_bytes_per_s
-        others = [own] if network != self._shared.name else [name for name in self._names if name != own]
-        rates = [self.connection(own, other).host_bytes_per_s(port.bandwidth_bytes_per_s) for other in others]
-        return max((rate for rate in rates if rate is not None), default=port.bandwidth_bytes_per_s)
+        if network != self._shared.name:
+            return self.connection(own, own).host_bytes_per_s(port.bandwidth_bytes_per_s)
+        return self._best_bytes_per_s(own, port.bandwidth_bytes_per_s)
+
+    def _best_bytes_per_s(self, own: str, port_bytes_per_s: float | None) -> float | None:
+        """What sockets of a host with such a port get to the best connected other cluster; of one cluster, the port."""
+        rates = self._towards(own, port_bytes_per_s, self._names)
+        return max((rate for rate in rates if rate is not None), default=port_bytes_per_s)
+
+    def _towards(self, own: str, port_bytes_per_s: float | None, clusters: Iterable[str]) -> list[float | None]:
+        """What sockets of a host with such a port get to each of `clusters` but its own."""
+        return [self.connection(own, other).host_bytes_per_s(port_bytes_per_s) for other in clusters if other != own]
 
     def _inside_bytes_per_s(self, host: str, port: NetworkPort | None) -> float | None:
         """What sockets of the host get to its own cluster by `port`; measured is the fabric's netdev alone."""
@@ -172,8 +182,7 @@ class Networks:
         own = self._cluster_of[port.host].name
         if len(clusters) == 1:
             return self._inside_bytes_per_s(port.host, port)
-        far = [self.connection(own, cluster) for cluster in clusters if cluster != own]
-        rates = [connection.host_bytes_per_s(port.bandwidth_bytes_per_s) for connection in far]
+        rates = self._towards(own, port.bandwidth_bytes_per_s, clusters)
         known = [rate for rate in rates if rate is not None]
         return min(known) if len(known) == len(rates) else None
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from holmes_core.records.plan import PlanRank
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients, Crossing, crossings_of, joined_s
-from planner.problem.exchange_rates import Site, rings_on_nic, sync_s_per_byte
+from planner.problem.exchange_rates import Site, are_even, rings_on_nic, sync_s_per_byte
 from planner.problem.problem import Problem
 
 
@@ -236,7 +236,6 @@ def _sync_rates(coeffs: Coefficients, class_of: Mapping[str, int], hosts: Hosts,
     rates = []
     for s, site in enumerate(sites):
         rings = max((uses[host, far[s]] for host in leaving[s]), default=0)
-        held = Counter(coeffs.cluster[class_of[host]] for host in hosts[s])
-        are_even = two_levels and len(set(held.values())) == 1
-        rates.append(sync_s_per_byte(coeffs, site, max(rings, rings_on_nic(coeffs, site)), sum(far), are_even))
+        is_even = two_levels and are_even(coeffs.cluster[class_of[host]] for host in hosts[s])
+        rates.append(sync_s_per_byte(coeffs, site, max(rings, rings_on_nic(coeffs, site)), sum(far), is_even))
     return rates

@@ -8,12 +8,11 @@ one, the fastest classes of a set take as many replicas as fit.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from planner.problem.coefficients import Coefficients
-from planner.problem.exchange_rates import rings_on_nic, sync_s_per_byte
+from planner.problem.exchange_rates import are_even, rings_on_nic, sync_s_per_byte
 from planner.search.closed_form import NO_EDGE, Exchange, Lane, edge_of, lane_s, site_stage_s, step_s
 from planner.search.lower_bounds import layers_within
 from planner.search.placement import Placement, PricedPlacement, take_surplus
@@ -54,11 +53,8 @@ def _place_over(
     if shares is None:
         return None
     site = tuple(sorted(classes))
-    held: Counter[int] = Counter()
-    for c, count in counts.items():
-        held[coeffs.cluster[c]] += count
-    are_even = len(set(held.values())) == 1
-    per_byte = sync_s_per_byte(coeffs, site, rings_on_nic(coeffs, site, counts), coeffs.candidate.pp, are_even)
+    is_even = are_even(coeffs.cluster[c] for c, count in counts.items() for _ in range(count))
+    per_byte = sync_s_per_byte(coeffs, site, rings_on_nic(coeffs, site, counts), coeffs.candidate.pp, is_even)
     step = step_s(
         [lane._replace(microbatches=max(shares[c])) for c, lane in lanes.items()],
         [Exchange(coeffs, held, per_byte) for held in layers],

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from holmes_core.records.inventory import Finding, Inventory
-from holmes_core.records.link import Link, LinkMethod
+from holmes_core.records.link import TOOL_CEILING_BYTES_PER_S, Link
 from holmes_core.units import bytes_per_s_from_gbps, format_rate
 
 TCP_SHARE = 0.70
 RDMA_SHARE = 0.90
-# What one process on one core surely moves; a slower figure on a faster link says nothing about the link.
-TOOL_CEILING_BYTES_PER_S: Mapping[LinkMethod, float] = {
-    "tcp": bytes_per_s_from_gbps(10),
-    "iperf3": bytes_per_s_from_gbps(20),
-}
-
-_Path = tuple[str, tuple[str, str], tuple[str, str], str]  # network, hosts, devices, direction
 
 
 def audit_links(inventory: Inventory, links: Sequence[Link]) -> tuple[Finding, ...]:
@@ -57,11 +50,10 @@ def _rdma_findings(inventory: Inventory, links: Iterable[Link]) -> Iterator[Find
 
 def best_links(links: Iterable[Link]) -> Iterable[Link]:
     """Of the links that differ in streams alone, the one with the highest median."""
-    best: dict[_Path, Link] = {}
+    best: dict[object, Link] = {}
     for link in links:
-        path = (link.network, link.hosts, link.devices, link.direction)
-        if path not in best or link.bandwidth_bytes_per_s.median > best[path].bandwidth_bytes_per_s.median:
-            best[path] = link
+        if link.way not in best or link.bandwidth_bytes_per_s.median > best[link.way].bandwidth_bytes_per_s.median:
+            best[link.way] = link
     return best.values()
 
 
