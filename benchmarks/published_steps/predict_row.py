@@ -8,6 +8,7 @@ from dataclasses import replace
 from benchmarks.published_steps.measurements import Measurement, measurements
 from benchmarks.published_steps.sites import Site
 from holmes_runtime.config.model_shape import stage_parameters
+from holmes_runtime.config.precedence import precedence_of
 from holmes_runtime.config.schedule import ScheduleName, microbatches_in_flight
 from planner.cost.collectives import (
     PassTimes,
@@ -19,7 +20,6 @@ from planner.cost.collectives import (
 from planner.cost.compute_time import head_s, layer_s, optimizer_s
 from planner.cost.counts import Execution, edge_bytes, layer_activation_bytes, memory_bytes
 from planner.schedule.buckets import Bucket
-from planner.schedule.precedence import precedence_of
 from planner.schedule.simulate import Pipeline, PipelineTimes, simulate
 
 

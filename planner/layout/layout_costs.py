@@ -12,6 +12,7 @@ from typing import NamedTuple
 from holmes_core.records.job import Codec, Device
 from holmes_core.records.plan import PlanGroup
 from holmes_runtime.config.model_shape import Part, gradient_order
+from holmes_runtime.config.precedence import precedence_of
 from holmes_runtime.config.rank_grid import EDGE_AXES
 from planner.cost.collectives import PassTimes, Path, exchange_hops, exchange_share, shard_exchange_bytes
 from planner.cost.compute_time import NO_TIME, split_factor
@@ -21,7 +22,6 @@ from planner.cost.slot import Slot, head_parts_s, layer_parts_s, update_s
 from planner.layout.layout import Layout
 from planner.problem.problem import Problem
 from planner.schedule.buckets import Bucket, Exchange, make_buckets
-from planner.schedule.precedence import precedence_of
 from planner.schedule.simulate import Pipeline, PipelineTimes
 
 

@@ -11,6 +11,7 @@ from math import ceil
 
 from holmes_core.records.job import Codec, Job
 from holmes_runtime.config.model_shape import Part, gradient_order
+from holmes_runtime.config.precedence import precedence_of
 from holmes_runtime.config.schedule import microbatches_in_flight
 from planner.cost.collectives import exchange_hops, exchange_share
 from planner.cost.compute_time import split_factor
@@ -19,7 +20,6 @@ from planner.cost.packing import allowed_codecs, lossiest_codec, with_messages
 from planner.problem.coefficients import Coefficients, are_alike
 from planner.problem.exchange_rates import rings_on_nic, site_latency_s, sync_s_per_byte
 from planner.schedule.buckets import Bucket, Exchange, make_buckets
-from planner.schedule.precedence import precedence_of
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts
 from planner.schedule.simulate import Pipeline, PipelineTimes, simulate
 from planner.schedule.step_lower_bound import Shape, least_step_s

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from holmes_runtime.config.precedence import Precedence, find_precedence, follow
 from holmes_runtime.config.schedule import ActionKind, Schedule
 from planner.schedule.buckets import Bucket
-from planner.schedule.precedence import Precedence, find_precedence
 
 
 @dataclass(frozen=True)
@@ -124,17 +124,7 @@ def run_pipeline(pipeline: Pipeline, buckets: Buckets = ()) -> Run:
     late_s = times.late_s()
     least_end_s = gathered_s(len(precedence.by_rank), times, buckets)
     least_end_s += [0.0] * (len(work_s) - len(least_end_s))
-    ends_s, left_s = [0.0], [0.0]
-    ended, leaves = ends_s.append, left_s.append
-    # This loop is most of what planning a small fleet takes: lists and numbers, no calls but the two appends.
-    for before, needed, work, ahead, edge in precedence.waits:
-        now_s, there_s = ends_s[before], left_s[needed] + late_s[work]
-        now_s = (there_s if there_s > now_s else now_s) + work_s[work]
-        if now_s < least_end_s[work]:
-            now_s = least_end_s[work]
-        ended(now_s)
-        free_s = left_s[ahead]
-        leaves((free_s if free_s > now_s else now_s) + edge_s[edge])
+    ends_s, left_s = follow(precedence, work_s, edge_s, late_s, least_end_s)
     return Run(precedence, ends_s, left_s, late_s)
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from holmes_runtime.config.precedence import find_precedence, precedence_of
 from holmes_runtime.config.schedule import Action, ActionKind, Schedule, ScheduleName, make_schedule, one_f_one_b
 from planner.schedule.buckets import Bucket
-from planner.schedule.precedence import find_precedence, precedence_of
 from planner.schedule.simulate import (
     Interval,
     Pipeline,

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from holmes_core.records.job import ScheduleName
+from holmes_runtime.config.precedence import precedence_of
 from planner.schedule.buckets import Bucket
-from planner.schedule.precedence import precedence_of
 from planner.schedule.simulate import Pipeline, PipelineTimes, simulate
 from planner.schedule.step_lower_bound import Shape, least_step_s
 

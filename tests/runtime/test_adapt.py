@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holmes_runtime.config.codec import CODECS, Codec, EdgeSettings
+from holmes_runtime.config.precedence import find_precedence
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.schedule import ScheduleName, make_schedule
 from holmes_runtime.config.verdicts import EdgeAdapted
@@ -18,7 +19,6 @@ from holmes_runtime.health.examination import adapted_edges
 from holmes_runtime.health.measured import EdgeTime, Measured, StepEstimate
 from holmes_runtime.health.pipeline_seconds import PipelineTimes, pipeline_s
 from planner.schedule import simulate
-from planner.schedule.precedence import find_precedence
 
 from .launched_runs import make_config
 
