@@ -57,7 +57,7 @@ class EdgeMessages:
         self._me, self._groups, self._device = me, groups, device
         self._before, self._after = config.grid.edge_before(me), config.grid.edge_after(me)
         self._first_microbatch = sum(config.microbatches[: me.dp_rank])
-        self._step = 0
+        self.step = 0  # whose messages they are, or the batch of an evaluation
         self._left: dict[Direction, int] = {}
         self._posted: dict[Direction, deque[Receiving]] = {direction: deque() for direction in Direction}
         self.follow(config)
@@ -74,7 +74,7 @@ class EdgeMessages:
     def begin(self, step: int, receives: Mapping[Direction, int]) -> None:
         """Posts the first of the `receives`, the messages there will be by direction. `step`: of it, or the batch of an
         evaluation."""
-        self._step, self._left = step, dict(receives)
+        self.step, self._left = step, dict(receives)
         for direction in receives:
             self._post(direction, 0)
 
@@ -84,7 +84,7 @@ class EdgeMessages:
         name = MessageName(
             seed=self._config.seed,
             direction=direction,
-            step=self._step,
+            step=self.step,
             microbatch=self._first_microbatch + microbatch,
             edge=stage - 1 if is_gradient else stage,
             shard=self._me.tp_rank,
