@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
@@ -21,6 +21,7 @@ from holmes_core.records.plan import (
     UnequalDegrees,
 )
 from planner.background import BackgroundCall
+from planner.cost.fill import fill_of
 from planner.layout.environment import make_nodes
 from planner.layout.in_flight import room_in_flight
 from planner.layout.usual_order import memory_fault, usual_group_slots, usual_placement
@@ -119,7 +120,8 @@ def _report(
     problem: Problem, result: SearchResult, written: WrittenPlan, compared: _Compared, order: Order
 ) -> SolveReport:
     """The search's proof, and the closed form of the ranks as they were written out."""
-    candidate, layers = written.placement.candidate, written.placement.layers
+    candidate = replace(written.placement.candidate, fill=fill_of(written.layout.mode.schedule))
+    layers = written.placement.layers
     placement_s = price_ranks_s(problem, candidate, layers, written.layout.ranks, written.placement.microbatches)
     objective_s = min(placement_s, result.found[0].objective_s)
     bound_s = min(result.bound_s, objective_s)

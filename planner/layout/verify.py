@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, zip_longest
 
@@ -12,6 +13,7 @@ from holmes_core.records.plan import Plan
 from holmes_runtime.config.rank_grid import EDGE_AXES
 from holmes_runtime.config.schedule import make_schedule, most_in_flight
 from planner.cost.counts import memory_bytes
+from planner.cost.fill import fill_of
 from planner.cost.packing import allowed_codecs
 from planner.problem.candidates import Candidate
 from planner.problem.fleet import slots_of
@@ -236,6 +238,7 @@ def check_memory(plan: Plan, inventory: Inventory) -> list[str]:
 def check_objective(plan: Plan, inventory: Inventory) -> list[str]:
     """The closed form of the ranks as they stand is what the plan says, and not below the bound."""
     candidate = Candidate(plan.tp, plan.pp, plan.dp, plan.micro_batch_size, plan.recompute)
+    candidate = replace(candidate, fill=fill_of(plan.schedule))
     layers = [sum(stage.num_layers for stage in plan.stages[rank :: plan.pp]) for rank in range(plan.pp)]
     problem = read_problem(inventory, plan.job)
     recomputed_s = price_ranks_s(problem, candidate, layers, plan.ranks, plan.microbatches)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.job import Job, Recompute
 from planner.cost.counts import Execution, make_execution
+from planner.cost.fill import Fill, fills
 from planner.problem.fleet import Fleet
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -16,13 +17,17 @@ MOST_SAMPLES = 64  # of a micro-batch, unless fixed: no published run gains from
 
 @dataclass(frozen=True, order=True)
 class Candidate:
-    """Tensor, pipeline and data parallel degrees, the samples of one micro-batch, and what the backward recomputes."""
+    """Tensor, pipeline and data parallel degrees, the samples of one micro-batch, and what the backward recomputes.
+
+    `fill` is the schedule whose fill and memory its closed form counts.
+    """
 
     tp: int
     pp: int
     dp: int
     micro_batch_size: int
     recompute: Recompute = "none"
+    fill: Fill = "1f1b"
 
     def num_microbatches(self, global_batch_size: int) -> int:
         """Micro-batches one replica runs per step when all run the same number."""
@@ -93,7 +98,9 @@ def check_tensor_degree(tp: int, fleet: Fleet) -> None:
 
 
 def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
-    """All candidates of `job` on `fleet` that recompute least, in ascending order; `more_recompute` gives the others.
+    """All candidates of `job` on `fleet` that recompute least, in ascending order, with the plainest fill.
+
+    `more_recompute` and `with_other_fills` give the others.
 
     Raises HolmesError when the fixed degrees need more slots than there are (the answer is no), or a tensor group
     larger than any host (wrong usage).
@@ -101,7 +108,7 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
     sizes = {dp: tuple(_micro_batch_sizes(job, dp)) for dp in _divisors(job.global_batch_size, job.parallel.dp)}
     group_slots = {tp: fleet.num_group_slots(tp) for tp in tensor_degrees(job, fleet)}
     found = tuple(
-        Candidate(tp, pp, dp, micro_batch_size, job.parallel.recompute or RECOMPUTE[0])
+        Candidate(tp, pp, dp, micro_batch_size, job.parallel.recompute or RECOMPUTE[0], _first_fill(job, pp))
         for tp, num_group_slots in group_slots.items()
         for pp in _pipeline_degrees(job, num_group_slots)
         for dp in sizes
@@ -113,12 +120,22 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
     return found
 
 
+def _first_fill(job: Job, pp: int) -> Fill:
+    return fills(job, pp, job.parallel.recompute or RECOMPUTE[0])[0]
+
+
+def with_other_fills(job: Job, candidate: Candidate) -> tuple[Candidate, ...]:
+    """The candidate with each schedule that fills its pipeline in another way, itself first."""
+    return tuple(replace(candidate, fill=fill) for fill in fills(job, candidate.pp, candidate.recompute))
+
+
 def more_recompute(job: Job, candidate: Candidate) -> Candidate | None:
     """The candidate that recomputes a step more, so that it is slower and needs less memory; None if there is none."""
     at = RECOMPUTE.index(candidate.recompute) + 1
     if job.parallel.recompute is not None or at == len(RECOMPUTE):
         return None
-    return Candidate(candidate.tp, candidate.pp, candidate.dp, candidate.micro_batch_size, RECOMPUTE[at])
+    more = replace(candidate, recompute=RECOMPUTE[at])
+    return more if candidate.fill in fills(job, more.pp, more.recompute) else None
 
 
 def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from holmes_runtime.config.model_shape import embedding_parameters, head_paramet
 from holmes_runtime.config.schedule import microbatches_in_flight
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
 from planner.cost.counts import GRADIENT_BYTES, Execution, edge_bytes, memory_bytes
+from planner.cost.fill import fill_share
 from planner.cost.packing import lossiest_codec
 from planner.cost.slot import Slot, head_parts_s, layer_parts_s
 from planner.problem.candidates import Candidate
@@ -57,7 +58,7 @@ class Coefficients:
     group_slots: tuple[int, ...]
     group_slots_per_host: tuple[int, ...]
     memory_bytes: tuple[int | None, ...]
-    capacity: tuple[tuple[int, ...], ...]  # [stage][class]: most layers that memory allows under 1F1B
+    capacity: tuple[tuple[int, ...], ...]  # [stage][class]: most layers that memory allows under the fill
     layer: tuple[PassTimes, ...]
     head: tuple[PassTimes, ...]
     net_names: tuple[NetName | None, ...]
@@ -71,6 +72,7 @@ class Coefficients:
     last_sync_bytes: int
     action_s: tuple[float, ...]  # of a forward or backward in a pipeline beside computing; the simulation's alone
     hides_edges: bool  # whether the schedule may keep enough micro-batches in flight to hide what edges take
+    fill_share: float = 1.0  # of what ranks wait under 1F1B while a pipeline fills and drains; see cost/fill.py
     crossings: Mapping[tuple[int, int], Crossing] = field(default_factory=dict)
     """What was measured, by two indices of clusters, the smaller first, or inside one by twice its index."""
 
@@ -142,10 +144,11 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
     exchange = shard_exchange_bytes(1.0, dp)
     names = fleet.cluster_names
     hardware = [each.hardware for each in classes]
+    num_microbatches = candidate.num_microbatches(job.global_batch_size)
     return Coefficients(
         candidate=candidate,
         num_layers=model.num_layers,
-        num_microbatches=candidate.num_microbatches(job.global_batch_size),
+        num_microbatches=num_microbatches,
         cluster=tuple(names.index(each.cluster) for each in classes),
         group_slots=tuple(each.num_group_slots(tp) for each in classes),
         group_slots_per_host=tuple(per_host),
@@ -169,6 +172,7 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         last_sync_bytes=travels * head_parameters(model, tp),
         action_s=tuple(each.slot.action_s for each in hardware),
         hides_edges=job.parallel.schedule in (None, "eager"),
+        fill_share=fill_share(job, candidate.fill, candidate.pp, num_microbatches, slots[0][0]),
     )
 
 
@@ -201,9 +205,9 @@ def slot_s(job: Job, slot: Slot, execution: Execution) -> tuple[PassTimes, PassT
 
 
 def stage_memory_bytes(job: Job, candidate: Candidate, stage: int, num_layers: int) -> int:
-    """Bytes one rank of `stage` needs under 1F1B when it holds `num_layers` layers."""
+    """Bytes one rank of `stage` needs under the candidate's `fill` when it holds `num_layers` layers."""
     num_microbatches = candidate.num_microbatches(job.global_batch_size)
-    held = microbatches_in_flight("1f1b", candidate.pp, num_microbatches, stage)
+    held = microbatches_in_flight(candidate.fill, candidate.pp, num_microbatches, stage)
     is_first, is_last = stage == 0, stage == candidate.pp - 1
     return memory_bytes(job.model, candidate.execution(job), (num_layers,), held, is_first, is_last)
 
@@ -227,7 +231,7 @@ def _capacity(job: Job, classes: Sequence[HostClass], candidate: Candidate) -> t
     rows: dict[tuple[int, bool, bool], tuple[int, ...]] = {}
     by_stage = []
     for stage in range(pp):
-        key = (microbatches_in_flight("1f1b", pp, num_microbatches, stage)[0], stage == 0, stage == pp - 1)
+        key = (microbatches_in_flight(candidate.fill, pp, num_microbatches, stage)[0], stage == 0, stage == pp - 1)
         if key not in rows:
             taken, per_layer = SLACK_BYTES + parts.empty[key[1:]], parts.states + key[0] * parts.activations
             layers = {

@@ -42,19 +42,32 @@ def are_even(clusters: Iterable[Hashable]) -> bool:
     return len(set(Counter(clusters).values())) == 1
 
 
+def replicas_by_cluster(coeffs: Coefficients, site: Site) -> int | None:
+    """Replicas of a stage in each of the clusters of `site`, where all can hold equally many; else None."""
+    slots: Counter[Hashable] = Counter()
+    for c in site:
+        slots[coeffs.cluster[c]] += coeffs.group_slots[c]
+    each, rest = divmod(coeffs.candidate.dp, len(slots))
+    return each if rest == 0 and each <= min(slots.values()) else None
+
+
 def sync_s_per_byte(
-    coeffs: Coefficients, site: Site, rings: int, stages_at_once: int = 1, may_be_two_levels: bool = True
+    coeffs: Coefficients, site: Site, rings: int, stages_at_once: int = 1, is_even: bool | None = None
 ) -> float:
     """Seconds per byte of a stage's exchange while `rings` share the busiest NIC; without a ring it is in one host.
 
     Between clusters, that of `stages_at_once` share the trunk; in one ring, or inside clusters first and then across,
-    where it `may_be_two_levels` and dp replicas can be equally many in each.
+    where each has equally many replicas: as `is_even` says, or as they are wherever the clusters can hold that.
     """
     if rings == 0:
         return max(coeffs.inside_sync_s_per_byte[c] for c in site)
     flat = _ring_s_per_byte(coeffs, site, rings, stages_at_once)
     num_clusters = len({coeffs.cluster[c] for c in site})
-    if num_clusters == 1 or not may_be_two_levels or coeffs.candidate.dp % num_clusters:
+    if num_clusters == 1:
+        return flat
+    if is_even is None:
+        is_even = replicas_by_cluster(coeffs, site) is not None
+    if not is_even:
         return flat
     return min(flat, _two_levels_s_per_byte(coeffs, site, num_clusters, rings, stages_at_once))
 

@@ -18,7 +18,7 @@ from planner.cost.compute_time import split_factor
 from planner.cost.counts import GRADIENT_BYTES, edge_bytes, edge_values, memory_bytes
 from planner.cost.packing import allowed_codecs, lossiest_codec, with_messages
 from planner.problem.coefficients import Coefficients, are_alike
-from planner.problem.exchange_rates import rings_on_nic, site_latency_s, sync_s_per_byte
+from planner.problem.exchange_rates import are_even, rings_on_nic, site_latency_s, sync_s_per_byte
 from planner.schedule.buckets import Bucket, Exchange, make_buckets
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts
 from planner.schedule.simulate import Pipeline, PipelineTimes, simulate
@@ -247,7 +247,8 @@ class PlacementSimulator:
         crossing = sum(len({coeffs.cluster[c] for c in at}) > 1 for at in self._sites)
         rings = self._rings(stage % self._pp)
         share = exchange_share(coeffs.candidate.dp, self._job.device) if rings else 1.0
-        per_byte = sync_s_per_byte(coeffs, site, rings, max(1, crossing)) / share
+        is_even = are_even(coeffs.cluster[c] for c in self._placement.sites[stage % self._pp])
+        per_byte = sync_s_per_byte(coeffs, site, rings, max(1, crossing), is_even) / share
         slowest = max(site, key=lambda c: coeffs.layer_s[c])
 
         latency_s, hops = site_latency_s(coeffs, site), exchange_hops(coeffs.candidate.dp, self._job.device)

@@ -9,19 +9,20 @@ it and the least bound that was left open is what is not proved.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from planner.problem.candidates import RECOMPUTE, Candidate, enumerate_candidates, more_recompute
+from planner.problem.candidates import RECOMPUTE, Candidate, enumerate_candidates, more_recompute, with_other_fills
 from planner.problem.problem import Problem
 from planner.search.closed_form import site_stage_s
 from planner.search.no_placement import out_of_memory, out_of_time
-from planner.search.placement import PricedPlacement
+from planner.search.placement import Placement, PricedPlacement
 from planner.search.program_spec import ProgramSpec
 from planner.search.refinements import (
     FOR_OPEN_BRANCHES,
+    PROGRAMS,
     Branch,
     SearchState,
     early_bound,
@@ -67,6 +68,7 @@ def search(
     candidates = enumerate_candidates(problem.job, problem.fleet)
     branches = [branch for each in candidates if (branch := _first_branch(state, each)) is not None]
     ranked = tuple(sorted((branch.lower_bound_s, branch.candidate) for branch in branches))
+    branches += [other for branch in branches for other in _with_less_fill(state, branch)]
     explore(state, branches, progress)
     if state.incumbent is None:
         raise out_of_time(time_limit_s) if state.open_bounds_s else out_of_memory(problem, candidates)
@@ -81,25 +83,28 @@ def search(
 def explore(state: SearchState, branches: list[Branch], progress: Progress | None = None) -> None:
     """Refines the branch of the lowest bound, until no open one may beat the incumbent or the time is over.
 
-    While runners-up are missing closed branches are refined, too, but for those of mixed form. `state` gets what is
-    found, and the bounds of branches that are left open.
+    Programs of mixed form, which may take all the time there is, wait until no other branch is open. While runners-up
+    are missing closed branches are refined, too, but for those of mixed form. `state` gets what is found, and the
+    bounds of branches that are left open.
     """
     heapq.heapify(branches)
+    mixed: list[Branch] = []
     total, settled = len(branches), 0
-    while branches:
-        branch = heapq.heappop(branches)
+    while branches or mixed:
+        branch = heapq.heappop(mixed if _are_due(state, branches, mixed) else branches)
         is_open = state.beats_incumbent(branch.lower_bound_s)
         if branch.form == "mixed" and not is_open:
             state.leave_open(branch.lower_bound_s)
             continue
         if _may_stop(state, branch, is_open):
-            state.leave_open(branch.lower_bound_s)
+            state.leave_open(min(each.lower_bound_s for each in (branch, *branches[:1], *mixed[:1])))
             return
         for sibling in _siblings(state, branch):
             heapq.heappush(branches, sibling)
         refined = _refine(state, branch, is_open)
         if refined is not None:
-            heapq.heappush(branches, refined)
+            waits = refined.form == "mixed" and refined.refinements[0] in PROGRAMS
+            heapq.heappush(mixed if waits else branches, refined)
             continue
         state.forget(branch)
         settled += 1
@@ -107,8 +112,15 @@ def explore(state: SearchState, branches: list[Branch], progress: Progress | Non
             progress(settled, total, state.incumbent_s if state.incumbent is not None else None)
 
 
+def _are_due(state: SearchState, branches: Sequence[Branch], mixed: Sequence[Branch]) -> bool:
+    """Whether it is time for the programs of the branches of mixed form."""
+    if not mixed or not branches:
+        return bool(mixed)
+    return state.beats_incumbent(mixed[0].lower_bound_s) and not state.beats_incumbent(branches[0].lower_bound_s)
+
+
 def _may_stop(state: SearchState, branch: Branch, is_open: bool) -> bool:
-    """Whether what is found suffices, `branch` having the lowest bound of all."""
+    """Whether what is found suffices, `branch` being the next one."""
     if is_open:
         return state.is_late and state.incumbent is not None
     enough = branch.refinements[0] is exchange_bound and state.closed_refined >= MOST_CLOSED_REFINED
@@ -132,6 +144,14 @@ def _first_branch(state: SearchState, candidate: Candidate) -> Branch | None:
             return None
         fitting = more
     return Branch(state.early.compute_s(fitting), fitting, "blocks", refinements_of(job, "blocks"))
+
+
+def _with_less_fill(state: SearchState, branch: Branch) -> Iterator[Branch]:
+    """The branches of the same candidate under schedules that may waste less while its pipeline fills and drains."""
+    for candidate in with_other_fills(state.problem.job, branch.candidate)[1:]:
+        other = _first_branch(state, candidate)
+        if other is not None and other.lower_bound_s < branch.lower_bound_s:
+            yield other
 
 
 def _siblings(state: SearchState, branch: Branch) -> Iterator[Branch]:
@@ -193,11 +213,17 @@ def _spec_of_best(state: SearchState) -> ProgramSpec:
 
 
 def _best_first(state: SearchState) -> tuple[PricedPlacement, ...]:
-    """What was found, best first, as many as are kept; of equals first what recomputes least."""
+    """What was found, best first, as many as are kept; of equals first what recomputes least.
+
+    A placement found under several fills stands where it is best.
+    """
     keyed = sorted(
         (found.objective_s, RECOMPUTE.index(key[0].recompute), key, found) for key, found in state.found.items()
     )
-    return tuple(found for *_, found in keyed[:RUNNERS_UP])
+    once: dict[Placement, PricedPlacement] = {}
+    for *_, found in keyed:
+        once.setdefault(replace(found.placement, candidate=replace(found.placement.candidate, fill="1f1b")), found)
+    return tuple(once.values())[:RUNNERS_UP]
 
 
 def _status(state: SearchState, bound_s: float) -> Status:

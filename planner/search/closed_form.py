@@ -3,7 +3,7 @@
 A placement is `layers[stage]` and for each lane its sites and edges. A lane is replicas that never meet others between
 their averagings of gradients: all of them, unless every replica keeps to one class of hosts; then each class is one.
 
-    step = max over lanes ((m-1) T + sum_s S_s + 2 sum_s (E_s + 2 L_s)) + G
+    step = max over lanes ((m-1) T + max_s S_s + phi (sum_s S_s - max_s S_s) + 2 sum_s (E_s + 2 L_s)) + G
 
 m is the lane's micro-batches, S_s a stage's forward and backward of one micro-batch. One message keeps the edge
 s -> s+1 busy for E_s and is under way for L_s more: forward and backward once in the fill, and L_s once more each way
@@ -82,7 +82,9 @@ def lane_s(coeffs: Coefficients, lane: Lane) -> float:
     """Seconds of the lane's micro-batches, without gradients."""
     slowest_edge_s = max((edge.paced_s(coeffs) for edge in lane.edges), default=0.0)
     pace_s = pace_of(coeffs, max(lane.stage_s), slowest_edge_s)
-    return (lane.microbatches - 1) * pace_s + sum(lane.stage_s) + 2 * sum(edge.fill_s for edge in lane.edges)
+    slowest_s = max(lane.stage_s)
+    fill_s = coeffs.fill_share * (sum(lane.stage_s) - slowest_s) + 2 * sum(edge.fill_s for edge in lane.edges)
+    return (lane.microbatches - 1) * pace_s + slowest_s + fill_s
 
 
 def pace_of(coeffs: Coefficients, stage_s: float, edge_s: float) -> float:
@@ -115,10 +117,15 @@ def exposed_sync_s(coeffs: Coefficients, s_per_byte: float, size_bytes: int, sta
 
 
 class Block(NamedTuple):
-    """Consecutive stages on one site: the layers of each, in order."""
+    """Consecutive stages on one site: the layers of each, in order.
+
+    `is_even` says of a site over several clusters whether each has equally many of a stage's replicas; None: where they
+    can hold that.
+    """
 
     site: Site
     layers: tuple[int, ...]
+    is_even: bool | None = None
 
 
 def blocks_step_s(coeffs: Coefficients, blocks: Sequence[Block]) -> float:
@@ -131,8 +138,8 @@ def joined_blocks_step_s(blocks: Sequence[tuple[Coefficients, Block]]) -> float:
     exchanges: list[Exchange] = []
     stages: list[float] = []
     last = sum(len(block.layers) for _, block in blocks) - 1
-    for coeffs, (site, layers) in blocks:
-        per_byte = sync_s_per_byte(coeffs, site, rings_on_nic(coeffs, site))
+    for coeffs, (site, layers, is_even) in blocks:
+        per_byte = sync_s_per_byte(coeffs, site, rings_on_nic(coeffs, site), is_even=is_even)
         for held in layers:
             stages.append(site_stage_s(coeffs, site, held, len(stages) == last))
             exchanges.append(Exchange(coeffs, held, per_byte))

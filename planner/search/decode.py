@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.problem.exchange_rates import are_even
 from planner.search.closed_form import Block
 from planner.search.program import Program
 
@@ -11,9 +12,18 @@ from planner.search.program import Program
 def decode(program: Program) -> tuple[tuple[Block, ...], tuple[tuple[int, ...], ...]]:
     """The blocks from the first stage on, and by stage its replicas in each class; integers are rounded."""
     order = _path(program)
-    blocks = tuple(Block(program.given.sites[i], _block_layers(program, i)) for i in order)
-    rows = (_rows(program, i, len(block.layers)) for i, block in zip(order, blocks, strict=True))
-    return blocks, tuple(row for block_rows in rows for row in block_rows)
+    layers = [_block_layers(program, i) for i in order]
+    rows = [_rows(program, i, len(held)) for i, held in zip(order, layers, strict=True)]
+    blocks = tuple(
+        Block(program.given.sites[i], held, all(_is_even(program, row) for row in of_block))
+        for i, held, of_block in zip(order, layers, rows, strict=True)
+    )
+    return blocks, tuple(row for of_block in rows for row in of_block)
+
+
+def _is_even(program: Program, row: tuple[int, ...]) -> bool:
+    """Whether each cluster that holds any of a stage's replicas, given by class, holds equally many."""
+    return are_even(program.given.coeffs.cluster[c] for c, count in enumerate(row) for _ in range(count))
 
 
 def _path(program: Program) -> list[int]:

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from holmes_core.records.job import Recompute
 from holmes_runtime.config.model_shape import layer_parameters
-from planner.cost.collectives import shard_exchange_bytes
+from planner.cost.collectives import PassTimes, shard_exchange_bytes
 from planner.cost.counts import GRADIENT_BYTES
+from planner.cost.fill import fill_share
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import layer_memory_bytes, slot_s
 from planner.problem.exchange_rates import two_levels
@@ -29,9 +30,13 @@ class Speed(NamedTuple):
 
 
 class Speeds(NamedTuple):
-    """Of a tensor degree, micro-batch and recomputation: all classes, fastest first, and the seconds of their heads."""
+    """Of a tensor degree, micro-batch and recomputation: all classes, fastest first, and the seconds of their heads.
+
+    `first` is a layer on the first class of the fleet.
+    """
 
     classes: tuple[Speed, ...]
+    first: PassTimes
     least_head_s: float
     most_head_s: float
 
@@ -85,7 +90,9 @@ class EarlyBounds:
         held = -(-self._num_layers // candidate.pp)
         sync_s = max(crossing_s, held * (crossing_s - speeds.classes[-1].layer_s) - speeds.most_head_s)
         m = candidate.num_microbatches(self._job.global_batch_size)
-        return max(self.compute_s(candidate), (m + candidate.pp - 1) * self._average_s(candidate)) + sync_s
+        average_s = self._average_s(candidate)
+        steady_s, fill_s = m * average_s, self._fill_share(candidate) * (candidate.pp - 1) * average_s
+        return max(self.compute_s(candidate), steady_s + fill_s) + sync_s
 
     def crossing_sync_s(self, candidate: Candidate) -> float:
         """Lower bound on the exchange of one layer's parameters between replicas in several classes, in seconds."""
@@ -109,9 +116,11 @@ class EarlyBounds:
         return shard_exchange_bytes(size, candidate.dp) * float(ring)
 
     def _at_pace_s(self, candidate: Candidate, pace_s: float) -> float:
-        """Seconds of the steady state at that pace, and of one micro-batch on the fastest group slots."""
+        """Seconds of the steady state at that pace, and of the fill on the fastest group slots."""
         speeds, m = self._speeds_of(candidate), candidate.num_microbatches(self._job.global_batch_size)
-        return (m - 1) * pace_s + self._num_layers * speeds.classes[0].layer_s + speeds.least_head_s
+        share = self._fill_share(candidate)
+        work_s = self._num_layers * speeds.classes[0].layer_s + speeds.least_head_s
+        return (m - share) * pace_s + share * work_s
 
     def _average_s(self, candidate: Candidate) -> float:
         """Seconds per micro-batch of a stage if the fastest group slots shared the work evenly in time."""
@@ -136,17 +145,22 @@ class EarlyBounds:
                 found.append((speed.layer_s, stages))
         return found
 
+    def _fill_share(self, candidate: Candidate) -> float:
+        m = candidate.num_microbatches(self._job.global_batch_size)
+        return fill_share(self._job, candidate.fill, candidate.pp, m, self._speeds_of(candidate).first)
+
     def _speeds_of(self, candidate: Candidate) -> Speeds:
         return self._speeds(candidate.tp, candidate.micro_batch_size, candidate.recompute)
 
     def _read_speeds(self, tp: int, micro_batch_size: int, recompute: Recompute) -> Speeds:
         execution = Candidate(tp, 1, 1, micro_batch_size, recompute).execution(self._job)
-        classes, heads_s = [], []
+        classes, layers, heads_s = [], [], []
         for each in self._fleet.classes:
             layer, head = slot_s(self._job, each.hardware.slot, execution)
             classes.append(Speed(layer.both_s, each.num_group_slots(tp), each.cluster))
+            layers.append(layer)
             heads_s.append(head.both_s)
-        return Speeds(tuple(sorted(classes)), min(heads_s), max(heads_s))
+        return Speeds(tuple(sorted(classes)), layers[0], min(heads_s), max(heads_s))
 
     def _read_fewest_stages(self, tp: int, dp: int, micro_batch_size: int, recompute: Recompute) -> int:
         """Lower bound on the stages, from the layers that the largest memory holds."""

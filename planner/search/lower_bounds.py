@@ -178,9 +178,7 @@ class LowerBounds:
             return 0.0
         at = bisect_left(self.syncs_s, True, key=lambda sync_s: self.holds(limits.both(self.synced_within(sync_s))))
         least_s = self.syncs_s[min(at, len(self.syncs_s) - 1)]
-        if self.mixed:
-            return max(least_s, self._least_crossing_s(limits))
-        return least_s
+        return max(least_s, self._least_crossing_s(limits)) if self.mixed else least_s
 
     def _least_crossing_s(self, limits: LayerLimits) -> float:
         """Lower bound on the exposed exchange of a stage over several clusters, with the layers no other could hold.
@@ -255,8 +253,8 @@ class LowerBounds:
     def at_pace_s(self, pace_s: float) -> float:
         """Lower bound on the step, in seconds, of placements whose slowest stage takes `pace_s`."""
         limits = self.within(pace_s)
-        edges_s, _ = self.least_edges_s
-        return self._steady_s(pace_s) + self.least_work_s(limits) + 2 * edges_s + self.least_sync_s(limits)
+        fill_s = self.coeffs.fill_share * self.least_work_s(limits) + 2 * self.least_edges_s[0]
+        return self._steady_s(pace_s) + fill_s + self.least_sync_s(limits)
 
     def from_pace_s(self, pace_s: float) -> float:
         """Lower bound on the step, in seconds, of placements whose slowest stage takes `pace_s` or longer."""
@@ -283,13 +281,14 @@ class LowerBounds:
         return self.from_pace_s(self.paces_s[self.first_pace])
 
     def _steady_s(self, pace_s: float) -> float:
-        """Lower bound on the steady state at that pace, in seconds."""
-        return (self.coeffs.num_microbatches - 1) * pace_of(self.coeffs, pace_s, self.least_edges_s[1])
+        """Lower bound on the steady state at that pace, with what of the slowest stage the fill leaves out."""
+        steady_s = (self.coeffs.num_microbatches - 1) * pace_of(self.coeffs, pace_s, self.least_edges_s[1])
+        return steady_s + (1 - self.coeffs.fill_share) * pace_s
 
     @cached_property
     def _fill_s(self) -> float:
-        """Lower bound on one micro-batch's way through all stages and edges, in seconds, whatever the pace."""
-        return self.least_work_s(self.memory) + 2 * self.least_edges_s[0]
+        """Lower bound on what the fill adds, in seconds, whatever the pace."""
+        return self.coeffs.fill_share * self.least_work_s(self.memory) + 2 * self.least_edges_s[0]
 
 
 @lru_cache(maxsize=256)

@@ -16,24 +16,27 @@ Parameters (seconds divided by `unit_s`, so that the objective is near 1)
     near[i]  seconds that one message between hosts of i adds to the fill    far[i,j]  that one from i to j adds
     pacedNear[i], pacedFar[i,j]  of those, what bounds the pace: no latency where the schedule hides it
     share[i]  stages that share a host, between which messages are free
-    sync[i,k,a]  seconds of a stage's exchange of gradients that nothing hides
-    least  lower bound on G, in seconds
+    sync[i,k,a]  seconds of a stage's exchange of gradients that nothing hides, in two levels where that is faster
+    even[i]  replicas of a stage on a site over several clusters in each, if equally many; ring[i,k,a]  sync if not
+    least  lower bound on G, in seconds                phi  fill_share: what of 1F1B's fill the best schedule leaves
 Variables
     n[i,k,a]  integer: stages of kind k with a layers on site i           Q[i] = sum over k, a: all stages on i
     u[i]      binary: site i is used                    w[i,a]  binary: some middle stage on i holds a layers
     v[i,a]    binary: some middle stage on i holds a layers or more; for each a at which fit[i,a] grows
     z[i,j]    binary: the stages of j follow those of i  f[i]   integer: edges inside i that leave a host
+    h[i]      binary: the stage on i has equally many replicas in each cluster; where even[i] is
     e[i]      binary: f[i] > 0                          P[i]    position of the first stage on i
     r[i,c]    integer: replicas of the stages on i that are in class c; only of sites of several classes
     T  seconds: pace, the slowest stage's time
     X  seconds by which the slowest edge exceeds T (adds to T where the schedule hides nothing)
     G  seconds of the longest exposed exchange
 Objective
-    minimise (m-1) (T + X) + sum of stages' seconds + 2 sum of edges' seconds + G
+    minimise (m-1) (T + X) + (1-phi) T + phi (sum of stages' seconds) + 2 sum of edges' seconds + G
 Constraints
     layers     sum a n = L                  stages     one first and one last stage, p in all
     most       Q[i] between u[i] and most[i] u[i]
-    replicas   sum_c r[i,c] = d Q[i], r[i,c] >= Q[i]; per class, with d Q[c] of its own, at most group_slots[c]
+    replicas   sum_c r[i,c] = d Q[i], r[i,c] >= Q[i]; per class, with d Q[c] of its own, at most group_slots[c];
+               where h[i], in each cluster of i at most even[i]
     order      the used sites form a path by z from the first stage's to the last stage's; each is entered once
     position   P[j] = P[i] + Q[i] where z[i,j], P = 0 on the first
     memory     middle stages on i of a layers or more: at most p v[i,a]; where v[i,a], no more than i has positions from
@@ -41,7 +44,7 @@ Constraints
     hosts      f[i] >= Q[i] / share[i] - 1 on a used site
     edges      X >= pacedNear[i] - T where e[i], X >= pacedFar[i,j] - T where z[i,j]; without T if nothing is hidden
     pace       T >= seconds of a stage of kind k with a layers on i, where such a stage is; slow <= T <= slowest
-    sync       G >= sync[i,k,a] where such a stage is; G >= least
+    sync       G >= sync[i,k,a] where such a stage is, and ring[i,k,a] unless h[i]; G >= least
     crossing   (if asked) at least one stage is on a site over several clusters
 A fixed cut gives every position s its layers: binaries y[s,i] take the place of n, and P[i] <= s < P[i] + Q[i] where
 y[s,i]. Source: formulation "configuration counts" of Holmes' planning notes.
@@ -79,6 +82,7 @@ class Program:
     f: list[Any] = field(default_factory=list)
     P: list[Any] = field(default_factory=list)
     r: dict[tuple[int, int], Any] = field(default_factory=dict)
+    h: dict[int, Any] = field(default_factory=dict)
     T: Any = None
     X: Any = None
     G: Any = None
@@ -121,6 +125,8 @@ def add_variables(program: Program) -> None:
         for j in given.indices:
             if i != j and given.pp > 1:
                 program.z[i, j] = pulp.LpVariable(f"z_{i}_{j}", cat=pulp.LpBinary)
+        if given.even(i) is not None:
+            program.h[i] = pulp.LpVariable(f"h_{i}", cat=pulp.LpBinary)
         for c in given.sites[i] if len(given.sites[i]) > 1 else ():
             program.r[i, c] = pulp.LpVariable(f"r_{i}_{c}", 0, given.coeffs.group_slots[c], cat=pulp.LpInteger)
     program.T = pulp.LpVariable("T", given.spec.slow_s / given.unit_s)
@@ -161,6 +167,15 @@ def _add_count(program: Program, i: int, kind: Kind, position: int, a: int) -> N
         program.require(stage_s * held <= program.T, f"pace_{i}_{kind}_{a}")
     if syncs_long:
         program.require(sync_s * held <= program.G, f"sync_{i}_{kind}_{a}")
+    _require_ring(program, i, position, a, held, f"{i}_{kind}_{a}")
+
+
+def _require_ring(program: Program, i: int, position: int, layers: int, held: Any, name: str) -> None:
+    """G is no less than the exchange in one ring, unless the replicas of the stage that is `held` are even."""
+    if i in program.h:
+        ring_s = program.given.sync_s(i, position, layers, is_even=False)
+        if ring_s > program.given.sync_s(i, position, layers):
+            program.require(ring_s * (held - program.h[i]) <= program.G, f"ring_{name}")
 
 
 def _of_kind(program: Program, i: int, kinds: Sequence[Kind]) -> Any:
@@ -176,6 +191,7 @@ def add_fixed_cut(program: Program, layers: Sequence[int]) -> None:
                 on = program.y[s, i] = pulp.LpVariable(f"y_{s}_{i}", cat=pulp.LpBinary)
                 program.require(given.stage_s(i, held, s == last) * on <= program.T, f"pace_{s}_{i}")
                 program.require(given.sync_s(i, s, held) * on <= program.G, f"sync_{s}_{i}")
+                _require_ring(program, i, s, held, on, f"{s}_{i}")
         program.require(pulp.lpSum(on for (at, _), on in program.y.items() if at == s) == 1, f"site_{s}")
     for i in given.indices:
         program.Q.append(pulp.lpSum(on for (_, at), on in program.y.items() if at == i))
@@ -187,7 +203,7 @@ def add_fixed_cut(program: Program, layers: Sequence[int]) -> None:
 
 
 def add_objective(program: Program) -> None:
-    """(m-1)(T + X) + stages + edges + G."""
+    """(m-1)(T + X) + (1-phi) T + phi stages + edges + G."""
     given, last = program.given, program.given.pp - 1
     stages = [given.stage_s(i, a, kind in ("last", "only")) * count for (i, kind, a), count in program.n.items()]
     for (s, i), on in program.y.items():
@@ -195,8 +211,9 @@ def add_objective(program: Program) -> None:
         stages.append(given.stage_s(i, given.spec.fixed_layers[s], s == last) * on)
     edges = [given.near(i).fill_s / given.unit_s * program.f[i] for i in given.indices]
     edges += [given.far(i, j).fill_s / given.unit_s * follows for (i, j), follows in program.z.items()]
-    total = (given.coeffs.num_microbatches - 1) * (program.T + program.X)
-    total += pulp.lpSum(stages) + 2 * pulp.lpSum(edges) + program.G
+    share = given.coeffs.fill_share
+    total = (given.coeffs.num_microbatches - 1) * (program.T + program.X) + (1 - share) * program.T
+    total += share * pulp.lpSum(stages) + 2 * pulp.lpSum(edges) + program.G
     program.model.setObjective(total)
 
 
@@ -220,6 +237,10 @@ def add_replicas(program: Program) -> None:
             program.require(pulp.lpSum(shares.values()) == dp * program.Q[i], f"replicas_{i}")
         for c, replicas in shares.items():
             program.require(replicas >= program.Q[i], f"replicas_least_{i}_{c}")
+        each = given.even(i)
+        for x in sorted({given.coeffs.cluster[c] for c in shares}) if each is not None else ():
+            inside = pulp.lpSum(replicas for c, replicas in shares.items() if given.coeffs.cluster[c] == x)
+            program.require(inside <= each * program.h[i] + dp * (1 - program.h[i]), f"replicas_even_{i}_{x}")
     for c, group_slots in enumerate(given.coeffs.group_slots):
         own = [dp * program.Q[i] for i in given.indices if given.sites[i] == (c,)]
         shared = [replicas for (_, at), replicas in program.r.items() if at == c]

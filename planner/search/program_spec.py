@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Literal
 
 from planner.problem.coefficients import Coefficients
-from planner.problem.exchange_rates import Site, rings_on_nic, sync_s_per_byte
+from planner.problem.exchange_rates import Site, replicas_by_cluster, rings_on_nic, sync_s_per_byte
 from planner.search.closed_form import Edge, edge_of, exposed_sync_s, site_stage_s
 from planner.tolerances import ROUNDING
 
@@ -77,13 +77,13 @@ class Parameters:
         """tau[i] and, on the last stage, head[i]."""
         return site_stage_s(self.coeffs, self.sites[i], layers, is_last) / self.unit_s
 
-    def sync_s(self, i: int, position: int, layers: int) -> float:
-        """sync[i,k,a] of a stage at `position`."""
+    def sync_s(self, i: int, position: int, layers: int, is_even: bool | None = None) -> float:
+        """sync[i,k,a] of a stage at `position`; with `is_even` False, ring[i,k,a]."""
         coeffs = self.coeffs
         if coeffs.candidate.dp == 1:
             return 0.0
         stage_s = self.stage_s(i, layers, position == self.pp - 1) * self.unit_s
-        per_byte = sync_s_per_byte(coeffs, self.sites[i], rings_on_nic(coeffs, self.sites[i]))
+        per_byte = sync_s_per_byte(coeffs, self.sites[i], rings_on_nic(coeffs, self.sites[i]), is_even=is_even)
         return exposed_sync_s(coeffs, per_byte, coeffs.sync_bytes(position, layers), stage_s) / self.unit_s
 
     def share(self, i: int) -> int:
@@ -97,6 +97,10 @@ class Parameters:
             return min(self.pp, coeffs.most_stages[site[0]])
         pooled = sum(coeffs.group_slots[c] for c in site) // coeffs.candidate.dp
         return min(self.pp, 1 if self.crosses(i) else pooled)
+
+    def even(self, i: int) -> int | None:
+        """even[i]; None where clusters do not hold that, or there is one."""
+        return replicas_by_cluster(self.coeffs, self.sites[i]) if self.crosses(i) else None
 
     def crosses(self, i: int) -> bool:
         """Whether the site is over several clusters."""

@@ -205,7 +205,8 @@ def whole_replicas(state: SearchState, branch: Branch) -> None:
 
 
 BOUNDS = (early_bound, exchange_bound, full_lower_bound)
-FOR_OPEN_BRANCHES = frozenset({open_paces, programs, fixed_cut_program})
+PROGRAMS = frozenset({programs, fixed_cut_program})
+FOR_OPEN_BRANCHES = PROGRAMS | {open_paces}
 """Refinements that are left out where no placement of the branch can be the best; the others find runners-up."""
 
 

@@ -68,13 +68,12 @@ def _joined(
         return None
     num_layers = problem.job.model.num_layers
     pace_s = num_layers / sum(offer.stages / offer.layer_s for offer in offers)
-    work_s = num_layers * min(offer.layer_s for offer in offers)
     same = len({(offer.candidate.tp, offer.candidate.dp) for offer in offers}) == 1
-    if same or (waves - 1) * pace_s + work_s >= least_s:
+    if same or waves * pace_s >= least_s:
         return None
     cuts = cut_layers(num_layers, offers)
     stages_s = [held * offer.layer_s for offer, cut in zip(offers, cuts, strict=True) for held in cut]
-    if (waves - 1) * max(stages_s) + sum(stages_s) >= least_s:
+    if waves * max(stages_s) >= least_s:
         return None
     blocks = [
         (problem.coefficients(replace(offer.candidate, pp=len(stages_s))), Block((offer.class_index,), cut))

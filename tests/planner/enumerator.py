@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
@@ -11,7 +12,7 @@ from math import inf
 from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients, Crossing
-from planner.problem.exchange_rates import Site, rings_on_nic, sync_s_per_byte
+from planner.problem.exchange_rates import Site, replicas_by_cluster, rings_on_nic, sync_s_per_byte
 from planner.search.closed_form import (
     NO_EDGE,
     Block,
@@ -64,43 +65,63 @@ def all_blocks(
             for lengths in compositions(pp, count, 1):
                 if any(crossed and length > 1 for crossed, length in zip(crosses, lengths, strict=True)):
                     continue
-                if has_group_slots(coeffs, order, lengths):
-                    yield from _cuts(coeffs, order, lengths, fixed_layers)
+                for even in product(*(_evenness(coeffs, site) for site in order)):
+                    if has_group_slots(coeffs, order, lengths, even):
+                        yield from _cuts(coeffs, order, lengths, even, fixed_layers)
+
+
+def _evenness(coeffs: Coefficients, site: Site) -> tuple[bool, ...]:
+    """Whether the clusters of a site may hold equally many replicas of a stage, or must not be taken to."""
+    return (False,) if replicas_by_cluster(coeffs, site) is None else (True, False)
 
 
 def _cuts(
-    coeffs: Coefficients, order: Sequence[Site], lengths: Sequence[int], fixed_layers: tuple[int, ...] | None
+    coeffs: Coefficients,
+    order: Sequence[Site],
+    lengths: Sequence[int],
+    even: Sequence[bool],
+    fixed_layers: tuple[int, ...] | None,
 ) -> Iterator[tuple[Block, ...]]:
     sites = [site for site, length in zip(order, lengths, strict=True) for _ in range(length)]
     for layers in [fixed_layers] if fixed_layers else compositions(coeffs.num_layers, len(sites), 1):
         if all(layers[s] <= coeffs.capacity[s][c] for s, site in enumerate(sites) for c in site):
             starts = [sum(lengths[:index]) for index in range(len(lengths))]
             yield tuple(
-                Block(site, layers[start : start + length])
-                for site, start, length in zip(order, starts, lengths, strict=True)
+                Block(site, layers[start : start + length], is_even)
+                for site, start, length, is_even in zip(order, starts, lengths, even, strict=True)
             )
 
 
-def has_group_slots(coeffs: Coefficients, order: Sequence[Site], lengths: Sequence[int]) -> bool:
+def has_group_slots(coeffs: Coefficients, order: Sequence[Site], lengths: Sequence[int], even: Sequence[bool]) -> bool:
     """Whether every replica of every stage finds a group slot, each class of a site with one replica at least."""
-    dp, free, shared = coeffs.candidate.dp, list(coeffs.group_slots), []
-    for site, length in zip(order, lengths, strict=True):
+    dp, free, shared = coeffs.candidate.dp, list(coeffs.group_slots), list[tuple[Site, bool]]()
+    for site, length, is_even in zip(order, lengths, even, strict=True):
         if len(site) == 1:
             if length > coeffs.most_stages[site[0]]:
                 return False
             free[site[0]] -= dp * length
         else:
-            shared += [site] * length
+            shared += [(site, is_even)] * length
     if min(free) < 0:
         return False
-    for rows in product(*(compositions(dp, len(site), 1) for site in shared)):
+    for rows in product(*(_shares(coeffs, site, is_even) for site, is_even in shared)):
         left = list(free)
-        for site, row in zip(shared, rows, strict=True):
+        for (site, _), row in zip(shared, rows, strict=True):
             for c, replicas in zip(site, row, strict=True):
                 left[c] -= replicas
         if min(left) >= 0:
             return True
     return False
+
+
+def _shares(coeffs: Coefficients, site: Site, is_even: bool) -> Iterator[tuple[int, ...]]:
+    """Replicas of a stage by class of its site; if even, equally many in each cluster."""
+    for row in compositions(coeffs.candidate.dp, len(site), 1):
+        held = Counter[int]()
+        for c, replicas in zip(site, row, strict=True):
+            held[coeffs.cluster[c]] += replicas
+        if not is_even or len(set(held.values())) == 1:
+            yield row
 
 
 def random_cut(coeffs: Coefficients, seed: int) -> tuple[int, ...]:
@@ -150,6 +171,7 @@ def random_coefficients(seed: int) -> Coefficients:
         last_sync_bytes=3,
         action_s=(0.0,) * num_classes,
         hides_edges=draw.random() < 0.7,
+        fill_share=random.Random(seed + 0.5).choice((1.0, 0.4)),
         crossings=_random_crossings(random.Random(-1 - seed)),
     )
 
@@ -174,10 +196,10 @@ class Partial:
     edge_s: float
     sync_s: float
 
-    def grown(self, stage_s: float, hop: Edge, paced_s: float, sync_s: float) -> Partial:
-        """With one stage more, behind an edge that bounds the pace by `paced_s`."""
+    def grown(self, stage_s: float, share: float, hop: Edge, paced_s: float, sync_s: float) -> Partial:
+        """With one stage more, behind an edge that bounds the pace by `paced_s`; the fill counts `share` of it."""
         return Partial(
-            self.total_s + stage_s + 2 * hop.fill_s,
+            self.total_s + share * stage_s + 2 * hop.fill_s,
             max(self.stage_s, stage_s),
             max(self.edge_s, paced_s),
             max(self.sync_s, sync_s),
@@ -212,9 +234,10 @@ def best_in_blocks(coeffs: Coefficients, at_most_s: float = inf) -> float | None
                 paced_s = hop.paced_s(coeffs)
                 before = used | {current} if c != current and current >= 0 else used
                 for layers in range(1, min(coeffs.capacity[stage][c], most - held - (pp - 1 - stage)) + 1):
-                    rest_s = (most - held - layers) * least_layer_s
+                    rest_s = coeffs.fill_share * (most - held - layers) * least_layer_s
                     stage_s, sync_s = _stage(coeffs, stage, c, layers)
-                    grown = [partial.grown(stage_s, hop, paced_s, sync_s) for partial in partials]
+                    share = coeffs.fill_share
+                    grown = [partial.grown(stage_s, share, hop, paced_s, sync_s) for partial in partials]
                     useful = [partial for partial in grown if _step_s(coeffs, partial) + rest_s <= at_most_s]
                     if useful:
                         found.setdefault((before, c, length + 1 if c == current else 1, held + layers), []).extend(
@@ -227,7 +250,8 @@ def best_in_blocks(coeffs: Coefficients, at_most_s: float = inf) -> float | None
 
 def _step_s(coeffs: Coefficients, partial: Partial) -> float:
     pace_s = pace_of(coeffs, partial.stage_s, partial.edge_s)
-    return (coeffs.num_microbatches - 1) * pace_s + partial.total_s + partial.sync_s
+    slowest_s = (1 - coeffs.fill_share) * partial.stage_s
+    return (coeffs.num_microbatches - 1) * pace_s + slowest_s + partial.total_s + partial.sync_s
 
 
 def _hop(coeffs: Coefficients, before: int, after: int, length: int) -> Edge:

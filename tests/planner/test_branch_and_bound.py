@@ -9,7 +9,7 @@ import pytest
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import FabricKind, Inventory
 from holmes_core.records.job import Job
-from planner.problem.candidates import Candidate
+from planner.problem.candidates import Candidate, with_other_fills
 from planner.problem.problem import Problem, read_problem
 from planner.search.branch_and_bound import SearchResult, search
 from tests.planner.enumerator import best_by_enumeration, best_in_blocks, random_coefficients
@@ -65,14 +65,15 @@ def test_search_finds_what_exact_enumeration_finds(seed: int) -> None:
     job = random_job(seed, 2 * len(inventory.hosts))
     problem, fixed = read_problem(inventory, job), job.parallel
     candidate = Candidate(1, fixed.pp or 1, fixed.dp or 1, 1)
-    coeffs = problem.coefficients(candidate)
+    by_fill = [problem.coefficients(each) for each in with_other_fills(job, candidate)]
     answer = answer_of(problem)
     if answer is None:
-        assert best_in_blocks(coeffs) is None
+        assert [best_in_blocks(coeffs) for coeffs in by_fill] == [None] * len(by_fill)
         return
     found = answer.found[0]
     assert answer.status == "optimal"
-    best_s = best_in_blocks(coeffs, found.objective_s * (1 + 1e-6))
+    bests_s = [best_in_blocks(coeffs, found.objective_s * (1 + 1e-6)) for coeffs in by_fill]
+    best_s = min((each for each in bests_s if each is not None), default=None)
     if found.placement.crossing(problem.fleet) in ("nothing", "pipeline"):
         assert found.objective_s == pytest.approx(best_s, rel=1e-6)
     elif best_s is not None:

@@ -104,7 +104,8 @@ def test_tensor_groups_stay_inside_their_host() -> None:
 
 
 def test_slow_gradients_are_named_as_the_bottleneck() -> None:
-    sentence = bottleneck(plan_for(BED, bed_job(), order="usual"))
+    job = bed_job(parallel={"pp": 2, "dp": 2, "schedule": "zero-bubble", "micro_batch_size": 1})
+    sentence = bottleneck(plan_for(BED, job, order="usual"))
     assert "waiting for gradients" in sentence
     assert "through eth0 of a1 (network shared) at 94.15 Mbit/s a group" in sentence
 

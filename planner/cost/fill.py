@@ -1,0 +1,42 @@
+"""What filling and draining a pipeline costs under a schedule, as a part of what it costs under 1F1B.
+
+Equal stages, free edges and p ranks, m micro-batches of forward F and backward B each. While the pipeline fills and
+drains a rank waits (p - 1) (F + B) under 1F1B. Under zero-bubble, with backwards split in halves H that together take
+longer than B, it waits (p - 1) max(F, H), and where m < p it runs out of weights' gradients to wait with:
+(p - m) min(F, H) more. The simulation of equal stages says the same.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from holmes_core.records.job import Job, Recompute, ScheduleName
+from planner.cost.collectives import PassTimes
+from planner.cost.compute_time import split_factor
+
+Fill = Literal["1f1b", "zero-bubble"]
+"""Schedules with a fill of their own; `eager`, as it is 1F1B but for what edges take, counts as that."""
+
+
+def fills(job: Job, pp: int, recompute: Recompute) -> tuple[Fill, ...]:
+    """Those that may be run, the plainest first."""
+    fixed = job.parallel
+    can_split = pp > 1 and recompute != "full" and (fixed.chunks or 1) == 1
+    if not can_split or fixed.schedule not in (None, "zero-bubble"):
+        return ("1f1b",)
+    return ("zero-bubble",) if fixed.schedule == "zero-bubble" else ("1f1b", "zero-bubble")
+
+
+def fill_of(schedule: ScheduleName) -> Fill:
+    """The fill of a schedule that is run."""
+    return "zero-bubble" if schedule == "zero-bubble" else "1f1b"
+
+
+def fill_share(job: Job, fill: Fill, pp: int, num_microbatches: int, layer: PassTimes) -> float:
+    """The fill of a schedule over that of 1F1B; above 1 where splitting costs more. `layer` is one, on any class."""
+    if fill == "1f1b" or not layer.both_s:
+        return 1.0
+    forward_s, half_s = layer.forward_s, split_factor(job) * layer.backward_s / 2
+    waits_s = (pp - 1) * max(forward_s, half_s) + max(0, pp - num_microbatches) * min(forward_s, half_s)
+    longer_s = num_microbatches * (2 * half_s - layer.backward_s)
+    return (waits_s + longer_s) / ((pp - 1) * layer.both_s)
