@@ -103,7 +103,8 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
     kind = _kind(port, netdev)
     state = port.state or {True: "Active", False: "Down", None: None}[port.netdev_up]
     gids = tuple(_with_right_type(entry, kind) for entry in port.gids)
-    usable, why = usability(kind, state, port.gid_unknown is True and not gids)
+    foreign = _is_foreign(port, kind, state, bool(netdevs))
+    usable, why = (False, FOREIGN) if foreign else usability(kind, state, port.gid_unknown is True and not gids)
     pci_address = port.pci_address or (netdev.pci_address if netdev else None)
     return Nic(
         device=port.device,
@@ -139,6 +140,15 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
         counters=port.counters,
         counter_growth=port.counter_growth,
     )
+
+
+FOREIGN = "its netdev is in another network namespace: no GID can be used from here"
+
+
+def _is_foreign(port: PortFacts, kind: NicKind, state: str | None, netdevs_known: bool) -> bool:
+    """An Active RoCE port without a netdev here and without GIDs, from tools that show both where there are any."""
+    shown = port.node_type is not None or port.protocol is not None
+    return kind == "RoCE" and state == "Active" and netdevs_known and shown and not port.netdev and not port.gids
 
 
 def _kind(port: PortFacts, netdev: Netdev | None) -> NicKind:
