@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network
-from prober.rules import gpu_rules, machine_rules, nic_rules, port_rules, rate_rules, roce_rules
+from prober.rules import gpu_rules, machine_rules, nic_rules, port_rules, rail_rules, rate_rules, roce_rules
 from prober.rules.network_rules import network_findings
 from prober.rules.rule import PeerRule, Rule
 
@@ -22,6 +22,7 @@ PEER_RULES: tuple[PeerRule, ...] = (
     *nic_rules.PEER_RULES,
     *roce_rules.PEER_RULES,
     *gpu_rules.PEER_RULES,
+    *rail_rules.PEER_RULES,
 )
 
 

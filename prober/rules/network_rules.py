@@ -18,7 +18,7 @@ def network_findings(hosts: Sequence[Host], clusters: Sequence[Cluster], shared:
         findings.append(_no_shared_network(reachable))
     if shared is not None:
         findings += _interface_names_differ(shared)
-    return findings + _subnet_conflicts(clusters) + _covered_by_containers(reachable, shared)
+    return findings + _subnet_conflicts(clusters, shared) + _covered_by_containers(reachable, shared)
 
 
 def _no_shared_network(hosts: Sequence[Host]) -> Finding:
@@ -47,15 +47,19 @@ def _interface_names_differ(shared: Network) -> list[Finding]:
     return [finding]
 
 
-def _subnet_conflicts(clusters: Sequence[Cluster]) -> list[Finding]:
-    """Two clusters that use one prefix for different wires: routing between them is undefined."""
+def _subnet_conflicts(clusters: Sequence[Cluster], shared: Network | None) -> list[Finding]:
+    """Two clusters that use one prefix for different wires: routing between them is undefined.
+
+    That harms nobody where what they send one another goes over a shared network of its own.
+    """
     findings = []
     for position, cluster in enumerate(clusters):
         for other in clusters[position + 1 :]:
             subnet = cluster.fabric.subnet
             if subnet and subnet == other.fabric.subnet and cluster.fabric.kind not in ("Ethernet", "loopback"):
                 evidence = f"{cluster.name} and {other.name} both use {subnet}"
-                findings.append(_conflict((*cluster.hosts, *other.hosts), evidence))
+                aside = shared is not None and shared.subnet not in (None, subnet)
+                findings.append(_conflict((*cluster.hosts, *other.hosts), evidence, aside))
     return findings
 
 
@@ -74,12 +78,13 @@ def _covered_by_containers(hosts: Sequence[Host], shared: Network | None) -> lis
     return findings
 
 
-def _conflict(hosts: tuple[str, ...], evidence: str) -> Finding:
+def _conflict(hosts: tuple[str, ...], evidence: str, aside: bool = False) -> Finding:
+    """`aside`: what these hosts send one another goes over another network."""
     return Finding(
         rule="NET-SUBNET-CONFLICT",
-        severity="F",
+        severity="I" if aside else "F",
         hosts=hosts,
         evidence=evidence,
-        effect="packets go to the wrong wire",
-        remedy="renumber one of the networks",
+        effect="none between these clusters, which use the shared network" if aside else "packets go to the wrong wire",
+        remedy="nothing; renumber one before you route between them" if aside else "renumber one of the networks",
     )

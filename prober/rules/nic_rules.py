@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holmes_core.records.inventory import Host
-from prober.clusters import fabric_of
+from prober.rails.choose_rails import rails_of, undecided_ports
 from prober.rules.port_rules import RDMA, active_ports
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 
@@ -35,9 +35,9 @@ def _iwarp(host: Host) -> Evidence:
 
 
 def _two_fabrics(host: Host) -> Evidence:
-    """InfiniBand rails below different subnet managers: the host joins only the cluster of the first."""
+    """InfiniBand ports alike below different subnet managers, where nothing tells which of them are the rails."""
     fabrics: dict[str, list[str]] = {}
-    for nic in fabric_of(host).rails:
+    for nic in undecided_ports(host):
         if nic.kind == "InfiniBand" and nic.sm_lid:
             key = f"subnet {nic.subnet_prefix or 'not known'}, SM lid {nic.sm_lid}"
             fabrics.setdefault(key, []).append(nic.hca)
@@ -69,6 +69,18 @@ def _bond_degraded(host: Host) -> Evidence:
 
 
 def _no_netdev(host: Host) -> Evidence:
+    """Devices of another network namespace, where none is left for this one."""
+    if not rails_of(host):
+        yield from _foreign(host)
+
+
+def _others_namespace(host: Host) -> Evidence:
+    """Devices of another network namespace beside those of this one."""
+    if rails_of(host):
+        yield from _foreign(host)
+
+
+def _foreign(host: Host) -> Evidence:
     for nic in active_ports(host):
         listed_by_rdma = nic.node_type is not None or host.sources == ("rdma",)
         if nic.kind == "RoCE" and nic.netdev is None and not nic.gids and listed_by_rdma:
@@ -127,8 +139,8 @@ HOST_RULES = (
     Rule(
         "NIC-TWO-FABRICS",
         "W",
-        "rails of different islands cannot talk to each other",
-        "pin `cluster:` in hosts.yaml; by hand, name the rails of one island in NCCL_IB_HCA",
+        "rails of different islands cannot talk to each other, and storage may be among them",
+        "name the rails with `rails:` in hosts.yaml",
         _two_fabrics,
     ),
     Rule("NIC-DUPLICATE-FACE", "I", "their rates do not add up", "count the card once", _duplicate_faces),
@@ -136,10 +148,17 @@ HOST_RULES = (
     Rule("NIC-BOND-DEGRADED", "W", "less than the bond's rate", "repair the member's link", _bond_degraded),
     Rule(
         "NIC-NO-NETDEV-IN-NS",
-        "F",
-        "the device belongs to another network namespace",
-        "list only the container's own devices",
+        "W",
+        "the device belongs to another network namespace; none is left, and the job goes over sockets",
+        "give the container netdevs of its own RDMA devices, or the host's network (`--network host`)",
         _no_netdev,
+    ),
+    Rule(
+        "NIC-NO-NETDEV-IN-NS",
+        "I",
+        "the device belongs to another network namespace and is left out",
+        "nothing: the job uses the container's own ports",
+        _others_namespace,
     ),
     Rule(
         "NIC-NO-UVERBS",

@@ -70,6 +70,19 @@ V6 = Gid(index=1, gid="fd00::1", type="RoCE v2")
 NARROW = PciLink(speed_gts=32, width=8, max_speed_gts=32, max_width=16)
 SLOW = PciLink(speed_gts=2.5, width=16, max_speed_gts=32, max_width=16)
 FULL = PciLink(speed_gts=32, width=16, max_speed_gts=32, max_width=16)
+
+
+def rails(name: str, *subnets: int, number: int = 1, mask: int = 24) -> Host:
+    """A host with RoCE rails, the i-th in the i-th of the subnets 10.2.x."""
+    ports = tuple(roce(f"mlx5_{rail}", f"eth{rail}") for rail in range(len(subnets)))
+    own = tuple(netdev(f"eth{rail}", f"10.2.{subnet}.{number}/{mask}") for rail, subnet in enumerate(subnets))
+    return host(name, nics=ports, netdevs=own)
+
+
+def ipoib(name: str, subnet: int) -> Host:
+    return host(name, nics=(nic(netdev="ib0"),), netdevs=(netdev("ib0", f"10.3.{subnet}.{ord(name)}/24"),))
+
+
 EFA = nic("efa_0", "EFA", usable_by_nccl_ib=False)
 
 
@@ -237,6 +250,14 @@ PEER_CASES: dict[str, tuple[tuple[Host, Host], tuple[Host, Host]]] = {
         (host(gpu_driver_version="550"), host("b", gpu_driver_version="560")),
         (host(gpu_driver_version="550"), host("b")),
     ),
+    "TOPO-RAIL-SWAPPED": ((rails("a", 1, 2), rails("b", 2, 1)), (rails("a", 1, 2), rails("b", 1, 2))),
+    "NET-MASK-DIFFERS": ((rails("a", 1), rails("b", 1, mask=16)), (rails("a", 1), rails("b", 1))),
+    "NET-IPOIB-DIFFERS": ((ipoib("a", 1), ipoib("b", 2)), (ipoib("a", 1), ipoib("b", 1))),
+    "NIC-RATE-BELOW-PEERS": (
+        (nics(nic(hca_type="MT4129", rate_gbps=200)), nics(nic(hca_type="MT4129"), name="b")),
+        (nics(nic(hca_type="MT4129")), nics(nic(hca_type="MT4129"), name="b")),
+    ),
+    "NET-ADDRESS-TWICE": ((rails("a", 1, 2), rails("b", 1, 3)), (rails("a", 1, 2), rails("b", 1, 2, number=2))),
     "TOPO-RAIL-MISMATCH": (
         (gpus(gpu(nearest_nics=("mlx5_0",))), gpus(gpu(nearest_nics=("mlx5_1",)), name="b")),
         (gpus(gpu(nearest_nics=("mlx5_0",))), gpus(gpu(), name="b")),
