@@ -183,7 +183,7 @@ PEER_RULES = (
         "NIC-SET-DIFFERS",
         "W",
         "one NCCL_IB_HCA does not fit all hosts",
-        "Holmes writes a list for each host; keep the number of rails equal",
+        "Holmes writes a list for each host; keep the number of rails equal, by `rails:` in hosts.yaml if need be",
         _sets_differ,
     ),
 )

@@ -10,7 +10,7 @@ from prober.clusters import fabric_of, is_rail_class
 from prober.rules.rule import Evidence, Rule
 
 RDMA = ("InfiniBand", "RoCE")
-LEFT_OUT = "Holmes names the rails exactly; by hand, set NCCL_IB_HCA to them"
+LEFT_OUT = "nothing: Holmes names the rails exactly; if these are others, name them by `rails:` in hosts.yaml"
 
 
 def active_ports(host: Host) -> Iterable[Nic]:
