@@ -9,7 +9,6 @@ whatever else looks alike; then only the networks around the rails can tell who 
 
 from __future__ import annotations
 
-import ipaddress
 import itertools
 from bisect import bisect_left
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from prober.islands.collisions import collisions
 from prober.islands.fabric import Fabric
 from prober.islands.union_find import UnionFind
-from prober.rails.port_networks import Network
+from prober.rails.port_networks import Network, parsed
 
 Fabrics = Mapping[str, Fabric]
 """Fabrics by the names of their hosts."""
@@ -98,7 +97,7 @@ def _join_networks(sets: UnionFind[str], members: Fabrics) -> None:
         for each in fabric.networks:
             owners.setdefault(each, []).append(name)
     holding: list[tuple[Network, str]] = []
-    for network, text in sorted(((ipaddress.ip_network(each), each) for each in owners), key=_place):
+    for network, text in sorted(((parsed(each), each) for each in owners), key=_place):
         sets.join(owners[text])
         while holding and not _holds(holding[-1][0], network):
             holding.pop()
@@ -113,18 +112,19 @@ def _place(item: tuple[Network, str]) -> tuple[int, int, int]:
 
 def _join_routes(sets: UnionFind[str], members: Fabrics) -> None:
     """Join hosts to whose networks routes lead in both directions."""
-    networks = sorted(
-        ((ipaddress.ip_network(text), name) for name, f in members.items() for text in f.networks), key=_place
-    )
+    networks = sorted(((parsed(text), name) for name, f in members.items() for text in f.networks), key=_place)
     places = [_place(item)[:2] for item in networks]
-    reached: dict[frozenset[str], set[str]] = {}
-    for fabric in members.values():
-        if fabric.routed not in reached and fabric.kind == "RoCE":
-            reached[fabric.routed] = set(_reached(fabric.routed, networks, places))
+    of_routes: dict[frozenset[str], set[str]] = {}
     for name, fabric in members.items():
-        for other in reached.get(fabric.routed, ()):
-            if name in reached.get(members[other].routed, ()):
-                sets.join([name, other])
+        if fabric.kind == "RoCE" and fabric.routed:
+            of_routes.setdefault(fabric.routed, set()).add(name)
+    reached = {prefixes: set(_reached(prefixes, networks, places)) for prefixes in of_routes}
+    for prefixes, names in of_routes.items():
+        sets.join(names & reached[prefixes])
+    for one, other in itertools.combinations(of_routes, 2):
+        there, back = of_routes[other] & reached[one], of_routes[one] & reached[other]
+        if there and back:
+            sets.join(there | back)
 
 
 def _reached(
@@ -132,7 +132,7 @@ def _reached(
 ) -> Iterable[str]:
     """Hosts with a network inside one of the prefixes."""
     for text in prefixes:
-        prefix = ipaddress.ip_network(text)
+        prefix = parsed(text)
         start = bisect_left(places, (prefix.version, int(prefix.network_address)))
         end = bisect_left(places, (prefix.version, int(prefix.broadcast_address) + 1))
         yield from (name for network, name in networks[start:end] if network.prefixlen >= prefix.prefixlen)
@@ -223,7 +223,7 @@ def _split(group: Group, fabrics: Fabrics, islands: Islands) -> list[Group]:
 
 def overlap(one: str, other: str) -> bool:
     """Whether two networks are the same, or one holds the other."""
-    a, b = ipaddress.ip_network(one), ipaddress.ip_network(other)
+    a, b = parsed(one), parsed(other)
     return _holds(a, b) or _holds(b, a)
 
 
@@ -238,5 +238,5 @@ def _holds(outer: Network, inner: Network) -> bool:
 
 def leads_to(prefixes: Iterable[str], networks: Iterable[str]) -> bool:
     """Whether a route to one of `prefixes` covers one of `networks`."""
-    targets = [ipaddress.ip_network(network) for network in networks]
-    return any(_holds(ipaddress.ip_network(prefix), target) for prefix in prefixes for target in targets)
+    targets = [parsed(network) for network in networks]
+    return any(_holds(parsed(prefix), target) for prefix in prefixes for target in targets)

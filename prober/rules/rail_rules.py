@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +10,7 @@ from prober.clusters import fabric_of
 from prober.islands.collisions import addresses_given_twice
 from prober.islands.fabric import Fabric
 from prober.islands.same_fabric import overlap
-from prober.rails.port_networks import network_of
+from prober.rails.port_networks import network_of, parsed
 from prober.rules.rule import PeerEvidence, PeerRule
 
 POINT_TO_POINT = 30  # bits of an IPv4 prefix that holds a host and its switch port, and no other host
@@ -69,12 +68,12 @@ def _masks(peers: Sequence[Host]) -> PeerEvidence:
 
 
 def _is_point_to_point(network: str) -> bool:
-    parsed = ipaddress.ip_network(network)
-    return parsed.max_prefixlen - parsed.prefixlen <= 32 - POINT_TO_POINT
+    prefix = parsed(network)
+    return prefix.max_prefixlen - prefix.prefixlen <= 32 - POINT_TO_POINT
 
 
 def _length(network: str) -> int:
-    return ipaddress.ip_network(network).prefixlen
+    return parsed(network).prefixlen
 
 
 def _ipoib_differs(peers: Sequence[Host]) -> PeerEvidence:
