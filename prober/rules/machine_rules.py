@@ -43,9 +43,10 @@ def _finite_memlock(host: Host) -> Evidence:
 
 
 def _is_limited(host: Host) -> bool:
-    """The limit counts: Holmes starts its own containers without one, and the kernel exempts CAP_IPC_LOCK."""
+    """The limit counts: Holmes starts its Docker containers without one, and the kernel exempts CAP_IPC_LOCK."""
     finite = host.memlock_bytes not in (None, UNLIMITED)
-    return finite and any(active_ports(host)) and not host.access.container and not _is_exempt(host)
+    own = host.access.container is not None and host.access.container.engine == "docker"
+    return finite and any(active_ports(host)) and not own and not _is_exempt(host)
 
 
 def _is_exempt(host: Host) -> bool:
