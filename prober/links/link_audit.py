@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from holmes_core.records.inventory import Finding, Inventory
 from holmes_core.records.link import TOOL_CEILING_BYTES_PER_S, Link
 from holmes_core.units import bytes_per_s_from_gbps, format_rate
+from prober.rules.rule import About
+from prober.rules.told_rules import RDMA_LOW, TCP_LOW
 
 TCP_SHARE = 0.70
 RDMA_SHARE = 0.90
@@ -23,14 +25,7 @@ def _tcp_findings(inventory: Inventory, links: Iterable[Link]) -> Iterator[Findi
         rate = _tcp_rate(inventory, link)
         measured = link.bandwidth_bytes_per_s.median
         if rate is not None and measured < TCP_SHARE * min(rate, TOOL_CEILING_BYTES_PER_S[link.method]):
-            yield _finding(
-                "NET-BW-LOW",
-                link,
-                rate,
-                "traffic over this network, such as activations between clusters, takes longer than their rate says",
-                "look at MTU, duplex and drops on both interfaces, and at what else uses the way; "
-                "the plan goes by the measured value",
-            )
+            yield _finding(TCP_LOW, link, rate)
 
 
 def _rdma_findings(inventory: Inventory, links: Iterable[Link]) -> Iterator[Finding]:
@@ -39,13 +34,7 @@ def _rdma_findings(inventory: Inventory, links: Iterable[Link]) -> Iterator[Find
         rates = [_hca_rate(inventory, host, hca) for host, hca in zip(link.hosts, link.devices, strict=True)]
         known = [rate for rate in rates if rate is not None]
         if len(known) == len(rates) and link.bandwidth_bytes_per_s.median < RDMA_SHARE * min(known):
-            yield _finding(
-                "RDMA-BW-LOW",
-                link,
-                min(known),
-                "all-reduce and all-gather inside the cluster run at this rate, not the port's",
-                "compare PCIe width and speed, ACS and the cable of both HCAs",
-            )
+            yield _finding(RDMA_LOW, link, min(known))
 
 
 def best_links(links: Iterable[Link]) -> Iterable[Link]:
@@ -75,9 +64,9 @@ def _hca_rate(inventory: Inventory, host: str, hca: str) -> float | None:
     return None if gbps is None else bytes_per_s_from_gbps(gbps)
 
 
-def _finding(rule: str, link: Link, rate_bytes_per_s: float, effect: str, remedy: str) -> Finding:
+def _finding(about: About, link: Link, rate_bytes_per_s: float) -> Finding:
     sender, receiver = link.hosts if link.direction == "forward" else link.hosts[::-1]
     measured = format_rate(link.bandwidth_bytes_per_s.median)
     share = f"{link.bandwidth_bytes_per_s.median / rate_bytes_per_s:.0%} of {format_rate(rate_bytes_per_s)}"
     evidence = f"{sender} to {receiver} on {link.network}: {measured}, {share} ({link.method}, {link.streams} streams)"
-    return Finding(rule=rule, severity="W", hosts=link.hosts, evidence=evidence, effect=effect, remedy=remedy)
+    return about.finding(link.hosts, evidence)

@@ -234,7 +234,7 @@ HOST_RULES = (
         "a GPU has fewer NVLinks up than others of its model in the host",
         "NCCL goes over PCI Express or the NICs for that GPU, and all wait for it",
         "reset all GPUs of the board; drain the host",
-        "nvidia-smi(1), nvlink; Azure/azhpc-diagnostics pull request 73; NVIDIA Xid catalogue (74)",
+        "nvidia-smi(1), nvlink; Azure/azhpc-diagnostics#73; NVIDIA Xid catalogue (74)",
         _nvlinks_below_sisters,
     ),
     Rule(
@@ -243,7 +243,7 @@ HOST_RULES = (
         "GPUs of a board that is wired by NVLink (SXM, HGX) have inactive links",
         "NCCL goes over PCI Express for some pairs",
         "reset all GPUs of the board; drain the host",
-        "nvidia-smi(1), nvlink; Azure/azhpc-diagnostics pull request 73",
+        "nvidia-smi(1), nvlink; Azure/azhpc-diagnostics#73",
         _nvlinks_inactive_on_board,
     ),
     Rule(

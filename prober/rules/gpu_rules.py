@@ -165,7 +165,7 @@ HOST_RULES = (
         "a container or a Slurm job sees a part of the machine's GPUs",
         "the run has the GPUs that nvidia-smi shows",
         "nothing, unless more were asked for",
-        "Linux, Documentation/admin-guide/cgroup-v2.rst (device controller); Slurm, gres.conf",
+        "Linux, Documentation/admin-guide/cgroup-v2.rst (device controller); Slurm, cgroup.conf (ConstrainDevices)",
         _gpu_given,
     ),
     Rule(
@@ -175,7 +175,7 @@ HOST_RULES = (
         "no GPU can be used",
         "the driver was updated under a running kernel module: reboot, or stop all its users and "
         "`modprobe -r nvidia_drm nvidia_modeset nvidia_uvm nvidia && modprobe nvidia`; pin the packages",
-        "nvidia-smi, exit code 18; NVIDIA/nvidia-container-toolkit issues; anderskm/gputil issue 55",
+        "nvidia-smi, exit code 18; anderskm/gputil#55",
         _driver_mismatch,
     ),
     Rule(

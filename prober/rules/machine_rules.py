@@ -205,7 +205,7 @@ HOST_RULES = (
         "the host's name resolves to 127.x on itself",
         "Gloo and rendezvous by name would use the loopback",
         "nothing with Holmes, which uses addresses and GLOO_SOCKET_IFNAME; by hand, mend /etc/hosts",
-        "pytorch/pytorch issue 150532; aws-samples/aws-do-eks issue 50",
+        "pytorch/pytorch#150532; aws-samples/aws-do-eks#50",
         _name_is_loopback,
     ),
     Rule(

@@ -193,7 +193,7 @@ HOST_RULES = (
         "a NIC of 200 Gbit/s or more has a largest read request of 512 bytes or less",
         "less RDMA bandwidth",
         "4096 bytes by setpci, if the vendor says so",
-        "PCI Express base specification, Device Control register; NVIDIA, PCIe performance tuning for ConnectX",
+        "PCI Express base specification, Device Control register; setpci(8)",
         _small_reads,
     ),
     Rule(

@@ -185,8 +185,8 @@ HOST_RULES = (
         "an InfiniBand port that should be a rail has a link and is not Active",
         "the port never becomes Active and NCCL leaves it out",
         _ASK_FIRST,
-        "NCCL user guide, networking troubleshooting (Subnet Manager); Mellanox/network-operator issue 249; "
-        "k8snetworkplumbingwg/sriov-network-device-plugin issue 269",
+        "NCCL user guide, networking troubleshooting (Subnet Manager); Mellanox/network-operator#249; "
+        "k8snetworkplumbingwg/sriov-network-device-plugin#269",
         _rail_waits,
     ),
     Rule(
