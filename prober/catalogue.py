@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from holmes_core.errors import HolmesError
 from prober.audit import HOST_RULES, PEER_RULES
-from prober.rules import access_rules, network_rules, told_rules
+from prober.rules import network_rules, told_rules
 from prober.rules.rule import About, PeerRule
 
 SEVERITIES = {"F": "refuses launch", "W": "warns", "I": "informs"}
@@ -18,7 +18,6 @@ def _by_id() -> Mapping[str, tuple[About, ...]]:
     everything: tuple[About, ...] = (
         *HOST_RULES,
         *PEER_RULES,
-        *access_rules.ABOUT,
         *network_rules.ABOUT,
         *told_rules.ABOUT,
     )

@@ -29,7 +29,7 @@ from prober.audit import audit, joined
 from prober.clusters import find_clusters, find_shared_network
 from prober.facts.machine.limits import parse_clock
 from prober.read_host import commands, read_host
-from prober.rules.access_rules import RULE_OF_ERROR
+from prober.rules.told_rules import RULE_OF_ERROR
 from prober.stated_trunks import find_stated_trunks
 from prober.tool_findings import tool_findings
 

@@ -15,7 +15,7 @@ from prober.links.link_session import LinkProblem, LinkSession
 from prober.links.pair_test import USUAL_LIMITS, LinkLimits, PairTest, Sessions, link_finding
 from prober.links.trunk_rate import alone_links, trunk_pairs
 from prober.links.trunk_test import measure_trunk
-from prober.rules.access_rules import RULE_OF_ERROR
+from prober.rules.told_rules import RULE_OF_ERROR
 
 MAX_AT_ONCE = 64
 
