@@ -90,7 +90,7 @@ def _measure_pair(inventory: Inventory, pair: Pair, sessions: Sessions, limits: 
         return result
     for direction in DIRECTIONS:
         test = PairTest(pair, direction, sessions, limits)
-        for links in (test.tcp_links(), test.rdma_links(inventory)):
+        for links in (test.tcp_links(), *test.rdma_links(inventory)):
             try:
                 for link in links:
                     result.links.append(link)
