@@ -226,7 +226,7 @@ def test_an_iommu_that_passes_through_is_sound(line: str) -> None:
 
 
 def test_an_iommu_asked_to_translate_is_told_and_the_groups_types_go_first() -> None:
-    asked = {"iommu_groups": 9, "virtual_machine": False, "kernel_command_line": "intel_iommu=on"}
+    asked: dict[str, Any] = {"iommu_groups": 9, "virtual_machine": False, "kernel_command_line": "intel_iommu=on"}
     assert severities("PCI-IOMMU-ON", host(**asked)) == ["W"]
     assert severities("PCI-IOMMU-ON", host(**asked, iommu_group_types=("identity",))) == []
     assert severities("PCI-IOMMU-ON", host(**asked, iommu_group_types=("DMA-FQ",))) == ["W"]
@@ -259,6 +259,14 @@ def test_an_xid_refuses_if_the_driver_needs_a_reset_and_has_not_had_it(
     lines: tuple[str, ...], expected: list[str]
 ) -> None:
     assert severities("GPU-XID", host(warnings=lines)) == expected
+
+
+def test_repeated_xids_of_a_gpu_are_one_finding_that_names_the_gpu_to_reset() -> None:
+    (found,) = [
+        finding for finding in audited(host(warnings=(XID + "119, a", XID + "119, b"))) if finding.rule == "GPU-XID"
+    ]
+    assert found.evidence == XID + "119, b (2 such lines)"
+    assert "`nvidia-smi -r -i 0000:3b:00.0`" in found.remedy
 
 
 def test_xid_154_brings_the_drivers_own_remedy() -> None:
