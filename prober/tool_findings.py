@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from holmes_core.records.inventory import Finding
+from holmes_core.records.inventory import Finding, Host
+from prober.asking.plain_text import lines_with_other_digits
 from prober.asking.recording import CUT_OFF, TIMED_OUT, Recorded
+from prober.facts.gpu.gpu_query import lacks_field_names
 from prober.facts.gpu.gpus import read_gpus
 
 _READ = frozenset(
@@ -17,6 +19,7 @@ _READ = frozenset(
         *("systemctl", "tail", "test", "ulimit", "uname"),
     )
 )
+_SHOWN = 6  # of many values of one kind
 _RDMA_TOOLS = ("ibstat", "ibstatus", "ibv_devinfo", "rdma", "ibdev2netdev", "show_gids")
 _FAILURE_MATTERS = (*_RDMA_TOOLS, "ip", "lspci", "mlnx_qos")
 _REFUSED = re.compile(
@@ -36,7 +39,53 @@ def tool_findings(name: str, outputs: Sequence[Recorded]) -> list[Finding]:
         *_no_permission(name, outputs),
         *_gpu_tool(name, outputs),
         *_broken_tools(name, outputs),
+        *_hosts_mixed(name, outputs),
+        *_other_digits(name, outputs),
     ]
+
+
+def value_findings(host: Host) -> list[Finding]:
+    """One finding about all values of the host that cannot be."""
+    if not host.impossible:
+        return []
+    shown = [f"{each.source}: {each.subject} has {each.fact} {each.value!r}" for each in host.impossible]
+    return [_impossible(host.name, shown)]
+
+
+def _impossible(name: str, shown: Sequence[str]) -> Finding:
+    more = f"; and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return Finding(
+        rule="PROBE-VALUE-IMPOSSIBLE",
+        severity="W",
+        hosts=(name,),
+        evidence="; ".join(shown[:_SHOWN]) + more,
+        effect="these values are taken for not known; others of the same output may be wrong unseen",
+        remedy="run the tool again by hand, or correct the recording",
+    )
+
+
+def _hosts_mixed(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
+    for output in outputs:
+        if output.hosts_mixed:
+            yield Finding(
+                rule="PROBE-HOSTS-MIXED",
+                severity="W",
+                hosts=(name,),
+                evidence=f"{output.tool}: lines of {', '.join(output.hosts_mixed[:8])}, none of them called {name}",
+                effect="which of them are this host's cannot be told, so none is read",
+                remedy="name the recording's folder as the parallel shell names the host",
+            )
+
+
+def _other_digits(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
+    shown = [
+        f"{output.tool}: {line[:60]!r} has digits that are not 0 to 9"
+        for output in outputs
+        if output.tool in _READ
+        for line in lines_with_other_digits(output.text)
+    ]
+    if shown:
+        yield _impossible(name, shown)
 
 
 def _missing(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
@@ -114,15 +163,26 @@ _CLOSING = re.compile(r"^\s*link[ _]layer:\s*\w", re.MULTILINE | re.IGNORECASE)
 
 def _cut_block(output: Recorded) -> str | None:
     """What is missing from the blocks of an RDMA tool. Versions that print no link layer at all are whole without."""
-    if output.tool not in ("ibstat", "ibv_devinfo", "ibstatus") or output.filtered:
+    if output.tool not in ("ibstat", "ibv_devinfo", "ibstatus"):
         return None
     device, *blocks = _BLOCK.split(output.plain)
-    if output.tool == "ibv_devinfo" and blocks and "hca_id" not in device and "-d" not in output.words:
-        return "a port without the hca_id line of its device; whose port it is cannot be told"
+    if _nobodys_port(output, device, blocks):
+        return "a port without the line that names its device; whose port it is cannot be told"
+    if output.filtered:
+        return None
     closed = [bool(_CLOSING.search(block)) for block in blocks]
     if blocks and not closed[-1] and (any(closed) or not output.plain.endswith("\n")):
         return "its last block has no link layer: the rest was cut off"
     return None
+
+
+def _nobodys_port(output: Recorded, before: str, blocks: Sequence[str]) -> bool:
+    if output.tool == "ibv_devinfo":
+        return bool(blocks) and "hca_id" not in before and "-d" not in output.words
+    options = [word for word in output.words[1:] if not word.startswith("-")]
+    return (
+        output.tool == "ibstat" and bool(blocks) and not re.search(r"^\s*CA:? '", before, re.MULTILINE) and not options
+    )
 
 
 def _fault(output: Recorded) -> tuple[str, str] | None:
@@ -132,6 +192,8 @@ def _fault(output: Recorded) -> tuple[str, str] | None:
         return "PROBE-TRUNCATED", "it did not end in time"
     if _NO_DEVICE.search(output.text):
         return None
+    if output.tool == "nvidia-smi" and lacks_field_names(output):
+        return "PROBE-TRUNCATED", "rows without the names of their fields: no header, and the command does not say"
     if cut := _cut_block(output):
         return "PROBE-TRUNCATED", cut
     if output.tool == "ip" and "-j" in output.words and _UNKNOWN_OPTION.search(output.text):

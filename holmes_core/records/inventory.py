@@ -57,6 +57,15 @@ class Conflict(Record):
     value_b: str
 
 
+class Impossible(Record):
+    """A value that cannot be, so that it was taken for not known."""
+
+    source: str  # the tool that showed it
+    subject: str  # `mlx5_0:1`, a netdev, `GPU0`, or what kind of thing has the name
+    fact: str
+    value: str
+
+
 class Host(Record):
     """One machine. One that could not be reached stays in the inventory, with nothing known and a finding."""
 
@@ -110,6 +119,7 @@ class Host(Record):
     nccl_net_plugins: tuple[str, ...] | None = None  # libnccl-net*.so files where a loader would look
     sources: tuple[str, ...] = ()  # tools that gave something
     conflicts: tuple[Conflict, ...] = ()
+    impossible: tuple[Impossible, ...] = ()
 
     @property
     def may_lock_memory(self) -> bool | None:
