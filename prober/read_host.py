@@ -13,7 +13,7 @@ from prober.asking.recording import HostNotes, Recorded
 from prober.asking.sysfs_tree import Tree, read_tree
 from prober.facts.gpu import gpu_processes, gpu_query, gpu_report, gpu_text, gpus
 from prober.facts.gpu.partial_gpu import PartialGpu
-from prober.facts.machine import kernel, limits, nccl_settings, pci_tree, software
+from prober.facts.machine import confinement, kernel, limits, nccl_plugins, nccl_settings, pci_tree, software
 from prober.facts.netdev import ethtool, flow_control, ip_tool, netdev_sysfs, netdevs
 from prober.facts.netdev.partial_netdev import PartialNetdev
 from prober.facts.rdma import ibdev2netdev, ibstat, ibv_devinfo, mlxlink, nics, rdma_statistic, rdma_sysfs, rdma_tool
@@ -49,7 +49,7 @@ def commands(access: Access) -> tuple[Command, ...]:
             gpu_text.TOPOLOGY,
             gpu_processes.PROCESSES,
             gpu_report.REPORT,
-            kernel.FABRIC_MANAGER,
+            kernel.SERVICES,
         ),
         *(
             kernel.LSMOD,
@@ -58,11 +58,13 @@ def commands(access: Access) -> tuple[Command, ...]:
             kernel.MEMORY,
             kernel.CPUS,
             kernel.IOMMU,
+            kernel.IOMMU_TYPES,
             kernel.VIRTUAL,
             kernel.LOG,
         ),
         *(limits.MEMLOCK, limits.NOFILE, limits.SHM, limits.UVERBS, limits.OWN_NAME),
-        *(nccl_settings.ENVIRONMENT, nccl_settings.CONF_FILES),
+        *(confinement.SIGNS, confinement.CGROUPS),
+        *(nccl_settings.ENVIRONMENT, nccl_settings.CONF_FILES, nccl_plugins.PLUGINS),
         *(software.software_command(access), software.OFED),
         rdma_sysfs.COUNTERS_AGAIN,
         limits.CLOCK,
@@ -104,11 +106,16 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         clock_skew_s=notes.clock_skew_s,
         round_trip_s=notes.round_trip_s,
         counter_interval_s=_counter_interval_s(outputs, nic_reading.nics),
+        container=confinement.read_container(outputs, tree),
+        slurm_job_id=confinement.read_slurm_job_id(outputs, tree),
+        gpu_device_files=confinement.read_gpu_device_files(tree),
+        capabilities_effective=confinement.read_capabilities(outputs),
         user_is_root=limits.parse_user_is_root(outputs),
         name_resolves_to=limits.parse_own_name(outputs),
         uverbs=uverbs,
         uverbs_openable=openable,
         nccl_settings=nccl_settings.read_nccl_settings(outputs, tree),
+        nccl_net_plugins=nccl_plugins.read_nccl_plugins(outputs),
         sources=_sources(outputs),
         conflicts=(*nic_reading.conflicts, *netdev_reading.conflicts),
         impossible=tuple(dict.fromkeys((*impossible_ports, *netdev_reading.impossible, *gpu_reading.impossible))),

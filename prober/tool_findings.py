@@ -14,7 +14,19 @@ from prober.facts.gpu.gpus import read_gpus
 _READ = frozenset(
     (
         *("cat", "date", "dcb", "df", "dmesg", "env", "ethtool", "find", "getent", "grep", "head", "hostname"),
-        *("ibdev2netdev", "ibstat", "ibstatus", "ibv_devinfo", "id", "ifconfig", "ip", "journalctl", "ls", "lsmod"),
+        *(
+            "ibdev2netdev",
+            "ibstat",
+            "ibstatus",
+            "ibv_devinfo",
+            "id",
+            "ifconfig",
+            "ip",
+            "journalctl",
+            "ldconfig",
+            "ls",
+            "lsmod",
+        ),
         *("lspci", "mlnx_qos", "mlxlink", "nproc", "nvidia-smi", "ofed_info", "printenv", "rdma", "show_gids"),
         *("systemctl", "tail", "test", "ulimit", "uname"),
     )

@@ -101,7 +101,7 @@ class Host(Record):
     iommu_group_types: tuple[str, ...] | None = None  # of all groups, each once: `identity`, `DMA`, `DMA-FQ`
     kernel_command_line: str | None = None
     virtual_machine: bool | None = None
-    container: str | None = None  # `docker`, `podman`, `kubernetes`, `lxc`, `unknown`; `none` where no sign was found
+    container: str | None = None  # `kubernetes`, `docker`, ..., `unknown`; `none` where no sign of one was found
     slurm_job_id: str | None = None  # of the Slurm job that the probe ran inside
     gpu_device_files: int | None = None  # how many /dev/nvidia0, 1, ... there are: a container or job may have fewer
     memlock_bytes: int | None = None  # -1 for unlimited
