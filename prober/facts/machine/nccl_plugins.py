@@ -15,10 +15,10 @@ _USUAL = (
     *("/opt/aws-ofi-nccl/lib", "/opt/aws-ofi-nccl/install/lib", "/usr/local/gib/lib64", "/var/lib/tcpxo/lib64"),
     *("/opt/hpcx/nccl_rdma_sharp_plugin/lib", "/usr/local/lib", "/usr/local/nvidia/lib64"),
 )
+_FILES = " ".join(f"{folder}/{_FILE}" for folder in _USUAL)
 PLUGINS = Command(
-    "{ ldconfig -p 2>/dev/null | grep -o '/[^ ]*/libnccl-net[^/]*$'; "
-    f"for d in $(echo \"$LD_LIBRARY_PATH\" | tr : ' ') {' '.join(_USUAL)}; do ls -d $d/{_FILE} 2>/dev/null; done; }} "
-    "| sort -u",
+    "{ ldconfig -p | grep -o '/[^ ]*/libnccl-net[^/]*$'; "
+    f"ls -d $(echo \"$LD_LIBRARY_PATH\" | tr : '\\n' | sed 's|.$|&/{_FILE}|') {_FILES}; }} 2>/dev/null | sort -u",
     shown=f"ls -d [library folders]/{_FILE}",
 )
 
