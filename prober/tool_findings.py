@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from holmes_core.records.inventory import Finding, Host
-from prober.asking.plain_text import lines_with_other_digits
+from holmes_core.records.inventory import Finding
 from prober.asking.recording import CUT_OFF, TIMED_OUT, Recorded
 from prober.facts.gpu.gpu_query import lacks_field_names
 from prober.facts.gpu.gpus import read_gpus
@@ -31,7 +30,6 @@ _READ = frozenset(
         *("systemctl", "tail", "test", "ulimit", "uname"),
     )
 )
-_SHOWN = 6  # of many values of one kind
 _RDMA_TOOLS = ("ibstat", "ibstatus", "ibv_devinfo", "rdma", "ibdev2netdev", "show_gids")
 _FAILURE_MATTERS = (*_RDMA_TOOLS, "ip", "lspci", "mlnx_qos")
 _REFUSED = re.compile(
@@ -51,53 +49,7 @@ def tool_findings(name: str, outputs: Sequence[Recorded]) -> list[Finding]:
         *_no_permission(name, outputs),
         *_gpu_tool(name, outputs),
         *_broken_tools(name, outputs),
-        *_hosts_mixed(name, outputs),
-        *_other_digits(name, outputs),
     ]
-
-
-def value_findings(host: Host) -> list[Finding]:
-    """One finding about all values of the host that cannot be."""
-    if not host.impossible:
-        return []
-    shown = [f"{each.source}: {each.subject} has {each.fact} {each.value!r}" for each in host.impossible]
-    return [_impossible(host.name, shown)]
-
-
-def _impossible(name: str, shown: Sequence[str]) -> Finding:
-    more = f"; and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return Finding(
-        rule="PROBE-VALUE-IMPOSSIBLE",
-        severity="W",
-        hosts=(name,),
-        evidence="; ".join(shown[:_SHOWN]) + more,
-        effect="these values are taken for not known; others of the same output may be wrong unseen",
-        remedy="run the tool again by hand, or correct the recording",
-    )
-
-
-def _hosts_mixed(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
-    for output in outputs:
-        if output.hosts_mixed:
-            yield Finding(
-                rule="PROBE-HOSTS-MIXED",
-                severity="W",
-                hosts=(name,),
-                evidence=f"{output.tool}: lines of {', '.join(output.hosts_mixed[:8])}, none of them called {name}",
-                effect="which of them are this host's cannot be told, so none is read",
-                remedy="name the recording's folder as the parallel shell names the host",
-            )
-
-
-def _other_digits(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
-    shown = [
-        f"{output.tool}: {line[:60]!r} has digits that are not 0 to 9"
-        for output in outputs
-        if output.tool in _READ
-        for line in lines_with_other_digits(output.text)
-    ]
-    if shown:
-        yield _impossible(name, shown)
 
 
 def _missing(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:

@@ -28,17 +28,10 @@ def parse_rdma_statistic(output: Recorded) -> tuple[PortFacts, ...]:
 
 
 def _text_entries(output: Recorded) -> Iterator[dict[str, Any]]:
-    entry: dict[str, Any] = {}
-    for line in output.whole_lines:
-        words = line.split()
-        if match := re.match(r"link\s+(\S+)/(\d{1,9})(?:\s|$)", line):
-            if entry:
-                yield entry
-            entry, words = {"ifname": match.group(1), "port": int(match.group(2))}, words[2:]
-        if entry:
-            entry |= dict(zip(words[::2], words[1::2], strict=False))
-    if entry:
-        yield entry
+    """The ports of the text; a mail may have broken a line between a counter's name and its value."""
+    blocks = re.split(r"(?:^|\n)link\s+(\S+)/(\d{1,9})(?=\s)", output.plain)
+    for device, port, text in zip(blocks[1::3], blocks[2::3], blocks[3::3], strict=True):
+        yield {"ifname": device, "port": int(port), **dict(re.findall(r"([a-z_]+)\s+(\d{1,20})(?=\s)", text))}
 
 
 def _facts(entry: Mapping[str, Any]) -> PortFacts | None:
