@@ -148,10 +148,10 @@ def _partitions_apart(peers: Sequence[Host]) -> PeerEvidence:
 
 
 def _keys_in_use(host: Host) -> set[int]:
-    """The P_Keys of the InfiniBand rails at the index that NCCL uses there."""
+    """The P_Keys of the InfiniBand rails at the index that NCCL uses there; void entries are none."""
     index = _index((host,))
-    rails = [nic for nic in rails_of(host) if nic.kind == "InfiniBand" and nic.pkeys]
-    return {nic.pkeys[index] for nic in rails if nic.pkeys and index < len(nic.pkeys)}
+    tables = [nic.pkeys for nic in rails_of(host) if nic.kind == "InfiniBand" and nic.pkeys]
+    return {table[index] for table in tables if index < len(table)} - {0}
 
 
 def _index(hosts: Sequence[Host]) -> int:

@@ -82,6 +82,22 @@ TRUNCATED = About(
     "run the tool on the host by hand: one that hangs often means a device that does",
     "linux-rdma/rdma-core PR 847",
 )
+VALUE_IMPOSSIBLE = About(
+    "PROBE-VALUE-IMPOSSIBLE",
+    "W",
+    "a tool's answer has a value out of bounds, or digits of another script",
+    "these values are taken for not known; others of the same output may be wrong unseen",
+    "run the tool again by hand, or correct the recording",
+    "Holmes, prober/asking (bounds of what hardware can be)",
+)
+HOSTS_MIXED = About(
+    "PROBE-HOSTS-MIXED",
+    "W",
+    "an output has lines of several hosts, as parallel shells print them, and none is called like this one",
+    "which of them are this host's cannot be told, so none is read",
+    "name the recording's folder as the parallel shell names the host",
+    "pdsh(1), clush(1) (the host's name before each line)",
+)
 DRIVER_MISMATCH = About(
     "GPU-DRIVER-MISMATCH",
     "F",
@@ -158,7 +174,7 @@ PORT_CLOSED = About(
 
 ABOUT = (
     *(UNREACHABLE, KEY_UNKNOWN, KEY_CHANGED, NO_LOGIN),
-    *(TOOL_MISSING, TOOL_UNREAD, NO_PERMISSION, TOOL_FAILED, TRUNCATED, DRIVER_MISMATCH),
+    *(TOOL_MISSING, TOOL_UNREAD, NO_PERMISSION, TOOL_FAILED, TRUNCATED, VALUE_IMPOSSIBLE, HOSTS_MIXED, DRIVER_MISMATCH),
     *(PIN_CONTRADICTS, CLUSTER_NOT_KNOWN, TRUNK_UNKNOWN, TRUNK_LOW),
     *(TCP_LOW, RDMA_LOW, GPU_RDMA_LOW, PORT_CLOSED),
 )

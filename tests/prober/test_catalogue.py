@@ -24,7 +24,7 @@ def ids_in_code() -> Iterator[tuple[str, str]]:
     for file in sorted(PROBER.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and re.fullmatch(rf"(?:{SUBJECTS})(?:-[A-Z0-9]+)+", str(node.value)):
-                yield file.name, node.value
+                yield file.name, str(node.value)
             if isinstance(node, ast.keyword) and node.arg == "rule" and isinstance(node.value, ast.Constant):
                 yield file.name, str(node.value.value)
 

@@ -201,7 +201,7 @@ def test_an_amd_host_is_told_that_holmes_needs_nvidia_and_not_to_load_a_driver()
 
 
 def test_a_foreign_rdma_device_that_is_no_rail_does_not_refuse() -> None:
-    foreign = roce("mlx5_9", None, node_type="ca", usable_by_nccl_ib=False)
+    foreign = nic("mlx5_9", "RoCE", node_type="ca", usable_by_nccl_ib=False)
     machine = host(nics=(roce(), foreign), netdevs=(netdev(),))
     assert severities("NIC-NO-NETDEV-IN-NS", machine) == ["I"]
 

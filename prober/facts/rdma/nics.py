@@ -10,7 +10,13 @@ from operator import attrgetter
 from holmes_core.records.devices import Gid, Netdev, Nic, NicKind, PciLink
 from holmes_core.records.inventory import Conflict
 from prober.asking.merge import by_key, merged, updated
-from prober.facts.rdma.port_facts import WHOLE_DEVICE, PortFacts
+from prober.facts.rdma.port_facts import (
+    WHOLE_DEVICE,
+    PortFacts,
+    interface_id,
+    is_made_of_a_mac,
+    subnet_prefix,
+)
 
 Source = tuple[str, PortFacts]
 
@@ -26,6 +32,7 @@ _COMPARED = (
     "node_guid",
     "sys_image_guid",
 )
+_FULL_DEFAULT_PKEY = 0xFFFF
 _AMAZON, _NOBODY = "0x1d0f", "0x0000"
 
 # PCI device ids of virtual functions, ConnectX-3 to ConnectX-8, as hca_type spells them. Source: pci.ids, vendor 15b3.
@@ -101,9 +108,10 @@ def _rate_conflict(nic: Nic, netdevs: Mapping[str, Netdev]) -> list[Conflict]:
 def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, PciLink]) -> Nic:
     netdev = netdevs.get(port.netdev or "")
     kind = _kind(port, netdev)
-    state = port.state or {True: "Active", False: "Down", None: None}[port.netdev_up]
+    state = port.state or _state_of_netdev(kind, port.netdev_up)
     gids = tuple(_with_right_type(entry, kind) for entry in port.gids)
-    usable, why = usability(kind, state, port.gid_unknown is True and not gids)
+    netdev_elsewhere = port.netdev_elsewhere is True and port.netdev is None and not gids
+    usable, why = usability(kind, state, port.gid_unknown is True and not gids, netdev_elsewhere)
     pci_address = port.pci_address or (netdev.pci_address if netdev else None)
     return Nic(
         device=port.device,
@@ -113,7 +121,7 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
         state=state,
         phys_state=port.phys_state,
         netdev=port.netdev,
-        subnet_prefix=port.subnet_prefix if kind == "InfiniBand" else None,
+        subnet_prefix=_subnet_prefix(port) if kind == "InfiniBand" else None,
         sm_lid=port.sm_lid,
         usable_by_nccl_ib=usable,
         why=why,
@@ -127,7 +135,7 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
         node_type=port.node_type,
         node_guid=port.node_guid,
         sys_image_guid=port.sys_image_guid,
-        port_guid=port.port_guid,
+        port_guid=_port_guid(port),
         pci_address=pci_address,
         pci=port.pci or links.get(pci_address or "", PciLink()),
         numa_node=port.numa_node if port.numa_node is not None else (netdev.numa_node if netdev else None),
@@ -136,9 +144,17 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
         bond="bond" in port.device or bool(netdev and netdev.kind == "bond"),
         gids=gids,
         gid_choice=_gid_choice(gids),
+        pkeys=port.pkeys if kind == "InfiniBand" else None,
         counters=port.counters,
         counter_growth=port.counter_growth,
     )
+
+
+def _state_of_netdev(kind: NicKind, netdev_up: bool | None) -> str | None:
+    """An Ethernet port is as its netdev is; IPoIB is up on an Active port alone, and may be down there too."""
+    if netdev_up:
+        return "Active"
+    return "Down" if netdev_up is False and kind not in ("InfiniBand", "unknown") else None
 
 
 def _kind(port: PortFacts, netdev: Netdev | None) -> NicKind:
@@ -153,13 +169,42 @@ def _kind(port: PortFacts, netdev: Netdev | None) -> NicKind:
         return "RoCE"
     if port.protocol == "ib" or (netdev and netdev.kind == "ipoib"):
         return "InfiniBand"
-    if port.sm_lid:  # RoCE has no subnet manager
+    # RoCE has no subnet manager, and one P_Key.
+    if port.sm_lid or (port.pkeys is not None and port.pkeys != (_FULL_DEFAULT_PKEY,)):
         return "InfiniBand"
-    if match := re.match(r"(ib|roce)[posx]", port.device):  # names that rdma-core gives by link layer and PCI address
-        return "InfiniBand" if match.group(1) == "ib" else "RoCE"
-    if port.netdev:
-        return "InfiniBand" if re.match(r"ib[\dps]", port.netdev) else "RoCE"
-    return "unknown"
+    return _kind_by_silence(port, netdev) if port.link_layer is None else _kind_by_name(port) or "unknown"
+
+
+def _kind_by_silence(port: PortFacts, netdev: Netdev | None) -> NicKind:
+    """By what the sources do not say, where none of them gives a link layer."""
+    never_managed = port.state == "Active" and port.sm_lid == 0  # only a subnet manager makes InfiniBand Active
+    if port.not_infiniband or never_managed or is_made_of_a_mac(_port_guid(port)) or _is_ethernet(netdev):
+        return "RoCE"
+    return _kind_by_name(port) or ("InfiniBand" if port.before_roce else "unknown")
+
+
+def _is_ethernet(netdev: Netdev | None) -> bool:
+    """Whether the tools show an interface with an Ethernet address, which IPoIB's is not."""
+    return netdev is not None and netdev.mac is not None and len(netdev.mac) == len("00:00:00:00:00:00")
+
+
+_NAMES: tuple[tuple[str, NicKind], ...] = (
+    (r"ib(?:[osx]|p\d|P\d)", "InfiniBand"),  # as rdma-core names devices by link layer; after P the PCI domain
+    (r"roce(?:[osx]|p\d|P\d)|(?:bnxt_re|qedr|erdma_|mana_|hns_)\d", "RoCE"),
+)
+_NETDEV_NAMES: tuple[tuple[str, NicKind], ...] = (
+    (r"ib(?:\d|[os]\d|p\d|P\d|x[0-9a-f])", "InfiniBand"),  # as systemd and the kernel name interfaces
+    (r"(?:en[bcopPsx]|eth|em|p\d+p|bond|hsn)\w*\d", "RoCE"),
+)
+
+
+def _kind_by_name(port: PortFacts) -> NicKind | None:
+    """By names that tell; one that somebody chose (net1, rail0, rdma0) may be IPoIB's or an Ethernet interface's."""
+    for names, name in ((_NAMES, port.device), (_NETDEV_NAMES, port.netdev)):
+        for pattern, kind in names:
+            if name and re.match(pattern, name):
+                return kind
+    return None
 
 
 def _is_efa(port: PortFacts) -> bool:
@@ -191,7 +236,9 @@ _SPECIAL_KINDS: tuple[tuple[Callable[[PortFacts], bool], NicKind], ...] = (
 )
 
 
-def usability(kind: NicKind, state: str | None, gid_unknown: bool = False) -> tuple[bool | None, str]:
+def usability(
+    kind: NicKind, state: str | None, gid_unknown: bool = False, netdev_elsewhere: bool = False
+) -> tuple[bool | None, str]:
     """Whether NCCL's verbs transport takes the port, and why; None where the tools did not say enough."""
     if kind == "unknown" and state in (None, "Active"):
         return None, "link layer not known"
@@ -205,6 +252,8 @@ def usability(kind: NicKind, state: str | None, gid_unknown: bool = False) -> tu
         return False, f"port is {state}; NCCL takes only Active ports and skips this one"
     if kind == "RoCE" and gid_unknown:
         return None, "RoCE port Active, its GID not known"
+    if kind == "RoCE" and netdev_elsewhere:
+        return False, "RoCE port whose interface is not in this network namespace: it has no GID here"
     if kind == "SoftRoCE":
         return True, "Active verbs device, but software RDMA on a plain NIC: never worth it for NCCL"
     return True, "port ACTIVE and a link layer NCCL accepts"
@@ -217,6 +266,16 @@ def _rate_gbps(port: PortFacts, kind: NicKind, state: str | None, netdev: Netdev
     if kind == "RoCE" and state == "Active" and netdev and netdev.speed_bytes_per_s:
         return netdev.speed_bytes_per_s * 8 / 1e9
     return None
+
+
+def _subnet_prefix(port: PortFacts) -> str | None:
+    """What a source calls so, or the first half of its default GID."""
+    return port.subnet_prefix or next((subnet_prefix(entry.gid) for entry in port.gids if entry.index == 0), None)
+
+
+def _port_guid(port: PortFacts) -> str | None:
+    """Its own, or the second half of its default GID."""
+    return port.port_guid or next((interface_id(entry.gid) for entry in port.gids if entry.index == 0), None)
 
 
 def _with_right_type(entry: Gid, kind: NicKind) -> Gid:
