@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from holmes_core.records.devices import Gpu
 from holmes_core.records.inventory import Host
-from prober.rules.peers import majority
-from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, majority
 
 NO_FABRIC = ("N/A", "Not Supported")
 # What NVIDIA's catalogue answers with RESET_GPU or RESTART_BM, and 48 and 74, which it says need a reset or reboot.

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from holmes_core.records.inventory import Host
 from prober.clusters import VIRTUAL_NAMES
 from prober.facts.machine.limits import UNLIMITED
-from prober.rules.peers import differing
 from prober.rules.port_rules import active_ports
-from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, differing
 
 FEWEST_FILES = 65536
 NCCL_PINS_BYTES = 64 * 1024**2  # a few channels of NCCL_BUFFSIZE, 4 MiB each; distributions set 64 KiB or 8 MiB

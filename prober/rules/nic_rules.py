@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
-from prober.rules.peers import differing
 from prober.rules.port_rules import RDMA, active_ports, rails_of
-from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, differing
 
 
 def _soft_rdma(host: Host) -> Evidence:

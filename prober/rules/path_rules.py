@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from holmes_core.records.devices import Gpu, Nic
 from holmes_core.records.inventory import Host
 from prober.rules.gpu_rules import has_module
-from prober.rules.peers import differing
 from prober.rules.port_rules import rails_of
-from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule
+from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 
 
 def bridges_above(host: Host, address: str) -> list[str]:

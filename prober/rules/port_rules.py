@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
 from prober.clusters import fabric_of, is_rail_class
-from prober.rules.peers import named
-from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, named
 
 RDMA = ("InfiniBand", "RoCE")
 LEFT_OUT = "nothing with Holmes, which names the rails exactly; by hand, set NCCL_IB_HCA to them"
