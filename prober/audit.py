@@ -13,6 +13,7 @@ from prober.rules import (
     path_rules,
     pci_rules,
     port_rules,
+    rail_rules,
     rate_rules,
     roce_rules,
 )
@@ -40,6 +41,7 @@ PEER_RULES: tuple[PeerRule, ...] = (
     *gpu_fault_rules.PEER_RULES,
     *pci_rules.PEER_RULES,
     *path_rules.PEER_RULES,
+    *rail_rules.PEER_RULES,
 )
 
 

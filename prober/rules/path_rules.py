@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from holmes_core.records.devices import Gpu, Nic
 from holmes_core.records.inventory import Host
+from prober.rails.choose_rails import rails_of
 from prober.rules.gpu_rules import has_module
-from prober.rules.port_rules import rails_of
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 
 
