@@ -46,6 +46,11 @@ class Recorded:
         return command_words(self.command).words
 
     @property
+    def call(self) -> str:
+        """The words as one line, `mlxlink -d mlx5_0`: no option of a prefix, no quotes."""
+        return " ".join(self.words)
+
+    @property
     def tool(self) -> str:
         """The tool's name: `ibstat` of `sudo /usr/sbin/ibstat mlx5_7 | head`."""
         return self.words[0]
