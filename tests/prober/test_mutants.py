@@ -98,7 +98,9 @@ def mutant(choose: random.Random) -> dict[str, HostRecording]:
         outputs = [output for _ in range(choose.choice((1, 1, 2))) for output in choose.choice(RECORDINGS)]
         outputs += choose.choices(outputs, k=choose.choice((0, 0, 1, 2)))
         choose.shuffle(outputs)
-        fleet[f"n{number + 1}"] = HostRecording(tuple(_damaged(output, choose) for output in outputs[:12]))
+        name = f"n{number + 1}"
+        damaged = (_damaged(output, choose).of_host(name) for output in outputs[:12])
+        fleet[name] = HostRecording(tuple(part for output in damaged for part in output.typed_commands()))
     return fleet
 
 

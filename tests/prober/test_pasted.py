@@ -393,3 +393,47 @@ def test_the_netdev_of_a_device_is_the_one_in_its_folder() -> None:
         (f"ls {root}/device/net", "rail0\n"),
     )
     assert read(*outputs).nics[0].netdev == "rail0"
+
+
+SESSION = """\
+root@gpu-1:~# ibdev2netdev
+mlx5_0 port 1 ==> ens6np0 (Up)
+root@gpu-1:~# sudo rdma dev
+0: mlx5_0: node_type ca fw 28.39.1002 node_guid a088:c203:0086:3a34
+root@gpu-1:~# nvidia-smi -L | head -1
+GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)
+root@gpu-1:~#
+"""
+
+
+def recorded_by_hand(folder: Path, command: str, text: str, *hosts: str) -> None:
+    for host in hosts:
+        (folder / host).mkdir()
+        (folder / host / "pasted.txt").write_text(text)
+        (folder / host / "recording.json").write_text(json.dumps([{"file": "pasted.txt", "command": command}]))
+
+
+@pytest.mark.parametrize("command", ["terminal session", "ibdev2netdev"])
+def test_a_pasted_terminal_session_is_cut_at_its_prompts(tmp_path: Path, command: str) -> None:
+    recorded_by_hand(tmp_path, command, SESSION, "gpu-1")
+    (host,) = replay(tmp_path).hosts
+    assert [(nic.hca, nic.netdev, nic.firmware) for nic in host.nics] == [("mlx5_0:1", "ens6np0", "28.39.1002")]
+    assert [gpu.name for gpu in host.gpus] == ["NVIDIA H100 80GB HBM3"]
+
+
+FOLDED = """\
+----------------
+n[1,3-4]
+----------------
+link mlx5_0/1 state ACTIVE physical_state LINK_UP netdev eth2
+----------------
+n2
+----------------
+link mlx5_0/1 state DOWN physical_state DISABLED netdev eth2
+"""
+
+
+def test_blocks_that_a_parallel_shell_folded_go_to_each_of_their_hosts(tmp_path: Path) -> None:
+    recorded_by_hand(tmp_path, "pdsh -w n[1-4] rdma link | dshbak -c", FOLDED, "n1", "n2", "n4", "n5")
+    states = {host.name: [nic.state for nic in host.nics] for host in replay(tmp_path).hosts}
+    assert states == {"n1": ["Active"], "n2": ["Down"], "n4": ["Active"], "n5": []}
