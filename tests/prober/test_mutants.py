@@ -108,9 +108,11 @@ def _damaged(output: Recorded, choose: random.Random) -> Recorded:
     text = output.text
     for edit in choose.choices(EDITS, k=choose.choice((0, 1, 1, 2))):
         text = edit(text, choose)
+    command = output.command if choose.random() < 0.9 else choose.choice(choose.choice(RECORDINGS)).command
     prefix = choose.choice(PREFIXES) if choose.random() < 0.3 else ""
     code = choose.choice((output.exit_code, output.exit_code, 0, 1, 127, None, -1))
-    return Recorded(prefix + output.command, text, code)
+    filtered = choose.choice((" | grep a", " | column -t", " | head", " | awk x")) if choose.random() < 0.1 else ""
+    return Recorded(prefix + command + filtered, text, code)
 
 
 def check(seed: int) -> None:
