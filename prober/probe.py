@@ -31,9 +31,10 @@ from prober.facts.machine.limits import parse_clock
 from prober.rails.choose_rails import with_rails
 from prober.rails.stated_rails import stated_rail_findings
 from prober.read_host import commands, read_host
-from prober.rules.access_rules import RULE_OF_ERROR
+from prober.rules.told_rules import RULE_OF_ERROR
 from prober.stated_trunks import find_stated_trunks
 from prober.tool_findings import tool_findings
+from prober.value_findings import value_findings
 
 HOST_TIMEOUT_S = 60.0
 MAX_AT_ONCE = 256  # most of them wait for the second reading of the NIC counters
@@ -94,7 +95,8 @@ def _read(name: str, recording: HostRecording) -> tuple[Host, list[Finding]]:
     if notes.failure is not None:
         return Host(name=name, access=notes.access, reachable=False), [notes.failure]
     host = with_rails(read_host(name, recording.outputs, notes), notes.rails)
-    return host, [*tool_findings(name, recording.outputs), *stated_rail_findings(host, notes.rails)]
+    stated = stated_rail_findings(host, notes.rails)
+    return host, [*tool_findings(name, recording.outputs), *value_findings(host, recording.outputs), *stated]
 
 
 def _ask_host(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRecording:

@@ -66,9 +66,18 @@ def undecided_ports(host: Host) -> tuple[Nic, ...]:
     return tuple(nic for nic in host.nics if (alike or guessed) and (nic in rails or nic in alike))
 
 
+def ports_not_told(host: Host) -> tuple[Nic, ...]:
+    """Ports that may be rails for all that is known, if they outnumber the rails; () where hosts.yaml decides."""
+    rails = rails_of(host)
+    may_be = [nic for nic in host.nics if nic.usable_by_nccl_ib is None and nic.kind in (*RAIL_KINDS, "unknown")]
+    decided = bool(rails) and rails[0].rail_why == STATED
+    return () if decided or len(may_be) <= len(rails) else tuple(may_be)
+
+
 def _stated(host: Host, stated: Sequence[str]) -> tuple[list[Nic], str, Reasons]:
     """The ports that hosts.yaml names and NCCL may take, all of one kind: that with most bandwidth."""
-    named = [nic for nic in host.nics if nic.kind in RAIL_KINDS and named_by(stated, nic.device, nic.port)]
+    kinds_named = (*RAIL_KINDS, "unknown")  # who names a port knows what it is
+    named = [nic for nic in host.nics if nic.kind in kinds_named and named_by(stated, nic.device, nic.port)]
     usable = [nic for nic in named if nic.usable_by_nccl_ib is not False]
     kinds = sorted({nic.kind for nic in usable})
     kind = max(kinds, key=lambda kind: sum(nic.rate_gbps or 0 for nic in usable if nic.kind == kind), default="")

@@ -10,8 +10,9 @@ from prober.clusters import fabric_of
 from prober.islands.collisions import addresses_given_twice
 from prober.islands.fabric import Fabric
 from prober.islands.same_fabric import overlap
+from prober.rails.choose_rails import ports_not_told, rails_of
 from prober.rails.port_networks import network_of, parsed
-from prober.rules.rule import PeerEvidence, PeerRule
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule
 
 POINT_TO_POINT = 30  # bits of an IPv4 prefix that holds a host and its switch port, and no other host
 
@@ -91,51 +92,65 @@ def _addresses_twice(peers: Sequence[Host]) -> PeerEvidence:
         yield pair, f"a rail of both has the address {address}"
 
 
-def _rates_differ(peers: Sequence[Host]) -> PeerEvidence:
-    """Rails of one card model that are slower on a whole host than on its peers."""
-    rates: dict[tuple[str, str], dict[str, float]] = {}
-    for host in peers:
-        for nic in fabric_of(host).rails:
-            if nic.hca_type and nic.rate_gbps:
-                of_model = rates.setdefault((nic.kind, nic.board_id or nic.hca_type), {})
-                of_model[host.name] = max(of_model.get(host.name, 0.0), nic.rate_gbps)
-    for (_, model), by_host in sorted(rates.items()):
-        top = max(by_host.values())
-        slow = {name: rate for name, rate in by_host.items() if rate < top}
-        if slow:
-            shown = ", ".join(f"{rate:g} Gbit/s on {name}" for name, rate in slow.items())
-            others = ", ".join(name for name in by_host if name not in slow)
-            yield tuple(by_host), f"rails of {model} have {shown}; {top:g} Gbit/s on {others}"
+def _not_told(host: Host) -> Evidence:
+    """Most ports may or may not be rails: the outputs tell too little of them."""
+    ports = ports_not_told(host)
+    if ports and rails_of(host):
+        rails = ", ".join(nic.hca for nic in rails_of(host))
+        yield f"the rails are {rails}, but of {len(ports)} ports more is not known ({ports[0].hca}: {ports[0].why})"
 
+
+HOST_RULES = (
+    Rule(
+        "NIC-RAILS-NOT-TOLD",
+        "W",
+        "more RDMA ports may be rails than are known to be any",
+        "the job may use the front end and leave the rails idle",
+        "name the rails by `rails:` in hosts.yaml, or record `ibstat` too",
+        FIELD,
+        _not_told,
+    ),
+)
 
 PEER_RULES = (
     PeerRule(
         "TOPO-RAIL-SWAPPED",
         "W",
+        "rails of one number stand in different subnets, and each of these has rails of one number on most hosts",
         "GPU i of this host is on another rail than GPU i of its peers: where rails are apart, they cannot connect",
         "swap the cables or the addresses; if the numbers are wrong, name the ports with `rails:` in hosts.yaml",
+        "NVIDIA DGX SuperPOD reference architecture, network fabrics (rail-aligned groups of nodes); " + FIELD,
+        "cluster",
         _swapped,
     ),
-    PeerRule("NET-MASK-DIFFERS", "W", "some peers are sent to by a gateway or not at all", "one mask", _masks),
+    PeerRule(
+        "NET-MASK-DIFFERS",
+        "W",
+        "a network of rails lies inside another one's, with a longer mask",
+        "some peers are sent to by a gateway or not at all",
+        "give the addresses of one network one mask",
+        "Linux, ip-route(8) (the longest prefix wins)",
+        "cluster",
+        _masks,
+    ),
     PeerRule(
         "NET-IPOIB-DIFFERS",
         "W",
+        "InfiniBand hosts that look like one fabric have IPoIB networks that do not meet",
         "taken to be one fabric; sockets over IPoIB would not connect",
         "give one interface of each host an address in one network; if it is two fabrics, pin `cluster:` in hosts.yaml",
+        "Linux, Documentation/infiniband/ipoib.rst; " + FIELD,
+        "cluster",
         _ipoib_differs,
     ),
     PeerRule(
         "NET-ADDRESS-TWICE",
         "W",
+        "rails of two hosts have one address, and others that differ",
         "packets for one of the two reach the other",
-        "correct one of the addresses",
+        "correct one of the addresses; `arping -D -I NETDEV ADDRESS` tells whether another host answers for it",
+        "RFC 5227, IPv4 address conflict detection; iputils, arping(8)",
+        "cluster",
         _addresses_twice,
-    ),
-    PeerRule(
-        "NIC-RATE-BELOW-PEERS",
-        "W",
-        "a ring is as fast as its slowest rail",
-        "look at cable, switch port and the speed set there; where these are no rails, name those by `rails:`",
-        _rates_differ,
     ),
 )

@@ -45,7 +45,7 @@ def _netdev(name: str, entry: Mapping[str, Any]) -> PartialNetdev:
         mac=mac if isinstance(mac, str) else None,
         operstate=operstate.lower() if isinstance(operstate, str) else None,
         link_detected=False if "NO-CARRIER" in words else True if "LOWER_UP" in words else None,
-        port_shown=True,
+        listed=True,
     )
 
 
@@ -56,6 +56,11 @@ def _other_netdev(name: object) -> str | None:
 
 _LINK_LINE = re.compile(r"\d+: ([^\s:@]+)(?:@([^\s:]+))?: <([A-Z0-9_,-]*)>(?= )(.*)")
 _ADDRESS_LINE = re.compile(r"\d+: ([^\s:@]+)(?:@\S+)?\s+(inet6? .*)")
+# The label of an IPv4 address is the interface's name, or begins with it: `eth0:1`.
+_LABEL = re.compile(
+    r"^\s*inet .* scope (?:global|link|host|site|[0-9]+)"
+    r"(?: (?:secondary|dynamic|noprefixroute|deprecated|tentative))* ([^\s:]+)(?::\S+)?\s*$"
+)
 _BRIEF_LINE = re.compile(r"([^\s:@]+)(?:@\S+)?\s+(UP|DOWN|UNKNOWN|LOWERLAYERDOWN|DORMANT)((?:\s+\S+)*)\s*")
 
 
@@ -70,7 +75,8 @@ def _text_entries(output: Recorded) -> list[dict[str, Any]]:
             about = dict(zip(rest.split()[::2], rest.split()[1::2], strict=False))
             entry = entries.setdefault(name, {"ifname": name, "addr_info": []})
             entry |= {"flags": flags.split(","), "operstate": about.get("state"), "mtu": whole_number(about.get("mtu"))}
-            entry |= {"link": parent, "master": about.get("master")}
+            entry |= {"link": parent} if parent and parent != "NONE" else {}
+            entry |= {"master": about.get("master")}
         elif match := _ADDRESS_LINE.match(line):
             entry = entries.setdefault(match.group(1), {"ifname": match.group(1), "addr_info": []})
             _add_words(entry, match.group(2).split())
@@ -79,6 +85,9 @@ def _text_entries(output: Recorded) -> list[dict[str, Any]]:
             entry["operstate"] = match.group(2)
             for word in match.group(3).split():
                 _add_words(entry, ["inet6" if ":" in word else "inet", word] if "/" in word else ["", ""])
+        elif labelled := _LABEL.search(line):  # which its block may have lost to grep
+            name = labelled.group(1)
+            _add_words(entries.setdefault(name, {"ifname": name, "addr_info": []}), words)
         elif len(words) > 1 and entry:
             _add_words(entry, words)
     return list(entries.values())
@@ -112,7 +121,9 @@ def _kind(entry: Mapping[str, Any]) -> NetdevKind | None:
     by_type: dict[object, NetdevKind] = {"infiniband": "ipoib", "loopback": "loopback"}
     about = entry.get("linkinfo")
     info = about.get("info_kind") if isinstance(about, Mapping) else None
-    return by_type.get(entry.get("link_type")) or _KINDS.get(info, "virtual" if info else None)
+    if kind := by_type.get(entry.get("link_type")) or _KINDS.get(info, "virtual" if info else None):
+        return kind
+    return "virtual" if entry.get("link") or entry.get("link_index") else None  # it stands on another interface
 
 
 _INTERFACES: dict[str, Callable[[str], object]] = {
@@ -155,14 +166,14 @@ def parse_ifconfig(output: Recorded) -> tuple[PartialNetdev, ...]:
                     mtu=int(match.group(3)),
                     link_detected=("RUNNING" in flags) if "UP" in flags else None,
                     kind="loopback" if "LOOPBACK" in flags else None,
-                    port_shown=True,
+                    listed=True,
                 )
             )
         elif match := re.match(r"(\S+)\s+Link encap:(.*)", line):  # net-tools before 2.0
             kind: NetdevKind | None = "loopback" if "Loopback" in match.group(2) else None
             if match.group(1).startswith("ib"):
                 kind = "ipoib"
-            netdevs.append(PartialNetdev(name=match.group(1), kind=kind, port_shown=True))
+            netdevs.append(PartialNetdev(name=match.group(1), kind=kind, listed=True))
         elif netdevs:
             netdevs[-1] = _with_ifconfig_line(netdevs[-1], line.strip())
     return tuple(netdevs)
