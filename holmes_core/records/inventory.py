@@ -14,6 +14,7 @@ from holmes_core.records.record import FileRecord, Record
 FabricKind = Literal["InfiniBand", "RoCE", "Ethernet", "loopback"]
 Severity = Literal["F", "W", "I"]
 """F refuses launch, W warns, I informs."""
+CAP_IPC_LOCK = 14  # bit of a capability mask. Source: Linux, include/uapi/linux/capability.h
 
 
 class Finding(Record):
@@ -84,11 +85,16 @@ class Host(Record):
     nvidia_smi_failure: str | None = None  # what it said when it failed as a whole
     gpu_processes: tuple[GpuProcess, ...] | None = None  # None where nobody asked for them
     fabric_manager: str | None = None  # state of its service, `active`
+    imex: str | None = None  # state of the nvidia-imex service, `active`
     warnings: tuple[str, ...] = ()  # lines of tools that are faults in themselves (infoROM, Xid)
     pci: tuple[PciDevice, ...] = ()
     iommu_groups: int | None = None  # how many /sys/kernel/iommu_groups has
+    iommu_group_types: tuple[str, ...] | None = None  # of all groups, each once: `identity`, `DMA`, `DMA-FQ`
     kernel_command_line: str | None = None
     virtual_machine: bool | None = None
+    container: str | None = None  # `docker`, `podman`, `kubernetes`, `lxc`, `unknown`; `none` where no sign was found
+    slurm_job_id: str | None = None  # of the Slurm job that the probe ran inside
+    gpu_device_files: int | None = None  # how many /dev/nvidia0, 1, ... there are: a container or job may have fewer
     memlock_bytes: int | None = None  # -1 for unlimited
     nofile: int | None = None  # -1 for unlimited
     shm_bytes: int | None = None  # size of /dev/shm
@@ -96,12 +102,19 @@ class Host(Record):
     round_trip_s: float | None = None
     counter_interval_s: float | None = None  # between the two readings of NIC counters
     user_is_root: bool | None = None
+    capabilities_effective: int | None = None  # bit mask of the probing process, as /proc/self/status has it
     name_resolves_to: tuple[str, ...] = ()  # addresses of `hostname` on the host itself
     uverbs: int | None = None  # how many /dev/infiniband/uverbs* there are
     uverbs_openable: int | None = None  # how many of them this user may open
     nccl_settings: tuple[NcclSetting, ...] = ()
+    nccl_net_plugins: tuple[str, ...] | None = None  # libnccl-net*.so files where a loader would look
     sources: tuple[str, ...] = ()  # tools that gave something
     conflicts: tuple[Conflict, ...] = ()
+
+    @property
+    def may_lock_memory(self) -> bool | None:
+        """Whether the probing process is free of the limit on locked memory: it has CAP_IPC_LOCK."""
+        return None if self.capabilities_effective is None else bool(self.capabilities_effective >> CAP_IPC_LOCK & 1)
 
 
 class NetworkPort(Record):
