@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network
-from prober.rules import gpu_rules, machine_rules, nic_rules, port_rules, rate_rules, roce_rules
+from prober.rules import fabric_rules, gpu_rules, machine_rules, nic_rules, port_rules, rate_rules, roce_rules
 from prober.rules.network_rules import network_findings
 from prober.rules.rule import PeerRule, Rule
 
@@ -15,12 +15,14 @@ HOST_RULES: tuple[Rule, ...] = (
     *rate_rules.HOST_RULES,
     *nic_rules.HOST_RULES,
     *roce_rules.HOST_RULES,
+    *fabric_rules.HOST_RULES,
     *gpu_rules.HOST_RULES,
 )
 PEER_RULES: tuple[PeerRule, ...] = (
     *machine_rules.PEER_RULES,
     *nic_rules.PEER_RULES,
     *roce_rules.PEER_RULES,
+    *fabric_rules.PEER_RULES,
     *gpu_rules.PEER_RULES,
 )
 

@@ -1,8 +1,9 @@
 """Which hosts share a fabric, and which network all of them share. Found from facts; hosts.yaml may pin labels.
 
 InfiniBand hosts belong together when subnet prefix, subnet manager and IPoIB networks do not differ, RoCE hosts when
-their RDMA netdevs share an IP network or are routed to each other, hosts without RDMA when their fastest netdevs share
-a network. A RoCE or Ethernet host whose networks are not known is a cluster of its own, and a finding says so: sockets
+their RDMA netdevs share an IP network or are routed to each other, hosts with EFA when they have addresses in one
+subnet, which its packets do not leave, hosts without RDMA when their fastest netdevs share a network. A host of any but
+the first kind whose networks are not known is a cluster of its own, and a finding says so: sockets
 between hosts of one fabric are slow, RDMA between hosts of two fails.
 """
 
@@ -13,11 +14,19 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from holmes_core.records.devices import Netdev, Nic
+from holmes_core.records.devices import Netdev, NetName, Nic
 from holmes_core.records.inventory import Cluster, FabricKind, Finding, Host, Network, NetworkPort
 from holmes_core.units import bytes_per_s_from_gbps
+from prober.efa import efa_plugin, efa_rails
 
-_SHORT: dict[FabricKind, str] = {"InfiniBand": "ib", "RoCE": "roce", "Ethernet": "eth", "loopback": "local"}
+_SHORT: dict[FabricKind, str] = {
+    "InfiniBand": "ib",
+    "RoCE": "roce",
+    "EFA": "efa",
+    "Ethernet": "eth",
+    "loopback": "local",
+}
+_BY_NETWORK = ("RoCE", "EFA", "Ethernet")  # kinds of which hosts must show that they are on one network
 VIRTUAL_NAMES = ("docker", "br-", "veth", "virbr", "cni", "flannel")  # container and VM bridges and their ends
 
 
@@ -32,11 +41,12 @@ class Fabric:
     rails: tuple[Nic, ...]
     netdev: Netdev | None
     routed: frozenset[str] = frozenset()
+    net_name: NetName | None = None  # where a plugin of NCCL brings it
 
     def contradicts(self, other: Fabric) -> bool:
         """A known fact speaks against the two being one fabric."""
         return (
-            self.kind != other.kind
+            (self.kind, self.net_name) != (other.kind, other.net_name)
             or (None not in (self.subnet_prefix, other.subnet_prefix) and self.subnet_prefix != other.subnet_prefix)
             or (None not in (self.sm_lid, other.sm_lid) and self.sm_lid != other.sm_lid)
             or bool(self.networks and other.networks and not self._meets(other))
@@ -47,7 +57,7 @@ class Fabric:
 
         Every InfiniBand fabric looks the same by default, so there what is not known is taken to be alike.
         """
-        if self.kind in ("RoCE", "Ethernet") and not self._meets(other):
+        if self.kind in _BY_NETWORK and not self._meets(other):
             return False
         return not self.contradicts(other)
 
@@ -70,15 +80,18 @@ class Fabric:
 def fabric_of(host: Host) -> Fabric:
     """The fabric of the host's rails: usable RDMA ports of the kind with most bandwidth, at that kind's top rate.
 
-    Slower ports of the kind (a front-end card, a storage bond) are no rails. A host without usable RDMA has the
-    Ethernet of its fastest netdev; a local one has the loopback.
+    Slower ports of the kind (a front-end card, a storage bond) are no rails. A host without usable RDMA has EFA, where
+    NCCL can use it, or the Ethernet of its fastest netdev; a local one has the loopback.
     """
     if host.access.transport == "local":
         loopback = next((netdev for netdev in host.netdevs if netdev.name == "lo"), None)
         return Fabric("loopback", None, None, _networks([loopback] if loopback else []), (), loopback)
     usable = [nic for nic in host.nics if nic.usable_by_nccl_ib and nic.kind in ("InfiniBand", "RoCE")]
     if not usable:
-        netdev = _fastest(netdev for netdev in host.netdevs if _carries_traffic(netdev))
+        carrying = [netdev for netdev in host.netdevs if _carries_traffic(netdev)]
+        netdev = _fastest(carrying)
+        if (plugin := efa_plugin(host)) is not None and (adapters := efa_rails(host)):
+            return Fabric("EFA", None, None, _networks(carrying), adapters, netdev, net_name=plugin.net_name)
         return Fabric("Ethernet", None, None, _networks([netdev] if netdev else []), (), netdev)
     totals = {kind: sum(_rate(nic) for nic in usable if nic.kind == kind) for kind in {nic.kind for nic in usable}}
     kind = max(totals, key=lambda kind: (totals[kind], sum(nic.kind == kind for nic in usable), kind))
@@ -149,7 +162,7 @@ def find_clusters(hosts: Sequence[Host], pinned: Mapping[str, str]) -> tuple[tup
         findings += [
             _not_known(group.members[0][0].name, group.fabric.kind)
             for group in groups
-            if group.label is None and group.fabric.kind in ("RoCE", "Ethernet") and not group.fabric.networks
+            if group.label is None and group.fabric.kind in _BY_NETWORK and not group.fabric.networks
         ]
     return tuple(_clusters(groups)), tuple(findings)
 
@@ -165,7 +178,9 @@ def _clusters(groups: Iterable[_Group]) -> Iterable[Cluster]:
         yield Cluster(
             name=name,
             hosts=tuple(host.name for host, _ in group.members),
-            fabric=Network(name=name, kind=group.fabric.kind, subnet=subnet, ports=ports),
+            fabric=Network(
+                name=name, kind=group.fabric.kind, subnet=subnet, ports=ports, net_name=group.fabric.net_name
+            ),
             pinned=group.label is not None,
         )
 
@@ -205,11 +220,13 @@ def _fabric_port(host: Host, fabric: Fabric) -> NetworkPort:
     port = _port(host.name, fabric.netdev, None)
     if not fabric.rails:
         return port
+    plugin = efa_plugin(host) if fabric.net_name is not None else None
     total_gbps = sum(nic.rate_gbps or 0 for nic in fabric.rails)
     return port.model_copy(
         update={
             "hcas": tuple(nic.hca for nic in fabric.rails),
             "rdma_bandwidth_bytes_per_s": bytes_per_s_from_gbps(total_gbps),
+            "net_plugin": plugin.path if plugin is not None else None,
         }
     )
 

@@ -11,12 +11,12 @@ from holmes_core.records.inventory import Host
 from prober.asking.commands import Command
 from prober.asking.recording import HostNotes, Recorded
 from prober.asking.sysfs_tree import Tree, read_tree
-from prober.facts.gpu import gpu_processes, gpu_query, gpu_report, gpu_text, gpus
+from prober.facts.gpu import gpu_processes, gpu_query, gpu_report, gpu_text, gpus, other_accelerators
 from prober.facts.gpu.partial_gpu import PartialGpu
-from prober.facts.machine import kernel, limits, nccl_settings, pci_tree, software
+from prober.facts.machine import kernel, limits, nccl_settings, ofi_plugin, pci_tree, software
 from prober.facts.netdev import ethtool, flow_control, ip_tool, netdev_sysfs, netdevs
 from prober.facts.netdev.partial_netdev import PartialNetdev
-from prober.facts.rdma import ibdev2netdev, ibstat, ibv_devinfo, mlxlink, nics, rdma_sysfs, rdma_tool
+from prober.facts.rdma import ibdev2netdev, ibstat, ibv_devinfo, libfabric, mlxlink, nics, rdma_sysfs, rdma_tool
 from prober.facts.rdma.port_facts import PortFacts
 
 F = TypeVar("F")
@@ -38,6 +38,7 @@ def commands(access: Access) -> tuple[Command, ...]:
         *(rdma_tool.RDMA_LINK, rdma_tool.RDMA_DEV),
         *(ibstat.IBSTAT, ibv_devinfo.IBV_DEVINFO, ibdev2netdev.IBDEV2NETDEV, ibdev2netdev.SHOW_GIDS),
         mlxlink.MLXLINK,
+        libfabric.FI_INFO,
         *(flow_control.MLNX_QOS, flow_control.DCB),
         *(pci_tree.SYSFS, pci_tree.PATHS, pci_tree.LSPCI, pci_tree.LSPCI_VVV, pci_tree.LSPCI_DENIED),
         *(gpu_query.QUERY, *gpu_query.OTHER_QUERIES, gpu_text.TABLE),
@@ -49,6 +50,7 @@ def commands(access: Access) -> tuple[Command, ...]:
             gpu_report.REPORT,
             kernel.FABRIC_MANAGER,
         ),
+        *(other_accelerators.ROCM_SMI, other_accelerators.NPU_SMI),
         *(
             kernel.LSMOD,
             kernel.MODULES,
@@ -61,6 +63,7 @@ def commands(access: Access) -> tuple[Command, ...]:
         ),
         *(limits.MEMLOCK, limits.NOFILE, limits.SHM, limits.UVERBS, limits.OWN_NAME),
         *(nccl_settings.ENVIRONMENT, nccl_settings.CONF_FILES),
+        ofi_plugin.OFI_PLUGINS,
         *(software.software_command(access), software.OFED),
         rdma_sysfs.COUNTERS_AGAIN,
         limits.CLOCK,
@@ -89,6 +92,7 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         software=software.read_software(outputs),
         python_asked=software.python_was_asked(outputs),
         gpu_driver_version=gpu_reading.driver_version or tree.value("/sys/module/nvidia/version"),
+        other_accelerators=other_accelerators.read_other_accelerators(outputs),
         gpu_count_lspci=len(lspci_gpus) if pci else None,
         nvidia_smi_failure=gpu_reading.failure,
         gpu_processes=gpu_processes.read_gpu_processes(outputs, gpu_reading.gpus),
@@ -105,6 +109,8 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         uverbs=uverbs,
         uverbs_openable=openable,
         nccl_settings=nccl_settings.read_nccl_settings(outputs, tree),
+        ofi_plugins=ofi_plugin.read_ofi_plugins(outputs),
+        libfabric=libfabric.read_libfabric(outputs),
         sources=_sources(outputs),
         conflicts=(*nic_reading.conflicts, *netdev_reading.conflicts),
     )
@@ -124,7 +130,7 @@ def _interfaces(
     found = netdevs.read_netdevs(_netdev_sources(outputs, tree), notes.speeds_gbps, _netdevs_by_pci(ports))
     by_name = {netdev.name: netdev for netdev in found.netdevs}
     links = {address: device.link for address, device in pci.items() if device.link is not None}
-    return found, nics.read_nics(ports, by_name, links, rdma_ruled_out, found.physical)
+    return found, nics.read_nics(ports, by_name, links, rdma_ruled_out, found.physical, notes.speeds_gbps)
 
 
 def _from_lspci(devices: Iterable[pci_tree.PciFacts]) -> list[PartialGpu]:
@@ -150,6 +156,7 @@ def _port_sources(outputs: Sequence[Recorded], tree: Tree) -> list[tuple[str, Se
         ("ibdev2netdev", _all(outputs, "ibdev2netdev", ibdev2netdev.parse_ibdev2netdev)),
         ("show_gids", _all(outputs, "show_gids", ibdev2netdev.parse_show_gids)),
         ("mlxlink", _all(outputs, "mlxlink", mlxlink.parse_mlxlink)),
+        ("fi_info", _all(outputs, "fi_info", libfabric.parse_fi_info)),
     ]
 
 

@@ -11,9 +11,36 @@ from prober.facts.gpu.gpus import read_gpus
 
 _READ = frozenset(
     (
-        *("cat", "date", "dcb", "df", "dmesg", "env", "ethtool", "find", "getent", "grep", "head", "hostname"),
+        *(
+            "amd-smi",
+            "cat",
+            "date",
+            "dcb",
+            "df",
+            "dmesg",
+            "env",
+            "ethtool",
+            "fi_info",
+            "find",
+            "getent",
+            "grep",
+            "head",
+            "hostname",
+        ),
         *("ibdev2netdev", "ibstat", "ibstatus", "ibv_devinfo", "id", "ifconfig", "ip", "journalctl", "ls", "lsmod"),
-        *("lspci", "mlnx_qos", "mlxlink", "nproc", "nvidia-smi", "ofed_info", "printenv", "rdma", "show_gids"),
+        *(
+            "lspci",
+            "mlnx_qos",
+            "mlxlink",
+            "nproc",
+            "npu-smi",
+            "nvidia-smi",
+            "ofed_info",
+            "printenv",
+            "rdma",
+            "rocm-smi",
+            "show_gids",
+        ),
         *("systemctl", "tail", "test", "ulimit", "uname"),
     )
 )

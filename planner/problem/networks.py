@@ -11,7 +11,7 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.inventory import Cluster, Inventory, Network, NetworkPort
 from holmes_core.records.job import Job
 from holmes_core.records.link import Link
-from holmes_core.records.plan import NetName
+from holmes_core.records.devices import NetName
 from holmes_core.units import bytes_per_s_from_gbps
 from planner.cost.collectives import tcp_payload_share
 from planner.problem.connections import NOT_MEASURED, Connection, read_connections

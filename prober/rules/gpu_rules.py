@@ -18,7 +18,7 @@ FEWEST_LANES = 8
 
 
 def _gpu_none(host: Host) -> Evidence:
-    if host.access.transport == "local" or host.gpus:
+    if host.access.transport == "local" or host.gpus or host.other_accelerators:
         return
     if host.nvidia_smi_failure:
         if "No devices were found" in host.nvidia_smi_failure:

@@ -53,7 +53,7 @@ def _subnet_conflicts(clusters: Sequence[Cluster]) -> list[Finding]:
     for position, cluster in enumerate(clusters):
         for other in clusters[position + 1 :]:
             subnet = cluster.fabric.subnet
-            if subnet and subnet == other.fabric.subnet and cluster.fabric.kind not in ("Ethernet", "loopback"):
+            if subnet and subnet == other.fabric.subnet and cluster.fabric.kind not in ("EFA", "Ethernet", "loopback"):
                 evidence = f"{cluster.name} and {other.name} both use {subnet}"
                 findings.append(_conflict((*cluster.hosts, *other.hosts), evidence))
     return findings

@@ -16,24 +16,6 @@ def _soft_rdma(host: Host) -> Evidence:
             yield f"{nic.hca} is RDMA in software"
 
 
-def _efa(host: Host) -> Evidence:
-    for nic in host.nics:
-        if nic.kind == "EFA":
-            yield f"{nic.hca} is an EFA adapter"
-
-
-def _omni_path(host: Host) -> Evidence:
-    for nic in host.nics:
-        if nic.kind == "Omni-Path":
-            yield f"{nic.hca} is Omni-Path, though tools call it InfiniBand"
-
-
-def _iwarp(host: Host) -> Evidence:
-    for nic in host.nics:
-        if nic.kind == "iWARP" and not nic.device.startswith("siw"):
-            yield f"{nic.hca} speaks iWARP"
-
-
 def _two_fabrics(host: Host) -> Evidence:
     """InfiniBand rails below different subnet managers: the host joins only the cluster of the first."""
     fabrics: dict[str, list[str]] = {}
@@ -111,19 +93,6 @@ def _sets_differ(peers: Sequence[Host]) -> PeerEvidence:
 
 HOST_RULES = (
     Rule("NIC-SOFT-RDMA", "W", "NCCL takes it and is slow", "leave it out of NCCL_IB_HCA", _soft_rdma),
-    Rule(
-        "NIC-EFA-NEEDS-PLUGIN",
-        "F",
-        "NCCL's verbs transport cannot use EFA",
-        "install the aws-ofi-nccl plugin; `fi_info -p efa` must list the adapter",
-        _efa,
-    ),
-    Rule(
-        "NIC-OMNIPATH", "W", "NCCL's verbs transport fails on it", "use the OPX or PSM2 plugin, or sockets", _omni_path
-    ),
-    Rule(
-        "NIC-IWARP", "F", "NCCL's verbs transport needs InfiniBand or RoCE", "`irdma roce_ena=1` where possible", _iwarp
-    ),
     Rule(
         "NIC-TWO-FABRICS",
         "W",

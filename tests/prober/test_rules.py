@@ -8,7 +8,7 @@ import pytest
 
 from holmes_core.records.access import Access
 from holmes_core.records.devices import BondSlave, Gid, Gpu, GpuProcess, Netdev, Nic, PciDevice, PciLink
-from holmes_core.records.inventory import Conflict, Host, NcclSetting, Software
+from holmes_core.records.inventory import Conflict, Host, LibfabricDomain, NcclSetting, OfiPlugin, Software
 from prober.audit import HOST_RULES, PEER_RULES, audit, joined
 from prober.clusters import find_clusters, find_shared_network
 from prober.rules.rule import PeerRule, Rule
@@ -71,6 +71,7 @@ NARROW = PciLink(speed_gts=32, width=8, max_speed_gts=32, max_width=16)
 SLOW = PciLink(speed_gts=2.5, width=16, max_speed_gts=32, max_width=16)
 FULL = PciLink(speed_gts=32, width=16, max_speed_gts=32, max_width=16)
 EFA = nic("efa_0", "EFA", usable_by_nccl_ib=False)
+PLUGIN = OfiPlugin(path="/opt/amazon/ofi-nccl/lib/libnccl-net.so", version="1.14.0")
 
 
 def pci(acs_below: bool) -> tuple[PciDevice, ...]:
@@ -121,9 +122,25 @@ HOST_CASES: dict[str, tuple[Host, Host]] = {
         nics(nic(counters=(("symbol_error", 9000),), counter_growth=(("port_xmit_discards", 4),))),
     ),
     "NIC-SOFT-RDMA": (nics(nic("rxe0", "SoftRoCE")), nics(nic())),
-    "NIC-EFA-NEEDS-PLUGIN": (nics(EFA), nics(nic())),
+    "NIC-EFA-NEEDS-PLUGIN": (nics(EFA), nics(EFA, ofi_plugins=(PLUGIN,))),
+    "EFA-NOT-IN-LIBFABRIC": (
+        nics(EFA, ofi_plugins=(PLUGIN,), libfabric=()),
+        nics(EFA, ofi_plugins=(PLUGIN,), libfabric=(LibfabricDomain(provider="efa", device="efa_0"),)),
+    ),
+    "EFA-RATE-NOT-KNOWN": (
+        nics(EFA.model_copy(update={"rate_gbps": None}), ofi_plugins=(PLUGIN,)),
+        nics(EFA.model_copy(update={"rate_gbps": None}), ofi_plugins=()),
+    ),
     "NIC-OMNIPATH": (nics(nic("hfi1_0", "Omni-Path")), nics(nic())),
-    "NIC-IWARP": (nics(nic("irdma0", "iWARP")), nics(nic())),
+    "NIC-IWARP": (nics(nic("cxgb4_0", "iWARP")), nics(nic("siw0", "iWARP"))),
+    "NIC-ERDMA": (nics(roce("erdma_0")), nics(roce())),
+    "NIC-SLINGSHOT": (host(netdevs=(netdev("hsn0"),)), host(netdevs=(netdev("hsn0"),), nics=(roce(netdev="hsn0"),))),
+    "NIC-GVNIC": (host(netdevs=(netdev(driver="gve"),)), host(netdevs=(netdev(driver="virtio_net"),))),
+    "GPU-NOT-SUPPORTED": (host(other_accelerators=("AMD Instinct MI300X",) * 8), gpus(gpu())),
+    "NVLINK-SEVERAL-CLIQUES": (
+        gpus(gpu(nvlink_cluster="9c6f", nvlink_clique=1), gpu(1, nvlink_cluster="9c6f", nvlink_clique=2)),
+        gpus(gpu(nvlink_clique=0), gpu(1, nvlink_clique=0)),
+    ),
     "NIC-TWO-FABRICS": (nics(nic(), nic("mlx5_1", sm_lid=9)), nics(nic(), nic("mlx5_1"))),
     "NIC-DUPLICATE-FACE": (
         nics(nic(sys_image_guid="1"), nic("mlx5_1", sys_image_guid="1")),
@@ -237,6 +254,10 @@ PEER_CASES: dict[str, tuple[tuple[Host, Host], tuple[Host, Host]]] = {
         (host(gpu_driver_version="550"), host("b", gpu_driver_version="560")),
         (host(gpu_driver_version="550"), host("b")),
     ),
+    "EFA-PLUGIN-DIFFERS": (
+        (host(ofi_plugins=(PLUGIN,)), host("b", ofi_plugins=(PLUGIN.model_copy(update={"version": "1.9.1"}),))),
+        (host(ofi_plugins=(PLUGIN,)), host("b", ofi_plugins=())),
+    ),
     "TOPO-RAIL-MISMATCH": (
         (gpus(gpu(nearest_nics=("mlx5_0",))), gpus(gpu(nearest_nics=("mlx5_1",)), name="b")),
         (gpus(gpu(nearest_nics=("mlx5_0",))), gpus(gpu(), name="b")),
@@ -312,6 +333,26 @@ def test_conflicting_rates_are_shown_with_their_sources() -> None:
     )
     (finding,) = [f for f in audit([nics(nic(), conflicts=(conflict,))], (), None) if f.rule == "NIC-RATE-CONFLICT"]
     assert finding.evidence == "mlx5_0:1: sysfs says 400, ibstat 200 Gbit/s"
+
+
+@pytest.mark.parametrize(("plugins", "severity"), [((), "F"), (None, "W")])
+def test_efa_refuses_launch_only_where_the_plugin_is_known_to_be_missing(plugins: object, severity: str) -> None:
+    found = audit([nics(EFA, ofi_plugins=plugins)], (), None)
+    assert [f.severity for f in found if f.rule == "NIC-EFA-NEEDS-PLUGIN"] == [severity]
+
+
+def test_a_card_of_intel_is_told_how_to_speak_roce_and_others_are_not() -> None:
+    remedies = {
+        name: [f.remedy for f in audit([nics(nic(name, "iWARP"))], (), None) if f.rule == "NIC-IWARP"]
+        for name in ("irdma0", "cxgb4_0")
+    }
+    assert ["enable_roce" in remedies["irdma0"][0], "enable_roce" in remedies["cxgb4_0"][0]] == [True, False]
+    assert [len(each) for each in remedies.values()] == [1, 1]
+
+
+def test_a_host_with_accelerators_of_another_maker_is_not_told_to_load_a_driver() -> None:
+    amd = host(other_accelerators=("AMD Instinct MI300X",), kernel_modules=(), kernel_modules_complete=True)
+    assert [f.rule for f in audit([amd], (), None) if f.rule.startswith("GPU-")] == ["GPU-NOT-SUPPORTED"]
 
 
 def test_container_bridge_over_a_peer_is_a_conflict() -> None:
