@@ -76,6 +76,7 @@ class PlanGroup(Record):
     network: str  # a cluster's fabric, or "shared"
     interfaces: tuple[str, ...]  # netdevs on it, one a member in the order of `ranks`
     net_name: NetName | None  # NCCL's name for the transport
+    nvlink: bool = False  # NCCL goes before that by NVLink, which joins all its hosts, and the rate is NVLink's
     bandwidth_bytes_per_s: float | None
     """The least share of a NIC that a member gets; None where all are on one host and the NIC's rate is not known."""
     trunk_bytes_per_s: float | None = None  # the least share of a trunk between clusters; None where none is known

@@ -38,7 +38,7 @@ STAYS: dict[type, set[str]] = {
     job.Model: {"preset"},
     plan.PlanStage: {"clusters"},
     plan.PlanRank: {"local_rank", "gpu"},  # torchrun numbers the ranks of a node
-    plan.PlanGroup: {"network", "bandwidth_bytes_per_s", "trunk_bytes_per_s", "latency_s"},
+    plan.PlanGroup: {"network", "nvlink", "bandwidth_bytes_per_s", "trunk_bytes_per_s", "latency_s"},
 }
 """Of a record, what the ranks need not know."""
 FILLED_IN = {"num_kv_heads", "ffn_hidden_size", "value_type"}  # may be left out of job.yaml, never afterwards
