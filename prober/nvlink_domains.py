@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from holmes_core.records.inventory import Cluster, Finding, Host, NvlinkDomain
+from prober.rules.rule import About
+
+IMEX_DOWN = About(
+    "NVLINK-IMEX-DOWN",
+    "W",
+    "hosts are one NVLink domain, and nvidia-imex does not run on one of them",
+    "NCCL would stop at NVLink between hosts; the plan sets NCCL_MNNVL_ENABLE=0, and their NICs carry all",
+    "the hosts' addresses in /etc/nvidia-imex/nodes_config.cfg, `systemctl enable --now nvidia-imex` on each; "
+    "`nvidia-imex-ctl -N` shows whether they found one another",
+    "NVIDIA IMEX service guide; NCCL, src/mnnvl.cc",
+)
+IMEX_NOT_KNOWN = About(
+    "NVLINK-IMEX-NOT-KNOWN",
+    "I",
+    "hosts are one NVLink domain, and whether nvidia-imex runs on all of them is not known",
+    "the plan counts on the NICs between these hosts; NCCL takes NVLink where it works",
+    "`systemctl is-active nvidia-imex` on each; in a container, a channel in /dev/nvidia-caps-imex-channels",
+    "NVIDIA IMEX service guide",
+)
+NOT_ONE_CLUSTER = About(
+    "NVLINK-NOT-ONE-CLUSTER",
+    "I",
+    "the hosts of an NVLink domain are in several clusters, or in one with others",
+    "the plan prices links that leave the domain or the cluster as NICs', and those inside a larger cluster too",
+    "if NVLink weighs more than the NICs' fabric to the others: one `cluster:` of their own in hosts.yaml",
+    "docs/planning.md of this project",
+)
 
 Clique = tuple[str, int]
 """Cluster UUID and clique id. Neither alone is unique: a rack may be cut into several cliques."""
@@ -37,51 +64,18 @@ def domain_findings(
     by_name = {host.name: host for host in hosts}
     cluster_of = {name: cluster.name for cluster in clusters for name in cluster.hosts}
     for domain in domains:
+        seen = f"{domain.name}, clique {domain.clique} of {domain.cluster_uuid}"
         states = {name: by_name[name].imex for name in domain.hosts}
-        stopped = {name: state for name, state in states.items() if state not in (None, "active")}
+        stopped = [name for name, state in states.items() if state not in (None, "active")]
+        unknown = [name for name, state in states.items() if state is None]
         if stopped:
-            yield _imex_down(domain, stopped)
-        elif None in states.values():
-            yield _imex_not_known(domain, [name for name, state in states.items() if state is None])
+            yield IMEX_DOWN.finding(
+                stopped, f"{seen}: nvidia-imex is {', '.join(str(states[name]) for name in stopped)}"
+            )
+        elif unknown:
+            yield IMEX_NOT_KNOWN.finding(unknown, seen)
         around = sorted({cluster_of[name] for name in domain.hosts})
-        strangers = [name for name, cluster in cluster_of.items() if cluster in around and name not in domain.hosts]
-        if len(around) > 1 or strangers:
-            yield _not_one_cluster(domain, around, len(strangers))
-
-
-def _imex_down(domain: NvlinkDomain, stopped: Mapping[str, str]) -> Finding:
-    seen = ", ".join(f"{name}: {state}" for name, state in stopped.items())
-    return Finding(
-        rule="NVLINK-IMEX-DOWN",
-        severity="W",
-        hosts=tuple(stopped),
-        evidence=f"{domain.name}, clique {domain.clique} of {domain.cluster_uuid}: nvidia-imex is {seen}",
-        effect="NCCL would stop at NVLink between hosts; the plan sets NCCL_MNNVL_ENABLE=0, and their NICs carry all",
-        remedy="the hosts' addresses in /etc/nvidia-imex/nodes_config.cfg, `systemctl enable --now nvidia-imex` on "
-        "each; `nvidia-imex-ctl -N` shows whether they found one another",
-    )
-
-
-def _imex_not_known(domain: NvlinkDomain, names: Sequence[str]) -> Finding:
-    return Finding(
-        rule="NVLINK-IMEX-NOT-KNOWN",
-        severity="I",
-        hosts=tuple(names),
-        evidence=f"{domain.name}, clique {domain.clique} of {domain.cluster_uuid}: nvidia-imex was not asked for",
-        effect="the plan counts on the NICs between these hosts; NCCL takes NVLink where it works",
-        remedy="`systemctl is-active nvidia-imex` on each; in a container, an IMEX channel in "
-        "/dev/nvidia-caps-imex-channels",
-    )
-
-
-def _not_one_cluster(domain: NvlinkDomain, around: Sequence[str], strangers: int) -> Finding:
-    more = f", which {'has' if len(around) == 1 else 'have'} {strangers} hosts more" if strangers else ""
-    return Finding(
-        rule="NVLINK-NOT-ONE-CLUSTER",
-        severity="I",
-        hosts=domain.hosts,
-        evidence=f"{domain.name} of {len(domain.hosts)} hosts is in {', '.join(around)}{more}",
-        effect="the plan prices their links as NICs', though NCCL takes NVLink inside the domain",
-        remedy="pin `cluster:` of these hosts to one name of their own in hosts.yaml, if NVLink weighs more than the "
-        "NICs' fabric to the others",
-    )
+        others = [name for name, cluster in cluster_of.items() if cluster in around and name not in domain.hosts]
+        if len(around) > 1 or others:
+            more = f", with {len(others)} other hosts" if others else ""
+            yield NOT_ONE_CLUSTER.finding(domain.hosts, f"{domain.name}: clusters {', '.join(around)}{more}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from prober.asking.commands import Command
 from prober.asking.recording import Recorded
@@ -11,10 +11,11 @@ from prober.asking.recording import Recorded
 ROCM_SMI = Command("rocm-smi --showproductname", limited=True, when="command -v rocm-smi >/dev/null 2>&1")
 NPU_SMI = Command("npu-smi info", limited=True, when="command -v npu-smi >/dev/null 2>&1")
 
-_AMD_NAME = re.compile(r"(?:Card series|MARKET_NAME):\s*(\S.*?)\s*$", re.IGNORECASE)
+_AMD_NAME = re.compile(r"(?:Card series|Device Name|MARKET_NAME):\s*(\S.*?)\s*$", re.IGNORECASE)
 _NPU_ROW = re.compile(r"\|\s*\d{1,3}\s+(Ascend\w+|\d{3}\w[\w-]*)\s*\|\s*[A-Za-z]+\s*\|")
-_LSPCI_ROW = re.compile(r"^\S+ ([A-Za-z ]+?)(?: \[[0-9a-f]{4}\])?: (Advanced Micro Devices|Huawei)[^\[]*(.*)$")
+_LSPCI_ROW = re.compile(r"^\S+ ([A-Za-z ]+?)(?: \[[0-9a-f]{4}\])?: (Advanced Micro Devices|Huawei)(.*)$")
 _ACCELERATOR = "Processing accelerators"
+_ASCEND = re.compile(r"\bAscend\b|\bDevice d\d{3}\b")  # other engines of Huawei's processors have that class too
 
 
 def read_other_accelerators(outputs: Sequence[Recorded]) -> tuple[str, ...]:
@@ -43,14 +44,11 @@ def _ascend_names(output: Recorded) -> Iterator[str]:
             yield f"Huawei Ascend {match.group(1).removeprefix('Ascend')}"
 
 
-def _lspci_names(output: Recorded) -> Iterable[str]:
+def _lspci_names(output: Recorded) -> Iterator[str]:
     for line in output.whole_lines:
-        match = _LSPCI_ROW.match(line)
-        if not match:
-            continue
-        kind, maker, rest = match.groups()
-        names = [name for name in re.findall(r"\[([^\[\]]+)\]", rest) if re.search(r"Instinct|Ascend", name)]
-        if kind != _ACCELERATOR and not names:
-            continue
-        short = "AMD" if maker.startswith("Advanced") else "Huawei"
-        yield f"{short} {names[0] if names else 'accelerator'}"
+        if match := _LSPCI_ROW.match(line):
+            kind, maker, rest = match.groups()
+            if maker == "Huawei" and kind == _ACCELERATOR and _ASCEND.search(rest):
+                yield "Huawei Ascend"
+            elif maker != "Huawei" and (name := re.search(r"\[(?:AMD )?(Instinct [^\]]+)\]", rest)):
+                yield f"AMD {name.group(1)}"
