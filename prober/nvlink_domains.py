@@ -38,7 +38,9 @@ Clique = tuple[str, int]
 
 
 def clique_of(host: Host) -> Clique | None:
-    """The clique that all GPUs of `host` are in; None where they are in none, or in several."""
+    """The clique that all GPUs of `host` are in; None where they are in none or several, or one is not set up yet."""
+    if any(gpu.fabric_state not in (None, "Completed") for gpu in host.gpus):
+        return None
     found = {(gpu.nvlink_cluster, gpu.nvlink_clique) for gpu in host.gpus}
     cluster, clique = next(iter(found)) if len(found) == 1 else (None, None)
     return None if cluster is None or clique is None else (cluster, clique)

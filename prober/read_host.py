@@ -16,7 +16,17 @@ from prober.facts.gpu.partial_gpu import PartialGpu
 from prober.facts.machine import kernel, limits, nccl_settings, ofi_plugin, pci_tree, software
 from prober.facts.netdev import ethtool, flow_control, ip_tool, netdev_sysfs, netdevs
 from prober.facts.netdev.partial_netdev import PartialNetdev
-from prober.facts.rdma import ibdev2netdev, ibstat, ibv_devinfo, libfabric, mlxlink, nics, rdma_sysfs, rdma_tool
+from prober.facts.rdma import (
+    ibdev2netdev,
+    ibstat,
+    ibv_devinfo,
+    libfabric,
+    mlxlink,
+    nics,
+    opainfo,
+    rdma_sysfs,
+    rdma_tool,
+)
 from prober.facts.rdma.port_facts import PortFacts
 
 F = TypeVar("F")
@@ -38,7 +48,7 @@ def commands(access: Access) -> tuple[Command, ...]:
         *(rdma_tool.RDMA_LINK, rdma_tool.RDMA_DEV),
         *(ibstat.IBSTAT, ibv_devinfo.IBV_DEVINFO, ibdev2netdev.IBDEV2NETDEV, ibdev2netdev.SHOW_GIDS),
         mlxlink.MLXLINK,
-        libfabric.FI_INFO,
+        *(libfabric.FI_INFO, opainfo.OPAINFO),
         *(flow_control.MLNX_QOS, flow_control.DCB),
         *(pci_tree.SYSFS, pci_tree.PATHS, pci_tree.LSPCI, pci_tree.LSPCI_VVV, pci_tree.LSPCI_DENIED),
         *(gpu_query.QUERY, *gpu_query.OTHER_QUERIES, gpu_text.TABLE),
@@ -93,7 +103,7 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         python_asked=software.python_was_asked(outputs),
         gpu_driver_version=gpu_reading.driver_version or tree.value("/sys/module/nvidia/version"),
         other_accelerators=other_accelerators.read_other_accelerators(outputs),
-        gpu_count_lspci=len(lspci_gpus) if pci else None,
+        gpu_count_lspci=len(lspci_gpus) if pci and (lspci_gpus or not _only_filtered_lspci(outputs)) else None,
         nvidia_smi_failure=gpu_reading.failure,
         gpu_processes=gpu_processes.read_gpu_processes(outputs, gpu_reading.gpus),
         warnings=gpus.warnings_of(outputs),
@@ -120,6 +130,12 @@ def _pci(outputs: Sequence[Recorded], tree: Tree) -> PciDevices:
     """PCI devices by address, from sysfs and every output of lspci."""
     from_lspci = [pci_tree.parse_lspci(output) for output in outputs if output.tool == "lspci"]
     return pci_tree.merge_pci([pci_tree.parse_pci_sysfs(tree), *from_lspci])
+
+
+def _only_filtered_lspci(outputs: Sequence[Recorded]) -> bool:
+    """Every lspci output went through a pipe, so that a GPU that is not in it may still be there."""
+    listed = [output.filtered for output in outputs if output.tool == "lspci"]
+    return bool(listed) and all(listed)
 
 
 def _interfaces(
@@ -156,6 +172,7 @@ def _port_sources(outputs: Sequence[Recorded], tree: Tree) -> list[tuple[str, Se
         ("ibdev2netdev", _all(outputs, "ibdev2netdev", ibdev2netdev.parse_ibdev2netdev)),
         ("show_gids", _all(outputs, "show_gids", ibdev2netdev.parse_show_gids)),
         ("mlxlink", _all(outputs, "mlxlink", mlxlink.parse_mlxlink)),
+        ("opainfo", _all(outputs, "opainfo", opainfo.parse_opainfo)),
         ("fi_info", _all(outputs, "fi_info", libfabric.parse_fi_info)),
     ]
 

@@ -11,36 +11,10 @@ from prober.facts.gpu.gpus import read_gpus
 
 _READ = frozenset(
     (
-        *(
-            "amd-smi",
-            "cat",
-            "date",
-            "dcb",
-            "df",
-            "dmesg",
-            "env",
-            "ethtool",
-            "fi_info",
-            "find",
-            "getent",
-            "grep",
-            "head",
-            "hostname",
-        ),
+        *("cat", "date", "dcb", "df", "dmesg", "env", "ethtool", "find", "getent", "grep", "head", "hostname"),
         *("ibdev2netdev", "ibstat", "ibstatus", "ibv_devinfo", "id", "ifconfig", "ip", "journalctl", "ls", "lsmod"),
-        *(
-            "lspci",
-            "mlnx_qos",
-            "mlxlink",
-            "nproc",
-            "npu-smi",
-            "nvidia-smi",
-            "ofed_info",
-            "printenv",
-            "rdma",
-            "rocm-smi",
-            "show_gids",
-        ),
+        *("lspci", "mlnx_qos", "mlxlink", "nproc", "nvidia-smi", "ofed_info", "printenv", "rdma", "show_gids"),
+        *("amd-smi", "fi_info", "npu-smi", "opainfo", "rocm-smi"),
         *("systemctl", "tail", "test", "ulimit", "uname"),
     )
 )
