@@ -33,6 +33,7 @@ from prober.read_host import commands, read_host
 from prober.rules.access_rules import RULE_OF_ERROR
 from prober.stated_trunks import find_stated_trunks
 from prober.tool_findings import tool_findings
+from prober.value_findings import value_findings
 
 HOST_TIMEOUT_S = 60.0
 MAX_AT_ONCE = 256  # most of them wait for the second reading of the NIC counters
@@ -101,7 +102,8 @@ def _read(name: str, recording: HostRecording) -> tuple[Host, list[Finding]]:
     notes = recording.notes
     if notes.failure is not None:
         return Host(name=name, access=notes.access, reachable=False), [notes.failure]
-    return read_host(name, recording.outputs, notes), tool_findings(name, recording.outputs)
+    host = read_host(name, recording.outputs, notes)
+    return host, [*tool_findings(name, recording.outputs), *value_findings(host, recording.outputs)]
 
 
 def _ask_host(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRecording:

@@ -7,12 +7,25 @@ from collections.abc import Iterable, Sequence
 
 from holmes_core.records.inventory import Finding
 from prober.asking.recording import CUT_OFF, TIMED_OUT, Recorded
+from prober.facts.gpu.gpu_query import lacks_field_names
 from prober.facts.gpu.gpus import read_gpus
 
 _READ = frozenset(
     (
         *("cat", "date", "dcb", "df", "dmesg", "env", "ethtool", "find", "getent", "grep", "head", "hostname"),
-        *("ibdev2netdev", "ibstat", "ibstatus", "ibv_devinfo", "id", "ifconfig", "ip", "journalctl", "ls", "lsmod"),
+        *(
+            "ibdev2netdev",
+            "ibstat",
+            "ibstatus",
+            "ibv_devinfo",
+            "id",
+            "ifconfig",
+            "ip",
+            "journalctl",
+            "ldconfig",
+            "ls",
+            "lsmod",
+        ),
         *("lspci", "mlnx_qos", "mlxlink", "nproc", "nvidia-smi", "ofed_info", "printenv", "rdma", "show_gids"),
         *("amd-smi", "fi_info", "npu-smi", "opainfo", "rocm-smi"),
         *("systemctl", "tail", "test", "ulimit", "uname"),
@@ -115,15 +128,26 @@ _CLOSING = re.compile(r"^\s*link[ _]layer:\s*\w", re.MULTILINE | re.IGNORECASE)
 
 def _cut_block(output: Recorded) -> str | None:
     """What is missing from the blocks of an RDMA tool. Versions that print no link layer at all are whole without."""
-    if output.tool not in ("ibstat", "ibv_devinfo", "ibstatus") or output.filtered:
+    if output.tool not in ("ibstat", "ibv_devinfo", "ibstatus"):
         return None
     device, *blocks = _BLOCK.split(output.plain)
-    if output.tool == "ibv_devinfo" and blocks and "hca_id" not in device and "-d" not in output.words:
-        return "a port without the hca_id line of its device; whose port it is cannot be told"
+    if _nobodys_port(output, device, blocks):
+        return "a port without the line that names its device; whose port it is cannot be told"
+    if output.filtered:
+        return None
     closed = [bool(_CLOSING.search(block)) for block in blocks]
     if blocks and not closed[-1] and (any(closed) or not output.plain.endswith("\n")):
         return "its last block has no link layer: the rest was cut off"
     return None
+
+
+def _nobodys_port(output: Recorded, before: str, blocks: Sequence[str]) -> bool:
+    if output.tool == "ibv_devinfo":
+        return bool(blocks) and "hca_id" not in before and "-d" not in output.words
+    options = [word for word in output.words[1:] if not word.startswith("-")]
+    return (
+        output.tool == "ibstat" and bool(blocks) and not re.search(r"^\s*CA:? '", before, re.MULTILINE) and not options
+    )
 
 
 def _fault(output: Recorded) -> tuple[str, str] | None:
@@ -133,6 +157,8 @@ def _fault(output: Recorded) -> tuple[str, str] | None:
         return "PROBE-TRUNCATED", "it did not end in time"
     if _NO_DEVICE.search(output.text):
         return None
+    if output.tool == "nvidia-smi" and lacks_field_names(output):
+        return "PROBE-TRUNCATED", "rows without the names of their fields: no header, and the command does not say"
     if cut := _cut_block(output):
         return "PROBE-TRUNCATED", cut
     if output.tool == "ip" and "-j" in output.words and _UNKNOWN_OPTION.search(output.text):

@@ -23,15 +23,17 @@ from prober.links.links import measure_links
 from prober.probe import probe, replay
 from prober.stated_trunks import with_measured
 
+_USUAL = Path("inventory.json")
+
 
 def probe_command(
     hosts: Annotated[
         str | None,
         typer.Argument(help="hosts.yaml, an MPI or DeepSpeed hostfile, or host names such as node[[01-16]]."),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the inventory.")] = Path(
-        "inventory.json"
-    ),
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write the inventory.", show_default=str(_USUAL))
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the inventory as JSON instead of tables.")] = False,
     links: Annotated[
         bool, typer.Option("--links", help="Measure latency and bandwidth between sampled pairs.")
@@ -49,7 +51,9 @@ def probe_command(
     if links:
         inventory = _with_links(inventory)
     text = inventory.to_json()
-    write_atomically(output, text)
+    output = output or (_replay_output(text, as_json) if replay_folder else _USUAL)
+    if output:
+        write_atomically(output, text)
     if html:
         from holmes_cli.pages.inventory_page import inventory_page  # slow to import: it brings Jinja2
 
@@ -69,6 +73,18 @@ def _replayed(folder: Path, hosts: str | None, links: bool) -> Inventory:
     if hosts is not None or links:
         raise HolmesError("--replay asks no host", "leave the hosts and `--links` out, or leave out `--replay`")
     return replay(folder)
+
+
+def _replay_output(text: str, as_json: bool) -> Path | None:
+    """Where a replay is written that was not told where: nowhere if it is printed, and never over another inventory."""
+    if as_json:
+        return None
+    if _USUAL.exists() and _USUAL.read_bytes() != text.encode():
+        raise HolmesError(
+            f"{_USUAL}: holds another inventory, perhaps of a live probe; --replay does not write over it",
+            f"name the file to write: `-o replayed.json`, or `-o {_USUAL}` to write over it",
+        )
+    return _USUAL
 
 
 def _probed(hosts: str | None, record: Path | None) -> Inventory:

@@ -121,7 +121,8 @@ class Nic(Record):
     bond: bool = False
     gids: tuple[Gid, ...] = ()
     gid_choice: int | None = None  # index of the RoCE v2 entry with an IPv4 address, which NCCL chooses by itself
-    pkeys: tuple[int, ...] | None = None  # of InfiniBand, the valid ones in order of index; 0x8000 is full membership
+    pkeys: tuple[int, ...] | None = None
+    """P_Keys of InfiniBand by index, as NCCL_IB_PKEY counts; bit 0x8000 is full membership, 0 a void entry."""
     counters: tuple[tuple[str, int], ...] = ()  # (name, errors since boot)
     counter_growth: tuple[tuple[str, int], ...] | None = None
     """(name, by how much it grew) of those that grew between two readings of one probe; None where read once."""

@@ -78,6 +78,15 @@ class Conflict(Record):
     value_b: str
 
 
+class Impossible(Record):
+    """A value that cannot be, so that it was taken for not known."""
+
+    source: str  # the tool that showed it
+    subject: str  # `mlx5_0:1`, a netdev, `GPU0`, or what kind of thing has the name
+    fact: str
+    value: str
+
+
 class Host(Record):
     """One machine. One that could not be reached stays in the inventory, with nothing known and a finding."""
 
@@ -114,7 +123,7 @@ class Host(Record):
     iommu_group_types: tuple[str, ...] | None = None  # of all groups, each once: `identity`, `DMA`, `DMA-FQ`
     kernel_command_line: str | None = None
     virtual_machine: bool | None = None
-    container: str | None = None  # `docker`, `podman`, `kubernetes`, `lxc`, `unknown`; `none` where no sign was found
+    container: str | None = None  # `kubernetes`, `docker`, ..., `unknown`; `none` where no sign of one was found
     slurm_job_id: str | None = None  # of the Slurm job that the probe ran inside
     gpu_device_files: int | None = None  # how many /dev/nvidia0, 1, ... there are: a container or job may have fewer
     memlock_bytes: int | None = None  # -1 for unlimited
@@ -134,6 +143,7 @@ class Host(Record):
     libfabric: tuple[LibfabricDomain, ...] | None = None  # None where fi_info was not asked
     sources: tuple[str, ...] = ()  # tools that gave something
     conflicts: tuple[Conflict, ...] = ()
+    impossible: tuple[Impossible, ...] = ()
 
     @property
     def may_lock_memory(self) -> bool | None:

@@ -11,10 +11,9 @@ import functools
 import json
 import math
 import re
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from holmes_core.errors import HolmesError
@@ -24,51 +23,13 @@ from holmes_core.records.inventory import Finding
 from holmes_core.records.parse_record import parse
 from holmes_core.records.record import Record
 from holmes_core.records.record_file import write_atomically
+from prober.asking.command_words import command_words
+from prober.asking.plain_text import labels, lines_labelled, plain_text, without_labels
 
 LINK_LAYER_ENDS = ("InfiniBand", "Ethernet", "Unspecified", "Unknown")  # the last word that RDMA tools print of a port
 TOOL_MISSING = 127
 TIMED_OUT = 124
 CUT_OFF = -1  # the answer ended before the command did
-
-_ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-# Words before the tool's name, each with those of its options that take a word of their own.
-_PREFIXES: dict[str, tuple[str, ...]] = {
-    "sudo": ("-u", "-g", "-p", "-h", "-C", "-D", "-R", "-T"),
-    "env": ("-u", "-C"),
-    "nice": ("-n",),
-    "timeout": ("-k", "-s"),
-    "stdbuf": ("-i", "-o", "-e"),
-    "command": (),
-    "exec": (),
-    "nohup": (),
-    "time": (),
-}
-
-
-@functools.lru_cache(maxsize=4096)
-def _words(command: str) -> tuple[str, ...]:
-    """See `Recorded.words`. Every parser asks, of every output of every host, and the commands are mostly the same."""
-    if inner := re.match(r"\S*sh -[a-z]*c (['\"])(.+)\1\s*$", command):
-        return _words(inner.group(2))
-    first = re.split(r"\||;|&&", command, maxsplit=1)[0]
-    try:
-        words = shlex.split(first)
-    except ValueError:
-        words = first.split()
-    while words and (words[0].rpartition("/")[2] in _PREFIXES or re.match(r"[A-Za-z_]\w*=", words[0])):
-        rest = _after_options(words)
-        if not rest:
-            break
-        words = rest
-    return (PurePosixPath(words[0]).name, *words[1:]) if words else ("",)
-
-
-def _after_options(words: Sequence[str]) -> list[str]:
-    """The words after a prefix and its options, and after the seconds of `timeout`."""
-    prefix, rest = words[0].rpartition("/")[2], list(words[1:])
-    while rest and rest[0].startswith("-"):
-        rest = rest[2 if rest[0] in _PREFIXES.get(prefix, ()) else 1 :]
-    return rest[1:] if prefix == "timeout" else rest
 
 
 @dataclass(frozen=True)
@@ -81,8 +42,8 @@ class Recorded:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The first command of the line, from the tool's name on: no sudo, no variables, nothing after a pipe."""
-        return _words(self.command)
+        """The first command of the line, from the tool's name on: no prompt, no prefix, nothing after a pipe."""
+        return command_words(self.command).words
 
     @property
     def tool(self) -> str:
@@ -100,20 +61,32 @@ class Recorded:
         return "|" in self.command
 
     @property
+    def columns_cut(self) -> bool:
+        """The output went through a tool that may take words out of a line."""
+        return bool(re.search(r"\|\s*(?:sudo\s+)?(?:awk|cut|sed|tr|perl|python3?|jq|grep\s+-\w*o)\b", self.command))
+
+    @property
     def tool_missing(self) -> bool:
         """The shell did not find the tool."""
         return self.exit_code == TOOL_MISSING
 
-    @property
+    @functools.cached_property
     def plain(self) -> str:
-        """The text without byte order mark, terminal escapes, carriage returns and NUL bytes."""
-        return (
-            _ESCAPE.sub("", self.text)
-            .replace("\r\n", "\n")
-            .replace("\r", "\n")
-            .replace("\0", "")
-            .removeprefix("\ufeff")
-        )
+        """The text as the tool printed it, see `plain_text`; empty where it mixes the lines of several hosts."""
+        labelled = command_words(self.command).labelled
+        return plain_text(without_labels(self.text) if labelled else self.text, self.tool)
+
+    @property
+    def hosts_mixed(self) -> tuple[str, ...]:
+        """The hosts whose lines a parallel shell mixed in the text."""
+        found = labels(self.text) if command_words(self.command).labelled else ()
+        return found if len(found) > 1 else ()
+
+    def of_host(self, name: str) -> Recorded:
+        """The output with the lines of that host alone, if a parallel shell asked several."""
+        short = name.partition(".")[0]
+        label = next((label for label in self.hosts_mixed if label.partition(".")[0] == short), None)
+        return self if label is None else replace(self, text=lines_labelled(self.text, label))
 
     @property
     def lines(self) -> list[str]:
@@ -225,7 +198,7 @@ def _read_outputs(host_folder: Path) -> tuple[Recorded, ...]:
     entries = _json(file)
     if not isinstance(entries, list):
         raise _malformed(file, "(whole file)", entries, "a list of {file, command, exit_code}")
-    return tuple(_read_output(file, number, entry) for number, entry in enumerate(entries))
+    return tuple(_read_output(file, number, entry).of_host(host_folder.name) for number, entry in enumerate(entries))
 
 
 def _read_output(file: Path, number: int, entry: object) -> Recorded:

@@ -96,7 +96,7 @@ def _read_ls(tree: Tree, output: Recorded) -> None:
     folder = paths[0] if len(paths) == 1 else ""
     for line in output.lines:
         if match := re.match(
-            r"ls: cannot (?:access|open directory) '?(/[^':]+(?::[0-9a-f.:]+)?)'?: No such file", line
+            r"ls: (?:cannot (?:access|open directory) )?'?(/[^':]+(?::[0-9a-f.:]+)?)'?: No such file", line
         ):
             tree.absent.add(match.group(1).rstrip("/"))
         elif match := re.match(r"(/\S+):$", line):

@@ -43,3 +43,46 @@ def test_replay_of_one_tool_says_what_can_be_known_from_it(
     assert [host["name"] for host in inventory["hosts"]] == [scenario]
     fields = {"device", "port", "kind", "rate_gbps", "state", "phys_state", "netdev", "usable_by_nccl_ib", "why"}
     assert all(fields <= set(nic) for nic in inventory["hosts"][0]["nics"])
+
+
+LIVE = "what a live probe wrote"
+
+
+@pytest.mark.parametrize("options", [[], ["--html", "page.html"]])
+def test_a_replay_does_not_write_over_another_inventory(command: Command, tmp_path: Path, options: list[str]) -> None:
+    (tmp_path / "inventory.json").write_text(LIVE)
+    done = command("probe", "--replay", str(recording(tmp_path, "h100-roce-400g-8rail")), *options)
+    assert (done.code, done.stdout) == (2, "")
+    assert "inventory.json" in done.stderr
+    assert "-o" in done.stderr
+    assert (tmp_path / "inventory.json").read_text() == LIVE
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_replay_that_is_told_where_to_write_writes_there(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "inventory.json").write_text(LIVE)
+    folder = str(recording(tmp_path, "h100-roce-400g-8rail"))
+    assert command("probe", "--replay", folder, "-o", "other.json").code == 0
+    assert (tmp_path / "inventory.json").read_text() == LIVE
+    assert command("probe", "--replay", folder, "-o", "inventory.json").code == 0
+    assert (tmp_path / "inventory.json").read_text() == (tmp_path / "other.json").read_text() != LIVE
+
+
+def test_the_same_replay_again_is_no_other_inventory(command: Command, tmp_path: Path) -> None:
+    folder = str(recording(tmp_path, "h100-roce-400g-8rail"))
+    first = command("probe", "--replay", folder)
+    written = (tmp_path / "inventory.json").read_text()
+    again = command("probe", "--replay", folder)
+    assert (first.code, again.code, again.stdout) == (0, 0, first.stdout)
+    assert (tmp_path / "inventory.json").read_text() == written
+
+
+def test_a_replay_as_json_writes_only_the_file_it_is_told(command: Command, tmp_path: Path) -> None:
+    folder = str(recording(tmp_path, "h100-roce-400g-8rail"))
+    printed = command("probe", "--replay", folder, "--json")
+    assert (printed.code, (tmp_path / "inventory.json").exists()) == (0, False)
+    (tmp_path / "inventory.json").write_text(LIVE)
+    assert command("probe", "--replay", folder, "--json").stdout == printed.stdout
+    assert (tmp_path / "inventory.json").read_text() == LIVE
+    assert command("probe", "--replay", folder, "--json", "-o", "inventory.json").stdout == printed.stdout
+    assert (tmp_path / "inventory.json").read_text() == printed.stdout

@@ -9,7 +9,10 @@ from itertools import chain
 from operator import attrgetter
 
 from holmes_core.records.devices import Gpu
+from holmes_core.records.inventory import Impossible
+from holmes_core.units import MIB
 from prober.asking.merge import by_key, filled, updated
+from prober.asking.possible import Bounds, possible
 from prober.asking.recording import Recorded
 from prober.facts.gpu.gpu_query import parse_query
 from prober.facts.gpu.gpu_report import parse_report
@@ -30,6 +33,18 @@ _FAILURES = (
     "No devices were found",
     "couldn't communicate with the NVIDIA driver",
 )
+_BOUNDS: Bounds = {
+    "memory_bytes": (MIB, 2**44),
+    "mig_devices": (0, 64),
+    "nvlinks_up": (0, 64),
+    "nvlinks_total": (0, 64),
+    "ecc_uncorrected": (0, 2**32),
+    "pci_gen": (0, 9),
+    "pci_gen_max": (0, 9),
+    "pci_width": (0, 32),
+    "pci_width_max": (0, 32),
+    "numa_node": (0, 4096),
+}
 _NO_NVLINK = {"nvlinks_up": 0, "nvlinks_total": 0}
 _WARNINGS = re.compile(
     r"infoROM is corrupted|NVRM: Xid|nvidia-peermem.*invalid context|limited by .*PCIe", re.IGNORECASE
@@ -43,6 +58,7 @@ class GpuReading:
     gpus: tuple[PartialGpu, ...]
     driver_version: str | None
     failure: str | None
+    impossible: tuple[Impossible, ...]
 
 
 def read_gpus(outputs: Sequence[Recorded], from_lspci: Sequence[PartialGpu]) -> GpuReading:
@@ -60,7 +76,13 @@ def read_gpus(outputs: Sequence[Recorded], from_lspci: Sequence[PartialGpu]) -> 
         }
     versions = [gpu.driver_version for gpu in known.values() if gpu.driver_version]
     versions += [version for output in asked if (version := parse_driver_version(output))]
-    return GpuReading(tuple(known[index] for index in sorted(known)), versions[0] if versions else None, failure)
+    readings = [possible("nvidia-smi", f"GPU{index}", known[index], _BOUNDS) for index in sorted(known)]
+    return GpuReading(
+        gpus=tuple(gpu for gpu, _ in readings),
+        driver_version=versions[0] if versions else None,
+        failure=failure,
+        impossible=tuple(each for _, found in readings for each in found),
+    )
 
 
 def _by_index(asked: Sequence[Recorded]) -> dict[int, PartialGpu]:

@@ -9,8 +9,9 @@ from holmes_core.records.inventory import NcclSetting
 from prober.asking.commands import Command
 from prober.asking.recording import Recorded
 from prober.asking.sysfs_tree import Tree
+from prober.facts.machine.confinement import VARIABLES
 
-ENVIRONMENT = Command("env | grep '^NCCL_'")
+ENVIRONMENT = Command(f"env | grep -E '^(NCCL_[A-Z0-9_]*|{'|'.join(VARIABLES)})='")
 CONF_FILES = Command('grep -Hs . /etc/nccl.conf "$HOME/.nccl.conf"', shown="grep -Hs . /etc/nccl.conf ~/.nccl.conf")
 
 _SETTING = re.compile(r"\s*(NCCL_\w+)\s*=(.*)$")

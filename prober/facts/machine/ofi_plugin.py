@@ -1,4 +1,4 @@
-"""NCCL's plugin for libfabric: where it is installed, and its version, which decides what NCCL calls its network."""
+"""NCCL's plugin for libfabric: its version decides what NCCL calls its network."""
 
 from __future__ import annotations
 
@@ -8,27 +8,18 @@ from collections.abc import Iterable
 from holmes_core.records.inventory import OfiPlugin
 from prober.asking.commands import Command
 from prober.asking.recording import Recorded
+from prober.facts.machine import nccl_plugins
 
-# Where installers put it: AWS's, by version; a build by hand; distributions; Slingshot sites.
-_FOLDERS = (
-    *(
-        "/opt/amazon/ofi-nccl/lib",
-        "/opt/amazon/ofi-nccl/lib64",
-        "/opt/amazon/ofi-nccl/lib/*",
-        "/opt/amazon/*ofi-nccl/lib",
-    ),
-    *("/opt/aws-ofi-nccl/lib", "/opt/aws-ofi-nccl/lib64", "/usr/local/lib", "/usr/local/lib64"),
-    *("/usr/lib", "/usr/lib64", "/usr/lib/*-linux-gnu"),
-)
 _NAME = "aws-ofi-nccl"
 # The library says its name and version in the text that it logs when it is loaded.
+_SEARCH = f"grep -aoHsE '{_NAME} [0-9A-Za-z.+-]+'"
 OFI_PLUGINS = Command(
-    f"grep -aoHsE '{_NAME} [0-9A-Za-z.+-]+' {' '.join(f'{folder}/libnccl-net*.so' for folder in _FOLDERS)}"
+    f"{_SEARCH} $({nccl_plugins.PLUGINS.shell}) /dev/null", shown=f"{_SEARCH} [library folders]/libnccl-net*.so*"
 )
 
 
 def read_ofi_plugins(outputs: Iterable[Recorded]) -> tuple[OfiPlugin, ...] | None:
-    """The libraries in order of the folders, each once; None where nobody looked."""
+    """The libraries in order, each once; None where nobody looked."""
     asked = [output for output in outputs if output.tool == "grep" and _NAME in output.command]
     if not asked:
         return None

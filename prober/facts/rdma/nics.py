@@ -10,7 +10,13 @@ from operator import attrgetter
 from holmes_core.records.devices import Gid, Netdev, Nic, NicKind, PciLink
 from holmes_core.records.inventory import Conflict
 from prober.asking.merge import by_key, merged, updated
-from prober.facts.rdma.port_facts import WHOLE_DEVICE, PortFacts
+from prober.facts.rdma.port_facts import (
+    WHOLE_DEVICE,
+    PortFacts,
+    interface_id,
+    is_made_of_a_mac,
+    subnet_prefix,
+)
 
 Source = tuple[str, PortFacts]
 
@@ -105,7 +111,7 @@ def _rate_conflict(nic: Nic, netdevs: Mapping[str, Netdev]) -> list[Conflict]:
 def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, PciLink]) -> Nic:
     netdev = netdevs.get(port.netdev or "")
     kind = _kind(port, netdev)
-    state = port.state or {True: "Active", False: "Down", None: None}[port.netdev_up]
+    state = port.state or _state_of_netdev(kind, port.netdev_up)
     gids = tuple(_with_right_type(entry, kind) for entry in port.gids)
     usable, why = usability(kind, state, port.gid_unknown is True and not gids)
     pci_address = port.pci_address or (netdev.pci_address if netdev else None)
@@ -117,7 +123,7 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
         state=state,
         phys_state=port.phys_state,
         netdev=port.netdev,
-        subnet_prefix=port.subnet_prefix if kind == "InfiniBand" else None,
+        subnet_prefix=_subnet_prefix(port) if kind == "InfiniBand" else None,
         sm_lid=port.sm_lid,
         usable_by_nccl_ib=usable,
         why=why,
@@ -131,7 +137,7 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
         node_type=port.node_type,
         node_guid=port.node_guid,
         sys_image_guid=port.sys_image_guid,
-        port_guid=port.port_guid,
+        port_guid=_port_guid(port),
         pci_address=pci_address,
         pci=port.pci or links.get(pci_address or "", PciLink()),
         numa_node=port.numa_node if port.numa_node is not None else (netdev.numa_node if netdev else None),
@@ -140,9 +146,17 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
         bond="bond" in port.device or bool(netdev and netdev.kind == "bond"),
         gids=gids,
         gid_choice=_gid_choice(gids),
+        pkeys=port.pkeys if kind == "InfiniBand" else None,
         counters=port.counters,
         counter_growth=port.counter_growth,
     )
+
+
+def _state_of_netdev(kind: NicKind, netdev_up: bool | None) -> str | None:
+    """An Ethernet port is as its netdev is; IPoIB is up on an Active port alone, and may be down there too."""
+    if netdev_up:
+        return "Active"
+    return "Down" if netdev_up is False and kind not in ("InfiniBand", "unknown") else None
 
 
 def _kind(port: PortFacts, netdev: Netdev | None) -> NicKind:
@@ -159,11 +173,24 @@ def _kind(port: PortFacts, netdev: Netdev | None) -> NicKind:
         return "InfiniBand"
     if port.sm_lid:  # RoCE has no subnet manager
         return "InfiniBand"
-    if match := re.match(r"(ib|roce)[posx]", port.device):  # names that rdma-core gives by link layer and PCI address
+    return _kind_without_link_layer(port) if port.link_layer is None else _kind_by_name(port) or "unknown"
+
+
+def _kind_without_link_layer(port: PortFacts) -> NicKind:
+    """By what the sources do not say, where none of them gives a link layer."""
+    never_managed = port.state == "Active" and port.sm_lid == 0  # only a subnet manager makes InfiniBand Active
+    if port.not_infiniband or never_managed or is_made_of_a_mac(_port_guid(port)):
+        return "RoCE"
+    return _kind_by_name(port) or ("InfiniBand" if port.before_roce else "unknown")
+
+
+def _kind_by_name(port: PortFacts) -> NicKind | None:
+    """By the names that rdma-core and systemd give: `ibp24s0`, `roceP2p1s0f1`, `ibs17`, with the PCI domain after P."""
+    if match := re.match(r"(ib|roce)(?:[osx]|p\d|P\d)", port.device):
         return "InfiniBand" if match.group(1) == "ib" else "RoCE"
     if port.netdev:
-        return "InfiniBand" if re.match(r"ib[\dps]", port.netdev) else "RoCE"
-    return "unknown"
+        return "InfiniBand" if re.match(r"ib(?:\d|[os]\d|p\d|P\d|x[0-9a-f])", port.netdev) else "RoCE"
+    return None
 
 
 def _is_efa(port: PortFacts) -> bool:
@@ -223,6 +250,16 @@ def _rate_gbps(port: PortFacts, kind: NicKind, state: str | None, netdev: Netdev
     if kind == "RoCE" and state == "Active" and netdev and netdev.speed_bytes_per_s:
         return netdev.speed_bytes_per_s * 8 / 1e9
     return None
+
+
+def _subnet_prefix(port: PortFacts) -> str | None:
+    """What a source calls so, or the first half of its default GID."""
+    return port.subnet_prefix or next((subnet_prefix(entry.gid) for entry in port.gids if entry.index == 0), None)
+
+
+def _port_guid(port: PortFacts) -> str | None:
+    """Its own, or the second half of its default GID."""
+    return port.port_guid or next((interface_id(entry.gid) for entry in port.gids if entry.index == 0), None)
 
 
 def _with_right_type(entry: Gid, kind: NicKind) -> Gid:

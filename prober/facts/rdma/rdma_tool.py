@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from prober.asking.commands import Command
@@ -19,12 +20,23 @@ _WITH_VALUE = [
     *("subnet_prefix", "lid", "sm_lid", "lmc", "state", "physical_state", "netdev", "netdev_index", "caps"),
     *("node_type", "protocol", "fw", "node_guid", "sys_image_guid", "adaptive-moderation"),
 ]
+_OTHER_OBJECTS = ("stat", "res", "sys", "mon")  # `rdma statistic`, `resource`, `system`, `monitor`, which may be short
 
 
 def parse_rdma(output: Recorded) -> tuple[PortFacts, ...]:
     """Ports of `rdma link` and devices (port WHOLE_DEVICE) of `rdma dev`, whichever this is."""
+    if any(word.startswith(_OTHER_OBJECTS) for word in output.words[1:]):
+        return ()
     entries = json_list(output.plain) or list(_text_entries(output))
-    return tuple(port for entry in entries if (port := _facts(entry)) is not None)
+    ports = [port for entry in entries if (port := _facts(entry)) is not None]
+    if output.columns_cut:
+        return tuple(ports)
+    # The kernel gives every InfiniBand port a lid, 65535 before it has one, and no other port.
+    return tuple(replace(port, not_infiniband=True) if _has_no_lid(port) else port for port in ports)
+
+
+def _has_no_lid(port: PortFacts) -> bool:
+    return port.state is not None and {port.subnet_prefix, port.lid, port.sm_lid} == {None}
 
 
 def _text_entries(output: Recorded) -> Iterator[dict[str, Any]]:
@@ -35,10 +47,10 @@ def _text_entries(output: Recorded) -> Iterator[dict[str, Any]]:
     for line in [*lines, last]:
         words = line.split()
         facts: dict[str, Any] = {word: words[at + 1] for at, word in enumerate(words[:-1]) if word in _WITH_VALUE}
-        numbered = re.match(r"(?:\d+/\d+: |link )(\S+)/(\d{1,3}):?\s", line)
+        numbered = re.match(r"(?:\d+/\d+:|link)\s+(\S+)/(\d{1,9}):?\s", line)
         if numbered:
             yield {**facts, "ifname": numbered.group(1), "port": int(numbered.group(2))}
-        elif match := re.match(r"\d+: (\S+): ", line):
+        elif match := re.match(r"\d+:\s+(\S+):\s", line):
             yield {**facts, "ifname": match.group(1)}
 
 
