@@ -63,7 +63,7 @@ def joined(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     merged: dict[Finding, tuple[str, ...]] = {}
     for finding in findings:
         anonymous = finding.model_copy(update={"hosts": ()})
-        merged[anonymous] = (*merged.get(anonymous, ()), *finding.hosts)
+        merged[anonymous] = tuple(dict.fromkeys((*merged.get(anonymous, ()), *finding.hosts)))
     return tuple(finding.model_copy(update={"hosts": hosts}) for finding, hosts in merged.items())
 
 

@@ -32,6 +32,7 @@ NOT_ONE_CLUSTER = About(
     "if NVLink weighs more than the NICs' fabric to the others: one `cluster:` of their own in hosts.yaml",
     "docs/planning.md of this project",
 )
+ABOUT = (IMEX_DOWN, IMEX_NOT_KNOWN, NOT_ONE_CLUSTER)
 
 Clique = tuple[str, int]
 """Cluster UUID and clique id. Neither alone is unique: a rack may be cut into several cliques."""

@@ -30,7 +30,7 @@ from prober.clusters import find_clusters, find_shared_network
 from prober.facts.machine.limits import parse_clock
 from prober.nvlink_domains import domain_findings, find_nvlink_domains
 from prober.read_host import commands, read_host
-from prober.rules.access_rules import RULE_OF_ERROR
+from prober.rules.told_rules import RULE_OF_ERROR
 from prober.stated_trunks import find_stated_trunks
 from prober.tool_findings import tool_findings
 from prober.value_findings import value_findings

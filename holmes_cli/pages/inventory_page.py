@@ -177,7 +177,7 @@ def _link_row(link: Link) -> tuple[str, ...]:
     return (
         f"{link.kind} {link.network}",
         f"{link.hosts[0]} {arrow} {link.hosts[1]} ({', '.join(link.devices)})",
-        f"{link.method}, {link.streams} streams",
+        f"{link.method}, {link.streams} streams" + (", GPU memory" if link.memory == "gpu" else ""),
         f"{format_rate(link.bandwidth_bytes_per_s.median)} (least {format_rate(link.bandwidth_bytes_per_s.min)})",
         latency,
     )

@@ -109,12 +109,19 @@ def _links_table(links: Sequence[Link]) -> Table:
         table.add_row(
             f"{link.kind} {link.network}",
             f"{link.hosts[0]} {arrow} {link.hosts[1]}",
-            f"{link.method} x{link.streams}",
+            link_method(link),
             format_rate(link.bandwidth_bytes_per_s.median),
             format_rate(link.bandwidth_bytes_per_s.min),
             format_seconds(link.latency_s.median) if link.latency_s else "not known",
         )
     return table
+
+
+def link_method(link: Link) -> str:
+    """How a link was measured: by TCP with how many streams, or over which rail from which memory."""
+    if link.method != "ib_write_bw":
+        return f"{link.method} x{link.streams}"
+    return f"{link.method} {' - '.join(link.devices)}" + (", GPU memory" if link.memory == "gpu" else "")
 
 
 def _trunks_table(trunks: Sequence[Trunk]) -> Table:

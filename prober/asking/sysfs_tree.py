@@ -94,7 +94,8 @@ def _braced(word: str) -> list[str]:
 def _read_ls(tree: Tree, output: Recorded) -> None:
     paths = [word for word in output.words[1:] if word.startswith("/")]
     folder = paths[0] if len(paths) == 1 else ""
-    for line in output.lines:
+    *whole, last = output.lines
+    for line in whole if " -> " in last else [*whole, last]:  # a link may be cut inside its target
         if match := re.match(
             r"ls: (?:cannot (?:access|open directory) )?'?(/[^':]+(?::[0-9a-f.:]+)?)'?: No such file", line
         ):

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from holmes_core.records.inventory import Host
 from prober.efa import efa_plugin, efa_rails
-from prober.rules.peers import differing
-from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule
+from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 
 SPEEDS = "`speeds_gbps` in hosts.yaml"
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from holmes_core.records.devices import Gpu
 from holmes_core.records.inventory import Host
-from prober.rules.peers import majority
-from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, majority
 
 NO_FABRIC = ("N/A", "Not Supported")
 # What NVIDIA's catalogue answers with RESET_GPU or RESTART_BM, and 48 and 74, which it says need a reset or reboot.
@@ -77,20 +76,31 @@ def _actions(host: Host) -> Mapping[str, str]:
 def _fatal_xid(host: Host) -> Evidence:
     """The driver's own word goes first: where it asks for nothing any more, the GPU was reset."""
     actions = _actions(host)
-    for xid in _xids(host):
-        action = actions.get(xid.gpu)
-        if xid.number == RECOVERY_XID:
-            if action != NO_ACTION and action and f"({action})" in xid.line:
-                yield Seen(xid.line, _BY_ACTION.get(action, _RESET))
-        elif xid.is_fatal and action != NO_ACTION:
-            yield Seen(xid.line, _BY_ACTION.get(action or "", _RESET))
+    for xid, seen in _counted(xid for xid in _xids(host) if _refuses(xid, actions)):
+        reset = f"end what runs there and `nvidia-smi -r -i {xid.gpu.removeprefix('PCI:')}.0`"
+        yield Seen(seen, _BY_ACTION.get(actions.get(xid.gpu, ""), f"{reset}; drain the host if it returns"))
+
+
+def _refuses(xid: _Xid, actions: Mapping[str, str]) -> bool:
+    action = actions.get(xid.gpu)
+    if xid.number == RECOVERY_XID:
+        return action not in (None, NO_ACTION) and f"({action})" in xid.line
+    return xid.is_fatal and action != NO_ACTION
 
 
 def _xid(host: Host) -> Evidence:
     actions = _actions(host)
-    for xid in _xids(host):
-        if xid.number != RECOVERY_XID and (not xid.is_fatal or actions.get(xid.gpu) == NO_ACTION):
-            yield xid.line
+    others = (xid for xid in _xids(host) if xid.number != RECOVERY_XID and not _refuses(xid, actions))
+    yield from (seen for _, seen in _counted(others))
+
+
+def _counted(xids: Iterable[_Xid]) -> Iterable[tuple[_Xid, str]]:
+    """The last of each number on each GPU, and its line with how many there were."""
+    groups: dict[tuple[str, int | None], list[_Xid]] = {}
+    for xid in xids:
+        groups.setdefault((xid.gpu, xid.number), []).append(xid)
+    for group in groups.values():
+        yield group[-1], group[-1].line + (f" ({len(group)} such lines)" if len(group) > 1 else "")
 
 
 def _nvlinks_below_sisters(host: Host) -> Evidence:
@@ -175,8 +185,6 @@ def _inforom(host: Host) -> Evidence:
 
 _RESET = "end what runs there and `nvidia-smi -r -i GPU`; drain the host if it returns"
 _BY_ACTION = {
-    "GPU Reset Required": _RESET,
-    "Drain and Reset": "let no new work onto the GPU, let what runs end, then `nvidia-smi -r -i GPU`",
     "Drain P2P": "end the jobs that use its peers, then start them again; no reset is asked for",
     "Node Reboot Required": "reboot the host",
 }
@@ -234,7 +242,7 @@ HOST_RULES = (
         "a GPU has fewer NVLinks up than others of its model in the host",
         "NCCL goes over PCI Express or the NICs for that GPU, and all wait for it",
         "reset all GPUs of the board; drain the host",
-        "nvidia-smi(1), nvlink; Azure/azhpc-diagnostics pull request 73; NVIDIA Xid catalogue (74)",
+        "nvidia-smi(1), nvlink; Azure/azhpc-diagnostics#73; NVIDIA Xid catalogue (74)",
         _nvlinks_below_sisters,
     ),
     Rule(
@@ -243,7 +251,7 @@ HOST_RULES = (
         "GPUs of a board that is wired by NVLink (SXM, HGX) have inactive links",
         "NCCL goes over PCI Express for some pairs",
         "reset all GPUs of the board; drain the host",
-        "nvidia-smi(1), nvlink; Azure/azhpc-diagnostics pull request 73",
+        "nvidia-smi(1), nvlink; Azure/azhpc-diagnostics#73",
         _nvlinks_inactive_on_board,
     ),
     Rule(

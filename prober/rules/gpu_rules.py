@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from holmes_core.records.inventory import Host
 from holmes_core.units import format_memory
-from prober.rules.peers import below, differing
-from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, below, differing
 
 BAD_THROTTLES = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
 OTHER_DRIVERS = {"amdgpu": "AMD", "habanalabs": "Intel Gaudi", "drv_davinci_intf_host": "Ascend"}  # by kernel module
@@ -165,7 +164,7 @@ HOST_RULES = (
         "a container or a Slurm job sees a part of the machine's GPUs",
         "the run has the GPUs that nvidia-smi shows",
         "nothing, unless more were asked for",
-        "Linux, Documentation/admin-guide/cgroup-v2.rst (device controller); Slurm, gres.conf",
+        "Linux, Documentation/admin-guide/cgroup-v2.rst (device controller); Slurm, cgroup.conf (ConstrainDevices)",
         _gpu_given,
     ),
     Rule(
@@ -175,7 +174,7 @@ HOST_RULES = (
         "no GPU can be used",
         "the driver was updated under a running kernel module: reboot, or stop all its users and "
         "`modprobe -r nvidia_drm nvidia_modeset nvidia_uvm nvidia && modprobe nvidia`; pin the packages",
-        "nvidia-smi, exit code 18; NVIDIA/nvidia-container-toolkit issues; anderskm/gputil issue 55",
+        "nvidia-smi, exit code 18; anderskm/gputil#55",
         _driver_mismatch,
     ),
     Rule(

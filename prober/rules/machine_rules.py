@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from holmes_core.records.inventory import Host
 from prober.clusters import VIRTUAL_NAMES
 from prober.facts.machine.limits import UNLIMITED
-from prober.rules.peers import differing
 from prober.rules.port_rules import active_ports
-from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, differing
 
 FEWEST_FILES = 65536
 NCCL_PINS_BYTES = 64 * 1024**2  # a few channels of NCCL_BUFFSIZE, 4 MiB each; distributions set 64 KiB or 8 MiB
@@ -43,9 +42,10 @@ def _finite_memlock(host: Host) -> Evidence:
 
 
 def _is_limited(host: Host) -> bool:
-    """The limit counts: Holmes starts its own containers without one, and the kernel exempts CAP_IPC_LOCK."""
+    """The limit counts: Holmes starts its Docker containers without one, and the kernel exempts CAP_IPC_LOCK."""
     finite = host.memlock_bytes not in (None, UNLIMITED)
-    return finite and any(active_ports(host)) and not host.access.container and not _is_exempt(host)
+    own = host.access.container is not None and host.access.container.engine == "docker"
+    return finite and any(active_ports(host)) and not own and not _is_exempt(host)
 
 
 def _is_exempt(host: Host) -> bool:
@@ -204,7 +204,7 @@ HOST_RULES = (
         "the host's name resolves to 127.x on itself",
         "Gloo and rendezvous by name would use the loopback",
         "nothing with Holmes, which uses addresses and GLOO_SOCKET_IFNAME; by hand, mend /etc/hosts",
-        "pytorch/pytorch issue 150532; aws-samples/aws-do-eks issue 50",
+        "pytorch/pytorch#150532; aws-samples/aws-do-eks#50",
         _name_is_loopback,
     ),
     Rule(

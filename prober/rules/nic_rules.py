@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
-from prober.rules.peers import differing
 from prober.rules.port_rules import RDMA, active_ports, rails_of
-from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, differing
 
 
 def _soft_rdma(host: Host) -> Evidence:
@@ -163,7 +162,7 @@ HOST_RULES = (
         "NCCL's verbs transport cannot use EFA; it would use TCP sockets, at a fraction of the rate",
         "install aws-ofi-nccl (Amazon's EFA installer brings it), so that libnccl-net.so is on the library path; "
         "`fi_info -p efa` must list the adapters",
-        "aws/aws-ofi-nccl, README; linux-rdma/rdma-core pull request 884",
+        "aws/aws-ofi-nccl, README; linux-rdma/rdma-core PR 884",
         _efa_without_plugin,
     ),
     Rule(
@@ -181,7 +180,7 @@ HOST_RULES = (
         "a port is Omni-Path, though its tools say InfiniBand",
         "NCCL takes it by its link layer; it is slow that way, without GPUDirect RDMA",
         "use libfabric's OPX provider by way of aws-ofi-nccl, or sockets over its IPoIB",
-        "prometheus/node_exporter issue 2023; libfabric, fi_opx(7); " + FIELD,
+        "prometheus/node_exporter#2023; libfabric, fi_opx(7); " + FIELD,
         _omni_path,
     ),
     Rule(
@@ -208,7 +207,7 @@ HOST_RULES = (
         "RDMA devices have one system image GUID: they are faces or ports of one card",
         "their rates do not add up where the slot or the cable limits",
         "count the card once",
-        "NVIDIA/nccl issue 307; NVIDIA/dgx-spark-playbooks",
+        "NVIDIA/nccl#307; NVIDIA/dgx-spark-playbooks",
         _duplicate_faces,
     ),
     Rule(
@@ -217,7 +216,7 @@ HOST_RULES = (
         "a rail is a bond (LAG)",
         "each queue pair uses one member of the bond, so that few of them may load one member only",
         "NCCL_IB_QPS_PER_CONNECTION=2 or more where all-reduce stays at half the bond's rate",
-        "NVIDIA/nccl issue 1015 and pull request 2150",
+        "NVIDIA/nccl#1015 and PR 2150",
         _bond_one_qp,
     ),
     Rule(
@@ -253,8 +252,8 @@ HOST_RULES = (
         "there are Active RDMA ports and this user can open none of /dev/infiniband/uverbs*",
         "no RDMA for this user: NCCL opens no device",
         "in a container `--device=/dev/infiniband/uverbs0` (and so on) or the cluster's RDMA device plugin; "
-        "else the files' permissions: rdma-core's udev rules make them 0666",
-        "rdma-core, kernel-boot/rdma-umad.rules and Documentation/udev.md; NVIDIA/nccl issue 2428",
+        "else the files' permissions: the kernel makes them 0666",
+        "Linux, drivers/infiniband/core/uverbs_main.c (uverbs_devnode); NVIDIA/nccl#2428",
         _no_uverbs,
     ),
     Rule(
@@ -295,7 +294,7 @@ PEER_RULES = (
         "usable ports have different names on hosts of a cluster",
         "one NCCL_IB_HCA does not fit all hosts",
         "nothing with Holmes, which writes a list for each host; by hand, a list for each host too",
-        "NVIDIA/nccl issues 1277 and 2428",
+        "NVIDIA/nccl#1277 and #2428",
         "cluster",
         _sets_differ,
     ),

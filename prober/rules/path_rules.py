@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from holmes_core.records.devices import Gpu, Nic
 from holmes_core.records.inventory import Host
 from prober.rules.gpu_rules import has_module
-from prober.rules.peers import differing
 from prober.rules.port_rules import rails_of
-from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule
+from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 
 
 def bridges_above(host: Host, address: str) -> list[str]:
@@ -112,7 +111,7 @@ HOST_RULES = (
         "RDMA crosses the sockets, and NCCL stages it in host memory there",
         "nothing by settings: card and GPU want to be below one socket; NCCL_NET_GDR_LEVEL=SYS tries GPUDirect all the "
         "same",
-        "NCCL user guide, environment variables (NCCL_NET_GDR_LEVEL); NVIDIA/nccl issue 1591",
+        "NCCL user guide, environment variables (NCCL_NET_GDR_LEVEL); NVIDIA/nccl#1591",
         _far_rails,
     ),
 )
@@ -125,7 +124,7 @@ PEER_RULES = (
         "GPU i reaches another rail on another host: its traffic crosses the spine, or does not arrive",
         "swap the rails' cables or addresses, so that GPU i has the same rail everywhere; the order in NCCL_IB_HCA has "
         "no effect",
-        "NVIDIA/nccl issue 1277; NCCL user guide, environment variables (NCCL_IB_HCA, NCCL_CROSS_NIC)",
+        "NVIDIA/nccl#1277; NCCL user guide, environment variables (NCCL_IB_HCA, NCCL_CROSS_NIC)",
         "cluster",
         _rails_crossed,
     ),

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from holmes_core.records.devices import PciDevice, PciLink
 from holmes_core.records.inventory import Host
 from prober.rules.path_rules import bridges_above
-from prober.rules.peers import below
 from prober.rules.port_rules import rails_of
-from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, below
 
 LARGE_READS_FROM_GBPS = 200
 FEWEST_LANES = 8
@@ -193,7 +192,7 @@ HOST_RULES = (
         "a NIC of 200 Gbit/s or more has a largest read request of 512 bytes or less",
         "less RDMA bandwidth",
         "4096 bytes by setpci, if the vendor says so",
-        "PCI Express base specification, Device Control register; NVIDIA, PCIe performance tuning for ConnectX",
+        "PCI Express base specification, Device Control register; setpci(8)",
         _small_reads,
     ),
     Rule(

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
 from prober.clusters import fabric_of, is_rail_class
-from prober.rules.peers import named
-from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, named
 
 RDMA = ("InfiniBand", "RoCE")
 LEFT_OUT = "nothing with Holmes, which names the rails exactly; by hand, set NCCL_IB_HCA to them"
@@ -148,10 +147,10 @@ def _partitions_apart(peers: Sequence[Host]) -> PeerEvidence:
 
 
 def _keys_in_use(host: Host) -> set[int]:
-    """The P_Keys of the InfiniBand rails at the index that NCCL uses there."""
+    """The P_Keys of the InfiniBand rails at the index that NCCL uses there; void entries are none."""
     index = _index((host,))
-    rails = [nic for nic in rails_of(host) if nic.kind == "InfiniBand" and nic.pkeys]
-    return {nic.pkeys[index] for nic in rails if nic.pkeys and index < len(nic.pkeys)}
+    tables = [nic.pkeys for nic in rails_of(host) if nic.kind == "InfiniBand" and nic.pkeys]
+    return {table[index] for table in tables if index < len(table)} - {0}
 
 
 def _index(hosts: Sequence[Host]) -> int:
@@ -185,8 +184,8 @@ HOST_RULES = (
         "an InfiniBand port that should be a rail has a link and is not Active",
         "the port never becomes Active and NCCL leaves it out",
         _ASK_FIRST,
-        "NCCL user guide, networking troubleshooting (Subnet Manager); Mellanox/network-operator issue 249; "
-        "k8snetworkplumbingwg/sriov-network-device-plugin issue 269",
+        "NCCL user guide, networking troubleshooting (Subnet Manager); Mellanox/network-operator#249; "
+        "k8snetworkplumbingwg/sriov-network-device-plugin#269",
         _rail_waits,
     ),
     Rule(

@@ -8,9 +8,8 @@ from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
 from holmes_core.units import bytes_per_s_from_gbps, format_rate
 from prober.clusters import fabric_of
-from prober.rules.peers import below
 from prober.rules.port_rules import LEFT_OUT, active_ports, rails_of
-from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule
+from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below
 
 MOST_FLAPS = 3
 GB10_PORT_GBPS = 200  # ConnectX-7 of DGX Spark; NVIDIA/dgx-spark-playbooks, multi-sparks-through-switch
@@ -161,7 +160,7 @@ HOST_RULES = (
         "a port beside a GPU (PIX or PXB) is slower than other ports of its board model on the host",
         "a ring is as fast as its slowest rail",
         _SLOW_REMEDY,
-        "NCCL user guide, networking troubleshooting (no unexpected downshift); NVIDIA/nccl issue 307",
+        "NCCL user guide, networking troubleshooting (no unexpected downshift); NVIDIA/nccl#307",
         _slow_rails,
     ),
     Rule(
@@ -179,7 +178,7 @@ HOST_RULES = (
         "the RDMA port and its netdev, or two tools, name different rates",
         "what the port can carry is uncertain",
         "trust the netdev for Ethernet; for bonds count the members",
-        "deepseek-ai/DeepEP issue 671; Azure/azhpc-diagnostics",
+        "deepseek-ai/DeepEP#671; Azure/azhpc-diagnostics",
         _rate_conflicts,
     ),
     Rule(
@@ -197,7 +196,7 @@ HOST_RULES = (
         "error counters of a port grew during the probe",
         "packets are lost and sent again; error 12 (retries exceeded) follows",
         "cable or optic, or congestion: look at the switch port, PFC and ECN",
-        "NCCL user guide, networking troubleshooting (RDMA protocol statistics); NVIDIA/nccl issue 426",
+        "NCCL user guide, networking troubleshooting (RDMA protocol statistics); NVIDIA/nccl#426",
         _errors,
     ),
 )

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
 from prober.clusters import fabric_of
-from prober.rules.peers import differing
 from prober.rules.port_rules import rails_of
-from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, Seen
+from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, Seen, differing
 
 USUAL_GID = 3
 SMALL_MTU = 1024
@@ -127,7 +126,7 @@ HOST_RULES = (
         "no routable RoCE there, and which hosts share the fabric cannot be told",
         "give the port's netdev an IPv4 address (ConnectX-3 also needs `options mlx4_core roce_mode=2`); "
         "or pin `cluster:` in hosts.yaml",
-        "NVIDIA MLNX_OFED documentation, RoCE (GID table, roce_mode of mlx4_core); NVIDIA/nccl issue 769",
+        "NVIDIA MLNX_OFED documentation, RoCE (GID table, roce_mode of mlx4_core); NVIDIA/nccl#769",
         _no_v2_gid,
     ),
     Rule(
@@ -136,7 +135,7 @@ HOST_RULES = (
         "the RoCE v2 IPv4 GID is not at index 3",
         "NCCL_IB_GID_INDEX=3, as many guides say, would be wrong here",
         "leave NCCL_IB_GID_INDEX unset (NCCL 2.21 on chooses), or set it for this host",
-        "NCCL user guide, networking troubleshooting (RoCE); NVIDIA/nccl issue 1573",
+        "NCCL user guide, networking troubleshooting (RoCE); NVIDIA/nccl#1573",
         _gid_not_usual,
     ),
     Rule(
@@ -154,7 +153,7 @@ HOST_RULES = (
         "the RDMA MTU of a RoCE port is 1024 or less, or its netdev allows no more",
         "less bandwidth",
         "netdev MTU 4200 or 9000 at both ends and the switch",
-        "NVIDIA MLNX_OFED documentation, RoCE (MTU); NVIDIA/dgx-spark-playbooks pull request 103",
+        "NVIDIA MLNX_OFED documentation, RoCE (MTU); NVIDIA/dgx-spark-playbooks PR 103",
         _mtu_small,
     ),
     Rule(

@@ -164,7 +164,7 @@ OTHERS: dict[str, tuple[str, str, list[Port]]] = {
         [
             Port("mlx5_0:1", "InfiniBand", netdev="ibp24s0"),
             Port("mlx5_1:1", "RoCE", "Down", False, netdev="ens2f0np0"),
-            Port("mlx5_2:1", "RoCE", netdev="rdma0"),
+            Port("mlx5_2:1", "unknown", usable=None, netdev="rdma0"),
             Port("mlx5_3:1", "unknown", None, None),
         ],
     ),

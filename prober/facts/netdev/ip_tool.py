@@ -49,7 +49,7 @@ def _netdev(name: str, entry: Mapping[str, Any]) -> PartialNetdev:
     )
 
 
-_LINK_LINE = re.compile(r"\d+: ([^\s:@]+)(?:@[^\s:]+)?: <([A-Z0-9_,-]*)>(?= )(.*)")
+_LINK_LINE = re.compile(r"\d+: ([^\s:@]+)(?:@([^\s:]+))?: <([A-Z0-9_,-]*)>(?= )(.*)")
 _ADDRESS_LINE = re.compile(r"\d+: ([^\s:@]+)(?:@\S+)?\s+(inet6? .*)")
 _BRIEF_LINE = re.compile(r"([^\s:@]+)(?:@\S+)?\s+(UP|DOWN|UNKNOWN|LOWERLAYERDOWN|DORMANT)((?:\s+\S+)*)\s*")
 
@@ -61,10 +61,11 @@ def _text_entries(output: Recorded) -> list[dict[str, Any]]:
     for line in output.plain.replace("\\", "\n").split("\n")[:-1]:
         words = line.split()
         if match := _LINK_LINE.match(line):
-            name, flags, rest = match.groups()
+            name, below, flags, rest = match.groups()
             about = dict(zip(rest.split()[::2], rest.split()[1::2], strict=False))
             entry = entries.setdefault(name, {"ifname": name, "addr_info": []})
             entry |= {"flags": flags.split(","), "operstate": about.get("state"), "mtu": whole_number(about.get("mtu"))}
+            entry |= {"link": below} if below and below != "NONE" else {}
         elif match := _ADDRESS_LINE.match(line):
             entry = entries.setdefault(match.group(1), {"ifname": match.group(1), "addr_info": []})
             _add_words(entry, match.group(2).split())
@@ -106,7 +107,9 @@ def _kind(entry: Mapping[str, Any]) -> NetdevKind | None:
     by_type: dict[object, NetdevKind] = {"infiniband": "ipoib", "loopback": "loopback"}
     about = entry.get("linkinfo")
     info = about.get("info_kind") if isinstance(about, Mapping) else None
-    return by_type.get(entry.get("link_type")) or _KINDS.get(info, "virtual" if info else None)
+    if kind := by_type.get(entry.get("link_type")) or _KINDS.get(info, "virtual" if info else None):
+        return kind
+    return "virtual" if {"link", "link_index"} & set(entry) else None  # it stands on another interface
 
 
 def _addresses(entry: Mapping[str, Any], family: str) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ _COMPARED = (
     "node_guid",
     "sys_image_guid",
 )
+_FULL_DEFAULT_PKEY = 0xFFFF
 _AMAZON, _NOBODY = "0x1d0f", "0x0000"
 
 # PCI device ids of virtual functions, ConnectX-3 to ConnectX-8, as hca_type spells them. Source: pci.ids, vendor 15b3.
@@ -113,7 +114,8 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
     kind = _kind(port, netdev)
     state = port.state or _state_of_netdev(kind, port.netdev_up)
     gids = tuple(_with_right_type(entry, kind) for entry in port.gids)
-    usable, why = usability(kind, state, port.gid_unknown is True and not gids)
+    netdev_elsewhere = port.netdev_elsewhere is True and port.netdev is None and not gids
+    usable, why = usability(kind, state, port.gid_unknown is True and not gids, netdev_elsewhere)
     pci_address = port.pci_address or (netdev.pci_address if netdev else None)
     return Nic(
         device=port.device,
@@ -171,25 +173,41 @@ def _kind(port: PortFacts, netdev: Netdev | None) -> NicKind:
         return "RoCE"
     if port.protocol == "ib" or (netdev and netdev.kind == "ipoib"):
         return "InfiniBand"
-    if port.sm_lid:  # RoCE has no subnet manager
+    # RoCE has no subnet manager, and one P_Key.
+    if port.sm_lid or (port.pkeys is not None and port.pkeys != (_FULL_DEFAULT_PKEY,)):
         return "InfiniBand"
-    return _kind_without_link_layer(port) if port.link_layer is None else _kind_by_name(port) or "unknown"
+    return _kind_by_silence(port, netdev) if port.link_layer is None else _kind_by_name(port) or "unknown"
 
 
-def _kind_without_link_layer(port: PortFacts) -> NicKind:
+def _kind_by_silence(port: PortFacts, netdev: Netdev | None) -> NicKind:
     """By what the sources do not say, where none of them gives a link layer."""
     never_managed = port.state == "Active" and port.sm_lid == 0  # only a subnet manager makes InfiniBand Active
-    if port.not_infiniband or never_managed or is_made_of_a_mac(_port_guid(port)):
+    if port.not_infiniband or never_managed or is_made_of_a_mac(_port_guid(port)) or _is_ethernet(netdev):
         return "RoCE"
     return _kind_by_name(port) or ("InfiniBand" if port.before_roce else "unknown")
 
 
+def _is_ethernet(netdev: Netdev | None) -> bool:
+    """Whether the tools show an interface with an Ethernet address, which IPoIB's is not."""
+    return netdev is not None and netdev.mac is not None and len(netdev.mac) == len("00:00:00:00:00:00")
+
+
+_NAMES: tuple[tuple[str, NicKind], ...] = (
+    (r"ib(?:[osx]|p\d|P\d)", "InfiniBand"),  # as rdma-core names devices by link layer; after P the PCI domain
+    (r"roce(?:[osx]|p\d|P\d)|(?:bnxt_re|qedr|erdma_|mana_|hns_)\d", "RoCE"),
+)
+_NETDEV_NAMES: tuple[tuple[str, NicKind], ...] = (
+    (r"ib(?:\d|[os]\d|p\d|P\d|x[0-9a-f])", "InfiniBand"),  # as systemd and the kernel name interfaces
+    (r"(?:en[bcopPsx]|eth|em|p\d+p|bond|hsn)\w*\d", "RoCE"),
+)
+
+
 def _kind_by_name(port: PortFacts) -> NicKind | None:
-    """By the names that rdma-core and systemd give: `ibp24s0`, `roceP2p1s0f1`, `ibs17`, with the PCI domain after P."""
-    if match := re.match(r"(ib|roce)(?:[osx]|p\d|P\d)", port.device):
-        return "InfiniBand" if match.group(1) == "ib" else "RoCE"
-    if port.netdev:
-        return "InfiniBand" if re.match(r"ib(?:\d|[os]\d|p\d|P\d|x[0-9a-f])", port.netdev) else "RoCE"
+    """By names that tell; one that somebody chose (net1, rail0, rdma0) may be IPoIB's or an Ethernet interface's."""
+    for names, name in ((_NAMES, port.device), (_NETDEV_NAMES, port.netdev)):
+        for pattern, kind in names:
+            if name and re.match(pattern, name):
+                return kind
     return None
 
 
@@ -222,7 +240,9 @@ _SPECIAL_KINDS: tuple[tuple[Callable[[PortFacts], bool], NicKind], ...] = (
 )
 
 
-def usability(kind: NicKind, state: str | None, gid_unknown: bool = False) -> tuple[bool | None, str]:
+def usability(
+    kind: NicKind, state: str | None, gid_unknown: bool = False, netdev_elsewhere: bool = False
+) -> tuple[bool | None, str]:
     """Whether NCCL's verbs transport takes the port, and why; None where the tools did not say enough."""
     if kind == "unknown" and state in (None, "Active"):
         return None, "link layer not known"
@@ -236,6 +256,8 @@ def usability(kind: NicKind, state: str | None, gid_unknown: bool = False) -> tu
         return False, f"port is {state}; NCCL takes only Active ports and skips this one"
     if kind == "RoCE" and gid_unknown:
         return None, "RoCE port Active, its GID not known"
+    if kind == "RoCE" and netdev_elsewhere:
+        return False, "RoCE port whose interface is not in this network namespace: it has no GID here"
     if kind == "Omni-Path":
         return True, "Omni-Path: NCCL takes it for InfiniBand; its verbs are slow and have no GPUDirect"
     if kind == "SoftRoCE":

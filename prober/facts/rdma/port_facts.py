@@ -42,8 +42,9 @@ _LINK_LAYERS = {"infiniband": "InfiniBand", "ethernet": "Ethernet", "unknown": "
 class PortFacts:
     """Facts of a port; None where the source says nothing.
 
-    `netdev_up` is its netdev's state, from ibdev2netdev. `not_infiniband`: the source would have said more of an
-    InfiniBand port. `before_roce`: the tool is older than RoCE, so that it knows no other link layer than InfiniBand.
+    `netdev_up` is its netdev's state, from ibdev2netdev; `netdev_elsewhere`: it is not in the network namespace of the
+    one who asked. `not_infiniband`: the source would have said more of an InfiniBand port. `before_roce`: the tool is
+    older than RoCE, so that it knows no other link layer than InfiniBand.
     """
 
     device: str
@@ -76,6 +77,7 @@ class PortFacts:
     active_mtu: int | None = None
     virtual_function: bool | None = None
     gid_unknown: bool | None = None
+    netdev_elsewhere: bool | None = None
     gids: tuple[Gid, ...] = ()
     pkeys: tuple[int, ...] | None = None
     counters: tuple[tuple[str, int], ...] = ()

@@ -28,15 +28,19 @@ def parse_rdma(output: Recorded) -> tuple[PortFacts, ...]:
     if any(word.startswith(_OTHER_OBJECTS) for word in output.words[1:]):
         return ()
     entries = json_list(output.plain) or list(_text_entries(output))
-    ports = [port for entry in entries if (port := _facts(entry)) is not None]
-    if output.columns_cut:
-        return tuple(ports)
-    # The kernel gives every InfiniBand port a lid, 65535 before it has one, and no other port.
-    return tuple(replace(port, not_infiniband=True) if _has_no_lid(port) else port for port in ports)
+    ports = [(port, entry.get("cut") is True) for entry in entries if (port := _facts(entry)) is not None]
+    return tuple(port if output.columns_cut else _with_silence(port, cut) for port, cut in ports)
 
 
-def _has_no_lid(port: PortFacts) -> bool:
-    return port.state is not None and {port.subnet_prefix, port.lid, port.sm_lid} == {None}
+def _with_silence(port: PortFacts, cut: bool) -> PortFacts:
+    """With what the missing words of a line say; of one whose end is `cut`, those that would stand before the state.
+
+    The kernel gives every InfiniBand port a lid, 65535 before it has one, and no other port; and a port's netdev if it
+    is in the network namespace of the one who asks. Source: Linux, drivers/infiniband/core/nldev.c, fill_port_info.
+    """
+    if port.state is None or {port.subnet_prefix, port.lid, port.sm_lid} != {None}:
+        return port
+    return replace(port, not_infiniband=True, netdev_elsewhere=True if port.netdev is None and not cut else None)
 
 
 def _text_entries(output: Recorded) -> Iterator[dict[str, Any]]:
@@ -49,7 +53,7 @@ def _text_entries(output: Recorded) -> Iterator[dict[str, Any]]:
         facts: dict[str, Any] = {word: words[at + 1] for at, word in enumerate(words[:-1]) if word in _WITH_VALUE}
         numbered = re.match(r"(?:\d+/\d+:|link)\s+(\S+)/(\d{1,9}):?\s", line)
         if numbered:
-            yield {**facts, "ifname": numbered.group(1), "port": int(numbered.group(2))}
+            yield {**facts, "ifname": numbered.group(1), "port": int(numbered.group(2)), "cut": line is last}
         elif match := re.match(r"\d+:\s+(\S+):\s", line):
             yield {**facts, "ifname": match.group(1)}
 
