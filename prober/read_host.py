@@ -116,9 +116,9 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         routes=ip_tool.parse_routes(outputs),
         software=software.read_software(outputs),
         python_asked=software.python_was_asked(outputs),
-        gpu_driver_version=gpu_reading.driver_version or tree.value("/sys/module/nvidia/version"),
+        gpu_driver_version=gpu_reading.driver_version or kernel.gpu_driver_version(tree),
         other_accelerators=other_accelerators.read_other_accelerators(outputs),
-        gpu_count_lspci=len(lspci_gpus) if pci and (lspci_gpus or not _only_filtered_lspci(outputs)) else None,
+        gpu_count_lspci=_gpu_count(outputs, tree, len(lspci_gpus)) if pci else None,
         nvidia_smi_failure=gpu_reading.failure,
         gpu_processes=gpu_processes.read_gpu_processes(outputs, gpu_reading.gpus),
         warnings=gpus.warnings_of(outputs),
@@ -153,12 +153,6 @@ def _pci(outputs: Sequence[Recorded], tree: Tree) -> PciDevices:
     return pci_tree.merge_pci([pci_tree.parse_pci_sysfs(tree), *from_lspci])
 
 
-def _only_filtered_lspci(outputs: Sequence[Recorded]) -> bool:
-    """Every lspci output went through a pipe, so that a GPU that is not in it may still be there."""
-    listed = [output.filtered for output in outputs if output.tool == "lspci"]
-    return bool(listed) and all(listed)
-
-
 def _nics(
     ports: Sequence[tuple[str, Sequence[PortFacts]]],
     found: netdevs.NetdevReading,
@@ -170,6 +164,12 @@ def _nics(
     by_name = {netdev.name: netdev for netdev in found.netdevs}
     links = {address: device.link for address, device in pci.items() if device.link is not None}
     return nics.read_nics(ports, by_name, links, rdma_ruled_out, found.physical, stated_gbps)
+
+
+def _gpu_count(outputs: Sequence[Recorded], tree: Tree, found: int) -> int | None:
+    """The GPUs on the PCI bus; None where lspci, of which grep may have taken the lines of GPUs, alone shows none."""
+    whole = any(output.tool == "lspci" and not output.filtered for output in outputs)
+    return found if found or whole or any(pci_tree.parse_pci_sysfs(tree)) else None
 
 
 def _from_lspci(devices: Iterable[pci_tree.PciFacts]) -> list[PartialGpu]:

@@ -44,6 +44,8 @@ _PREFIXES: dict[str, _Prefix] = {
     "exec": _Prefix(),
     "nohup": _Prefix(),
     "time": _Prefix(),
+    "busybox": _Prefix(),
+    "watch": _Prefix(valued=("-n",)),
     "numactl": _Prefix(valued=("-N", "-m", "-C")),
     "taskset": _Prefix(own=1),
     "chroot": _Prefix(own=1),
@@ -68,14 +70,12 @@ _PREFIXES: dict[str, _Prefix] = {
     "clush": _Prefix(valued=("-w", "-x", "-g", "-X", "-l", "-f", "-t", "-u", "-o"), labels=True),
 }
 _GLOBAL_VALUED = (*_NAMESPACE, "--host", "-H")  # options of kubectl and docker that stand before `exec`
-_PROMPT = re.compile(
-    r"\s*(?:\([\w.-]+\)\s*)?"  # a Python environment
-    r"(?:\[[^\]\n]*\]|[\w.+-]+@[\w.-]+(?::[^\s#$]*)?(?:\s[~/][^\s#$]*)?|(?:ba|z|da)?sh-[\d.]+)?\s*[#$]\s+",
-    re.ASCII,
-)
+PROMPT = r"\s*(?:\[[\w.-]+@[^\]\n]*\]|[\w.+-]+@[\w.\\-]+(?::[^\s#$]*)?|(?:ba|z|da)?sh-[\d.]+)"
+"""A regular expression of what a shell writes before `#` or `$`: `root@node1:~`, `[me@node1 ~]`, `sh-5.1`."""
+_PROMPT = re.compile(rf"\s*(?:\([\w.-]+\)\s*)?(?:{PROMPT})?\s*[#$]\s+", re.ASCII)  # a Python environment before it
 _SIMPLE = re.compile(r"""(?:[^'"|;&\\]|\\.|'[^']*'|"(?:\\.|[^"\\])*"|&(?!&))*""", re.DOTALL)
 _REDIRECTION = re.compile(r"\s[12]?>(?:&[12]|\s*/\S+)")
-_SHELL = re.compile(r"(?:ba|z|da|k)?sh")
+_SHELL = re.compile(r"(?:ba|z|da|k)?sh|su")
 _SETTING_UP = ("cd", "source", ".", "module", "ml", "set")
 
 
@@ -128,8 +128,10 @@ def _without_prefixes(words: Sequence[str]) -> CommandWords:
             prefix = _PREFIXES.get(name)
             if prefix is None:
                 break
-            labelled = labelled or prefix.labels or (name == "srun" and bool({"-l", "--label"} & set(rest)))
-            rest = _after(prefix, rest)
+            after = _after(prefix, rest)
+            options = rest[: len(rest) - len(after)]
+            labelled = labelled or prefix.labels or (name == "srun" and bool({"-l", "--label"} & set(options)))
+            rest = after
         if not rest:
             break
         if len(rest) == 1 and re.search(r"\s", rest[0].strip()):  # `ssh HOST 'ibstat | head'`

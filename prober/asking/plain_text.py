@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 import textwrap
 
-from prober.asking.command_words import command_words, without_prompt
+from prober.asking.command_words import PROMPT, command_words, without_prompt
 
 _NO_DIGIT = "\ufffd"
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _OTHER_DIGIT = re.compile(r"(?![0-9])\d")
-_LABEL = re.compile(r"([A-Za-z0-9_.-]+):(?: |$)")
-_BARE_PROMPT = re.compile(
-    r"\s*(?:\[[\w.-]+@[^\]\n]*\]|[\w.+-]+@[\w.-]+:[^\s#$]*|(?:ba|z|da)?sh-[\d.]+)\s*[#$]\s*", re.ASCII
-)
+_BARE_PROMPT = re.compile(rf"(?:{PROMPT})\s*[#$]\s*", re.ASCII)
 
 
 def plain_text(text: str, tool: str) -> str:
@@ -54,27 +51,3 @@ def _without_prompts(text: str, tool: str) -> str:
 def _is_prompt(line: str, tool: str) -> bool:
     typed = without_prompt(line)
     return bool(_BARE_PROMPT.fullmatch(line)) or (typed != line and command_words(typed).words[0] == tool)
-
-
-def labels(text: str) -> tuple[str, ...]:
-    """The labels before the lines, each once, in order; none unless every line has one."""
-    matches = [_LABEL.match(line) for line in _told(text) if line.strip()]
-    return tuple(dict.fromkeys(match.group(1) for match in matches if match)) if all(matches) else ()
-
-
-def lines_labelled(text: str, wanted: str) -> str:
-    """The lines that have that label, with it."""
-    return "".join(line for line in _told(text) if (match := _LABEL.match(line)) and match.group(1) == wanted)
-
-
-def without_labels(text: str) -> str:
-    """The lines without the one label that is before each; nothing where they are of several, which must not mix."""
-    found = labels(text)
-    if not found:
-        return text
-    return "" if len(found) > 1 else "".join(_LABEL.sub("", line, count=1) for line in _told(text))
-
-
-def _told(text: str) -> list[str]:
-    """The lines without those that the parallel shell says itself."""
-    return [line for line in text.splitlines(keepends=True) if not line.startswith(("pdsh@", "clush: ", "srun: "))]

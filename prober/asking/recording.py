@@ -24,7 +24,9 @@ from holmes_core.records.parse_record import parse
 from holmes_core.records.record import Record
 from holmes_core.records.record_file import write_atomically
 from prober.asking.command_words import command_words
-from prober.asking.plain_text import labels, lines_labelled, plain_text, without_labels
+from prober.asking.labelled import labels, lines_of, without_labels
+from prober.asking.plain_text import plain_text
+from prober.asking.transcript import typed_commands
 
 LINK_LAYER_ENDS = ("InfiniBand", "Ethernet", "Unspecified", "Unknown")  # the last word that RDMA tools print of a port
 TOOL_MISSING = 127
@@ -44,6 +46,11 @@ class Recorded:
     def words(self) -> tuple[str, ...]:
         """The first command of the line, from the tool's name on: no prompt, no prefix, nothing after a pipe."""
         return command_words(self.command).words
+
+    @property
+    def call(self) -> str:
+        """The words as one line, `mlxlink -d mlx5_0`: no option of a prefix, no quotes."""
+        return " ".join(self.words)
 
     @property
     def tool(self) -> str:
@@ -86,7 +93,7 @@ class Recorded:
         """The output with the lines of that host alone, if a parallel shell asked several."""
         short = name.partition(".")[0]
         label = next((label for label in self.hosts_mixed if label.partition(".")[0] == short), None)
-        return self if label is None else replace(self, text=lines_labelled(self.text, label))
+        return self if label is None else replace(self, text=lines_of(self.text, label))
 
     @property
     def lines(self) -> list[str]:
@@ -102,6 +109,12 @@ class Recorded:
         """Lines that end in a newline; and a last one without, if it ends in one of `ends` and so is whole."""
         *whole, last = self.plain.split("\n")
         return [*whole, last] if last.endswith(ends) else whole
+
+    def typed_commands(self) -> tuple[Recorded, ...]:
+        """The outputs of the commands typed in a terminal session, if the text is one; its exit code is the first's."""
+        (command, text), *calls = typed_commands(self.command, self.text)
+        first = replace(self, command=command, text=text)
+        return (first, *(Recorded(called, printed, None) for called, printed in calls))
 
 
 class HostNotes(Record):
@@ -184,7 +197,7 @@ def read_recorded_hosts(folder: Path) -> dict[str, HostRecording]:
     if not folders:
         hint = "it should hold one folder a host, each with a recording.json: a list of {file, command, exit_code}"
         raise HolmesError(f"{folder}: no recording in it", hint)
-    recorded = {each.name: HostRecording(_read_outputs(each), _read_notes(each)) for each in folders}
+    recorded = {each.name: _read_recording(each) for each in folders}
     return dict(sorted(recorded.items(), key=lambda item: _asked_at(item[1])))
 
 
@@ -193,12 +206,21 @@ def _asked_at(recording: HostRecording) -> float:
     return math.inf if recording.notes.position is None else recording.notes.position
 
 
+def _read_recording(host_folder: Path) -> HostRecording:
+    """The recording; one made by hand may hold terminal sessions, and what a parallel shell printed of all hosts."""
+    outputs, notes = _read_outputs(host_folder), _read_notes(host_folder)
+    if notes is not None:
+        return HostRecording(outputs, notes)
+    own = (output.of_host(host_folder.name) for output in outputs)
+    return HostRecording(tuple(part for output in own for part in output.typed_commands()))
+
+
 def _read_outputs(host_folder: Path) -> tuple[Recorded, ...]:
     file = host_folder / "recording.json"
     entries = _json(file)
     if not isinstance(entries, list):
         raise _malformed(file, "(whole file)", entries, "a list of {file, command, exit_code}")
-    return tuple(_read_output(file, number, entry).of_host(host_folder.name) for number, entry in enumerate(entries))
+    return tuple(_read_output(file, number, entry) for number, entry in enumerate(entries))
 
 
 def _read_output(file: Path, number: int, entry: object) -> Recorded:
@@ -221,9 +243,10 @@ def _read_output(file: Path, number: int, entry: object) -> Recorded:
     return Recorded(command, text, exit_code)
 
 
-def _read_notes(host_folder: Path) -> HostNotes:
+def _read_notes(host_folder: Path) -> HostNotes | None:
+    """The notes; None where nobody made any, as `holmes probe --record` does."""
     file = host_folder / "host.json"
-    return parse(HostNotes, _json(file), str(file)) if file.exists() else HostNotes()
+    return parse(HostNotes, _json(file), str(file)) if file.exists() else None
 
 
 def _json(file: Path) -> Any:

@@ -46,6 +46,9 @@ def read(*outputs: tuple[str, str]) -> Host:
         ("NCCL_DEBUG=INFO LD_LIBRARY_PATH=/x nvidia-smi", "nvidia-smi"),
         ("ip netns exec blue ip -j addr show", "ip -j addr show"),
         ("apptainer exec --nv -B /dev image.sif nvidia-smi -L", "nvidia-smi -L"),
+        ("srun ls -l /dev", "ls -l /dev"),
+        ("sudo su - root -c 'ibstat mlx5_0'", "ibstat mlx5_0"),
+        ("watch -n 1 nvidia-smi", "nvidia-smi"),
         ("numactl -N 0 taskset 0xf lspci", "lspci"),
         ("root@gpu-1:~# ibstat", "ibstat"),
         ("[root@node3 bin]# ./rdma link", "rdma link"),
@@ -323,3 +326,117 @@ def test_p_keys_stand_at_their_index() -> None:
     )
     pkeys = {nic.device: nic.pkeys for nic in read((f"grep -H . {root}/*/ports/1/*", text)).nics}
     assert pkeys == {"mlx5_0": (0x7FFF, 0, 0x8003), "mlx5_1": None, "mlx5_2": None}
+
+
+def test_gpus_of_a_report_of_which_grep_left_the_names() -> None:
+    text = "    Product Name                          : NVIDIA H100 80GB HBM3\n" * 2
+    gpus = read(("nvidia-smi -q | grep 'Product Name'", text)).gpus
+    assert [(gpu.index, gpu.name, gpu.pci_address) for gpu in gpus] == [
+        (0, "NVIDIA H100 80GB HBM3", None),
+        (1, "NVIDIA H100 80GB HBM3", None),
+    ]
+
+
+def test_options_of_a_prefix_are_not_the_tool_s() -> None:
+    qos = "PFC configuration:\n\tpriority    0   1\n\tenabled     0   1\n\nPriority trust state: dscp\n"
+    (netdev,) = read(("docker exec -i -u 0 nccl mlnx_qos -i 'eth2'", qos)).netdevs
+    assert netdev.name == "eth2"
+    link = "State : Active\nPhysical state : LinkUp\nSpeed : IB-NDR\nWidth : 4x\n"
+    (nic,) = read(("podman exec -d -e P=7 nccl mlxlink -d mlx5_3", link)).nics
+    assert nic.hca == "mlx5_3:1"
+
+
+ADDRESSES = """\
+2: eth0: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 1500 qdisc mq state UP group default qlen 1000
+    inet 10.0.0.1/24 brd 10.0.0.255 scope global dynamic noprefixroute eth0
+    inet 10.1.0.1/24 scope global hsn0
+    inet 10.2.0.1/24 scope global secondary rail0:2
+    inet 10.3.0.1/24 scope global
+"""
+
+
+def test_an_address_belongs_to_the_interface_of_its_label() -> None:
+    expected = {"eth0": ("10.0.0.1/24", "10.3.0.1/24"), "hsn0": ("10.1.0.1/24",), "rail0": ("10.2.0.1/24",)}
+    assert {netdev.name: netdev.addresses for netdev in read(("ip addr", ADDRESSES)).netdevs} == expected
+    cut = "".join(line for line in ADDRESSES.splitlines(keepends=True) if "inet" in line)
+    of_labels = {**expected, "eth0": ("10.0.0.1/24",)}
+    assert {netdev.name: netdev.addresses for netdev in read(("ip a | grep inet", cut)).netdevs} == of_labels
+
+
+@pytest.mark.parametrize("name", ["hsn0", "rail3", "net1", "enP2p1s0f0np0", "my-fast-port"])
+def test_an_interface_with_a_port_is_a_card_whatever_its_name(name: str) -> None:
+    text = f"Settings for {name}:\n\tSupported ports: [ FIBRE ]\n\tSpeed: 200000Mb/s\n\tLink detected: yes\n"
+    assert [(nic.device, nic.kind, nic.rate_gbps) for nic in read((f"ethtool {name}", text)).nics] == [
+        (name, "Ethernet", 200)
+    ]
+
+
+def test_an_interface_on_top_of_another_is_no_card() -> None:
+    text = "2: eth0@if7: <UP,LOWER_UP> mtu 1400 state UP\n3: eth1: <UP,LOWER_UP> mtu 1500 state UP\n"
+    assert [nic.device for nic in read(("ip link", text)).nics] == ["eth1"]
+
+
+def test_lspci_of_which_grep_left_no_gpu_says_nothing_of_gpus() -> None:
+    card = "18:00.0 Ethernet controller [0200]: Mellanox Technologies MT2910 Family [ConnectX-7] [15b3:1021]\n"
+    assert read(("lspci -nn | grep Mellanox", card)).gpu_count_lspci is None
+    assert read(("lspci -nn", card)).gpu_count_lspci == 0
+
+
+def test_the_driver_s_version_stands_in_its_banner() -> None:
+    banner = (
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build  (dvs-builder@U16-I1)\n"
+    )
+    assert read(("cat /proc/driver/nvidia/version", banner)).gpu_driver_version == "570.124.06"
+
+
+def test_the_netdev_of_a_device_is_the_one_in_its_folder() -> None:
+    root = "/sys/class/infiniband/mlx5_0"
+    outputs = (
+        (f"grep . {root}/ports/1/state", f"{root}/ports/1/state:4: ACTIVE\n"),
+        (f"ls {root}/device/net", "rail0\n"),
+    )
+    assert read(*outputs).nics[0].netdev == "rail0"
+
+
+SESSION = """\
+root@gpu-1:~# ibdev2netdev
+mlx5_0 port 1 ==> ens6np0 (Up)
+root@gpu-1:~# sudo rdma dev
+0: mlx5_0: node_type ca fw 28.39.1002 node_guid a088:c203:0086:3a34
+root@gpu-1:~# nvidia-smi -L | head -1
+GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)
+root@gpu-1:~#
+"""
+
+
+def recorded_by_hand(folder: Path, command: str, text: str, *hosts: str) -> None:
+    for host in hosts:
+        (folder / host).mkdir()
+        (folder / host / "pasted.txt").write_text(text)
+        (folder / host / "recording.json").write_text(json.dumps([{"file": "pasted.txt", "command": command}]))
+
+
+@pytest.mark.parametrize("command", ["terminal session", "ibdev2netdev"])
+def test_a_pasted_terminal_session_is_cut_at_its_prompts(tmp_path: Path, command: str) -> None:
+    recorded_by_hand(tmp_path, command, SESSION, "gpu-1")
+    (host,) = replay(tmp_path).hosts
+    assert [(nic.hca, nic.netdev, nic.firmware) for nic in host.nics] == [("mlx5_0:1", "ens6np0", "28.39.1002")]
+    assert [gpu.name for gpu in host.gpus] == ["NVIDIA H100 80GB HBM3"]
+
+
+FOLDED = """\
+----------------
+n[1,3-4]
+----------------
+link mlx5_0/1 state ACTIVE physical_state LINK_UP netdev eth2
+----------------
+n2
+----------------
+link mlx5_0/1 state DOWN physical_state DISABLED netdev eth2
+"""
+
+
+def test_blocks_that_a_parallel_shell_folded_go_to_each_of_their_hosts(tmp_path: Path) -> None:
+    recorded_by_hand(tmp_path, "pdsh -w n[1-4] rdma link | dshbak -c", FOLDED, "n1", "n2", "n4", "n5")
+    states = {host.name: [nic.state for nic in host.nics] for host in replay(tmp_path).hosts}
+    assert states == {"n1": ["Active"], "n2": ["Down"], "n4": ["Active"], "n5": []}

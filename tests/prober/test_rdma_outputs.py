@@ -66,6 +66,10 @@ IBV_DEVINFO = {
         devinfo("bnxt_re0", VERBS, "0x14e4", "Ethernet", "PORT_DOWN (1)"),
         Port("bnxt_re0:1", "RoCE", "Down", False),
     ),
+    "Mellanox under the name that rdma-core gives EFA": (
+        devinfo("rdmap0s2", VERBS, "0x02c9", "Ethernet"),
+        Port("rdmap0s2:1", "RoCE"),
+    ),
     "HiSilicon": (devinfo("hns_0", VERBS, "0x19e5", "Ethernet"), Port("hns_0:1", "RoCE")),
 }
 

@@ -122,6 +122,12 @@ def _peermem(tree: Tree, modules: tuple[str, ...] | None, complete: bool) -> boo
     return False if modules is not None and complete else None
 
 
+def gpu_driver_version(tree: Tree) -> str | None:
+    """The version of NVIDIA's kernel module that is loaded."""
+    banner = re.search(r"Kernel Module.*?\s(\d{3}\.\d+(?:\.\d+)?)\s", tree.value("/proc/driver/nvidia/version") or "")
+    return tree.value("/sys/module/nvidia/version") or (banner.group(1) if banner else None)
+
+
 def _open_driver(tree: Tree) -> bool | None:
     version = tree.value("/proc/driver/nvidia/version")
     return None if version is None else "Open Kernel Module" in version

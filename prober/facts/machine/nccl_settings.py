@@ -21,7 +21,7 @@ def read_nccl_settings(outputs: Sequence[Recorded], tree: Tree) -> tuple[NcclSet
     """The settings, those of the environment first: they win."""
     found = []
     for output in outputs:
-        if output.command.split(" ")[0].rpartition("/")[2] in ("env", "printenv", "export"):
+        if output.tool in ("env", "printenv", "export"):
             found += [("environment", line) for line in output.lines]
     for path, lines in tree.values.items():
         if path.endswith("nccl.conf"):

@@ -45,12 +45,17 @@ def _netdev(name: str, entry: Mapping[str, Any]) -> PartialNetdev:
         mac=mac if isinstance(mac, str) else None,
         operstate=operstate.lower() if isinstance(operstate, str) else None,
         link_detected=False if "NO-CARRIER" in words else True if "LOWER_UP" in words else None,
-        port_shown=True,
+        listed=True,
     )
 
 
 _LINK_LINE = re.compile(r"\d+: ([^\s:@]+)(?:@([^\s:]+))?: <([A-Z0-9_,-]*)>(?= )(.*)")
 _ADDRESS_LINE = re.compile(r"\d+: ([^\s:@]+)(?:@\S+)?\s+(inet6? .*)")
+# The label of an IPv4 address is the interface's name, or begins with it: `eth0:1`.
+_LABEL = re.compile(
+    r"^\s*inet .* scope (?:global|link|host|site|[0-9]+)"
+    r"(?: (?:secondary|dynamic|noprefixroute|deprecated|tentative))* ([^\s:]+)(?::\S+)?\s*$"
+)
 _BRIEF_LINE = re.compile(r"([^\s:@]+)(?:@\S+)?\s+(UP|DOWN|UNKNOWN|LOWERLAYERDOWN|DORMANT)((?:\s+\S+)*)\s*")
 
 
@@ -74,6 +79,9 @@ def _text_entries(output: Recorded) -> list[dict[str, Any]]:
             entry["operstate"] = match.group(2)
             for word in match.group(3).split():
                 _add_words(entry, ["inet6" if ":" in word else "inet", word] if "/" in word else ["", ""])
+        elif labelled := _LABEL.search(line):  # which its block may have lost to grep
+            name = labelled.group(1)
+            _add_words(entries.setdefault(name, {"ifname": name, "addr_info": []}), words)
         elif len(words) > 1 and entry:
             _add_words(entry, words)
     return list(entries.values())
@@ -182,14 +190,14 @@ def parse_ifconfig(output: Recorded) -> tuple[PartialNetdev, ...]:
                     mtu=int(match.group(3)),
                     link_detected=("RUNNING" in flags) if "UP" in flags else None,
                     kind="loopback" if "LOOPBACK" in flags else None,
-                    port_shown=True,
+                    listed=True,
                 )
             )
         elif match := re.match(r"(\S+)\s+Link encap:(.*)", line):  # net-tools before 2.0
             kind: NetdevKind | None = "loopback" if "Loopback" in match.group(2) else None
             if match.group(1).startswith("ib"):
                 kind = "ipoib"
-            netdevs.append(PartialNetdev(name=match.group(1), kind=kind, port_shown=True))
+            netdevs.append(PartialNetdev(name=match.group(1), kind=kind, listed=True))
         elif netdevs:
             netdevs[-1] = _with_ifconfig_line(netdevs[-1], line.strip())
     return tuple(netdevs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from holmes_core.records.devices import Gid
@@ -111,7 +111,8 @@ def _port(tree: Tree, device: str, port: int, about: Mapping[str, str], files: M
         state=state_word(files.get("state")),
         phys_state=phys_state_word(files.get("phys_state")),
         rate_gbps=number(files.get("rate")),
-        netdev=next((entry.netdev for entry in gids if entry.netdev), files.get("gid_attrs/ndevs/0")),
+        netdev=next((entry.netdev for entry in gids if entry.netdev), files.get("gid_attrs/ndevs/0"))
+        or _only(tree.listed.get(f"{_ROOT}/{device}/device/net", ())),
         subnet_prefix=subnet_prefix(files.get("gids/0")) if link_layer == "InfiniBand" else None,
         sm_lid=whole_number(files.get("sm_lid")),
         lid=whole_number(files.get("lid")),
@@ -140,6 +141,10 @@ def _gids(files: Mapping[str, str]) -> tuple[Gid, ...]:
             if entry := gid(int(index), value, version, netdev):
                 entries.append(entry)
     return tuple(sorted(entries, key=lambda entry: entry.index))
+
+
+def _only(names: Sequence[str]) -> str | None:
+    return names[0] if len(names) == 1 else None
 
 
 def _pkeys(files: Mapping[str, str]) -> tuple[int, ...] | None:
