@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network
 from prober.rules import (
+    fabric_rules,
     gpu_fault_rules,
     gpu_rules,
     machine_rules,
@@ -27,6 +28,7 @@ HOST_RULES: tuple[Rule, ...] = (
     *nic_rules.HOST_RULES,
     *roce_rules.HOST_RULES,
     *rail_rules.HOST_RULES,
+    *fabric_rules.HOST_RULES,
     *gpu_rules.HOST_RULES,
     *gpu_fault_rules.HOST_RULES,
     *pci_rules.HOST_RULES,
@@ -38,6 +40,7 @@ PEER_RULES: tuple[PeerRule, ...] = (
     *rate_rules.PEER_RULES,
     *nic_rules.PEER_RULES,
     *roce_rules.PEER_RULES,
+    *fabric_rules.PEER_RULES,
     *gpu_rules.PEER_RULES,
     *gpu_fault_rules.PEER_RULES,
     *pci_rules.PEER_RULES,

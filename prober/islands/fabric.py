@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from holmes_core.records.devices import Netdev, Nic
+from holmes_core.records.devices import Netdev, NetName, Nic
 from holmes_core.records.inventory import FabricKind, Host
+from prober.efa import efa_plugin
 from prober.rails.choose_rails import rails_of
 from prober.rails.port_groups import PKEY_MEMBERSHIP
 from prober.rails.port_networks import interfaces_of, netdevs_of, network_of, networks_of
@@ -27,6 +28,7 @@ class Fabric:
     interfaces: tuple[frozenset[str], ...] = ()  # of each rail, or of the netdev: addresses with prefix length
     routes: tuple[frozenset[str], ...] = ()  # of each rail: prefixes that routes over it lead to
     around: frozenset[str] = frozenset()  # networks of the host's other netdevs
+    net_name: NetName | None = None  # where a plugin of NCCL brings it
     machine: str | None = None  # the same of containers on one machine, whose ports and addresses are one
 
     @cached_property
@@ -87,13 +89,18 @@ def fabric_of(host: Host) -> Fabric:
         loopback = next((netdev for netdev in host.netdevs if netdev.name == "lo"), None)
         return Fabric("loopback", (), loopback, _interfaces_of_one(loopback))
     rails = rails_of(host)
+    carrying = [netdev for netdev in host.netdevs if carries_traffic(netdev)]
+    plugin = efa_plugin(host)
+    if rails and rails[0].kind == "EFA" and plugin is not None:
+        interfaces = (interfaces_of(carrying),)
+        return Fabric("EFA", rails, _fastest(carrying), interfaces, net_name=plugin.net_name, machine=host.boot_id)
     if not rails:
-        netdev = _fastest(netdev for netdev in host.netdevs if carries_traffic(netdev))
+        netdev = _fastest(carrying)
         return Fabric("Ethernet", (), netdev, _interfaces_of_one(netdev), machine=host.boot_id)
     of_rails = [netdevs_of(host, nic) for nic in rails]
     netdevs = [netdev for netdevs in of_rails for netdev in netdevs]
     names = {netdev.name for netdev in netdevs}
-    others = [netdev for netdev in host.netdevs if carries_traffic(netdev) and netdev.name not in names]
+    others = [netdev for netdev in carrying if netdev.name not in names]
     return Fabric(
         kind="InfiniBand" if rails[0].kind == "InfiniBand" else "RoCE",
         rails=rails,

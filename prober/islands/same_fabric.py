@@ -1,9 +1,9 @@
 """Which hosts share a fabric: by proof where there is one, and never by a guess. The order of hosts changes nothing.
 
-RoCE and Ethernet hosts share a fabric when their networks overlap or routes lead both ways; one that has nothing in
-common with another is a cluster of its own, since sockets inside a fabric are slow, but RDMA between two fails.
-InfiniBand fabrics look alike by default, so there what is not known is taken to be alike, and prefixes, subnet
-managers, partitions and IPoIB networks speak against. The same LID or address on two hosts proves two subnets,
+RoCE, EFA and Ethernet hosts share a fabric when their networks overlap or, for RoCE, routes lead both ways; one that
+has nothing in common with another is a cluster of its own, since sockets inside a fabric are slow, but RDMA between
+two fails. InfiniBand fabrics look alike by default, so there what is not known is taken to be alike, and prefixes,
+subnet managers, partitions and IPoIB networks speak against. The same LID or address on two hosts proves two subnets,
 whatever else looks alike; then only the networks around the rails can tell who is with whom.
 """
 
@@ -46,8 +46,8 @@ def find_islands(fabrics: Fabrics) -> Islands:
     """The groups in order of their first hosts, as `fabrics` lists them."""
     islands = Islands()
     order = {name: position for position, name in enumerate(fabrics)}
-    for kind in sorted({fabric.kind for fabric in fabrics.values()}):
-        members = {name: fabric for name, fabric in fabrics.items() if fabric.kind == kind}
+    for kind, net_name in dict.fromkeys((fabric.kind, fabric.net_name) for fabric in fabrics.values()):
+        members = {name: f for name, f in fabrics.items() if (f.kind, f.net_name) == (kind, net_name)}
         if kind == "loopback":
             islands.groups.append(tuple(members))
             continue
@@ -74,7 +74,9 @@ def contradict(one: Fabric, other: Fabric) -> bool:
         (one.sm_lids, other.sm_lids),
         (one.partitions, other.partitions),
     )
-    if one.kind != other.kind or any(ours and theirs and ours.isdisjoint(theirs) for ours, theirs in facts):
+    if (one.kind, one.net_name) != (other.kind, other.net_name):
+        return True
+    if any(ours and theirs and ours.isdisjoint(theirs) for ours, theirs in facts):
         return True
     return bool(one.networks and other.networks) and not meet(one, other)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from holmes_core.hosts.rail_pattern import named_by
 from holmes_core.records.devices import Gpu, Nic
 from holmes_core.records.inventory import Host
+from prober.efa import efa_rails
 from prober.rails.nearness import BESIDE, Nearness, nearness_of, path_class, path_rank
 from prober.rails.port_groups import PortGroup, best_group, fabric_of_port, near_part, port_groups, ties
 from prober.rails.port_networks import default_route_netdevs, has_address, netdevs_of
@@ -56,7 +57,7 @@ def undecided_ports(host: Host) -> tuple[Nic, ...]:
     or a rail beside storage, unless there is one for each GPU.
     """
     rails = rails_of(host)
-    if not rails or rails[0].rail_why == STATED:
+    if not rails or rails[0].rail_why == STATED or rails[0].kind not in RAIL_KINDS:
         return ()
     nearness = nearness_of(host)
     groups = port_groups(host, _candidates(host, nearness, {}), nearness)
@@ -76,9 +77,10 @@ def ports_not_told(host: Host) -> tuple[Nic, ...]:
 
 def _stated(host: Host, stated: Sequence[str]) -> tuple[list[Nic], str, Reasons]:
     """The ports that hosts.yaml names and NCCL may take, all of one kind: that with most bandwidth."""
-    kinds_named = (*RAIL_KINDS, "unknown")  # who names a port knows what it is
+    kinds_named = (*RAIL_KINDS, "EFA", "unknown")  # who names a port knows what it is
+    efa = efa_rails(host)
     named = [nic for nic in host.nics if nic.kind in kinds_named and named_by(stated, nic.device, nic.port)]
-    usable = [nic for nic in named if nic.usable_by_nccl_ib is not False]
+    usable = [nic for nic in named if nic.usable_by_nccl_ib is not False or nic in efa]
     kinds = sorted({nic.kind for nic in usable})
     kind = max(kinds, key=lambda kind: sum(nic.rate_gbps or 0 for nic in usable if nic.kind == kind), default="")
     rails = [nic for nic in usable if nic.kind == kind]
@@ -92,7 +94,7 @@ def _chosen(host: Host, nearness: Nearness) -> tuple[list[Nic], str, Reasons]:
     reasons: Reasons = {}
     candidates = _candidates(host, nearness, reasons)
     if not candidates:
-        return [], "", reasons
+        return list(efa_rails(host)), "an EFA adapter, by NCCL's plugin aws-ofi-nccl", reasons
     groups = port_groups(host, candidates, nearness)
     best = best_group(groups)
     rails = near_part(host, best, nearness)

@@ -46,6 +46,8 @@ def _rail_subnets(fabric: Fabric) -> Mapping[str, int]:
     """The number of the one rail in each subnet: network, or prefix of InfiniBand. Empty where rails share one."""
     if fabric.kind == "InfiniBand":
         places = [(nic.subnet_prefix, number) for number, nic in enumerate(fabric.rails) if nic.subnet_prefix]
+    elif fabric.kind != "RoCE":
+        return {}
     else:
         places = [(network_of(one), number) for number, of_rail in enumerate(fabric.interfaces) for one in of_rail]
     several = len({subnet for subnet, _ in places}) == len(places) == len(set(places)) > 1
