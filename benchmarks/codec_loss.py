@@ -11,6 +11,7 @@ import argparse
 import math
 import sysconfig
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -61,14 +62,14 @@ def final_loss(text: Path, pattern: str, steps: int, seed: int, codec: Codec) ->
     return loss
 
 
-def main() -> None:
-    """Trains with every codec from every seed and prints the gaps."""
+def main(written: Sequence[str] | None = None) -> None:
+    """Trains with every codec from every seed and prints the gaps; as `written` on the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.codec_loss")
     parser.add_argument("text", type=Path, nargs="?", default=Path(sysconfig.get_path("stdlib")))
     parser.add_argument("--pattern", default="*.py", help="which files of a folder")
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=3)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(written)
     gaps: dict[Codec, list[float]] = {codec: [] for codec in CODECS}
     for seed in range(1, arguments.seeds + 1):
         started_s = time.monotonic()

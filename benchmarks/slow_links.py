@@ -84,7 +84,7 @@ def main() -> None:
         print_figure(f"slow_links.{name}", value, unit)
     if "--write-docs" in sys.argv:
         write_docs(lines, runs)
-    codec_loss.main()
+    codec_loss.main([])
     print(f"took {time.monotonic() - started_s:.0f} s")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network
 from prober.rules import (
+    fabric_rules,
     gpu_fault_rules,
     gpu_rules,
     machine_rules,
@@ -26,6 +27,7 @@ HOST_RULES: tuple[Rule, ...] = (
     *rate_rules.HOST_RULES,
     *nic_rules.HOST_RULES,
     *roce_rules.HOST_RULES,
+    *fabric_rules.HOST_RULES,
     *gpu_rules.HOST_RULES,
     *gpu_fault_rules.HOST_RULES,
     *pci_rules.HOST_RULES,
@@ -37,6 +39,7 @@ PEER_RULES: tuple[PeerRule, ...] = (
     *rate_rules.PEER_RULES,
     *nic_rules.PEER_RULES,
     *roce_rules.PEER_RULES,
+    *fabric_rules.PEER_RULES,
     *gpu_rules.PEER_RULES,
     *gpu_fault_rules.PEER_RULES,
     *pci_rules.PEER_RULES,

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 
 from holmes_core.errors import HolmesError
+from prober import nvlink_domains
 from prober.audit import HOST_RULES, PEER_RULES
 from prober.rules import network_rules, told_rules
 from prober.rules.rule import About, PeerRule
@@ -20,6 +21,7 @@ def _by_id() -> Mapping[str, tuple[About, ...]]:
         *PEER_RULES,
         *network_rules.ABOUT,
         *told_rules.ABOUT,
+        *nvlink_domains.ABOUT,
     )
     for about in everything:
         found[about.id] = (*found.get(about.id, ()), about)

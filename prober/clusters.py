@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Cluster, FabricKind, Finding, Host, Network, NetworkPort
 from holmes_core.units import bytes_per_s_from_gbps
+from prober.efa import efa_plugin
 from prober.islands.fabric import VIRTUAL_NAMES, Fabric, carries_traffic, fabric_of
 from prober.islands.island_findings import island_findings, pin_findings
 from prober.islands.rails_apart import rails_apart
@@ -19,7 +20,13 @@ from prober.rails.port_networks import network_of
 
 __all__ = ["VIRTUAL_NAMES", "fabric_of", "find_clusters", "find_shared_network", "is_rail_class"]
 
-_SHORT: dict[FabricKind, str] = {"InfiniBand": "ib", "RoCE": "roce", "Ethernet": "eth", "loopback": "local"}
+_SHORT: dict[FabricKind, str] = {
+    "InfiniBand": "ib",
+    "RoCE": "roce",
+    "EFA": "efa",
+    "Ethernet": "eth",
+    "loopback": "local",
+}
 
 
 def is_rail_class(host: Host, nic: Nic) -> bool:
@@ -78,6 +85,7 @@ def _clusters(
             subnet=min(networks) if len(networks) == 1 else None,
             ports=ports,
             rails_apart=rails_apart([fabrics[each] for each in names]),
+            net_name=fabrics[names[0]].net_name,
         )
         yield Cluster(name=name, hosts=tuple(names), fabric=fabric, pinned=label is not None)
 
@@ -117,11 +125,13 @@ def _fabric_port(host: Host, fabric: Fabric) -> NetworkPort:
     port = _port(host.name, fabric.netdev, None)
     if not fabric.rails:
         return port
+    plugin = efa_plugin(host) if fabric.net_name is not None else None
     total_gbps = sum(nic.rate_gbps or 0 for nic in fabric.rails)
     return port.model_copy(
         update={
             "hcas": tuple(nic.hca for nic in fabric.rails),
             "rdma_bandwidth_bytes_per_s": bytes_per_s_from_gbps(total_gbps),
+            "net_plugin": plugin.path if plugin is not None else None,
         }
     )
 

@@ -28,6 +28,7 @@ from prober.asking.recording import (
 from prober.audit import audit, joined
 from prober.clusters import find_clusters, find_shared_network
 from prober.facts.machine.limits import parse_clock
+from prober.nvlink_domains import domain_findings, find_nvlink_domains
 from prober.rails.choose_rails import with_rails
 from prober.rails.stated_rails import stated_rail_findings
 from prober.read_host import commands, read_host
@@ -86,8 +87,17 @@ def inventory_of(recorded: Mapping[str, HostRecording], stated: Sequence[StatedT
     shared = find_shared_network(hosts)
     trunks, trunk_findings = find_stated_trunks(stated, clusters)
     host_findings = [finding for _, findings in read for finding in findings]
-    findings = joined((*host_findings, *pin_findings, *trunk_findings, *audit(hosts, clusters, shared)))
-    return Inventory(hosts=hosts, clusters=clusters, shared=shared, trunks=trunks, findings=findings)
+    domains = find_nvlink_domains(hosts)
+    about_domains = domain_findings(domains, hosts, clusters)
+    found = (*host_findings, *pin_findings, *trunk_findings, *about_domains, *audit(hosts, clusters, shared))
+    return Inventory(
+        hosts=hosts,
+        clusters=clusters,
+        shared=shared,
+        trunks=trunks,
+        nvlink_domains=domains,
+        findings=joined(found),
+    )
 
 
 def _read(name: str, recording: HostRecording) -> tuple[Host, list[Finding]]:

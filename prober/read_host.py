@@ -11,12 +11,32 @@ from holmes_core.records.inventory import Host
 from prober.asking.commands import Command
 from prober.asking.recording import HostNotes, Recorded
 from prober.asking.sysfs_tree import Tree, read_tree
-from prober.facts.gpu import gpu_processes, gpu_query, gpu_report, gpu_text, gpus
+from prober.facts.gpu import gpu_processes, gpu_query, gpu_report, gpu_text, gpus, other_accelerators
 from prober.facts.gpu.partial_gpu import PartialGpu
-from prober.facts.machine import confinement, kernel, limits, nccl_plugins, nccl_settings, pci_tree, software
+from prober.facts.machine import (
+    confinement,
+    kernel,
+    limits,
+    nccl_plugins,
+    nccl_settings,
+    ofi_plugin,
+    pci_tree,
+    software,
+)
 from prober.facts.netdev import ethtool, flow_control, ip_routes, ip_tool, netdev_sysfs, netdevs
 from prober.facts.netdev.partial_netdev import PartialNetdev
-from prober.facts.rdma import ibdev2netdev, ibstat, ibv_devinfo, mlxlink, nics, rdma_statistic, rdma_sysfs, rdma_tool
+from prober.facts.rdma import (
+    ibdev2netdev,
+    ibstat,
+    ibv_devinfo,
+    libfabric,
+    mlxlink,
+    nics,
+    opainfo,
+    rdma_statistic,
+    rdma_sysfs,
+    rdma_tool,
+)
 from prober.facts.rdma.port_facts import PortFacts
 from prober.facts.rdma.possible_ports import possible_ports
 
@@ -41,6 +61,7 @@ def commands(access: Access) -> tuple[Command, ...]:
         *(rdma_tool.RDMA_LINK, rdma_tool.RDMA_DEV, rdma_statistic.RDMA_STATISTIC),
         *(ibstat.IBSTAT, ibv_devinfo.IBV_DEVINFO, ibdev2netdev.IBDEV2NETDEV, ibdev2netdev.SHOW_GIDS),
         mlxlink.MLXLINK,
+        *(libfabric.FI_INFO, opainfo.OPAINFO),
         *(flow_control.MLNX_QOS, flow_control.DCB),
         *(pci_tree.SYSFS, pci_tree.PATHS, pci_tree.LSPCI, pci_tree.LSPCI_VVV, pci_tree.LSPCI_DENIED),
         *(gpu_query.QUERY, *gpu_query.OTHER_QUERIES, gpu_text.TABLE),
@@ -52,6 +73,7 @@ def commands(access: Access) -> tuple[Command, ...]:
             gpu_report.REPORT,
             kernel.SERVICES,
         ),
+        *(other_accelerators.ROCM_SMI, other_accelerators.NPU_SMI),
         *(
             kernel.LSMOD,
             kernel.MODULES,
@@ -65,7 +87,7 @@ def commands(access: Access) -> tuple[Command, ...]:
         ),
         *(limits.MEMLOCK, limits.NOFILE, limits.SHM, limits.UVERBS, limits.OWN_NAME),
         *(confinement.SIGNS, confinement.CGROUPS),
-        *(nccl_settings.ENVIRONMENT, nccl_settings.CONF_FILES, nccl_plugins.PLUGINS),
+        *(nccl_settings.ENVIRONMENT, nccl_settings.CONF_FILES, nccl_plugins.PLUGINS, ofi_plugin.OFI_PLUGINS),
         *(software.software_command(access), software.OFED),
         rdma_sysfs.COUNTERS_AGAIN,
         limits.CLOCK,
@@ -79,7 +101,7 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
     pci = _pci(outputs, tree)
     ports, impossible_ports = possible_ports(_port_sources(outputs, tree))
     netdev_reading = netdevs.read_netdevs(_netdev_sources(outputs, tree), notes.speeds_gbps, _netdevs_by_pci(ports))
-    nic_reading = _nics(ports, netdev_reading, pci, _rdma_ruled_out(outputs, tree, about))
+    nic_reading = _nics(ports, netdev_reading, pci, _rdma_ruled_out(outputs, tree, about), notes.speeds_gbps)
     lspci_gpus = pci_tree.gpus_of(pci.values())
     gpu_reading = gpus.read_gpus(outputs, _from_lspci(lspci_gpus))
     uverbs, openable = limits.parse_uverbs(outputs)
@@ -96,6 +118,7 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         software=software.read_software(outputs),
         python_asked=software.python_was_asked(outputs),
         gpu_driver_version=gpu_reading.driver_version or kernel.gpu_driver_version(tree),
+        other_accelerators=other_accelerators.read_other_accelerators(outputs),
         gpu_count_lspci=_gpu_count(outputs, tree, len(lspci_gpus)) if pci else None,
         nvidia_smi_failure=gpu_reading.failure,
         gpu_processes=gpu_processes.read_gpu_processes(outputs, gpu_reading.gpus),
@@ -117,6 +140,8 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         uverbs_openable=openable,
         nccl_settings=nccl_settings.read_nccl_settings(outputs, tree),
         nccl_net_plugins=nccl_plugins.read_nccl_plugins(outputs),
+        ofi_plugins=ofi_plugin.read_ofi_plugins(outputs),
+        libfabric=libfabric.read_libfabric(outputs),
         sources=_sources(outputs),
         conflicts=(*nic_reading.conflicts, *netdev_reading.conflicts),
         impossible=tuple(dict.fromkeys((*impossible_ports, *netdev_reading.impossible, *gpu_reading.impossible))),
@@ -134,11 +159,12 @@ def _nics(
     found: netdevs.NetdevReading,
     pci: PciDevices,
     rdma_ruled_out: bool | None,
+    stated_gbps: Mapping[str, float],
 ) -> nics.NicReading:
     """The NICs of RDMA ports and of netdevs that are cards."""
     by_name = {netdev.name: netdev for netdev in found.netdevs}
     links = {address: device.link for address, device in pci.items() if device.link is not None}
-    return nics.read_nics(ports, by_name, links, rdma_ruled_out, found.physical)
+    return nics.read_nics(ports, by_name, links, rdma_ruled_out, found.physical, stated_gbps)
 
 
 def _gpu_count(outputs: Sequence[Recorded], tree: Tree, found: int) -> int | None:
@@ -171,6 +197,8 @@ def _port_sources(outputs: Sequence[Recorded], tree: Tree) -> list[tuple[str, Se
         ("ibdev2netdev", _all(outputs, "ibdev2netdev", ibdev2netdev.parse_ibdev2netdev)),
         ("show_gids", _all(outputs, "show_gids", ibdev2netdev.parse_show_gids)),
         ("mlxlink", _all(outputs, "mlxlink", mlxlink.parse_mlxlink)),
+        ("opainfo", _all(outputs, "opainfo", opainfo.parse_opainfo)),
+        ("fi_info", _all(outputs, "fi_info", libfabric.parse_fi_info)),
     ]
 
 

@@ -36,6 +36,7 @@ _READ = frozenset(
             "lsmod",
         ),
         *("lspci", "mlnx_qos", "mlxlink", "nproc", "nvidia-smi", "ofed_info", "printenv", "rdma", "show_gids"),
+        *("amd-smi", "fi_info", "npu-smi", "opainfo", "rocm-smi"),
         *("systemctl", "tail", "test", "ulimit", "uname"),
     )
 )

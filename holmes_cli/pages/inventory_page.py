@@ -17,7 +17,13 @@ HOST_WIDTH, HOST_HEIGHT, GAP = 150, 78, 14
 HOSTS_A_ROW = 7
 HEADER, FOOTER = 34, 34
 NIC_SIZE = 12
-FABRIC_COLOURS = {"InfiniBand": "#1a7f37", "RoCE": "#0969da", "Ethernet": "#6e7781", "loopback": "#6e7781"}
+FABRIC_COLOURS = {
+    "InfiniBand": "#1a7f37",
+    "RoCE": "#0969da",
+    "EFA": "#bc4c00",
+    "Ethernet": "#6e7781",
+    "loopback": "#6e7781",
+}
 NIC_COLOURS = {True: "#2da44e", False: "#cf222e", None: "#d4a72c"}
 SHARED_COLOUR = "#6e7781"
 

@@ -35,7 +35,7 @@ class HostEntry(Record):
     activate: OneLine | None = None
     container: Container | None = None
     cluster: Name | None = None  # pins the host to the cluster of that name
-    speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}  # by netdev, where ethtool cannot tell
+    speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}  # by netdev or RDMA device, where tools cannot tell
     rails: RailPatterns | None = None  # the RDMA ports that are its rails, where the probe would choose others
 
 

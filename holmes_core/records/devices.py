@@ -9,6 +9,8 @@ from pydantic import Field
 from holmes_core.records.record import Record
 
 NicKind = Literal["InfiniBand", "RoCE", "Ethernet", "Omni-Path", "EFA", "iWARP", "SoftRoCE", "unknown"]
+NetName = Literal["IB", "Socket", "AWS Libfabric", "Libfabric"]
+"""NCCL's names of networks: its own transports, of which "IB" covers RoCE, and aws-ofi-nccl's by its version."""
 GidType = Literal["IB", "RoCE v1", "RoCE v2"]
 NetdevKind = Literal["physical", "virtual function", "bond", "vlan", "bridge", "ipoib", "loopback", "virtual"]
 
@@ -59,6 +61,8 @@ class Gpu(Record):
     pci_width_max: int | None = None
     fabric_state: str | None = None  # of its NVSwitch fabric, `Completed`
     fabric_status: str | None = None
+    nvlink_cluster: str | None = None  # ClusterUUID of the NVLink fabric that it shares with other hosts' GPUs
+    nvlink_clique: int | None = None  # CliqueId there: GPUs of one clique reach each other
     numa_node: int | None = None
     rail: int | None = None  # the number of the rail nearest to it, as `Nic.rail`
     cpus: str | None = None  # near it, `0-31,64-95`

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from holmes_runtime.comm.process_groups import RankGroups
@@ -41,23 +43,40 @@ class Receiving:
         return unpack(self.transfer.tensor, self.codec, self.shape, self.dtype)
 
 
+POSTED_AHEAD = 2  # receives beyond the micro-batches that a schedule has more in flight than 1F1B
+
+
 class EdgeMessages:
-    """Sends and receives of one rank. `step` names the step, or the batch of an evaluation, whose messages they are."""
+    """Sends and receives of one rank.
+
+    Gloo sends a message when the other end has said that it is ready to receive it, which takes as long as a message is
+    under way. So receives are posted ahead, as many as senders may be ahead, and latency is paid once a message.
+    """
 
     def __init__(self, config: RunConfig, me: Rank, groups: RankGroups, device: torch.device) -> None:
         self._me, self._groups, self._device = me, groups, device
         self._before, self._after = config.grid.edge_before(me), config.grid.edge_after(me)
         self._first_microbatch = sum(config.microbatches[: me.dp_rank])
-        self.step = 0
+        self.step = 0  # whose messages they are, or the batch of an evaluation
+        self._left: dict[Direction, int] = {}
+        self._posted: dict[Direction, deque[Receiving]] = {direction: deque() for direction in Direction}
         self.follow(config)
 
     def follow(self, config: RunConfig) -> None:
         """From now on the codecs are those of `config`. Called between steps, on all ranks between the same two."""
         self._config = config
+        self._ahead = POSTED_AHEAD + max(config.extra_in_flight, default=0)
         self._forward_in = config.codec_of("pp_forward", self._before)
         self._forward_out = config.codec_of("pp_forward", self._after)
         self._backward_in = config.codec_of("pp_backward", self._after)
         self._backward_out = config.codec_of("pp_backward", self._before)
+
+    def begin(self, step: int, receives: Mapping[Direction, int]) -> None:
+        """Posts the first of the `receives`, the messages there will be by direction. `step`: of it, or the batch of an
+        evaluation."""
+        self.step, self._left = step, dict(receives)
+        for direction in receives:
+            self._post(direction, 0)
 
     def send(self, direction: Direction, stage: int, microbatch: int, values: Tensor) -> Transfer:
         """Starts to send what `stage` made of this replica's `microbatch`; gradients go back, all else forward."""
@@ -78,7 +97,22 @@ class EdgeMessages:
         return start_send(packed, self._other_end(edge), group)
 
     def receive(self, direction: Direction) -> Receiving:
-        """Starts to receive the next message of this direction."""
+        """The receive of the next message of this direction, under way."""
+        self._post(direction, 1)
+        return self._posted[direction].popleft()
+
+    def _post(self, direction: Direction, least: int) -> None:
+        """Starts `least` receives at least, and as many as are posted ahead; NCCL's would hold up the GPU."""
+        posted = self._posted[direction]
+        if not self._left[direction]:
+            return
+        group = self._groups.backward_in if direction is Direction.BACKWARD else self._groups.forward_in
+        ahead = 0 if dist.get_backend(group) == "nccl" else self._ahead
+        while self._left[direction] and len(posted) < least + ahead:
+            posted.append(self._start_receive(direction))
+            self._left[direction] -= 1
+
+    def _start_receive(self, direction: Direction) -> Receiving:
         if direction is Direction.BACKWARD:
             edge, codec, group = self._after, self._backward_in, self._groups.backward_in
         else:

@@ -50,6 +50,12 @@ class Pipeline:
         self._modules = [stage.module for stage in stages]
         self._loss_function, self._loss_scale = loss_function, loss_scale
         self._num_microbatches = config.microbatches[me.dp_rank]
+        last = len(config.stages) - 1
+        self._num_fed = sum(index > 0 for index in self._indices)  # stages that get activations
+        self._receives = {
+            Direction.FORWARD: self._num_microbatches * self._num_fed,
+            Direction.BACKWARD: self._num_microbatches * sum(index < last for index in self._indices),
+        }
         self._messages = EdgeMessages(config, me, groups, device)
         self._stages: list[EdgeStage] = []
         if config.pp > 1:
@@ -80,7 +86,7 @@ class Pipeline:
         tokens: int64 (samples of the replica, seq_length + 1), needed on the first and the last rank. Other ranks
         return an empty list. Gradients are sums over micro-batches, not means.
         """
-        self._messages.step = step
+        self._messages.begin(step, self._receives)
         scale = self._loss_scale.scale if self._loss_scale else 1.0
         return [loss.detach() / scale for loss in self._scaled_step(tokens)]
 
@@ -115,7 +121,7 @@ class Pipeline:
 
         tokens: int64 (num_microbatches * micro_batch_size, seq_length + 1), as for `step`.
         """
-        self._messages.step = batch
+        self._messages.begin(batch, {Direction.EVALUATION: num_microbatches * self._num_fed})
         losses: list[Tensor] = []
         sends: list[Transfer] = []
         microbatches = [None] * num_microbatches if tokens is None else tokens.chunk(num_microbatches)

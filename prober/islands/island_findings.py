@@ -53,7 +53,7 @@ def island_findings(
     if len(groups) > 1:
         placed = {name for alike in islands.looked_alike for name in alike.hosts} | set(islands.fits_several)
         alone = [names[0] for label, names in groups if label is None and len(names) == 1]
-        left = [name for name in alone if name not in placed and fabrics[name].kind in ("RoCE", "Ethernet")]
+        left = [name for name in alone if name not in placed and fabrics[name].kind in ("RoCE", "EFA", "Ethernet")]
         yield from (_not_known(name, fabrics[name]) for name in left if not fabrics[name].networks)
         routed = [name for name in left if fabrics[name].kind == "RoCE" and fabrics[name].networks]
         if len(routed) > 1:

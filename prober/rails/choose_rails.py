@@ -12,12 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from holmes_core.hosts.rail_pattern import named_by
 from holmes_core.records.devices import Gpu, Nic
 from holmes_core.records.inventory import Host
+from prober.efa import efa_rails
 from prober.rails.nearness import BESIDE, Nearness, nearness_of, path_class, path_rank
 from prober.rails.port_groups import PortGroup, best_group, fabric_of_port, near_part, port_groups, ties
 from prober.rails.port_networks import default_route_netdevs, has_address, netdevs_of
 
 RAIL_KINDS = ("InfiniBand", "RoCE")
 STATED = "named by `rails:` of hosts.yaml"
+WITH_PLUGIN = "EFA, which NCCL reaches by its plugin"
 # PCI device ids of BlueField, BlueField-2 and BlueField-3 as hca_type spells them. Source: pci.ids, vendor 15b3.
 BLUEFIELD_TYPES = ("MT41680", "MT41682", "MT41686", "MT41692")
 
@@ -56,7 +58,7 @@ def undecided_ports(host: Host) -> tuple[Nic, ...]:
     or a rail beside storage, unless there is one for each GPU.
     """
     rails = rails_of(host)
-    if not rails or rails[0].rail_why == STATED:
+    if not rails or rails[0].kind not in RAIL_KINDS or rails[0].rail_why == STATED:
         return ()
     nearness = nearness_of(host)
     groups = port_groups(host, _candidates(host, nearness, {}), nearness)
@@ -83,7 +85,7 @@ def _chosen(host: Host, nearness: Nearness) -> tuple[list[Nic], str, Reasons]:
     reasons: Reasons = {}
     candidates = _candidates(host, nearness, reasons)
     if not candidates:
-        return [], "", reasons
+        return list(efa_rails(host)), WITH_PLUGIN, reasons
     groups = port_groups(host, candidates, nearness)
     best = best_group(groups)
     rails = near_part(host, best, nearness)

@@ -19,7 +19,7 @@ def has_module(host: Host, name: str) -> bool:
 
 
 def _gpu_none(host: Host) -> Evidence:
-    if host.access.transport == "local" or host.gpus:
+    if host.access.transport == "local" or host.gpus or (host.other_accelerators and not host.gpu_count_lspci):
         return
     if host.nvidia_smi_failure:
         if "No devices were found" in host.nvidia_smi_failure:

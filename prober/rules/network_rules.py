@@ -81,7 +81,7 @@ def _subnet_conflicts(clusters: Sequence[Cluster], shared: Network | None) -> li
     for position, cluster in enumerate(clusters):
         for other in clusters[position + 1 :]:
             subnet = cluster.fabric.subnet
-            if subnet and subnet == other.fabric.subnet and cluster.fabric.kind not in ("Ethernet", "loopback"):
+            if subnet and subnet == other.fabric.subnet and cluster.fabric.kind not in ("EFA", "Ethernet", "loopback"):
                 evidence = f"{cluster.name} and {other.name} both use {subnet}"
                 aside = shared is not None and shared.subnet not in (None, subnet)
                 conflict = CONFLICT_ASIDE if aside else SUBNET_CONFLICT

@@ -21,12 +21,12 @@ def _soft_rdma(host: Host) -> Evidence:
 
 
 def _efa_without_plugin(host: Host) -> Evidence:
-    if host.nccl_net_plugins == ():
+    if () in (host.nccl_net_plugins, host.ofi_plugins) and not host.ofi_plugins:
         yield from _efa(host)
 
 
 def _efa_plugin_not_known(host: Host) -> Evidence:
-    if host.nccl_net_plugins is None:
+    if host.nccl_net_plugins is None and host.ofi_plugins is None:
         yield from _efa(host)
 
 

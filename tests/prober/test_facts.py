@@ -75,7 +75,7 @@ def test_iwarp_is_told_by_its_protocol() -> None:
 def test_omni_path_is_no_infiniband() -> None:
     text = "Infiniband device 'hfi1_0' port 1 status:\n\tstate:\t4: ACTIVE\n\tlink_layer:\tInfiniBand\n"
     (nic,) = read(output("ibstatus", text)).nics
-    assert (nic.kind, nic.usable_by_nccl_ib) == ("Omni-Path", False)
+    assert (nic.kind, nic.usable_by_nccl_ib) == ("Omni-Path", True)
 
 
 def test_a_virtual_function_is_told_by_its_link_in_sysfs() -> None:

@@ -54,7 +54,7 @@ IBV_DEVINFO = {
         devinfo("rdmap16s27", "unspecified (4)", "0x1d0f", "Unspecified"),
         Port("rdmap16s27:1", "EFA", usable=False),
     ),
-    "Omni-Path": (devinfo("hfi1_0", VERBS, "0x1175", "InfiniBand"), Port("hfi1_0:1", "Omni-Path", usable=False)),
+    "Omni-Path": (devinfo("hfi1_0", VERBS, "0x1175", "InfiniBand"), Port("hfi1_0:1", "Omni-Path")),
     "Soft-RoCE under a persistent name": (
         devinfo("rocep0s3", VERBS, "0x0000", "Ethernet"),
         Port("rocep0s3:1", "SoftRoCE"),

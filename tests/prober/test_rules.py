@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holmes_core.records.devices import BondSlave, Gid, GpuProcess, PciDevice, PciLink
-from holmes_core.records.inventory import Conflict, Host, NcclSetting, Software
+from holmes_core.records.inventory import Conflict, Host, LibfabricDomain, NcclSetting, OfiPlugin, Software
 from prober.audit import HOST_RULES, PEER_RULES, audit, joined
 from prober.clusters import find_clusters, find_shared_network
 from prober.rules.rule import PeerRule, Rule
@@ -30,6 +30,7 @@ def ipoib(name: str, subnet: int) -> Host:
 
 
 EFA = nic("efa_0", "EFA", usable_by_nccl_ib=False)
+PLUGIN = OfiPlugin(path="/opt/amazon/ofi-nccl/lib/libnccl-net.so", version="1.14.0")
 
 
 def pci(acs_below: bool) -> tuple[PciDevice, ...]:
@@ -80,6 +81,22 @@ HOST_CASES: dict[str, tuple[Host, Host]] = {
     ),
     "NIC-SOFT-RDMA": (nics(nic("rxe0", "SoftRoCE")), nics(nic())),
     "NIC-EFA-NEEDS-PLUGIN": (nics(EFA), nics(nic())),
+    "EFA-NOT-IN-LIBFABRIC": (
+        nics(EFA, ofi_plugins=(PLUGIN,), libfabric=()),
+        nics(EFA, ofi_plugins=(PLUGIN,), libfabric=(LibfabricDomain(provider="efa", device="efa_0"),)),
+    ),
+    "EFA-RATE-NOT-KNOWN": (
+        nics(EFA.model_copy(update={"rate_gbps": None}), ofi_plugins=(PLUGIN,)),
+        nics(EFA.model_copy(update={"rate_gbps": None}), ofi_plugins=()),
+    ),
+    "NIC-ERDMA": (nics(roce("erdma_0")), nics(roce())),
+    "NIC-SLINGSHOT": (host(netdevs=(netdev("hsn0"),)), host(netdevs=(netdev("hsn0"),), nics=(roce(netdev="hsn0"),))),
+    "NIC-GVNIC": (host(netdevs=(netdev(driver="gve"),)), host(netdevs=(netdev(driver="virtio_net"),))),
+    "GPU-NOT-SUPPORTED": (host(other_accelerators=("AMD Instinct MI300X",) * 8), gpus(gpu())),
+    "NVLINK-SEVERAL-CLIQUES": (
+        gpus(gpu(nvlink_cluster="9c6f", nvlink_clique=1), gpu(1, nvlink_cluster="9c6f", nvlink_clique=2)),
+        gpus(gpu(nvlink_clique=0), gpu(1, nvlink_clique=0)),
+    ),
     "NIC-OMNIPATH": (nics(nic("hfi1_0", "Omni-Path")), nics(nic())),
     "NIC-IWARP": (nics(nic("irdma0", "iWARP")), nics(nic())),
     "NIC-TWO-FABRICS": (nics(nic(), nic("mlx5_1", sm_lid=9)), nics(nic(), nic("mlx5_1"))),
@@ -227,6 +244,10 @@ PEER_CASES: dict[str, tuple[tuple[Host, Host], tuple[Host, Host]]] = {
     "NET-MASK-DIFFERS": ((rails("a", 1), rails("b", 1, mask=16)), (rails("a", 1), rails("b", 1))),
     "NET-IPOIB-DIFFERS": ((ipoib("a", 1), ipoib("b", 2)), (ipoib("a", 1), ipoib("b", 1))),
     "NET-ADDRESS-TWICE": ((rails("a", 1, 2), rails("b", 1, 3)), (rails("a", 1, 2), rails("b", 1, 2, number=2))),
+    "EFA-PLUGIN-DIFFERS": (
+        (host(ofi_plugins=(PLUGIN,)), host("b", ofi_plugins=(PLUGIN.model_copy(update={"version": "1.9.1"}),))),
+        (host(ofi_plugins=(PLUGIN,)), host("b", ofi_plugins=())),
+    ),
     "TOPO-RAIL-MISMATCH": (
         (gpus(gpu(nearest_nics=("mlx5_0",))), gpus(gpu(nearest_nics=("mlx5_1",)), name="b")),
         (gpus(gpu(nearest_nics=("mlx5_0",))), gpus(gpu(), name="b")),

@@ -68,7 +68,14 @@ def _facts(index: int, address: str | None, about: Mapping[Path, str], driver: s
         pci_width_max=lanes(about.get(("PCI", "GPU Link Info", "Link Width", "Max"))),
         fabric_state=about.get(("Fabric", "State")),
         fabric_status=about.get(("Fabric", "Status")),
+        nvlink_cluster=_cluster_uuid(about.get(("Fabric", "ClusterUUID"))),
+        nvlink_clique=whole_number(about.get(("Fabric", "CliqueId"))),
     )
+
+
+def _cluster_uuid(text: str | None) -> str | None:
+    """None for zeros too: that GPU shares its NVLink fabric with no other host."""
+    return text if text and re.search(r"[1-9a-f]", text.lower()) else None
 
 
 def _uncorrected(about: Mapping[Path, str]) -> int | None:

@@ -46,11 +46,13 @@ def read_nics(
     links: Mapping[str, PciLink],
     rdma_ruled_out: bool | None,
     physical: Iterable[str],
+    pinned_gbps: Mapping[str, float] | None = None,
 ) -> NicReading:
     """The NICs in (source, facts) in order of trust.
 
     `links` are PCI links by address. `physical` names the netdevs that are cards; those of no RDMA port are NICs of
-    kind Ethernet. `rdma_ruled_out`: the host has no RDMA at all, so that they have none either.
+    kind Ethernet. `rdma_ruled_out`: the host has no RDMA at all, so that they have none either. `pinned_gbps`, by
+    RDMA device, wins over what the tools say.
     """
     collected: dict[tuple[str, int], list[Source]] = {}
     whole: dict[str, list[Source]] = {}
@@ -64,6 +66,8 @@ def read_nics(
     for (device, port), readings in collected.items():
         about_device = [(source, replace(reading, port=port)) for source, reading in whole.get(device, [])]
         known, found = merged(f"{device}:{port}", readings + about_device, _COMPARED)
+        if device in (pinned_gbps or {}):
+            known = replace(known, rate_gbps=(pinned_gbps or {})[device])
         nics.append(_nic(known, netdevs, links))
         conflicts += [conflict for conflict in found if not _is_void(conflict, known)]
         conflicts += _rate_conflict(nics[-1], netdevs)
@@ -166,14 +170,16 @@ def usability(kind: NicKind, state: str | None, gid_unknown: bool = False) -> tu
         return None, "link layer not known"
     if kind == "EFA":
         return False, "EFA: only by way of the aws-ofi-nccl plugin and libfabric, not by NCCL's own verbs transport"
-    if kind in ("Omni-Path", "iWARP"):
-        return False, f"NCCL's own verbs transport does not take {kind}"
+    if kind == "iWARP":
+        return False, "iWARP: NCCL's verbs transport lists the port and cannot connect over it"
     if state is None:
         return None, "port state not known"
     if state != "Active":
         return False, f"port is {state}; NCCL takes only Active ports and skips this one"
     if kind == "RoCE" and gid_unknown:
         return None, "RoCE port Active, its GID not known"
+    if kind == "Omni-Path":
+        return True, "Omni-Path: NCCL takes it for InfiniBand; its verbs are slow and have no GPUDirect"
     if kind == "SoftRoCE":
         return True, "Active verbs device, but software RDMA on a plain NIC: never worth it for NCCL"
     return True, "port ACTIVE and a link layer NCCL accepts"
