@@ -70,13 +70,14 @@ def undecided_ports(host: Host) -> tuple[Nic, ...]:
 
 def _stated(host: Host, stated: Sequence[str]) -> tuple[list[Nic], str, Reasons]:
     """The ports that hosts.yaml names and NCCL may take, all of one kind: that with most bandwidth."""
-    named = [nic for nic in host.nics if nic.kind in RAIL_KINDS and named_by(stated, nic.device, nic.port)]
-    usable = [nic for nic in named if nic.usable_by_nccl_ib is not False]
+    kinds_of_rails = (*RAIL_KINDS, "EFA")
+    named = [nic for nic in host.nics if nic.kind in kinds_of_rails and named_by(stated, nic.device, nic.port)]
+    usable = [nic for nic in named if nic.usable_by_nccl_ib is not False or nic in efa_rails(host)]
     kinds = sorted({nic.kind for nic in usable})
     kind = max(kinds, key=lambda kind: sum(nic.rate_gbps or 0 for nic in usable if nic.kind == kind), default="")
     rails = [nic for nic in usable if nic.kind == kind]
     reasons = {nic.hca: f"{nic.kind}, most ports that `rails:` names are {kind}" for nic in usable if nic.kind != kind}
-    unnamed = [nic for nic in host.nics if nic not in named and nic.kind in RAIL_KINDS]
+    unnamed = [nic for nic in host.nics if nic not in named and nic.kind in kinds_of_rails]
     reasons |= {nic.hca: "not among `rails:` of hosts.yaml" for nic in unnamed}
     return rails, STATED, reasons
 
