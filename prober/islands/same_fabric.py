@@ -46,12 +46,12 @@ def find_islands(fabrics: Fabrics) -> Islands:
     """The groups in order of their first hosts, as `fabrics` lists them."""
     islands = Islands()
     order = {name: position for position, name in enumerate(fabrics)}
-    for kind, net_name in dict.fromkeys((fabric.kind, fabric.net_name) for fabric in fabrics.values()):
-        members = {name: f for name, f in fabrics.items() if (f.kind, f.net_name) == (kind, net_name)}
-        if kind == "loopback":
+    for transport in sorted({fabric.transport for fabric in fabrics.values()}):
+        members = {name: fabric for name, fabric in fabrics.items() if fabric.transport == transport}
+        if "loopback" in transport:
             islands.groups.append(tuple(members))
             continue
-        joined = _infiniband(members, islands) if kind == "InfiniBand" else _by_network(members)
+        joined = _infiniband(members, islands) if "InfiniBand" in transport else _by_network(members)
         for group in joined:
             islands.groups += _split(group, fabrics, islands)
     in_order = [tuple(sorted(group, key=order.__getitem__)) for group in islands.groups]
@@ -74,9 +74,7 @@ def contradict(one: Fabric, other: Fabric) -> bool:
         (one.sm_lids, other.sm_lids),
         (one.partitions, other.partitions),
     )
-    if (one.kind, one.net_name) != (other.kind, other.net_name):
-        return True
-    if any(ours and theirs and ours.isdisjoint(theirs) for ours, theirs in facts):
+    if one.transport != other.transport or any(ours and theirs and ours.isdisjoint(theirs) for ours, theirs in facts):
         return True
     return bool(one.networks and other.networks) and not meet(one, other)
 

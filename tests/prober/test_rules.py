@@ -232,6 +232,10 @@ PEER_CASES: dict[str, tuple[tuple[Host, Host], tuple[Host, Host]]] = {
         (nics(nic(), nic("mlx5_1")), nics(nic(), name="b")),
         (nics(nic(), nic("mlx5_1")), nics(nic(), nic("mlx5_2"), name="b")),
     ),
+    "NIC-PORT-DOWN": (
+        (nics(nic(hca_type="MT4129")), nics(nic(hca_type="MT4129", state="Down"), name="b")),
+        (nics(nic(hca_type="MT4129")), nics(nic(hca_type="MT4123", state="Down"), name="b")),
+    ),
     "NIC-PKEY": (
         (nics(nic(pkeys=(0x7FFF,))), nics(nic(pkeys=(0x7FFF,)), name="b")),
         (nics(nic(pkeys=(0x7FFF,))), nics(nic(pkeys=(0xFFFF,)), name="b")),
