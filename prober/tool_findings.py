@@ -9,6 +9,15 @@ from holmes_core.records.inventory import Finding
 from prober.asking.recording import CUT_OFF, TIMED_OUT, Recorded
 from prober.facts.gpu.gpu_query import lacks_field_names
 from prober.facts.gpu.gpus import read_gpus
+from prober.rules.rule import About
+from prober.rules.told_rules import (
+    DRIVER_MISMATCH,
+    NO_PERMISSION,
+    TOOL_FAILED,
+    TOOL_MISSING,
+    TOOL_UNREAD,
+    TRUNCATED,
+)
 
 _READ = frozenset(
     (
@@ -55,27 +64,13 @@ def tool_findings(name: str, outputs: Sequence[Recorded]) -> list[Finding]:
 def _missing(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
     missing = sorted({output.tool for output in outputs if output.tool_missing and not output.asks_python})
     if missing:
-        yield Finding(
-            rule="PROBE-TOOL-MISSING",
-            severity="I",
-            hosts=(name,),
-            evidence=f"not found: {', '.join(missing)}",
-            effect="facts only these tools show are unknown",
-            remedy="install rdma-core, infiniband-diags, iproute2, ethtool or the GPU driver where they apply",
-        )
+        yield TOOL_MISSING.finding((name,), f"not found: {', '.join(missing)}")
 
 
 def _unread(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
     foreign = sorted({output.tool for output in outputs if output.tool not in _READ and not output.asks_python})
     if foreign:
-        yield Finding(
-            rule="PROBE-TOOL-UNREAD",
-            severity="I",
-            hosts=(name,),
-            evidence=f"outputs of {', '.join(foreign)} are not read",
-            effect="what they show is not in the inventory",
-            remedy="nothing to do; docs/probe.md says how to add a fact",
-        )
+        yield TOOL_UNREAD.finding((name,), f"outputs of {', '.join(foreign)} are not read")
 
 
 def _no_permission(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
@@ -85,14 +80,8 @@ def _no_permission(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
         if refused is not None and output.tool in _READ:
             refusals.setdefault(output.tool, refused[:100])
     if refusals:
-        yield Finding(
-            rule="PROBE-NO-PERMISSION",
-            severity="I",
-            hosts=(name,),
-            evidence="; ".join(f"{tool}: {line}" for tool, line in sorted(refusals.items())),
-            effect="what only root may read there is not known, and the rules that need it are silent",
-            remedy="probe as root, or record these tools with sudo",
-        )
+        said = "; ".join(f"{tool}: {line}" for tool, line in sorted(refusals.items()))
+        yield NO_PERMISSION.finding((name,), said)
 
 
 def _gpu_tool(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
@@ -100,9 +89,9 @@ def _gpu_tool(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
     if failure is None or "No devices were found" in failure:  # an answer, which is GPU-NONE's
         return
     if "exit 18" in failure or "version mismatch" in failure:
-        yield _broken(name, "nvidia-smi", "GPU-DRIVER-MISMATCH", failure, "reload the driver or reboot")
+        yield DRIVER_MISMATCH.finding((name,), f"nvidia-smi: {failure}")
     else:
-        yield _broken(name, "nvidia-smi", "PROBE-TOOL-FAILED", failure)
+        yield TOOL_FAILED.finding((name,), f"nvidia-smi: {failure}")
 
 
 def _broken_tools(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
@@ -115,10 +104,11 @@ def _broken_tools(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
     for output in outputs:
         tool = output.tool
         fault = _fault(output)
-        if fault is None or tool in named or (without_rdma and tool in _RDMA_TOOLS and fault[0] == "PROBE-TOOL-FAILED"):
+        if fault is None or tool in named or (without_rdma and tool in _RDMA_TOOLS and fault[0] is TOOL_FAILED):
             continue
         named.add(tool)
-        yield _broken(name, tool, *fault)
+        about, seen = fault
+        yield about.finding((name,), f"{tool}: {seen}")
 
 
 _BLOCK = re.compile(r"^\s*Port \d+:$|^\s*port:|^Infiniband device", re.MULTILINE)  # ibstat, ibv_devinfo, ibstatus
@@ -149,42 +139,25 @@ def _nobodys_port(output: Recorded, before: str, blocks: Sequence[str]) -> bool:
     )
 
 
-def _fault(output: Recorded) -> tuple[str, str] | None:
+def _fault(output: Recorded) -> tuple[About, str] | None:
     if output.exit_code == CUT_OFF:
-        return "PROBE-TRUNCATED", "its answer was cut off"
+        return TRUNCATED, "its answer was cut off"
     if output.exit_code in (TIMED_OUT, 137) and output.tool in _READ:
-        return "PROBE-TRUNCATED", "it did not end in time"
+        return TRUNCATED, "it did not end in time"
     if _NO_DEVICE.search(output.text):
         return None
     if output.tool == "nvidia-smi" and lacks_field_names(output):
-        return "PROBE-TRUNCATED", "rows without the names of their fields: no header, and the command does not say"
+        return TRUNCATED, "rows without the names of their fields: no header, and the command does not say"
     if cut := _cut_block(output):
-        return "PROBE-TRUNCATED", cut
+        return TRUNCATED, cut
     if output.tool == "ip" and "-j" in output.words and _UNKNOWN_OPTION.search(output.text):
         return None
     if output.tool in _FAILURE_MATTERS and output.exit_code not in (None, 0, 127) and not output.filtered:
-        return "PROBE-TOOL-FAILED", f"exit {output.exit_code}: {_last_line(output)}"
+        return TOOL_FAILED, f"exit {output.exit_code}: {_last_line(output)}"
     dying = [line.strip() for line in output.lines if any(word in line for word in _DYING_WORDS)]
     if dying and output.tool in _FAILURE_MATTERS:
-        return "PROBE-TOOL-FAILED", dying[0][:200]
+        return TOOL_FAILED, dying[0][:200]
     return None
-
-
-def _broken(
-    host: str,
-    tool: str,
-    rule: str,
-    evidence: str,
-    remedy: str = "run the tool on the host by hand and read its message",
-) -> Finding:
-    return Finding(
-        rule=rule,
-        severity="F" if rule.startswith("GPU-") else "W",
-        hosts=(host,),
-        evidence=f"{tool}: {evidence}",
-        effect="what was read of it is kept; the rest is unknown",
-        remedy=remedy,
-    )
 
 
 def _last_line(output: Recorded) -> str:

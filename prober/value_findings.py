@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from holmes_core.records.inventory import Finding, Host
 from prober.asking.plain_text import lines_with_other_digits
 from prober.asking.recording import Recorded
+from prober.rules.told_rules import HOSTS_MIXED, VALUE_IMPOSSIBLE
 
 _SHOWN = 6  # of many values
 
@@ -24,24 +25,11 @@ def value_findings(host: Host, outputs: Sequence[Recorded]) -> list[Finding]:
 
 def _impossible(name: str, shown: Sequence[str]) -> Finding:
     more = f"; and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return Finding(
-        rule="PROBE-VALUE-IMPOSSIBLE",
-        severity="W",
-        hosts=(name,),
-        evidence="; ".join(shown[:_SHOWN]) + more,
-        effect="these values are taken for not known; others of the same output may be wrong unseen",
-        remedy="run the tool again by hand, or correct the recording",
-    )
+    return VALUE_IMPOSSIBLE.finding((name,), "; ".join(shown[:_SHOWN]) + more)
 
 
 def _hosts_mixed(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
     for output in outputs:
         if output.hosts_mixed:
-            yield Finding(
-                rule="PROBE-HOSTS-MIXED",
-                severity="W",
-                hosts=(name,),
-                evidence=f"{output.tool}: lines of {', '.join(output.hosts_mixed[:8])}, none of them called {name}",
-                effect="which of them are this host's cannot be told, so none is read",
-                remedy="name the recording's folder as the parallel shell names the host",
-            )
+            mixed = ", ".join(output.hosts_mixed[:8])
+            yield HOSTS_MIXED.finding((name,), f"{output.tool}: lines of {mixed}, none of them called {name}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from holmes_cli.screen.show_inventory import show_differences, show_inventory
+from holmes_cli.screen.show_rule import show_rule
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.hosts.host_lists import read_host_list
@@ -17,10 +19,12 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.parse_record import parse
 from holmes_core.records.record_file import read_file, write_atomically
 from prober.audit import joined, refuses
+from prober.catalogue import explain
 from prober.differences import changes
 from prober.links.link_audit import audit_links
 from prober.links.links import measure_links
 from prober.probe import probe, replay
+from prober.rules.rule import About
 from prober.stated_trunks import with_measured
 
 _USUAL = Path("inventory.json")
@@ -44,8 +48,14 @@ def probe_command(
     ] = None,
     diff: Annotated[Path | None, typer.Option("--diff", help="Show what changed since this inventory.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page with a picture.")] = None,
+    rule: Annotated[
+        str | None, typer.Option("--explain", help="Print what a rule such as NIC-PORT-DOWN checks; ask no host.")
+    ] = None,
 ) -> None:
     """Ask every host for its GPUs and NICs, find the clusters, and say what is wrong."""
+    if rule is not None:
+        show_rule(_explained(rule, hosts))
+        return
     older = read_file(Inventory, diff) if diff else None
     inventory = _replayed(replay_folder, hosts, links) if replay_folder else _probed(hosts, record)
     if links:
@@ -67,6 +77,12 @@ def probe_command(
         out.print(f"\ninventory: {output}\nnext: holmes plan job.yaml -i {output}", markup=False, soft_wrap=True)
     if refuses(inventory):
         raise typer.Exit(ANSWER_IS_NO)
+
+
+def _explained(rule: str, hosts: str | None) -> Sequence[About]:
+    if hosts is not None:
+        raise HolmesError("--explain asks no host", "leave the hosts out, or leave out `--explain`")
+    return explain(rule)
 
 
 def _replayed(folder: Path, hosts: str | None, links: bool) -> Inventory:

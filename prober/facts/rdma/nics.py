@@ -103,7 +103,7 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
     kind = kind_of(port, netdev)
     state = port.state or _state_of_netdev(kind, port.netdev_up)
     gids = tuple(_with_right_type(entry, kind) for entry in port.gids)
-    foreign = _is_foreign(port, kind, state)
+    foreign = _is_foreign(port, kind, state, bool(netdevs))
     usable, why = (False, FOREIGN) if foreign else usability(kind, state, port.gid_unknown is True and not gids)
     pci_address = port.pci_address or (netdev.pci_address if netdev else None)
     return Nic(
@@ -146,9 +146,12 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
 FOREIGN = "its netdev is in another network namespace: no GID can be used from here"
 
 
-def _is_foreign(port: PortFacts, kind: NicKind, state: str | None) -> bool:
-    """An Active RoCE port without GIDs and without a netdev, from a tool that shows netdevs where there are any."""
-    return kind == "RoCE" and state == "Active" and port.netdev_elsewhere is True and not port.netdev and not port.gids
+def _is_foreign(port: PortFacts, kind: NicKind, state: str | None, netdevs_known: bool) -> bool:
+    """An Active RoCE port without a netdev here and without GIDs, from tools that show both where there are any."""
+    shown = port.netdev_elsewhere is True or (
+        netdevs_known and (port.node_type is not None or port.protocol is not None)
+    )
+    return kind == "RoCE" and state == "Active" and shown and not port.netdev and not port.gids
 
 
 def _state_of_netdev(kind: NicKind, netdev_up: bool | None) -> str | None:
