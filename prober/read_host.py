@@ -118,7 +118,7 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         nccl_settings=nccl_settings.read_nccl_settings(outputs, tree),
         nccl_net_plugins=nccl_plugins.read_nccl_plugins(outputs),
         sources=_sources(outputs),
-        conflicts=(*nic_reading.conflicts, *netdev_reading.conflicts),
+        conflicts=(*nic_reading.conflicts, *netdev_reading.conflicts, *gpu_reading.conflicts),
         impossible=tuple(dict.fromkeys((*impossible_ports, *netdev_reading.impossible, *gpu_reading.impossible))),
     )
 

@@ -274,3 +274,12 @@ def test_rows_without_the_names_of_their_fields_are_told() -> None:
     output = Recorded("nvidia-smi --query-gpu=$FIELDS --format=csv,noheader", TWO_GPUS, 0)
     assert read_host("host", [output], HostNotes()).gpus == ()
     assert [finding.rule for finding in tool_findings("host", [output])] == ["PROBE-TRUNCATED"]
+
+
+def test_outputs_of_two_machines_mixed_in_one_folder_conflict() -> None:
+    query = Recorded("nvidia-smi --query-gpu=index,uuid --format=csv", "index, uuid\n0, GPU-1\n", 0)
+    listed = Recorded("nvidia-smi -L", "GPU 0: NVIDIA H100 (UUID: GPU-2)\n", 0)
+    host = read_host("host", [listed, query], HostNotes())
+    (conflict,) = host.conflicts
+    assert (conflict.subject, conflict.fact, conflict.value_a, conflict.value_b) == ("GPU0", "uuid", "GPU-1", "GPU-2")
+    assert [(gpu.uuid, gpu.name) for gpu in host.gpus] == [("GPU-1", "NVIDIA H100")]
