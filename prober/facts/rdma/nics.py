@@ -147,10 +147,9 @@ FOREIGN = "its netdev is in another network namespace: no GID can be used from h
 
 
 def _is_foreign(port: PortFacts, kind: NicKind, state: str | None, netdevs_known: bool) -> bool:
-    """An Active RoCE port without a netdev here and without GIDs, from tools that show both where there are any."""
-    shown = port.netdev_elsewhere is True or (
-        netdevs_known and (port.node_type is not None or port.protocol is not None)
-    )
+    """An Active RoCE port without GIDs and without a netdev, from tools that show one where there is any."""
+    asked = netdevs_known and (port.node_type is not None or port.protocol is not None)
+    shown = port.netdev_elsewhere is True or asked
     return kind == "RoCE" and state == "Active" and shown and not port.netdev and not port.gids
 
 
