@@ -110,7 +110,7 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         container=confinement.read_container(outputs, tree),
         slurm_job_id=confinement.read_slurm_job_id(outputs, tree),
         gpu_device_files=confinement.read_gpu_device_files(tree),
-        capabilities_effective=confinement.read_capabilities(outputs),
+        capabilities_effective=confinement.read_capabilities(outputs, tree),
         user_is_root=limits.parse_user_is_root(outputs),
         name_resolves_to=limits.parse_own_name(outputs),
         uverbs=uverbs,
