@@ -459,3 +459,10 @@ def test_a_speed_that_means_unknown_is_unknown_and_no_fault(mbps: str) -> None:
     text = f"Settings for eth0:\n\tSpeed: {mbps}Mb/s\n\tLink detected: yes\n"
     host = read(("ethtool eth0", text), ("grep . /sys/class/net/eth0/speed", f"/sys/class/net/eth0/speed:{mbps}\n"))
     assert ([netdev.speed_bytes_per_s for netdev in host.netdevs], host.impossible) == ([None], ())
+
+
+def test_a_link_that_lost_its_name_leads_nowhere() -> None:
+    links = (
+        " -> ../../devices/pci0000:c0/0000:c3:00.0/net/eth1\nlrwxrwxrwx 1 root root 0 eth0 -> ../../virtual/net/eth0\n"
+    )
+    assert [netdev.name for netdev in read(("ls -l /sys/class/net", links)).netdevs] == ["eth0"]
