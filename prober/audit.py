@@ -14,6 +14,7 @@ from prober.rules import (
     path_rules,
     pci_rules,
     port_rules,
+    rail_rules,
     rate_rules,
     roce_rules,
 )
@@ -27,6 +28,7 @@ HOST_RULES: tuple[Rule, ...] = (
     *nic_rules.HOST_RULES,
     *roce_rules.HOST_RULES,
     *fabric_rules.HOST_RULES,
+    *rail_rules.HOST_RULES,
     *gpu_rules.HOST_RULES,
     *gpu_fault_rules.HOST_RULES,
     *pci_rules.HOST_RULES,
@@ -43,6 +45,7 @@ PEER_RULES: tuple[PeerRule, ...] = (
     *gpu_fault_rules.PEER_RULES,
     *pci_rules.PEER_RULES,
     *path_rules.PEER_RULES,
+    *rail_rules.PEER_RULES,
 )
 
 

@@ -29,6 +29,8 @@ from prober.audit import audit, joined
 from prober.clusters import find_clusters, find_shared_network
 from prober.facts.machine.limits import parse_clock
 from prober.nvlink_domains import domain_findings, find_nvlink_domains
+from prober.rails.choose_rails import with_rails
+from prober.rails.stated_rails import stated_rail_findings
 from prober.read_host import commands, read_host
 from prober.rules.told_rules import RULE_OF_ERROR
 from prober.stated_trunks import find_stated_trunks
@@ -102,8 +104,9 @@ def _read(name: str, recording: HostRecording) -> tuple[Host, list[Finding]]:
     notes = recording.notes
     if notes.failure is not None:
         return Host(name=name, access=notes.access, reachable=False), [notes.failure]
-    host = read_host(name, recording.outputs, notes)
-    return host, [*tool_findings(name, recording.outputs), *value_findings(host, recording.outputs)]
+    host = with_rails(read_host(name, recording.outputs, notes), notes.rails)
+    stated = stated_rail_findings(host, notes.rails)
+    return host, [*tool_findings(name, recording.outputs), *value_findings(host, recording.outputs), *stated]
 
 
 def _ask_host(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRecording:
@@ -113,6 +116,7 @@ def _ask_host(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRec
         access=access,
         cluster=entry.cluster,
         speeds_gbps={**hosts_file.speeds_gbps, **entry.speeds_gbps},
+        rails=entry.rails or hosts_file.rails,
     )
     try:
         outputs, asked_at, answered_at = _ask(entry.name, access)

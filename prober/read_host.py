@@ -23,7 +23,7 @@ from prober.facts.machine import (
     pci_tree,
     software,
 )
-from prober.facts.netdev import ethtool, flow_control, ip_tool, netdev_sysfs, netdevs
+from prober.facts.netdev import ethtool, flow_control, ip_routes, ip_tool, netdev_sysfs, netdevs
 from prober.facts.netdev.partial_netdev import PartialNetdev
 from prober.facts.rdma import (
     ibdev2netdev,
@@ -52,7 +52,8 @@ def commands(access: Access) -> tuple[Command, ...]:
         rdma_sysfs.COUNTERS,
         kernel.UNAME,
         limits.USER,
-        *(ip_tool.ADDRESSES, ip_tool.ADDRESSES_TEXT, ip_tool.ROUTES, ip_tool.ROUTES_TEXT),
+        *(ip_tool.ADDRESSES, ip_tool.ADDRESSES_TEXT, ip_routes.ROUTES, ip_routes.ROUTES_TEXT),
+        *(ip_routes.ALL_ROUTES, ip_routes.ALL_ROUTES_TEXT, ip_routes.RULES, ip_routes.RULES_TEXT),
         *(netdev_sysfs.LIST, netdev_sysfs.ATTRIBUTES, netdev_sysfs.DRIVERS, netdev_sysfs.CONF, netdev_sysfs.BONDS),
         *(ethtool.SETTINGS, ethtool.DRIVER),
         *(rdma_sysfs.LIST, rdma_sysfs.ATTRIBUTES, rdma_sysfs.GIDS, rdma_sysfs.GID_TYPES, rdma_sysfs.VIRTUAL),
@@ -112,8 +113,8 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         gpus=gpus.gpu_records(gpu_reading.gpus, *_nearest_nics(pci, nic_reading.nics)),
         nics=nic_reading.nics,
         netdevs=netdev_reading.netdevs,
-        default_route_netdev=ip_tool.parse_default_route(outputs),
-        routes=ip_tool.parse_routes(outputs),
+        default_route_netdev=ip_routes.parse_default_route(outputs),
+        routes=ip_routes.parse_routes(outputs),
         software=software.read_software(outputs),
         python_asked=software.python_was_asked(outputs),
         gpu_driver_version=gpu_reading.driver_version or kernel.gpu_driver_version(tree),

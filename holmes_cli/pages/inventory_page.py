@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from holmes_cli.pages.picture_box import Box
 from holmes_cli.pages.render import render
+from holmes_cli.screen.rail_table import rail_rows
 from holmes_cli.screen.show_inventory import trunk_cells
 from holmes_core.records.inventory import Cluster, Host, Inventory, Network
 from holmes_core.records.link import Link
@@ -69,6 +70,7 @@ def inventory_page(inventory: Inventory) -> str:
         summary=_summary(inventory),
         picture=draw_inventory(inventory),
         hosts=[_host_row(cluster, inventory.host(name)) for cluster in inventory.clusters for name in cluster.hosts],
+        rails=rail_rows(inventory.hosts),
         links=[_link_row(link) for link in inventory.links],
         trunks=[trunk_cells(trunk) for trunk in inventory.trunks],
         findings=inventory.findings,
@@ -123,7 +125,8 @@ def _draw_host(picture: Picture, host: Host, x: int, y: int) -> None:
     for index, nic in enumerate(host.nics[:18]):
         row, column = divmod(index, 9)
         square = (x + 8 + column * (NIC_SIZE + 3), y + 45 + row * (NIC_SIZE + 3), NIC_SIZE, NIC_SIZE)
-        tip = f"{nic.device}:{nic.port} {nic.kind} {nic.rate_gbps or 0:g} Gbit/s {nic.state or 'state not known'}"
+        rail = "" if nic.rail is None else f", rail {nic.rail}"
+        tip = f"{nic.device}:{nic.port} {nic.kind} {nic.rate_gbps or 0:g} Gbit/s {nic.state or 'state not known'}{rail}"
         picture.boxes.append(Box("nic", *square, NIC_COLOURS[nic.usable_by_nccl_ib], "#ffffff", "", tip))
 
 

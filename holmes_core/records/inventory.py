@@ -158,7 +158,7 @@ class NetworkPort(Record):
     netdev: str | None  # for TCP
     address: str | None
     bandwidth_bytes_per_s: float | None = Field(ge=0)  # of the netdev
-    hcas: tuple[str, ...] = ()  # for RDMA, `mlx5_0:1`
+    hcas: tuple[str, ...] = ()  # for RDMA, `mlx5_0:1`, in order of their rail numbers
     rdma_bandwidth_bytes_per_s: float | None = Field(default=None, ge=0)  # of all HCAs together
     net_plugin: str | None = None  # the library by which NCCL uses these HCAs, where its own verbs transport cannot
 
@@ -171,6 +171,7 @@ class Network(Record):
     subnet: str | None  # its IPv4 prefix
     ports: tuple[NetworkPort, ...]
     net_name: NetName | None = None  # NCCL's name for it, where a plugin brings it
+    rails_apart: bool | None = None  # each rail is a subnet of its own, and none is routed to another
 
     def port_of(self, host: str) -> NetworkPort | None:
         """The port of `host` on this network, None if it has none."""

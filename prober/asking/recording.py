@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from holmes_core.errors import HolmesError
-from holmes_core.hosts.hosts_file import StatedTrunk
+from holmes_core.hosts.hosts_file import RailPatterns, StatedTrunk
 from holmes_core.records.access import Access
 from holmes_core.records.inventory import Finding
 from holmes_core.records.parse_record import parse
@@ -127,6 +127,7 @@ class HostNotes(Record):
     access: Access = Access()
     cluster: str | None = None
     speeds_gbps: dict[str, float] = {}
+    rails: RailPatterns | None = None
     clock_skew_s: float | None = None
     round_trip_s: float | None = None
     failure: Finding | None = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from holmes_core.records.inventory import Cluster, Finding, Host, Network
 from prober.clusters import VIRTUAL_NAMES
-from prober.rules.rule import About
+from prober.rules.rule import FIELD, About
 
 NO_SHARED_NETWORK = About(
     "NET-NO-SHARED-SUBNET",
@@ -34,7 +34,15 @@ SUBNET_CONFLICT = About(
     "renumber one of the networks; of Docker's bridges `default-address-pools` in /etc/docker/daemon.json",
     "Docker documentation, daemon configuration (default-address-pools); Linux, ip-route(8)",
 )
-ABOUT = (NO_SHARED_NETWORK, NAMES_DIFFER, SUBNET_CONFLICT)
+CONFLICT_ASIDE = About(
+    "NET-SUBNET-CONFLICT",
+    "I",
+    "two clusters use one prefix for different wires, and have a shared network besides",
+    "none between these clusters, which use the shared network",
+    "nothing; renumber one before you route between them",
+    "Linux, ip-route(8); " + FIELD,
+)
+ABOUT = (NO_SHARED_NETWORK, NAMES_DIFFER, SUBNET_CONFLICT, CONFLICT_ASIDE)
 
 
 def network_findings(hosts: Sequence[Host], clusters: Sequence[Cluster], shared: Network | None) -> list[Finding]:
@@ -46,7 +54,7 @@ def network_findings(hosts: Sequence[Host], clusters: Sequence[Cluster], shared:
         findings.append(_no_shared_network(reachable))
     if shared is not None:
         findings += _interface_names_differ(shared)
-    return findings + _subnet_conflicts(clusters) + _covered_by_containers(reachable, shared)
+    return findings + _subnet_conflicts(clusters, shared) + _covered_by_containers(reachable, shared)
 
 
 def _no_shared_network(hosts: Sequence[Host]) -> Finding:
@@ -64,15 +72,20 @@ def _interface_names_differ(shared: Network) -> list[Finding]:
     return [NAMES_DIFFER.finding([port.host for port in shared.ports], evidence)]
 
 
-def _subnet_conflicts(clusters: Sequence[Cluster]) -> list[Finding]:
-    """Two clusters that use one prefix for different wires: routing between them is undefined."""
+def _subnet_conflicts(clusters: Sequence[Cluster], shared: Network | None) -> list[Finding]:
+    """Two clusters that use one prefix for different wires: routing between them is undefined.
+
+    That harms nobody where what they send one another goes over a shared network of its own.
+    """
     findings = []
     for position, cluster in enumerate(clusters):
         for other in clusters[position + 1 :]:
             subnet = cluster.fabric.subnet
             if subnet and subnet == other.fabric.subnet and cluster.fabric.kind not in ("EFA", "Ethernet", "loopback"):
                 evidence = f"{cluster.name} and {other.name} both use {subnet}"
-                findings.append(SUBNET_CONFLICT.finding((*cluster.hosts, *other.hosts), evidence))
+                aside = shared is not None and shared.subnet not in (None, subnet)
+                conflict = CONFLICT_ASIDE if aside else SUBNET_CONFLICT
+                findings.append(conflict.finding((*cluster.hosts, *other.hosts), evidence))
     return findings
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
-from prober.rules.port_rules import RDMA, active_ports, rails_of
+from prober.rails.choose_rails import rails_of, undecided_ports
+from prober.rules.port_rules import RDMA, active_ports
 from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, differing
 
 
@@ -58,9 +59,9 @@ def _roce_mode(nic: Nic) -> str:
 
 
 def _two_fabrics(host: Host) -> Evidence:
-    """InfiniBand rails below different subnet managers: the host joins only the cluster of the first."""
+    """InfiniBand ports alike below different subnet managers, where nothing tells which of them are the rails."""
     fabrics: dict[str, list[str]] = {}
-    for nic in rails_of(host):
+    for nic in undecided_ports(host):
         if nic.kind == "InfiniBand" and nic.sm_lid:
             key = f"subnet {nic.subnet_prefix or 'not known'}, SM lid {nic.sm_lid}"
             fabrics.setdefault(key, []).append(nic.hca)
@@ -99,16 +100,18 @@ def _without_netdev(host: Host) -> Iterable[Nic]:
             yield nic
 
 
-def _rail_without_netdev(host: Host) -> Evidence:
-    for nic in _without_netdev(host):
-        if nic in rails_of(host):
-            yield f"{nic.hca} is an Ethernet port without a netdev here"
+def _none_of_its_own(host: Host) -> Evidence:
+    yield from () if rails_of(host) else _foreign(host)
 
 
-def _other_without_netdev(host: Host) -> Evidence:
-    others = [nic.hca for nic in _without_netdev(host) if nic not in rails_of(host)]
-    if others:
-        yield f"{', '.join(others)}: Ethernet ports without a netdev here"
+def _beside_its_own(host: Host) -> Evidence:
+    yield from _foreign(host) if rails_of(host) else ()
+
+
+def _foreign(host: Host) -> Evidence:
+    foreign = [nic.hca for nic in _without_netdev(host) if nic not in rails_of(host)]
+    if foreign:
+        yield f"{', '.join(foreign)}: Ethernet ports without a netdev here"
 
 
 def _no_uverbs(host: Host) -> Evidence:
@@ -195,9 +198,9 @@ HOST_RULES = (
     Rule(
         "NIC-TWO-FABRICS",
         "W",
-        "InfiniBand rails of one host stand below different subnet managers",
-        "rails of different islands cannot talk to each other",
-        "name the rails of one island under `rails:` in hosts.yaml, so that the others are left out",
+        "InfiniBand ports alike stand below different subnet managers, and nothing tells which of them are the rails",
+        "ports of different islands cannot talk to each other, and storage may be among them",
+        "name the rails with `rails:` in hosts.yaml",
         "InfiniBand architecture, subnet management: one master subnet manager a subnet; " + FIELD,
         _two_fabrics,
     ),
@@ -230,12 +233,12 @@ HOST_RULES = (
     ),
     Rule(
         "NIC-NO-NETDEV-IN-NS",
-        "F",
-        "a rail is an Ethernet port whose netdev and GIDs are not visible here",
-        "the device belongs to another network namespace, and NCCL fails when it makes a queue pair of it",
-        "give the container this device's netdev, or name the rails it owns under `rails:` in hosts.yaml",
-        "Linux, Documentation of RDMA namespaces (rdma-system(8)); google/dranet",
-        _rail_without_netdev,
+        "W",
+        "Ethernet ports have neither netdev nor GIDs here, and no port is left that has",
+        "they belong to another network namespace; Holmes leaves them out, and the job goes over sockets",
+        "give the container netdevs of its own RDMA devices, or the host's network (`--network host`)",
+        "Linux, rdma-system(8); google/dranet",
+        _none_of_its_own,
     ),
     Rule(
         "NIC-NO-NETDEV-IN-NS",
@@ -244,7 +247,7 @@ HOST_RULES = (
         "they belong to another network namespace, and Holmes leaves them out",
         "nothing; by hand, name the container's own devices in NCCL_IB_HCA",
         "Linux, rdma-system(8); google/dranet",
-        _other_without_netdev,
+        _beside_its_own,
     ),
     Rule(
         "NIC-NO-UVERBS",
@@ -293,7 +296,8 @@ PEER_RULES = (
         "W",
         "usable ports have different names on hosts of a cluster",
         "one NCCL_IB_HCA does not fit all hosts",
-        "nothing with Holmes, which writes a list for each host; by hand, a list for each host too",
+        "nothing with Holmes, which writes a list for each host; by hand, a list for each host too; "
+        "`rails:` in hosts.yaml keeps their number equal",
         "NVIDIA/nccl#1277 and #2428",
         "cluster",
         _sets_differ,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from holmes_core.records.devices import Gpu, Nic
 from holmes_core.records.inventory import Host
+from prober.rails.choose_rails import rails_of
 from prober.rules.gpu_rules import has_module
-from prober.rules.port_rules import rails_of
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 
 
@@ -52,7 +52,8 @@ def _is_far(host: Host, gpu: Gpu) -> bool:
 def _no_peermem(host: Host) -> Evidence:
     """EFA has DMA-BUF of its own, and without RDMA there is nothing to register."""
     has_gpu = bool(host.gpus) or has_module(host, "nvidia")
-    if has_gpu and rails_of(host) and host.peermem is False and not host.open_gpu_driver:
+    verbs = [nic for nic in rails_of(host) if nic.kind != "EFA"]
+    if has_gpu and verbs and host.peermem is False and not host.open_gpu_driver:
         yield "neither nvidia_peermem nor nv_peer_mem is loaded"
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from holmes_core.records.devices import PciDevice, PciLink
 from holmes_core.records.inventory import Host
+from prober.rails.choose_rails import rails_of
 from prober.rules.path_rules import bridges_above
-from prober.rules.port_rules import rails_of
 from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, below
 
 LARGE_READS_FROM_GBPS = 200

@@ -7,17 +7,13 @@ from collections.abc import Iterable, Sequence
 
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
-from prober.clusters import fabric_of, is_rail_class
+from prober.clusters import is_rail_class
+from prober.rails.choose_rails import rails_of
 from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, named
 
 RDMA = ("InfiniBand", "RoCE")
-LEFT_OUT = "nothing with Holmes, which names the rails exactly; by hand, set NCCL_IB_HCA to them"
+LEFT_OUT = "nothing: Holmes names the rails exactly; if these are others, name them by `rails:` in hosts.yaml"
 FULL_MEMBER = 0x8000
-
-
-def rails_of(host: Host) -> tuple[Nic, ...]:
-    """The ports that carry the host's part of its cluster's traffic; every rule asks here."""
-    return fabric_of(host).rails
 
 
 def active_ports(host: Host) -> Iterable[Nic]:

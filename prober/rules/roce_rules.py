@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
 from prober.clusters import fabric_of
-from prober.rules.port_rules import rails_of
+from prober.rails.choose_rails import rails_of
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, Seen, differing
 
 USUAL_GID = 3

@@ -112,15 +112,55 @@ PIN_CONTRADICTS = About(
     "hosts.yaml pins a host to a cluster whose fabric is another than the host's",
     "groups inside this cluster may have no common fabric",
     "correct `cluster:` in hosts.yaml, or leave it out and let the probe find it",
-    "Holmes, docs/probe.md (how clusters are found)",
+    "Holmes, docs/probe.md (which hosts are one cluster)",
 )
 CLUSTER_NOT_KNOWN = About(
     "CLUSTER-NOT-KNOWN",
     "W",
-    "no network of a RoCE or Ethernet host is known, and there are other hosts",
-    "which hosts share its fabric cannot be told, so it is a cluster of its own",
-    "give the interfaces addresses, or pin `cluster:` in hosts.yaml",
-    "Holmes, docs/probe.md (how clusters are found)",
+    "a host's networks fit several clusters, or are not known, or no other host's meets them by a proved route",
+    "which hosts share its fabric cannot be told, so it is a cluster of its own; others are reached by sockets",
+    "pin `cluster:` in hosts.yaml, or give the rails addresses",
+    "Holmes, docs/probe.md (which hosts are one cluster)",
+)
+CLUSTERS_ALIKE = About(
+    "CLUSTER-LOOKS-ALIKE",
+    "I",
+    "a LID or all addresses of a host are another's too, and the networks around them tell the fabrics apart",
+    "none: they are clusters of their own",
+    "nothing; if it is one fabric all the same, correct what is set twice, or pin `cluster:` in hosts.yaml",
+    "InfiniBand architecture (a LID is unique in its subnet); Holmes, docs/probe.md (which hosts are one cluster)",
+)
+CLUSTERS_ALIKE_NOT_PLACED = About(
+    "CLUSTER-LOOKS-ALIKE",
+    "W",
+    "a LID or all addresses of a host are another's too, and nothing tells with whom some of the hosts are",
+    "each of those is a cluster of its own, as RDMA between two fabrics fails",
+    "pin `cluster:` in hosts.yaml; `sminfo` on two hosts shows the same GUID if their InfiniBand fabric is the same",
+    "InfiniBand architecture (a LID is unique in its subnet); infiniband-diags, sminfo(8)",
+)
+RAILS_STATED = About(
+    "NIC-RAILS-STATED",
+    "W",
+    "`rails:` of hosts.yaml names no port, or one that NCCL does not take, beside others",
+    "the other ports it names are the rails",
+    "correct `rails:` in hosts.yaml, or leave it out and let the probe choose",
+    "Holmes, docs/probe.md (which ports are the rails)",
+)
+NO_RAIL_STATED = About(
+    "NIC-RAILS-STATED",
+    "F",
+    "the host has RDMA ports, and `rails:` of hosts.yaml leaves none of them",
+    "no rail is left, and the job would go over sockets",
+    RAILS_STATED.remedy,
+    RAILS_STATED.source,
+)
+RAILS_STATED_IN_VAIN = About(
+    "NIC-RAILS-STATED",
+    "I",
+    "`rails:` of hosts.yaml names ports of a host without RDMA ports",
+    "none: the host has no RDMA ports",
+    RAILS_STATED.remedy,
+    RAILS_STATED.source,
 )
 TRUNK_UNKNOWN = About(
     "NET-TRUNK-UNKNOWN",
@@ -175,7 +215,8 @@ PORT_CLOSED = About(
 ABOUT = (
     *(UNREACHABLE, KEY_UNKNOWN, KEY_CHANGED, NO_LOGIN),
     *(TOOL_MISSING, TOOL_UNREAD, NO_PERMISSION, TOOL_FAILED, TRUNCATED, VALUE_IMPOSSIBLE, HOSTS_MIXED, DRIVER_MISMATCH),
-    *(PIN_CONTRADICTS, CLUSTER_NOT_KNOWN, TRUNK_UNKNOWN, TRUNK_LOW),
+    *(PIN_CONTRADICTS, CLUSTER_NOT_KNOWN, CLUSTERS_ALIKE, CLUSTERS_ALIKE_NOT_PLACED, TRUNK_UNKNOWN, TRUNK_LOW),
+    *(RAILS_STATED, NO_RAIL_STATED, RAILS_STATED_IN_VAIN),
     *(TCP_LOW, RDMA_LOW, GPU_RDMA_LOW, PORT_CLOSED),
 )
 

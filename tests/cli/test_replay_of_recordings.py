@@ -25,6 +25,24 @@ def recording(folder: Path, scenario: str) -> Path:
     return place.parent
 
 
+def test_the_table_says_of_every_port_whether_it_is_a_rail_and_why(command: Command, tmp_path: Path) -> None:
+    folder = recording(tmp_path, "h100-ndr-8rail-bf3-bond")
+    done = command("probe", "--replay", str(folder), "-o", str(tmp_path / "inventory.json"))
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line]
+    kinds = {row[2]: row[3] for row in rows if len(row) == 5 and row[3]}
+    assert kinds == {"InfiniBand 400 Gbit/s": "0-7", "RoCE 200 Gbit/s": "out"}
+    assert "a BlueField's host port" in " ".join(row[4] for row in rows if len(row) == 5)
+
+
+def test_rails_stated_for_a_recording_are_those_of_its_replay(command: Command, tmp_path: Path) -> None:
+    folder = recording(tmp_path, "h100-ndr-8rail-bf3-bond")
+    notes = folder / "h100-ndr-8rail-bf3-bond" / "host.json"
+    notes.write_text(json.dumps({"rails": ["mlx5_bond_0"]}), encoding="utf-8")
+    done = command("probe", "--replay", str(folder), "--json", "-o", str(tmp_path / "inventory.json"))
+    (host,) = json.loads(done.stdout)["hosts"]
+    assert [nic["device"] for nic in host["nics"] if nic.get("rail") is not None] == ["mlx5_bond_0"]
+
+
 @pytest.mark.parametrize(
     ("scenario", "code", "rule"),
     [

@@ -16,6 +16,19 @@ V6 = Gid(index=1, gid="fd00::1", type="RoCE v2")
 NARROW = PciLink(speed_gts=32, width=8, max_speed_gts=32, max_width=16)
 SLOW = PciLink(speed_gts=2.5, width=16, max_speed_gts=32, max_width=16)
 FULL = PciLink(speed_gts=32, width=16, max_speed_gts=32, max_width=16)
+
+
+def rails(name: str, *subnets: int, number: int = 1, mask: int = 24) -> Host:
+    """A host with RoCE rails, the i-th in the i-th of the subnets 10.2.x."""
+    ports = tuple(roce(f"mlx5_{rail}", f"eth{rail}") for rail in range(len(subnets)))
+    own = tuple(netdev(f"eth{rail}", f"10.2.{subnet}.{number}/{mask}") for rail, subnet in enumerate(subnets))
+    return host(name, nics=ports, netdevs=own)
+
+
+def ipoib(name: str, subnet: int) -> Host:
+    return host(name, nics=(nic(netdev="ib0"),), netdevs=(netdev("ib0", f"10.3.{subnet}.{ord(name)}/24"),))
+
+
 EFA = nic("efa_0", "EFA", usable_by_nccl_ib=False)
 PLUGIN = OfiPlugin(path="/opt/amazon/ofi-nccl/lib/libnccl-net.so", version="1.14.0")
 
@@ -97,8 +110,12 @@ HOST_CASES: dict[str, tuple[Host, Host]] = {
         host(netdevs=(netdev("bond0", bond_slaves=(BondSlave(name="e1", mii_status="up"),)),)),
     ),
     "NIC-NO-NETDEV-IN-NS": (
-        nics(nic(kind="RoCE", node_type="ca")),
+        nics(nic(kind="RoCE", node_type="ca", usable_by_nccl_ib=False)),
         nics(nic(kind="RoCE")),
+    ),
+    "NIC-RAILS-NOT-TOLD": (
+        nics(nic(), *(nic(f"mlx5_{i}", "unknown", usable_by_nccl_ib=None, why="link layer not known") for i in (1, 2))),
+        nics(nic(), nic("mlx5_1", "unknown", usable_by_nccl_ib=None)),
     ),
     "NIC-NO-UVERBS": (nics(nic(), uverbs=4, uverbs_openable=0), nics(nic(), uverbs=4, uverbs_openable=4)),
     "IB-IPOIB-BOOTSTRAP": (host(netdevs=(netdev("ib0"),)), host(netdevs=(netdev("ib0", None),))),
@@ -231,6 +248,10 @@ PEER_CASES: dict[str, tuple[tuple[Host, Host], tuple[Host, Host]]] = {
         (host(ofi_plugins=(PLUGIN,)), host("b", ofi_plugins=(PLUGIN.model_copy(update={"version": "1.9.1"}),))),
         (host(ofi_plugins=(PLUGIN,)), host("b", ofi_plugins=())),
     ),
+    "TOPO-RAIL-SWAPPED": ((rails("a", 1, 2), rails("b", 2, 1)), (rails("a", 1, 2), rails("b", 1, 2))),
+    "NET-MASK-DIFFERS": ((rails("a", 1), rails("b", 1, mask=16)), (rails("a", 1), rails("b", 1))),
+    "NET-IPOIB-DIFFERS": ((ipoib("a", 1), ipoib("b", 2)), (ipoib("a", 1), ipoib("b", 1))),
+    "NET-ADDRESS-TWICE": ((rails("a", 1, 2), rails("b", 1, 3)), (rails("a", 1, 2), rails("b", 1, 2, number=2))),
     "TOPO-RAIL-MISMATCH": (
         (gpus(gpu(nearest_nics=("mlx5_0",))), gpus(gpu(nearest_nics=("mlx5_1",)), name="b")),
         (gpus(gpu(nearest_nics=("mlx5_0",))), gpus(gpu(), name="b")),

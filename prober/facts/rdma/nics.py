@@ -107,8 +107,8 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
     kind = kind_of(port, netdev)
     state = port.state or _state_of_netdev(kind, port.netdev_up)
     gids = tuple(_with_right_type(entry, kind) for entry in port.gids)
-    netdev_elsewhere = port.netdev_elsewhere is True and port.netdev is None and not gids
-    usable, why = usability(kind, state, port.gid_unknown is True and not gids, netdev_elsewhere)
+    foreign = _is_foreign(port, kind, state, bool(netdevs))
+    usable, why = (False, FOREIGN) if foreign else usability(kind, state, port.gid_unknown is True and not gids)
     pci_address = port.pci_address or (netdev.pci_address if netdev else None)
     return Nic(
         device=port.device,
@@ -147,6 +147,16 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
     )
 
 
+FOREIGN = "its netdev is in another network namespace: no GID can be used from here"
+
+
+def _is_foreign(port: PortFacts, kind: NicKind, state: str | None, netdevs_known: bool) -> bool:
+    """An Active RoCE port without GIDs and without a netdev, from tools that show one where there is any."""
+    asked = netdevs_known and (port.node_type is not None or port.protocol is not None)
+    shown = port.netdev_elsewhere is True or asked
+    return kind == "RoCE" and state == "Active" and shown and not port.netdev and not port.gids
+
+
 def _state_of_netdev(kind: NicKind, netdev_up: bool | None) -> str | None:
     """An Ethernet port is as its netdev is; IPoIB is up on an Active port alone, and may be down there too."""
     if netdev_up:
@@ -154,9 +164,7 @@ def _state_of_netdev(kind: NicKind, netdev_up: bool | None) -> str | None:
     return "Down" if netdev_up is False and kind not in ("InfiniBand", "unknown") else None
 
 
-def usability(
-    kind: NicKind, state: str | None, gid_unknown: bool = False, netdev_elsewhere: bool = False
-) -> tuple[bool | None, str]:
+def usability(kind: NicKind, state: str | None, gid_unknown: bool = False) -> tuple[bool | None, str]:
     """Whether NCCL's verbs transport takes the port, and why; None where the tools did not say enough."""
     if kind == "unknown" and state in (None, "Active"):
         return None, "link layer not known"
@@ -170,8 +178,6 @@ def usability(
         return False, f"port is {state}; NCCL takes only Active ports and skips this one"
     if kind == "RoCE" and gid_unknown:
         return None, "RoCE port Active, its GID not known"
-    if kind == "RoCE" and netdev_elsewhere:
-        return False, "RoCE port whose interface is not in this network namespace: it has no GID here"
     if kind == "Omni-Path":
         return True, "Omni-Path: NCCL takes it for InfiniBand; its verbs are slow and have no GPUDirect"
     if kind == "SoftRoCE":
