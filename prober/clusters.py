@@ -86,6 +86,7 @@ def _clusters(
             ports=ports,
             net_name=fabrics[names[0]].net_name,
             rails_apart=rails_apart([fabrics[each] for each in names]),
+            net_name=fabrics[names[0]].net_name,
         )
         yield Cluster(name=name, hosts=tuple(names), fabric=fabric, pinned=label is not None)
 

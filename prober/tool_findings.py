@@ -11,7 +11,6 @@ from prober.facts.gpu.gpu_query import lacks_field_names
 from prober.facts.gpu.gpus import read_gpus
 from prober.rules.rule import About
 from prober.rules.told_rules import (
-    DRIVER_MISMATCH,
     NO_PERMISSION,
     TOOL_FAILED,
     TOOL_MISSING,
@@ -87,11 +86,8 @@ def _no_permission(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
 
 def _gpu_tool(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
     failure = read_gpus(outputs, ()).failure
-    if failure is None or "No devices were found" in failure:  # an answer, which is GPU-NONE's
-        return
-    if "exit 18" in failure or "version mismatch" in failure:
-        yield DRIVER_MISMATCH.finding((name,), f"nvidia-smi: {failure}")
-    else:
+    answers = ("No devices were found", "exit 18", "version mismatch")  # those of GPU-NONE and GPU-DRIVER-MISMATCH
+    if failure is not None and not any(answer in failure for answer in answers):
         yield TOOL_FAILED.finding((name,), f"nvidia-smi: {failure}")
 
 

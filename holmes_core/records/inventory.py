@@ -170,8 +170,8 @@ class Network(Record):
     kind: FabricKind
     subnet: str | None  # its IPv4 prefix
     ports: tuple[NetworkPort, ...]
-    net_name: NetName | None = None  # NCCL's name for it, where a plugin brings it
     rails_apart: bool | None = None  # each rail is a subnet of its own, and none is routed to another
+    net_name: NetName | None = None  # NCCL's name for it, where a plugin brings it
 
     def port_of(self, host: str) -> NetworkPort | None:
         """The port of `host` on this network, None if it has none."""

@@ -10,7 +10,7 @@ from prober.rails.port_networks import network_of
 
 
 def rails_apart(fabrics: Sequence[Fabric]) -> bool | None:
-    """Whether no rail reaches a rail of another number; None where the subnets of a rail are not known.
+    """Whether no rail reaches a rail of another number; None where the subnets of a rail are not known, as EFA's.
 
     InfiniBand rails are apart under different subnet prefixes, and together under one prefix and subnet manager. RoCE
     rails are apart in different networks, unless a route over one leads to another.

@@ -1,10 +1,9 @@
 """Which hosts share a fabric: by proof where there is one, and never by a guess. The order of hosts changes nothing.
 
-RoCE, EFA and Ethernet hosts share a fabric when their networks overlap, with RoCE also when routes lead both ways; one
-that has nothing in common with another is a cluster of its own, since sockets inside a fabric are slow, but RDMA
-between two fails.
-InfiniBand fabrics look alike by default, so there what is not known is taken to be alike, and prefixes, subnet
-managers, partitions and IPoIB networks speak against. The same LID or address on two hosts proves two subnets,
+RoCE, EFA and Ethernet hosts share a fabric when their networks overlap or, for RoCE, routes lead both ways; one that
+has nothing in common with another is a cluster of its own, since sockets inside a fabric are slow, but RDMA between
+two fails. InfiniBand fabrics look alike by default, so there what is not known is taken to be alike, and prefixes,
+subnet managers, partitions and IPoIB networks speak against. The same LID or address on two hosts proves two subnets,
 whatever else looks alike; then only the networks around the rails can tell who is with whom.
 """
 
@@ -47,12 +46,12 @@ def find_islands(fabrics: Fabrics) -> Islands:
     """The groups in order of their first hosts, as `fabrics` lists them."""
     islands = Islands()
     order = {name: position for position, name in enumerate(fabrics)}
-    for kind, net_name in sorted({_transport(fabric) for fabric in fabrics.values()}):
-        members = {name: fabric for name, fabric in fabrics.items() if _transport(fabric) == (kind, net_name)}
-        if kind == "loopback":
+    for transport in sorted({fabric.transport for fabric in fabrics.values()}):
+        members = {name: fabric for name, fabric in fabrics.items() if fabric.transport == transport}
+        if "loopback" in transport:
             islands.groups.append(tuple(members))
             continue
-        joined = _infiniband(members, islands) if kind == "InfiniBand" else _by_network(members)
+        joined = _infiniband(members, islands) if "InfiniBand" in transport else _by_network(members)
         for group in joined:
             islands.groups += _split(group, fabrics, islands)
     in_order = [tuple(sorted(group, key=order.__getitem__)) for group in islands.groups]
@@ -80,9 +79,7 @@ def contradict(one: Fabric, other: Fabric) -> bool:
         (one.sm_lids, other.sm_lids),
         (one.partitions, other.partitions),
     )
-    if _transport(one) != _transport(other) or any(
-        ours and theirs and ours.isdisjoint(theirs) for ours, theirs in facts
-    ):
+    if one.transport != other.transport or any(ours and theirs and ours.isdisjoint(theirs) for ours, theirs in facts):
         return True
     return bool(one.networks and other.networks) and not meet(one, other)
 

@@ -19,6 +19,7 @@ from prober.rails.port_networks import default_route_netdevs, has_address, netde
 
 RAIL_KINDS = ("InfiniBand", "RoCE")
 STATED = "named by `rails:` of hosts.yaml"
+WITH_PLUGIN = "EFA, which NCCL reaches by its plugin"
 # PCI device ids of BlueField, BlueField-2 and BlueField-3 as hca_type spells them. Source: pci.ids, vendor 15b3.
 BLUEFIELD_TYPES = ("MT41680", "MT41682", "MT41686", "MT41692")
 
@@ -77,19 +78,14 @@ def ports_not_told(host: Host) -> tuple[Nic, ...]:
 
 def _stated(host: Host, stated: Sequence[str]) -> tuple[list[Nic], str, Reasons]:
     """The ports that hosts.yaml names and NCCL may take, all of one kind: that with most bandwidth."""
-    kinds_named = (*RAIL_KINDS, "unknown")  # who names a port knows what it is
-    adapters = efa_rails(host)
-    named = [
-        nic
-        for nic in host.nics
-        if (nic.kind in kinds_named or nic in adapters) and named_by(stated, nic.device, nic.port)
-    ]
-    usable = [nic for nic in named if nic.usable_by_nccl_ib is not False or nic in adapters]
+    kinds_of_rails = (*RAIL_KINDS, "EFA", "unknown")  # who names a port knows what it is
+    named = [nic for nic in host.nics if nic.kind in kinds_of_rails and named_by(stated, nic.device, nic.port)]
+    usable = [nic for nic in named if nic.usable_by_nccl_ib is not False or nic in efa_rails(host)]
     kinds = sorted({nic.kind for nic in usable})
     kind = max(kinds, key=lambda kind: sum(nic.rate_gbps or 0 for nic in usable if nic.kind == kind), default="")
     rails = [nic for nic in usable if nic.kind == kind]
     reasons = {nic.hca: f"{nic.kind}, most ports that `rails:` names are {kind}" for nic in usable if nic.kind != kind}
-    unnamed = [nic for nic in host.nics if nic not in named and nic.kind in RAIL_KINDS]
+    unnamed = [nic for nic in host.nics if nic not in named and nic.kind in kinds_of_rails]
     reasons |= {nic.hca: "not among `rails:` of hosts.yaml" for nic in unnamed}
     return rails, STATED, reasons
 
@@ -98,7 +94,7 @@ def _chosen(host: Host, nearness: Nearness) -> tuple[list[Nic], str, Reasons]:
     reasons: Reasons = {}
     candidates = _candidates(host, nearness, reasons)
     if not candidates:
-        return list(efa_rails(host)), "an EFA adapter, by NCCL's libfabric plugin", reasons
+        return list(efa_rails(host)), WITH_PLUGIN, reasons
     groups = port_groups(host, candidates, nearness)
     best = best_group(groups)
     rails = near_part(host, best, nearness)

@@ -69,8 +69,9 @@ def _gpu_given(host: Host) -> Evidence:
 
 
 def _driver_mismatch(host: Host) -> Evidence:
-    if host.nvidia_smi_failure and "mismatch" in host.nvidia_smi_failure:
-        yield host.nvidia_smi_failure
+    failure = host.nvidia_smi_failure or ""
+    if "exit 18" in failure or "version mismatch" in failure:
+        yield f"nvidia-smi: {failure}"
 
 
 def _mig(host: Host) -> Evidence:

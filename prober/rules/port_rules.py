@@ -9,6 +9,7 @@ from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
 from prober.clusters import is_rail_class
 from prober.rails.choose_rails import rails_of
+from prober.rails.nearness import BESIDE, nearness_of, path_class
 from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, named
 
 RDMA = ("InfiniBand", "RoCE")
@@ -40,7 +41,7 @@ def _is_spare_function(host: Host, nic: Nic) -> bool:
 
 def _is_missing_rail(host: Host, nic: Nic) -> bool:
     """Whether a port without service should be a rail."""
-    spare = _other_port_of_card_is_active(host, nic) or _is_spare_function(host, nic)
+    spare = _is_spare_port(host, nic) or _is_spare_function(host, nic) or _serves_others(host, nic)
     return is_rail_class(host, nic) and not spare
 
 
@@ -60,7 +61,7 @@ def _spare_waits(host: Host) -> Evidence:
         yield f"{', '.join(nic.hca for nic in waiting)}; they are no rails"
 
 
-def _ports_down(host: Host) -> Iterable[Nic]:
+def ports_down(host: Host) -> Iterable[Nic]:
     """RDMA ports without a link, whatever the reason."""
     for nic in host.nics:
         if nic.kind in RDMA and nic.state not in (None, "Active") and not _waits_for_subnet_manager(nic):
@@ -68,7 +69,18 @@ def _ports_down(host: Host) -> Iterable[Nic]:
 
 
 def _rail_down(host: Host) -> Evidence:
-    for nic in _ports_down(host):
+    if rails_of(host):
+        yield from _missing(host)
+
+
+def _no_port_up(host: Host) -> Evidence:
+    """The host may be meant for sockets: cards that nobody cabled are common."""
+    if not rails_of(host):
+        yield from _missing(host)
+
+
+def _missing(host: Host) -> Evidence:
+    for nic in ports_down(host):
         if _is_missing_rail(host, nic):
             yield Seen(f"{nic.hca} is {nic.state}, physical state {nic.phys_state or 'not known'}", _raise(nic))
 
@@ -85,16 +97,40 @@ def _raise(nic: Nic) -> str:
 
 
 def _other_port_down(host: Host) -> Evidence:
-    for nic in _ports_down(host):
+    for nic in ports_down(host):
         if not _is_missing_rail(host, nic):
             yield f"{nic.hca} is {nic.state}, physical state {nic.phys_state or 'not known'}; it is no rail"
 
 
-def _other_port_of_card_is_active(host: Host, nic: Nic) -> bool:
-    """A second port left without a cable is common and harmless."""
-    return nic.sys_image_guid is not None and any(
-        other.sys_image_guid == nic.sys_image_guid and other.state == "Active" for other in host.nics
-    )
+def _is_spare_port(host: Host, nic: Nic) -> bool:
+    """A second port left without a cable is common and harmless, unless all other cards of rails use both."""
+    rails = rails_of(host)
+    used = sum(_is_one_card(nic, rail) for rail in rails)
+    others = [sum(_is_one_card(rail, other) for other in rails) for rail in rails if not _is_one_card(nic, rail)]
+    beside_active = any(_is_one_card(nic, other) and other.state == "Active" for other in host.nics)
+    return beside_active and min(others, default=0) <= max(used, 1)
+
+
+def _is_one_card(nic: Nic, other: Nic) -> bool:
+    """Ports of one card have its GUID; where that is not known, they are functions of one PCI device."""
+    if nic.sys_image_guid and other.sys_image_guid:
+        return nic.sys_image_guid == other.sys_image_guid
+    places = [(port.pci_address or port.device).partition(".")[0] for port in (nic, other)]
+    return places[0] == places[1]
+
+
+def _serves_others(host: Host, nic: Nic) -> bool:
+    """A card for storage or the front end, of the rails' model: farther from the GPUs than they are, or another board.
+
+    An HGX machine has ConnectX cards of one model for both.
+    """
+    rails, nearness = rails_of(host), nearness_of(host)
+    ways = [nearness.get(port.device, {}).values() for port in (nic, *rails)]
+    near = [any(path_class(path) == BESIDE for path in of_port) for of_port in ways]
+    if ways[0]:
+        return not near[0] and len(rails) > 0 and all(near[1:])
+    boards = {rail.board_id for rail in rails}
+    return nic.board_id is not None and len(boards) > 0 and not boards & {nic.board_id, None}
 
 
 def _without_link(host: Host) -> Iterable[Netdev]:
@@ -196,11 +232,20 @@ HOST_RULES = (
     Rule(
         "NIC-PORT-DOWN",
         "F",
-        "a port of the rails' kind and model is not Active, and no other port of its card is",
+        "a port of the rails' kind and model is not Active; not a spare second port, nor a card farther from the GPUs",
         "a rail is out; NCCL leaves the port out without a word",
         "RoCE: `ip link set NETDEV up`; InfiniBand: `mlxlink -d DEVICE -a UP`; then cable, optic and switch port",
         "NVIDIA MFT documentation, mlxlink (--port_state); NCCL, src/transport/net_ib/init.cc",
         _rail_down,
+    ),
+    Rule(
+        "NIC-PORT-DOWN",
+        "W",
+        "the host has no rail, and RDMA ports that are not Active",
+        "the host is reached by sockets: NCCL leaves the ports out without a word",
+        "if this host is to use RDMA, bring the ports up; else nothing",
+        "NVIDIA MFT documentation, mlxlink (--port_state); NCCL, src/transport/net_ib/init.cc",
+        _no_port_up,
     ),
     Rule(
         "NIC-PORT-DOWN",

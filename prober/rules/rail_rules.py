@@ -1,4 +1,4 @@
-"""Rails of the hosts of one cluster against each other: cabling, masks, addresses."""
+"""Rails of the hosts against each other: lost ones, cabling, masks, addresses."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from prober.islands.fabric import Fabric
 from prober.islands.same_fabric import overlap
 from prober.rails.choose_rails import ports_not_told, rails_of
 from prober.rails.port_networks import network_of, parsed
+from prober.rules.port_rules import ports_down
 from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule
 
 POINT_TO_POINT = 30  # bits of an IPv4 prefix that holds a host and its switch port, and no other host
@@ -46,6 +47,8 @@ def _rail_subnets(fabric: Fabric) -> Mapping[str, int]:
     """The number of the one rail in each subnet: network, or prefix of InfiniBand. Empty where rails share one."""
     if fabric.kind == "InfiniBand":
         places = [(nic.subnet_prefix, number) for number, nic in enumerate(fabric.rails) if nic.subnet_prefix]
+    elif fabric.kind != "RoCE":
+        return {}
     else:
         places = [(network_of(one), number) for number, of_rail in enumerate(fabric.interfaces) for one in of_rail]
     several = len({subnet for subnet, _ in places}) == len(places) == len(set(places)) > 1
@@ -112,7 +115,27 @@ HOST_RULES = (
     ),
 )
 
+
+def _all_rails_down(hosts: Sequence[Host]) -> PeerEvidence:
+    """A host without any rail, of the cards by which others of the job have theirs."""
+    models = {(rail.kind, rail.hca_type) for host in hosts for rail in rails_of(host) if rail.hca_type}
+    for host in hosts:
+        down = [nic.hca for nic in ports_down(host) if (nic.kind, nic.hca_type) in models]
+        if down and not rails_of(host):
+            yield (host.name,), f"{', '.join(down)}: all are down; other hosts have rails of this card model"
+
+
 PEER_RULES = (
+    PeerRule(
+        "NIC-PORT-DOWN",
+        "F",
+        "all ports of a host are down, and other hosts have rails of the same card model",
+        "its rails are out: all others would wait for one host that is reached by sockets",
+        "bring its ports up: cable, optic, switch port; or leave the host out",
+        "NCCL, src/transport/net_ib/init.cc; " + FIELD,
+        "job",
+        _all_rails_down,
+    ),
     PeerRule(
         "TOPO-RAIL-SWAPPED",
         "W",

@@ -98,14 +98,6 @@ HOSTS_MIXED = About(
     "name the recording's folder as the parallel shell names the host",
     "pdsh(1), clush(1) (the host's name before each line)",
 )
-DRIVER_MISMATCH = About(
-    "GPU-DRIVER-MISMATCH",
-    "F",
-    "nvidia-smi failed as a whole because driver and library have different versions",
-    "no GPU can be used",
-    "reload the driver or reboot",
-    "nvidia-smi, exit code 18; anderskm/gputil#55",
-)
 PIN_CONTRADICTS = About(
     "CLUSTER-PIN-CONTRADICTS",
     "W",
@@ -214,7 +206,7 @@ PORT_CLOSED = About(
 
 ABOUT = (
     *(UNREACHABLE, KEY_UNKNOWN, KEY_CHANGED, NO_LOGIN),
-    *(TOOL_MISSING, TOOL_UNREAD, NO_PERMISSION, TOOL_FAILED, TRUNCATED, VALUE_IMPOSSIBLE, HOSTS_MIXED, DRIVER_MISMATCH),
+    *(TOOL_MISSING, TOOL_UNREAD, NO_PERMISSION, TOOL_FAILED, TRUNCATED, VALUE_IMPOSSIBLE, HOSTS_MIXED),
     *(PIN_CONTRADICTS, CLUSTER_NOT_KNOWN, CLUSTERS_ALIKE, CLUSTERS_ALIKE_NOT_PLACED, TRUNK_UNKNOWN, TRUNK_LOW),
     *(RAILS_STATED, NO_RAIL_STATED, RAILS_STATED_IN_VAIN),
     *(TCP_LOW, RDMA_LOW, GPU_RDMA_LOW, PORT_CLOSED),

@@ -82,7 +82,7 @@ def test_the_netdev_of_an_rdma_port_is_told_as_a_port_alone() -> None:
     dead = netdev(kind="physical", link_detected=False, up=False)
     machine = host(nics=(roce(state="Down"),), netdevs=(dead,))
     assert severities("NIC-LINK-DOWN", machine) == []
-    assert severities("NIC-PORT-DOWN", machine) == ["F"]
+    assert severities("NIC-PORT-DOWN", machine) == ["W"]
 
 
 def crossed(name: str, first: str, second: str) -> Host:

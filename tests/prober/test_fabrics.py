@@ -13,7 +13,8 @@ from prober.clusters import find_clusters
 from prober.efa import efa_rails
 from prober.nvlink_domains import clique_of
 from prober.probe import inventory_of
-from prober.rails.choose_rails import with_rails
+from prober.rails.choose_rails import WITH_PLUGIN, with_rails
+from prober.rails.stated_rails import stated_rail_findings
 from prober.read_host import read_host
 from tests.prober.made_hosts import audited, gpu, host, netdev, nic, severities
 from tests.prober.test_recordings import COPIES, expected, read, recorded
@@ -113,6 +114,16 @@ def test_a_port_of_an_efa_fabric_has_adapters_their_rate_and_the_library() -> No
     assert (cluster.fabric.kind, cluster.fabric.net_name) == ("EFA", "Libfabric")
     assert port.hcas == tuple(f"{device}:1" for device in ADAPTERS)
     assert (port.rdma_bandwidth_bytes_per_s, port.net_plugin) == (25e9, PLUGIN.path)
+
+
+def test_adapters_are_numbered_as_rails_and_hosts_yaml_may_name_some() -> None:
+    machine = efa_host("a", "10.0.1.1/24")
+    assert [(port.rail, port.rail_why) for port in with_rails(machine).nics] == [(0, WITH_PLUGIN), (1, WITH_PLUGIN)]
+    named = with_rails(machine, [ADAPTERS[1]])
+    assert [port.rail for port in named.nics] == [None, 0]
+    assert list(stated_rail_findings(named, [ADAPTERS[1]])) == []
+    without = with_rails(efa_host("a", "10.0.1.1/24", ofi_plugins=()))
+    assert {port.rail for port in without.nics} == {None}
 
 
 def test_an_adapter_that_libfabric_does_not_list_is_no_rail() -> None:

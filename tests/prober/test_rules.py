@@ -232,6 +232,10 @@ PEER_CASES: dict[str, tuple[tuple[Host, Host], tuple[Host, Host]]] = {
         (nics(nic(), nic("mlx5_1")), nics(nic(), name="b")),
         (nics(nic(), nic("mlx5_1")), nics(nic(), nic("mlx5_2"), name="b")),
     ),
+    "NIC-PORT-DOWN": (
+        (nics(nic(hca_type="MT4129")), nics(nic(hca_type="MT4129", state="Down"), name="b")),
+        (nics(nic(hca_type="MT4129")), nics(nic(hca_type="MT4123", state="Down"), name="b")),
+    ),
     "NIC-PKEY": (
         (nics(nic(pkeys=(0x7FFF,))), nics(nic(pkeys=(0x7FFF,)), name="b")),
         (nics(nic(pkeys=(0x7FFF,))), nics(nic(pkeys=(0xFFFF,)), name="b")),
@@ -244,14 +248,14 @@ PEER_CASES: dict[str, tuple[tuple[Host, Host], tuple[Host, Host]]] = {
         (gpus(gpu(pci_width=16)), gpus(gpu(pci_width=8), name="b")),
         (gpus(gpu(pci_width=16)), gpus(gpu(), name="b")),
     ),
-    "EFA-PLUGIN-DIFFERS": (
-        (host(ofi_plugins=(PLUGIN,)), host("b", ofi_plugins=(PLUGIN.model_copy(update={"version": "1.9.1"}),))),
-        (host(ofi_plugins=(PLUGIN,)), host("b", ofi_plugins=())),
-    ),
     "TOPO-RAIL-SWAPPED": ((rails("a", 1, 2), rails("b", 2, 1)), (rails("a", 1, 2), rails("b", 1, 2))),
     "NET-MASK-DIFFERS": ((rails("a", 1), rails("b", 1, mask=16)), (rails("a", 1), rails("b", 1))),
     "NET-IPOIB-DIFFERS": ((ipoib("a", 1), ipoib("b", 2)), (ipoib("a", 1), ipoib("b", 1))),
     "NET-ADDRESS-TWICE": ((rails("a", 1, 2), rails("b", 1, 3)), (rails("a", 1, 2), rails("b", 1, 2, number=2))),
+    "EFA-PLUGIN-DIFFERS": (
+        (host(ofi_plugins=(PLUGIN,)), host("b", ofi_plugins=(PLUGIN.model_copy(update={"version": "1.9.1"}),))),
+        (host(ofi_plugins=(PLUGIN,)), host("b", ofi_plugins=())),
+    ),
     "TOPO-RAIL-MISMATCH": (
         (gpus(gpu(nearest_nics=("mlx5_0",))), gpus(gpu(nearest_nics=("mlx5_1",)), name="b")),
         (gpus(gpu(nearest_nics=("mlx5_0",))), gpus(gpu(), name="b")),
