@@ -133,6 +133,18 @@ def test_an_adapter_that_libfabric_does_not_list_is_no_rail() -> None:
     assert severities("EFA-NOT-IN-LIBFABRIC", machine) == ["W"]
 
 
+def test_adapters_are_numbered_rails_and_hosts_yaml_may_name_some_of_them() -> None:
+    machine = efa_host("a", "10.0.1.1/24")
+    assert [(port.device, port.rail) for port in with_rails(machine).nics] == list(zip(ADAPTERS, (0, 1), strict=True))
+    assert [port.rail for port in with_rails(machine, ADAPTERS[1:]).nics] == [None, 0]
+    assert [port.rail for port in with_rails(efa_host("b", "10.0.1.2/24", ofi_plugins=())).nics] == [None, None]
+
+
+def test_adapters_need_no_peer_memory_module() -> None:
+    machine = efa_host("a", "10.0.1.1/24", gpus=(gpu(),), peermem=False, open_gpu_driver=False)
+    assert severities("GDR-NO-PEERMEM", machine) == []
+
+
 TRAY = recorded(COPIES / "gb200-nvl72-tray")
 
 
