@@ -84,7 +84,6 @@ def _clusters(
             kind=kind,
             subnet=min(networks) if len(networks) == 1 else None,
             ports=ports,
-            net_name=fabrics[names[0]].net_name,
             rails_apart=rails_apart([fabrics[each] for each in names]),
             net_name=fabrics[names[0]].net_name,
         )

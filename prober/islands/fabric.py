@@ -30,7 +30,6 @@ class Fabric:
     around: frozenset[str] = frozenset()  # networks of the host's other netdevs
     net_name: NetName | None = None  # NCCL's name for it, where a plugin brings it
     machine: str | None = None  # the same of containers on one machine, whose ports and addresses are one
-    net_name: NetName | None = None  # where a plugin of NCCL brings it
 
     @cached_property
     def transport(self) -> tuple[str, str]:

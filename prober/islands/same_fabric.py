@@ -59,11 +59,6 @@ def find_islands(fabrics: Fabrics) -> Islands:
     return islands
 
 
-def _transport(fabric: Fabric) -> tuple[str, str]:
-    """What NCCL speaks there: its transports do not understand one another."""
-    return fabric.kind, fabric.net_name or ""
-
-
 def meet(one: Fabric, other: Fabric) -> bool:
     """A network in common, or for RoCE routes over the rails in both directions."""
     if any(overlap(a, b) for a in one.networks for b in other.networks):
