@@ -27,6 +27,7 @@ HOST_RULES: tuple[Rule, ...] = (
     *rate_rules.HOST_RULES,
     *nic_rules.HOST_RULES,
     *roce_rules.HOST_RULES,
+    *rail_rules.HOST_RULES,
     *fabric_rules.HOST_RULES,
     *gpu_rules.HOST_RULES,
     *gpu_fault_rules.HOST_RULES,

@@ -28,13 +28,8 @@ class Fabric:
     interfaces: tuple[frozenset[str], ...] = ()  # of each rail, or of the netdev: addresses with prefix length
     routes: tuple[frozenset[str], ...] = ()  # of each rail: prefixes that routes over it lead to
     around: frozenset[str] = frozenset()  # networks of the host's other netdevs
-    net_name: NetName | None = None  # NCCL's name for it, where a plugin brings it
+    net_name: NetName | None = None  # where a plugin of NCCL brings it
     machine: str | None = None  # the same of containers on one machine, whose ports and addresses are one
-
-    @cached_property
-    def transport(self) -> tuple[str, str]:
-        """Its kind, and NCCL's name for it: what two hosts of one fabric have in common."""
-        return self.kind, self.net_name or ""
 
     @cached_property
     def networks(self) -> frozenset[str]:
@@ -94,15 +89,18 @@ def fabric_of(host: Host) -> Fabric:
         loopback = next((netdev for netdev in host.netdevs if netdev.name == "lo"), None)
         return Fabric("loopback", (), loopback, _interfaces_of_one(loopback))
     rails = rails_of(host)
+    carrying = [netdev for netdev in host.netdevs if carries_traffic(netdev)]
+    plugin = efa_plugin(host)
+    if rails and rails[0].kind == "EFA" and plugin is not None:
+        interfaces = (interfaces_of(carrying),)
+        return Fabric("EFA", rails, _fastest(carrying), interfaces, net_name=plugin.net_name, machine=host.boot_id)
     if not rails:
-        netdev = _fastest(netdev for netdev in host.netdevs if carries_traffic(netdev))
+        netdev = _fastest(carrying)
         return Fabric("Ethernet", (), netdev, _interfaces_of_one(netdev), machine=host.boot_id)
-    if rails[0].kind == "EFA":
-        return _efa(host, rails)
     of_rails = [netdevs_of(host, nic) for nic in rails]
     netdevs = [netdev for netdevs in of_rails for netdev in netdevs]
     names = {netdev.name for netdev in netdevs}
-    others = [netdev for netdev in host.netdevs if carries_traffic(netdev) and netdev.name not in names]
+    others = [netdev for netdev in carrying if netdev.name not in names]
     return Fabric(
         kind="InfiniBand" if rails[0].kind == "InfiniBand" else "RoCE",
         rails=rails,
@@ -110,20 +108,6 @@ def fabric_of(host: Host) -> Fabric:
         interfaces=tuple(interfaces_of(netdevs) for netdevs in of_rails),
         routes=tuple(_prefixes(host, netdevs) for netdevs in of_rails),
         around=networks_of(others),
-        machine=host.boot_id,
-    )
-
-
-def _efa(host: Host, rails: tuple[Nic, ...]) -> Fabric:
-    """Its packets stay in the subnets of the machine's interfaces, and none of these is an adapter's own."""
-    carrying = [netdev for netdev in host.netdevs if carries_traffic(netdev)]
-    plugin = efa_plugin(host)
-    return Fabric(
-        kind="EFA",
-        rails=rails,
-        netdev=_fastest(carrying),
-        interfaces=(interfaces_of(carrying),),
-        net_name=plugin.net_name if plugin is not None else None,
         machine=host.boot_id,
     )
 

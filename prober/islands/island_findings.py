@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from holmes_core.records.inventory import Finding
 from prober.islands.fabric import Fabric
-from prober.islands.same_fabric import Alike, Fabrics, Islands, contradict, meet
+from prober.islands.same_fabric import Alike, Fabrics, Islands, contradict, find_islands
 
 Groups = Sequence[tuple[str | None, Sequence[str]]]
 """Clusters as (label of hosts.yaml, names of hosts)."""
@@ -15,29 +15,23 @@ PIN = "pin `cluster:` in hosts.yaml"
 
 
 def pin_findings(groups: Groups, fabrics: Fabrics, pinned: Collection[str]) -> Iterable[Finding]:
-    """A finding for every pinned host that shows another fabric than those pinned before it."""
+    """A finding for every pinned host that shows another fabric than the first of its label of which most is known."""
     for label, names in groups:
-        known: list[Fabric] = []
-        for name in names:
-            fabric = fabrics[name]
-            against = next((other for other in known if contradict(other, fabric)), None)
-            if name in pinned and against and not any(meet(other, fabric) for other in known):
+        if label is None:
+            continue
+        islands = find_islands({name: fabrics[name] for name in names}).groups
+        main = next((group for group in islands if any(fabrics[name].networks for name in group)), islands[0])
+        known = next((fabrics[name] for name in main if fabrics[name].networks), fabrics[main[0]])
+        for name in (name for group in islands if group is not main for name in group):
+            if name in pinned and contradict(known, fabrics[name]):
                 yield Finding(
                     rule="CLUSTER-PIN-CONTRADICTS",
                     severity="W",
                     hosts=(name,),
-                    evidence=f"pinned to {label}: it shows {_shown(fabric)}, the cluster {_shown(against)}",
+                    evidence=f"pinned to {label}: it shows {_shown(fabrics[name])}, the cluster {_shown(known)}",
                     effect="groups inside this cluster may have no common fabric",
                     remedy="correct `cluster:` in hosts.yaml, or leave it out and let the probe find it",
                 )
-            elif not any(_alike(fabric, other) for other in known):
-                known.append(fabric)
-
-
-def _alike(one: Fabric, other: Fabric) -> bool:
-    return (one.kind, one.subnet_prefixes, one.sm_lids, one.networks) == (
-        (other.kind, other.subnet_prefixes, other.sm_lids, other.networks)
-    )
 
 
 def island_findings(

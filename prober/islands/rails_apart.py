@@ -10,13 +10,13 @@ from prober.rails.port_networks import network_of
 
 
 def rails_apart(fabrics: Sequence[Fabric]) -> bool | None:
-    """Whether no rail reaches a rail of another number; None where the subnets of a rail are not known, as EFA's.
+    """Whether no rail reaches a rail of another number; None where the subnets of a rail are not known.
 
     InfiniBand rails are apart under different subnet prefixes, and together under one prefix and subnet manager. RoCE
-    rails are apart in different networks, unless a route over one leads to another.
+    rails are apart in different networks, unless a route over one leads to another. Of other kinds nothing is known.
     """
     numbers = {len(fabric.rails) for fabric in fabrics}
-    if max(numbers, default=0) < 2 or fabrics[0].kind == "EFA":
+    if max(numbers, default=0) < 2 or fabrics[0].kind not in ("InfiniBand", "RoCE"):
         return None
     if fabrics[0].kind == "InfiniBand":
         return _infiniband(fabrics)

@@ -1,15 +1,14 @@
 """Which hosts share a fabric: by proof where there is one, and never by a guess. The order of hosts changes nothing.
 
-RoCE and Ethernet hosts share a fabric when their networks overlap or routes lead both ways; one that has nothing in
-common with another is a cluster of its own, since sockets inside a fabric are slow, but RDMA between two fails.
-InfiniBand fabrics look alike by default, so there what is not known is taken to be alike, and prefixes, subnet
-managers, partitions and IPoIB networks speak against. The same LID or address on two hosts proves two subnets,
+RoCE, EFA and Ethernet hosts share a fabric when their networks overlap or, for RoCE, routes lead both ways; one that
+has nothing in common with another is a cluster of its own, since sockets inside a fabric are slow, but RDMA between
+two fails. InfiniBand fabrics look alike by default, so there what is not known is taken to be alike, and prefixes,
+subnet managers, partitions and IPoIB networks speak against. The same LID or address on two hosts proves two subnets,
 whatever else looks alike; then only the networks around the rails can tell who is with whom.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import itertools
 from bisect import bisect_left
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from prober.islands.collisions import collisions
 from prober.islands.fabric import Fabric
 from prober.islands.union_find import UnionFind
-from prober.rails.port_networks import Network
+from prober.rails.port_networks import Network, parsed
 
 Fabrics = Mapping[str, Fabric]
 """Fabrics by the names of their hosts."""
@@ -47,12 +46,12 @@ def find_islands(fabrics: Fabrics) -> Islands:
     """The groups in order of their first hosts, as `fabrics` lists them."""
     islands = Islands()
     order = {name: position for position, name in enumerate(fabrics)}
-    for transport in sorted({fabric.transport for fabric in fabrics.values()}):
-        members = {name: fabric for name, fabric in fabrics.items() if fabric.transport == transport}
-        if "loopback" in transport:
+    for kind, net_name in dict.fromkeys((fabric.kind, fabric.net_name) for fabric in fabrics.values()):
+        members = {name: f for name, f in fabrics.items() if (f.kind, f.net_name) == (kind, net_name)}
+        if kind == "loopback":
             islands.groups.append(tuple(members))
             continue
-        joined = _infiniband(members, islands) if "InfiniBand" in transport else _by_network(members)
+        joined = _infiniband(members, islands) if kind == "InfiniBand" else _by_network(members)
         for group in joined:
             islands.groups += _split(group, fabrics, islands)
     in_order = [tuple(sorted(group, key=order.__getitem__)) for group in islands.groups]
@@ -75,7 +74,9 @@ def contradict(one: Fabric, other: Fabric) -> bool:
         (one.sm_lids, other.sm_lids),
         (one.partitions, other.partitions),
     )
-    if one.transport != other.transport or any(ours and theirs and ours.isdisjoint(theirs) for ours, theirs in facts):
+    if (one.kind, one.net_name) != (other.kind, other.net_name):
+        return True
+    if any(ours and theirs and ours.isdisjoint(theirs) for ours, theirs in facts):
         return True
     return bool(one.networks and other.networks) and not meet(one, other)
 
@@ -98,7 +99,7 @@ def _join_networks(sets: UnionFind[str], members: Fabrics) -> None:
         for each in fabric.networks:
             owners.setdefault(each, []).append(name)
     holding: list[tuple[Network, str]] = []
-    for network, text in sorted(((ipaddress.ip_network(each), each) for each in owners), key=_place):
+    for network, text in sorted(((parsed(each), each) for each in owners), key=_place):
         sets.join(owners[text])
         while holding and not _holds(holding[-1][0], network):
             holding.pop()
@@ -113,18 +114,19 @@ def _place(item: tuple[Network, str]) -> tuple[int, int, int]:
 
 def _join_routes(sets: UnionFind[str], members: Fabrics) -> None:
     """Join hosts to whose networks routes lead in both directions."""
-    networks = sorted(
-        ((ipaddress.ip_network(text), name) for name, f in members.items() for text in f.networks), key=_place
-    )
+    networks = sorted(((parsed(text), name) for name, f in members.items() for text in f.networks), key=_place)
     places = [_place(item)[:2] for item in networks]
-    reached: dict[frozenset[str], set[str]] = {}
-    for fabric in members.values():
-        if fabric.routed not in reached and fabric.kind == "RoCE":
-            reached[fabric.routed] = set(_reached(fabric.routed, networks, places))
+    of_routes: dict[frozenset[str], set[str]] = {}
     for name, fabric in members.items():
-        for other in reached.get(fabric.routed, ()):
-            if name in reached.get(members[other].routed, ()):
-                sets.join([name, other])
+        if fabric.kind == "RoCE" and fabric.routed:
+            of_routes.setdefault(fabric.routed, set()).add(name)
+    reached = {prefixes: set(_reached(prefixes, networks, places)) for prefixes in of_routes}
+    for prefixes, names in of_routes.items():
+        sets.join(names & reached[prefixes])
+    for one, other in itertools.combinations(of_routes, 2):
+        there, back = of_routes[other] & reached[one], of_routes[one] & reached[other]
+        if there and back:
+            sets.join(there | back)
 
 
 def _reached(
@@ -132,7 +134,7 @@ def _reached(
 ) -> Iterable[str]:
     """Hosts with a network inside one of the prefixes."""
     for text in prefixes:
-        prefix = ipaddress.ip_network(text)
+        prefix = parsed(text)
         start = bisect_left(places, (prefix.version, int(prefix.network_address)))
         end = bisect_left(places, (prefix.version, int(prefix.broadcast_address) + 1))
         yield from (name for network, name in networks[start:end] if network.prefixlen >= prefix.prefixlen)
@@ -223,7 +225,7 @@ def _split(group: Group, fabrics: Fabrics, islands: Islands) -> list[Group]:
 
 def overlap(one: str, other: str) -> bool:
     """Whether two networks are the same, or one holds the other."""
-    a, b = ipaddress.ip_network(one), ipaddress.ip_network(other)
+    a, b = parsed(one), parsed(other)
     return _holds(a, b) or _holds(b, a)
 
 
@@ -238,5 +240,5 @@ def _holds(outer: Network, inner: Network) -> bool:
 
 def leads_to(prefixes: Iterable[str], networks: Iterable[str]) -> bool:
     """Whether a route to one of `prefixes` covers one of `networks`."""
-    targets = [ipaddress.ip_network(network) for network in networks]
-    return any(_holds(ipaddress.ip_network(prefix), target) for prefix in prefixes for target in targets)
+    targets = [parsed(network) for network in networks]
+    return any(_holds(parsed(prefix), target) for prefix in prefixes for target in targets)

@@ -22,10 +22,10 @@ class UnionFind(Generic[T]):
         return thing
 
     def join(self, things: Iterable[T]) -> None:
-        """Make one set of those that hold the things."""
-        first, *others = (self.root(thing) for thing in things)
-        for other in others:
-            self._above[self.root(other)] = self.root(first)
+        """Make one set of those that hold the things; nothing, if there are none."""
+        roots = [self.root(thing) for thing in things]
+        for other in roots[1:]:
+            self._above[self.root(other)] = self.root(roots[0])
 
     def groups(self) -> list[tuple[T, ...]]:
         """The sets, things in the order they were given."""

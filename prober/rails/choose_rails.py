@@ -19,7 +19,6 @@ from prober.rails.port_networks import default_route_netdevs, has_address, netde
 
 RAIL_KINDS = ("InfiniBand", "RoCE")
 STATED = "named by `rails:` of hosts.yaml"
-WITH_PLUGIN = "EFA, which NCCL reaches by its plugin"
 # PCI device ids of BlueField, BlueField-2 and BlueField-3 as hca_type spells them. Source: pci.ids, vendor 15b3.
 BLUEFIELD_TYPES = ("MT41680", "MT41682", "MT41686", "MT41692")
 
@@ -58,7 +57,7 @@ def undecided_ports(host: Host) -> tuple[Nic, ...]:
     or a rail beside storage, unless there is one for each GPU.
     """
     rails = rails_of(host)
-    if not rails or rails[0].kind not in RAIL_KINDS or rails[0].rail_why == STATED:
+    if not rails or rails[0].rail_why == STATED or rails[0].kind not in RAIL_KINDS:
         return ()
     nearness = nearness_of(host)
     groups = port_groups(host, _candidates(host, nearness, {}), nearness)
@@ -68,16 +67,25 @@ def undecided_ports(host: Host) -> tuple[Nic, ...]:
     return tuple(nic for nic in host.nics if (alike or guessed) and (nic in rails or nic in alike))
 
 
+def ports_not_told(host: Host) -> tuple[Nic, ...]:
+    """Ports that may be rails for all that is known, if they outnumber the rails; () where hosts.yaml decides."""
+    rails = rails_of(host)
+    may_be = [nic for nic in host.nics if nic.usable_by_nccl_ib is None and nic.kind in (*RAIL_KINDS, "unknown")]
+    decided = bool(rails) and rails[0].rail_why == STATED
+    return () if decided or len(may_be) <= len(rails) else tuple(may_be)
+
+
 def _stated(host: Host, stated: Sequence[str]) -> tuple[list[Nic], str, Reasons]:
     """The ports that hosts.yaml names and NCCL may take, all of one kind: that with most bandwidth."""
-    kinds_of_rails = (*RAIL_KINDS, "EFA")
-    named = [nic for nic in host.nics if nic.kind in kinds_of_rails and named_by(stated, nic.device, nic.port)]
-    usable = [nic for nic in named if nic.usable_by_nccl_ib is not False or nic in efa_rails(host)]
+    kinds_named = (*RAIL_KINDS, "EFA", "unknown")  # who names a port knows what it is
+    efa = efa_rails(host)
+    named = [nic for nic in host.nics if nic.kind in kinds_named and named_by(stated, nic.device, nic.port)]
+    usable = [nic for nic in named if nic.usable_by_nccl_ib is not False or nic in efa]
     kinds = sorted({nic.kind for nic in usable})
     kind = max(kinds, key=lambda kind: sum(nic.rate_gbps or 0 for nic in usable if nic.kind == kind), default="")
     rails = [nic for nic in usable if nic.kind == kind]
     reasons = {nic.hca: f"{nic.kind}, most ports that `rails:` names are {kind}" for nic in usable if nic.kind != kind}
-    unnamed = [nic for nic in host.nics if nic not in named and nic.kind in kinds_of_rails]
+    unnamed = [nic for nic in host.nics if nic not in named and nic.kind in RAIL_KINDS]
     reasons |= {nic.hca: "not among `rails:` of hosts.yaml" for nic in unnamed}
     return rails, STATED, reasons
 
@@ -86,7 +94,7 @@ def _chosen(host: Host, nearness: Nearness) -> tuple[list[Nic], str, Reasons]:
     reasons: Reasons = {}
     candidates = _candidates(host, nearness, reasons)
     if not candidates:
-        return list(efa_rails(host)), WITH_PLUGIN, reasons
+        return list(efa_rails(host)), "an EFA adapter, by NCCL's plugin aws-ofi-nccl", reasons
     groups = port_groups(host, candidates, nearness)
     best = best_group(groups)
     rails = near_part(host, best, nearness)

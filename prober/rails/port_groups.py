@@ -118,7 +118,7 @@ def _by_weight(group: PortGroup) -> tuple[object, ...]:
     """Sort key: most bandwidth, most ports, then what is told of them; names come last, and decide nothing else."""
     addressed = sum(fabric != (None,) for fabric in group.fabrics)
     first = min((port.pci_address or "~", port.device, port.port) for port in group.ports)
-    return -group.total_gbps, -len(group.ports), group.kind == "InfiniBand", -addressed, first
+    return -group.total_gbps, -len(group.ports), group.kind != "InfiniBand", -addressed, first
 
 
 def near_part(host: Host, group: PortGroup, nearness: Nearness) -> tuple[Nic, ...]:

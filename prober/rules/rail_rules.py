@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -11,10 +10,10 @@ from prober.clusters import fabric_of
 from prober.islands.collisions import addresses_given_twice
 from prober.islands.fabric import Fabric
 from prober.islands.same_fabric import overlap
-from prober.rails.choose_rails import rails_of
-from prober.rails.port_networks import network_of
+from prober.rails.choose_rails import ports_not_told, rails_of
+from prober.rails.port_networks import network_of, parsed
 from prober.rules.port_rules import ports_down
-from prober.rules.rule import FIELD, PeerEvidence, PeerRule
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule
 
 POINT_TO_POINT = 30  # bits of an IPv4 prefix that holds a host and its switch port, and no other host
 
@@ -48,6 +47,8 @@ def _rail_subnets(fabric: Fabric) -> Mapping[str, int]:
     """The number of the one rail in each subnet: network, or prefix of InfiniBand. Empty where rails share one."""
     if fabric.kind == "InfiniBand":
         places = [(nic.subnet_prefix, number) for number, nic in enumerate(fabric.rails) if nic.subnet_prefix]
+    elif fabric.kind != "RoCE":
+        return {}
     else:
         places = [(network_of(one), number) for number, of_rail in enumerate(fabric.interfaces) for one in of_rail]
     several = len({subnet for subnet, _ in places}) == len(places) == len(set(places)) > 1
@@ -71,12 +72,12 @@ def _masks(peers: Sequence[Host]) -> PeerEvidence:
 
 
 def _is_point_to_point(network: str) -> bool:
-    parsed = ipaddress.ip_network(network)
-    return parsed.max_prefixlen - parsed.prefixlen <= 32 - POINT_TO_POINT
+    prefix = parsed(network)
+    return prefix.max_prefixlen - prefix.prefixlen <= 32 - POINT_TO_POINT
 
 
 def _length(network: str) -> int:
-    return ipaddress.ip_network(network).prefixlen
+    return parsed(network).prefixlen
 
 
 def _ipoib_differs(peers: Sequence[Host]) -> PeerEvidence:
@@ -102,6 +103,26 @@ def _all_rails_down(hosts: Sequence[Host]) -> PeerEvidence:
         if down and not rails_of(host):
             yield (host.name,), f"{', '.join(down)}: all are down; other hosts have rails of this card model"
 
+
+def _not_told(host: Host) -> Evidence:
+    """Most ports may or may not be rails: the outputs tell too little of them."""
+    ports = ports_not_told(host)
+    if ports and rails_of(host):
+        rails = ", ".join(nic.hca for nic in rails_of(host))
+        yield f"the rails are {rails}, but of {len(ports)} ports more is not known ({ports[0].hca}: {ports[0].why})"
+
+
+HOST_RULES = (
+    Rule(
+        "NIC-RAILS-NOT-TOLD",
+        "W",
+        "more RDMA ports may be rails than are known to be any",
+        "the job may use the front end and leave the rails idle",
+        "name the rails by `rails:` in hosts.yaml, or record `ibstat` too",
+        FIELD,
+        _not_told,
+    ),
+)
 
 PEER_RULES = (
     PeerRule(

@@ -13,7 +13,7 @@ from prober.clusters import find_clusters
 from prober.efa import efa_rails
 from prober.nvlink_domains import clique_of
 from prober.probe import inventory_of
-from prober.rails.choose_rails import WITH_PLUGIN, with_rails
+from prober.rails.choose_rails import with_rails
 from prober.rails.stated_rails import stated_rail_findings
 from prober.read_host import read_host
 from tests.prober.made_hosts import audited, gpu, host, netdev, nic, severities
@@ -118,7 +118,7 @@ def test_a_port_of_an_efa_fabric_has_adapters_their_rate_and_the_library() -> No
 
 def test_adapters_are_numbered_as_rails_and_hosts_yaml_may_name_some() -> None:
     machine = efa_host("a", "10.0.1.1/24")
-    assert [(port.rail, port.rail_why) for port in with_rails(machine).nics] == [(0, WITH_PLUGIN), (1, WITH_PLUGIN)]
+    assert [port.rail for port in with_rails(machine).nics] == [0, 1]
     named = with_rails(machine, [ADAPTERS[1]])
     assert [port.rail for port in named.nics] == [None, 0]
     assert list(stated_rail_findings(named, [ADAPTERS[1]])) == []

@@ -113,6 +113,10 @@ HOST_CASES: dict[str, tuple[Host, Host]] = {
         nics(nic(kind="RoCE", node_type="ca", usable_by_nccl_ib=False)),
         nics(nic(kind="RoCE")),
     ),
+    "NIC-RAILS-NOT-TOLD": (
+        nics(nic(), *(nic(f"mlx5_{i}", "unknown", usable_by_nccl_ib=None, why="link layer not known") for i in (1, 2))),
+        nics(nic(), nic("mlx5_1", "unknown", usable_by_nccl_ib=None)),
+    ),
     "NIC-NO-UVERBS": (nics(nic(), uverbs=4, uverbs_openable=0), nics(nic(), uverbs=4, uverbs_openable=4)),
     "IB-IPOIB-BOOTSTRAP": (host(netdevs=(netdev("ib0"),)), host(netdevs=(netdev("ib0", None),))),
     "ROCE-NO-V2-GID": (roce_host(roce(gids=(V1,))), roce_host(roce(gids=(V1, V2)))),

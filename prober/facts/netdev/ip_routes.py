@@ -111,10 +111,13 @@ def _text_rules(output: Recorded) -> Iterator[dict[str, Any]]:
 
 
 def _entries(outputs: Iterable[Recorded]) -> Iterator[dict[str, Any]]:
-    """Routes of `ip route`, as JSON and as text."""
+    """Routes of `ip route`, as JSON and as text. What `show table N` prints says not of which table it is."""
     for output in outputs:
         if output.tool == "ip" and not _asks(output, "rule", "ru"):
-            yield from json_list(output.plain) or _text_routes(output)
+            asked = output.words[output.words.index("table") + 1 :][:1] if _asks(output, "table") else ()
+            default = {"table": asked[0]} if asked and asked[0] != "all" else {}
+            for entry in json_list(output.plain) or _text_routes(output):
+                yield default | entry
 
 
 def _asks(output: Recorded, *objects: str) -> bool:
