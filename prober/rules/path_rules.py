@@ -52,7 +52,8 @@ def _is_far(host: Host, gpu: Gpu) -> bool:
 def _no_peermem(host: Host) -> Evidence:
     """EFA has DMA-BUF of its own, and without RDMA there is nothing to register."""
     has_gpu = bool(host.gpus) or has_module(host, "nvidia")
-    if has_gpu and rails_of(host) and host.peermem is False and not host.open_gpu_driver:
+    verbs = [nic for nic in rails_of(host) if nic.kind != "EFA"]
+    if has_gpu and verbs and host.peermem is False and not host.open_gpu_driver:
         yield "neither nvidia_peermem nor nv_peer_mem is loaded"
 
 

@@ -116,21 +116,24 @@ def test_a_port_of_an_efa_fabric_has_adapters_their_rate_and_the_library() -> No
     assert (port.rdma_bandwidth_bytes_per_s, port.net_plugin) == (25e9, PLUGIN.path)
 
 
-def test_adapters_are_numbered_as_rails_and_hosts_yaml_may_name_some() -> None:
-    machine = efa_host("a", "10.0.1.1/24")
-    assert [port.rail for port in with_rails(machine).nics] == [0, 1]
-    named = with_rails(machine, [ADAPTERS[1]])
-    assert [port.rail for port in named.nics] == [None, 0]
-    assert list(stated_rail_findings(named, [ADAPTERS[1]])) == []
-    without = with_rails(efa_host("a", "10.0.1.1/24", ofi_plugins=()))
-    assert {port.rail for port in without.nics} == {None}
-
-
 def test_an_adapter_that_libfabric_does_not_list_is_no_rail() -> None:
     listed = (LibfabricDomain(provider="efa", device=ADAPTERS[0]),)
     machine = efa_host("a", "10.0.1.1/24", libfabric=listed)
     assert [port.device for port in efa_rails(machine)] == [ADAPTERS[0]]
     assert severities("EFA-NOT-IN-LIBFABRIC", machine) == ["W"]
+
+
+def test_adapters_are_numbered_rails_and_hosts_yaml_may_name_some_of_them() -> None:
+    machine = efa_host("a", "10.0.1.1/24")
+    assert [(port.device, port.rail) for port in with_rails(machine).nics] == list(zip(ADAPTERS, (0, 1), strict=True))
+    assert [port.rail for port in with_rails(machine, ADAPTERS[1:]).nics] == [None, 0]
+    assert list(stated_rail_findings(with_rails(machine, ADAPTERS[1:]), ADAPTERS[1:])) == []
+    assert [port.rail for port in with_rails(efa_host("b", "10.0.1.2/24", ofi_plugins=())).nics] == [None, None]
+
+
+def test_adapters_need_no_peer_memory_module() -> None:
+    machine = efa_host("a", "10.0.1.1/24", gpus=(gpu(),), peermem=False, open_gpu_driver=False)
+    assert severities("GDR-NO-PEERMEM", machine) == []
 
 
 TRAY = recorded(COPIES / "gb200-nvl72-tray")
