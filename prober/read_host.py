@@ -133,7 +133,7 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         container=confinement.read_container(outputs, tree),
         slurm_job_id=confinement.read_slurm_job_id(outputs, tree),
         gpu_device_files=confinement.read_gpu_device_files(tree),
-        capabilities_effective=confinement.read_capabilities(outputs),
+        capabilities_effective=confinement.read_capabilities(outputs, tree),
         user_is_root=limits.parse_user_is_root(outputs),
         name_resolves_to=limits.parse_own_name(outputs),
         uverbs=uverbs,
@@ -143,7 +143,7 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         ofi_plugins=ofi_plugin.read_ofi_plugins(outputs),
         libfabric=libfabric.read_libfabric(outputs),
         sources=_sources(outputs),
-        conflicts=(*nic_reading.conflicts, *netdev_reading.conflicts),
+        conflicts=(*nic_reading.conflicts, *netdev_reading.conflicts, *gpu_reading.conflicts),
         impossible=tuple(dict.fromkeys((*impossible_ports, *netdev_reading.impossible, *gpu_reading.impossible))),
     )
 

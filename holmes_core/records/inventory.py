@@ -133,7 +133,7 @@ class Host(Record):
     round_trip_s: float | None = None
     counter_interval_s: float | None = None  # between the two readings of NIC counters
     user_is_root: bool | None = None
-    capabilities_effective: int | None = None  # bit mask of the probing process, as /proc/self/status has it
+    capabilities_effective: int | None = None  # bit mask of the probing process; 0 in a user namespace of its own
     name_resolves_to: tuple[str, ...] = ()  # addresses of `hostname` on the host itself
     uverbs: int | None = None  # how many /dev/infiniband/uverbs* there are
     uverbs_openable: int | None = None  # how many of them this user may open

@@ -44,8 +44,9 @@ def _unquoted(text: str) -> str:
 
 def _without_prompts(text: str, tool: str) -> str:
     """Without the lines on which the tool was called, and those where a shell waits."""
-    kept = [line for line in text.split("\n") if not (("#" in line or "$" in line) and _is_prompt(line, tool))]
-    return "\n".join(kept)
+    lines = text.split("\n")
+    kept = [line for line in lines if not (("#" in line or "$" in line) and _is_prompt(line, tool))]
+    return text if len(kept) == len(lines) else "\n".join(kept)
 
 
 def _is_prompt(line: str, tool: str) -> bool:

@@ -103,12 +103,11 @@ def _read_ls(tree: Tree, output: Recorded) -> None:
         elif match := re.match(r"(/\S+):$", line):
             folder = match.group(1)
             tree.listed.setdefault(folder.rstrip("/"), [])
-        elif " -> " in line:
-            name, _, target = line.partition(" -> ")
-            path = _below(folder, name.split()[-1])
-            tree.links[path] = _resolved(path, target.strip())
+        elif match := re.match(r"(?:.*\s)?(\S+) -> (.*)", line):
+            path = _below(folder, match.group(1))
+            tree.links[path] = _resolved(path, match.group(2).strip())
             _list(tree, path)
-        elif line.strip() and not line.startswith(("total ", "ls:")):
+        elif line.strip() and " -> " not in line and not line.startswith(("total ", "ls:")):
             _list(tree, _below(folder, line.split()[-1]))
 
 

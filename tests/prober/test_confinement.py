@@ -82,6 +82,12 @@ def test_cap_ipc_lock_frees_of_the_limit_on_locked_memory(mask: str, may_lock: b
     assert read().may_lock_memory is None
 
 
+@pytest.mark.parametrize(("users", "may_lock"), [("0          0 4294967295", True), ("0       1000          1", False)])
+def test_capabilities_of_a_user_namespace_do_not_count(users: str, may_lock: bool) -> None:
+    text = f"/proc/self/status:CapEff:\t000001ffffffffff\n/proc/self/uid_map:         {users}\n"
+    assert read(("grep -Hs CapEff /proc/self/status /proc/self/uid_map", text)).may_lock_memory is may_lock
+
+
 def test_iommu_group_types_are_told_once() -> None:
     assert read(("cat /sys/kernel/iommu_groups/*/type | sort -u", "DMA-FQ\nidentity\n")).iommu_group_types == (
         "DMA-FQ",

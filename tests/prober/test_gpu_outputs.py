@@ -274,3 +274,21 @@ def test_rows_without_the_names_of_their_fields_are_told() -> None:
     output = Recorded("nvidia-smi --query-gpu=$FIELDS --format=csv,noheader", TWO_GPUS, 0)
     assert read_host("host", [output], HostNotes()).gpus == ()
     assert [finding.rule for finding in tool_findings("host", [output])] == ["PROBE-TRUNCATED"]
+
+
+def test_outputs_of_two_machines_mixed_in_one_folder_conflict() -> None:
+    query = Recorded("nvidia-smi --query-gpu=index,uuid --format=csv", "index, uuid\n0, GPU-1\n", 0)
+    listed = Recorded("nvidia-smi -L", "GPU 0: NVIDIA H100 (UUID: GPU-2)\n", 0)
+    host = read_host("host", [listed, query], HostNotes())
+    (conflict,) = host.conflicts
+    assert (conflict.subject, conflict.fact, conflict.value_a, conflict.value_b) == ("GPU0", "uuid", "GPU-1", "GPU-2")
+    assert [(gpu.uuid, gpu.name) for gpu in host.gpus] == [("GPU-1", "NVIDIA H100")]
+
+
+def test_a_query_of_one_gpu_is_of_the_one_that_the_command_names() -> None:
+    outputs = [
+        Recorded(f"nvidia-smi -i {index} --query-gpu=name,uuid --format=csv,noheader", f"NVIDIA H100, GPU-{index}\n", 0)
+        for index in (3, 1)
+    ]
+    gpus = read_host("host", outputs, HostNotes()).gpus
+    assert [(gpu.index, gpu.uuid) for gpu in gpus] == [(1, "GPU-1"), (3, "GPU-3")]

@@ -440,3 +440,29 @@ def test_blocks_that_a_parallel_shell_folded_go_to_each_of_their_hosts(tmp_path:
     recorded_by_hand(tmp_path, "pdsh -w n[1-4] rdma link | dshbak -c", FOLDED, "n1", "n2", "n4", "n5")
     states = {host.name: [nic.state for nic in host.nics] for host in replay(tmp_path).hosts}
     assert states == {"n1": ["Active"], "n2": ["Down"], "n4": ["Active"], "n5": []}
+
+
+def test_an_alias_of_ifconfig_is_another_address() -> None:
+    text = (
+        "eth0: flags=4163<UP,BROADCAST,RUNNING,MULTICAST>  mtu 1500\n"
+        "        inet 10.0.0.1  netmask 255.255.255.0  broadcast 10.0.0.255\n\n"
+        "eth0:1: flags=4163<UP,BROADCAST,RUNNING,MULTICAST>  mtu 1500\n"
+        "        inet 10.0.1.1  netmask 255.255.255.0  broadcast 10.0.1.255\n\n"
+    )
+    host = read(("ifconfig -a", text))
+    assert [(netdev.name, netdev.addresses) for netdev in host.netdevs] == [("eth0", ("10.0.0.1/24", "10.0.1.1/24"))]
+    assert host.impossible == ()
+
+
+@pytest.mark.parametrize("mbps", ["4294967295", "65535", "0"])
+def test_a_speed_that_means_unknown_is_unknown_and_no_fault(mbps: str) -> None:
+    text = f"Settings for eth0:\n\tSpeed: {mbps}Mb/s\n\tLink detected: yes\n"
+    host = read(("ethtool eth0", text), ("grep . /sys/class/net/eth0/speed", f"/sys/class/net/eth0/speed:{mbps}\n"))
+    assert ([netdev.speed_bytes_per_s for netdev in host.netdevs], host.impossible) == ([None], ())
+
+
+def test_a_link_that_lost_its_name_leads_nowhere() -> None:
+    links = (
+        " -> ../../devices/pci0000:c0/0000:c3:00.0/net/eth1\nlrwxrwxrwx 1 root root 0 eth0 -> ../../virtual/net/eth0\n"
+    )
+    assert [netdev.name for netdev in read(("ls -l /sys/class/net", links)).netdevs] == ["eth0"]

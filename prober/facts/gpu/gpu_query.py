@@ -45,6 +45,8 @@ _HEADINGS = {"index", "name", "uuid", "pci.bus_id", "driver_version"}
 def parse_query(output: Recorded) -> tuple[PartialGpu, ...]:
     """The GPUs of a `--query-gpu` answer; lines that are no such row (warnings, a cut end) are left out."""
     fields = _asked_fields(output)
+    named = re.search(r"\s(?:-i|--id)[ =]([0-9]{1,3})(?=\s|$)", output.call)
+    first = int(named.group(1)) if named else 0
     gpus: list[PartialGpu] = []
     *lines, last = _comma_separated(output)
     if "," in last:  # its last cell may be cut, unless another row has the same
@@ -59,7 +61,7 @@ def parse_query(output: Recorded) -> tuple[PartialGpu, ...]:
             known = {name: cell for name, cell in zip(fields, cells, strict=True) if _is_known(cell)}
             if dict(zip(fields, cells, strict=True)).get("mig.mode.current") in ("[N/A]", "[Not Supported]"):
                 known["mig.mode.current"] = "Disabled"
-            index = whole_number(known.get("index", str(len(gpus))))
+            index = whole_number(known.get("index", str(first + len(gpus))))
             if index is not None and 0 <= index < 1024:
                 gpus.append(_facts(index, known))
     return tuple(gpus)

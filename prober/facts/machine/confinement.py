@@ -26,6 +26,7 @@ _VARIABLES = {
     "SINGULARITY_CONTAINER": "apptainer",
 }
 VARIABLES = ("container", "SLURM_JOB_ID", *_VARIABLES)  # of the environment
+_ALL_USERS = ["0", "0", "4294967295"]  # the map of the first user namespace. Source: user_namespaces(7)
 NO_CONTAINER, UNKNOWN_CONTAINER = "none", "unknown"
 
 
@@ -57,8 +58,11 @@ def read_gpu_device_files(tree: Tree) -> int | None:
     return len(files) if files or _GPU_FILES in tree.absent or "/dev/nvidia*" in tree.absent else None
 
 
-def read_capabilities(outputs: Iterable[Recorded]) -> int | None:
-    """The mask of effective capabilities in /proc/self/status."""
+def read_capabilities(outputs: Iterable[Recorded], tree: Tree) -> int | None:
+    """The mask of effective capabilities in /proc/self/status; 0 in a user namespace, whose do not count outside."""
+    users = (tree.value("/proc/self/uid_map") or "").split()
+    if len(users) == 3 and users != _ALL_USERS:
+        return 0
     for output in outputs:
         if output.tool in ("grep", "cat", "head") and "/proc/self/status" in output.command:
             match = re.search(r"\bCapEff:\s*([0-9a-f]{16})$", output.plain, flags=re.MULTILINE)

@@ -19,7 +19,9 @@ FILES = Command(
     "/sys/hypervisor/type /sys/module/mlx5_core/version /sys/module/nvidia/version "
     "/sys/module/nvidia_peermem/version /sys/kernel/mm/memory_peers/*/version /proc/sys/kernel/random/boot_id"
 )
-MEMORY = Command("grep -Hs -e MemTotal: -e HugePages_Total: -e CapEff: /proc/meminfo /proc/self/status")
+MEMORY = Command(
+    "grep -Hs -e MemTotal: -e HugePages_Total: -e CapEff: -e '^ *0 ' /proc/meminfo /proc/self/status /proc/self/uid_map"
+)
 CPUS = Command("nproc")
 IOMMU = Command("ls /sys/kernel/iommu_groups")
 IOMMU_TYPES = Command(

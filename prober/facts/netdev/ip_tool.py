@@ -5,11 +5,13 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from holmes_core.records.devices import NetdevKind
 from prober.asking.commands import Command
 from prober.asking.json_list import json_list
+from prober.asking.merge import by_key
 from prober.asking.numbers import whole_number
 from prober.asking.recording import Recorded
 from prober.facts.netdev.partial_netdev import PartialNetdev
@@ -153,10 +155,10 @@ def _accepts(make: Callable[[str], object], text: str) -> bool:
 
 
 def parse_ifconfig(output: Recorded) -> tuple[PartialNetdev, ...]:
-    """Netdevs of ifconfig's blocks."""
+    """Netdevs of ifconfig's blocks; `eth0:1` is another address of eth0."""
     netdevs: list[PartialNetdev] = []
     for line in output.whole_lines:
-        if match := re.match(r"(\S+?): flags=\d+<([A-Z_,0-9]*)>\s+mtu (\d{1,6})", line):
+        if match := re.match(r"([^\s:]+)(?::\S+)?: flags=\d+<([A-Z_,0-9]*)>\s+mtu (\d{1,6})", line):
             flags = match.group(2).split(",")
             up = "UP" in flags and "RUNNING" in flags
             netdevs.append(
@@ -169,14 +171,18 @@ def parse_ifconfig(output: Recorded) -> tuple[PartialNetdev, ...]:
                     listed=True,
                 )
             )
-        elif match := re.match(r"(\S+)\s+Link encap:(.*)", line):  # net-tools before 2.0
+        elif match := re.match(r"([^\s:]+)(?::\S+)?\s+Link encap:(.*)", line):  # net-tools before 2.0
             kind: NetdevKind | None = "loopback" if "Loopback" in match.group(2) else None
             if match.group(1).startswith("ib"):
                 kind = "ipoib"
             netdevs.append(PartialNetdev(name=match.group(1), kind=kind, listed=True))
         elif netdevs:
             netdevs[-1] = _with_ifconfig_line(netdevs[-1], line.strip())
-    return tuple(netdevs)
+    return tuple(by_key(netdevs, attrgetter("name"), _with_addresses_of).values())
+
+
+def _with_addresses_of(netdev: PartialNetdev, alias: PartialNetdev) -> PartialNetdev:
+    return netdev.model_copy(update={"addresses": (*netdev.addresses, *alias.addresses)})
 
 
 def _with_ifconfig_line(netdev: PartialNetdev, text: str) -> PartialNetdev:
