@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections import Counter
 from collections.abc import Sequence
 
 from holmes_core.records.devices import Gpu, Nic
@@ -64,9 +65,14 @@ def _peermem_errors(host: Host) -> Evidence:
 
 
 def _rails_crossed(peers: Sequence[Host]) -> PeerEvidence:
-    """By the subnet of each GPU's nearest rails; by their names where subnets are not known or are all the same."""
+    """By the subnet of each GPU's nearest rails; by their names where subnets are not known or are all the same.
+
+    A subnet that one host alone is in, as between a rail and its switch port, says nothing of its peers.
+    """
     subnets = {host.name: [_subnets(host, gpu) for gpu in host.gpus] for host in peers}
     apart = {host: order for host, order in subnets.items() if len(set(order)) > 1 and all(order)}
+    hosts_in = Counter(subnet for order in apart.values() for subnet in set(order))
+    apart = {host: order for host, order in apart.items() if all(hosts_in[subnet] > 1 for subnet in order)}
     if apart:
         yield from differing({host: " | ".join(order) for host, order in apart.items()}, "subnet of the rail by GPU")
         return

@@ -13,7 +13,7 @@ from holmes_core.records.inventory import Finding, Host
 from prober.audit import audit
 from prober.clusters import fabric_of, find_clusters, find_shared_network
 from prober.rails.choose_rails import with_rails
-from tests.prober.machines import gid, host, ib, netdev, roce, route
+from tests.prober.machines import gid, gpus, host, ib, netdev, roce, route
 
 
 def clusters(*hosts: Host, pinned: dict[str, str] | None = None) -> list[tuple[str, ...]]:
@@ -115,6 +115,13 @@ def test_rails_with_a_subnet_a_port_and_no_route_are_alone_and_asked_about() -> 
 def test_rails_routed_at_the_leaf_are_one_cluster_whatever_table_the_route_is_in(table: str | None) -> None:
     routes = (route("10.5.0.0/16", "eth0", table), route("10.6.0.0/16", "eth1", table))
     assert clusters(leaf_routed("a", 1, *routes), leaf_routed("b", 2, *routes)) == [("a", "b")]
+
+
+def test_rails_with_a_subnet_a_port_are_neither_swapped_nor_crossed() -> None:
+    routes = (route("10.5.0.0/16", "eth0"), route("10.6.0.0/16", "eth1"))
+    near = gpus(("mlx5_0",), ("mlx5_1",))
+    hosts = [leaf_routed(name, number, *routes, gpus=near) for number, name in ((1, "a"), (2, "b"))]
+    assert {finding.rule for finding in findings(*hosts)}.isdisjoint({"TOPO-RAIL-SWAPPED", "TOPO-RAIL-MISMATCH"})
 
 
 def test_default_routes_of_the_rails_join_hosts_of_one_site_only() -> None:
