@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network
-from prober.rules import gpu_rules, machine_rules, nic_rules, port_rules, rate_rules, roce_rules
+from prober.rules import (
+    fabric_rules,
+    gpu_fault_rules,
+    gpu_rules,
+    machine_rules,
+    nic_rules,
+    path_rules,
+    pci_rules,
+    port_rules,
+    rail_rules,
+    rate_rules,
+    roce_rules,
+)
 from prober.rules.network_rules import network_findings
 from prober.rules.rule import PeerRule, Rule
 
@@ -15,23 +27,37 @@ HOST_RULES: tuple[Rule, ...] = (
     *rate_rules.HOST_RULES,
     *nic_rules.HOST_RULES,
     *roce_rules.HOST_RULES,
+    *rail_rules.HOST_RULES,
+    *fabric_rules.HOST_RULES,
     *gpu_rules.HOST_RULES,
+    *gpu_fault_rules.HOST_RULES,
+    *pci_rules.HOST_RULES,
+    *path_rules.HOST_RULES,
 )
 PEER_RULES: tuple[PeerRule, ...] = (
     *machine_rules.PEER_RULES,
+    *port_rules.PEER_RULES,
+    *rate_rules.PEER_RULES,
     *nic_rules.PEER_RULES,
     *roce_rules.PEER_RULES,
+    *fabric_rules.PEER_RULES,
     *gpu_rules.PEER_RULES,
+    *gpu_fault_rules.PEER_RULES,
+    *pci_rules.PEER_RULES,
+    *path_rules.PEER_RULES,
+    *rail_rules.PEER_RULES,
 )
 
 
 def audit(hosts: Sequence[Host], clusters: Sequence[Cluster], shared: Network | None) -> tuple[Finding, ...]:
-    """All findings of all rules: hosts in order, then clusters, then what joins them."""
+    """All findings of all rules: hosts in order, then the job and its clusters, then what joins them."""
     by_name = {host.name: host for host in hosts if host.reachable}
     findings = [finding for host in by_name.values() for rule in HOST_RULES for finding in rule.findings(host)]
-    for cluster in clusters:
-        peers = [by_name[name] for name in cluster.hosts]
-        findings += [finding for rule in PEER_RULES for finding in rule.findings(peers)]
+    job = tuple(by_name.values())
+    groups = [tuple(by_name[name] for name in cluster.hosts) for cluster in clusters]
+    for rule in PEER_RULES:
+        for peers in [job] if rule.scope == "job" else groups:
+            findings += rule.findings(peers)
     return (*findings, *network_findings(hosts, clusters, shared))
 
 
@@ -40,7 +66,7 @@ def joined(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     merged: dict[Finding, tuple[str, ...]] = {}
     for finding in findings:
         anonymous = finding.model_copy(update={"hosts": ()})
-        merged[anonymous] = (*merged.get(anonymous, ()), *finding.hosts)
+        merged[anonymous] = tuple(dict.fromkeys((*merged.get(anonymous, ()), *finding.hosts)))
     return tuple(finding.model_copy(update={"hosts": hosts}) for finding, hosts in merged.items())
 
 

@@ -28,10 +28,14 @@ from prober.asking.recording import (
 from prober.audit import audit, joined
 from prober.clusters import find_clusters, find_shared_network
 from prober.facts.machine.limits import parse_clock
+from prober.nvlink_domains import domain_findings, find_nvlink_domains
+from prober.rails.choose_rails import with_rails
+from prober.rails.stated_rails import stated_rail_findings
 from prober.read_host import commands, read_host
-from prober.rules.access_rules import RULE_OF_ERROR
+from prober.rules.told_rules import RULE_OF_ERROR
 from prober.stated_trunks import find_stated_trunks
 from prober.tool_findings import tool_findings
+from prober.value_findings import value_findings
 
 HOST_TIMEOUT_S = 60.0
 MAX_AT_ONCE = 256  # most of them wait for the second reading of the NIC counters
@@ -83,15 +87,26 @@ def inventory_of(recorded: Mapping[str, HostRecording], stated: Sequence[StatedT
     shared = find_shared_network(hosts)
     trunks, trunk_findings = find_stated_trunks(stated, clusters)
     host_findings = [finding for _, findings in read for finding in findings]
-    findings = joined((*host_findings, *pin_findings, *trunk_findings, *audit(hosts, clusters, shared)))
-    return Inventory(hosts=hosts, clusters=clusters, shared=shared, trunks=trunks, findings=findings)
+    domains = find_nvlink_domains(hosts)
+    about_domains = domain_findings(domains, hosts, clusters)
+    found = (*host_findings, *pin_findings, *trunk_findings, *about_domains, *audit(hosts, clusters, shared))
+    return Inventory(
+        hosts=hosts,
+        clusters=clusters,
+        shared=shared,
+        trunks=trunks,
+        nvlink_domains=domains,
+        findings=joined(found),
+    )
 
 
 def _read(name: str, recording: HostRecording) -> tuple[Host, list[Finding]]:
     notes = recording.notes
     if notes.failure is not None:
         return Host(name=name, access=notes.access, reachable=False), [notes.failure]
-    return read_host(name, recording.outputs, notes), tool_findings(name, recording.outputs)
+    host = with_rails(read_host(name, recording.outputs, notes), notes.rails)
+    stated = stated_rail_findings(host, notes.rails)
+    return host, [*tool_findings(name, recording.outputs), *value_findings(host, recording.outputs), *stated]
 
 
 def _ask_host(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRecording:
@@ -101,6 +116,7 @@ def _ask_host(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRec
         access=access,
         cluster=entry.cluster,
         speeds_gbps={**hosts_file.speeds_gbps, **entry.speeds_gbps},
+        rails=entry.rails or hosts_file.rails,
     )
     try:
         outputs, asked_at, answered_at = _ask(entry.name, access)

@@ -11,13 +11,34 @@ from holmes_core.records.inventory import Host
 from prober.asking.commands import Command
 from prober.asking.recording import HostNotes, Recorded
 from prober.asking.sysfs_tree import Tree, read_tree
-from prober.facts.gpu import gpu_processes, gpu_query, gpu_report, gpu_text, gpus
+from prober.facts.gpu import gpu_processes, gpu_query, gpu_report, gpu_text, gpus, other_accelerators
 from prober.facts.gpu.partial_gpu import PartialGpu
-from prober.facts.machine import kernel, limits, nccl_settings, pci_tree, software
-from prober.facts.netdev import ethtool, flow_control, ip_tool, netdev_sysfs, netdevs
+from prober.facts.machine import (
+    confinement,
+    kernel,
+    limits,
+    nccl_plugins,
+    nccl_settings,
+    ofi_plugin,
+    pci_tree,
+    software,
+)
+from prober.facts.netdev import ethtool, flow_control, ip_routes, ip_tool, netdev_sysfs, netdevs
 from prober.facts.netdev.partial_netdev import PartialNetdev
-from prober.facts.rdma import ibdev2netdev, ibstat, ibv_devinfo, mlxlink, nics, rdma_sysfs, rdma_tool
+from prober.facts.rdma import (
+    ibdev2netdev,
+    ibstat,
+    ibv_devinfo,
+    libfabric,
+    mlxlink,
+    nics,
+    opainfo,
+    rdma_statistic,
+    rdma_sysfs,
+    rdma_tool,
+)
 from prober.facts.rdma.port_facts import PortFacts
+from prober.facts.rdma.possible_ports import possible_ports
 
 F = TypeVar("F")
 PciDevices = Mapping[str, pci_tree.PciFacts]
@@ -31,13 +52,16 @@ def commands(access: Access) -> tuple[Command, ...]:
         rdma_sysfs.COUNTERS,
         kernel.UNAME,
         limits.USER,
-        *(ip_tool.ADDRESSES, ip_tool.ADDRESSES_TEXT, ip_tool.ROUTES, ip_tool.ROUTES_TEXT),
+        *(ip_tool.ADDRESSES, ip_tool.ADDRESSES_TEXT, ip_routes.ROUTES, ip_routes.ROUTES_TEXT),
+        *(ip_routes.ALL_ROUTES, ip_routes.ALL_ROUTES_TEXT, ip_routes.RULES, ip_routes.RULES_TEXT),
         *(netdev_sysfs.LIST, netdev_sysfs.ATTRIBUTES, netdev_sysfs.DRIVERS, netdev_sysfs.CONF, netdev_sysfs.BONDS),
         *(ethtool.SETTINGS, ethtool.DRIVER),
         *(rdma_sysfs.LIST, rdma_sysfs.ATTRIBUTES, rdma_sysfs.GIDS, rdma_sysfs.GID_TYPES, rdma_sysfs.VIRTUAL),
-        *(rdma_tool.RDMA_LINK, rdma_tool.RDMA_DEV),
+        rdma_sysfs.PKEYS,
+        *(rdma_tool.RDMA_LINK, rdma_tool.RDMA_DEV, rdma_statistic.RDMA_STATISTIC),
         *(ibstat.IBSTAT, ibv_devinfo.IBV_DEVINFO, ibdev2netdev.IBDEV2NETDEV, ibdev2netdev.SHOW_GIDS),
         mlxlink.MLXLINK,
+        *(libfabric.FI_INFO, opainfo.OPAINFO),
         *(flow_control.MLNX_QOS, flow_control.DCB),
         *(pci_tree.SYSFS, pci_tree.PATHS, pci_tree.LSPCI, pci_tree.LSPCI_VVV, pci_tree.LSPCI_DENIED),
         *(gpu_query.QUERY, *gpu_query.OTHER_QUERIES, gpu_text.TABLE),
@@ -47,8 +71,9 @@ def commands(access: Access) -> tuple[Command, ...]:
             gpu_text.TOPOLOGY,
             gpu_processes.PROCESSES,
             gpu_report.REPORT,
-            kernel.FABRIC_MANAGER,
+            kernel.SERVICES,
         ),
+        *(other_accelerators.ROCM_SMI, other_accelerators.NPU_SMI),
         *(
             kernel.LSMOD,
             kernel.MODULES,
@@ -56,11 +81,13 @@ def commands(access: Access) -> tuple[Command, ...]:
             kernel.MEMORY,
             kernel.CPUS,
             kernel.IOMMU,
+            kernel.IOMMU_TYPES,
             kernel.VIRTUAL,
             kernel.LOG,
         ),
         *(limits.MEMLOCK, limits.NOFILE, limits.SHM, limits.UVERBS, limits.OWN_NAME),
-        *(nccl_settings.ENVIRONMENT, nccl_settings.CONF_FILES),
+        *(confinement.SIGNS, confinement.CGROUPS),
+        *(nccl_settings.ENVIRONMENT, nccl_settings.CONF_FILES, nccl_plugins.PLUGINS, ofi_plugin.OFI_PLUGINS),
         *(software.software_command(access), software.OFED),
         rdma_sysfs.COUNTERS_AGAIN,
         limits.CLOCK,
@@ -72,7 +99,9 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
     tree = read_tree(outputs)
     about = kernel.read_kernel(outputs, tree)
     pci = _pci(outputs, tree)
-    netdev_reading, nic_reading = _interfaces(outputs, tree, notes, pci, _rdma_ruled_out(outputs, tree, about))
+    ports, impossible_ports = possible_ports(_port_sources(outputs, tree))
+    netdev_reading = netdevs.read_netdevs(_netdev_sources(outputs, tree), notes.speeds_gbps, _netdevs_by_pci(ports))
+    nic_reading = _nics(ports, netdev_reading, pci, _rdma_ruled_out(outputs, tree, about), notes.speeds_gbps)
     lspci_gpus = pci_tree.gpus_of(pci.values())
     gpu_reading = gpus.read_gpus(outputs, _from_lspci(lspci_gpus))
     uverbs, openable = limits.parse_uverbs(outputs)
@@ -84,12 +113,13 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         gpus=gpus.gpu_records(gpu_reading.gpus, *_nearest_nics(pci, nic_reading.nics)),
         nics=nic_reading.nics,
         netdevs=netdev_reading.netdevs,
-        default_route_netdev=ip_tool.parse_default_route(outputs),
-        routes=ip_tool.parse_routes(outputs),
+        default_route_netdev=ip_routes.parse_default_route(outputs),
+        routes=ip_routes.parse_routes(outputs),
         software=software.read_software(outputs),
         python_asked=software.python_was_asked(outputs),
-        gpu_driver_version=gpu_reading.driver_version or tree.value("/sys/module/nvidia/version"),
-        gpu_count_lspci=len(lspci_gpus) if pci else None,
+        gpu_driver_version=gpu_reading.driver_version or kernel.gpu_driver_version(tree),
+        other_accelerators=other_accelerators.read_other_accelerators(outputs),
+        gpu_count_lspci=_gpu_count(outputs, tree, len(lspci_gpus)) if pci else None,
         nvidia_smi_failure=gpu_reading.failure,
         gpu_processes=gpu_processes.read_gpu_processes(outputs, gpu_reading.gpus),
         warnings=gpus.warnings_of(outputs),
@@ -100,13 +130,21 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         clock_skew_s=notes.clock_skew_s,
         round_trip_s=notes.round_trip_s,
         counter_interval_s=_counter_interval_s(outputs, nic_reading.nics),
+        container=confinement.read_container(outputs, tree),
+        slurm_job_id=confinement.read_slurm_job_id(outputs, tree),
+        gpu_device_files=confinement.read_gpu_device_files(tree),
+        capabilities_effective=confinement.read_capabilities(outputs, tree),
         user_is_root=limits.parse_user_is_root(outputs),
         name_resolves_to=limits.parse_own_name(outputs),
         uverbs=uverbs,
         uverbs_openable=openable,
         nccl_settings=nccl_settings.read_nccl_settings(outputs, tree),
+        nccl_net_plugins=nccl_plugins.read_nccl_plugins(outputs),
+        ofi_plugins=ofi_plugin.read_ofi_plugins(outputs),
+        libfabric=libfabric.read_libfabric(outputs),
         sources=_sources(outputs),
-        conflicts=(*nic_reading.conflicts, *netdev_reading.conflicts),
+        conflicts=(*nic_reading.conflicts, *netdev_reading.conflicts, *gpu_reading.conflicts),
+        impossible=tuple(dict.fromkeys((*impossible_ports, *netdev_reading.impossible, *gpu_reading.impossible))),
     )
 
 
@@ -116,15 +154,23 @@ def _pci(outputs: Sequence[Recorded], tree: Tree) -> PciDevices:
     return pci_tree.merge_pci([pci_tree.parse_pci_sysfs(tree), *from_lspci])
 
 
-def _interfaces(
-    outputs: Sequence[Recorded], tree: Tree, notes: HostNotes, pci: PciDevices, rdma_ruled_out: bool | None
-) -> tuple[netdevs.NetdevReading, nics.NicReading]:
-    """Netdevs and NICs; each needs what the other's sources say, netdevs for their names, NICs for their speeds."""
-    ports = _port_sources(outputs, tree)
-    found = netdevs.read_netdevs(_netdev_sources(outputs, tree), notes.speeds_gbps, _netdevs_by_pci(ports))
+def _nics(
+    ports: Sequence[tuple[str, Sequence[PortFacts]]],
+    found: netdevs.NetdevReading,
+    pci: PciDevices,
+    rdma_ruled_out: bool | None,
+    stated_gbps: Mapping[str, float],
+) -> nics.NicReading:
+    """The NICs of RDMA ports and of netdevs that are cards."""
     by_name = {netdev.name: netdev for netdev in found.netdevs}
     links = {address: device.link for address, device in pci.items() if device.link is not None}
-    return found, nics.read_nics(ports, by_name, links, rdma_ruled_out, found.physical)
+    return nics.read_nics(ports, by_name, links, rdma_ruled_out, found.physical, stated_gbps)
+
+
+def _gpu_count(outputs: Sequence[Recorded], tree: Tree, found: int) -> int | None:
+    """The GPUs on the PCI bus; None where lspci, of which grep may have taken the lines of GPUs, alone shows none."""
+    whole = any(output.tool == "lspci" and not output.filtered for output in outputs)
+    return found if found or whole or any(pci_tree.parse_pci_sysfs(tree)) else None
 
 
 def _from_lspci(devices: Iterable[pci_tree.PciFacts]) -> list[PartialGpu]:
@@ -144,12 +190,15 @@ def _port_sources(outputs: Sequence[Recorded], tree: Tree) -> list[tuple[str, Se
     return [
         ("sysfs", rdma_sysfs.parse_sysfs(tree, rdma_sysfs.counter_growth(outputs))),
         ("rdma", _all(outputs, "rdma", rdma_tool.parse_rdma)),
+        ("rdma statistic", _all(outputs, "rdma", rdma_statistic.parse_rdma_statistic)),
         ("ibstat", _all(outputs, "ibstat", ibstat.parse_ibstat)),
         ("ibstatus", _all(outputs, "ibstatus", ibstat.parse_ibstatus)),
         ("ibv_devinfo", _all(outputs, "ibv_devinfo", ibv_devinfo.parse_ibv_devinfo)),
         ("ibdev2netdev", _all(outputs, "ibdev2netdev", ibdev2netdev.parse_ibdev2netdev)),
         ("show_gids", _all(outputs, "show_gids", ibdev2netdev.parse_show_gids)),
         ("mlxlink", _all(outputs, "mlxlink", mlxlink.parse_mlxlink)),
+        ("opainfo", _all(outputs, "opainfo", opainfo.parse_opainfo)),
+        ("fi_info", _all(outputs, "fi_info", libfabric.parse_fi_info)),
     ]
 
 

@@ -8,6 +8,7 @@ from holmes_core.hosts.hosts_file import StatedTrunk
 from holmes_core.records.inventory import Cluster, Finding, Inventory
 from holmes_core.records.link import Trunk
 from holmes_core.units import bytes_per_s_from_gbps, format_rate
+from prober.rules.told_rules import TRUNK_LOW, TRUNK_UNKNOWN
 
 LOW_SHARE = 0.80  # of a stated line rate, of which headers take a twentieth
 
@@ -44,13 +45,9 @@ def with_measured(inventory: Inventory, measured: Iterable[Trunk]) -> Inventory:
 
 def _not_found(trunk: StatedTrunk, missing: Sequence[str], clusters: Sequence[Cluster]) -> Finding:
     found = ", ".join(cluster.name for cluster in clusters) or "none"
-    return Finding(
-        rule="NET-TRUNK-UNKNOWN",
-        severity="W",
-        hosts=tuple(host for cluster in clusters for host in cluster.hosts),
-        evidence=f"`trunks:` is about {' and '.join(trunk.between)}; found: {found}, not {' nor '.join(missing)}",
-        effect="what is stated of this trunk is left out of the plan",
-        remedy="name clusters as they are found, or pin their hosts with `cluster:` in hosts.yaml",
+    return TRUNK_UNKNOWN.finding(
+        [host for cluster in clusters for host in cluster.hosts],
+        f"`trunks:` is about {' and '.join(trunk.between)}; found: {found}, not {' nor '.join(missing)}",
     )
 
 
@@ -58,12 +55,8 @@ def _low(inventory: Inventory, measured: Trunk, stated: Trunk) -> Finding:
     members = [cluster.hosts for cluster in inventory.clusters if cluster.name in stated.clusters]
     seen = f"{format_rate(measured.bandwidth_bytes_per_s)} by {measured.pairs} pairs of hosts at once"
     share = f"{measured.bandwidth_bytes_per_s / stated.bandwidth_bytes_per_s:.0%}"
-    return Finding(
-        rule="NET-TRUNK-LOW",
-        severity="W",
-        hosts=tuple(host for hosts in members for host in hosts),
-        evidence=f"{' to '.join(stated.clusters)}: {seen}, {share} of the "
-        f"{format_rate(stated.bandwidth_bytes_per_s)} that hosts.yaml states",
-        effect="the plan goes by what is stated; traffic between these clusters takes longer",
-        remedy="look at what else uses the way; correct `trunks:` in hosts.yaml, or leave it out to go by the measured",
+    stated_rate = format_rate(stated.bandwidth_bytes_per_s)
+    return TRUNK_LOW.finding(
+        [host for hosts in members for host in hosts],
+        f"{' to '.join(stated.clusters)}: {seen}, {share} of the {stated_rate} that hosts.yaml states",
     )

@@ -7,13 +7,35 @@ from collections.abc import Iterable, Sequence
 
 from holmes_core.records.inventory import Finding
 from prober.asking.recording import CUT_OFF, TIMED_OUT, Recorded
+from prober.facts.gpu.gpu_query import lacks_field_names
 from prober.facts.gpu.gpus import read_gpus
+from prober.rules.rule import About
+from prober.rules.told_rules import (
+    NO_PERMISSION,
+    TOOL_FAILED,
+    TOOL_MISSING,
+    TOOL_UNREAD,
+    TRUNCATED,
+)
 
 _READ = frozenset(
     (
         *("cat", "date", "dcb", "df", "dmesg", "env", "ethtool", "find", "getent", "grep", "head", "hostname"),
-        *("ibdev2netdev", "ibstat", "ibstatus", "ibv_devinfo", "id", "ifconfig", "ip", "journalctl", "ls", "lsmod"),
+        *(
+            "ibdev2netdev",
+            "ibstat",
+            "ibstatus",
+            "ibv_devinfo",
+            "id",
+            "ifconfig",
+            "ip",
+            "journalctl",
+            "ldconfig",
+            "ls",
+            "lsmod",
+        ),
         *("lspci", "mlnx_qos", "mlxlink", "nproc", "nvidia-smi", "ofed_info", "printenv", "rdma", "show_gids"),
+        *("amd-smi", "fi_info", "npu-smi", "opainfo", "rocm-smi"),
         *("systemctl", "tail", "test", "ulimit", "uname"),
     )
 )
@@ -42,27 +64,13 @@ def tool_findings(name: str, outputs: Sequence[Recorded]) -> list[Finding]:
 def _missing(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
     missing = sorted({output.tool for output in outputs if output.tool_missing and not output.asks_python})
     if missing:
-        yield Finding(
-            rule="PROBE-TOOL-MISSING",
-            severity="I",
-            hosts=(name,),
-            evidence=f"not found: {', '.join(missing)}",
-            effect="facts only these tools show are unknown",
-            remedy="install rdma-core, infiniband-diags, iproute2, ethtool or the GPU driver where they apply",
-        )
+        yield TOOL_MISSING.finding((name,), f"not found: {', '.join(missing)}")
 
 
 def _unread(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
     foreign = sorted({output.tool for output in outputs if output.tool not in _READ and not output.asks_python})
     if foreign:
-        yield Finding(
-            rule="PROBE-TOOL-UNREAD",
-            severity="I",
-            hosts=(name,),
-            evidence=f"outputs of {', '.join(foreign)} are not read",
-            effect="what they show is not in the inventory",
-            remedy="nothing to do; docs/probe.md says how to add a fact",
-        )
+        yield TOOL_UNREAD.finding((name,), f"outputs of {', '.join(foreign)} are not read")
 
 
 def _no_permission(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
@@ -72,24 +80,15 @@ def _no_permission(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
         if refused is not None and output.tool in _READ:
             refusals.setdefault(output.tool, refused[:100])
     if refusals:
-        yield Finding(
-            rule="PROBE-NO-PERMISSION",
-            severity="I",
-            hosts=(name,),
-            evidence="; ".join(f"{tool}: {line}" for tool, line in sorted(refusals.items())),
-            effect="what only root may read there is not known, and the rules that need it are silent",
-            remedy="probe as root, or record these tools with sudo",
-        )
+        said = "; ".join(f"{tool}: {line}" for tool, line in sorted(refusals.items()))
+        yield NO_PERMISSION.finding((name,), said)
 
 
 def _gpu_tool(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
     failure = read_gpus(outputs, ()).failure
-    if failure is None or "No devices were found" in failure:  # an answer, which is GPU-NONE's
-        return
-    if "exit 18" in failure or "version mismatch" in failure:
-        yield _broken(name, "nvidia-smi", "GPU-DRIVER-MISMATCH", failure, "reload the driver or reboot")
-    else:
-        yield _broken(name, "nvidia-smi", "PROBE-TOOL-FAILED", failure)
+    answers = ("No devices were found", "exit 18", "version mismatch")  # those of GPU-NONE and GPU-DRIVER-MISMATCH
+    if failure is not None and not any(answer in failure for answer in answers):
+        yield TOOL_FAILED.finding((name,), f"nvidia-smi: {failure}")
 
 
 def _broken_tools(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
@@ -102,10 +101,11 @@ def _broken_tools(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
     for output in outputs:
         tool = output.tool
         fault = _fault(output)
-        if fault is None or tool in named or (without_rdma and tool in _RDMA_TOOLS and fault[0] == "PROBE-TOOL-FAILED"):
+        if fault is None or tool in named or (without_rdma and tool in _RDMA_TOOLS and fault[0] is TOOL_FAILED):
             continue
         named.add(tool)
-        yield _broken(name, tool, *fault)
+        about, seen = fault
+        yield about.finding((name,), f"{tool}: {seen}")
 
 
 _BLOCK = re.compile(r"^\s*Port \d+:$|^\s*port:|^Infiniband device", re.MULTILINE)  # ibstat, ibv_devinfo, ibstatus
@@ -114,51 +114,47 @@ _CLOSING = re.compile(r"^\s*link[ _]layer:\s*\w", re.MULTILINE | re.IGNORECASE)
 
 def _cut_block(output: Recorded) -> str | None:
     """What is missing from the blocks of an RDMA tool. Versions that print no link layer at all are whole without."""
-    if output.tool not in ("ibstat", "ibv_devinfo", "ibstatus") or output.filtered:
+    if output.tool not in ("ibstat", "ibv_devinfo", "ibstatus"):
         return None
     device, *blocks = _BLOCK.split(output.plain)
-    if output.tool == "ibv_devinfo" and blocks and "hca_id" not in device and "-d" not in output.words:
-        return "a port without the hca_id line of its device; whose port it is cannot be told"
+    if _nobodys_port(output, device, blocks):
+        return "a port without the line that names its device; whose port it is cannot be told"
+    if output.filtered:
+        return None
     closed = [bool(_CLOSING.search(block)) for block in blocks]
     if blocks and not closed[-1] and (any(closed) or not output.plain.endswith("\n")):
         return "its last block has no link layer: the rest was cut off"
     return None
 
 
-def _fault(output: Recorded) -> tuple[str, str] | None:
+def _nobodys_port(output: Recorded, before: str, blocks: Sequence[str]) -> bool:
+    if output.tool == "ibv_devinfo":
+        return bool(blocks) and "hca_id" not in before and "-d" not in output.words
+    options = [word for word in output.words[1:] if not word.startswith("-")]
+    return (
+        output.tool == "ibstat" and bool(blocks) and not re.search(r"^\s*CA:? '", before, re.MULTILINE) and not options
+    )
+
+
+def _fault(output: Recorded) -> tuple[About, str] | None:
     if output.exit_code == CUT_OFF:
-        return "PROBE-TRUNCATED", "its answer was cut off"
+        return TRUNCATED, "its answer was cut off"
     if output.exit_code in (TIMED_OUT, 137) and output.tool in _READ:
-        return "PROBE-TRUNCATED", "it did not end in time"
+        return TRUNCATED, "it did not end in time"
     if _NO_DEVICE.search(output.text):
         return None
+    if output.tool == "nvidia-smi" and lacks_field_names(output):
+        return TRUNCATED, "rows without the names of their fields: no header, and the command does not say"
     if cut := _cut_block(output):
-        return "PROBE-TRUNCATED", cut
+        return TRUNCATED, cut
     if output.tool == "ip" and "-j" in output.words and _UNKNOWN_OPTION.search(output.text):
         return None
     if output.tool in _FAILURE_MATTERS and output.exit_code not in (None, 0, 127) and not output.filtered:
-        return "PROBE-TOOL-FAILED", f"exit {output.exit_code}: {_last_line(output)}"
+        return TOOL_FAILED, f"exit {output.exit_code}: {_last_line(output)}"
     dying = [line.strip() for line in output.lines if any(word in line for word in _DYING_WORDS)]
     if dying and output.tool in _FAILURE_MATTERS:
-        return "PROBE-TOOL-FAILED", dying[0][:200]
+        return TOOL_FAILED, dying[0][:200]
     return None
-
-
-def _broken(
-    host: str,
-    tool: str,
-    rule: str,
-    evidence: str,
-    remedy: str = "run the tool on the host by hand and read its message",
-) -> Finding:
-    return Finding(
-        rule=rule,
-        severity="F" if rule.startswith("GPU-") else "W",
-        hosts=(host,),
-        evidence=f"{tool}: {evidence}",
-        effect="what was read of it is kept; the rest is unknown",
-        remedy=remedy,
-    )
 
 
 def _last_line(output: Recorded) -> str:

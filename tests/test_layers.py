@@ -37,7 +37,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "trainer",
         "train",
     ),
-    "prober": ("asking", "facts", "clusters", "rules", "links", "probe"),
+    "prober": ("asking", "facts", "rails", "islands", "clusters", "rules", "links", "probe"),
     "planner": ("cost", "problem", "search", "schedule", "layout", "make_plan", "advice"),
     "launcher": ("prepare", "journal", "nodes", "supervise", "launch"),
     "holmes_cli": ("screen", "pages", "commands", "app"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from holmes_cli.pages.picture_box import Box
 from holmes_cli.pages.render import render
+from holmes_cli.screen.rail_table import rail_rows
 from holmes_cli.screen.show_inventory import trunk_cells
 from holmes_core.records.inventory import Cluster, Host, Inventory, Network
 from holmes_core.records.link import Link
@@ -16,7 +17,13 @@ HOST_WIDTH, HOST_HEIGHT, GAP = 150, 78, 14
 HOSTS_A_ROW = 7
 HEADER, FOOTER = 34, 34
 NIC_SIZE = 12
-FABRIC_COLOURS = {"InfiniBand": "#1a7f37", "RoCE": "#0969da", "Ethernet": "#6e7781", "loopback": "#6e7781"}
+FABRIC_COLOURS = {
+    "InfiniBand": "#1a7f37",
+    "RoCE": "#0969da",
+    "EFA": "#bc4c00",
+    "Ethernet": "#6e7781",
+    "loopback": "#6e7781",
+}
 NIC_COLOURS = {True: "#2da44e", False: "#cf222e", None: "#d4a72c"}
 SHARED_COLOUR = "#6e7781"
 
@@ -63,6 +70,7 @@ def inventory_page(inventory: Inventory) -> str:
         summary=_summary(inventory),
         picture=draw_inventory(inventory),
         hosts=[_host_row(cluster, inventory.host(name)) for cluster in inventory.clusters for name in cluster.hosts],
+        rails=rail_rows(inventory.hosts),
         links=[_link_row(link) for link in inventory.links],
         trunks=[trunk_cells(trunk) for trunk in inventory.trunks],
         findings=inventory.findings,
@@ -117,7 +125,8 @@ def _draw_host(picture: Picture, host: Host, x: int, y: int) -> None:
     for index, nic in enumerate(host.nics[:18]):
         row, column = divmod(index, 9)
         square = (x + 8 + column * (NIC_SIZE + 3), y + 45 + row * (NIC_SIZE + 3), NIC_SIZE, NIC_SIZE)
-        tip = f"{nic.device}:{nic.port} {nic.kind} {nic.rate_gbps or 0:g} Gbit/s {nic.state or 'state not known'}"
+        rail = "" if nic.rail is None else f", rail {nic.rail}"
+        tip = f"{nic.device}:{nic.port} {nic.kind} {nic.rate_gbps or 0:g} Gbit/s {nic.state or 'state not known'}{rail}"
         picture.boxes.append(Box("nic", *square, NIC_COLOURS[nic.usable_by_nccl_ib], "#ffffff", "", tip))
 
 
@@ -171,7 +180,7 @@ def _link_row(link: Link) -> tuple[str, ...]:
     return (
         f"{link.kind} {link.network}",
         f"{link.hosts[0]} {arrow} {link.hosts[1]} ({', '.join(link.devices)})",
-        f"{link.method}, {link.streams} streams",
+        f"{link.method}, {link.streams} streams" + (", GPU memory" if link.memory == "gpu" else ""),
         f"{format_rate(link.bandwidth_bytes_per_s.median)} (least {format_rate(link.bandwidth_bytes_per_s.min)})",
         latency,
     )

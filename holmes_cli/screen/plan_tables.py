@@ -115,7 +115,8 @@ def _group_row(groups: Sequence[PlanGroup], leaves: bool) -> tuple[str, ...]:
     members = f"{len(first.ranks)} each" if many else ranges(sorted(first.ranks))
     if not leaves:
         return (name, members, "inside the host", "", "")
-    network = first.network + (f" ({first.net_name})" if first.net_name else "")
+    transports = [*(["NVLink"] if first.nvlink else []), *([first.net_name] if first.net_name else [])]
+    network = first.network + (f" ({', '.join(transports)})" if transports else "")
     network += "".join(f", {codec}" for codec in sorted({group.codec for group in groups}) if codec != "none")
     interfaces = ", ".join(sorted({name for group in groups for name in group.interfaces}))
     return (name, members, network, interfaces, format_rate(first.rate_bytes_per_s))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from rich.table import Table
 from rich.text import Text
 
+from holmes_cli.screen.rail_table import HEADINGS, Row, rail_rows
 from holmes_cli.screen.terminal import out
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory
@@ -24,6 +25,9 @@ def show_inventory(inventory: Inventory) -> None:
     """Print clusters, the shared network, differences, links, trunks and findings."""
     for cluster in inventory.clusters:
         out.print(_cluster_table(inventory, cluster), width=TABLE_WIDTH)
+    rails = rail_rows(inventory.hosts)
+    if rails:
+        out.print(_rails_table(rails), width=TABLE_WIDTH)
     for host in inventory.hosts:
         if not host.reachable:
             out.print(Text(f"{host.name}: not reachable", style="bold red"))
@@ -100,6 +104,17 @@ def _port_words(nic: Nic) -> str:
     return f"{nic.kind}{rate} {nic.state or 'state not known'}"
 
 
+def _rails_table(rows: Iterable[Row]) -> Table:
+    table = Table(title="RDMA ports: rails, and why others are none", title_justify="left")
+    for heading in HEADINGS:
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("kind", "rail"))
+    above = ""
+    for hosts, *cells in rows:
+        table.add_row("" if hosts == above else hosts, *cells)
+        above = hosts
+    return table
+
+
 def _links_table(links: Sequence[Link]) -> Table:
     table = Table(title="Measured links", title_justify="left")
     for heading in ("link", "hosts", "method", "median", "least", "latency"):
@@ -109,12 +124,19 @@ def _links_table(links: Sequence[Link]) -> Table:
         table.add_row(
             f"{link.kind} {link.network}",
             f"{link.hosts[0]} {arrow} {link.hosts[1]}",
-            f"{link.method} x{link.streams}",
+            link_method(link),
             format_rate(link.bandwidth_bytes_per_s.median),
             format_rate(link.bandwidth_bytes_per_s.min),
             format_seconds(link.latency_s.median) if link.latency_s else "not known",
         )
     return table
+
+
+def link_method(link: Link) -> str:
+    """How a link was measured: by TCP with how many streams, or over which rail from which memory."""
+    if link.method != "ib_write_bw":
+        return f"{link.method} x{link.streams}"
+    return f"{link.method} {' - '.join(link.devices)}" + (", GPU memory" if link.memory == "gpu" else "")
 
 
 def _trunks_table(trunks: Sequence[Trunk]) -> Table:

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.host_pattern import NAME_LENGTH, NAME_PATTERN, expand_pattern, is_pattern
+from holmes_core.hosts.rail_pattern import checked_rail_pattern
 from holmes_core.records.access import Access, Container, OneLine, TransportName
 from holmes_core.records.record import Record
 from holmes_core.records.record_file import read_user_file
@@ -19,6 +20,7 @@ from holmes_core.records.record_file import read_user_file
 MOST_TRUNK_GBPS = 1e6
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=NAME_LENGTH)]
+RailPatterns = Annotated[tuple[Annotated[str, AfterValidator(checked_rail_pattern)], ...], Field(min_length=1)]
 
 
 class HostEntry(Record):
@@ -33,7 +35,8 @@ class HostEntry(Record):
     activate: OneLine | None = None
     container: Container | None = None
     cluster: Name | None = None  # pins the host to the cluster of that name
-    speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}  # by netdev, where ethtool cannot tell
+    speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}  # by netdev or RDMA device, where tools cannot tell
+    rails: RailPatterns | None = None  # the RDMA ports that are its rails, where the probe would choose others
 
 
 class StatedTrunk(Record):
@@ -94,6 +97,7 @@ class HostsFile(Record):
     activate: OneLine | None = None
     container: Container | None = None
     speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}
+    rails: RailPatterns | None = None
     hosts: tuple[Annotated[HostEntry, BeforeValidator(_entry)], ...] = Field(min_length=1)
     trunks: tuple[StatedTrunk, ...] = ()
 

@@ -9,6 +9,8 @@ from pydantic import Field
 from holmes_core.records.record import Record
 
 NicKind = Literal["InfiniBand", "RoCE", "Ethernet", "Omni-Path", "EFA", "iWARP", "SoftRoCE", "unknown"]
+NetName = Literal["IB", "Socket", "AWS Libfabric", "Libfabric"]
+"""NCCL's names of networks: its own transports, of which "IB" covers RoCE, and aws-ofi-nccl's by its version."""
 GidType = Literal["IB", "RoCE v1", "RoCE v2"]
 NetdevKind = Literal["physical", "virtual function", "bond", "vlan", "bridge", "ipoib", "loopback", "virtual"]
 
@@ -59,7 +61,10 @@ class Gpu(Record):
     pci_width_max: int | None = None
     fabric_state: str | None = None  # of its NVSwitch fabric, `Completed`
     fabric_status: str | None = None
+    nvlink_cluster: str | None = None  # ClusterUUID of the NVLink fabric that it shares with other hosts' GPUs
+    nvlink_clique: int | None = None  # CliqueId there: GPUs of one clique reach each other
     numa_node: int | None = None
+    rail: int | None = None  # the number of the rail nearest to it, as `Nic.rail`
     cpus: str | None = None  # near it, `0-31,64-95`
     nearest_nics: tuple[str, ...] = ()  # RDMA devices at `nearest_path`; NIC0 where topo -m lacks its legend
     nearest_path: str | None = None  # in nvidia-smi's words: PIX, PXB, PHB, NODE, SYS
@@ -98,6 +103,8 @@ class Nic(Record):
     sm_lid: int | None  # of the subnet manager
     usable_by_nccl_ib: bool | None  # NCCL's verbs transport takes it
     why: str  # it is usable or not
+    rail: int | None = Field(default=None, ge=0)  # its number among the host's rails, in order of the GPUs they serve
+    rail_why: str = ""  # it is a rail or not; empty where nobody has chosen yet
     lid: int | None = None
     driver: str | None = None
     firmware: str | None = None
@@ -117,6 +124,8 @@ class Nic(Record):
     bond: bool = False
     gids: tuple[Gid, ...] = ()
     gid_choice: int | None = None  # index of the RoCE v2 entry with an IPv4 address, which NCCL chooses by itself
+    pkeys: tuple[int, ...] | None = None
+    """P_Keys of InfiniBand by index, as NCCL_IB_PKEY counts; bit 0x8000 is full membership, 0 a void entry."""
     counters: tuple[tuple[str, int], ...] = ()  # (name, errors since boot)
     counter_growth: tuple[tuple[str, int], ...] | None = None
     """(name, by how much it grew) of those that grew between two readings of one probe; None where read once."""
@@ -144,6 +153,8 @@ class Netdev(Record):
     speed_bytes_per_s: float | None
     ipv6_addresses: tuple[str, ...] = ()  # with prefix length
     kind: NetdevKind | None = None
+    parent: str | None = None  # the netdev that a VLAN or macvlan is made on
+    master: str | None = None  # the bond, bridge or VRF it is part of
     driver: str | None = None
     firmware: str | None = None
     pci_address: str | None = None
@@ -161,7 +172,8 @@ class Netdev(Record):
 
 
 class Route(Record):
-    """An IPv4 route of the kernel other than the default one."""
+    """An IPv4 or IPv6 route of the kernel other than the default one of the main table."""
 
     prefix: str  # it leads to, `10.2.0.0/16`
     netdev: str
+    table: str | None = None  # the policy table or VRF it stands in; None for the main one

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from holmes_core.records.access import Access
-from holmes_core.records.devices import Gpu, GpuProcess, Netdev, Nic, PciDevice, Route
+from holmes_core.records.devices import Gpu, GpuProcess, Netdev, NetName, Nic, PciDevice, Route
 from holmes_core.records.link import Link, Trunk
 from holmes_core.records.record import FileRecord, Record
 
-FabricKind = Literal["InfiniBand", "RoCE", "Ethernet", "loopback"]
+FabricKind = Literal["InfiniBand", "RoCE", "EFA", "Ethernet", "loopback"]
 Severity = Literal["F", "W", "I"]
 """F refuses launch, W warns, I informs."""
+CAP_IPC_LOCK = 14  # bit of a capability mask. Source: Linux, include/uapi/linux/capability.h
 
 
 class Finding(Record):
@@ -45,6 +47,26 @@ class NcclSetting(Record):
     value: str
 
 
+class OfiPlugin(Record):
+    """A library of aws-ofi-nccl, through which NCCL reaches the networks that libfabric knows."""
+
+    path: str
+    version: str | None  # as it calls itself, `1.14.0`; None where it does not say a number
+
+    @property
+    def net_name(self) -> NetName:
+        """What NCCL calls its network. Source: aws-ofi-nccl, nccl_ofi_interface_nvidia: renamed after 1.11.0."""
+        numbers = re.findall(r"\d+", self.version or "")
+        return "AWS Libfabric" if numbers and [int(each) for each in numbers[:2]] <= [1, 11] else "Libfabric"
+
+
+class LibfabricDomain(Record):
+    """What libfabric can open on a host, as `fi_info` lists it."""
+
+    provider: str  # `efa`
+    device: str  # `rdmap16s27`, without the endpoint's ending
+
+
 class Conflict(Record):
     """Two sources that disagree; the value of `source_a` was kept."""
 
@@ -54,6 +76,15 @@ class Conflict(Record):
     value_a: str
     source_b: str
     value_b: str
+
+
+class Impossible(Record):
+    """A value that cannot be, so that it was taken for not known."""
+
+    source: str  # the tool that showed it
+    subject: str  # `mlx5_0:1`, a netdev, `GPU0`, or what kind of thing has the name
+    fact: str
+    value: str
 
 
 class Host(Record):
@@ -80,15 +111,21 @@ class Host(Record):
     peermem: bool | None = None  # GPUDirect RDMA through nvidia_peermem or nv_peer_mem
     open_gpu_driver: bool | None = None  # the open kernel module, which has DMA-BUF
     gpu_driver_version: str | None = None
+    other_accelerators: tuple[str, ...] = ()  # of makers that Holmes does not support: "AMD Instinct MI300X"
     gpu_count_lspci: int | None = None  # None where lspci was not read
     nvidia_smi_failure: str | None = None  # what it said when it failed as a whole
     gpu_processes: tuple[GpuProcess, ...] | None = None  # None where nobody asked for them
     fabric_manager: str | None = None  # state of its service, `active`
+    imex: str | None = None  # state of the nvidia-imex service, `active`
     warnings: tuple[str, ...] = ()  # lines of tools that are faults in themselves (infoROM, Xid)
     pci: tuple[PciDevice, ...] = ()
     iommu_groups: int | None = None  # how many /sys/kernel/iommu_groups has
+    iommu_group_types: tuple[str, ...] | None = None  # of all groups, each once: `identity`, `DMA`, `DMA-FQ`
     kernel_command_line: str | None = None
     virtual_machine: bool | None = None
+    container: str | None = None  # `kubernetes`, `docker`, ..., `unknown`; `none` where no sign of one was found
+    slurm_job_id: str | None = None  # of the Slurm job that the probe ran inside
+    gpu_device_files: int | None = None  # how many /dev/nvidia0, 1, ... there are: a container or job may have fewer
     memlock_bytes: int | None = None  # -1 for unlimited
     nofile: int | None = None  # -1 for unlimited
     shm_bytes: int | None = None  # size of /dev/shm
@@ -96,12 +133,22 @@ class Host(Record):
     round_trip_s: float | None = None
     counter_interval_s: float | None = None  # between the two readings of NIC counters
     user_is_root: bool | None = None
+    capabilities_effective: int | None = None  # bit mask of the probing process; 0 in a user namespace of its own
     name_resolves_to: tuple[str, ...] = ()  # addresses of `hostname` on the host itself
     uverbs: int | None = None  # how many /dev/infiniband/uverbs* there are
     uverbs_openable: int | None = None  # how many of them this user may open
     nccl_settings: tuple[NcclSetting, ...] = ()
+    nccl_net_plugins: tuple[str, ...] | None = None  # libnccl-net*.so files where a loader would look
+    ofi_plugins: tuple[OfiPlugin, ...] | None = None  # of those, aws-ofi-nccl; None where nobody looked
+    libfabric: tuple[LibfabricDomain, ...] | None = None  # None where fi_info was not asked
     sources: tuple[str, ...] = ()  # tools that gave something
     conflicts: tuple[Conflict, ...] = ()
+    impossible: tuple[Impossible, ...] = ()
+
+    @property
+    def may_lock_memory(self) -> bool | None:
+        """Whether the probing process is free of the limit on locked memory: it has CAP_IPC_LOCK."""
+        return None if self.capabilities_effective is None else bool(self.capabilities_effective >> CAP_IPC_LOCK & 1)
 
 
 class NetworkPort(Record):
@@ -111,8 +158,9 @@ class NetworkPort(Record):
     netdev: str | None  # for TCP
     address: str | None
     bandwidth_bytes_per_s: float | None = Field(ge=0)  # of the netdev
-    hcas: tuple[str, ...] = ()  # for RDMA, `mlx5_0:1`
+    hcas: tuple[str, ...] = ()  # for RDMA, `mlx5_0:1`, in order of their rail numbers
     rdma_bandwidth_bytes_per_s: float | None = Field(default=None, ge=0)  # of all HCAs together
+    net_plugin: str | None = None  # the library by which NCCL uses these HCAs, where its own verbs transport cannot
 
 
 class Network(Record):
@@ -122,6 +170,8 @@ class Network(Record):
     kind: FabricKind
     subnet: str | None  # its IPv4 prefix
     ports: tuple[NetworkPort, ...]
+    rails_apart: bool | None = None  # each rail is a subnet of its own, and none is routed to another
+    net_name: NetName | None = None  # NCCL's name for it, where a plugin brings it
 
     def port_of(self, host: str) -> NetworkPort | None:
         """The port of `host` on this network, None if it has none."""
@@ -137,6 +187,15 @@ class Cluster(Record):
     pinned: bool = False  # hosts.yaml named it
 
 
+class NvlinkDomain(Record):
+    """Hosts whose GPUs are one NVLink fabric, as those of an NVL72 rack: one cluster UUID and clique."""
+
+    name: str
+    hosts: tuple[str, ...] = Field(min_length=2)
+    cluster_uuid: str
+    clique: int
+
+
 class Inventory(FileRecord):
     """Everything `holmes probe` found. Every reachable host is in exactly one cluster."""
 
@@ -149,6 +208,7 @@ class Inventory(FileRecord):
     shared: Network | None
     links: tuple[Link, ...] = ()
     trunks: tuple[Trunk, ...] = ()  # one for two clusters at most
+    nvlink_domains: tuple[NvlinkDomain, ...] = ()
     findings: tuple[Finding, ...]
 
     @model_validator(mode="after")

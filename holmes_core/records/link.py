@@ -15,6 +15,8 @@ LinkKind = Literal["inside", "between"]
 LinkMethod = Literal["ib_write_bw", "iperf3", "tcp"]
 Direction = Literal["forward", "backward"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
+Memory = Literal["host", "gpu"]
+"""What is sent from and to."""
 
 TOOL_CEILING_BYTES_PER_S: Mapping[LinkMethod, float] = {
     "tcp": bytes_per_s_from_gbps(10),
@@ -51,11 +53,12 @@ class Link(Record):
     latency_s: Spread | None  # half a TCP round trip; None for `ib_write_bw`
     bandwidth_bytes_per_s: Spread
     samples: int = Field(ge=1)  # of bandwidth: windows of one transfer, or repeated runs of `ib_write_bw`
+    memory: Memory = "host"
 
     @property
-    def way(self) -> tuple[str, tuple[str, str], tuple[str, str], Direction]:
+    def way(self) -> tuple[str, tuple[str, str], tuple[str, str], Direction, Memory]:
         """What tests that differ in streams alone have in common."""
-        return self.network, self.hosts, self.devices, self.direction
+        return self.network, self.hosts, self.devices, self.direction, self.memory
 
 
 class Trunk(Record):

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from holmes_core.records.access import Access, OneLine
+from holmes_core.records.devices import NetName
 from holmes_core.records.job import Codec, Job, Recompute, ScheduleName
 from holmes_core.records.record import FileRecord, Record
 
@@ -14,7 +15,6 @@ Axis = Literal["tp", "dp", "dp_across", "pp_forward", "pp_backward"]
 DataParallel = Literal["flat", "hierarchical"]
 """Gradients are added up over all replicas at once, or inside clusters and then across them."""
 Order = Literal["holmes", "usual"]
-NetName = Literal["IB", "Socket"]
 Crossing = Literal["nothing", "pipeline", "data", "both"]
 """What travels between clusters: messages between stages, the gradients of replicas."""
 
@@ -75,7 +75,8 @@ class PlanGroup(Record):
     ranks: tuple[int, ...]
     network: str  # a cluster's fabric, or "shared"
     interfaces: tuple[str, ...]  # netdevs on it, one a member in the order of `ranks`
-    net_name: NetName | None  # NCCL's name for the transport; "IB" covers RoCE
+    net_name: NetName | None  # NCCL's name for the transport
+    nvlink: bool = False  # NCCL goes before that by NVLink, which joins all its hosts, and the rate is NVLink's
     bandwidth_bytes_per_s: float | None
     """The least share of a NIC that a member gets; None where all are on one host and the NIC's rate is not known."""
     trunk_bytes_per_s: float | None = None  # the least share of a trunk between clusters; None where none is known

@@ -54,7 +54,8 @@ class NodeFacts(NamedTuple):
     """What a launch relies on, as the node is now.
 
     `executable` is the Python that runs the agent, `torch` and `nccl` are versions, None where there is none.
-    `local_addresses`: of the planned ones, those the host has. `rdma_ports`: `mlx5_0:1` -> `ACTIVE`. `gpus` and
+    `local_addresses`: of the planned ones, those the host has. `rdma_ports`: `mlx5_0:1` -> `ACTIVE`.
+    `net_plugin_there`: whether the file of NCCL_NET_PLUGIN is, None where the ranks' environment names none. `gpus` and
     `gpu_processes`: None where nvidia-smi does not answer. `free_bytes` of the home, `shm_free_bytes` of /dev/shm.
     `memlock_bytes`: -1 without a limit.
     """
@@ -66,6 +67,7 @@ class NodeFacts(NamedTuple):
     interfaces: dict[str, NodeInterface]
     local_addresses: tuple[str, ...]
     rdma_ports: dict[str, str]
+    net_plugin_there: bool | None
     gpus: tuple[NodeGpu, ...] | None
     gpu_processes: tuple[NodeGpuProcess, ...] | None
     free_bytes: int

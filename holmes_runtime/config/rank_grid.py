@@ -17,7 +17,7 @@ from holmes_runtime.config.codec import Codec
 
 Axis = Literal["tp", "dp", "dp_across", "pp_forward", "pp_backward"]
 DataParallel = Literal["flat", "hierarchical"]
-NetName = Literal["IB", "Socket"]
+NetName = Literal["IB", "Socket", "AWS Libfabric", "Libfabric"]
 GroupKey = tuple[Axis, tuple[int, ...]]
 EDGE_AXES: tuple[Axis, ...] = ("pp_forward", "pp_backward")
 

@@ -46,6 +46,7 @@ def read_facts(config: NodeConfig, folder: Path) -> NodeFacts:
         interfaces=_interfaces(),
         local_addresses=tuple(address for address in config.addresses.values() if address and _is_local(address)),
         rdma_ports=_rdma_ports(),
+        net_plugin_there=_net_plugin_there(config.environment.get("NCCL_NET_PLUGIN", "")),
         gpus=_gpus() if config.gpus else (),
         gpu_processes=_gpu_processes() if config.gpus else (),
         free_bytes=shutil.disk_usage(folder).free,
@@ -114,6 +115,11 @@ def _rdma_ports() -> dict[str, str]:
         with contextlib.suppress(OSError):
             states[f"{parts[4]}:{parts[6]}"] = file.read_text(encoding="utf-8").split(":")[-1].strip()
     return states
+
+
+def _net_plugin_there(value: str) -> bool | None:
+    """Whether the file is there; None for what names no file but the end of a library's name, which NCCL searches."""
+    return Path(value).is_file() if value.startswith("/") else None
 
 
 def _gpus() -> tuple[NodeGpu, ...] | None:

@@ -95,9 +95,18 @@ def _rdma_ports(at: CheckedNode) -> Iterator[str]:
             yield f"port {port} is {state or 'not there'}"
 
 
+def _net_plugin(at: CheckedNode) -> Iterator[str]:
+    if at.facts.net_plugin_there is False:
+        yield f"{_planned(at.node, 'NCCL_NET_PLUGIN')} is no file here; NCCL reaches the cluster's fabric by it alone"
+
+
+def _planned(node: Node, name: str) -> str | None:
+    return next((variable.value for variable in node.environment if variable.name == name), None)
+
+
 def _planned_ports(node: Node) -> tuple[str, ...]:
     """`mlx5_0:1`, ... of NCCL_IB_HCA."""
-    value = next((variable.value for variable in node.environment if variable.name == "NCCL_IB_HCA"), "")
+    value = _planned(node, "NCCL_IB_HCA") or ""
     ports = (entry for entry in value.lstrip("^=").split(",") if entry)
     return tuple(port if ":" in port else f"{port}:1" for port in ports)
 
@@ -131,8 +140,8 @@ def _shared_memory(at: CheckedNode) -> Iterator[str]:
 
 
 def _memlock(at: CheckedNode) -> Iterator[str]:
-    limit = at.facts.memlock_bytes
-    if at.plan.job.device == "cuda" and _planned_ports(at.node) and 0 <= limit < 1 << 40:
+    limit, on_rdma = at.facts.memlock_bytes, _planned_ports(at.node) or _planned(at.node, "NCCL_NET_PLUGIN")
+    if at.plan.job.device == "cuda" and on_rdma and 0 <= limit < 1 << 40:
         yield f"memlock is {format_memory(limit)}"
 
 
@@ -154,6 +163,7 @@ _NODE_CHECKS: dict[str, Callable[[CheckedNode], Iterator[str]]] = {
     "gpus": _gpus,
     "gpus-free": _gpus_free,
     "rdma-ports": _rdma_ports,
+    "net-plugin": _net_plugin,
     "interfaces": _interfaces,
     "disk": _disk,
     "shared-memory": _shared_memory,

@@ -52,6 +52,11 @@ CHECKS = (
     Check("gpus", "the GPUs are those of the inventory", PROBE_AGAIN),
     Check("gpus-free", "no process uses the planned GPUs", "end it, or wait for it"),
     Check("rdma-ports", "the planned RDMA ports are active", "look at cable, switch and subnet manager with `ibstat`"),
+    Check(
+        "net-plugin",
+        "the library by which NCCL reaches the cluster's fabric is there",
+        "install it there, mount it into the container, or set its own NCCL_NET_PLUGIN in `launch.environment`",
+    ),
     Check("interfaces", "the planned interfaces are up and have their addresses", PROBE_AGAIN),
     Check("disk", "there is room for logs and checkpoints", "make room, or name another folder"),
     Check(

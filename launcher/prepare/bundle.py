@@ -148,7 +148,7 @@ class NodeBundle:
         assert access.container is not None
         options = " ".join(shlex.quote(option) for option in access.container.options)
         names = {variable.name for variable in self.node.environment}
-        on_gpus, on_rdma = "CUDA_VISIBLE_DEVICES" in names, "NCCL_IB_HCA" in names
+        on_gpus, on_rdma = "CUDA_VISIBLE_DEVICES" in names, bool({"NCCL_IB_HCA", "NCCL_NET_PLUGIN"} & names)
         if access.container.engine == "apptainer":
             return f'apptainer exec {"--nv " if on_gpus else ""}--bind "{CACHE}" --pwd "{self.folder}" {options}'
         devices = ("--gpus all " if on_gpus else "") + ("--device /dev/infiniband " if on_rdma else "")

@@ -163,13 +163,15 @@ def stage_memories(inventory: Inventory, plan: Plan) -> tuple[StageMemory, ...]:
 def nic_loads(inventory: Inventory, plan: Plan) -> tuple[NicLoad, ...]:
     """The load of every interface that carries any, in the plan's order."""
     cluster_of = {node.host: node.cluster for node in plan.nodes}
-    rdma = {group.network for group in plan.groups if group.net_name == "IB"}
+    rdma = {group.network for group in plan.groups if group.net_name not in (None, "Socket")}
     rates: dict[tuple[str, str], float | None] = {}
     networks = Networks(inventory, plan.job)
     for network in (*(cluster.fabric for cluster in inventory.clusters), shared_network(inventory)):
         for port in network.ports:
             plain, fast = networks.as_measured(port, network.name), port.rdma_bandwidth_bytes_per_s
-            rates[port.host, network.name] = fast if network.name in rdma else plain
+            nics = fast if network.name in rdma else plain
+            nvlink = networks.nvlink_bytes_per_s(port.host) if network.name == cluster_of.get(port.host) else None
+            rates[port.host, network.name] = nvlink or nics
     return tuple(
         NicLoad(
             cluster=cluster_of[seen.host],

@@ -13,6 +13,8 @@ from planner.cost.counts import Execution
 from planner.cost.gpu_speeds import Speed, constant_speed, gpu_speed
 
 NVLINK_BYTES_PER_S = 25e9  # one link, one direction, NVLink 2 to 4: NVIDIA's V100, A100 and H100 data sheets
+NVLINK5_BYTES_PER_S = 50e9  # of B200 and what came after: NVIDIA's GB200 NVL72 data sheet, 1.8 TB/s both ways a GPU
+NVLINK5_CHIPS = ("B200", "B300")
 NVLINKS_OF_SXM = {"V100": 6, "A100": 12, "A800": 8, "H100": 18, "H800": 8, "H200": 18}  # the same data sheets
 SXM_NAMES = ("SXM", "HBM3")  # nvidia-smi calls an H100 on an SXM board "H100 80GB HBM3", others "PCIe" or "NVL"
 PCIE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}  # one lane, one direction: PCI Express base specifications
@@ -72,6 +74,16 @@ def inside_path(host: Host, job: Job) -> Path:
     return Path(INSIDE_EFFICIENCY * min(rates, default=_pcie_bytes_per_s(None, None)), INSIDE_LATENCY_S)
 
 
+def nvlink_bytes_per_s(host: Host) -> float | None:
+    """Bytes/s in one direction that collectives get of one GPU's NVLinks, of the slowest; None where not all have any.
+
+    The same part of the links' rate as inside a host. Source for NVLink between hosts: none of ours, not measured.
+    """
+    rates = [_nvlink_bytes_per_s(gpu.name, gpu.nvlinks_up) for gpu in host.gpus]
+    known = [rate for rate in rates if rate is not None]
+    return INSIDE_EFFICIENCY * min(known) if known and len(known) == len(rates) else None
+
+
 def layer_parts_s(job: Job, execution: Execution, slot: Slot) -> tuple[PassTimes, PassTimes]:
     """Seconds of one layer and micro-batch on one shard: its compute, and its tensor parallel collectives."""
     emulate = job.compute.emulate
@@ -113,10 +125,16 @@ def _speed(host: Host, job: Job) -> Speed:
 
 
 def _gpu_link_bytes_per_s(name: str | None, links: int | None, pci_gen: int | None, pci_width: int | None) -> float:
+    nvlink = _nvlink_bytes_per_s(name, links)
+    return nvlink if nvlink is not None else _pcie_bytes_per_s(pci_gen, pci_width)
+
+
+def _nvlink_bytes_per_s(name: str | None, links: int | None) -> float | None:
     seen = name or ""
     if links is None and any(word in seen for word in SXM_NAMES):
         links = next((count for chip, count in NVLINKS_OF_SXM.items() if chip in seen), None)
-    return links * NVLINK_BYTES_PER_S if links else _pcie_bytes_per_s(pci_gen, pci_width)
+    one = NVLINK5_BYTES_PER_S if any(chip in seen for chip in NVLINK5_CHIPS) else NVLINK_BYTES_PER_S
+    return links * one if links else None
 
 
 def _pcie_bytes_per_s(generation: int | None, lanes: int | None) -> float:

@@ -8,7 +8,7 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.inventory import Cluster, Host, NetworkPort
 from holmes_core.records.job import Job
 from holmes_core.records.plan import EnvironmentVariable, Node, PlanRank
-from planner.problem.networks import RDMA_KINDS
+from planner.problem.networks import VERBS_KINDS
 from planner.problem.problem import Problem
 
 MOST_SOCKET_THREADS = 4  # of NCCL for a peer: each takes processor time; its documentation advises 4 at 100 Gbit/s
@@ -44,7 +44,15 @@ def _node(host: Host, problem: Problem, node_rank: int, gpus: Sequence[int | Non
         num_ranks=len(gpus),
         shared_netdev=str(port.netdev),
         shared_address=port.address,
-        environment=make_environment(problem.job, cluster, port, networks.fabric_port(host.name), gpus, streams),
+        environment=make_environment(
+            problem.job,
+            cluster,
+            port,
+            networks.fabric_port(host.name),
+            gpus,
+            streams,
+            host.name in networks.without_imex,
+        ),
     )
 
 
@@ -55,11 +63,13 @@ def make_environment(
     fabric: NetworkPort | None,
     gpus: Sequence[int | None],
     streams: int = 1,
+    without_imex: bool = False,
 ) -> tuple[EnvironmentVariable, ...]:
     """The variables of one node.
 
     `shared` is its port on the network all nodes share, `fabric` the one on its cluster's fabric, `gpus` the GPU of
-    each local rank, `streams` how many connections side by side it takes to get the measured rate between clusters.
+    each local rank, `streams` how many connections side by side it takes to get the measured rate between clusters;
+    `without_imex`: it is in an NVLink domain whose memory its processes cannot share.
     NCCL_NET is never among them: it would override the network of every group. NCCL reads `=` as "exactly these", so
     the values of its lists begin with one.
     """
@@ -77,7 +87,13 @@ def make_environment(
     ]
     if job.device == "cpu":
         return tuple(variables)
-    return (*variables, *_gpus(gpus), *_nccl(cluster, shared, fabric), *_streams(streams))
+    return (
+        *variables,
+        *_gpus(gpus),
+        *_nccl(cluster, shared, fabric),
+        *_streams(streams),
+        *(_NO_NVLINK_BETWEEN_HOSTS if without_imex else ()),
+    )
 
 
 def _gpus(gpus: Sequence[int | None]) -> tuple[EnvironmentVariable, ...]:
@@ -96,8 +112,14 @@ def _nccl(cluster: Cluster, shared: NetworkPort, fabric: NetworkPort | None) -> 
         value=f"={shared.netdev}",
         reason=f"groups between clusters and NCCL's bootstrap use {shared.netdev} and nothing else",
     )
-    hcas = fabric.hcas if fabric is not None and cluster.fabric.kind in RDMA_KINDS else ()
-    if hcas:
+    hcas = fabric.hcas if fabric is not None and cluster.fabric.kind in VERBS_KINDS else ()
+    if fabric is not None and fabric.net_plugin is not None:
+        rdma = EnvironmentVariable(
+            name="NCCL_NET_PLUGIN",
+            value=fabric.net_plugin,
+            reason=f"groups inside cluster {cluster.name} use {cluster.fabric.kind} by this library, aws-ofi-nccl",
+        )
+    elif hcas:
         rdma = EnvironmentVariable(
             name="NCCL_IB_HCA",
             value="=" + ",".join(hcas),
@@ -110,6 +132,16 @@ def _nccl(cluster: Cluster, shared: NetworkPort, fabric: NetworkPort | None) -> 
             reason=f"cluster {cluster.name} has no RDMA ports that all its hosts share",
         )
     return (sockets, rdma)
+
+
+# Source: NCCL, src/mnnvl.cc: where GPUs are of one clique and memory cannot be shared, communicators fail.
+_NO_NVLINK_BETWEEN_HOSTS = (
+    EnvironmentVariable(
+        name="NCCL_MNNVL_ENABLE",
+        value="0",
+        reason="nvidia-imex does not run on every host of this NVLink domain, and NCCL would fail",
+    ),
+)
 
 
 def _streams(streams: int) -> tuple[EnvironmentVariable, ...]:

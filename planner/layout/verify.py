@@ -192,7 +192,7 @@ def check_interfaces(plan: Plan, inventory: Inventory) -> list[str]:
                 faults.append(f"group {group.name}: host {host} has no interface {interface}")
             if port is None or (port.netdev is not None and port.netdev != interface):
                 faults.append(f"group {group.name}: {interface} of host {host} is not on network {group.network}")
-            if group.net_name == "IB" and (port is None or not port.hcas):
+            if group.net_name not in (None, "Socket") and (port is None or not port.hcas):
                 faults.append(f"group {group.name}: host {host} has no RDMA port on network {group.network}")
     return faults
 

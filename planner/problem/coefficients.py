@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import combinations, combinations_with_replacement
 
+from holmes_core.records.devices import NetName
 from holmes_core.records.job import Job, Model
-from holmes_core.records.plan import NetName
 from holmes_runtime.config.model_shape import embedding_parameters, head_parameters, layer_parameters
 from holmes_runtime.config.schedule import microbatches_in_flight
 from planner.cost.collectives import PassTimes, shard_exchange_bytes

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.records.devices import NetName
 from holmes_core.records.inventory import Host, Inventory
 from holmes_core.records.job import Job
-from holmes_core.records.plan import NetName
 from planner.cost.slot import Slot, read_slot
 from planner.problem.networks import Networks
 from planner.problem.shared_cores import core_shares

@@ -51,6 +51,7 @@ def make_groups(
             network=(route := routes[hosts]).network,
             interfaces=route.interfaces,
             net_name=route.net_name,
+            nvlink=route.nvlink,
             bandwidth_bytes_per_s=rates[axis, hosts],
             trunk_bytes_per_s=shares[axis, hosts],
             latency_s=joined[hosts].latency_s,

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import combinations_with_replacement
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.records.devices import NetName
 from holmes_core.records.inventory import Cluster, Inventory, Network, NetworkPort
 from holmes_core.records.job import Job
 from holmes_core.records.link import Link
-from holmes_core.records.plan import NetName
 from holmes_core.units import bytes_per_s_from_gbps
 from planner.cost.collectives import tcp_payload_share
 from planner.problem.connections import NOT_MEASURED, Connection, read_connections
+from planner.problem.nvlink import hosts_without_imex, nvlink_rates
 
 SHARED = "shared"
-RDMA_KINDS = ("InfiniBand", "RoCE")
+VERBS_KINDS = ("InfiniBand", "RoCE")  # NCCL's own transport takes them
+RDMA_KINDS = (*VERBS_KINDS, "EFA")
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Route:
     net_name: NetName | None
     interfaces: tuple[str, ...]
     bandwidths: tuple[float | None, ...]
+    nvlink: bool = False  # the GPUs' NVLinks carry it, not the NICs
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Networks:
             return {port.host: _as_priced(port, mtus.get((port.host, port.netdev or "")), part) for port in ports}
 
         self._fabric_ports = priced(port for cluster in inventory.clusters for port in cluster.fabric.ports)
+        self._nvlink = {} if self._on_cpu else nvlink_rates(inventory)
+        self.without_imex = hosts_without_imex(inventory)
         self._shared = shared_network(inventory)
         self._shared_ports = priced(self._shared.ports)
         self._connections = read_connections(inventory, partial(_payload_rate, inventory, mtus), part)
@@ -77,6 +82,14 @@ class Networks:
         port = self._fabric_ports.get(host)
         known = port is not None and port.hcas and port.rdma_bandwidth_bytes_per_s
         return bool(known) and not self._on_cpu and self._cluster_of[host].fabric.kind in RDMA_KINDS
+
+    def nvlink_bytes_per_s(self, host: str) -> float | None:
+        """What the host gets of the NVLink that joins all hosts of its cluster; None where none does."""
+        return self._nvlink.get(host)
+
+    def _net_name(self, host: str) -> NetName:
+        """NCCL's name for the transport through which the host reaches its own cluster."""
+        return (self._cluster_of[host].fabric.net_name or "IB") if self.uses_rdma(host) else "Socket"
 
     def connection(self, one: str, other: str) -> Connection:
         """What was measured between two clusters, or with one name inside it."""
@@ -103,12 +116,14 @@ class Networks:
         shared_bytes_per_s = (
             max((rate for rate in towards if rate is not None), default=None) if towards else port_bytes_per_s
         )
+        if host in self._nvlink:
+            return HostRates(self._net_name(host), self._nvlink[host], shared_bytes_per_s)
         if not self._on_cpu and not self.uses_rdma(host):
             return HostRates("Socket", self._inside_bytes_per_s(host, shared_port), shared_bytes_per_s)
         fabric = self._fabric_ports.get(host)
         if self._on_cpu or fabric is None:
             return HostRates(None, self._inside_bytes_per_s(host, fabric), shared_bytes_per_s)
-        return HostRates("IB", self._rdma_bytes_per_s(fabric), shared_bytes_per_s)
+        return HostRates(self._net_name(host), self._rdma_bytes_per_s(fabric), shared_bytes_per_s)
 
     def as_measured(self, port: NetworkPort, network: str) -> float | None:
         """The rate of a port, or what was measured by it: to the best connected other cluster where all share it."""
@@ -150,8 +165,16 @@ class Networks:
 
         On CUDA, NCCL takes one list of socket interfaces for the whole process, the shared ones (NCCL_FACTS): inside a
         cluster it uses the fabric through RDMA, or where the fabric's netdevs are the shared ones.
+        Where the cluster is one NVLink domain, NCCL takes NVLink before any network: its rate counts.
         Raises HolmesError naming a host that is not on that network.
         """
+        path = self._route_of_nics(hosts)
+        names = {cluster.name if (cluster := self._cluster_of.get(host)) else None for host in hosts}
+        if len(names) > 1 or not all(host in self._nvlink for host in hosts):
+            return path
+        return replace(path, bandwidths=tuple(self._nvlink[host] for host in hosts), nvlink=True)
+
+    def _route_of_nics(self, hosts: Sequence[str]) -> Route:
         cluster = self._cluster_of.get(hosts[0])
         inside = cluster is not None and all(self._cluster_of.get(host) is cluster for host in hosts)
         if inside and cluster is not None and self._on_cpu:
@@ -190,7 +213,9 @@ class Networks:
         """RDMA through the fabric. A port without a netdev (no IPoIB) names the shared one, for NCCL's bootstrap."""
         ports = [self._fabric_ports[host] for host in hosts]
         interfaces = tuple(port.netdev or str(self.shared_port(port.host).netdev) for port in ports)
-        return Route(cluster.name, "IB", interfaces, tuple(self._rdma_bytes_per_s(port) for port in ports))
+        return Route(
+            cluster.name, self._net_name(hosts[0]), interfaces, tuple(self._rdma_bytes_per_s(port) for port in ports)
+        )
 
 
 def _pairs(clusters: Collection[str]) -> Iterator[tuple[str, str]]:

@@ -38,7 +38,7 @@ def script(commands: Iterable[Command], token: str) -> str:
     `token` is fresh for every probe, so that no output can look like a marker.
     """
     parts = [
-        "export LC_ALL=C PATH=$PATH:/usr/sbin:/sbin:/usr/local/sbin",
+        "export LC_ALL=C PATH=$PATH:/usr/sbin:/sbin:/usr/local/sbin:/opt/amazon/efa/bin:/opt/rocm/bin",
         f"limit=; command -v timeout >/dev/null 2>&1 && limit='timeout -k 2 {TOOL_LIMIT_S}'",
         "began=$(date +%s)",
     ]

@@ -22,6 +22,11 @@ def filled(known: T, more: T) -> T:
     return _with(known, gaps)
 
 
+def without(known: T, names: Collection[str]) -> T:
+    """`known` with the facts of those names not known."""
+    return _with(known, dict.fromkeys(names))
+
+
 def by_key(facts: Iterable[T], key: Callable[[T], K], join: Callable[[T, T], T]) -> dict[K, T]:
     """The facts of each subject, those of one that comes again joined to what is known of it."""
     known: dict[K, T] = {}

@@ -11,64 +11,27 @@ import functools
 import json
 import math
 import re
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from holmes_core.errors import HolmesError
-from holmes_core.hosts.hosts_file import StatedTrunk
+from holmes_core.hosts.hosts_file import RailPatterns, StatedTrunk
 from holmes_core.records.access import Access
 from holmes_core.records.inventory import Finding
 from holmes_core.records.parse_record import parse
 from holmes_core.records.record import Record
 from holmes_core.records.record_file import write_atomically
+from prober.asking.command_words import command_words
+from prober.asking.labelled import labels, lines_of, without_labels
+from prober.asking.plain_text import plain_text
+from prober.asking.transcript import typed_commands
 
 LINK_LAYER_ENDS = ("InfiniBand", "Ethernet", "Unspecified", "Unknown")  # the last word that RDMA tools print of a port
 TOOL_MISSING = 127
 TIMED_OUT = 124
 CUT_OFF = -1  # the answer ended before the command did
-
-_ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-# Words before the tool's name, each with those of its options that take a word of their own.
-_PREFIXES: dict[str, tuple[str, ...]] = {
-    "sudo": ("-u", "-g", "-p", "-h", "-C", "-D", "-R", "-T"),
-    "env": ("-u", "-C"),
-    "nice": ("-n",),
-    "timeout": ("-k", "-s"),
-    "stdbuf": ("-i", "-o", "-e"),
-    "command": (),
-    "exec": (),
-    "nohup": (),
-    "time": (),
-}
-
-
-@functools.lru_cache(maxsize=4096)
-def _words(command: str) -> tuple[str, ...]:
-    """See `Recorded.words`. Every parser asks, of every output of every host, and the commands are mostly the same."""
-    if inner := re.match(r"\S*sh -[a-z]*c (['\"])(.+)\1\s*$", command):
-        return _words(inner.group(2))
-    first = re.split(r"\||;|&&", command, maxsplit=1)[0]
-    try:
-        words = shlex.split(first)
-    except ValueError:
-        words = first.split()
-    while words and (words[0].rpartition("/")[2] in _PREFIXES or re.match(r"[A-Za-z_]\w*=", words[0])):
-        rest = _after_options(words)
-        if not rest:
-            break
-        words = rest
-    return (PurePosixPath(words[0]).name, *words[1:]) if words else ("",)
-
-
-def _after_options(words: Sequence[str]) -> list[str]:
-    """The words after a prefix and its options, and after the seconds of `timeout`."""
-    prefix, rest = words[0].rpartition("/")[2], list(words[1:])
-    while rest and rest[0].startswith("-"):
-        rest = rest[2 if rest[0] in _PREFIXES.get(prefix, ()) else 1 :]
-    return rest[1:] if prefix == "timeout" else rest
 
 
 @dataclass(frozen=True)
@@ -81,8 +44,13 @@ class Recorded:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The first command of the line, from the tool's name on: no sudo, no variables, nothing after a pipe."""
-        return _words(self.command)
+        """The first command of the line, from the tool's name on: no prompt, no prefix, nothing after a pipe."""
+        return command_words(self.command).words
+
+    @property
+    def call(self) -> str:
+        """The words as one line, `mlxlink -d mlx5_0`: no option of a prefix, no quotes."""
+        return " ".join(self.words)
 
     @property
     def tool(self) -> str:
@@ -100,20 +68,32 @@ class Recorded:
         return "|" in self.command
 
     @property
+    def columns_cut(self) -> bool:
+        """The output went through a tool that may take words out of a line."""
+        return bool(re.search(r"\|\s*(?:sudo\s+)?(?:awk|cut|sed|tr|perl|python3?|jq|grep\s+-\w*o)\b", self.command))
+
+    @property
     def tool_missing(self) -> bool:
         """The shell did not find the tool."""
         return self.exit_code == TOOL_MISSING
 
-    @property
+    @functools.cached_property
     def plain(self) -> str:
-        """The text without byte order mark, terminal escapes, carriage returns and NUL bytes."""
-        return (
-            _ESCAPE.sub("", self.text)
-            .replace("\r\n", "\n")
-            .replace("\r", "\n")
-            .replace("\0", "")
-            .removeprefix("\ufeff")
-        )
+        """The text as the tool printed it, see `plain_text`; empty where it mixes the lines of several hosts."""
+        labelled = command_words(self.command).labelled
+        return plain_text(without_labels(self.text) if labelled else self.text, self.tool)
+
+    @property
+    def hosts_mixed(self) -> tuple[str, ...]:
+        """The hosts whose lines a parallel shell mixed in the text."""
+        found = labels(self.text) if command_words(self.command).labelled else ()
+        return found if len(found) > 1 else ()
+
+    def of_host(self, name: str) -> Recorded:
+        """The output with the lines of that host alone, if a parallel shell asked several."""
+        short = name.partition(".")[0]
+        label = next((label for label in self.hosts_mixed if label.partition(".")[0] == short), None)
+        return self if label is None else replace(self, text=lines_of(self.text, label))
 
     @property
     def lines(self) -> list[str]:
@@ -130,6 +110,12 @@ class Recorded:
         *whole, last = self.plain.split("\n")
         return [*whole, last] if last.endswith(ends) else whole
 
+    def typed_commands(self) -> tuple[Recorded, ...]:
+        """The outputs of the commands typed in a terminal session, if the text is one; its exit code is the first's."""
+        (command, text), *calls = typed_commands(self.command, self.text)
+        first = replace(self, command=command, text=text)
+        return (first, *(Recorded(called, printed, None) for called, printed in calls))
+
 
 class HostNotes(Record):
     """What the asking side adds to a host's outputs: how it was reached, pins of hosts.yaml, and its own clock.
@@ -141,6 +127,7 @@ class HostNotes(Record):
     access: Access = Access()
     cluster: str | None = None
     speeds_gbps: dict[str, float] = {}
+    rails: RailPatterns | None = None
     clock_skew_s: float | None = None
     round_trip_s: float | None = None
     failure: Finding | None = None
@@ -211,13 +198,22 @@ def read_recorded_hosts(folder: Path) -> dict[str, HostRecording]:
     if not folders:
         hint = "it should hold one folder a host, each with a recording.json: a list of {file, command, exit_code}"
         raise HolmesError(f"{folder}: no recording in it", hint)
-    recorded = {each.name: HostRecording(_read_outputs(each), _read_notes(each)) for each in folders}
+    recorded = {each.name: _read_recording(each) for each in folders}
     return dict(sorted(recorded.items(), key=lambda item: _asked_at(item[1])))
 
 
 def _asked_at(recording: HostRecording) -> float:
     """Hosts without a position come last; sorting keeps them in order of name."""
     return math.inf if recording.notes.position is None else recording.notes.position
+
+
+def _read_recording(host_folder: Path) -> HostRecording:
+    """The recording; one made by hand may hold terminal sessions, and what a parallel shell printed of all hosts."""
+    outputs, notes = _read_outputs(host_folder), _read_notes(host_folder)
+    if notes is not None:
+        return HostRecording(outputs, notes)
+    own = (output.of_host(host_folder.name) for output in outputs)
+    return HostRecording(tuple(part for output in own for part in output.typed_commands()))
 
 
 def _read_outputs(host_folder: Path) -> tuple[Recorded, ...]:
@@ -248,9 +244,10 @@ def _read_output(file: Path, number: int, entry: object) -> Recorded:
     return Recorded(command, text, exit_code)
 
 
-def _read_notes(host_folder: Path) -> HostNotes:
+def _read_notes(host_folder: Path) -> HostNotes | None:
+    """The notes; None where nobody made any, as `holmes probe --record` does."""
     file = host_folder / "host.json"
-    return parse(HostNotes, _json(file), str(file)) if file.exists() else HostNotes()
+    return parse(HostNotes, _json(file), str(file)) if file.exists() else None
 
 
 def _json(file: Path) -> Any:

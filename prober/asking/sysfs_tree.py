@@ -94,20 +94,20 @@ def _braced(word: str) -> list[str]:
 def _read_ls(tree: Tree, output: Recorded) -> None:
     paths = [word for word in output.words[1:] if word.startswith("/")]
     folder = paths[0] if len(paths) == 1 else ""
-    for line in output.lines:
+    *whole, last = output.lines
+    for line in whole if " -> " in last else [*whole, last]:  # a link may be cut inside its target
         if match := re.match(
-            r"ls: cannot (?:access|open directory) '?(/[^':]+(?::[0-9a-f.:]+)?)'?: No such file", line
+            r"ls: (?:cannot (?:access|open directory) )?'?(/[^':]+(?::[0-9a-f.:]+)?)'?: No such file", line
         ):
             tree.absent.add(match.group(1).rstrip("/"))
         elif match := re.match(r"(/\S+):$", line):
             folder = match.group(1)
             tree.listed.setdefault(folder.rstrip("/"), [])
-        elif " -> " in line:
-            name, _, target = line.partition(" -> ")
-            path = _below(folder, name.split()[-1])
-            tree.links[path] = _resolved(path, target.strip())
+        elif match := re.match(r"(?:.*\s)?(\S+) -> (.*)", line):
+            path = _below(folder, match.group(1))
+            tree.links[path] = _resolved(path, match.group(2).strip())
             _list(tree, path)
-        elif line.strip() and not line.startswith(("total ", "ls:")):
+        elif line.strip() and " -> " not in line and not line.startswith(("total ", "ls:")):
             _list(tree, _below(folder, line.split()[-1]))
 
 

@@ -7,14 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from holmes_core.records.inventory import Finding, Inventory
 from holmes_core.records.link import TOOL_CEILING_BYTES_PER_S, Link
 from holmes_core.units import bytes_per_s_from_gbps, format_rate
+from prober.rules.rule import About
+from prober.rules.told_rules import GPU_RDMA_LOW, RDMA_LOW, TCP_LOW
 
 TCP_SHARE = 0.70
 RDMA_SHARE = 0.90
+GPU_SHARE = 0.80  # of the rate from host memory
 
 
 def audit_links(inventory: Inventory, links: Sequence[Link]) -> tuple[Finding, ...]:
-    """NET-BW-LOW and RDMA-BW-LOW findings; a link whose rate is not known gives none."""
-    return (*_tcp_findings(inventory, links), *_rdma_findings(inventory, links))
+    """Findings on links below their ports' rates or, from GPU memory, below host memory; unknown rates give none."""
+    return (*_tcp_findings(inventory, links), *_rdma_findings(inventory, links), *_gpu_findings(links))
 
 
 def _tcp_findings(inventory: Inventory, links: Iterable[Link]) -> Iterator[Finding]:
@@ -23,29 +26,26 @@ def _tcp_findings(inventory: Inventory, links: Iterable[Link]) -> Iterator[Findi
         rate = _tcp_rate(inventory, link)
         measured = link.bandwidth_bytes_per_s.median
         if rate is not None and measured < TCP_SHARE * min(rate, TOOL_CEILING_BYTES_PER_S[link.method]):
-            yield _finding(
-                "NET-BW-LOW",
-                link,
-                rate,
-                "traffic over this network, such as activations between clusters, takes longer than their rate says",
-                "look at MTU, duplex and drops on both interfaces, and at what else uses the way; "
-                "the plan goes by the measured value",
-            )
+            yield _finding(TCP_LOW, link, rate)
 
 
 def _rdma_findings(inventory: Inventory, links: Iterable[Link]) -> Iterator[Finding]:
     """One finding a direction whose HCAs stay below 90 % of the slower one's rate."""
-    for link in best_links(link for link in links if link.method == "ib_write_bw"):
+    for link in best_links(link for link in links if link.method == "ib_write_bw" and link.memory == "host"):
         rates = [_hca_rate(inventory, host, hca) for host, hca in zip(link.hosts, link.devices, strict=True)]
         known = [rate for rate in rates if rate is not None]
         if len(known) == len(rates) and link.bandwidth_bytes_per_s.median < RDMA_SHARE * min(known):
-            yield _finding(
-                "RDMA-BW-LOW",
-                link,
-                min(known),
-                "all-reduce and all-gather inside the cluster run at this rate, not the port's",
-                "compare PCIe width and speed, ACS and the cable of both HCAs",
-            )
+            yield _finding(RDMA_LOW, link, min(known))
+
+
+def _gpu_findings(links: Sequence[Link]) -> Iterator[Finding]:
+    """One finding a direction in which GPU memory stays below 80 % of what host memory gets there."""
+    rdma = [link for link in links if link.method == "ib_write_bw"]
+    from_host = {link.way[:-1]: link.bandwidth_bytes_per_s.median for link in rdma if link.memory == "host"}
+    for link in rdma:
+        rate = from_host.get(link.way[:-1])
+        if link.memory == "gpu" and rate and link.bandwidth_bytes_per_s.median < GPU_SHARE * rate:
+            yield _finding(GPU_RDMA_LOW, link, rate)
 
 
 def best_links(links: Iterable[Link]) -> Iterable[Link]:
@@ -75,9 +75,18 @@ def _hca_rate(inventory: Inventory, host: str, hca: str) -> float | None:
     return None if gbps is None else bytes_per_s_from_gbps(gbps)
 
 
-def _finding(rule: str, link: Link, rate_bytes_per_s: float, effect: str, remedy: str) -> Finding:
+def _finding(about: About, link: Link, rate_bytes_per_s: float) -> Finding:
     sender, receiver = link.hosts if link.direction == "forward" else link.hosts[::-1]
     measured = format_rate(link.bandwidth_bytes_per_s.median)
     share = f"{link.bandwidth_bytes_per_s.median / rate_bytes_per_s:.0%} of {format_rate(rate_bytes_per_s)}"
-    evidence = f"{sender} to {receiver} on {link.network}: {measured}, {share} ({link.method}, {link.streams} streams)"
-    return Finding(rule=rule, severity="W", hosts=link.hosts, evidence=evidence, effect=effect, remedy=remedy)
+    way = f"{sender} to {receiver} on {link.network}"
+    evidence = f"{way}: {measured}, {share} ({link.method}, {_how(link)})"
+    return about.finding(link.hosts, evidence)
+
+
+def _how(link: Link) -> str:
+    """Streams of TCP, rails and memory of RDMA."""
+    if link.method != "ib_write_bw":
+        return f"{link.streams} streams"
+    sender, receiver = link.devices if link.direction == "forward" else link.devices[::-1]
+    return f"{sender} to {receiver}" + (", GPU memory" if link.memory == "gpu" else "")

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import selectors
 import shutil
 import socket
@@ -67,8 +68,27 @@ def say(**answer: Any) -> None:
 
 
 def tools() -> None:
-    """Which of the test tools are installed here."""
-    say(tools=[name for name in ("iperf3", "ib_write_bw") if shutil.which(name) and shutil.which("timeout")])
+    """Which of the test tools are installed here, and which options for GPU memory ib_write_bw was built with."""
+    found = [name for name in ("iperf3", "ib_write_bw") if shutil.which(name) and shutil.which("timeout")]
+    said = _help("ib_write_bw") if "ib_write_bw" in found else ""
+    found += [option for option in ("--use_cuda", "--use_cuda_dmabuf") if re.search(option + r"(?![\w])", said)]
+    say(tools=found)
+
+
+def _help(tool: str) -> str:
+    """What a tool says of its options, "" if it says nothing in time."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            [tool, "--help"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=CONNECT_S,
+            check=False,
+        )
+        return done.stdout
+    return ""
 
 
 def echo(address: str, token: str, seconds: float) -> None:

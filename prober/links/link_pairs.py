@@ -15,13 +15,17 @@ Rounds = tuple[tuple["Pair", ...], ...]
 
 @dataclass(frozen=True)
 class Pair:
-    """Two hosts and where each touches the network between them. `number` counts the pairs of that network."""
+    """Two hosts and where each touches the network between them. `number` counts the pairs of that network.
+
+    `rdma_only`: enough pairs are measured by TCP, and this one is there so that all rails of its hosts are.
+    """
 
     kind: LinkKind
     network: str
     clusters: tuple[str, str]
     ports: tuple[NetworkPort, NetworkPort]
     number: int
+    rdma_only: bool = False
 
     @property
     def hosts(self) -> tuple[str, str]:
@@ -38,9 +42,9 @@ class Pair:
 def choose_pairs(inventory: Inventory, limit: int) -> tuple[Pair, ...]:
     """Pairs inside every cluster and between every two, at most `limit` for each, hosts used about equally.
 
-    Every host is in a pair of its cluster, unless the limit is too low. Of the pairs of two clusters, as many as the
-    smaller has hosts share none, so that they can run at once. A cluster of one host, or hosts without an
-    address on the network in question, give no pair.
+    Every host is in a pair of its cluster, unless the limit is too low; in a cluster with rails every host is, for the
+    sake of these. Of the pairs of two clusters, as many as the smaller has hosts share none, so that they can run at
+    once. A cluster of one host, or hosts without an address on the network in question, give no pair.
     """
     used: Counter[str] = Counter()
     pairs = [pair for cluster in inventory.clusters for pair in _inside(cluster, limit, used)]
@@ -69,11 +73,14 @@ def into_rounds(pairs: Iterable[Pair]) -> Rounds:
 
 def _inside(cluster: Cluster, limit: int, used: Counter[str]) -> Iterable[Pair]:
     ports = [port for port in cluster.fabric.ports if port.address is not None or port.hcas]
-    for number in range(min(limit, (len(ports) + 1) // 2) if len(ports) > 1 else 0):
+    enough = (len(ports) + 1) // 2 if len(ports) > 1 else 0
+    has_rails = all(port.hcas for port in ports)
+    for number in range(enough if has_rails else min(limit, enough)):
         first = _least_used(ports, used)
         second = _least_used([port for port in ports if port is not first], used)
         used.update((first.host, second.host))
-        yield Pair("inside", cluster.fabric.name, (cluster.name, cluster.name), (first, second), number)
+        clusters = (cluster.name, cluster.name)
+        yield Pair("inside", cluster.fabric.name, clusters, (first, second), number, rdma_only=number >= limit)
 
 
 def _between(one: Cluster, other: Cluster, shared: Network, limit: int, used: Counter[str]) -> Iterable[Pair]:

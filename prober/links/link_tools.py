@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+
+from holmes_core.records.inventory import Host
 
 RDMA_MESSAGE_BYTES = 65536
 SKIPPED = 0.2  # of a transfer: TCP's slow start, and what buffers and token buckets take at once
@@ -44,12 +46,29 @@ def iperf3_points(answer: str) -> Points:
     return points
 
 
-def ib_write_bw(hca: str, address: str | None, port: str, size_bytes: int) -> list[str]:
+def ib_write_bw(
+    hca: str, address: str | None, port: str, size_bytes: int, memory_options: Sequence[str] = ()
+) -> list[str]:
     """One test of `size_bytes` on `mlx5_0:1`; a client if `address` is given, else the server."""
     device, _, number = hca.partition(":")
     iterations = max(100, size_bytes // RDMA_MESSAGE_BYTES)
     words = ["ib_write_bw", "-d", device, "-i", number or "1", "-s", str(RDMA_MESSAGE_BYTES), "-n", str(iterations)]
-    return [*words, "-F", "--report_gbits", "-p", port, *([address] if address else [])]
+    return [*words, "-F", "--report_gbits", "-p", port, *memory_options, *([address] if address else [])]
+
+
+def cuda_options(host: Host, hca: str, tools: Collection[str]) -> list[str] | None:
+    """The options of ib_write_bw for memory of the GPU next to an HCA; None where they would not work.
+
+    Memory is registered by way of DMA-BUF where nvidia-peermem is not loaded, which takes the open driver.
+    """
+    if "--use_cuda" not in tools or not host.gpus:
+        return None
+    device = hca.partition(":")[0]
+    gpu = next((gpu.index for gpu in host.gpus if device in gpu.nearest_nics), host.gpus[0].index)
+    if host.peermem:
+        return [f"--use_cuda={gpu}"]
+    by_dmabuf = "--use_cuda_dmabuf" in tools and host.open_gpu_driver
+    return [f"--use_cuda={gpu}", "--use_cuda_dmabuf"] if by_dmabuf else None
 
 
 def parse_ib_write_bw(answer: str) -> float:

@@ -15,7 +15,7 @@ from prober.links.link_session import LinkProblem, LinkSession
 from prober.links.pair_test import USUAL_LIMITS, LinkLimits, PairTest, Sessions, link_finding
 from prober.links.trunk_rate import alone_links, trunk_pairs
 from prober.links.trunk_test import measure_trunk
-from prober.rules.access_rules import RULE_OF_ERROR
+from prober.rules.told_rules import RULE_OF_ERROR
 
 MAX_AT_ONCE = 64
 
@@ -90,7 +90,7 @@ def _measure_pair(inventory: Inventory, pair: Pair, sessions: Sessions, limits: 
         return result
     for direction in DIRECTIONS:
         test = PairTest(pair, direction, sessions, limits)
-        for links in (test.tcp_links(), test.rdma_links(inventory)):
+        for links in (test.tcp_links(), *test.rdma_links(inventory)):
             try:
                 for link in links:
                     result.links.append(link)

@@ -14,6 +14,7 @@ from prober.links.link_pairs import Pair
 from prober.links.link_session import LinkProblem, LinkSession
 from prober.links.link_tools import (
     Points,
+    cuda_options,
     ib_write_bw,
     iperf3_client,
     iperf3_points,
@@ -68,6 +69,8 @@ class PairTest:
     def tcp_links(self) -> Iterator[Link]:
         """A link for each number of streams, by iperf3 or else our own test. Raises LinkProblem at a failure."""
         source, address = self.sender.address, self.receiver.address
+        if self.pair.rdma_only:
+            return
         methods = [method for method in _TCP_METHODS if method in self.limits.methods]
         usable = [method for method in methods if method == "tcp" or self._both_have(method)]
         if source is None or address is None or not usable:
@@ -99,24 +102,47 @@ class PairTest:
         remedy = closed if problem.rule == "NET-PORT-CLOSED" else failed
         return link_finding(problem.rule, self.pair.hosts, evidence, remedy)
 
-    def rdma_links(self, inventory: Inventory) -> Iterator[Link]:
-        """A link of one rail, by ib_write_bw where both have it. Raises LinkProblem at a failure."""
-        hcas = self._hcas()
+    def rdma_links(self, inventory: Inventory) -> Iterator[Iterator[Link]]:
+        """A link for each rail of both ends, by ib_write_bw where both have it; each raises LinkProblem at a failure.
+
+        The rail whose turn it is is tested repeatedly, and from GPU memory too where both ends can.
+        """
         address = self.receiver.address or _shared_address(inventory, self.receiver.host)
-        if hcas and address and "ib_write_bw" in self.limits.methods and self._both_have("ib_write_bw"):
-            rates = [self._ib_write_bw(hcas, address) for _ in range(RDMA_RUNS)]
-            yield self._link("ib_write_bw", 1, hcas, None, rates)
+        if not address or "ib_write_bw" not in self.limits.methods or not self._both_have("ib_write_bw"):
+            return
+        for position, hcas in enumerate(self._rails()):
+            yield self._rail_link(hcas, address, RDMA_RUNS if position == 0 else 1)
+            options = self._cuda_options(inventory, hcas) if position == 0 else None
+            if options is not None:
+                yield self._rail_link(hcas, address, RDMA_RUNS, options)
+
+    def _rail_link(
+        self, hcas: tuple[str, str], address: str, runs: int, options: tuple[list[str], list[str]] | None = None
+    ) -> Iterator[Link]:
+        rates = [self._ib_write_bw(hcas, address, options or ([], [])) for _ in range(runs)]
+        link = self._link("ib_write_bw", 1, hcas, None, rates)
+        yield link if options is None else link.model_copy(update={"memory": "gpu"})
+
+    def _cuda_options(self, inventory: Inventory, hcas: tuple[str, str]) -> tuple[list[str], list[str]] | None:
+        """Options of sender and receiver for GPU memory; None where one of them cannot."""
+        ends = (self.sender.host, self.receiver.host)
+        sender, receiver = (
+            cuda_options(inventory.host(host), hca, self.sessions[host].tools)
+            for host, hca in zip(ends, hcas, strict=True)
+        )
+        return None if sender is None or receiver is None else (sender, receiver)
 
     def _both_have(self, tool: str) -> bool:
         return all(tool in self.sessions[host].tools for host in self.pair.hosts)
 
-    def _hcas(self) -> tuple[str, str] | None:
-        """One rail of each end; the pairs of a network take turns through the rails."""
-        rails = min(len(self.sender.hcas), len(self.receiver.hcas))
-        if rails == 0:
-            return None
-        number = self.pair.number % rails
-        return self.sender.hcas[number], self.receiver.hcas[number]
+    def _rails(self) -> list[tuple[str, str]]:
+        """Every rail of each end with one of the other; the pairs of a network take turns at which comes first."""
+        ours, theirs = self.sender.hcas, self.receiver.hcas
+        if not ours or not theirs or self.sender.net_plugin is not None:  # ib_write_bw wants queue pairs EFA has not
+            return []
+        count = max(len(ours), len(theirs))
+        numbers = [(self.pair.number + offset) % count for offset in range(count)]
+        return [(ours[number % len(ours)], theirs[number % len(theirs)]) for number in numbers]
 
     def _latency_s(self, source: str, address: str) -> Spread:
         """Half the time of small round trips."""
@@ -159,14 +185,15 @@ class PairTest:
         seconds, size_bytes = glance.transfer("tcp", 1, None)[-1]
         return size_bytes / seconds if seconds > 0 else 0.0
 
-    def _ib_write_bw(self, hcas: tuple[str, str], address: str) -> float:
+    def _ib_write_bw(self, hcas: tuple[str, str], address: str, options: tuple[list[str], list[str]]) -> float:
         """Average bytes per second of one run between two HCAs; `address` is for its handshake."""
         seconds, size = self.limits.seconds + TOOL_SPARE_S, self.limits.size_bytes
-        words = ib_write_bw(hcas[1], None, "{port}", size)
+        words = ib_write_bw(hcas[1], None, "{port}", size, options[1])
         port = self._server.ask("serve_tool", words=words, seconds=seconds)["port"]
-        words = ib_write_bw(hcas[0], address, str(port), size)
+        words = ib_write_bw(hcas[0], address, str(port), size, options[0])
         client, _ = self._both("run_tool", words=words, seconds=seconds)
-        _check_exit("ib_write_bw", client["exit_code"], client["errors"] or client["output"])
+        tool = " ".join(("ib_write_bw", *options[0], "from", hcas[0], "to", hcas[1]))
+        _check_exit(tool, client["exit_code"], client["errors"] or client["output"])
         return read_figures(parse_ib_write_bw, client["output"])
 
     @property

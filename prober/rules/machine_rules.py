@@ -8,9 +8,10 @@ from holmes_core.records.inventory import Host
 from prober.clusters import VIRTUAL_NAMES
 from prober.facts.machine.limits import UNLIMITED
 from prober.rules.port_rules import active_ports
-from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, differing
 
 FEWEST_FILES = 65536
+NCCL_PINS_BYTES = 64 * 1024**2  # a few channels of NCCL_BUFFSIZE, 4 MiB each; distributions set 64 KiB or 8 MiB
 DOCKER_SHM_BYTES = 64 * 1024**2
 MOST_SKEW_S = 1.0
 SLOW_SSH_S = 2.0
@@ -30,9 +31,33 @@ def _software_missing(host: Host) -> Evidence:
         yield f"`{access.python}` (Python {software.python}) has no torch{where}"
 
 
-def _memlock(host: Host) -> Evidence:
-    if host.memlock_bytes not in (None, UNLIMITED) and any(active_ports(host)):
+def _small_memlock(host: Host) -> Evidence:
+    if _is_limited(host) and (host.memlock_bytes or 0) < NCCL_PINS_BYTES and _is_bound_by_it(host):
+        yield f"`ulimit -l` in a non-interactive shell: {host.memlock_bytes} bytes, without CAP_IPC_LOCK"
+
+
+def _finite_memlock(host: Host) -> Evidence:
+    if _is_limited(host) and ((host.memlock_bytes or 0) >= NCCL_PINS_BYTES or not _is_bound_by_it(host)):
         yield f"`ulimit -l` in a non-interactive shell: {host.memlock_bytes} bytes"
+
+
+def _is_limited(host: Host) -> bool:
+    """The limit counts: Holmes starts its Docker containers without one, and the kernel exempts CAP_IPC_LOCK."""
+    finite = host.memlock_bytes not in (None, UNLIMITED)
+    own = host.access.container is not None and host.access.container.engine == "docker"
+    return finite and any(active_ports(host)) and not own and not _is_exempt(host)
+
+
+def _is_exempt(host: Host) -> bool:
+    """Source: Linux, drivers/infiniband/core/umem.c. Root has the capability unless a container took it away."""
+    if host.may_lock_memory is not None:
+        return host.may_lock_memory
+    return host.user_is_root is True and host.container == "none"
+
+
+def _is_bound_by_it(host: Host) -> bool:
+    """It is known that the user is not exempt: others than root never are by default."""
+    return host.may_lock_memory is False or host.user_is_root is not True
 
 
 def _few_files(host: Host) -> Evidence:
@@ -63,7 +88,9 @@ def _name_is_loopback(host: Host) -> Evidence:
 def _nccl_settings(host: Host) -> Evidence:
     for setting in host.nccl_settings:
         if setting.name in PLANNED_VARIABLES:
-            yield f"{setting.where} sets {setting.name}={setting.value}"
+            inside = "" if setting.where == "environment" else f" from {setting.where}"
+            seen = f"{setting.where} sets {setting.name}={setting.value}"
+            yield Seen(seen, f"take {setting.name} out{inside}; the environment wins over files")
 
 
 def _old_nccl(host: Host) -> Evidence:
@@ -74,70 +101,180 @@ def _old_nccl(host: Host) -> Evidence:
             yield f"NCCL {version}, which does not choose the RoCE GID by itself"
 
 
-def _hugepages(host: Host) -> Evidence:
-    if host.hugepages == 0 and any(nic.kind == "EFA" for nic in host.nics):
-        yield "no huge pages are reserved"
-
-
 def _virtual_candidates(host: Host) -> Evidence:
     names = [n.name for n in host.netdevs if n.addresses and n.name.startswith(VIRTUAL_NAMES)]
     if names:
         yield f"{', '.join(names)} have addresses"
 
 
-def _software_differs(peers: Sequence[Host]) -> PeerEvidence:
-    yield from differing({host.name: host.software.torch for host in peers}, "torch")
-    minors = {
-        host.name: ".".join(host.software.python.split(".")[:2]) if host.software.python else None for host in peers
-    }
-    yield from differing({**minors}, "Python")
+def _release(version: str | None) -> str | None:
+    """`2.13` of `2.13.0+cu126`."""
+    return ".".join(version.partition("+")[0].split(".")[:2]) if version else None
 
 
-def _nccl_differs(peers: Sequence[Host]) -> PeerEvidence:
-    yield from differing({host.name: host.software.nccl for host in peers}, "NCCL")
+def _torch_differs(hosts: Sequence[Host]) -> PeerEvidence:
+    yield from differing({host.name: _release(host.software.torch) for host in hosts}, "torch")
+
+
+def _builds_differ(hosts: Sequence[Host]) -> PeerEvidence:
+    """Patches and CUDA builds of one release of torch, and Pythons."""
+    if len({_release(host.software.torch) for host in hosts if host.software.torch}) == 1:
+        yield from differing({host.name: host.software.torch for host in hosts}, "torch")
+    yield from differing({host.name: _release(host.software.python) for host in hosts}, "Python")
+
+
+def _nccl_differs(hosts: Sequence[Host]) -> PeerEvidence:
+    """Only hosts with GPUs take part in NCCL's communicators."""
+    yield from differing({host.name: host.software.nccl for host in hosts if host.gpus}, "NCCL")
+
+
+def _nccl_would_differ(hosts: Sequence[Host]) -> PeerEvidence:
+    if not any(host.gpus for host in hosts):
+        yield from differing({host.name: host.software.nccl for host in hosts}, "NCCL")
 
 
 HOST_RULES = (
     Rule(
         "HOST-OS-LIB",
         "F",
+        "the host's Python does not run, or has no torch",
         "nothing can be trained there",
         "install Python >= 3.10 with torch, or name one that has it: `python: /path/to/python` in hosts.yaml",
+        "Holmes, pyproject.toml (requires-python, torch)",
         _software_missing,
     ),
     Rule(
         "HOST-MEMLOCK",
         "F",
-        "RDMA memory cannot be registered",
-        "`memlock unlimited` in limits.d and sshd's unit; `--ulimit memlock=-1` in a container",
-        _memlock,
+        "the limit on locked memory is below 64 MiB for a user without CAP_IPC_LOCK, on a host with Active RDMA ports",
+        "RDMA memory cannot be registered: `ibv_reg_mr` or `ibv_create_qp` fails",
+        "`* - memlock unlimited` in /etc/security/limits.d/memlock.conf, and a new login; where sshd does not use PAM, "
+        "`LimitMEMLOCK=infinity` in its unit; `--ulimit memlock=-1` in a container",
+        "Linux, drivers/infiniband/core/umem.c (ib_umem_get); NCCL user guide, networking troubleshooting",
+        _small_memlock,
     ),
-    Rule("HOST-NOFILE", "W", "many ranks run out of sockets", "raise it in limits.d", _few_files),
-    Rule("HOST-SHM", "W", "NCCL's shared memory does not fit", "`--shm-size` of the container", _small_shm),
-    Rule("HOST-TIME-SKEW", "W", "logs of hosts do not line up", "chrony", _time_skew),
-    Rule("PROBE-SLOW-SSH", "W", "every command waits for it", "DNS; `UseDNS no`; GSSAPI off", _slow_ssh),
+    Rule(
+        "HOST-MEMLOCK",
+        "W",
+        "the limit on locked memory is finite on a host with Active RDMA ports, and large or perhaps not in force",
+        "registering RDMA memory fails once it is reached; the kernel exempts processes with CAP_IPC_LOCK",
+        "`* - memlock unlimited` in /etc/security/limits.d/memlock.conf, and a new login",
+        "Linux, drivers/infiniband/core/umem.c (ib_umem_get); NCCL user guide, networking troubleshooting",
+        _finite_memlock,
+    ),
+    Rule(
+        "HOST-NOFILE",
+        "W",
+        "fewer than 65536 files may be open",
+        "many ranks run out of sockets",
+        "`* - nofile 131072` in /etc/security/limits.d/nofile.conf, and a new login",
+        "NCCL user guide, runtime issues (file descriptors)",
+        _few_files,
+    ),
+    Rule(
+        "HOST-SHM",
+        "W",
+        "/dev/shm has 64 MiB or less",
+        "NCCL's shared memory does not fit: `failed to extend /dev/shm/nccl-...`",
+        "`--shm-size=1g` (or more, or `--ipc=host`) where the container is started",
+        "NCCL user guide, runtime issues (shared memory)",
+        _small_shm,
+    ),
+    Rule(
+        "HOST-TIME-SKEW",
+        "W",
+        "the clock is more than 1 s from the controller's",
+        "logs of hosts do not line up",
+        "`chronyc makestep`, and see that chronyd or systemd-timesyncd runs",
+        "chronyc(1)",
+        _time_skew,
+    ),
+    Rule(
+        "PROBE-SLOW-SSH",
+        "W",
+        "connecting by SSH takes more than 2 s",
+        "every command waits for it",
+        "`UseDNS no` and `GSSAPIAuthentication no` in sshd_config; look at the host's name resolution",
+        "sshd_config(5)",
+        _slow_ssh,
+    ),
     Rule(
         "HOST-NAME-LOOPBACK",
         "I",
+        "the host's name resolves to 127.x on itself",
         "Gloo and rendezvous by name would use the loopback",
         "nothing with Holmes, which uses addresses and GLOO_SOCKET_IFNAME; by hand, mend /etc/hosts",
+        "pytorch/pytorch#150532; aws-samples/aws-do-eks#50",
         _name_is_loopback,
     ),
     Rule(
         "HOST-NCCL-CONF",
         "W",
+        "a NCCL variable that the plan sets is set on the host already",
         "it fights the plan's own settings",
         "unset it; the environment wins over files",
+        "NCCL user guide, environment variables (nccl.conf); NCCL, src/misc/param.cc",
         _nccl_settings,
     ),
     Rule(
-        "HOST-NCCL-VERSION", "W", "the wrong GID, no connection", "NCCL 2.21 or newer, or NCCL_IB_GID_INDEX", _old_nccl
+        "HOST-NCCL-VERSION",
+        "W",
+        "NCCL is older than 2.21 on a host with RoCE",
+        "NCCL does not choose the GID by itself: the wrong one, and no connection",
+        "NCCL 2.21 or newer, or NCCL_IB_GID_INDEX as `show_gids` tells it",
+        "NCCL user guide, networking troubleshooting (RoCE)",
+        _old_nccl,
     ),
-    Rule("HOST-HUGEPAGES", "I", "EFA fails when processes fork", "FI_EFA_USE_HUGE_PAGE=0, or reserve some", _hugepages),
-    Rule("NET-DOCKER-CANDIDATE", "I", "a loose interface filter would match", "use exact names", _virtual_candidates),
+    Rule(
+        "NET-DOCKER-CANDIDATE",
+        "I",
+        "container bridges or their ends have addresses",
+        "a loose interface filter would match",
+        "nothing with Holmes, which names interfaces exactly; by hand, `NCCL_SOCKET_IFNAME==NAME`",
+        "NCCL, src/misc/socket.cc (only docker, lo and virbr are skipped)",
+        _virtual_candidates,
+    ),
 )
 
 PEER_RULES = (
-    PeerRule("HOST-OS-LIB", "F", "ranks of one job must agree", "one Python and torch on all hosts", _software_differs),
-    PeerRule("HOST-NCCL-VERSION", "W", "ranks may not understand each other", "one NCCL version", _nccl_differs),
+    PeerRule(
+        "HOST-OS-LIB",
+        "F",
+        "hosts of the job have different releases of torch",
+        "ranks of one job must agree on what torch sends",
+        "one torch on all hosts",
+        FIELD,
+        "job",
+        _torch_differs,
+    ),
+    PeerRule(
+        "HOST-OS-LIB",
+        "W",
+        "hosts of the job have different patches or builds of torch, or different Pythons",
+        "uneven speed, and faults on some hosts only",
+        "one Python and torch on all hosts",
+        FIELD,
+        "job",
+        _builds_differ,
+    ),
+    PeerRule(
+        "HOST-NCCL-VERSION",
+        "F",
+        "hosts with GPUs have different versions of NCCL",
+        "NCCL ends with `Mismatched NCCL version detected` when the first group is made",
+        "one torch (which brings NCCL along) on all hosts; look for another libnccl in LD_LIBRARY_PATH",
+        "NCCL, src/init.cc (initTransportsRank)",
+        "job",
+        _nccl_differs,
+    ),
+    PeerRule(
+        "HOST-NCCL-VERSION",
+        "W",
+        "hosts have different versions of NCCL, and no GPU was found to use it",
+        "with GPUs NCCL would refuse to start",
+        "one torch on all hosts",
+        "NCCL, src/init.cc (initTransportsRank)",
+        "job",
+        _nccl_would_differ,
+    ),
 )

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
-from prober.clusters import fabric_of
+from prober.rails.choose_rails import rails_of, undecided_ports
 from prober.rules.port_rules import RDMA, active_ports
-from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, differing
 
 
 def _soft_rdma(host: Host) -> Evidence:
     for nic in host.nics:
         if nic.kind == "SoftRoCE" or nic.device.startswith("siw"):
-            yield f"{nic.hca} is RDMA in software"
+            link = f"{nic.device}/{nic.port}"
+            yield Seen(
+                f"{nic.hca} is RDMA in software", f"leave it out of NCCL_IB_HCA; `rdma link delete {link}` removes it"
+            )
+
+
+def _efa_without_plugin(host: Host) -> Evidence:
+    if () in (host.nccl_net_plugins, host.ofi_plugins) and not host.ofi_plugins:
+        yield from _efa(host)
+
+
+def _efa_plugin_not_known(host: Host) -> Evidence:
+    if host.nccl_net_plugins is None and host.ofi_plugins is None:
+        yield from _efa(host)
 
 
 def _efa(host: Host) -> Evidence:
-    for nic in host.nics:
-        if nic.kind == "EFA":
-            yield f"{nic.hca} is an EFA adapter"
+    adapters = [nic.hca for nic in host.nics if nic.kind == "EFA"]
+    if adapters:
+        yield f"EFA: {', '.join(adapters)}"
 
 
 def _omni_path(host: Host) -> Evidence:
@@ -31,13 +45,23 @@ def _omni_path(host: Host) -> Evidence:
 def _iwarp(host: Host) -> Evidence:
     for nic in host.nics:
         if nic.kind == "iWARP" and not nic.device.startswith("siw"):
-            yield f"{nic.hca} speaks iWARP"
+            seen = f"{nic.hca} ({nic.driver or 'driver not known'}) speaks iWARP"
+            yield Seen(seen, _roce_mode(nic)) if nic.driver in ("irdma", "ice") else seen
+
+
+def _roce_mode(nic: Nic) -> str:
+    """The two exclude each other. Source: Linux, Documentation/networking/devlink/ice.rst."""
+    device = f"devlink dev param set pci/{nic.pci_address or 'BDF'}"
+    return (
+        f"`{device} name enable_iwarp value false cmode runtime`, then "
+        f"`{device} name enable_roce value true cmode runtime`; the driver outside the kernel has `irdma roce_ena=1`"
+    )
 
 
 def _two_fabrics(host: Host) -> Evidence:
-    """InfiniBand rails below different subnet managers: the host joins only the cluster of the first."""
+    """InfiniBand ports alike below different subnet managers, where nothing tells which of them are the rails."""
     fabrics: dict[str, list[str]] = {}
-    for nic in fabric_of(host).rails:
+    for nic in undecided_ports(host):
         if nic.kind == "InfiniBand" and nic.sm_lid:
             key = f"subnet {nic.subnet_prefix or 'not known'}, SM lid {nic.sm_lid}"
             fabrics.setdefault(key, []).append(nic.hca)
@@ -68,11 +92,26 @@ def _bond_degraded(host: Host) -> Evidence:
                 yield f"{netdev.name}: member {slave.name} is {slave.mii_status}"
 
 
-def _no_netdev(host: Host) -> Evidence:
+def _without_netdev(host: Host) -> Iterable[Nic]:
+    """RoCE ports of another network namespace."""
     for nic in active_ports(host):
         listed_by_rdma = nic.node_type is not None or host.sources == ("rdma",)
         if nic.kind == "RoCE" and nic.netdev is None and not nic.gids and listed_by_rdma:
-            yield f"{nic.hca} is an Ethernet port without a netdev here"
+            yield nic
+
+
+def _none_of_its_own(host: Host) -> Evidence:
+    yield from () if rails_of(host) else _foreign(host)
+
+
+def _beside_its_own(host: Host) -> Evidence:
+    yield from _foreign(host) if rails_of(host) else ()
+
+
+def _foreign(host: Host) -> Evidence:
+    foreign = [nic.hca for nic in _without_netdev(host) if nic not in rails_of(host)]
+    if foreign:
+        yield f"{', '.join(foreign)}: Ethernet ports without a netdev here"
 
 
 def _no_uverbs(host: Host) -> Evidence:
@@ -110,61 +149,157 @@ def _sets_differ(peers: Sequence[Host]) -> PeerEvidence:
 
 
 HOST_RULES = (
-    Rule("NIC-SOFT-RDMA", "W", "NCCL takes it and is slow", "leave it out of NCCL_IB_HCA", _soft_rdma),
+    Rule(
+        "NIC-SOFT-RDMA",
+        "W",
+        "a port is RDMA in software (rxe, siw)",
+        "NCCL takes rxe and is slow",
+        "leave it out of NCCL_IB_HCA; `rdma link delete DEVICE` removes it",
+        "rdma-core, rxe(7); iproute2, rdma-link(8)",
+        _soft_rdma,
+    ),
     Rule(
         "NIC-EFA-NEEDS-PLUGIN",
         "F",
-        "NCCL's verbs transport cannot use EFA",
-        "install the aws-ofi-nccl plugin; `fi_info -p efa` must list the adapter",
-        _efa,
+        "there are EFA adapters and no network plugin of NCCL where its loader looks",
+        "NCCL's verbs transport cannot use EFA; it would use TCP sockets, at a fraction of the rate",
+        "install aws-ofi-nccl (Amazon's EFA installer brings it), so that libnccl-net.so is on the library path; "
+        "`fi_info -p efa` must list the adapters",
+        "aws/aws-ofi-nccl, README; linux-rdma/rdma-core PR 884",
+        _efa_without_plugin,
     ),
     Rule(
-        "NIC-OMNIPATH", "W", "NCCL's verbs transport fails on it", "use the OPX or PSM2 plugin, or sockets", _omni_path
+        "NIC-EFA-NEEDS-PLUGIN",
+        "I",
+        "there are EFA adapters, and whether NCCL has a plugin for them is not known",
+        "without aws-ofi-nccl NCCL uses TCP sockets, at a fraction of the rate",
+        "`fi_info -p efa` must list the adapters, and NCCL_DEBUG=INFO name the plugin",
+        "aws/aws-ofi-nccl, README",
+        _efa_plugin_not_known,
     ),
     Rule(
-        "NIC-IWARP", "F", "NCCL's verbs transport needs InfiniBand or RoCE", "`irdma roce_ena=1` where possible", _iwarp
+        "NIC-OMNIPATH",
+        "W",
+        "a port is Omni-Path, though its tools say InfiniBand",
+        "NCCL takes it by its link layer; it is slow that way, without GPUDirect RDMA",
+        "use libfabric's OPX provider by way of aws-ofi-nccl, or sockets over its IPoIB",
+        "prometheus/node_exporter#2023; libfabric, fi_opx(7); " + FIELD,
+        _omni_path,
+    ),
+    Rule(
+        "NIC-IWARP",
+        "W",
+        "a port speaks iWARP",
+        "Holmes leaves it out and uses sockets there: NCCL's verbs transport is made for InfiniBand and RoCE",
+        "Intel E810: enable RoCE in its place; of other cards iWARP is all there is",
+        "Linux, Documentation/networking/devlink/ice.rst; " + FIELD,
+        _iwarp,
     ),
     Rule(
         "NIC-TWO-FABRICS",
         "W",
-        "rails of different islands cannot talk to each other",
-        "pin `cluster:` in hosts.yaml; by hand, name the rails of one island in NCCL_IB_HCA",
+        "InfiniBand ports alike stand below different subnet managers, and nothing tells which of them are the rails",
+        "ports of different islands cannot talk to each other, and storage may be among them",
+        "name the rails with `rails:` in hosts.yaml",
+        "InfiniBand architecture, subnet management: one master subnet manager a subnet; " + FIELD,
         _two_fabrics,
     ),
-    Rule("NIC-DUPLICATE-FACE", "I", "their rates do not add up", "count the card once", _duplicate_faces),
-    Rule("NIC-BOND-ONE-QP", "I", "half the bond's rate", "NCCL_IB_QPS_PER_CONNECTION=2 or 4", _bond_one_qp),
-    Rule("NIC-BOND-DEGRADED", "W", "less than the bond's rate", "repair the member's link", _bond_degraded),
+    Rule(
+        "NIC-DUPLICATE-FACE",
+        "I",
+        "RDMA devices have one system image GUID: they are faces or ports of one card",
+        "their rates do not add up where the slot or the cable limits",
+        "count the card once",
+        "NVIDIA/nccl#307; NVIDIA/dgx-spark-playbooks",
+        _duplicate_faces,
+    ),
+    Rule(
+        "NIC-BOND-ONE-QP",
+        "I",
+        "a rail is a bond (LAG)",
+        "each queue pair uses one member of the bond, so that few of them may load one member only",
+        "NCCL_IB_QPS_PER_CONNECTION=2 or more where all-reduce stays at half the bond's rate",
+        "NVIDIA/nccl#1015 and PR 2150",
+        _bond_one_qp,
+    ),
+    Rule(
+        "NIC-BOND-DEGRADED",
+        "W",
+        "a member of a bond has no link",
+        "less than the bond's rate",
+        "repair the member's link: cable, optic, switch port",
+        "Linux, Documentation/networking/bonding.rst (MII Status)",
+        _bond_degraded,
+    ),
     Rule(
         "NIC-NO-NETDEV-IN-NS",
-        "F",
-        "the device belongs to another network namespace",
-        "list only the container's own devices",
-        _no_netdev,
+        "W",
+        "Ethernet ports have neither netdev nor GIDs here, and no port is left that has",
+        "they belong to another network namespace; Holmes leaves them out, and the job goes over sockets",
+        "give the container netdevs of its own RDMA devices, or the host's network (`--network host`)",
+        "Linux, rdma-system(8); google/dranet",
+        _none_of_its_own,
+    ),
+    Rule(
+        "NIC-NO-NETDEV-IN-NS",
+        "I",
+        "Ethernet ports that are no rails have neither netdev nor GIDs here",
+        "they belong to another network namespace, and Holmes leaves them out",
+        "nothing; by hand, name the container's own devices in NCCL_IB_HCA",
+        "Linux, rdma-system(8); google/dranet",
+        _beside_its_own,
     ),
     Rule(
         "NIC-NO-UVERBS",
         "F",
-        "no RDMA for this user",
-        "`--device /dev/infiniband`, or the device cgroup; check permissions",
+        "there are Active RDMA ports and this user can open none of /dev/infiniband/uverbs*",
+        "no RDMA for this user: NCCL opens no device",
+        "in a container `--device=/dev/infiniband/uverbs0` (and so on) or the cluster's RDMA device plugin; "
+        "else the files' permissions: the kernel makes them 0666",
+        "Linux, drivers/infiniband/core/uverbs_main.c (uverbs_devnode); NVIDIA/nccl#2428",
         _no_uverbs,
     ),
     Rule(
         "IB-IPOIB-BOOTSTRAP",
         "W",
+        "an IPoIB interface whose name begins with ib has an address",
         "NCCL's bootstrap prefers names beginning with ib, which other clusters may not reach",
-        "Holmes sets NCCL_SOCKET_IFNAME to the shared network; by hand, set it too",
+        "nothing with Holmes, which sets NCCL_SOCKET_IFNAME to the shared network; by hand, set it too",
+        "NCCL, src/misc/socket.cc; NCCL user guide, environment variables (NCCL_SOCKET_IFNAME)",
         _ipoib_bootstrap,
     ),
 )
 
 PEER_RULES = (
-    PeerRule("NIC-FW-MISMATCH", "W", "uneven speed, rare hangs", "update to one version", _firmware_differs),
-    PeerRule("NIC-DRIVER-MISMATCH", "W", "uneven behaviour", "align OFED and kernel", _drivers_differ),
+    PeerRule(
+        "NIC-FW-MISMATCH",
+        "W",
+        "cards of one board model have different firmware in a cluster",
+        "uneven speed, rare hangs",
+        "update to one version (`mlxfwmanager`, or the vendor's tool)",
+        "scitix/sichek, HCA firmware check; " + FIELD,
+        "cluster",
+        _firmware_differs,
+    ),
+    PeerRule(
+        "NIC-DRIVER-MISMATCH",
+        "W",
+        "kernel or OFED differ between hosts of a cluster",
+        "uneven behaviour",
+        "align OFED and kernel",
+        "scitix/sichek; " + FIELD,
+        "cluster",
+        _drivers_differ,
+    ),
     PeerRule(
         "NIC-SET-DIFFERS",
         "W",
+        "usable ports have different names on hosts of a cluster",
         "one NCCL_IB_HCA does not fit all hosts",
-        "Holmes writes a list for each host; keep the number of rails equal",
+        "nothing with Holmes, which writes a list for each host; by hand, a list for each host too; "
+        "`rails:` in hosts.yaml keeps their number equal",
+        "NVIDIA/nccl#1277 and #2428",
+        "cluster",
         _sets_differ,
     ),
 )

@@ -1,16 +1,20 @@
-"""RDMA ports: whether they are there, and up."""
+"""RDMA ports and netdevs: whether they are there, up, and allowed to talk to those of other hosts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
-from holmes_core.records.devices import Nic
+from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
-from prober.clusters import fabric_of, is_rail_class
-from prober.rules.rule import Evidence, Rule
+from prober.clusters import is_rail_class
+from prober.rails.choose_rails import rails_of
+from prober.rails.nearness import BESIDE, nearness_of, path_class
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, named
 
 RDMA = ("InfiniBand", "RoCE")
-LEFT_OUT = "Holmes names the rails exactly; by hand, set NCCL_IB_HCA to them"
+LEFT_OUT = "nothing: Holmes names the rails exactly; if these are others, name them by `rails:` in hosts.yaml"
+FULL_MEMBER = 0x8000
 
 
 def active_ports(host: Host) -> Iterable[Nic]:
@@ -30,13 +34,34 @@ def _waits_for_subnet_manager(nic: Nic) -> bool:
     return nic.kind == "InfiniBand" and (half_way or (nic.state == "Down" and nic.phys_state == "LinkUp"))
 
 
-def _no_subnet_manager(host: Host) -> Evidence:
+def _is_spare_function(host: Host, nic: Nic) -> bool:
+    """A virtual function nobody uses, beside ports that serve: SR-IOV hosts have dozens, and all are Down."""
+    return nic.virtual_function is True and any(rail.kind == "InfiniBand" for rail in rails_of(host))
+
+
+def _is_missing_rail(host: Host, nic: Nic) -> bool:
+    """Whether a port without service should be a rail."""
+    spare = _is_spare_port(host, nic) or _is_spare_function(host, nic) or _serves_others(host, nic)
+    return is_rail_class(host, nic) and not spare
+
+
+def _waiting(nic: Nic) -> str:
+    return f"{nic.hca} is {nic.state}, physical state {nic.phys_state}, SM lid {nic.sm_lid or 0}"
+
+
+def _rail_waits(host: Host) -> Evidence:
     for nic in host.nics:
-        if _waits_for_subnet_manager(nic):
-            yield f"{nic.hca} is {nic.state}, physical state {nic.phys_state}, SM lid {nic.sm_lid or 0}"
+        if _waits_for_subnet_manager(nic) and _is_missing_rail(host, nic):
+            yield Seen(_waiting(nic), _VIRTUAL_REMEDY) if nic.virtual_function else _waiting(nic)
 
 
-def _ports_down(host: Host) -> Iterable[Nic]:
+def _spare_waits(host: Host) -> Evidence:
+    waiting = [nic for nic in host.nics if _waits_for_subnet_manager(nic) and not _is_missing_rail(host, nic)]
+    if waiting:
+        yield f"{', '.join(nic.hca for nic in waiting)}; they are no rails"
+
+
+def ports_down(host: Host) -> Iterable[Nic]:
     """RDMA ports without a link, whatever the reason."""
     for nic in host.nics:
         if nic.kind in RDMA and nic.state not in (None, "Active") and not _waits_for_subnet_manager(nic):
@@ -44,32 +69,92 @@ def _ports_down(host: Host) -> Iterable[Nic]:
 
 
 def _rail_down(host: Host) -> Evidence:
-    for nic in _ports_down(host):
-        if is_rail_class(host, nic) and not _other_port_of_card_is_active(host, nic):
-            yield f"{nic.hca} is {nic.state}, physical state {nic.phys_state or 'not known'}"
+    if rails_of(host):
+        yield from _missing(host)
+
+
+def _no_port_up(host: Host) -> Evidence:
+    """The host may be meant for sockets: cards that nobody cabled are common."""
+    if not rails_of(host):
+        yield from _missing(host)
+
+
+def _missing(host: Host) -> Evidence:
+    for nic in ports_down(host):
+        if _is_missing_rail(host, nic):
+            yield Seen(f"{nic.hca} is {nic.state}, physical state {nic.phys_state or 'not known'}", _raise(nic))
+
+
+def _raise(nic: Nic) -> str:
+    """How a port comes up, by why it is down."""
+    if nic.phys_state == "Polling":
+        return "it sees no partner: check the cable, the optic and the switch port"
+    if nic.kind == "RoCE":
+        return f"`ip link set {nic.netdev or 'NETDEV'} up`; then the cable and the switch port"
+    if nic.driver in (None, "mlx5_core") and nic.device.startswith("mlx5"):
+        return f"`mlxlink -d {nic.device} -p {nic.port} -a UP` (as root), or ask the fabric's owner to enable its port"
+    return "ask the fabric's owner to enable the port; then the cable and the switch port"
 
 
 def _other_port_down(host: Host) -> Evidence:
-    for nic in _ports_down(host):
-        if not is_rail_class(host, nic) or _other_port_of_card_is_active(host, nic):
+    for nic in ports_down(host):
+        if not _is_missing_rail(host, nic):
             yield f"{nic.hca} is {nic.state}, physical state {nic.phys_state or 'not known'}; it is no rail"
 
 
-def _other_port_of_card_is_active(host: Host, nic: Nic) -> bool:
-    """A second port left without a cable is common and harmless."""
-    return nic.sys_image_guid is not None and any(
-        other.sys_image_guid == nic.sys_image_guid and other.state == "Active" for other in host.nics
-    )
+def _is_spare_port(host: Host, nic: Nic) -> bool:
+    """A second port left without a cable is common and harmless, unless all other cards of rails use both."""
+    rails = rails_of(host)
+    used = sum(_is_one_card(nic, rail) for rail in rails)
+    others = [sum(_is_one_card(rail, other) for other in rails) for rail in rails if not _is_one_card(nic, rail)]
+    beside_active = any(_is_one_card(nic, other) and other.state == "Active" for other in host.nics)
+    return beside_active and min(others, default=0) <= max(used, 1)
+
+
+def _is_one_card(nic: Nic, other: Nic) -> bool:
+    """Ports of one card have its GUID; where that is not known, they are functions of one PCI device."""
+    if nic.sys_image_guid and other.sys_image_guid:
+        return nic.sys_image_guid == other.sys_image_guid
+    places = [(port.pci_address or port.device).partition(".")[0] for port in (nic, other)]
+    return places[0] == places[1]
+
+
+def _serves_others(host: Host, nic: Nic) -> bool:
+    """A card for storage or the front end, of the rails' model: farther from the GPUs than they are, or another board.
+
+    An HGX machine has ConnectX cards of one model for both.
+    """
+    rails, nearness = rails_of(host), nearness_of(host)
+    ways = [nearness.get(port.device, {}).values() for port in (nic, *rails)]
+    near = [any(path_class(path) == BESIDE for path in of_port) for of_port in ways]
+    if ways[0]:
+        return not near[0] and len(rails) > 0 and all(near[1:])
+    boards = {rail.board_id for rail in rails}
+    return nic.board_id is not None and len(boards) > 0 and not boards & {nic.board_id, None}
+
+
+def _without_link(host: Host) -> Iterable[Netdev]:
+    """Cards without a carrier; those of RDMA ports are told as ports."""
+    told = {nic.netdev for nic in host.nics if nic.kind in RDMA}
+    for netdev in host.netdevs:
+        if netdev.kind in (None, "physical") and netdev.link_detected is False and netdev.name not in told:
+            yield netdev
+
+
+def _configured_link_down(host: Host) -> Evidence:
+    for netdev in _without_link(host):
+        if netdev.addresses:
+            yield f"{netdev.name} ({', '.join(netdev.addresses)}): no link detected"
 
 
 def _link_down(host: Host) -> Evidence:
-    for netdev in host.netdevs:
-        if netdev.kind in (None, "physical") and netdev.up and netdev.link_detected is False:
-            yield f"{netdev.name}: no link detected"
+    idle = [netdev.name for netdev in _without_link(host) if not netdev.addresses]
+    if idle:
+        yield f"{', '.join(idle)}: no link detected, and no address"
 
 
 def _mixed_link_layers(host: Host) -> Evidence:
-    rails = fabric_of(host).rails
+    rails = rails_of(host)
     kinds: dict[str, list[str]] = {}
     for nic in active_ports(host):
         kinds.setdefault(nic.kind, []).append(nic.hca)
@@ -78,43 +163,138 @@ def _mixed_link_layers(host: Host) -> Evidence:
         yield f"{listed}; the rails are {rails[0].kind}"
 
 
+def _partitions_apart(peers: Sequence[Host]) -> PeerEvidence:
+    """Ports talk if their keys agree in 15 bits and at least one of both is a full member."""
+    keys = {host.name: found for host in peers if (found := _keys_in_use(host))}
+    partitions: dict[str, list[str]] = {}
+    for name, found in keys.items():
+        shown = ", ".join(f"{key:#06x}" for key in sorted({key & ~FULL_MEMBER for key in found}))
+        partitions.setdefault(shown, []).append(name)
+    if len(partitions) > 1:
+        groups = "; ".join(f"{key} on {named(hosts)}" for key, hosts in sorted(partitions.items()))
+        yield tuple(keys), f"the partition that NCCL uses is {groups}"
+    limited = [name for name, found in keys.items() if all(not key & FULL_MEMBER for key in found)]
+    if len(limited) > 1:
+        yield tuple(limited), f"limited members (no 0x8000 in the P_Key at index {_index(peers)}): {named(limited)}"
+
+
+def _keys_in_use(host: Host) -> set[int]:
+    """The P_Keys of the InfiniBand rails at the index that NCCL uses there; void entries are none."""
+    index = _index((host,))
+    tables = [nic.pkeys for nic in rails_of(host) if nic.kind == "InfiniBand" and nic.pkeys]
+    return {table[index] for table in tables if index < len(table)} - {0}
+
+
+def _index(hosts: Sequence[Host]) -> int:
+    """NCCL_IB_PKEY, 0 where nobody sets it; NCCL reads numbers as C does, 0x2 too."""
+    values = [setting.value for host in hosts for setting in host.nccl_settings if setting.name == "NCCL_IB_PKEY"]
+    return next((int(value, 0) for value in values if re.fullmatch(r"0x[0-9a-fA-F]{1,4}|0|[1-9]\d{0,4}", value)), 0)
+
+
+_VIRTUAL_REMEDY = (
+    "on the hypervisor give the function a GUID and `ip link set PF vf N state auto`; "
+    "opensm needs `virt_enabled 2` in its configuration"
+)
+_ASK_FIRST = (
+    "ask the fabric's owner: its subnet manager is down or does not know the port. Start opensm only where "
+    "two hosts are cabled back to back; a second one on a managed fabric does harm"
+)
+
 HOST_RULES = (
     Rule(
         "NIC-NONE-USABLE",
         "I",
+        "there are RDMA ports and NCCL can use none of them",
         "NCCL logs `NET/IB : No device found` and uses sockets",
         "bring a port up if this host is to use RDMA",
+        "NCCL, src/transport/net_ib/init.cc",
         _none_usable,
     ),
     Rule(
         "NIC-NO-SM",
         "F",
+        "an InfiniBand port that should be a rail has a link and is not Active",
         "the port never becomes Active and NCCL leaves it out",
-        "start the subnet manager (opensm, UFM); for a virtual function enable virtualisation there and set its GUID",
-        _no_subnet_manager,
+        _ASK_FIRST,
+        "NCCL user guide, networking troubleshooting (Subnet Manager); Mellanox/network-operator#249; "
+        "k8snetworkplumbingwg/sriov-network-device-plugin#269",
+        _rail_waits,
+    ),
+    Rule(
+        "NIC-NO-SM",
+        "I",
+        "InfiniBand ports that are no rails, such as unused virtual functions, have a link and are not Active",
+        "none for the job",
+        "nothing, unless such a port is meant to carry the job",
+        FIELD,
+        _spare_waits,
     ),
     Rule(
         "NIC-PORT-DOWN",
         "F",
+        "a port of the rails' kind and model is not Active; not a spare second port, nor a card farther from the GPUs",
         "a rail is out; NCCL leaves the port out without a word",
-        "Disabled: `ip link set up`, mlxlink port up; Polling: check cable, optic and switch port",
+        "RoCE: `ip link set NETDEV up`; InfiniBand: `mlxlink -d DEVICE -a UP`; then cable, optic and switch port",
+        "NVIDIA MFT documentation, mlxlink (--port_state); NCCL, src/transport/net_ib/init.cc",
         _rail_down,
     ),
     Rule(
-        "NIC-PORT-DOWN", "I", "none for the job", "nothing, unless the port is meant to carry the job", _other_port_down
+        "NIC-PORT-DOWN",
+        "W",
+        "the host has no rail, and RDMA ports that are not Active",
+        "the host is reached by sockets: NCCL leaves the ports out without a word",
+        "if this host is to use RDMA, bring the ports up; else nothing",
+        "NVIDIA MFT documentation, mlxlink (--port_state); NCCL, src/transport/net_ib/init.cc",
+        _no_port_up,
+    ),
+    Rule(
+        "NIC-PORT-DOWN",
+        "I",
+        "a port that is no rail is not Active",
+        "none for the job",
+        "nothing, unless the port is meant to carry the job",
+        "NCCL, src/transport/net_ib/init.cc",
+        _other_port_down,
+    ),
+    Rule(
+        "NIC-LINK-DOWN",
+        "W",
+        "a network card has an address and no link",
+        "what is sent by way of this address goes nowhere, and NCCL hangs if it chooses it",
+        "fix the link, or take the address away; by hand, leave it out of NCCL_SOCKET_IFNAME",
+        "NCCL user guide, networking troubleshooting (IP network interfaces)",
+        _configured_link_down,
     ),
     Rule(
         "NIC-LINK-DOWN",
         "I",
-        "no socket traffic over it",
-        "fix the link, or leave the interface out of NCCL_SOCKET_IFNAME",
+        "network cards without an address have no link",
+        "no socket traffic over them",
+        "nothing, unless one is meant to carry the job: then its cable and switch port",
+        FIELD,
         _link_down,
     ),
     Rule(
         "NIC-MIXED-LINK-LAYER",
         "I",
-        "left alone, NCCL lists both kinds and fails when it pairs them",
+        "InfiniBand and RoCE ports are Active on one host",
+        "left alone, NCCL lists both kinds and fails when it pairs them (`Attempted to connect incompatible devices`)",
         LEFT_OUT,
+        "NCCL, src/transport/net_ib/connect.cc",
         _mixed_link_layers,
+    ),
+)
+
+PEER_RULES = (
+    PeerRule(
+        "NIC-PKEY",
+        "F",
+        "the P_Keys that NCCL uses on two hosts of a cluster differ, or both are of limited members",
+        "queue pairs connect and nothing arrives: NCCL ends with error 12, retries exceeded",
+        "have the fabric's owner make the ports full members (`defmember=full` in opensm's partitions.conf); "
+        "or, where another index has a full member's key, set NCCL_IB_PKEY to that index",
+        "opensm, doc/partition-config.txt; NCCL, src/transport/net_ib (NCCL_IB_PKEY, 0 by default)",
+        "cluster",
+        _partitions_apart,
     ),
 )

@@ -1,18 +1,20 @@
-"""Rates and errors: whether a port is as fast as it should be, and loses nothing."""
+"""Rates and error counters of NICs: whether each carries what it should and its peers do, and loses nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
 from holmes_core.units import bytes_per_s_from_gbps, format_rate
 from prober.clusters import fabric_of
+from prober.rails.choose_rails import rails_of
 from prober.rules.port_rules import LEFT_OUT, active_ports
-from prober.rules.rule import Evidence, Rule
+from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below
 
 MOST_FLAPS = 3
 GB10_PORT_GBPS = 200  # ConnectX-7 of DGX Spark; NVIDIA/dgx-spark-playbooks, multi-sparks-through-switch
+NEAR = ("PIX", "PXB")
 FLAP_COUNTERS = ("link_downed", "link_error_recovery")
 ERROR_COUNTERS = (
     "symbol_error",
@@ -26,24 +28,48 @@ ERROR_COUNTERS = (
 
 
 def _rate_outliers(host: Host) -> Evidence:
-    rails = fabric_of(host).rails
+    rails = rails_of(host)
     for nic in active_ports(host):
         if rails and nic not in rails and nic.rate_gbps and rails[0].rate_gbps and nic.rate_gbps != rails[0].rate_gbps:
             yield f"{nic.hca} has {nic.rate_gbps:g} Gbit/s, the rails {rails[0].rate_gbps:g} Gbit/s"
 
 
-def _rate_below_class(host: Host) -> Evidence:
-    best: dict[tuple[str, str], float] = {}
+def _slow_rails(host: Host) -> Evidence:
+    """Ports beside a GPU, as the rails are: those are no front end."""
+    yield from (evidence for nic, evidence in _below_class(host) if _is_near_a_gpu(host, nic))
+
+
+def _slow_ports(host: Host) -> Evidence:
+    """Of the rails' model; where no GPU's neighbours are known, it may be a rail or a front end."""
+    known = any(gpu.nearest_nics for gpu in host.gpus)
+    yield from (f"{evidence}; a front end may" for _, evidence in _below_class(host) if not known)
     for nic in active_ports(host):
-        if nic.hca_type and nic.rate_gbps:
-            key = (nic.hca_type, nic.kind)
-            best[key] = max(best.get(key, 0.0), nic.rate_gbps)
-    for nic in active_ports(host):
-        top = best.get((nic.hca_type or "", nic.kind), 0.0)
-        if nic.rate_gbps and nic.rate_gbps < top:
-            yield f"{nic.hca} has {nic.rate_gbps:g} Gbit/s, other {nic.hca_type} ports here {top:g} Gbit/s"
-        elif nic.rate_gbps and nic.rate_gbps < GB10_PORT_GBPS and _is_gb10_face(host, nic):
+        if nic.rate_gbps and nic.rate_gbps < GB10_PORT_GBPS and _is_gb10_face(host, nic):
             yield f"{nic.hca} has {nic.rate_gbps:g} Gbit/s, a port of this machine {GB10_PORT_GBPS} Gbit/s"
+
+
+def _below_class(host: Host) -> list[tuple[Nic, str]]:
+    best: dict[tuple[str, str, str | None], float] = {}
+    ports = [nic for nic in active_ports(host) if nic.hca_type and nic.rate_gbps]
+    for nic in ports:
+        best[_model(nic)] = max(best.get(_model(nic), 0.0), nic.rate_gbps or 0.0)
+    slow = [nic for nic in ports if nic.rate_gbps and nic.rate_gbps < best[_model(nic)]]
+    return [
+        (
+            nic,
+            f"{nic.hca} has {nic.rate_gbps:g} Gbit/s, other {nic.hca_type} ports here {best[_model(nic)]:g} Gbit/s",
+        )
+        for nic in slow
+    ]
+
+
+def _model(nic: Nic) -> tuple[str, str, str | None]:
+    """Cards of one chip differ by board: a 200 Gbit/s model beside 400 Gbit/s ones is not slow."""
+    return nic.hca_type or "", nic.kind, nic.board_id
+
+
+def _is_near_a_gpu(host: Host, nic: Nic) -> bool:
+    return any(gpu.nearest_path in NEAR and nic.device in gpu.nearest_nics for gpu in host.gpus)
 
 
 def _is_gb10_face(host: Host, nic: Nic) -> bool:
@@ -54,10 +80,10 @@ def _is_gb10_face(host: Host, nic: Nic) -> bool:
 
 
 def _rate_conflicts(host: Host) -> Evidence:
-    named = {conflict.subject for conflict in host.conflicts if conflict.fact == "rate_gbps"}
+    told = {conflict.subject for conflict in host.conflicts if conflict.fact == "rate_gbps"}
     speeds = {netdev.name: netdev.speed_bytes_per_s for netdev in host.netdevs}
     for nic in active_ports(host):
-        if nic.hca in named:
+        if nic.hca in told:
             continue
         speed = speeds.get(nic.netdev or "")
         if nic.kind == "RoCE" and nic.rate_gbps and speed and speed != bytes_per_s_from_gbps(nic.rate_gbps):
@@ -91,28 +117,110 @@ def _errors(host: Host) -> Evidence:
     yield from _grown(host, ERROR_COUNTERS)
 
 
+def _rails_below_peers(peers: Sequence[Host]) -> PeerEvidence:
+    """Rates of rails of one model; hosts with other cards are another class, not a fault."""
+    models = sorted({nic.hca_type for host in peers for nic in rails_of(host) if nic.hca_type})
+    for model in models:
+        rates = {host.name: _rate_of(host, model) for host in peers}
+        yield from below(rates, f"rails ({model})", lambda rate: f"{rate:g} Gbit/s")
+    yield from below({host.name: _netdev_rate(host) for host in peers}, "netdev of the fabric", format_rate)
+
+
+def _rate_of(host: Host, model: str) -> float | None:
+    """Gbit/s of the host's slowest rail of that model."""
+    return min((nic.rate_gbps for nic in rails_of(host) if nic.hca_type == model and nic.rate_gbps), default=None)
+
+
+def _netdev_rate(host: Host) -> float | None:
+    """Bytes per second of the netdev of a host without rails."""
+    netdev = None if rails_of(host) else fabric_of(host).netdev
+    return netdev.speed_bytes_per_s if netdev else None
+
+
+def _fewer_rails(peers: Sequence[Host]) -> PeerEvidence:
+    """A card that is gone leaves no trace on its own host."""
+    counts = {host.name: float(len(rails_of(host))) if rails_of(host) else None for host in peers}
+    yield from below(counts, "rails", lambda count: f"{count:g}")
+
+
+_SLOW_REMEDY = "reseat or change the cable; look at the speed that is set at the switch and by `mlxlink` or `ethtool`"
+
 HOST_RULES = (
-    Rule("NIC-RATE-OUTLIER", "W", "NCCL would use the slow port as a rail", LEFT_OUT, _rate_outliers),
+    Rule(
+        "NIC-RATE-OUTLIER",
+        "W",
+        "an Active port of another rate than the rails is left out of them",
+        "NCCL would use the slow port as a rail",
+        LEFT_OUT,
+        "stas00/ml-engineering, network; NCCL user guide, environment variables (NCCL_IB_HCA)",
+        _rate_outliers,
+    ),
     Rule(
         "NIC-RATE-BELOW-CLASS",
         "F",
+        "a port beside a GPU (PIX or PXB) is slower than other ports of its board model on the host",
         "a ring is as fast as its slowest rail",
-        "reseat or change the cable; set the speed at the switch",
-        _rate_below_class,
+        _SLOW_REMEDY,
+        "NCCL user guide, networking troubleshooting (no unexpected downshift); NVIDIA/nccl#307",
+        _slow_rails,
+    ),
+    Rule(
+        "NIC-RATE-BELOW-CLASS",
+        "W",
+        "a port is slower than others of its board model and where it stands is not known, or a GB10 port is below 200",
+        "if it is to be a rail: a ring is as fast as its slowest",
+        _SLOW_REMEDY,
+        "NCCL user guide, networking troubleshooting (no unexpected downshift); NVIDIA/dgx-spark-playbooks",
+        _slow_ports,
     ),
     Rule(
         "NIC-RATE-CONFLICT",
         "W",
+        "the RDMA port and its netdev, or two tools, name different rates",
         "what the port can carry is uncertain",
         "trust the netdev for Ethernet; for bonds count the members",
+        "deepseek-ai/DeepEP#671; Azure/azhpc-diagnostics",
         _rate_conflicts,
     ),
-    Rule("NIC-FLAP", "W", "NCCL jobs hang or abort when a link goes", "cable or optic; drain the host", _flaps),
+    Rule(
+        "NIC-FLAP",
+        "W",
+        "link_downed or link_error_recovery grew during the probe, or is above 3 since boot",
+        "NCCL jobs hang or abort when a link goes",
+        "cable or optic; drain the host",
+        "NCCL user guide, networking troubleshooting (port error counters); leptonai/gpud",
+        _flaps,
+    ),
     Rule(
         "NIC-ERRORS",
         "W",
+        "error counters of a port grew during the probe",
         "packets are lost and sent again; error 12 (retries exceeded) follows",
         "cable or optic, or congestion: look at the switch port, PFC and ECN",
+        "NCCL user guide, networking troubleshooting (RDMA protocol statistics); NVIDIA/nccl#426",
         _errors,
+    ),
+)
+
+PEER_RULES = (
+    PeerRule(
+        "NIC-RATE-BELOW-CLASS",
+        "W",
+        "all rails of a host are slower than rails of the same card on most hosts of its cluster",
+        "a ring is as fast as its slowest host",
+        _SLOW_REMEDY,
+        "NCCL user guide, networking troubleshooting (no unexpected downshift)",
+        "cluster",
+        _rails_below_peers,
+    ),
+    PeerRule(
+        "NIC-COUNT-DIFFERS",
+        "W",
+        "a host has fewer rails than most hosts of its cluster",
+        "a card or port is gone without a trace, and every ring has the rails of the host with fewest",
+        "`lspci -d 15b3:` (by vendor) and the kernel log there: a card may have fallen off the bus",
+        "NVIDIA/NVSentinel, NIC health monitor; Azure/azurehpc-health-checks (expected counts by machine)",
+        "cluster",
+        _fewer_rails,
     ),
 )

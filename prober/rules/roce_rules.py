@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
 from prober.clusters import fabric_of
-from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
+from prober.rails.choose_rails import rails_of
+from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, Seen, differing
 
 USUAL_GID = 3
 SMALL_MTU = 1024
@@ -21,19 +22,25 @@ def roce_ports(host: Host) -> Iterable[Nic]:
 
 def rail_netdevs(host: Host) -> list[Netdev]:
     """Netdevs of the RoCE rails."""
-    fabric = fabric_of(host)
-    names = [nic.netdev for nic in fabric.rails] if fabric.kind == "RoCE" else []
+    names = [nic.netdev for nic in rails_of(host) if nic.kind == "RoCE"]
     return [netdev for netdev in host.netdevs if netdev.name in names]
 
 
 def _no_v2_gid(host: Host) -> Evidence:
     for nic in roce_ports(host):
         if nic.gids and all(gid.type in ("IB", "RoCE v1") for gid in nic.gids):
-            yield f"{nic.hca}: {len(nic.gids)} GIDs, none of RoCE v2"
+            yield Seen(f"{nic.hca}: {len(nic.gids)} GIDs, none of RoCE v2", _give_address(nic))
     fabric = fabric_of(host)
     asked = "ip" in host.sources
     if asked and fabric.kind == "RoCE" and not fabric.networks and not any(nic.gids for nic in fabric.rails):
         yield f"no IPv4 address on the netdevs of {', '.join(nic.hca for nic in fabric.rails)}"
+
+
+def _give_address(nic: Nic) -> str:
+    """A GID comes with an address of the netdev; ConnectX-3 needs to be told of RoCE v2 besides."""
+    address = f"`ip address add ADDRESS/LENGTH dev {nic.netdev or 'NETDEV'}`"
+    old = nic.driver == "mlx4_core" or nic.device.startswith("mlx4")
+    return f"{address}; and `options mlx4_core roce_mode=2` in /etc/modprobe.d" if old else address
 
 
 def _gid_not_usual(host: Host) -> Evidence:
@@ -80,17 +87,27 @@ def _rp_filter(host: Host) -> Evidence:
 def _gid_differs(peers: Sequence[Host]) -> PeerEvidence:
     choices: dict[str, object] = {}
     for host in peers:
-        found = {nic.gid_choice for nic in fabric_of(host).rails if nic.gid_choice is not None}
+        found = {nic.gid_choice for nic in rails_of(host) if nic.gid_choice is not None}
         choices[host.name] = ", ".join(str(index) for index in sorted(found)) or None
     yield from differing(choices, "index of the RoCE v2 IPv4 GID")
 
 
 def _mtu_differs(peers: Sequence[Host]) -> PeerEvidence:
+    """RDMA MTUs, which are powers of two: netdevs of 4200 and 9000 have the same."""
+    mtus: dict[str, object] = {}
+    for host in peers:
+        found = {nic.active_mtu for nic in rails_of(host) if nic.kind == "RoCE" and nic.active_mtu is not None}
+        mtus[host.name] = ", ".join(str(mtu) for mtu in sorted(found)) or None
+    yield from differing(mtus, "RDMA MTU of the rails")
+
+
+def _netdev_mtu_differs(peers: Sequence[Host]) -> PeerEvidence:
+    """Frames above the peer's MTU are dropped by TCP's peers without path discovery; RDMA follows its own MTU."""
     mtus: dict[str, object] = {}
     for host in peers:
         found = {netdev.mtu for netdev in rail_netdevs(host) if netdev.mtu is not None}
         mtus[host.name] = ", ".join(str(mtu) for mtu in sorted(found)) or None
-    yield from differing(mtus, "MTU of the RoCE netdevs")
+    yield from differing(mtus, "MTU of the rails' netdevs")
 
 
 def _pfc_differs(peers: Sequence[Host]) -> PeerEvidence:
@@ -105,45 +122,100 @@ HOST_RULES = (
     Rule(
         "ROCE-NO-V2-GID",
         "F",
+        "a RoCE port has GIDs and none of RoCE v2, or no netdev of a RoCE rail has an IPv4 address",
         "no routable RoCE there, and which hosts share the fabric cannot be told",
-        "give the port's netdev an address; `cma_roce_mode 2`; or pin `cluster:` in hosts.yaml",
+        "give the port's netdev an IPv4 address (ConnectX-3 also needs `options mlx4_core roce_mode=2`); "
+        "or pin `cluster:` in hosts.yaml",
+        "NVIDIA MLNX_OFED documentation, RoCE (GID table, roce_mode of mlx4_core); NVIDIA/nccl#769",
         _no_v2_gid,
     ),
     Rule(
         "ROCE-GID-NOT-3",
         "I",
+        "the RoCE v2 IPv4 GID is not at index 3",
         "NCCL_IB_GID_INDEX=3, as many guides say, would be wrong here",
-        "leave NCCL_IB_GID_INDEX unset (NCCL 2.21 on chooses), or pin it for this host",
+        "leave NCCL_IB_GID_INDEX unset (NCCL 2.21 on chooses), or set it for this host",
+        "NCCL user guide, networking troubleshooting (RoCE); NVIDIA/nccl#1573",
         _gid_not_usual,
     ),
     Rule(
         "ROCE-GID-IPV6-ONLY",
         "W",
+        "all RoCE v2 GIDs of a port are IPv6",
         "NCCL looks for an IPv4 GID first",
         "NCCL_IB_ADDR_FAMILY=AF_INET6, or give the netdev an IPv4 address",
+        "NCCL user guide, environment variables (NCCL_IB_ADDR_FAMILY)",
         _gid_ipv6_only,
     ),
-    Rule("ROCE-MTU-SMALL", "W", "less bandwidth", "netdev MTU 4200 or 9000 at both ends and the switch", _mtu_small),
+    Rule(
+        "ROCE-MTU-SMALL",
+        "W",
+        "the RDMA MTU of a RoCE port is 1024 or less, or its netdev allows no more",
+        "less bandwidth",
+        "netdev MTU 4200 or 9000 at both ends and the switch",
+        "NVIDIA MLNX_OFED documentation, RoCE (MTU); NVIDIA/dgx-spark-playbooks PR 103",
+        _mtu_small,
+    ),
     Rule(
         "ROCE-PFC-OFF",
         "W",
+        "no priority has PFC, and the card trusts PCP",
         "the network may drop RDMA packets, and each loss costs a time-out",
         "set up PFC or congestion control end to end, and NCCL_IB_TC to the traffic class in use",
+        "Mellanox/mlnx-tools, mlnx_qos; NCCL user guide, networking troubleshooting (congestion indicators)",
         _pfc_off,
     ),
     Rule(
         "ROCE-RP-FILTER",
         "W",
+        "several rails have addresses in one subnet, with rp_filter 1 or arp_ignore 0",
         "answers leave over the wrong rail and are dropped",
-        "arp_ignore=1, arp_announce=2, rp_filter=2, or one subnet a rail",
+        "`sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 net.ipv4.conf.all.rp_filter=2`, "
+        "or one subnet a rail",
+        "Linux, Documentation/networking/ip-sysctl.rst",
         _rp_filter,
     ),
 )
 
 PEER_RULES = (
     PeerRule(
-        "ROCE-GID-DIFFERS-BY-HOST", "W", "no one GID index fits", "set it for each host, or not at all", _gid_differs
+        "ROCE-GID-DIFFERS-BY-HOST",
+        "W",
+        "the index of the RoCE v2 IPv4 GID differs between hosts",
+        "no one NCCL_IB_GID_INDEX fits",
+        "leave NCCL_IB_GID_INDEX unset (NCCL 2.21 on chooses), or set it for each host",
+        "NCCL user guide, networking troubleshooting (RoCE)",
+        "job",
+        _gid_differs,
     ),
-    PeerRule("ROCE-MTU-DIFFERS", "F", "queue pairs fail or stall", "one MTU on all hosts and the switch", _mtu_differs),
-    PeerRule("ROCE-PFC-DIFFERS", "W", "loss on the hosts without it", "the same priorities everywhere", _pfc_differs),
+    PeerRule(
+        "ROCE-MTU-DIFFERS",
+        "W",
+        "the RDMA MTU of the rails differs between hosts of a cluster",
+        "NCCL takes the smaller of both ends, so that some pairs are slower",
+        "one MTU on the netdevs of all hosts and on the switch",
+        "NCCL, src/transport/net_ib/connect.cc (the smaller MTU is used)",
+        "cluster",
+        _mtu_differs,
+    ),
+    PeerRule(
+        "ROCE-MTU-DIFFERS",
+        "I",
+        "the MTU of the rails' netdevs differs between hosts of a cluster",
+        "none for RDMA; TCP between them may lose large packets where the switch does not fragment",
+        "one MTU on the netdevs of all hosts and on the switch",
+        "Linux, Documentation/networking/ip-sysctl.rst (ip_no_pmtu_disc)",
+        "cluster",
+        _netdev_mtu_differs,
+    ),
+    PeerRule(
+        "ROCE-PFC-DIFFERS",
+        "W",
+        "different priorities have PFC on hosts of a cluster",
+        "loss on the hosts without it",
+        "the same priorities everywhere: `mlnx_qos -i NETDEV --pfc 0,0,0,1,0,0,0,0` sets priority 3 alone",
+        "Mellanox/mlnx-tools, mlnx_qos; scitix/sichek",
+        "cluster",
+        _pfc_differs,
+    ),
 )

@@ -41,6 +41,7 @@ def _facts(plan: Plan, node: Node) -> NodeFacts:
         nccl="2.27.5",
         interfaces={name: NodeInterface(up=True, address=node.shared_address) for name in ("lo", "eth0", "eth1")},
         local_addresses=(node.shared_address,),
+        net_plugin_there=None,
         rdma_ports={f"mlx5_{index}:1": "ACTIVE" for index in range(8)},
         gpus=tuple(NodeGpu(gpu, f"GPU-{node.host}-{gpu}", "A100") for gpu in gpus),
         gpu_processes=(),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holmes_core.errors import HostError
-from holmes_core.records.plan import Plan
+from holmes_core.records.plan import EnvironmentVariable, Plan
 from holmes_runtime.config.messages import NodeCheckpointFolder, NodeGpu, NodeGpuProcess, NodeInterface, NodeNcclSetting
 from launcher.nodes.node_checks import check_facts
 from launcher.nodes.preflight import CHECKS, Fault, Preflight, host_fault, remedy_of
@@ -64,6 +64,15 @@ def test_check_finds_its_fault_on_its_host_alone(check: str, evidence: str, fact
 def test_inactive_rdma_port_is_found() -> None:
     found = faults(PLAN, rdma_ports={f"mlx5_{index}:1": "INIT" if index == 3 else "ACTIVE" for index in range(8)})
     assert [(fault.check, fault.evidence) for fault in found] == [("rdma-ports", "port mlx5_3:1 is INIT")]
+
+
+def test_a_network_plugin_that_is_not_there_is_found_with_its_path() -> None:
+    library = EnvironmentVariable(name="NCCL_NET_PLUGIN", value="/opt/x/libnccl-net.so", reason="")
+    nodes = tuple(node.model_copy(update={"environment": (*node.environment, library)}) for node in PLAN.nodes)
+    (fault,) = faults(PLAN.model_copy(update={"nodes": nodes}), net_plugin_there=False)
+    assert (fault.check, fault.host) == ("net-plugin", HOST)
+    assert "/opt/x/libnccl-net.so is no file here" in fault.evidence
+    assert remedy_of(fault)
 
 
 def test_no_free_port_is_found_on_the_first_node() -> None:

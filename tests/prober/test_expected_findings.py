@@ -45,6 +45,13 @@ def test_refuted_findings_are_not_found(scenario: str) -> None:
     assert not set(expected(scenario)["refuted_findings"]) & found(scenario)
 
 
+@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if "severities" in expected(name)])
+def test_findings_are_as_grave_as_expected(scenario: str) -> None:
+    findings = audited(scenario).findings
+    for rule, severities in expected(scenario)["severities"].items():
+        assert sorted({finding.severity for finding in findings if finding.rule == rule}) == severities
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_nothing_else_refuses_launch(scenario: str) -> None:
     refusing = {finding.rule for finding in audited(scenario).findings if finding.severity == "F"}

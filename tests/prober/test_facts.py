@@ -15,7 +15,7 @@ from prober.asking.commands import Command, cut, script
 from prober.asking.recording import CUT_OFF, HostNotes, Recorded
 from prober.facts.gpu.gpu_query import parse_query
 from prober.facts.machine.software import software_command
-from prober.facts.netdev import ip_tool
+from prober.facts.netdev import ip_routes, ip_tool
 from prober.read_host import commands, read_host
 from prober.tool_findings import tool_findings
 
@@ -75,7 +75,7 @@ def test_iwarp_is_told_by_its_protocol() -> None:
 def test_omni_path_is_no_infiniband() -> None:
     text = "Infiniband device 'hfi1_0' port 1 status:\n\tstate:\t4: ACTIVE\n\tlink_layer:\tInfiniBand\n"
     (nic,) = read(output("ibstatus", text)).nics
-    assert (nic.kind, nic.usable_by_nccl_ib) == ("Omni-Path", False)
+    assert (nic.kind, nic.usable_by_nccl_ib) == ("Omni-Path", True)
 
 
 def test_a_virtual_function_is_told_by_its_link_in_sysfs() -> None:
@@ -114,7 +114,7 @@ def test_gpus_of_lspci_do_not_stand_in_for_a_failing_nvidia_smi() -> None:
 def test_routes_leave_out_the_default_and_what_is_no_prefix() -> None:
     text = """[{"dst":"default","dev":"eth0"},{"dst":"10.20.0.0/16","dev":"ens6"},{"dst":"10.9.0.5","dev":"eth0"},
     {"dst":"unreachable","dev":"eth0"},{"dst":"10.20.0.0/16"}]"""
-    routes = ip_tool.parse_routes([Recorded("ip -j route show", text, 0)])
+    routes = ip_routes.parse_routes([Recorded("ip -j route show", text, 0)])
     assert [(route.prefix, route.netdev) for route in routes] == [("10.20.0.0/16", "ens6"), ("10.9.0.5", "eth0")]
 
 
@@ -313,3 +313,97 @@ def test_a_port_without_its_device_belongs_to_nobody_and_is_told() -> None:
 def test_ip_that_knows_no_json_is_no_failure() -> None:
     assert tool_faults(output("ip -j addr show", 'Option "-j" is unknown, try "ip -help".\n', 255)) == []
     assert tool_faults(output("ip -j addr show", "Cannot open netlink socket\n", 1)) == ["PROBE-TOOL-FAILED"]
+
+
+ALL_TABLES = """[{"dst":"default","gateway":"10.9.0.254","dev":"bond0"},
+{"dst":"default","gateway":"10.1.0.1","dev":"eth0","table":"101"},
+{"dst":"10.2.0.0/16","dev":"eth1","table":"rail1"},{"dst":"10.3.0.0/16","dev":"eth2","table":"old"},
+{"type":"local","dst":"10.1.0.5","dev":"eth0","table":"local"},
+{"dst":"10.4.0.0/16","nexthops":[{"dev":"eth0"},{"dev":"eth1"}]},
+{"dst":"default","gateway":"fe80::1","dev":"bond1","metric":0,"pref":"medium"},
+{"dst":"fd00:1::/64","dev":"eth0","pref":"medium"},{"dst":"fe80::/64","dev":"eth0","pref":"medium"}]"""
+RULE_LIST = """[{"priority":0,"src":"all","table":"local"},{"priority":100,"src":"10.1.0.5","table":"101"},
+{"priority":101,"src":"10.2.0.5","table":"rail1"},{"priority":32766,"src":"all","table":"main"}]"""
+
+
+def test_routes_of_tables_that_a_rule_names_are_read_and_those_of_other_tables_are_not() -> None:
+    asked = [
+        Recorded("ip -j route show table all", ALL_TABLES, 0),
+        Recorded("ip -j rule show", RULE_LIST, 0),
+    ]
+    found = [(route.prefix, route.netdev, route.table) for route in ip_routes.parse_routes(asked)]
+    assert found == [
+        ("0.0.0.0/0", "eth0", "101"),
+        ("10.2.0.0/16", "eth1", "rail1"),
+        ("10.4.0.0/16", "eth0", None),
+        ("10.4.0.0/16", "eth1", None),
+        ("fd00:1::/64", "eth0", None),
+    ]
+    assert ip_routes.parse_default_route(asked) == "bond0"
+    assert "old" in {route.table for route in ip_routes.parse_routes(asked[:1])}
+
+
+def test_routes_and_rules_as_text_say_the_same_as_the_json() -> None:
+    routes = """default via 10.9.0.254 dev bond0 proto dhcp metric 100
+default via 10.1.0.1 dev eth0 table 101
+10.2.0.0/16 via 10.2.0.1 dev eth1 table rail1
+10.4.0.0/16 proto bgp metric 20
+\tnexthop via 10.1.0.1 dev eth0 weight 1
+\tnexthop via 10.2.0.1 dev eth1 weight 1
+local 10.1.0.5 dev eth0 table local proto kernel scope host src 10.1.0.5
+unreachable 10.66.0.0/16 dev lo
+default via fe80::1 dev bond1 proto ra metric 50 pref medium
+"""
+    rules = "0:\tfrom all lookup local\n100:\tfrom 10.1.0.5 lookup 101\n101:\tfrom 10.2.0.5 lookup rail1\n"
+    asked = [Recorded("ip route show table all", routes, 0), Recorded("ip rule show", rules, 0)]
+    assert [(route.prefix, route.netdev, route.table) for route in ip_routes.parse_routes(asked)] == [
+        ("0.0.0.0/0", "eth0", "101"),
+        ("10.2.0.0/16", "eth1", "rail1"),
+        ("10.4.0.0/16", "eth0", None),
+        ("10.4.0.0/16", "eth1", None),
+    ]
+    assert ip_routes.parse_default_route(asked) == "bond0"
+
+
+def test_tables_count_where_a_rule_leaves_the_choice_to_vrfs() -> None:
+    routes = Recorded("ip -j route show table all", '[{"dst":"10.0.0.0/8","dev":"eth1","table":"1001"}]', 0)
+    rules = Recorded("ip rule show", "1000:\tfrom all lookup [l3mdev-table]\n0:\tfrom all lookup local\n", 0)
+    assert [route.table for route in ip_routes.parse_routes([routes, rules])] == ["1001"]
+
+
+def test_an_ipv6_address_that_is_called_inet_is_no_address() -> None:
+    text = "2: ens6: <BROADCAST,UP,LOWER_UP> mtu 9000 qdisc mq state UP\n    inet fe80::1/64 scope global ens6\n"
+    (netdev,) = ip_tool.parse_ip(Recorded("ip addr show", text, 0))
+    assert (netdev.addresses, netdev.ipv6_addresses) == ((), ())
+
+
+def test_netdevs_say_what_they_are_made_on_and_part_of() -> None:
+    text = """2: eth2: <BROADCAST,MULTICAST,SLAVE,UP,LOWER_UP> mtu 9000 qdisc mq master bond0 state UP mode DEFAULT
+    link/ether b8:3f:d2:00:00:02 brd ff:ff:ff:ff:ff:ff
+7: eth2.200@eth2: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 9000 qdisc noqueue state UP group default
+    inet 10.1.2.5/24 brd 10.1.2.255 scope global eth2.200
+9: net1@if5: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 9000 qdisc noqueue state UP group default
+"""
+    found = {netdev.name: (netdev.parent, netdev.master) for netdev in ip_tool.parse_ip(Recorded("ip addr", text, 0))}
+    assert found == {"eth2": (None, "bond0"), "eth2.200": ("eth2", None), "net1": (None, None)}
+    (entry,) = ip_tool.parse_ip(Recorded("ip -j addr", '[{"ifname":"v","link":"eth2","master":"vrf1","flags":[]}]', 0))
+    assert (entry.parent, entry.master) == ("eth2", "vrf1")
+
+
+def test_a_roce_port_without_netdev_and_gid_is_of_another_namespace_where_netdevs_are_known() -> None:
+    def usable(*outputs: Recorded) -> bool | None:
+        return read_host("h", outputs, HostNotes()).nics[0].usable_by_nccl_ib
+
+    tree = "".join(
+        f"/sys/class/infiniband/mlx5_0/{file}:{value}\n"
+        for file, value in (
+            ("node_type", "1: CA"),
+            ("ports/1/state", "4: ACTIVE"),
+            ("ports/1/link_layer", "Ethernet"),
+            ("ports/1/rate", "400 Gb/sec (4X NDR)"),
+        )
+    )
+    sysfs = Recorded("grep -Hs . /sys/class/infiniband/*/node_type", tree, 0)
+    addresses = Recorded("ip -j addr show", '[{"ifname":"eth0","flags":["UP"],"addr_info":[]}]', 0)
+    assert usable(sysfs) is True
+    assert usable(sysfs, addresses) is False

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from holmes_core.records.inventory import Host
+from holmes_core.units import MIB
 from prober.asking.recording import HostNotes, Recorded
 from prober.read_host import read_host
+from prober.tool_findings import tool_findings
 
 GIB = 1024**3
 
@@ -233,3 +235,60 @@ def test_nvlinks_of_an_h100_with_one_link_out() -> None:
     text = f"GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aa)\n{links}\t Link 17: <inactive>\n"
     (gpu,) = read(("nvidia-smi nvlink --status", text)).gpus
     assert (gpu.nvlinks_up, gpu.nvlinks_total) == (17, 18)
+
+
+TWO_GPUS = "0, NVIDIA H100, 81559 MiB\n1, NVIDIA H100, 81559 MiB\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ('nvidia-smi --query-gpu="index,name,memory.total" --format=csv,noheader', TWO_GPUS),
+        ("nvidia-smi --query-gpu='index, name, memory.total' --format=csv,noheader", TWO_GPUS),
+        ("ssh n1 'nvidia-smi --query-gpu=index,name,memory.total --format=csv,noheader'", TWO_GPUS),
+        (
+            'nvidia-smi --query-gpu="index,name,memory.total" --format=csv',
+            f"index, name, memory.total [MiB]\n{TWO_GPUS}",
+        ),
+        (
+            "nvidia-smi --query-gpu=index,name,memory.total --format=csv | column -t -s,",
+            "index   name          memory.total [MiB]\n0       NVIDIA H100   81559 MiB\n"
+            "1       NVIDIA H100   81559 MiB\n",
+        ),
+    ],
+)
+def test_gpus_of_a_quoted_or_padded_query_are_found(command: str, text: str) -> None:
+    gpus = read_host("host", [Recorded(command, text, 0)], HostNotes()).gpus
+    assert [(gpu.index, gpu.name, gpu.memory_bytes) for gpu in gpus] == [
+        (0, "NVIDIA H100", 81559 * MIB),
+        (1, "NVIDIA H100", 81559 * MIB),
+    ]
+
+
+def test_a_query_whose_fields_the_command_does_not_name_takes_them_from_its_header() -> None:
+    output = Recorded("nvidia-smi --query-gpu=$FIELDS --format=csv", "\nindex, name\n0, NVIDIA H100\n", 0)
+    assert [gpu.name for gpu in read_host("host", [output], HostNotes()).gpus] == ["NVIDIA H100"]
+
+
+def test_rows_without_the_names_of_their_fields_are_told() -> None:
+    output = Recorded("nvidia-smi --query-gpu=$FIELDS --format=csv,noheader", TWO_GPUS, 0)
+    assert read_host("host", [output], HostNotes()).gpus == ()
+    assert [finding.rule for finding in tool_findings("host", [output])] == ["PROBE-TRUNCATED"]
+
+
+def test_outputs_of_two_machines_mixed_in_one_folder_conflict() -> None:
+    query = Recorded("nvidia-smi --query-gpu=index,uuid --format=csv", "index, uuid\n0, GPU-1\n", 0)
+    listed = Recorded("nvidia-smi -L", "GPU 0: NVIDIA H100 (UUID: GPU-2)\n", 0)
+    host = read_host("host", [listed, query], HostNotes())
+    (conflict,) = host.conflicts
+    assert (conflict.subject, conflict.fact, conflict.value_a, conflict.value_b) == ("GPU0", "uuid", "GPU-1", "GPU-2")
+    assert [(gpu.uuid, gpu.name) for gpu in host.gpus] == [("GPU-1", "NVIDIA H100")]
+
+
+def test_a_query_of_one_gpu_is_of_the_one_that_the_command_names() -> None:
+    outputs = [
+        Recorded(f"nvidia-smi -i {index} --query-gpu=name,uuid --format=csv,noheader", f"NVIDIA H100, GPU-{index}\n", 0)
+        for index in (3, 1)
+    ]
+    gpus = read_host("host", outputs, HostNotes()).gpus
+    assert [(gpu.index, gpu.uuid) for gpu in gpus] == [(1, "GPU-1"), (3, "GPU-3")]

@@ -54,7 +54,7 @@ IBV_DEVINFO = {
         devinfo("rdmap16s27", "unspecified (4)", "0x1d0f", "Unspecified"),
         Port("rdmap16s27:1", "EFA", usable=False),
     ),
-    "Omni-Path": (devinfo("hfi1_0", VERBS, "0x1175", "InfiniBand"), Port("hfi1_0:1", "Omni-Path", usable=False)),
+    "Omni-Path": (devinfo("hfi1_0", VERBS, "0x1175", "InfiniBand"), Port("hfi1_0:1", "Omni-Path")),
     "Soft-RoCE under a persistent name": (
         devinfo("rocep0s3", VERBS, "0x0000", "Ethernet"),
         Port("rocep0s3:1", "SoftRoCE"),
@@ -65,6 +65,10 @@ IBV_DEVINFO = {
     "Broadcom, port down": (
         devinfo("bnxt_re0", VERBS, "0x14e4", "Ethernet", "PORT_DOWN (1)"),
         Port("bnxt_re0:1", "RoCE", "Down", False),
+    ),
+    "Mellanox under the name that rdma-core gives EFA": (
+        devinfo("rdmap0s2", VERBS, "0x02c9", "Ethernet"),
+        Port("rdmap0s2:1", "RoCE"),
     ),
     "HiSilicon": (devinfo("hns_0", VERBS, "0x19e5", "Ethernet"), Port("hns_0:1", "RoCE")),
 }
@@ -132,7 +136,7 @@ OTHERS: dict[str, tuple[str, str, list[Port]]] = {
         "ibstat",
         "CA 'mthca0'\n\tCA type: MT25208\n\tPort 1:\n\t\tState: Active\n\t\tPhysical state: LinkUp\n\t\tRate: 10\n"
         "\t\tSM lid: 1\n\tPort 2:\n\t\tState: Down\n\t\tPhysical state: Polling\n\t\tRate: 10\n\t\tSM lid: 0\n",
-        [Port("mthca0:1", "InfiniBand", rate_gbps=10), Port("mthca0:2", "unknown", "Down", False, 10)],
+        [Port("mthca0:1", "InfiniBand", rate_gbps=10), Port("mthca0:2", "InfiniBand", "Down", False, 10)],
     ),
     "ibstat of one port": (
         "ibstat mlx5_0 1",
@@ -164,8 +168,8 @@ OTHERS: dict[str, tuple[str, str, list[Port]]] = {
         [
             Port("mlx5_0:1", "InfiniBand", netdev="ibp24s0"),
             Port("mlx5_1:1", "RoCE", "Down", False, netdev="ens2f0np0"),
-            Port("mlx5_2:1", "RoCE", netdev="rdma0"),
-            Port("mlx5_3:1", "unknown", "Down", False),
+            Port("mlx5_2:1", "unknown", usable=None, netdev="rdma0"),
+            Port("mlx5_3:1", "unknown", None, None),
         ],
     ),
     "ibdev2netdev -v of OFED 2, without PCI addresses": (
@@ -200,7 +204,7 @@ OTHERS: dict[str, tuple[str, str, list[Port]]] = {
     "rdma link, cut inside a name": (
         "rdma link",
         "link mlx5_0/1 state ACTIVE physical_state LINK_UP netdev ens1",
-        [Port("mlx5_0:1", "unknown", usable=None)],
+        [Port("mlx5_0:1", "RoCE")],
     ),
     "rdma link, detailed": (
         "rdma -d link",

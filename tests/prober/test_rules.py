@@ -2,75 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from holmes_core.records.access import Access
-from holmes_core.records.devices import BondSlave, Gid, Gpu, GpuProcess, Netdev, Nic, PciDevice, PciLink
-from holmes_core.records.inventory import Conflict, Host, NcclSetting, Software
+from holmes_core.records.devices import BondSlave, Gid, GpuProcess, PciDevice, PciLink
+from holmes_core.records.inventory import Conflict, Host, LibfabricDomain, NcclSetting, OfiPlugin, Software
 from prober.audit import HOST_RULES, PEER_RULES, audit, joined
 from prober.clusters import find_clusters, find_shared_network
 from prober.rules.rule import PeerRule, Rule
-
-GOOD = Software(python="3.11.7", torch="2.13.0", nccl="2.29.7")
-
-
-def nic(device: str = "mlx5_0", kind: str = "InfiniBand", **facts: Any) -> Nic:
-    state = facts.get("state", "Active")
-    base = {
-        "device": device,
-        "port": 1,
-        "kind": kind,
-        "rate_gbps": 400.0,
-        "state": state,
-        "phys_state": "LinkUp" if state == "Active" else "Disabled",
-        "netdev": None,
-        "subnet_prefix": None,
-        "sm_lid": 1,
-        "usable_by_nccl_ib": state == "Active" and kind in ("InfiniBand", "RoCE"),
-        "why": "",
-    }
-    return Nic.model_validate({**base, **facts})
-
-
-def roce(device: str = "mlx5_0", netdev: str = "ens1", **facts: Any) -> Nic:
-    return nic(device, "RoCE", netdev=netdev, **facts)
-
-
-def gpu(index: int = 0, **facts: Any) -> Gpu:
-    base = {"index": index, "name": "H100", "uuid": None, "memory_bytes": None, "pci_address": None}
-    return Gpu.model_validate({**base, **facts})
-
-
-def netdev(name: str = "ens1", address: str | None = "10.2.0.1/24", **facts: Any) -> Netdev:
-    addresses = (address,) if address else ()
-    base = {"name": name, "up": True, "mtu": 9000, "addresses": addresses, "speed_bytes_per_s": 50e9}
-    return Netdev.model_validate({**base, **facts})
-
-
-def host(name: str = "a", **facts: Any) -> Host:
-    return Host.model_validate({"name": name, "access": Access(), "reachable": True, "software": GOOD, **facts})
-
-
-def nics(*ports: Nic, **facts: Any) -> Host:
-    return host(nics=ports, **facts)
-
-
-def gpus(*cards: Gpu, **facts: Any) -> Host:
-    return host(gpus=cards, **facts)
-
-
-def roce_host(port: Nic | None = None, own: Netdev | None = None, **facts: Any) -> Host:
-    return host(nics=(port or roce(),), netdevs=(own or netdev(),), **facts)
-
+from tests.prober.made_hosts import GOOD, gpu, gpus, host, netdev, nic, nics, roce, roce_host
 
 V1, V2 = Gid(index=0, gid="fe80::1", type="RoCE v1"), Gid(index=3, gid="::ffff:a02:1", type="RoCE v2", ipv4="10.2.0.1")
 V6 = Gid(index=1, gid="fd00::1", type="RoCE v2")
 NARROW = PciLink(speed_gts=32, width=8, max_speed_gts=32, max_width=16)
 SLOW = PciLink(speed_gts=2.5, width=16, max_speed_gts=32, max_width=16)
 FULL = PciLink(speed_gts=32, width=16, max_speed_gts=32, max_width=16)
+
+
+def rails(name: str, *subnets: int, number: int = 1, mask: int = 24) -> Host:
+    """A host with RoCE rails, the i-th in the i-th of the subnets 10.2.x."""
+    ports = tuple(roce(f"mlx5_{rail}", f"eth{rail}") for rail in range(len(subnets)))
+    own = tuple(netdev(f"eth{rail}", f"10.2.{subnet}.{number}/{mask}") for rail, subnet in enumerate(subnets))
+    return host(name, nics=ports, netdevs=own)
+
+
+def ipoib(name: str, subnet: int) -> Host:
+    return host(name, nics=(nic(netdev="ib0"),), netdevs=(netdev("ib0", f"10.3.{subnet}.{ord(name)}/24"),))
+
+
 EFA = nic("efa_0", "EFA", usable_by_nccl_ib=False)
+PLUGIN = OfiPlugin(path="/opt/amazon/ofi-nccl/lib/libnccl-net.so", version="1.14.0")
 
 
 def pci(acs_below: bool) -> tuple[PciDevice, ...]:
@@ -99,14 +59,13 @@ HOST_CASES: dict[str, tuple[Host, Host]] = {
         nics(roce(), software=Software(python="3", torch="2", nccl="2.18.5")),
         nics(nic(), software=Software(python="3", torch="2", nccl="2.18.5")),
     ),
-    "HOST-HUGEPAGES": (nics(EFA, hugepages=0), nics(nic(), hugepages=0)),
     "NET-DOCKER-CANDIDATE": (host(netdevs=(netdev("docker0", "172.17.0.1/16"),)), host(netdevs=(netdev(),))),
     "NIC-NONE-USABLE": (nics(nic(state="Down")), nics(nic())),
     "NIC-NO-SM": (nics(nic(state="Initializing", phys_state="LinkUp")), nics(nic(state="Down"))),
     "NIC-PORT-DOWN": (nics(nic(), nic("mlx5_1", state="Down")), nics(nic())),
     "NIC-LINK-DOWN": (
-        host(netdevs=(netdev(kind="physical", link_detected=False),)),
         host(netdevs=(netdev(kind="physical", link_detected=False, up=False),)),
+        host(netdevs=(netdev(kind="physical", link_detected=True),)),
     ),
     "NIC-MIXED-LINK-LAYER": (nics(nic(), roce("mlx5_1")), nics(nic(), roce("mlx5_1", state="Down"))),
     "NIC-RATE-OUTLIER": (nics(nic(), nic("mlx5_1", rate_gbps=100.0)), nics(nic(), nic("mlx5_1"))),
@@ -122,6 +81,22 @@ HOST_CASES: dict[str, tuple[Host, Host]] = {
     ),
     "NIC-SOFT-RDMA": (nics(nic("rxe0", "SoftRoCE")), nics(nic())),
     "NIC-EFA-NEEDS-PLUGIN": (nics(EFA), nics(nic())),
+    "EFA-NOT-IN-LIBFABRIC": (
+        nics(EFA, ofi_plugins=(PLUGIN,), libfabric=()),
+        nics(EFA, ofi_plugins=(PLUGIN,), libfabric=(LibfabricDomain(provider="efa", device="efa_0"),)),
+    ),
+    "EFA-RATE-NOT-KNOWN": (
+        nics(EFA.model_copy(update={"rate_gbps": None}), ofi_plugins=(PLUGIN,)),
+        nics(EFA.model_copy(update={"rate_gbps": None}), ofi_plugins=()),
+    ),
+    "NIC-ERDMA": (nics(roce("erdma_0")), nics(roce())),
+    "NIC-SLINGSHOT": (host(netdevs=(netdev("hsn0"),)), host(netdevs=(netdev("hsn0"),), nics=(roce(netdev="hsn0"),))),
+    "NIC-GVNIC": (host(netdevs=(netdev(driver="gve"),)), host(netdevs=(netdev(driver="virtio_net"),))),
+    "GPU-NOT-SUPPORTED": (host(other_accelerators=("AMD Instinct MI300X",) * 8), gpus(gpu())),
+    "NVLINK-SEVERAL-CLIQUES": (
+        gpus(gpu(nvlink_cluster="9c6f", nvlink_clique=1), gpu(1, nvlink_cluster="9c6f", nvlink_clique=2)),
+        gpus(gpu(nvlink_clique=0), gpu(1, nvlink_clique=0)),
+    ),
     "NIC-OMNIPATH": (nics(nic("hfi1_0", "Omni-Path")), nics(nic())),
     "NIC-IWARP": (nics(nic("irdma0", "iWARP")), nics(nic())),
     "NIC-TWO-FABRICS": (nics(nic(), nic("mlx5_1", sm_lid=9)), nics(nic(), nic("mlx5_1"))),
@@ -135,8 +110,12 @@ HOST_CASES: dict[str, tuple[Host, Host]] = {
         host(netdevs=(netdev("bond0", bond_slaves=(BondSlave(name="e1", mii_status="up"),)),)),
     ),
     "NIC-NO-NETDEV-IN-NS": (
-        nics(nic(kind="RoCE", node_type="ca")),
+        nics(nic(kind="RoCE", node_type="ca", usable_by_nccl_ib=False)),
         nics(nic(kind="RoCE")),
+    ),
+    "NIC-RAILS-NOT-TOLD": (
+        nics(nic(), *(nic(f"mlx5_{i}", "unknown", usable_by_nccl_ib=None, why="link layer not known") for i in (1, 2))),
+        nics(nic(), nic("mlx5_1", "unknown", usable_by_nccl_ib=None)),
     ),
     "NIC-NO-UVERBS": (nics(nic(), uverbs=4, uverbs_openable=0), nics(nic(), uverbs=4, uverbs_openable=4)),
     "IB-IPOIB-BOOTSTRAP": (host(netdevs=(netdev("ib0"),)), host(netdevs=(netdev("ib0", None),))),
@@ -177,7 +156,8 @@ HOST_CASES: dict[str, tuple[Host, Host]] = {
     "GPU-XID": (host(warnings=("NVRM: Xid (PCI:0000:01:00): 79",)), host(warnings=("other",))),
     "GPU-THROTTLE": (gpus(gpu(throttle_reasons=("hw_slowdown",))), gpus(gpu(throttle_reasons=("sw_power_cap",)))),
     "GPU-PERSISTENCE-OFF": (gpus(gpu(persistence_mode=False)), gpus(gpu(persistence_mode=True))),
-    "GPU-NVLINK-INACTIVE": (gpus(gpu(nvlinks_up=4, nvlinks_total=6)), gpus(gpu(nvlinks_up=0, nvlinks_total=None))),
+    "GPU-NVLINK-INACTIVE": (gpus(gpu(nvlinks_up=4, nvlinks_total=6)), gpus(gpu(nvlinks_up=6, nvlinks_total=6))),
+    "GPU-IMEX": (gpus(gpu(name="NVIDIA GB200"), imex="inactive"), gpus(gpu(name="NVIDIA GB200"), imex="active")),
     "GPU-FABRIC": (gpus(gpu(fabric_state="In Progress")), gpus(gpu(fabric_state="Completed", fabric_status="Success"))),
     "GPU-INFOROM": (host(warnings=("WARNING: infoROM is corrupted at gpu 0000:3B:00.0",)), host()),
     "GPU-BUSY": (
@@ -185,7 +165,10 @@ HOST_CASES: dict[str, tuple[Host, Host]] = {
         gpus(gpu(), gpu_processes=()),
     ),
     "GDR-PEERMEM-ERRORS": (host(warnings=("nvidia-peermem: invalid context",)), host(warnings=("NVRM: Xid",))),
-    "GDR-NO-PEERMEM": (gpus(gpu(), peermem=False), gpus(gpu(), peermem=False, open_gpu_driver=True)),
+    "GDR-NO-PEERMEM": (
+        gpus(gpu(), nics=(nic(),), peermem=False),
+        gpus(gpu(), nics=(nic(),), peermem=False, open_gpu_driver=True),
+    ),
     "PCI-LINK-DEGRADED": (nics(nic(pci=NARROW)), host(pci=(PciDevice(address="1:0", what="gpu", link=SLOW),))),
     "PCI-MPS-SMALL": (
         nics(nic(pci_address="2:0"), pci=(PciDevice(address="2:0", what="nic", max_read_request_bytes=512),)),
@@ -193,8 +176,8 @@ HOST_CASES: dict[str, tuple[Host, Host]] = {
     ),
     "PCI-ACS-ON-PATH": (host(pci=pci(acs_below=True)), host(pci=pci(acs_below=False))),
     "PCI-IOMMU-ON": (
-        host(iommu_groups=9, virtual_machine=False, kernel_command_line="quiet"),
-        host(iommu_groups=9, virtual_machine=False, kernel_command_line="quiet iommu=pt"),
+        host(iommu_groups=9, virtual_machine=False, iommu_group_types=("DMA",)),
+        host(iommu_groups=9, virtual_machine=False, iommu_group_types=("identity",)),
     ),
     "TOPO-FLAT-PCI": (
         gpus(gpu(pci_address="0001:00:00.0"), gpu(1, pci_address="0002:00:00.0")),
@@ -223,8 +206,8 @@ PEER_CASES: dict[str, tuple[tuple[Host, Host], tuple[Host, Host]]] = {
         (roce_host(roce(gid_choice=3)), roce_host(roce(), name="b")),
     ),
     "ROCE-MTU-DIFFERS": (
-        (roce_host(), roce_host(own=netdev(mtu=4200), name="b")),
-        (roce_host(), roce_host(name="b")),
+        (roce_host(roce(active_mtu=4096)), roce_host(roce(active_mtu=1024), name="b")),
+        (roce_host(roce(active_mtu=4096)), roce_host(roce(active_mtu=4096), name="b")),
     ),
     "ROCE-PFC-DIFFERS": (
         (
@@ -236,6 +219,42 @@ PEER_CASES: dict[str, tuple[tuple[Host, Host], tuple[Host, Host]]] = {
     "GPU-DRIVER-DIFFERS": (
         (host(gpu_driver_version="550"), host("b", gpu_driver_version="560")),
         (host(gpu_driver_version="550"), host("b")),
+    ),
+    "GPU-COUNT-DIFFERS": (
+        (gpus(gpu(), gpu(1)), gpus(gpu(), name="b")),
+        (gpus(gpu(), gpu(1)), gpus(gpu(), name="b", container="docker")),
+    ),
+    "GPU-NVLINK-INACTIVE": (
+        (gpus(gpu(nvlinks_up=18)), gpus(gpu(nvlinks_up=0), name="b")),
+        (gpus(gpu(nvlinks_up=18)), gpus(gpu(), name="b")),
+    ),
+    "NIC-COUNT-DIFFERS": (
+        (nics(nic(), nic("mlx5_1")), nics(nic(), name="b")),
+        (nics(nic(), nic("mlx5_1")), nics(nic(), nic("mlx5_2"), name="b")),
+    ),
+    "NIC-PORT-DOWN": (
+        (nics(nic(hca_type="MT4129")), nics(nic(hca_type="MT4129", state="Down"), name="b")),
+        (nics(nic(hca_type="MT4129")), nics(nic(hca_type="MT4123", state="Down"), name="b")),
+    ),
+    "NIC-PKEY": (
+        (nics(nic(pkeys=(0x7FFF,))), nics(nic(pkeys=(0x7FFF,)), name="b")),
+        (nics(nic(pkeys=(0x7FFF,))), nics(nic(pkeys=(0xFFFF,)), name="b")),
+    ),
+    "NIC-RATE-BELOW-CLASS": (
+        (nics(nic(hca_type="MT4129")), nics(nic(hca_type="MT4129", rate_gbps=200.0), name="b")),
+        (nics(nic(hca_type="MT4129")), nics(nic(hca_type="MT4123", rate_gbps=200.0), name="b")),
+    ),
+    "PCI-LINK-DEGRADED": (
+        (gpus(gpu(pci_width=16)), gpus(gpu(pci_width=8), name="b")),
+        (gpus(gpu(pci_width=16)), gpus(gpu(), name="b")),
+    ),
+    "TOPO-RAIL-SWAPPED": ((rails("a", 1, 2), rails("b", 2, 1)), (rails("a", 1, 2), rails("b", 1, 2))),
+    "NET-MASK-DIFFERS": ((rails("a", 1), rails("b", 1, mask=16)), (rails("a", 1), rails("b", 1))),
+    "NET-IPOIB-DIFFERS": ((ipoib("a", 1), ipoib("b", 2)), (ipoib("a", 1), ipoib("b", 1))),
+    "NET-ADDRESS-TWICE": ((rails("a", 1, 2), rails("b", 1, 3)), (rails("a", 1, 2), rails("b", 1, 2, number=2))),
+    "EFA-PLUGIN-DIFFERS": (
+        (host(ofi_plugins=(PLUGIN,)), host("b", ofi_plugins=(PLUGIN.model_copy(update={"version": "1.9.1"}),))),
+        (host(ofi_plugins=(PLUGIN,)), host("b", ofi_plugins=())),
     ),
     "TOPO-RAIL-MISMATCH": (
         (gpus(gpu(nearest_nics=("mlx5_0",))), gpus(gpu(nearest_nics=("mlx5_1",)), name="b")),
@@ -265,7 +284,8 @@ def test_host_rule_fires_on_the_fault_and_on_nothing_else(rule_id: str) -> None:
 @pytest.mark.parametrize("rule_id", sorted(PEER_CASES))
 def test_peer_rule_fires_on_the_difference_and_names_the_hosts(rule_id: str) -> None:
     differing, alike = PEER_CASES[rule_id]
-    assert peers_fired(rule_id, differing) == [("a", "b")]
+    (concerned,) = peers_fired(rule_id, differing)
+    assert concerned in (("a", "b"), ("b",))
     assert peers_fired(rule_id, alike) == []
 
 

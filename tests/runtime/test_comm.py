@@ -36,7 +36,9 @@ def test_an_interface_this_host_lacks_is_named_with_host_group_and_what_there_is
         check_interfaces(config, rank=1)
 
 
-@pytest.mark.parametrize(("net_name", "fields"), [("IB", {"net_name": "IB"}), (None, {})])
+@pytest.mark.parametrize(
+    ("net_name", "fields"), [("IB", {"net_name": "IB"}), ("Libfabric", {"net_name": "Libfabric"}), (None, {})]
+)
 def test_nccl_is_told_the_network_of_the_group(net_name: str | None, fields: dict[str, str]) -> None:
     group = Group("dp-0", "dp", (0, 1), ("ib0", "ib0"), net_name, 1, "none")  # type: ignore[arg-type]
 

@@ -34,6 +34,16 @@ def test_nccl_is_that_of_the_package_on_the_path(tmp_path: Path, monkeypatch: py
     assert read_facts(CONFIG, tmp_path).nccl == "2.27.5"
 
 
+def test_a_network_plugin_is_looked_for_where_the_plan_names_one(tmp_path: Path) -> None:
+    library = tmp_path / "libnccl-net.so"
+    planned = CONFIG._replace(environment={"NCCL_NET_PLUGIN": str(library)})
+    by_ending = CONFIG._replace(environment={"NCCL_NET_PLUGIN": "ofi"})
+    found = [read_facts(config, tmp_path).net_plugin_there for config in (CONFIG, by_ending, planned)]
+    assert found == [None, None, False]
+    library.touch()
+    assert read_facts(planned, tmp_path).net_plugin_there is True
+
+
 def test_python_without_torch_has_no_version_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "torch", raising=False)  # another test's; a node's agent never imports it

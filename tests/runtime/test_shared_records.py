@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 
 import pytest
 
-from holmes_core.records import job, plan, run
+from holmes_core.records import devices, job, plan, run
 from holmes_runtime.config import (
     codec,
     messages,
@@ -38,7 +38,7 @@ STAYS: dict[type, set[str]] = {
     job.Model: {"preset"},
     plan.PlanStage: {"clusters"},
     plan.PlanRank: {"local_rank", "gpu"},  # torchrun numbers the ranks of a node
-    plan.PlanGroup: {"network", "bandwidth_bytes_per_s", "trunk_bytes_per_s", "latency_s"},
+    plan.PlanGroup: {"network", "nvlink", "bandwidth_bytes_per_s", "trunk_bytes_per_s", "latency_s"},
 }
 """Of a record, what the ranks need not know."""
 FILLED_IN = {"num_kv_heads", "ffn_hidden_size", "value_type"}  # may be left out of job.yaml, never afterwards
@@ -110,7 +110,7 @@ def test_the_literals_are_the_same() -> None:
     axes = [axis for axis in get_args(rank_grid.Axis) if axis != "dp_across"]  # waited for together with "dp"
     assert rank_metrics.Waits._fields == (*axes, "sync")
     assert get_args(job.Codec) == get_args(codec.Codec)
-    assert get_args(plan.NetName) == get_args(rank_grid.NetName)
+    assert get_args(devices.NetName) == get_args(rank_grid.NetName)
     assert get_type_hints(job.Job)["schema_version"] == Literal[run_config.SCHEMA_VERSION]
 
 

@@ -31,7 +31,7 @@ def read_gpu_processes(outputs: Sequence[Recorded], gpus: Sequence[Gpu]) -> tupl
 
 
 def _from_query(output: Recorded, gpus: Sequence[Gpu]) -> tuple[GpuProcess, ...] | None:
-    asked = re.search(r"--query-compute-apps=([a-z_,]+)", output.command)
+    asked = re.search(r"--query-compute-apps=([a-z_,]+)", output.call)
     if not asked or output.exit_code not in (0, None):
         return None
     fields = [_FIELDS.get(name, name) for name in asked.group(1).split(",")]

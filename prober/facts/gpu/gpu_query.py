@@ -39,28 +39,53 @@ OTHER_QUERIES = (
 )
 
 
+_HEADINGS = {"index", "name", "uuid", "pci.bus_id", "driver_version"}
+
+
 def parse_query(output: Recorded) -> tuple[PartialGpu, ...]:
     """The GPUs of a `--query-gpu` answer; lines that are no such row (warnings, a cut end) are left out."""
-    asked = re.search(r"--query-gpu=([A-Za-z0-9_.,]+)", output.command)
-    fields = asked.group(1).split(",") if asked else []
+    fields = _asked_fields(output)
+    named = re.search(r"\s(?:-i|--id)[ =]([0-9]{1,3})(?=\s|$)", output.call)
+    first = int(named.group(1)) if named else 0
     gpus: list[PartialGpu] = []
-    *lines, last = output.lines
+    *lines, last = _comma_separated(output)
     if "," in last:  # its last cell may be cut, unless another row has the same
         before, _, cell = last.rpartition(",")
         lines.append(last if any(line.endswith(f",{cell}") for line in lines) else f"{before}, [not known]")
     for row in csv.reader(lines, skipinitialspace=True):
         cells = [cell.strip() for cell in row]
         names = [re.sub(r" \[[^\]]*\]$", "", cell) for cell in cells]
-        if {"index", "name", "uuid", "pci.bus_id", "driver_version"} & set(names):
+        if _HEADINGS & set(names):
             fields = names
-        elif len(cells) == len(fields) and (len(cells) > 1 or _is_one_cell_row(output, fields[0], cells[0])):
+        elif cells and len(cells) == len(fields) and (len(cells) > 1 or _is_one_cell_row(output, fields[0], cells[0])):
             known = {name: cell for name, cell in zip(fields, cells, strict=True) if _is_known(cell)}
             if dict(zip(fields, cells, strict=True)).get("mig.mode.current") in ("[N/A]", "[Not Supported]"):
                 known["mig.mode.current"] = "Disabled"
-            index = whole_number(known.get("index", str(len(gpus))))
+            index = whole_number(known.get("index", str(first + len(gpus))))
             if index is not None and 0 <= index < 1024:
                 gpus.append(_facts(index, known))
     return tuple(gpus)
+
+
+def lacks_field_names(output: Recorded) -> bool:
+    """Whether there are rows of which neither the command nor a header says what their cells are."""
+    rows = [{cell.strip() for cell in line.split(",")} for line in _comma_separated(output) if "," in line]
+    asks = any(word.startswith("--query-gpu") for word in output.words)
+    return asks and bool(rows) and not _asked_fields(output) and not any(_HEADINGS & row for row in rows)
+
+
+def _comma_separated(output: Recorded) -> list[str]:
+    """The lines; those of `column -t -s,`, which takes the commas out, with them."""
+    if "column" not in output.command or "," in output.plain:
+        return output.lines
+    return [re.sub(r" {2,}", ", ", line.strip()) for line in output.lines]
+
+
+def _asked_fields(output: Recorded) -> list[str]:
+    """The fields that the command names; none where it does not say, as in `--query-gpu=<every field>`."""
+    option = next((word for word in output.words if word.startswith("--query-gpu")), "")
+    names = [name.strip() for name in option.partition("=")[2].split(",")]
+    return names if all(re.fullmatch(r"[A-Za-z0-9_.]+", name) for name in names) else []
 
 
 def _is_one_cell_row(output: Recorded, field: str, cell: str) -> bool:

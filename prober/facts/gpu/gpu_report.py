@@ -20,14 +20,17 @@ Path = tuple[str, ...]
 
 def parse_report(output: Recorded) -> tuple[PartialGpu, ...]:
     """The GPUs in order, which is that of their indices; with `-i`, the one GPU it names by index."""
-    named = re.search(r"(?:-i|--id)[ =](\d{1,3})\b", output.command)
+    named = re.search(r"(?:-i|--id)[ =](\d{1,3})\b", output.call)
     driver: str | None = None
-    gpus: list[tuple[str, dict[Path, str]]] = []
+    gpus: list[tuple[str | None, dict[Path, str]]] = []
     path: list[str] = []
+    headed = bool(re.search(r"^GPU [0-9A-Fa-f]{4,8}:", output.plain, flags=re.MULTILINE))
     for line in output.whole_lines:
         key, _, value = (part.strip() for part in line.partition(" : "))
         if match := re.fullmatch(r"GPU ([0-9A-Fa-f]{4,8}(?::\w\w){2}\.\d)", line.rstrip()):
             gpus.append((match.group(1), {}))
+        elif key == "Product Name" and value and not headed:  # grep took the line that begins a GPU
+            gpus.append((None, {("Product Name",): value}))
         elif key == "Driver Version":
             driver = value
         elif gpus and line.startswith("    ") and key:
@@ -41,7 +44,7 @@ def parse_report(output: Recorded) -> tuple[PartialGpu, ...]:
     return tuple(_facts(first + at, address, about, driver) for at, (address, about) in enumerate(gpus))
 
 
-def _facts(index: int, address: str, about: Mapping[Path, str], driver: str | None) -> PartialGpu:
+def _facts(index: int, address: str | None, about: Mapping[Path, str], driver: str | None) -> PartialGpu:
     def lanes(text: str | None) -> int | None:
         return whole_number((text or "").removesuffix("x"))
 
@@ -50,7 +53,7 @@ def _facts(index: int, address: str, about: Mapping[Path, str], driver: str | No
         name=about.get(("Product Name",)),
         uuid=about.get(("GPU UUID",)),
         memory_bytes=mebibytes(about.get(("FB Memory Usage", "Total"))),
-        pci_address=normal_address(address),
+        pci_address=normal_address(address) if address else None,
         driver_version=driver,
         mig=flag(about.get(("MIG Mode", "Current"))),
         compute_mode=about.get(("Compute Mode",)),
@@ -65,7 +68,14 @@ def _facts(index: int, address: str, about: Mapping[Path, str], driver: str | No
         pci_width_max=lanes(about.get(("PCI", "GPU Link Info", "Link Width", "Max"))),
         fabric_state=about.get(("Fabric", "State")),
         fabric_status=about.get(("Fabric", "Status")),
+        nvlink_cluster=_cluster_uuid(about.get(("Fabric", "ClusterUUID"))),
+        nvlink_clique=whole_number(about.get(("Fabric", "CliqueId"))),
     )
+
+
+def _cluster_uuid(text: str | None) -> str | None:
+    """None for zeros too: that GPU shares its NVLink fabric with no other host."""
+    return text if text and re.search(r"[1-9a-f]", text.lower()) else None
 
 
 def _uncorrected(about: Mapping[Path, str]) -> int | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from operator import attrgetter
 
 from holmes_core.records.devices import Gpu
-from prober.asking.merge import by_key, filled, updated
+from holmes_core.records.inventory import Conflict, Impossible
+from holmes_core.units import MIB
+from prober.asking.merge import by_key, filled, merged, updated
+from prober.asking.possible import Bounds, possible
 from prober.asking.recording import Recorded
 from prober.facts.gpu.gpu_query import parse_query
 from prober.facts.gpu.gpu_report import parse_report
@@ -30,6 +32,18 @@ _FAILURES = (
     "No devices were found",
     "couldn't communicate with the NVIDIA driver",
 )
+_BOUNDS: Bounds = {
+    "memory_bytes": (MIB, 2**44),
+    "mig_devices": (0, 64),
+    "nvlinks_up": (0, 64),
+    "nvlinks_total": (0, 64),
+    "ecc_uncorrected": (0, 2**32),
+    "pci_gen": (0, 9),
+    "pci_gen_max": (0, 9),
+    "pci_width": (0, 32),
+    "pci_width_max": (0, 32),
+    "numa_node": (0, 4096),
+}
 _NO_NVLINK = {"nvlinks_up": 0, "nvlinks_total": 0}
 _WARNINGS = re.compile(
     r"infoROM is corrupted|NVRM: Xid|nvidia-peermem.*invalid context|limited by .*PCIe", re.IGNORECASE
@@ -38,18 +52,20 @@ _WARNINGS = re.compile(
 
 @dataclass(frozen=True)
 class GpuReading:
-    """The GPUs of a host, and what nvidia-smi said of itself."""
+    """The GPUs of a host, what nvidia-smi said of itself, where its outputs disagree, and what of them cannot be."""
 
     gpus: tuple[PartialGpu, ...]
     driver_version: str | None
     failure: str | None
+    conflicts: tuple[Conflict, ...]
+    impossible: tuple[Impossible, ...]
 
 
 def read_gpus(outputs: Sequence[Recorded], from_lspci: Sequence[PartialGpu]) -> GpuReading:
     """GPUs by index. lspci's count only where nvidia-smi was not asked, or did not fail at it."""
     asked = [output for output in outputs if output.tool == "nvidia-smi"]
     failure = next((text for output in asked if (text := _failure(output))), None)
-    known = _by_index(asked)
+    known, conflicts = _by_index(asked)
     missing = any(output.tool_missing for output in asked)
     if not known and failure is None and not missing:
         known = {gpu.index: gpu for gpu in from_lspci}
@@ -60,17 +76,29 @@ def read_gpus(outputs: Sequence[Recorded], from_lspci: Sequence[PartialGpu]) -> 
         }
     versions = [gpu.driver_version for gpu in known.values() if gpu.driver_version]
     versions += [version for output in asked if (version := parse_driver_version(output))]
-    return GpuReading(tuple(known[index] for index in sorted(known)), versions[0] if versions else None, failure)
+    readings = [possible("nvidia-smi", f"GPU{index}", known[index], _BOUNDS) for index in sorted(known)]
+    return GpuReading(
+        gpus=tuple(gpu for gpu, _ in readings),
+        driver_version=versions[0] if versions else None,
+        failure=failure,
+        conflicts=tuple(conflicts),
+        impossible=tuple(each for _, found in readings for each in found),
+    )
 
 
-def _by_index(asked: Sequence[Recorded]) -> dict[int, PartialGpu]:
-    """What is known of each GPU: of one kind of output the latest, and one kind after the other fills the gaps."""
-    index = attrgetter("index")
-    by_kind = [
-        by_key((gpu for output in asked if _kind(output) == kind for gpu in parse(output)), index, updated).values()
-        for kind, parse in _PARSERS.items()
-    ]
-    return by_key(chain.from_iterable(by_kind), index, filled)
+_COMPARED = ("name", "uuid", "pci_address", "memory_bytes")
+
+
+def _by_index(asked: Sequence[Recorded]) -> tuple[dict[int, PartialGpu], list[Conflict]]:
+    """What is known of each GPU, and where it differs: of one kind of output the latest, the others fill its gaps."""
+    collected: dict[int, list[tuple[str, PartialGpu]]] = {}
+    for kind, parse in _PARSERS.items():
+        shown = (gpu for output in asked if _kind(output) == kind for gpu in parse(output))
+        for index, gpu in by_key(shown, attrgetter("index"), updated).items():
+            collected.setdefault(index, []).append((f"nvidia-smi ({kind})", gpu))
+    readings = {index: merged(f"GPU{index}", sources, _COMPARED) for index, sources in collected.items()}
+    conflicts = [conflict for _, found in readings.values() for conflict in found]
+    return {index: gpu for index, (gpu, _) in readings.items()}, conflicts
 
 
 _PARSERS = {

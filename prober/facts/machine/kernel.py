@@ -19,13 +19,18 @@ FILES = Command(
     "/sys/hypervisor/type /sys/module/mlx5_core/version /sys/module/nvidia/version "
     "/sys/module/nvidia_peermem/version /sys/kernel/mm/memory_peers/*/version /proc/sys/kernel/random/boot_id"
 )
-MEMORY = Command("grep -Hs -e MemTotal: -e HugePages_Total: /proc/meminfo")
+MEMORY = Command(
+    "grep -Hs -e MemTotal: -e HugePages_Total: -e CapEff: -e '^ *0 ' /proc/meminfo /proc/self/status /proc/self/uid_map"
+)
 CPUS = Command("nproc")
 IOMMU = Command("ls /sys/kernel/iommu_groups")
+IOMMU_TYPES = Command(
+    "cat /sys/kernel/iommu_groups/*/type | sort -u", when="ls -d /sys/kernel/iommu_groups/*/type >/dev/null 2>&1"
+)
 VIRTUAL = Command("grep -Hsm1 -ow hypervisor /proc/cpuinfo")
 LOG = Command("dmesg | grep -e 'NVRM: Xid' -e nvidia-peermem -e 'limited by'", when="command -v dmesg >/dev/null 2>&1")
-FABRIC_MANAGER = Command(
-    "systemctl is-active nvidia-fabricmanager", limited=True, when="command -v nvidia-smi >/dev/null 2>&1"
+SERVICES = Command(
+    "systemctl is-active nvidia-fabricmanager nvidia-imex", limited=True, when="command -v nvidia-smi >/dev/null 2>&1"
 )
 
 _VIRTUAL_MAKERS = ("QEMU", "KVM", "VMware", "Xen", "Amazon EC2", "Google Compute Engine", "Microsoft Corporation")
@@ -42,6 +47,7 @@ class Kernel:
     peermem: bool | None
     open_gpu_driver: bool | None
     iommu_groups: int | None
+    iommu_group_types: tuple[str, ...] | None
     kernel_command_line: str | None
     virtual_machine: bool | None
     boot_id: str | None
@@ -49,6 +55,7 @@ class Kernel:
     memory_bytes: int | None
     hugepages: int | None
     fabric_manager: str | None
+    imex: str | None
 
 
 def read_kernel(outputs: Sequence[Recorded], tree: Tree) -> Kernel:
@@ -64,6 +71,7 @@ def read_kernel(outputs: Sequence[Recorded], tree: Tree) -> Kernel:
         peermem=_peermem(tree, modules, complete),
         open_gpu_driver=_open_driver(tree),
         iommu_groups=_iommu_groups(outputs, tree),
+        iommu_group_types=_iommu_group_types(outputs, tree),
         kernel_command_line=tree.value("/proc/cmdline"),
         virtual_machine=_virtual_machine(outputs, tree),
         boot_id=tree.value("/proc/sys/kernel/random/boot_id"),
@@ -71,6 +79,7 @@ def read_kernel(outputs: Sequence[Recorded], tree: Tree) -> Kernel:
         memory_bytes=int(memory["MemTotal"]) * 1024 if "MemTotal" in memory else None,
         hugepages=int(memory["HugePages_Total"]) if "HugePages_Total" in memory else None,
         fabric_manager=_service(outputs, "nvidia-fabricmanager"),
+        imex=_service(outputs, "nvidia-imex"),
     )
 
 
@@ -115,6 +124,12 @@ def _peermem(tree: Tree, modules: tuple[str, ...] | None, complete: bool) -> boo
     return False if modules is not None and complete else None
 
 
+def gpu_driver_version(tree: Tree) -> str | None:
+    """The version of NVIDIA's kernel module that is loaded."""
+    banner = re.search(r"Kernel Module.*?\s(\d{3}\.\d+(?:\.\d+)?)\s", tree.value("/proc/driver/nvidia/version") or "")
+    return tree.value("/sys/module/nvidia/version") or (banner.group(1) if banner else None)
+
+
 def _open_driver(tree: Tree) -> bool | None:
     version = tree.value("/proc/driver/nvidia/version")
     return None if version is None else "Open Kernel Module" in version
@@ -128,6 +143,19 @@ def _iommu_groups(outputs: Sequence[Recorded], tree: Tree) -> int | None:
     return len(tree.listed.get(folder, [])) if asked and asked[-1].exit_code == 0 else None
 
 
+_IOMMU_TYPES = ("blocked", "identity", "unmanaged", "DMA", "DMA-FQ")  # Source: Linux, drivers/iommu/iommu.c
+
+
+def _iommu_group_types(outputs: Sequence[Recorded], tree: Tree) -> tuple[str, ...] | None:
+    """Each type once: of the files with their paths, and of those that cat put together."""
+    root = "/sys/kernel/iommu_groups/"
+    found = {value for _, value in tree.matching(rf"{root}\d+/type")}
+    for output in outputs:
+        if output.tool == "cat" and any(word.startswith(root) for word in output.words):
+            found |= set(output.whole_lines)
+    return tuple(sorted(found.intersection(_IOMMU_TYPES))) or None
+
+
 def _virtual_machine(outputs: Sequence[Recorded], tree: Tree) -> bool | None:
     maker = f"{tree.value('/sys/class/dmi/id/sys_vendor')} {tree.value('/sys/class/dmi/id/product_name')}"
     if tree.value("/proc/cpuinfo") == "hypervisor" or tree.value("/sys/hypervisor/type"):
@@ -138,10 +166,16 @@ def _virtual_machine(outputs: Sequence[Recorded], tree: Tree) -> bool | None:
     return False if asked and asked[-1].exit_code == 1 else None
 
 
+_SERVICE_STATES = r"active|inactive|failed|activating|deactivating|unknown"
+
+
 def _service(outputs: Sequence[Recorded], name: str) -> str | None:
+    """Its state, from `systemctl status` of it, or from `is-active` of it and others, a line each."""
     for output in outputs:
-        if output.tool == "systemctl" and {name, f"{name}.service"} & set(output.words):
-            status = re.search(r"^\s*Active: (\w+)", output.plain, flags=re.MULTILINE)
-            word = status.group(1) if status else output.plain.strip()
-            return word if re.fullmatch(r"active|inactive|failed|activating|deactivating|unknown", word) else None
+        asked = [word.removesuffix(".service") for word in output.words[2:] if not word.startswith("-")]
+        if output.tool == "systemctl" and name in asked:
+            status = re.search(r"^\s*Active: (\w+)", output.plain, flags=re.MULTILINE) if len(asked) == 1 else None
+            lines = [line.strip() for line in output.lines if line.strip()]
+            word = status.group(1) if status else lines[asked.index(name)] if len(lines) == len(asked) else ""
+            return word if re.fullmatch(_SERVICE_STATES, word) else None
     return None

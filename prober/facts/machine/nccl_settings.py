@@ -9,8 +9,9 @@ from holmes_core.records.inventory import NcclSetting
 from prober.asking.commands import Command
 from prober.asking.recording import Recorded
 from prober.asking.sysfs_tree import Tree
+from prober.facts.machine.confinement import VARIABLES
 
-ENVIRONMENT = Command("env | grep '^NCCL_'")
+ENVIRONMENT = Command(f"env | grep -E '^(NCCL_[A-Z0-9_]*|{'|'.join(VARIABLES)})='")
 CONF_FILES = Command('grep -Hs . /etc/nccl.conf "$HOME/.nccl.conf"', shown="grep -Hs . /etc/nccl.conf ~/.nccl.conf")
 
 _SETTING = re.compile(r"\s*(NCCL_\w+)\s*=(.*)$")
@@ -20,7 +21,7 @@ def read_nccl_settings(outputs: Sequence[Recorded], tree: Tree) -> tuple[NcclSet
     """The settings, those of the environment first: they win."""
     found = []
     for output in outputs:
-        if output.command.split(" ")[0].rpartition("/")[2] in ("env", "printenv", "export"):
+        if output.tool in ("env", "printenv", "export"):
             found += [("environment", line) for line in output.lines]
     for path, lines in tree.values.items():
         if path.endswith("nccl.conf"):

@@ -7,7 +7,7 @@ import re
 from holmes_core.units import bytes_per_s_from_mbps
 from prober.asking.commands import Command
 from prober.asking.recording import Recorded
-from prober.facts.netdev.partial_netdev import PartialNetdev
+from prober.facts.netdev.partial_netdev import PartialNetdev, speed_bytes_per_s
 
 _CARDS = "/sys/class/net/*/device"
 _NETDEVS = "/sys/class/net/*"
@@ -32,7 +32,7 @@ def _settings(name: str, text: str) -> PartialNetdev:
     modes = re.findall(r"\b(\d{1,7})base\w+/(?:Full|Half)", _supported(text))
     return PartialNetdev(
         name=name,
-        speed_bytes_per_s=bytes_per_s_from_mbps(float(speed.group(1))) if speed else None,
+        speed_bytes_per_s=speed_bytes_per_s(float(speed.group(1))) if speed else None,
         max_speed_bytes_per_s=max((bytes_per_s_from_mbps(float(mode)) for mode in modes), default=None),
         link_detected=link.group(1) == "yes" if link else None,
         port_shown=True if "Supported ports:" in text and not re.search(r"Supported ports: \[\s*\]", text) else None,
@@ -52,7 +52,7 @@ def _cut_by_grep(output: Recorded) -> tuple[PartialNetdev, ...]:
     if len(names) != len(speeds):
         return ()
     known = [(name, float(mbps)) for name, mbps in zip(names, speeds, strict=True) if mbps]
-    return tuple(PartialNetdev(name=name, speed_bytes_per_s=bytes_per_s_from_mbps(mbps)) for name, mbps in known)
+    return tuple(PartialNetdev(name=name, speed_bytes_per_s=speed_bytes_per_s(mbps)) for name, mbps in known)
 
 
 def _firmware(text: str) -> str | None:

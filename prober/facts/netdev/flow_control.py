@@ -21,7 +21,7 @@ DCB = Command(
 
 def parse_mlnx_qos(output: Recorded) -> tuple[PartialNetdev, ...]:
     """Trust state and enabled priorities of the netdev that `-i` names."""
-    name = re.search(r"(?:-i|--interface)[ =]([^\s|;<>]+)", output.command)
+    name = re.search(r"(?:-i|--interface)[ =]([^\s|;<>]+)", output.call)
     trust = re.search(r"^Priority trust state: (pcp|dscp)$", output.plain, flags=re.MULTILINE)
     row = re.search(
         r"^PFC configuration:\n\s+priority((?:\s+\d)+)\s*\n\s+enabled((?:\s+[01])+)\s*\n",
@@ -41,7 +41,7 @@ def parse_mlnx_qos(output: Recorded) -> tuple[PartialNetdev, ...]:
 
 def parse_dcb(output: Recorded) -> tuple[PartialNetdev, ...]:
     """Enabled priorities of `dcb pfc show dev NAME`, as text and as JSON."""
-    name = re.search(r"\bdev\s+([^\s|;<>]+)", output.command)
+    name = re.search(r"\bdev\s+([^\s|;<>]+)", output.call)
     if not name or "pfc" not in output.words:
         return ()
     entries = json_list("[" + output.plain.strip().strip("[]") + "]")

@@ -1,24 +1,24 @@
-"""Netdevs, addresses and routes: `ip addr`, `ip link` and `ip route`, as JSON and as text, and ifconfig."""
+"""Netdevs and their addresses: `ip addr` and `ip link`, as JSON and as text, and ifconfig."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
-from holmes_core.records.devices import NetdevKind, Route
+from holmes_core.records.devices import NetdevKind
 from prober.asking.commands import Command
 from prober.asking.json_list import json_list
+from prober.asking.merge import by_key
 from prober.asking.numbers import whole_number
 from prober.asking.recording import Recorded
 from prober.facts.netdev.partial_netdev import PartialNetdev
 
 ADDRESSES = Command("ip -j addr show")
-ROUTES = Command("ip -j route show")
 _NO_JSON = "case $code in 0|127) false;; esac"  # iproute2 before 4.14 and busybox have no -j
 ADDRESSES_TEXT = Command("ip addr show", when=_NO_JSON)
-ROUTES_TEXT = Command("ip route show", when=_NO_JSON)
 
 
 def parse_ip(output: Recorded) -> tuple[PartialNetdev, ...]:
@@ -42,15 +42,27 @@ def _netdev(name: str, entry: Mapping[str, Any]) -> PartialNetdev:
         addresses=_addresses(entry, "inet"),
         ipv6_addresses=_addresses(entry, "inet6"),
         kind=_kind(entry),
+        parent=_other_netdev(entry.get("link")),
+        master=_other_netdev(entry.get("master")),
         mac=mac if isinstance(mac, str) else None,
         operstate=operstate.lower() if isinstance(operstate, str) else None,
         link_detected=False if "NO-CARRIER" in words else True if "LOWER_UP" in words else None,
-        port_shown=True,
+        listed=True,
     )
 
 
-_LINK_LINE = re.compile(r"\d+: ([^\s:@]+)(?:@[^\s:]+)?: <([A-Z0-9_,-]*)>(?= )(.*)")
+def _other_netdev(name: object) -> str | None:
+    """The name of a netdev in the same namespace; `if5` is one of another, of which only the number is known."""
+    return name if isinstance(name, str) and name and not re.fullmatch(r"if\d+|NONE", name) else None
+
+
+_LINK_LINE = re.compile(r"\d+: ([^\s:@]+)(?:@([^\s:]+))?: <([A-Z0-9_,-]*)>(?= )(.*)")
 _ADDRESS_LINE = re.compile(r"\d+: ([^\s:@]+)(?:@\S+)?\s+(inet6? .*)")
+# The label of an IPv4 address is the interface's name, or begins with it: `eth0:1`.
+_LABEL = re.compile(
+    r"^\s*inet .* scope (?:global|link|host|site|[0-9]+)"
+    r"(?: (?:secondary|dynamic|noprefixroute|deprecated|tentative))* ([^\s:]+)(?::\S+)?\s*$"
+)
 _BRIEF_LINE = re.compile(r"([^\s:@]+)(?:@\S+)?\s+(UP|DOWN|UNKNOWN|LOWERLAYERDOWN|DORMANT)((?:\s+\S+)*)\s*")
 
 
@@ -61,10 +73,12 @@ def _text_entries(output: Recorded) -> list[dict[str, Any]]:
     for line in output.plain.replace("\\", "\n").split("\n")[:-1]:
         words = line.split()
         if match := _LINK_LINE.match(line):
-            name, flags, rest = match.groups()
+            name, parent, flags, rest = match.groups()
             about = dict(zip(rest.split()[::2], rest.split()[1::2], strict=False))
             entry = entries.setdefault(name, {"ifname": name, "addr_info": []})
             entry |= {"flags": flags.split(","), "operstate": about.get("state"), "mtu": whole_number(about.get("mtu"))}
+            entry |= {"link": parent} if parent and parent != "NONE" else {}
+            entry |= {"master": about.get("master")}
         elif match := _ADDRESS_LINE.match(line):
             entry = entries.setdefault(match.group(1), {"ifname": match.group(1), "addr_info": []})
             _add_words(entry, match.group(2).split())
@@ -73,6 +87,9 @@ def _text_entries(output: Recorded) -> list[dict[str, Any]]:
             entry["operstate"] = match.group(2)
             for word in match.group(3).split():
                 _add_words(entry, ["inet6" if ":" in word else "inet", word] if "/" in word else ["", ""])
+        elif labelled := _LABEL.search(line):  # which its block may have lost to grep
+            name = labelled.group(1)
+            _add_words(entries.setdefault(name, {"ifname": name, "addr_info": []}), words)
         elif len(words) > 1 and entry:
             _add_words(entry, words)
     return list(entries.values())
@@ -106,7 +123,15 @@ def _kind(entry: Mapping[str, Any]) -> NetdevKind | None:
     by_type: dict[object, NetdevKind] = {"infiniband": "ipoib", "loopback": "loopback"}
     about = entry.get("linkinfo")
     info = about.get("info_kind") if isinstance(about, Mapping) else None
-    return by_type.get(entry.get("link_type")) or _KINDS.get(info, "virtual" if info else None)
+    if kind := by_type.get(entry.get("link_type")) or _KINDS.get(info, "virtual" if info else None):
+        return kind
+    return "virtual" if entry.get("link") or entry.get("link_index") else None  # it stands on another interface
+
+
+_INTERFACES: dict[str, Callable[[str], object]] = {
+    "inet": ipaddress.IPv4Interface,
+    "inet6": ipaddress.IPv6Interface,
+}
 
 
 def _addresses(entry: Mapping[str, Any], family: str) -> tuple[str, ...]:
@@ -115,7 +140,7 @@ def _addresses(entry: Mapping[str, Any], family: str) -> tuple[str, ...]:
     for info in infos if isinstance(infos, list) else ():
         if isinstance(info, Mapping) and info.get("family") == family:
             address = f"{info.get('local')}/{info.get('prefixlen')}"
-            if _accepts(ipaddress.ip_interface, address):
+            if _accepts(_INTERFACES[family], address):
                 found.append(address)
     return tuple(found)
 
@@ -129,47 +154,11 @@ def _accepts(make: Callable[[str], object], text: str) -> bool:
     return True
 
 
-def _route_entries(outputs: Iterable[Recorded]) -> Iterator[dict[str, Any]]:
-    """Routes of `ip route`, as JSON and as text."""
-    for output in outputs:
-        if output.tool == "ip":
-            yield from json_list(output.plain) or _text_routes(output)
-
-
-def _text_routes(output: Recorded) -> Iterator[dict[str, Any]]:
-    if {"route", "r", "ro"} & set(output.words):
-        for line in output.whole_lines:
-            words = line.split()
-            if "dev" in words[1:-1]:
-                metric = whole_number(words[words.index("metric") + 1]) if "metric" in words[:-1] else 0
-                yield {"dst": words[0], "dev": words[words.index("dev") + 1], "metric": metric}
-
-
-def parse_default_route(outputs: Iterable[Recorded]) -> str | None:
-    """The netdev of the default route with the lowest metric, None if there is none."""
-    routes = []
-    for entry in _route_entries(outputs):
-        device, metric = entry.get("dev"), entry.get("metric", 0)
-        if entry.get("dst") == "default" and isinstance(device, str) and isinstance(metric, int):
-            routes.append((metric, device))
-    return min(routes, key=lambda route: route[0])[1] if routes else None
-
-
-def parse_routes(outputs: Iterable[Recorded]) -> tuple[Route, ...]:
-    """The IPv4 routes that are not the default one, in order."""
-    routes = []
-    for entry in _route_entries(outputs):
-        prefix, device = entry.get("dst"), entry.get("dev")
-        if isinstance(prefix, str) and isinstance(device, str) and _accepts(ipaddress.IPv4Network, prefix):
-            routes.append(Route(prefix=prefix, netdev=device))
-    return tuple(dict.fromkeys(routes))
-
-
 def parse_ifconfig(output: Recorded) -> tuple[PartialNetdev, ...]:
-    """Netdevs of ifconfig's blocks."""
+    """Netdevs of ifconfig's blocks; `eth0:1` is another address of eth0."""
     netdevs: list[PartialNetdev] = []
     for line in output.whole_lines:
-        if match := re.match(r"(\S+?): flags=\d+<([A-Z_,0-9]*)>\s+mtu (\d{1,6})", line):
+        if match := re.match(r"([^\s:]+)(?::\S+)?: flags=\d+<([A-Z_,0-9]*)>\s+mtu (\d{1,6})", line):
             flags = match.group(2).split(",")
             up = "UP" in flags and "RUNNING" in flags
             netdevs.append(
@@ -179,17 +168,21 @@ def parse_ifconfig(output: Recorded) -> tuple[PartialNetdev, ...]:
                     mtu=int(match.group(3)),
                     link_detected=("RUNNING" in flags) if "UP" in flags else None,
                     kind="loopback" if "LOOPBACK" in flags else None,
-                    port_shown=True,
+                    listed=True,
                 )
             )
-        elif match := re.match(r"(\S+)\s+Link encap:(.*)", line):  # net-tools before 2.0
+        elif match := re.match(r"([^\s:]+)(?::\S+)?\s+Link encap:(.*)", line):  # net-tools before 2.0
             kind: NetdevKind | None = "loopback" if "Loopback" in match.group(2) else None
             if match.group(1).startswith("ib"):
                 kind = "ipoib"
-            netdevs.append(PartialNetdev(name=match.group(1), kind=kind, port_shown=True))
+            netdevs.append(PartialNetdev(name=match.group(1), kind=kind, listed=True))
         elif netdevs:
             netdevs[-1] = _with_ifconfig_line(netdevs[-1], line.strip())
-    return tuple(netdevs)
+    return tuple(by_key(netdevs, attrgetter("name"), _with_addresses_of).values())
+
+
+def _with_addresses_of(netdev: PartialNetdev, alias: PartialNetdev) -> PartialNetdev:
+    return netdev.model_copy(update={"addresses": (*netdev.addresses, *alias.addresses)})
 
 
 def _with_ifconfig_line(netdev: PartialNetdev, text: str) -> PartialNetdev:
@@ -200,9 +193,9 @@ def _with_ifconfig_line(netdev: PartialNetdev, text: str) -> PartialNetdev:
         return netdev.model_copy(update=seen)
     if match := re.match(r"inet (?:addr:)?(\d+(?:\.\d+){3})\s.*?(?:netmask |Mask:)(\d+(?:\.\d+){3})", text):
         address = "/".join(match.groups())
-        if not _accepts(ipaddress.ip_interface, address):
+        if not _accepts(ipaddress.IPv4Interface, address):
             return netdev
-        interface = ipaddress.ip_interface(address)
+        interface = ipaddress.IPv4Interface(address)
         return netdev.model_copy(update={"addresses": (*netdev.addresses, interface.with_prefixlen)})
     if match := re.match(r"ether ([0-9a-f:]{17})\b", text):
         return netdev.model_copy(update={"mac": match.group(1)})

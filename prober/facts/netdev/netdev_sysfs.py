@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 
 from holmes_core.records.devices import BondSlave, NetdevKind
-from holmes_core.units import bytes_per_s_from_mbps
 from prober.asking.commands import Command
 from prober.asking.numbers import whole_number
 from prober.asking.pci_values import numa_node, pci_path
 from prober.asking.sysfs_tree import Tree
-from prober.facts.netdev.partial_netdev import PartialNetdev
+from prober.facts.netdev.partial_netdev import PartialNetdev, speed_bytes_per_s
 
 _ROOT = "/sys/class/net"
 _CONF = "/proc/sys/net/ipv4/conf"
@@ -54,7 +53,7 @@ def _netdev(tree: Tree, name: str) -> PartialNetdev:
         name=name,
         up=_is_up(value("flags"), carrier),
         mtu=whole_number(value("mtu")),
-        speed_bytes_per_s=bytes_per_s_from_mbps(speed) if speed is not None and speed > 0 else None,
+        speed_bytes_per_s=speed_bytes_per_s(speed),
         kind=_kind(tree, name, link, whole_number(value("type"))),
         driver=driver.rpartition("/")[2] if driver else None,
         pci_address=path[-1] if path else None,

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
 from holmes_core.records.devices import Netdev
-from holmes_core.records.inventory import Conflict
+from holmes_core.records.inventory import Conflict, Impossible
 from holmes_core.units import bytes_per_s_from_gbps
 from prober.asking.merge import by_key, merged, updated
+from prober.asking.possible import TOP_BYTES_PER_S, Bounds, named, possible
 from prober.facts.netdev.partial_netdev import PartialNetdev, kind_of, looks_physical
 
+_BOUNDS: Bounds = {
+    "mtu": (0, 65536),  # the loopback's
+    "speed_bytes_per_s": (0, TOP_BYTES_PER_S),
+    "max_speed_bytes_per_s": (0, TOP_BYTES_PER_S),
+    "numa_node": (0, 4096),
+}
 _COMPARED = ("mtu", "link_detected", "speed_bytes_per_s", "driver", "firmware")
 
 
 @dataclass(frozen=True)
 class NetdevReading:
-    """The netdevs of a host, which of them are cards, and where its sources disagree about them."""
+    """The netdevs of a host, which of them are cards, where its sources disagree, and what of them cannot be."""
 
     netdevs: tuple[Netdev, ...]
     physical: tuple[str, ...]
     conflicts: tuple[Conflict, ...]
+    impossible: tuple[Impossible, ...]
 
 
 def read_netdevs(
@@ -34,24 +42,31 @@ def read_netdevs(
     `names_by_pci` names those of which a source gives the PCI address alone.
     """
     collected: dict[str, list[tuple[str, PartialNetdev]]] = {}
+    impossible: list[Impossible] = []
     for source, facts in sources:
-        for name, netdev in _by_name(facts, names_by_pci).items():
-            collected.setdefault(name, []).append((source, netdev))
+        called = [netdev.model_copy(update={"name": name}) for netdev, name in _names(facts, names_by_pci) if name]
+        known, found = named(source, "netdev", called, "name")
+        impossible += found
+        for name, netdev in by_key(known, attrgetter("name"), updated).items():
+            clean, found = possible(source, name, netdev, _BOUNDS)
+            impossible += found
+            collected.setdefault(name, []).append((source, clean))
     netdevs, physical, conflicts = [], [], []
     for name, readings in collected.items():
-        known, found = merged(name, readings, _COMPARED)
-        netdevs.append(_record(known, pinned_gbps))
-        conflicts += [_in_mbps(conflict) for conflict in found]
-        if looks_physical(known):
+        merged_facts, differing = merged(name, readings, _COMPARED)
+        netdevs.append(_record(merged_facts, pinned_gbps))
+        conflicts += [_in_mbps(conflict) for conflict in differing]
+        if looks_physical(merged_facts):
             physical.append(name)
-    return NetdevReading(tuple(netdevs), tuple(physical), tuple(conflicts))
+    return NetdevReading(tuple(netdevs), tuple(physical), tuple(conflicts), tuple(impossible))
 
 
-def _by_name(facts: Iterable[PartialNetdev], names_by_pci: Mapping[str, str]) -> dict[str, PartialNetdev]:
-    """What one source says of each netdev that has a name."""
-    names = ((netdev, netdev.name or names_by_pci.get(netdev.pci_address or "")) for netdev in facts)
-    named = (netdev.model_copy(update={"name": name}) for netdev, name in names if name)
-    return by_key(named, attrgetter("name"), updated)
+def _names(
+    facts: Iterable[PartialNetdev], names_by_pci: Mapping[str, str]
+) -> Iterator[tuple[PartialNetdev, str | None]]:
+    """What one source says of each netdev, and its name."""
+    for netdev in facts:
+        yield netdev, netdev.name or names_by_pci.get(netdev.pci_address or "")
 
 
 def _record(netdev: PartialNetdev, pinned_gbps: Mapping[str, float]) -> Netdev:

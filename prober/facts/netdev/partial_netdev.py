@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 from holmes_core.records.devices import Netdev, NetdevKind
+from holmes_core.units import bytes_per_s_from_mbps
 
 _VIRTUAL_NAMES = re.compile(r"(docker|br-|veth|virbr|cni|flannel|cali|tun|tap|ifb|dummy|sit|gre|ip6tnl|kube|vxlan|ovs)")
-_PHYSICAL_NAMES = re.compile(r"(en[opsPx]|eth|em|p\d+p\d)\w*")
+_PHYSICAL_NAMES = re.compile(r"(en[bcopPsx]|eth|em|p\d+p|hsn|rail|net)\w*\d\w*")
 
 
 class PartialNetdev(Netdev):
@@ -17,8 +18,15 @@ class PartialNetdev(Netdev):
     mtu: int | None = None
     addresses: tuple[str, ...] = ()
     speed_bytes_per_s: float | None = None
+    listed: bool | None = None
+    """True where a tool that lists interfaces of all kinds shows it."""
     port_shown: bool | None = None
-    """True where the tool shows that the interface has a port of its own."""
+    """True where the tool shows that the interface has a port for a cable."""
+
+
+def speed_bytes_per_s(mbps: float | None) -> float | None:
+    """The speed of a line of `mbps` Mbit/s; None for what means unknown: 0, -1, and -1 read without a sign."""
+    return None if mbps is None or mbps <= 0 or mbps in (0xFFFF, 0xFFFFFFFF) else bytes_per_s_from_mbps(mbps)
 
 
 def kind_of(netdev: PartialNetdev) -> NetdevKind | None:
@@ -39,4 +47,4 @@ def looks_physical(netdev: PartialNetdev) -> bool:
     kind = kind_of(netdev)
     if kind is not None:
         return kind in ("physical", "virtual function")
-    return bool(_PHYSICAL_NAMES.fullmatch(netdev.name)) and bool(netdev.port_shown)
+    return bool(netdev.port_shown) or (bool(netdev.listed) and bool(_PHYSICAL_NAMES.fullmatch(netdev.name)))

@@ -16,10 +16,11 @@ SHOW_GIDS = Command(
     when="[ -d /sys/class/infiniband ] && ! ls -d /sys/class/infiniband/*/ports/*/gids >/dev/null 2>&1",
 )
 
-_PLAIN = re.compile(r"^(\S+) port (\d{1,3}) ==> +(\S*) *\((Up|Down)\)")
+_PLAIN = re.compile(r"^(\S+)\s+port\s+(\d{1,9})\s+==>\s+([^\s(]*)\s*\((Up|Down)\)")
 _VERBOSE = re.compile(
-    r"^(?:(?P<pci>[0-9a-fA-F:.]{7,16}) )?(?P<device>\S+) \((?P<type>[^ )]+) - (?P<part>[^)]*)\).* fw (?P<fw>\S+)"
-    r" port (?P<port>\d{1,3}) \((?P<state>\w+)\s*\) ==> +(?P<netdev>\S*) *\((?P<up>Up|Down)\)"
+    r"^(?:(?P<pci>[0-9a-fA-F:.]{7,16})\s+)?(?P<device>\S+)\s+\((?P<type>[^ )]+)\s+-\s+(?P<part>[^)]*)\)"
+    r".*\sfw\s+(?P<fw>\S+)"
+    r"\s+port\s+(?P<port>\d{1,9})\s+\((?P<state>\w+)\s*\)\s+==>\s+(?P<netdev>[^\s(]*)\s*\((?P<up>Up|Down)\)"
 )
 
 
@@ -49,7 +50,7 @@ def _verbose(match: re.Match[str]) -> PortFacts:
 
 
 _GID_LINE = re.compile(
-    r"^(?P<device>\S+)\s+(?P<port>\d{1,3})\s+(?P<index>\d{1,4})\s+(?P<gid>[0-9a-fA-F:]{39})"
+    r"^(?P<device>\S+)\s+(?P<port>\d{1,9})\s+(?P<index>\d{1,4})\s+(?P<gid>[0-9a-fA-F:]{39})"
     r"(?:\s+(?P<ipv4>\d+\.\d+\.\d+\.\d+))?\s+(?:RoCE )?(?P<version>v[12])(?:\s+(?P<netdev>\S+))?\s*$"
 )
 

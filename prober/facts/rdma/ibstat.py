@@ -8,29 +8,50 @@ from dataclasses import replace
 from prober.asking.commands import Command
 from prober.asking.numbers import guid, number, whole_number
 from prober.asking.recording import LINK_LAYER_ENDS, Recorded
-from prober.facts.rdma.port_facts import PortFacts, link_layer_word, phys_state_word, state_word, subnet_prefix
+from prober.facts.rdma.cut_headers import BlockForm, with_headers
+from prober.facts.rdma.port_facts import (
+    PortFacts,
+    interface_id,
+    link_layer_word,
+    marked_if_old,
+    phys_state_word,
+    state_word,
+    subnet_prefix,
+)
 
 IBSTAT = Command("ibstat", limited=True)
+
+_FORM = BlockForm(
+    device_line=r"CA:? '[^']+'$",
+    port_line=r"Port \d+:$",
+    device_header="CA '{}'",
+    port_header="Port {}:",
+    port_keys=frozenset(
+        ("State", "Physical state", "Rate", "Base lid", "LMC", "SM lid", "Capability mask", "Port GUID", "Link layer")
+    ),
+)
 
 
 def parse_ibstat(output: Recorded) -> tuple[PortFacts, ...]:
     """Ports of ibstat's blocks. A block that was cut off keeps the lines that are there."""
+    named = [word for word in output.words[1:] if not word.startswith("-")]  # `ibstat mlx5_0 1`
+    port = whole_number(named[1]) if len(named) > 1 else None
     ports: list[PortFacts] = []
     device: PortFacts | None = None
     inside_port = False
-    for line in output.lines_ending(*LINK_LAYER_ENDS):
+    for line in with_headers(output.lines_ending(*LINK_LAYER_ENDS), _FORM, named[0] if named else None, port):
         text = line.strip()
         key, _, value = (part.strip() for part in text.partition(":"))
         if match := re.match(r"CA:? '([^']+)'$", text):
             device, inside_port = PortFacts(match.group(1), 0), False
-        elif device and (match := re.match(r"Port (\d{1,3}):$", text)):
+        elif device and (match := re.match(r"Port (\d{1,9}):$", text)):
             ports.append(replace(device, port=int(match.group(1))))
             inside_port = True
         elif device and inside_port:
             ports[-1] = _with_port_line(ports[-1], key, value)
         elif device:
             device = _with_device_line(device, key, value)
-    return tuple(ports)
+    return tuple(ports) if output.filtered else marked_if_old(ports)
 
 
 def _with_device_line(device: PortFacts, key: str, value: str) -> PortFacts:
@@ -68,17 +89,19 @@ def parse_ibstatus(output: Recorded) -> tuple[PortFacts, ...]:
     ports: list[PortFacts] = []
     for line in output.lines_ending(*LINK_LAYER_ENDS):
         key, _, value = (part.strip() for part in line.partition(":"))
-        if match := re.match(r"Infiniband device '([^']+)' port (\d{1,3}) status$", key):
+        if match := re.match(r"Infiniband device '([^']+)' port (\d{1,9}) status$", key):
             ports.append(PortFacts(match.group(1), int(match.group(2))))
         elif ports:
             ports[-1] = _with_status_line(ports[-1], key, value)
-    return tuple(_prefixed(port) for port in ports)
+    prefixed = [_prefixed(port) for port in ports]
+    return tuple(prefixed) if output.filtered else marked_if_old(prefixed)
 
 
 def _with_status_line(port: PortFacts, key: str, value: str) -> PortFacts:
     if key == "default gid":
         prefix = subnet_prefix(value)
-        return replace(port, subnet_prefix=prefix, gid_unknown=True if value == "unknown" else None)
+        unknown = True if value == "unknown" else None
+        return replace(port, subnet_prefix=prefix, port_guid=interface_id(value), gid_unknown=unknown)
     if key == "base lid":
         return replace(port, lid=whole_number(value))
     if key == "sm lid":

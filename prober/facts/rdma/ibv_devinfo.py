@@ -8,19 +8,44 @@ from dataclasses import replace
 from prober.asking.commands import Command
 from prober.asking.numbers import guid, whole_number
 from prober.asking.recording import LINK_LAYER_ENDS, Recorded
-from prober.facts.rdma.port_facts import PortFacts, gid, link_layer_word, phys_state_word, state_word
+from prober.facts.rdma.cut_headers import BlockForm, with_headers
+from prober.facts.rdma.port_facts import PortFacts, gid, link_layer_word, marked_if_old, phys_state_word, state_word
 
 IBV_DEVINFO = Command("ibv_devinfo -v", limited=True)
+
+_FORM = BlockForm(
+    device_line=r"hca_id:",
+    port_line=r"port:\s*\d",
+    device_header="hca_id: {}",
+    port_header="port: {}",
+    port_keys=frozenset(
+        (
+            "state",
+            "max_mtu",
+            "active_mtu",
+            "sm_lid",
+            "port_lid",
+            "port_lmc",
+            "link_layer",
+            "active_width",
+            "active_speed",
+        )
+    ),
+)
 
 
 def parse_ibv_devinfo(output: Recorded) -> tuple[PortFacts, ...]:
     """Ports of ibv_devinfo's blocks. A port part without its `hca_id` line belongs to nobody, unless `-d` names it."""
-    named = re.search(r"\s-d\s+([^\s<>()|;]+)", output.command)
-    device = PortFacts(named.group(1), 0) if named else None
+    options = " ".join(output.words)
+    named = re.search(r"\s(?:-d|--ib-dev)[\s=]*([\w.-]+)", options, re.ASCII)
+    asked = re.search(r"\s(?:-i|--ib-port)[\s=]*([0-9]{1,3})\b", options)
+    device: PortFacts | None = None
     ports: list[PortFacts] = []
     inside_port = False
     width = None
-    for line in output.lines_ending(*LINK_LAYER_ENDS):
+    lines = output.lines_ending(*LINK_LAYER_ENDS)
+    port = int(asked.group(1)) if asked else None
+    for line in with_headers(lines, _FORM, named.group(1) if named else None, port):
         key, _, value = (part.strip() for part in line.partition(":"))
         if key == "hca_id":
             device, inside_port = (PortFacts(value, 0) if value else None), False
@@ -36,7 +61,7 @@ def parse_ibv_devinfo(output: Recorded) -> tuple[PortFacts, ...]:
             ports[-1] = _with_port_line(ports[-1], key, value)
         elif device:
             device = _with_device_line(device, key, value)
-    return tuple(ports)
+    return tuple(ports) if output.filtered else marked_if_old(ports)
 
 
 def _with_device_line(device: PortFacts, key: str, value: str) -> PortFacts:

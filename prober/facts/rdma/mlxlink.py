@@ -22,8 +22,8 @@ _LANE_GBPS = {"SDR": 2.5, "DDR": 5, "QDR": 10, "FDR10": 10, "FDR": 14, "EDR": 25
 
 def parse_mlxlink(output: Recorded) -> tuple[PortFacts, ...]:
     """The port that `-d DEVICE` and `-p PORT` (1 if left out) of the command name."""
-    device = re.search(r"(?:-d|--device)[ =]([A-Za-z][\w-]*)(?=\s|$)", output.command)
-    port = re.search(r"(?:-p|--port)[ =](\d{1,3})\b", output.command)
+    device = re.search(r"(?:-d|--device)[ =]([A-Za-z][\w-]*)(?=\s|$)", output.call)
+    port = re.search(r"(?:-p|--port)[ =]([0-9]{1,9})\b", output.call)
     lines = dict(re.findall(r"^(\w[^:\n]*?)\s+: *(.*)\n", output.plain, flags=re.MULTILINE))
     if not device or "State" not in lines:
         return ()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from holmes_core.records.devices import Gid, Netdev, Nic, NicKind, PciLink
 from holmes_core.records.inventory import Conflict
 from prober.asking.merge import by_key, merged, updated
-from prober.facts.rdma.port_facts import WHOLE_DEVICE, PortFacts
+from prober.facts.rdma.nic_kind import guid_of, kind_of
+from prober.facts.rdma.port_facts import WHOLE_DEVICE, PortFacts, subnet_prefix
 
 Source = tuple[str, PortFacts]
 
@@ -26,7 +27,6 @@ _COMPARED = (
     "node_guid",
     "sys_image_guid",
 )
-_AMAZON, _NOBODY = "0x1d0f", "0x0000"
 
 # PCI device ids of virtual functions, ConnectX-3 to ConnectX-8, as hca_type spells them. Source: pci.ids, vendor 15b3.
 _VIRTUAL_TYPES = {"MT4100", "MT4110", "MT4114", "MT4116", "MT4118", "MT4120", "MT4122", "MT4124", "MT4126"}
@@ -46,11 +46,13 @@ def read_nics(
     links: Mapping[str, PciLink],
     rdma_ruled_out: bool | None,
     physical: Iterable[str],
+    pinned_gbps: Mapping[str, float] | None = None,
 ) -> NicReading:
     """The NICs in (source, facts) in order of trust.
 
     `links` are PCI links by address. `physical` names the netdevs that are cards; those of no RDMA port are NICs of
-    kind Ethernet. `rdma_ruled_out`: the host has no RDMA at all, so that they have none either.
+    kind Ethernet. `rdma_ruled_out`: the host has no RDMA at all, so that they have none either. `pinned_gbps`, by
+    RDMA device, wins over what the tools say.
     """
     collected: dict[tuple[str, int], list[Source]] = {}
     whole: dict[str, list[Source]] = {}
@@ -64,6 +66,8 @@ def read_nics(
     for (device, port), readings in collected.items():
         about_device = [(source, replace(reading, port=port)) for source, reading in whole.get(device, [])]
         known, found = merged(f"{device}:{port}", readings + about_device, _COMPARED)
+        if device in (pinned_gbps or {}):
+            known = replace(known, rate_gbps=(pinned_gbps or {})[device])
         nics.append(_nic(known, netdevs, links))
         conflicts += [conflict for conflict in found if not _is_void(conflict, known)]
         conflicts += _rate_conflict(nics[-1], netdevs)
@@ -100,10 +104,11 @@ def _rate_conflict(nic: Nic, netdevs: Mapping[str, Netdev]) -> list[Conflict]:
 
 def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, PciLink]) -> Nic:
     netdev = netdevs.get(port.netdev or "")
-    kind = _kind(port, netdev)
-    state = port.state or {True: "Active", False: "Down", None: None}[port.netdev_up]
+    kind = kind_of(port, netdev)
+    state = port.state or _state_of_netdev(kind, port.netdev_up)
     gids = tuple(_with_right_type(entry, kind) for entry in port.gids)
-    usable, why = usability(kind, state, port.gid_unknown is True and not gids)
+    foreign = _is_foreign(port, kind, state, bool(netdevs))
+    usable, why = (False, FOREIGN) if foreign else usability(kind, state, port.gid_unknown is True and not gids)
     pci_address = port.pci_address or (netdev.pci_address if netdev else None)
     return Nic(
         device=port.device,
@@ -113,7 +118,7 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
         state=state,
         phys_state=port.phys_state,
         netdev=port.netdev,
-        subnet_prefix=port.subnet_prefix if kind == "InfiniBand" else None,
+        subnet_prefix=_subnet_prefix(port) if kind == "InfiniBand" else None,
         sm_lid=port.sm_lid,
         usable_by_nccl_ib=usable,
         why=why,
@@ -127,7 +132,7 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
         node_type=port.node_type,
         node_guid=port.node_guid,
         sys_image_guid=port.sys_image_guid,
-        port_guid=port.port_guid,
+        port_guid=guid_of(port),
         pci_address=pci_address,
         pci=port.pci or links.get(pci_address or "", PciLink()),
         numa_node=port.numa_node if port.numa_node is not None else (netdev.numa_node if netdev else None),
@@ -136,59 +141,27 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
         bond="bond" in port.device or bool(netdev and netdev.kind == "bond"),
         gids=gids,
         gid_choice=_gid_choice(gids),
+        pkeys=port.pkeys if kind == "InfiniBand" else None,
         counters=port.counters,
         counter_growth=port.counter_growth,
     )
 
 
-def _kind(port: PortFacts, netdev: Netdev | None) -> NicKind:
-    """By vendor and transport where the link layer misleads, then by link layer, then by what only one kind has."""
-    for test, kind in _SPECIAL_KINDS:
-        if test(port):
-            return kind
-    by_layer: dict[str | None, NicKind] = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
-    if port.link_layer in by_layer:
-        return by_layer[port.link_layer]
-    if any(entry.type == "RoCE v2" for entry in port.gids) or port.protocol == "roce":
-        return "RoCE"
-    if port.protocol == "ib" or (netdev and netdev.kind == "ipoib"):
-        return "InfiniBand"
-    if port.sm_lid:  # RoCE has no subnet manager
-        return "InfiniBand"
-    if match := re.match(r"(ib|roce)[posx]", port.device):  # names that rdma-core gives by link layer and PCI address
-        return "InfiniBand" if match.group(1) == "ib" else "RoCE"
-    if port.netdev:
-        return "InfiniBand" if re.match(r"ib[\dps]", port.netdev) else "RoCE"
-    return "unknown"
+FOREIGN = "its netdev is in another network namespace: no GID can be used from here"
 
 
-def _is_efa(port: PortFacts) -> bool:
-    return port.vendor_id == _AMAZON or port.driver == "efa" or bool(re.match(r"(efa|rdmap)[_\d]", port.device))
+def _is_foreign(port: PortFacts, kind: NicKind, state: str | None, netdevs_known: bool) -> bool:
+    """An Active RoCE port without GIDs and without a netdev, from tools that show one where there is any."""
+    asked = netdevs_known and (port.node_type is not None or port.protocol is not None)
+    shown = port.netdev_elsewhere is True or asked
+    return kind == "RoCE" and state == "Active" and shown and not port.netdev and not port.gids
 
 
-def _is_soft_roce(port: PortFacts) -> bool:
-    return (
-        port.driver == "rdma_rxe"
-        or bool(re.match(r"rxe", port.device))
-        or (port.vendor_id == _NOBODY and not re.match(r"siw", port.device))
-    )
-
-
-def _is_iwarp(port: PortFacts) -> bool:
-    words = f"{port.protocol} {port.transport} {port.node_type}".lower()
-    return bool(re.match(r"(siw|iwp)", port.device)) or bool(re.search(r"\b(iw|iwarp|rnic)\b", words))
-
-
-def _is_omni_path(port: PortFacts) -> bool:
-    return port.device.startswith(("hfi1", "opap"))
-
-
-_SPECIAL_KINDS: tuple[tuple[Callable[[PortFacts], bool], NicKind], ...] = (
-    (_is_efa, "EFA"),
-    (_is_omni_path, "Omni-Path"),
-    (_is_iwarp, "iWARP"),
-    (_is_soft_roce, "SoftRoCE"),
-)
+def _state_of_netdev(kind: NicKind, netdev_up: bool | None) -> str | None:
+    """An Ethernet port is as its netdev is; IPoIB is up on an Active port alone, and may be down there too."""
+    if netdev_up:
+        return "Active"
+    return "Down" if netdev_up is False and kind not in ("InfiniBand", "unknown") else None
 
 
 def usability(kind: NicKind, state: str | None, gid_unknown: bool = False) -> tuple[bool | None, str]:
@@ -197,14 +170,16 @@ def usability(kind: NicKind, state: str | None, gid_unknown: bool = False) -> tu
         return None, "link layer not known"
     if kind == "EFA":
         return False, "EFA: only by way of the aws-ofi-nccl plugin and libfabric, not by NCCL's own verbs transport"
-    if kind in ("Omni-Path", "iWARP"):
-        return False, f"NCCL's own verbs transport does not take {kind}"
+    if kind == "iWARP":
+        return False, "iWARP: NCCL's verbs transport lists the port and cannot connect over it"
     if state is None:
         return None, "port state not known"
     if state != "Active":
         return False, f"port is {state}; NCCL takes only Active ports and skips this one"
     if kind == "RoCE" and gid_unknown:
         return None, "RoCE port Active, its GID not known"
+    if kind == "Omni-Path":
+        return True, "Omni-Path: NCCL takes it for InfiniBand; its verbs are slow and have no GPUDirect"
     if kind == "SoftRoCE":
         return True, "Active verbs device, but software RDMA on a plain NIC: never worth it for NCCL"
     return True, "port ACTIVE and a link layer NCCL accepts"
@@ -217,6 +192,11 @@ def _rate_gbps(port: PortFacts, kind: NicKind, state: str | None, netdev: Netdev
     if kind == "RoCE" and state == "Active" and netdev and netdev.speed_bytes_per_s:
         return netdev.speed_bytes_per_s * 8 / 1e9
     return None
+
+
+def _subnet_prefix(port: PortFacts) -> str | None:
+    """What a source calls so, or the first half of its default GID."""
+    return port.subnet_prefix or next((subnet_prefix(entry.gid) for entry in port.gids if entry.index == 0), None)
 
 
 def _with_right_type(entry: Gid, kind: NicKind) -> Gid:

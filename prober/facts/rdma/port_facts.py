@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from holmes_core.records.devices import Gid, GidType, PciLink
+from prober.asking.numbers import guid
+from prober.asking.possible import is_name
 
 WHOLE_DEVICE = 0  # the port number of facts that hold for all ports of a device
 
@@ -37,11 +40,18 @@ _LINK_LAYERS = {"infiniband": "InfiniBand", "ethernet": "Ethernet", "unknown": "
 
 @dataclass(frozen=True)
 class PortFacts:
-    """Facts of a port; None where the source says nothing. `netdev_up` is its netdev's state, from ibdev2netdev."""
+    """Facts of a port; None where the source says nothing.
+
+    `netdev_up` is its netdev's state, from ibdev2netdev; `netdev_elsewhere`: it is not in the network namespace of the
+    one who asked. `not_infiniband`: the source would have said more of an InfiniBand port. `before_roce`: the tool is
+    older than RoCE, so that it knows no other link layer than InfiniBand.
+    """
 
     device: str
     port: int
     link_layer: str | None = None
+    not_infiniband: bool | None = None
+    before_roce: bool | None = None
     protocol: str | None = None
     transport: str | None = None
     vendor_id: str | None = None
@@ -67,9 +77,21 @@ class PortFacts:
     active_mtu: int | None = None
     virtual_function: bool | None = None
     gid_unknown: bool | None = None
+    netdev_elsewhere: bool | None = None
     gids: tuple[Gid, ...] = ()
+    pkeys: tuple[int, ...] | None = None
     counters: tuple[tuple[str, int], ...] = ()
     counter_growth: tuple[tuple[str, int], ...] | None = None
+
+
+def marked_if_old(ports: Sequence[PortFacts]) -> tuple[PortFacts, ...]:
+    """The ports of one whole output, marked as `before_roce` where none has a link layer.
+
+    The last block may be cut before that line, so that one block alone tells nothing.
+    """
+    if len(ports) < 2 or any(port.link_layer for port in ports):
+        return tuple(ports)
+    return tuple(replace(port, before_roce=True) for port in ports)
 
 
 def state_word(text: str | None) -> str | None:
@@ -105,7 +127,7 @@ def gid(index: int, text: str, version: str | None, netdev: str | None) -> Gid |
         gid=address.exploded,
         type=_gid_type(version),
         ipv4=str(mapped) if mapped else None,
-        netdev=netdev or None,
+        netdev=netdev if netdev and is_name(netdev) else None,
     )
 
 
@@ -122,3 +144,20 @@ def subnet_prefix(gid_text: str | None) -> str | None:
         return ipaddress.IPv6Address((gid_text or "").strip()).exploded[:19]
     except ValueError:
         return None
+
+
+def interface_id(gid_text: str | None) -> str | None:
+    """The second half of a default GID, which is the port's GUID; None for zeros."""
+    try:
+        return guid(ipaddress.IPv6Address((gid_text or "").strip()).exploded[20:])
+    except ValueError:
+        return None
+
+
+def is_made_of_a_mac(port_guid: str | None) -> bool:
+    """Whether the GUID is that of an Ethernet port, made of a global MAC address by the rule of IPv6.
+
+    That puts ff:fe in the middle and sets the bit 0x02, which a GUID that a maker gave has clear.
+    """
+    digits = (port_guid or "").replace(":", "")
+    return len(digits) == 16 and digits[6:10] == "fffe" and bool(int(digits[:2], 16) & 0x02)

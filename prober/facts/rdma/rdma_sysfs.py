@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from holmes_core.records.devices import Gid
@@ -31,6 +31,9 @@ _COUNTER_FILES = [
     "hw_counters/roce_adp_retrans",
 ]
 
+COUNTER_NAMES = tuple(file.partition("/")[2] for file in _COUNTER_FILES)
+_PKEY_FILES = "pkeys/[0-9]"  # the first ten: each is asked of the card, which may have 128
+
 _ANY = f"ls -d {_ROOT}/* >/dev/null 2>&1"
 LIST = Command(f"ls -l {_ROOT}")
 ATTRIBUTES = Command(
@@ -43,6 +46,7 @@ COUNTERS = Command(_READ_COUNTERS, when=_ANY)
 COUNTERS_AGAIN = Command(_READ_COUNTERS, when=_ANY, after_s=GROWTH_INTERVAL_S)
 GIDS = Command(f"grep -Hsv '^0000:0000:0000:0000:0000:0000:0000:0000$' {_ROOT}/*/ports/*/gids/*", when=_ANY)
 GID_TYPES = Command(f"grep -Hs . {_ROOT}/*/ports/*/gid_attrs/types/* {_ROOT}/*/ports/*/gid_attrs/ndevs/*", when=_ANY)
+PKEYS = Command(f"grep -Hsv 0x0000 {_ROOT}/*/ports/*/{_PKEY_FILES}", when=_ANY)
 VIRTUAL = Command(f"ls -ld {_ROOT}/*/device/physfn {_ROOT}/*/device/driver", when=_ANY)
 
 
@@ -107,7 +111,8 @@ def _port(tree: Tree, device: str, port: int, about: Mapping[str, str], files: M
         state=state_word(files.get("state")),
         phys_state=phys_state_word(files.get("phys_state")),
         rate_gbps=number(files.get("rate")),
-        netdev=next((entry.netdev for entry in gids if entry.netdev), files.get("gid_attrs/ndevs/0")),
+        netdev=next((entry.netdev for entry in gids if entry.netdev), files.get("gid_attrs/ndevs/0"))
+        or _only(tree.listed.get(f"{_ROOT}/{device}/device/net", ())),
         subnet_prefix=subnet_prefix(files.get("gids/0")) if link_layer == "InfiniBand" else None,
         sm_lid=whole_number(files.get("sm_lid")),
         lid=whole_number(files.get("lid")),
@@ -122,6 +127,7 @@ def _port(tree: Tree, device: str, port: int, about: Mapping[str, str], files: M
         numa_node=numa_node(about.get("device/numa_node")),
         virtual_function=_is_virtual(tree, device),
         gids=gids,
+        pkeys=_pkeys(files),
         counters=_counters(files),
     )
 
@@ -135,6 +141,20 @@ def _gids(files: Mapping[str, str]) -> tuple[Gid, ...]:
             if entry := gid(int(index), value, version, netdev):
                 entries.append(entry)
     return tuple(sorted(entries, key=lambda entry: entry.index))
+
+
+def _only(names: Sequence[str]) -> str | None:
+    return names[0] if len(names) == 1 else None
+
+
+def _pkeys(files: Mapping[str, str]) -> tuple[int, ...] | None:
+    """The P_Keys in order of index, 0 where an entry is void; None if none was read."""
+    table: dict[int, int] = {}
+    for file, value in files.items():
+        match, key = re.fullmatch(r"pkeys/(\d{1,3})", file), whole_number(value)
+        if match and key is not None and 0 < key <= 0xFFFF:
+            table[int(match.group(1))] = key
+    return tuple(table.get(index, 0) for index in range(max(table) + 1)) if table else None
 
 
 def _counters(files: Mapping[str, str]) -> tuple[tuple[str, int], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from prober.asking.commands import Command
@@ -19,12 +20,27 @@ _WITH_VALUE = [
     *("subnet_prefix", "lid", "sm_lid", "lmc", "state", "physical_state", "netdev", "netdev_index", "caps"),
     *("node_type", "protocol", "fw", "node_guid", "sys_image_guid", "adaptive-moderation"),
 ]
+_OTHER_OBJECTS = ("stat", "res", "sys", "mon")  # `rdma statistic`, `resource`, `system`, `monitor`, which may be short
 
 
 def parse_rdma(output: Recorded) -> tuple[PortFacts, ...]:
     """Ports of `rdma link` and devices (port WHOLE_DEVICE) of `rdma dev`, whichever this is."""
+    if any(word.startswith(_OTHER_OBJECTS) for word in output.words[1:]):
+        return ()
     entries = json_list(output.plain) or list(_text_entries(output))
-    return tuple(port for entry in entries if (port := _facts(entry)) is not None)
+    ports = [(port, entry.get("cut") is True) for entry in entries if (port := _facts(entry)) is not None]
+    return tuple(port if output.columns_cut else _with_silence(port, cut) for port, cut in ports)
+
+
+def _with_silence(port: PortFacts, cut: bool) -> PortFacts:
+    """With what the missing words of a line say; of one whose end is `cut`, those that would stand before the state.
+
+    The kernel gives every InfiniBand port a lid, 65535 before it has one, and no other port; and a port's netdev if it
+    is in the network namespace of the one who asks. Source: Linux, drivers/infiniband/core/nldev.c, fill_port_info.
+    """
+    if port.state is None or {port.subnet_prefix, port.lid, port.sm_lid} != {None}:
+        return port
+    return replace(port, not_infiniband=True, netdev_elsewhere=True if port.netdev is None and not cut else None)
 
 
 def _text_entries(output: Recorded) -> Iterator[dict[str, Any]]:
@@ -35,10 +51,10 @@ def _text_entries(output: Recorded) -> Iterator[dict[str, Any]]:
     for line in [*lines, last]:
         words = line.split()
         facts: dict[str, Any] = {word: words[at + 1] for at, word in enumerate(words[:-1]) if word in _WITH_VALUE}
-        numbered = re.match(r"(?:\d+/\d+: |link )(\S+)/(\d{1,3}):?\s", line)
+        numbered = re.match(r"(?:\d+/\d+:|link)\s+(\S+)/(\d{1,9}):?\s", line)
         if numbered:
-            yield {**facts, "ifname": numbered.group(1), "port": int(numbered.group(2))}
-        elif match := re.match(r"\d+: (\S+): ", line):
+            yield {**facts, "ifname": numbered.group(1), "port": int(numbered.group(2)), "cut": line is last}
+        elif match := re.match(r"\d+:\s+(\S+):\s", line):
             yield {**facts, "ifname": match.group(1)}
 
 

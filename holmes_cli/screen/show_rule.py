@@ -1,0 +1,19 @@
+"""One rule of the audit's catalogue: what it checks, what it does to training, what to do, and who says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holmes_cli.screen.terminal import out
+from prober.catalogue import SEVERITIES, when_found
+from prober.rules.rule import About
+
+
+def show_rule(entries: Iterable[About]) -> None:
+    """Print every entry of one id."""
+    for number, about in enumerate(entries):
+        gap = "\n" if number else ""
+        out.print(f"{gap}{about.id} ({about.severity}, {SEVERITIES[about.severity]})", markup=False, soft_wrap=True)
+        lines = {"found when": when_found(about), "effect": about.effect, "do": about.remedy, "source": about.source}
+        for label, text in lines.items():
+            out.print(f"  {label}: {text}", markup=False, soft_wrap=True, highlight=False)

@@ -1,0 +1,35 @@
+"""NVLink between hosts: the clusters that are one NVLink domain, and what a host gets there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holmes_core.records.inventory import Inventory
+from planner.cost.slot import nvlink_bytes_per_s
+
+
+def nvlink_rates(inventory: Inventory) -> Mapping[str, float]:
+    """Bytes/s in one direction of every host in a cluster within one NVLink domain, where IMEX runs on all its hosts.
+
+    It is what one GPU has, and so the least that a ring through the host gets: groups that leave a host by several GPUs
+    share it in the plan, and in the run have more.
+    """
+    hosts = {host.name: host for host in inventory.hosts}
+    running = [domain for domain in inventory.nvlink_domains if all(hosts[n].imex == "active" for n in domain.hosts)]
+    rates: dict[str, float] = {}
+    for cluster in inventory.clusters:
+        known = {name: rate for name in cluster.hosts if (rate := nvlink_bytes_per_s(hosts[name])) is not None}
+        inside = any(set(cluster.hosts) <= set(domain.hosts) for domain in running)
+        rates |= known if inside and len(known) == len(cluster.hosts) else {}
+    return rates
+
+
+def hosts_without_imex(inventory: Inventory) -> frozenset[str]:
+    """Hosts of NVLink domains in which IMEX is known not to run somewhere: there NCCL would fail, not fall back."""
+    imex = {host.name: host.imex for host in inventory.hosts}
+    return frozenset(
+        name
+        for domain in inventory.nvlink_domains
+        if any(imex[member] not in (None, "active") for member in domain.hosts)
+        for name in domain.hosts
+    )

@@ -1,0 +1,54 @@
+"""Output as the tool printed it: what terminals, mails, prompts and parallel shells put around it is taken off."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+from prober.asking.command_words import PROMPT, command_words, without_prompt
+
+_NO_DIGIT = "\ufffd"
+
+_ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_OTHER_DIGIT = re.compile(r"(?![0-9])\d")
+_BARE_PROMPT = re.compile(rf"(?:{PROMPT})\s*[#$]\s*", re.ASCII)
+
+
+def plain_text(text: str, tool: str) -> str:
+    """The text without byte order mark, terminal escapes, carriage returns, NUL bytes, quoting marks, prompts.
+
+    A common indentation is taken off, and U+FFFD stands for the digits of other scripts, which no tool prints.
+    """
+    text = _ESCAPE.sub("", text).replace("\r\n", "\n").replace("\r", "\n").replace("\0", "").removeprefix("\ufeff")
+    if not text.isascii():
+        text = _OTHER_DIGIT.sub(_NO_DIGIT, text)
+    if text[:1] == ">":
+        text = _unquoted(text)
+    if text[:1] in (" ", "\t"):
+        text = textwrap.dedent(text)
+    return _without_prompts(text, tool) if "#" in text or "$" in text else text
+
+
+def lines_with_other_digits(text: str) -> list[str]:
+    """The lines with a digit of another script than 0 to 9."""
+    return [] if text.isascii() else [line.strip() for line in text.splitlines() if _OTHER_DIGIT.search(line)]
+
+
+def _unquoted(text: str) -> str:
+    """Without the mark that mails and threads put before each line they quote, if it is before each."""
+    lines = text.split("\n")
+    if all(line.startswith(">") or not line.strip() for line in lines):
+        return "\n".join(re.sub(r"^> ?", "", line) for line in lines)
+    return text
+
+
+def _without_prompts(text: str, tool: str) -> str:
+    """Without the lines on which the tool was called, and those where a shell waits."""
+    lines = text.split("\n")
+    kept = [line for line in lines if not (("#" in line or "$" in line) and _is_prompt(line, tool))]
+    return text if len(kept) == len(lines) else "\n".join(kept)
+
+
+def _is_prompt(line: str, tool: str) -> bool:
+    typed = without_prompt(line)
+    return bool(_BARE_PROMPT.fullmatch(line)) or (typed != line and command_words(typed).words[0] == tool)

@@ -1,0 +1,52 @@
+"""What a value can be at all. One that cannot be was damaged on its way, and is not known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from holmes_core.records.inventory import Impossible
+from holmes_core.units import bytes_per_s_from_gbps
+from prober.asking.merge import without
+
+T = TypeVar("T", bound=Any)  # a record or dataclass whose unknown fields are None
+Bounds = Mapping[str, tuple[float, float]]
+"""The least and the greatest value of each fact."""
+
+TOP_GBPS = 3200.0  # four times the fastest port there is, InfiniBand XDR
+TOP_BYTES_PER_S = bytes_per_s_from_gbps(TOP_GBPS)
+
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
+
+def is_name(text: str) -> bool:
+    """Whether the text can be the name of a device or an interface: one word of letters, digits, `_`, `.` and `-`."""
+    return bool(_NAME.fullmatch(text))
+
+
+def possible(source: str, subject: str, facts: T, bounds: Bounds) -> tuple[T, list[Impossible]]:
+    """The facts without the values that are out of bounds, and those."""
+    found = [
+        Impossible(source=source, subject=subject, fact=fact, value=f"{value:g}" if value < 1e15 else str(value))
+        for fact, (least, most) in bounds.items()
+        if (value := getattr(facts, fact)) is not None and not least <= value <= most
+    ]
+    return (without(facts, [each.fact for each in found]) if found else facts), found
+
+
+def impossible_name(source: str, what: str, name: str) -> Impossible:
+    """The record of a name that is none."""
+    return Impossible(source=source, subject=what, fact="name", value=name[:80])
+
+
+def named(source: str, what: str, facts: Iterable[T], name: str) -> tuple[list[T], list[Impossible]]:
+    """The facts whose field `name` is a name, and the names of the others."""
+    known, found = [], []
+    for each in facts:
+        text = getattr(each, name)
+        if is_name(text):
+            known.append(each)
+        else:
+            found.append(impossible_name(source, what, text))
+    return known, found

@@ -1,0 +1,48 @@
+"""The catalogue: every rule by id, wherever its findings are made, for `holmes probe --explain` and docs/rules.md."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+from holmes_core.errors import HolmesError
+from prober import nvlink_domains
+from prober.audit import HOST_RULES, PEER_RULES
+from prober.rules import network_rules, told_rules
+from prober.rules.rule import About, PeerRule
+
+SEVERITIES = {"F": "refuses launch", "W": "warns", "I": "informs"}
+
+
+def _by_id() -> Mapping[str, tuple[About, ...]]:
+    found: dict[str, tuple[About, ...]] = {}
+    everything: tuple[About, ...] = (
+        *HOST_RULES,
+        *PEER_RULES,
+        *network_rules.ABOUT,
+        *told_rules.ABOUT,
+        *nvlink_domains.ABOUT,
+    )
+    for about in everything:
+        found[about.id] = (*found.get(about.id, ()), about)
+    return dict(sorted(found.items()))
+
+
+CATALOGUE = _by_id()
+"""By id in alphabetic order. An id stands more than once where circumstances make it graver or lighter."""
+
+
+def explain(rule_id: str) -> Sequence[About]:
+    """What is said of one rule, in any case of letters. Raises HolmesError naming the nearest ids."""
+    known = CATALOGUE.get(rule_id.upper())
+    if known is None:
+        near = difflib.get_close_matches(rule_id.upper(), CATALOGUE, n=3, cutoff=0.4)
+        hint = f"the nearest are {', '.join(near)}" if near else "docs/rules.md lists them all"
+        raise HolmesError(f"no rule is called {rule_id}", hint)
+    return known
+
+
+def when_found(about: About) -> str:
+    """A sentence: what is checked, and over which hosts."""
+    among = {"cluster": " (hosts of one cluster)", "job": " (all hosts of the job)"}
+    return about.checks + (among[about.scope] if isinstance(about, PeerRule) else "")

@@ -1,0 +1,23 @@
+"""AWS's EFA adapters as rails: NCCL reaches them by the aws-ofi-nccl plugin alone, so without it they are none."""
+
+from __future__ import annotations
+
+from holmes_core.records.devices import Nic
+from holmes_core.records.inventory import Host, OfiPlugin
+
+
+def efa_plugin(host: Host) -> OfiPlugin | None:
+    """The plugin that NCCL is told to load, None where there is none or nobody looked."""
+    return next(iter(host.ofi_plugins or ()), None)
+
+
+def efa_rails(host: Host) -> tuple[Nic, ...]:
+    """The adapters that the plugin will find: not known to be down, and not missing where libfabric lists others."""
+    if efa_plugin(host) is None:
+        return ()
+    listed = {domain.device for domain in host.libfabric or () if domain.provider == "efa"}
+    return tuple(
+        nic
+        for nic in host.nics
+        if nic.kind == "EFA" and nic.state in ("Active", None) and (host.libfabric is None or nic.device in listed)
+    )

@@ -1,0 +1,42 @@
+"""Headers that grep or head took from the blocks of an RDMA tool, put back where only one reading is possible."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BlockForm:
+    """How a tool heads the block of a device and that of a port below it, and the keys of the lines of a port."""
+
+    device_line: str  # a regular expression, as `port_line`
+    port_line: str
+    device_header: str  # with a hole for the name
+    port_header: str  # with a hole for the number
+    port_keys: frozenset[str]
+
+
+def with_headers(lines: Iterable[str], form: BlockForm, device: str | None, port: int | None) -> Iterator[str]:
+    """The lines with the headers that are missing from all of them.
+
+    The device's is known where the command names it. The port's is where no line numbers a port: a device's ports
+    come in order from 1, or are the one that the command names, and a key that comes again is the next port's.
+    """
+    lines = list(lines)
+    unnamed = not any(re.match(form.device_line, line.strip()) for line in lines)
+    unnumbered = not any(re.match(form.port_line, line.strip()) for line in lines)
+    if unnamed and device is not None:
+        yield form.device_header.format(device)
+    number, seen = 0, set[str]()
+    for line in lines:
+        key = line.partition(":")[0].strip()
+        if re.match(form.device_line, line.strip()):
+            number, seen = 0, set()
+        elif unnumbered and key in form.port_keys:
+            if number == 0 or key in seen:
+                number, seen = number + 1 if number else port or 1, set()
+                yield form.port_header.format(number)
+            seen.add(key)
+        yield line

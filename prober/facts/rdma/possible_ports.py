@@ -1,0 +1,49 @@
+"""The ports whose names and numbers can be those of RDMA ports, and what of their facts can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from holmes_core.records.inventory import Impossible
+from prober.asking.possible import TOP_GBPS, Bounds, impossible_name, is_name, named, possible
+from prober.facts.rdma.port_facts import PortFacts
+
+_MOST_LID = 0xFFFF
+_BOUNDS: Bounds = {
+    "rate_gbps": (0, TOP_GBPS),
+    "lid": (0, _MOST_LID),
+    "sm_lid": (0, _MOST_LID),
+    "active_mtu": (1, 65536),
+    "numa_node": (0, 4096),
+}
+_PORTS: Bounds = {"port": (0, 255)}  # of 8 bits in the InfiniBand Architecture; 0 is the whole device here
+
+
+def possible_ports(
+    sources: Sequence[tuple[str, Iterable[PortFacts]]],
+) -> tuple[list[tuple[str, list[PortFacts]]], list[Impossible]]:
+    """The (source, facts) without ports that cannot be and values that cannot be, and those."""
+    kept, found = [], []
+    for source, facts in sources:
+        ports, bad_names = named(source, "RDMA device", facts, "device")
+        found += bad_names
+        known = []
+        for port in ports:
+            bad_port = possible(source, port.device, port, _PORTS)[1] if port.port else []
+            found += bad_port
+            if not bad_port:
+                clean, bad_values = _possible_port(source, port)
+                known.append(clean)
+                found += bad_values
+        kept.append((source, known))
+    return kept, found
+
+
+def _possible_port(source: str, port: PortFacts) -> tuple[PortFacts, list[Impossible]]:
+    subject = f"{port.device}:{port.port}"
+    clean, found = possible(source, subject, port, _BOUNDS)
+    if clean.netdev is not None and not is_name(clean.netdev):
+        found = [*found, impossible_name(source, f"netdev of {subject}", clean.netdev)]
+        clean = replace(clean, netdev=None)
+    return clean, found

@@ -1,0 +1,42 @@
+"""Error counters of RDMA ports as `rdma statistic` shows them: where /sys is not to be seen, as in some containers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prober.asking.commands import Command
+from prober.asking.json_list import json_list
+from prober.asking.numbers import whole_number
+from prober.asking.recording import Recorded
+from prober.facts.rdma.port_facts import PortFacts
+from prober.facts.rdma.rdma_sysfs import COUNTER_NAMES
+
+_NO_COUNTERS = "ls -d /sys/class/infiniband/*/ports/*/hw_counters >/dev/null 2>&1"
+RDMA_STATISTIC = Command(
+    "rdma -j statistic show", limited=True, when=f"ls -d /sys/class/infiniband/* >/dev/null 2>&1 && ! {_NO_COUNTERS}"
+)
+
+
+def parse_rdma_statistic(output: Recorded) -> tuple[PortFacts, ...]:
+    """Ports with the counters that sysfs gives of them too, from JSON, lines, and the lines that `-p` puts below."""
+    if not any(word.startswith("stat") for word in output.words[1:]) or "qp" in output.words:
+        return ()
+    entries = json_list(output.plain) or _text_entries(output)
+    return tuple(port for entry in entries if (port := _facts(entry)) is not None)
+
+
+def _text_entries(output: Recorded) -> Iterator[dict[str, Any]]:
+    """The ports of the text; a mail may have broken a line between a counter's name and its value."""
+    blocks = re.split(r"(?:^|\n)link\s+(\S+)/(\d{1,9})(?=\s)", output.plain)
+    for device, port, text in zip(blocks[1::3], blocks[2::3], blocks[3::3], strict=True):
+        yield {"ifname": device, "port": int(port), **dict(re.findall(r"([a-z_]+)\s+(\d{1,20})(?=\s)", text))}
+
+
+def _facts(entry: Mapping[str, Any]) -> PortFacts | None:
+    device, port = entry.get("ifname"), entry.get("port")
+    if not isinstance(device, str) or not isinstance(port, int):
+        return None
+    counters = [(name, whole_number(str(entry[name]))) for name in COUNTER_NAMES if name in entry]
+    return PortFacts(device, port, counters=tuple((name, value) for name, value in counters if value is not None))

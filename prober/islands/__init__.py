@@ -1,0 +1,1 @@
+"""What hosts show of their fabrics, and which of them share one."""

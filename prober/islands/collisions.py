@@ -1,0 +1,68 @@
+"""What two hosts of one fabric cannot share: a LID under one subnet prefix, an IP address.
+
+A LID is unique in its subnet, so InfiniBand needs one such pair. IP addresses are given by people: where only some of
+two hosts' addresses are the same, that is a mistake and no proof; where all are, the networks merely look alike.
+Containers on one machine share ports and addresses, and prove nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable, Mapping
+from typing import TypeVar
+
+from prober.islands.fabric import Fabric
+
+Pair = tuple[str, str]
+
+
+def collisions(members: Mapping[str, Fabric]) -> dict[Pair, str]:
+    """Pairs of hosts that are not on one fabric, by name, and what proves it in words."""
+    found: dict[Pair, str] = {}
+    for (prefix, _, lid), pair in _shared({name: fabric.lids() for name, fabric in members.items()}):
+        ports = [members[name].lids() for name in pair]
+        same_port = len({of_host[prefix, _, lid] or name for name, of_host in zip(pair, ports, strict=True)}) == 1
+        if not same_port and not _one_machine(members, pair):
+            where = f"subnet prefix {prefix}" if prefix else "the same subnet prefix"
+            found.setdefault(pair, f"{pair[0]} and {pair[1]} both have LID {lid} under {where}")
+    for pair, addresses in _shared_addresses(members).items():
+        fewest = min(len(members[name].addresses) for name in pair)
+        if len(addresses) == fewest and not _one_machine(members, pair):
+            found.setdefault(pair, f"{pair[0]} and {pair[1]} both have the address {min(addresses)}")
+    return found
+
+
+def addresses_given_twice(members: Mapping[str, Fabric]) -> dict[Pair, str]:
+    """Pairs of hosts with some of their rails' addresses in common, but not all: one of them is set wrong."""
+    return {
+        pair: min(addresses)
+        for pair, addresses in _shared_addresses(members).items()
+        if len(addresses) < min(len(members[name].addresses) for name in pair) and not _one_machine(members, pair)
+    }
+
+
+def _shared_addresses(members: Mapping[str, Fabric]) -> dict[Pair, set[str]]:
+    found: dict[Pair, set[str]] = {}
+    without_ipoib = {name: fabric.addresses for name, fabric in members.items() if fabric.kind != "InfiniBand"}
+    for address, pair in _shared(without_ipoib):
+        found.setdefault(pair, set()).add(address)
+    return found
+
+
+T = TypeVar("T", bound=Hashable)
+
+
+def _shared(of_hosts: Mapping[str, Iterable[T]]) -> Iterable[tuple[T, Pair]]:
+    """Each thing that several hosts have, and every two of them in order of name."""
+    owners: dict[T, list[str]] = {}
+    for name, things in of_hosts.items():
+        for thing in things:
+            owners.setdefault(thing, []).append(name)
+    for thing, names in owners.items():
+        for one, other in itertools.combinations(sorted(names), 2):
+            yield thing, (one, other)
+
+
+def _one_machine(members: Mapping[str, Fabric], pair: Pair) -> bool:
+    machines = {members[name].machine for name in pair}
+    return len(machines) == 1 and None not in machines

@@ -1,0 +1,148 @@
+"""What one host shows of the fabric its job traffic goes over: that of its rails, or of its fastest netdev."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from holmes_core.records.devices import Netdev, NetName, Nic
+from holmes_core.records.inventory import FabricKind, Host
+from prober.efa import efa_plugin
+from prober.rails.choose_rails import rails_of
+from prober.rails.port_groups import PKEY_MEMBERSHIP
+from prober.rails.port_networks import interfaces_of, netdevs_of, network_of, networks_of
+
+VIRTUAL_NAMES = ("docker", "br-", "veth", "virbr", "cni", "flannel")  # container and VM bridges and their ends
+_DEFAULT_ROUTES = frozenset({"0.0.0.0/0", "::/0"})
+_NO_LID = (None, 0, 0xFFFF)
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """What one host shows of its fabric. None or empty: not known, and contradicts nothing."""
+
+    kind: FabricKind
+    rails: tuple[Nic, ...]
+    netdev: Netdev | None  # for TCP
+    interfaces: tuple[frozenset[str], ...] = ()  # of each rail, or of the netdev: addresses with prefix length
+    routes: tuple[frozenset[str], ...] = ()  # of each rail: prefixes that routes over it lead to
+    around: frozenset[str] = frozenset()  # networks of the host's other netdevs
+    net_name: NetName | None = None  # NCCL's name for it, where a plugin brings it
+    machine: str | None = None  # the same of containers on one machine, whose ports and addresses are one
+
+    @cached_property
+    def transport(self) -> tuple[str, str]:
+        """Its kind, and NCCL's name for it: what two hosts of one fabric have in common."""
+        return self.kind, self.net_name or ""
+
+    @cached_property
+    def networks(self) -> frozenset[str]:
+        """The networks of all rails, or of the netdev."""
+        return frozenset(network_of(text) for interfaces in self.interfaces for text in interfaces)
+
+    @cached_property
+    def addresses(self) -> frozenset[str]:
+        """The addresses of all rails, or of the netdev."""
+        return frozenset(text.partition("/")[0] for interfaces in self.interfaces for text in interfaces)
+
+    @cached_property
+    def routed(self) -> frozenset[str]:
+        """Prefixes that routes over the rails lead to, default routes left out."""
+        return frozenset(prefix for prefixes in self.routes for prefix in prefixes) - _DEFAULT_ROUTES
+
+    @cached_property
+    def routed_anywhere(self) -> bool:
+        """A policy table or VRF has a default route over a rail."""
+        return any(prefixes & _DEFAULT_ROUTES for prefixes in self.routes)
+
+    @cached_property
+    def subnet_prefixes(self) -> frozenset[str]:
+        """Of InfiniBand rails, as far as known."""
+        return frozenset(nic.subnet_prefix for nic in self.rails if nic.subnet_prefix)
+
+    @cached_property
+    def sm_lids(self) -> frozenset[int]:
+        """Of the subnet managers of InfiniBand rails."""
+        return frozenset(nic.sm_lid for nic in self.rails if nic.sm_lid and nic.kind == "InfiniBand")
+
+    @cached_property
+    def partitions(self) -> frozenset[int]:
+        """P_Keys of InfiniBand rails without the bit for full membership; empty where one rail's are not known."""
+        known = all(nic.pkeys for nic in self.rails) and self.kind == "InfiniBand"
+        return (
+            frozenset(key & ~PKEY_MEMBERSHIP for nic in self.rails for key in nic.pkeys or ()) if known else frozenset()
+        )
+
+    def lids(self) -> dict[tuple[str | None, int, int], str]:
+        """(subnet prefix, rail, LID) of each rail, and the port that has it. Virtual functions have their card's LID.
+
+        The rail's number is 0 unless the host itself has a LID twice, so that its rails are subnets of their own.
+        """
+        own = [
+            (number, nic.subnet_prefix, nic.lid, nic.port_guid or nic.node_guid or "")
+            for number, nic in enumerate(self.rails)
+            if nic.kind == "InfiniBand" and nic.lid not in _NO_LID and not nic.virtual_function
+        ]
+        apart = len({(prefix, lid) for _, prefix, lid, _ in own}) < len(own)
+        return {(prefix, number if apart else 0, lid or 0): guid for number, prefix, lid, guid in own}
+
+
+def fabric_of(host: Host) -> Fabric:
+    """The fabric of the host's rails; without rails the Ethernet of its fastest netdev, or a local host's loopback."""
+    if host.access.transport == "local":
+        loopback = next((netdev for netdev in host.netdevs if netdev.name == "lo"), None)
+        return Fabric("loopback", (), loopback, _interfaces_of_one(loopback))
+    rails = rails_of(host)
+    carrying = [netdev for netdev in host.netdevs if carries_traffic(netdev)]
+    if not rails:
+        netdev = _fastest(carrying)
+        return Fabric("Ethernet", (), netdev, _interfaces_of_one(netdev), machine=host.boot_id)
+    if rails[0].kind == "EFA":
+        return _efa(host, rails)
+    of_rails = [netdevs_of(host, nic) for nic in rails]
+    netdevs = [netdev for netdevs in of_rails for netdev in netdevs]
+    names = {netdev.name for netdev in netdevs}
+    others = [netdev for netdev in carrying if netdev.name not in names]
+    return Fabric(
+        kind="InfiniBand" if rails[0].kind == "InfiniBand" else "RoCE",
+        rails=rails,
+        netdev=next((netdev for netdev in netdevs if netdev.addresses), netdevs[0] if netdevs else None),
+        interfaces=tuple(interfaces_of(netdevs) for netdevs in of_rails),
+        routes=tuple(_prefixes(host, netdevs) for netdevs in of_rails),
+        around=networks_of(others),
+        machine=host.boot_id,
+    )
+
+
+def _efa(host: Host, rails: tuple[Nic, ...]) -> Fabric:
+    """Its packets stay in the subnets of the machine's interfaces, and none of these is an adapter's own."""
+    carrying = [netdev for netdev in host.netdevs if carries_traffic(netdev)]
+    plugin = efa_plugin(host)
+    return Fabric(
+        kind="EFA",
+        rails=rails,
+        netdev=_fastest(carrying),
+        interfaces=(interfaces_of(carrying),),
+        net_name=plugin.net_name if plugin is not None else None,
+        machine=host.boot_id,
+    )
+
+
+def carries_traffic(netdev: Netdev) -> bool:
+    """It is up and has an IPv4 address, and is no container's and not the loopback."""
+    return bool(netdev.up) and bool(netdev.addresses) and not netdev.name.startswith((*VIRTUAL_NAMES, "lo"))
+
+
+def _prefixes(host: Host, netdevs: Iterable[Netdev]) -> frozenset[str]:
+    """Where routes over these netdevs lead."""
+    names = {netdev.name for netdev in netdevs}
+    return frozenset(route.prefix for route in host.routes if route.netdev in names)
+
+
+def _interfaces_of_one(netdev: Netdev | None) -> tuple[frozenset[str], ...]:
+    return (interfaces_of([netdev]),) if netdev else ()
+
+
+def _fastest(netdevs: Iterable[Netdev]) -> Netdev | None:
+    return max(netdevs, key=lambda netdev: netdev.speed_bytes_per_s or 0, default=None)

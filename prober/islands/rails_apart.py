@@ -1,0 +1,49 @@
+"""Whether the rails of a cluster are subnets of their own, with no way from one to another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prober.islands.fabric import Fabric
+from prober.islands.same_fabric import leads_to, overlap
+from prober.rails.port_networks import network_of
+
+
+def rails_apart(fabrics: Sequence[Fabric]) -> bool | None:
+    """Whether no rail reaches a rail of another number; None where the subnets of a rail are not known, as EFA's.
+
+    InfiniBand rails are apart under different subnet prefixes, and together under one prefix and subnet manager. RoCE
+    rails are apart in different networks, unless a route over one leads to another.
+    """
+    numbers = {len(fabric.rails) for fabric in fabrics}
+    if max(numbers, default=0) < 2 or fabrics[0].kind == "EFA":
+        return None
+    if fabrics[0].kind == "InfiniBand":
+        return _infiniband(fabrics)
+    found = [_roce(fabric) for fabric in fabrics if len(fabric.rails) > 1]
+    return False if False in found else None if None in found else True
+
+
+def _infiniband(fabrics: Sequence[Fabric]) -> bool | None:
+    subnets = [[(nic.subnet_prefix, nic.sm_lid) for nic in fabric.rails] for fabric in fabrics]
+    if any(None in subnet for of_host in subnets for subnet in of_host):
+        return None
+    prefixes = [[prefix for prefix, _ in of_host] for of_host in subnets]
+    if all(len(set(of_host)) == len(of_host) for of_host in prefixes):
+        return True
+    return False if all(len(set(of_host)) == 1 for of_host in subnets) else None
+
+
+def _roce(fabric: Fabric) -> bool | None:
+    networks = [frozenset(map(network_of, interfaces)) for interfaces in fabric.interfaces]
+    if not all(networks):
+        return None
+    if fabric.routed_anywhere:
+        return False
+    for number, own in enumerate(networks):
+        others = [network for at, of_rail in enumerate(networks) if at != number for network in of_rail]
+        if any(overlap(one, other) for one in own for other in others):
+            return False
+        if leads_to(fabric.routes[number], others):
+            return False
+    return True

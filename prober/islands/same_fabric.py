@@ -1,0 +1,242 @@
+"""Which hosts share a fabric: by proof where there is one, and never by a guess. The order of hosts changes nothing.
+
+RoCE, EFA and Ethernet hosts share a fabric when their networks overlap or, for RoCE, routes lead both ways; one that
+has nothing in common with another is a cluster of its own, since sockets inside a fabric are slow, but RDMA between
+two fails. InfiniBand fabrics look alike by default, so there what is not known is taken to be alike, and prefixes,
+subnet managers, partitions and IPoIB networks speak against. The same LID or address on two hosts proves two subnets,
+whatever else looks alike; then only the networks around the rails can tell who is with whom.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from prober.islands.collisions import collisions
+from prober.islands.fabric import Fabric
+from prober.islands.union_find import UnionFind
+from prober.rails.port_networks import Network, parsed
+
+Fabrics = Mapping[str, Fabric]
+"""Fabrics by the names of their hosts."""
+Group = tuple[str, ...]
+
+
+@dataclass
+class Islands:
+    """Hosts that share a fabric, in groups; and what was found on the way, of which the user should know."""
+
+    groups: list[Group] = field(default_factory=list)
+    looked_alike: list[Alike] = field(default_factory=list)
+    fits_several: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Hosts that looked like one fabric and are not. `proof` is what two of them have in common and cannot share."""
+
+    hosts: Group
+    proof: str
+    not_placed: Group  # hosts of which nothing tells with whom they are
+
+
+def find_islands(fabrics: Fabrics) -> Islands:
+    """The groups in order of their first hosts, as `fabrics` lists them."""
+    islands = Islands()
+    order = {name: position for position, name in enumerate(fabrics)}
+    for transport in sorted({fabric.transport for fabric in fabrics.values()}):
+        members = {name: fabric for name, fabric in fabrics.items() if fabric.transport == transport}
+        if "loopback" in transport:
+            islands.groups.append(tuple(members))
+            continue
+        joined = _infiniband(members, islands) if "InfiniBand" in transport else _by_network(members)
+        for group in joined:
+            islands.groups += _split(group, fabrics, islands)
+    in_order = [tuple(sorted(group, key=order.__getitem__)) for group in islands.groups]
+    islands.groups = sorted(in_order, key=lambda group: order[group[0]])
+    return islands
+
+
+def meet(one: Fabric, other: Fabric) -> bool:
+    """A network in common, or for RoCE routes over the rails in both directions."""
+    if any(overlap(a, b) for a in one.networks for b in other.networks):
+        return True
+    both_ways = leads_to(one.routed, other.networks) and leads_to(other.routed, one.networks)
+    return one.kind == "RoCE" and both_ways
+
+
+def contradict(one: Fabric, other: Fabric) -> bool:
+    """A known fact speaks against the two being one fabric."""
+    facts = (
+        (one.subnet_prefixes, other.subnet_prefixes),
+        (one.sm_lids, other.sm_lids),
+        (one.partitions, other.partitions),
+    )
+    if one.transport != other.transport or any(ours and theirs and ours.isdisjoint(theirs) for ours, theirs in facts):
+        return True
+    return bool(one.networks and other.networks) and not meet(one, other)
+
+
+def _by_network(members: Fabrics) -> list[Group]:
+    """Hosts whose networks overlap, or that routes over their rails join."""
+    sets: UnionFind[str] = UnionFind(members)
+    _join_networks(sets, members)
+    _join_routes(sets, members)
+    anywhere = {name: fabric for name, fabric in members.items() if fabric.routed_anywhere}
+    # A default route of their own leads the rails anywhere; with a network around them in common, to one another.
+    _join_equal(sets, {name: fabric.around for name, fabric in anywhere.items()})
+    return sets.groups()
+
+
+def _join_networks(sets: UnionFind[str], members: Fabrics) -> None:
+    """Join hosts with overlapping networks: sorted, each network stands right after those that hold it."""
+    owners: dict[str, list[str]] = {}
+    for name, fabric in members.items():
+        for each in fabric.networks:
+            owners.setdefault(each, []).append(name)
+    holding: list[tuple[Network, str]] = []
+    for network, text in sorted(((parsed(each), each) for each in owners), key=_place):
+        sets.join(owners[text])
+        while holding and not _holds(holding[-1][0], network):
+            holding.pop()
+        if holding:
+            sets.join([owners[holding[-1][1]][0], owners[text][0]])
+        holding.append((network, text))
+
+
+def _place(item: tuple[Network, str]) -> tuple[int, int, int]:
+    return item[0].version, int(item[0].network_address), item[0].prefixlen
+
+
+def _join_routes(sets: UnionFind[str], members: Fabrics) -> None:
+    """Join hosts to whose networks routes lead in both directions."""
+    networks = sorted(((parsed(text), name) for name, f in members.items() for text in f.networks), key=_place)
+    places = [_place(item)[:2] for item in networks]
+    of_routes: dict[frozenset[str], set[str]] = {}
+    for name, fabric in members.items():
+        if fabric.kind == "RoCE" and fabric.routed:
+            of_routes.setdefault(fabric.routed, set()).add(name)
+    reached = {prefixes: set(_reached(prefixes, networks, places)) for prefixes in of_routes}
+    for prefixes, names in of_routes.items():
+        sets.join(names & reached[prefixes])
+    for one, other in itertools.combinations(of_routes, 2):
+        there, back = of_routes[other] & reached[one], of_routes[one] & reached[other]
+        if there and back:
+            sets.join(there | back)
+
+
+def _reached(
+    prefixes: Iterable[str], networks: Sequence[tuple[Network, str]], places: Sequence[tuple[int, int]]
+) -> Iterable[str]:
+    """Hosts with a network inside one of the prefixes."""
+    for text in prefixes:
+        prefix = parsed(text)
+        start = bisect_left(places, (prefix.version, int(prefix.network_address)))
+        end = bisect_left(places, (prefix.version, int(prefix.broadcast_address) + 1))
+        yield from (name for network, name in networks[start:end] if network.prefixlen >= prefix.prefixlen)
+
+
+def _join_equal(sets: UnionFind[str], of_hosts: Mapping[str, Iterable[Hashable]]) -> None:
+    """Join hosts that have a thing in common."""
+    owners: dict[Hashable, str] = {}
+    for name, things in of_hosts.items():
+        for thing in things:
+            sets.join([owners.setdefault(thing, name), name])
+
+
+def _infiniband(members: Fabrics, islands: Islands) -> list[Group]:
+    """Hosts that nothing speaks against; those that fit two fabrics that are not one are alone."""
+    ipoib: UnionFind[str] = UnionFind(members)
+    _join_networks(ipoib, members)
+    alike: dict[tuple[_Facts, str | None], list[str]] = {}
+    for name, fabric in members.items():
+        facts = (fabric.subnet_prefixes, fabric.sm_lids, fabric.partitions)
+        alike.setdefault((facts, ipoib.root(name) if fabric.networks else None), []).append(name)
+    items = [
+        _Item(tuple(names), facts, wired, _rails_with_network(members[name] for name in names))
+        for (facts, wired), names in alike.items()
+    ]
+    fitting = {item: {other for other in items if item.fits(other)} for item in items}
+    torn = {item for item in items if any(not a.fits(b) for a, b in itertools.combinations(fitting[item], 2))}
+    sets: UnionFind[_Item] = UnionFind(item for item in items if item not in torn)
+    for item in items:
+        if item in torn:
+            islands.fits_several += item.hosts
+        else:
+            sets.join([item, *(fitting[item] - torn)])
+    alone: list[Group] = [(name,) for item in torn for name in item.hosts]
+    return alone + [tuple(name for item in group for name in item.hosts) for group in sets.groups()]
+
+
+_Facts = tuple[Collection[object], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Item:
+    """InfiniBand hosts that show the same. `wired` stands for their IPoIB networks, `rails` are those that have any."""
+
+    hosts: Group
+    facts: _Facts
+    wired: str | None
+    rails: frozenset[int]
+
+    def fits(self, other: _Item) -> bool:
+        """Nothing speaks against their being one fabric.
+
+        IPoIB networks do where they are of rails of one number; of different ones they differ on sound hosts too.
+        """
+        if any(
+            ours and theirs and not set(ours) & set(theirs)
+            for ours, theirs in zip(self.facts, other.facts, strict=True)
+        ):
+            return False
+        return None in (self.wired, other.wired) or self.wired == other.wired or not self.rails & other.rails
+
+
+def _rails_with_network(fabrics: Iterable[Fabric]) -> frozenset[int]:
+    return frozenset(number for fabric in fabrics for number, of_rail in enumerate(fabric.interfaces) if of_rail)
+
+
+def _split(group: Group, fabrics: Fabrics, islands: Islands) -> list[Group]:
+    """The hosts of a group that looks like one fabric, apart where two of them prove that it is several."""
+    members = {name: fabrics[name] for name in group}
+    proofs = collisions(members)
+    if not proofs:
+        return [group]
+    # A network that two hosts of different fabrics are both on tells nothing of the others.
+    misleading = {network for pair in proofs for network in members[pair[0]].around & members[pair[1]].around}
+    around: UnionFind[str] = UnionFind(members)
+    _join_equal(around, {name: fabric.around - misleading for name, fabric in members.items()})
+    placed: list[Group] = []
+    alone: list[str] = []
+    for part in around.groups():
+        holds_proof = any(set(pair) <= set(part) for pair in proofs)
+        placed += [] if holds_proof else [part]
+        alone += part if holds_proof else ()
+    single = [part[0] for part in placed if len(part) == 1]
+    not_placed = tuple(alone + single) if len(group) > 2 else ()
+    islands.looked_alike.append(Alike(group, "; ".join(proofs[pair] for pair in list(proofs)[:1]), not_placed))
+    return placed + [(name,) for name in alone]
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether two networks are the same, or one holds the other."""
+    a, b = parsed(one), parsed(other)
+    return _holds(a, b) or _holds(b, a)
+
+
+def _holds(outer: Network, inner: Network) -> bool:
+    """Whether `inner` lies within `outer`, or is it."""
+    return (
+        outer.version == inner.version
+        and outer.prefixlen <= inner.prefixlen
+        and outer.network_address <= inner.network_address <= outer.broadcast_address  # type: ignore[operator]
+    )
+
+
+def leads_to(prefixes: Iterable[str], networks: Iterable[str]) -> bool:
+    """Whether a route to one of `prefixes` covers one of `networks`."""
+    targets = [parsed(network) for network in networks]
+    return any(_holds(parsed(prefix), target) for prefix in prefixes for target in targets)

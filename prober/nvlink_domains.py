@@ -1,0 +1,84 @@
+"""Hosts whose GPUs share one NVLink fabric (MNNVL), as the trays of an NVL72 rack do; and what stands in its way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from holmes_core.records.inventory import Cluster, Finding, Host, NvlinkDomain
+from prober.rules.rule import About
+
+IMEX_DOWN = About(
+    "NVLINK-IMEX-DOWN",
+    "W",
+    "hosts are one NVLink domain, and nvidia-imex does not run on one of them",
+    "NCCL would stop at NVLink between hosts; the plan sets NCCL_MNNVL_ENABLE=0, and their NICs carry all",
+    "the hosts' addresses in /etc/nvidia-imex/nodes_config.cfg, `systemctl enable --now nvidia-imex` on each; "
+    "`nvidia-imex-ctl -N` shows whether they found one another",
+    "NVIDIA IMEX service guide; NCCL, src/mnnvl.cc",
+)
+IMEX_NOT_KNOWN = About(
+    "NVLINK-IMEX-NOT-KNOWN",
+    "I",
+    "hosts are one NVLink domain, and whether nvidia-imex runs on all of them is not known",
+    "the plan counts on the NICs between these hosts; NCCL takes NVLink where it works",
+    "`systemctl is-active nvidia-imex` on each; in a container, a channel in /dev/nvidia-caps-imex-channels",
+    "NVIDIA IMEX service guide",
+)
+NOT_ONE_CLUSTER = About(
+    "NVLINK-NOT-ONE-CLUSTER",
+    "I",
+    "the hosts of an NVLink domain are in several clusters, or in one with others",
+    "the plan prices links that leave the domain or the cluster as NICs', and those inside a larger cluster too",
+    "if NVLink weighs more than the NICs' fabric to the others: one `cluster:` of their own in hosts.yaml",
+    "docs/planning.md of this project",
+)
+ABOUT = (IMEX_DOWN, IMEX_NOT_KNOWN, NOT_ONE_CLUSTER)
+
+Clique = tuple[str, int]
+"""Cluster UUID and clique id. Neither alone is unique: a rack may be cut into several cliques."""
+
+
+def clique_of(host: Host) -> Clique | None:
+    """The clique that all GPUs of `host` are in; None where they are in none or several, or one is not set up yet."""
+    if any(gpu.fabric_state not in (None, "Completed") for gpu in host.gpus):
+        return None
+    found = {(gpu.nvlink_cluster, gpu.nvlink_clique) for gpu in host.gpus}
+    cluster, clique = next(iter(found)) if len(found) == 1 else (None, None)
+    return None if cluster is None or clique is None else (cluster, clique)
+
+
+def find_nvlink_domains(hosts: Sequence[Host]) -> tuple[NvlinkDomain, ...]:
+    """The cliques that hold several hosts, in order of their first host."""
+    members: dict[Clique, list[str]] = {}
+    for host in hosts:
+        if host.reachable and (clique := clique_of(host)) is not None:
+            members.setdefault(clique, []).append(host.name)
+    several = [(clique, names) for clique, names in members.items() if len(names) > 1]
+    return tuple(
+        NvlinkDomain(name=f"nvlink-{number}", hosts=tuple(names), cluster_uuid=clique[0], clique=clique[1])
+        for number, (clique, names) in enumerate(several, 1)
+    )
+
+
+def domain_findings(
+    domains: Iterable[NvlinkDomain], hosts: Sequence[Host], clusters: Sequence[Cluster]
+) -> Iterable[Finding]:
+    """Where IMEX does not run, or a domain is not one cluster, NVLink between hosts is not planned for."""
+    by_name = {host.name: host for host in hosts}
+    cluster_of = {name: cluster.name for cluster in clusters for name in cluster.hosts}
+    for domain in domains:
+        seen = f"{domain.name}, clique {domain.clique} of {domain.cluster_uuid}"
+        states = {name: by_name[name].imex for name in domain.hosts}
+        stopped = [name for name, state in states.items() if state not in (None, "active")]
+        unknown = [name for name, state in states.items() if state is None]
+        if stopped:
+            yield IMEX_DOWN.finding(
+                stopped, f"{seen}: nvidia-imex is {', '.join(str(states[name]) for name in stopped)}"
+            )
+        elif unknown:
+            yield IMEX_NOT_KNOWN.finding(unknown, seen)
+        around = sorted({cluster_of[name] for name in domain.hosts})
+        others = [name for name, cluster in cluster_of.items() if cluster in around and name not in domain.hosts]
+        if len(around) > 1 or others:
+            more = f", with {len(others)} other hosts" if others else ""
+            yield NOT_ONE_CLUSTER.finding(domain.hosts, f"{domain.name}: clusters {', '.join(around)}{more}")

@@ -1,0 +1,240 @@
+"""The rails of a host: which of its RDMA ports carry the job, by what number, and why the others do not. Pure.
+
+Nobody asks the ports themselves: what serves GPUs, storage or the front end is told by where a port leads, how near it
+is to the GPUs, how fast it is, and whether the default route goes over it. `rails:` of hosts.yaml overrides all that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from holmes_core.hosts.rail_pattern import named_by
+from holmes_core.records.devices import Gpu, Nic
+from holmes_core.records.inventory import Host
+from prober.efa import efa_rails
+from prober.rails.nearness import BESIDE, Nearness, nearness_of, path_class, path_rank
+from prober.rails.port_groups import PortGroup, best_group, fabric_of_port, near_part, port_groups, ties
+from prober.rails.port_networks import default_route_netdevs, has_address, netdevs_of
+
+RAIL_KINDS = ("InfiniBand", "RoCE")
+STATED = "named by `rails:` of hosts.yaml"
+WITH_PLUGIN = "EFA, which NCCL reaches by its plugin"
+# PCI device ids of BlueField, BlueField-2 and BlueField-3 as hca_type spells them. Source: pci.ids, vendor 15b3.
+BLUEFIELD_TYPES = ("MT41680", "MT41682", "MT41686", "MT41692")
+
+Reasons = dict[str, str]
+"""Why a port is no rail, by `Nic.hca`."""
+
+
+def rails_of(host: Host) -> tuple[Nic, ...]:
+    """The rails in order of their numbers; of a host whose rails nobody has chosen, those that would be."""
+    chosen = host if any(nic.rail_why for nic in host.nics) else with_rails(host)
+    numbers = {nic.hca: nic.rail for nic in chosen.nics if nic.rail is not None}
+    return tuple(sorted((nic for nic in host.nics if nic.hca in numbers), key=lambda nic: numbers[nic.hca]))
+
+
+def with_rails(host: Host, stated: Sequence[str] | None = None) -> Host:
+    """The host with every port said to be a rail or not, and every GPU's rail. `stated`: the patterns of `rails:`."""
+    nearness = nearness_of(host)
+    rails, why, reasons = _stated(host, stated) if stated else _chosen(host, nearness)
+    numbers = {nic.hca: number for number, nic in enumerate(_in_order(rails, nearness))}
+    nics = tuple(
+        nic.model_copy(
+            update={
+                "rail": numbers.get(nic.hca),
+                "rail_why": why if nic.hca in numbers else reasons.get(nic.hca) or nic.why or "no RDMA port",
+            }
+        )
+        for nic in host.nics
+    )
+    return host.model_copy(update={"nics": nics, "gpus": _with_nearest_rails(host.gpus, rails, numbers, nearness)})
+
+
+def undecided_ports(host: Host) -> tuple[Nic, ...]:
+    """The rails and the ports that might as well be, in the order of the host; () where facts or hosts.yaml decide.
+
+    Those of another group of as many ports, as fast and as near; or one port a subnet, which are rails of their own
+    or a rail beside storage, unless there is one for each GPU.
+    """
+    rails = rails_of(host)
+    if not rails or rails[0].rail_why == STATED or rails[0].kind not in RAIL_KINDS:
+        return ()
+    nearness = nearness_of(host)
+    groups = port_groups(host, _candidates(host, nearness, {}), nearness)
+    best = next(group for group in groups if set(rails) <= set(group.ports))
+    alike = [nic for group in ties(groups, best) for nic in group.ports]
+    guessed = len(best.fabrics) == len(rails) > 1 and len(rails) != len(host.gpus)
+    return tuple(nic for nic in host.nics if (alike or guessed) and (nic in rails or nic in alike))
+
+
+def ports_not_told(host: Host) -> tuple[Nic, ...]:
+    """Ports that may be rails for all that is known, if they outnumber the rails; () where hosts.yaml decides."""
+    rails = rails_of(host)
+    may_be = [nic for nic in host.nics if nic.usable_by_nccl_ib is None and nic.kind in (*RAIL_KINDS, "unknown")]
+    decided = bool(rails) and rails[0].rail_why == STATED
+    return () if decided or len(may_be) <= len(rails) else tuple(may_be)
+
+
+def _stated(host: Host, stated: Sequence[str]) -> tuple[list[Nic], str, Reasons]:
+    """The ports that hosts.yaml names and NCCL may take, all of one kind: that with most bandwidth."""
+    kinds_of_rails = (*RAIL_KINDS, "EFA", "unknown")  # who names a port knows what it is
+    named = [nic for nic in host.nics if nic.kind in kinds_of_rails and named_by(stated, nic.device, nic.port)]
+    usable = [nic for nic in named if nic.usable_by_nccl_ib is not False or nic in efa_rails(host)]
+    kinds = sorted({nic.kind for nic in usable})
+    kind = max(kinds, key=lambda kind: sum(nic.rate_gbps or 0 for nic in usable if nic.kind == kind), default="")
+    rails = [nic for nic in usable if nic.kind == kind]
+    reasons = {nic.hca: f"{nic.kind}, most ports that `rails:` names are {kind}" for nic in usable if nic.kind != kind}
+    unnamed = [nic for nic in host.nics if nic not in named and nic.kind in kinds_of_rails]
+    reasons |= {nic.hca: "not among `rails:` of hosts.yaml" for nic in unnamed}
+    return rails, STATED, reasons
+
+
+def _chosen(host: Host, nearness: Nearness) -> tuple[list[Nic], str, Reasons]:
+    reasons: Reasons = {}
+    candidates = _candidates(host, nearness, reasons)
+    if not candidates:
+        return list(efa_rails(host)), WITH_PLUGIN, reasons
+    groups = port_groups(host, candidates, nearness)
+    best = best_group(groups)
+    rails = near_part(host, best, nearness)
+    for group in groups:
+        for nic in group.ports:
+            if nic not in rails:
+                reasons[nic.hca] = "far from the GPUs, each of which has a rail beside it"
+            if group is not best:
+                reasons[nic.hca] = _why_not(host, group, nic, best)
+    return list(rails), _why(host, rails, best, bool(reasons)), reasons
+
+
+def _candidates(host: Host, nearness: Nearness, reasons: Reasons) -> list[Nic]:
+    """Ports that NCCL takes, without those of the front end; why those are out goes into `reasons`."""
+    found = [nic for nic in host.nics if nic.usable_by_nccl_ib and nic.kind in RAIL_KINDS]
+    for leave_out in (_front_end, _beside_connectx):
+        out = leave_out(host, found, nearness)
+        reasons |= out
+        found = [nic for nic in found if nic.hca not in out]
+    return found
+
+
+def _front_end(host: Host, candidates: Sequence[Nic], _: Nearness) -> Reasons:
+    """RoCE ports that carry the default route, unless nothing else is left that has somewhere to go."""
+    carriers = default_route_netdevs(host)
+    out = {
+        nic.hca: f"the default route goes over its netdev {nic.netdev}: front end"
+        for nic in candidates
+        if nic.kind == "RoCE" and nic.netdev in carriers
+    }
+    left = [nic for nic in candidates if nic.hca not in out]
+    leads_on = any(nic.kind == "InfiniBand" or any(map(has_address, netdevs_of(host, nic))) for nic in left)
+    return out if leads_on else {}
+
+
+def _beside_connectx(host: Host, candidates: Sequence[Nic], nearness: Nearness) -> Reasons:
+    """Host ports of BlueField cards beside ConnectX ports, unless they are nearer to the GPUs, or one for each GPU."""
+    ours = [nic for nic in candidates if nic.hca_type in BLUEFIELD_TYPES]
+    others = [nic for nic in candidates if nic.hca_type not in BLUEFIELD_TYPES]
+    if not ours or not others or not all(nic.hca_type for nic in others):
+        return {}
+    if min(_classes(ours, nearness), default=BESIDE) < min(_classes(others, nearness), default=BESIDE):
+        return {}
+    if len(ours) >= max(2, len(host.gpus)) > len(others):
+        return {}
+    return {nic.hca: "a BlueField's host port, beside ConnectX ports: storage or front end" for nic in ours}
+
+
+def _classes(nics: Iterable[Nic], nearness: Nearness) -> list[int]:
+    return [path_class(path) for nic in nics for path in nearness.get(nic.device, {}).values()]
+
+
+def _why(host: Host, rails: Sequence[Nic], group: PortGroup, others: bool) -> str:
+    """Why these ports are the rails, in words that are the same for all of them."""
+    first = rails[0]
+    rate = f" of {first.rate_gbps:g} Gbit/s" if first.rate_gbps else ""
+    if len(rails) == 1:
+        said = f"the only {first.kind} port{rate}" if not others else f"an {first.kind} port{rate}"
+        said = said.replace("an RoCE", "a RoCE")
+    else:
+        said = f"one of {len(rails)} {first.kind} ports{rate} alike"
+    if len(rails) > 1 and len(group.fabrics) == len(rails):
+        said += ", each in a subnet of its own"
+    elif len(group.fabrics) == 1 and (place := _place(fabric_of_port(host, first), first.kind)):
+        said += f", {place}"
+    return said + (", beside the GPUs" if group.distance == BESIDE else "")
+
+
+def _place(fabric: tuple[object, ...], kind: str) -> str:
+    """Where a port leads, in words; empty where not known."""
+    if kind != "InfiniBand":
+        return f"in {', '.join(map(str, fabric))}" if fabric != (None,) else ""
+    return f"below SM lid {fabric[1]}" if fabric[1] else ""
+
+
+def _why_not(host: Host, group: PortGroup, nic: Nic, best: PortGroup) -> str:
+    """What sets a left-out port apart from the rails."""
+    what = f"{len(best.ports)} rails" if len(best.ports) > 1 else "rail"
+    have = "have" if len(best.ports) > 1 else "has"
+    if group.kind != best.kind:
+        return f"{group.kind}; the {what} {have} more bandwidth as {best.kind}"
+    if group.rate_gbps != best.rate_gbps:
+        return f"{_rate(nic)}; the {what} {have} {best.rate_gbps:g} Gbit/s"
+    fabric = fabric_of_port(host, nic)
+    if group.distance is not None and best.distance is not None and group.distance > best.distance:
+        return f"farther from the GPUs than the {what}" + _after_comma(_place(fabric, nic.kind))
+    if not group.fabrics & best.fabrics:
+        if fabric == (None,):
+            return f"its netdev has no address, those of the {what} have"
+        if nic.kind == "InfiniBand":
+            return f"{_place(fabric, nic.kind) or 'in another subnet or partition'}, where the {what} {have} another"
+        return f"{_place(fabric, nic.kind)}, another network than the {what}"
+    return f"another card model than the {what}"
+
+
+def _after_comma(text: str) -> str:
+    return f", {text}" if text else ""
+
+
+def _rate(nic: Nic) -> str:
+    return f"{nic.rate_gbps:g} Gbit/s" if nic.rate_gbps else "rate not known"
+
+
+def _in_order(rails: Iterable[Nic], nearness: Nearness) -> list[Nic]:
+    """The rails in order of the GPUs beside them, then of PCI address, then of name."""
+
+    def place(nic: Nic) -> tuple[object, ...]:
+        paths = nearness.get(nic.device, {})
+        best = min((path for path in paths.values() if path_class(path) == BESIDE), key=path_rank, default=None)
+        gpus = tuple(sorted(gpu for gpu, path in paths.items() if path == best))
+        parts = re.split(r"(\d+)", nic.device)
+        natural = tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts)
+        return best is None, gpus, nic.pci_address or "~", natural, nic.port
+
+    return sorted(rails, key=place)
+
+
+def _with_nearest_rails(
+    gpus: Sequence[Gpu], rails: Sequence[Nic], numbers: Mapping[str, int], nearness: Nearness
+) -> tuple[Gpu, ...]:
+    """The GPUs with the rail beside each; several GPUs at the same rails take turns.
+
+    By number where there are as many rails as GPUs and no way is known.
+    """
+    known = any(nearness.get(nic.device) for nic in rails)
+    if not known:
+        by_number = len(gpus) == len(rails)
+        return tuple(g.model_copy(update={"rail": index if by_number else None}) for index, g in enumerate(gpus))
+    taken: dict[tuple[int, ...], int] = {}
+    found = []
+    for gpu in gpus:
+        beside = _beside(gpu, rails, numbers, nearness)
+        turn = taken.get(beside, 0)
+        taken[beside] = turn + 1
+        found.append(gpu.model_copy(update={"rail": beside[turn % len(beside)] if beside else None}))
+    return tuple(found)
+
+
+def _beside(gpu: Gpu, rails: Iterable[Nic], numbers: Mapping[str, int], nearness: Nearness) -> tuple[int, ...]:
+    """Numbers of the rails nearest to the GPU, where those are at PIX or PXB."""
+    paths = {numbers[nic.hca]: nearness.get(nic.device, {}).get(gpu.index, "SYS") for nic in rails}
+    best = min(paths.values(), key=path_rank, default="SYS")
+    return tuple(sorted(n for n, path in paths.items() if path == best)) if path_class(best) == BESIDE else ()

@@ -1,0 +1,132 @@
+"""RDMA ports in groups that are alike: same kind, fabric and rate; and groups that together are one set of rails."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from holmes_core.records.devices import Nic
+from holmes_core.records.inventory import Host
+from prober.rails.nearness import BESIDE, Nearness, path_class
+from prober.rails.port_networks import netdevs_of, networks_of
+
+FAR_MUST_CARRY = 4  # times as much as nearer ports, for ports far from the GPUs to be the rails
+PKEY_MEMBERSHIP = 0x8000  # the bit of a P_Key that says full member; the rest is the partition
+
+Fabric = tuple[object, ...]
+"""What tells a port's subnet from another: prefix, SM lid and partitions, or its IP networks. None: not known."""
+
+
+@dataclass(frozen=True)
+class PortGroup:
+    """Ports of one kind and rate that lead to the same place, or each to a place of its own."""
+
+    ports: tuple[Nic, ...]
+    fabrics: frozenset[Fabric]
+    distance: int | None  # class of the longest way a GPU has to the nearest of the ports; None where not known
+
+    @property
+    def kind(self) -> str:
+        """InfiniBand or RoCE."""
+        return self.ports[0].kind
+
+    @property
+    def rate_gbps(self) -> float:
+        """Of each port; one that is not known counts least."""
+        return self.ports[0].rate_gbps or 0.0
+
+    @property
+    def total_gbps(self) -> float:
+        """Of all ports together."""
+        return self.rate_gbps * len(self.ports)
+
+
+def port_groups(host: Host, ports: Iterable[Nic], nearness: Nearness) -> list[PortGroup]:
+    """The groups of `ports`, those that are one set of rails joined."""
+    apart: dict[tuple[object, ...], list[Nic]] = {}
+    for port in ports:
+        apart.setdefault((port.kind, port.rate_gbps, fabric_of_port(host, port)), []).append(port)
+    alike: dict[tuple[object, ...], list[list[Nic]]] = {}
+    for (kind, rate, _), members in apart.items():
+        models = tuple(sorted({str(port.hca_type) for port in members}))
+        near = distance(host, members, nearness, of_ports=True)
+        alike.setdefault((kind, rate, models, near), []).append(members)
+    groups = []
+    for similar in alike.values():
+        for members in _one_set(similar):
+            fabrics = frozenset(fabric_of_port(host, port) for port in members)
+            groups.append(PortGroup(tuple(members), fabrics, distance(host, members, nearness)))
+    return groups
+
+
+def fabric_of_port(host: Host, port: Nic) -> Fabric:
+    """Where the port leads."""
+    if port.kind == "InfiniBand":
+        partitions = frozenset(pkey & ~PKEY_MEMBERSHIP for pkey in port.pkeys) if port.pkeys else None
+        return port.subnet_prefix, port.sm_lid or None, partitions
+    return tuple(sorted(networks_of(netdevs_of(host, port)))) or (None,)
+
+
+def _one_set(similar: Sequence[list[Nic]]) -> Iterable[list[Nic]]:
+    """Groups with as many ports each are one set where each is a rail's subnet, and not one fabric beside another.
+
+    One port a subnet is what rails look like. Several InfiniBand ports a subnet are islands; on Ethernet, equal numbers
+    of ports in several networks are rails, as storage and front end have fewer.
+    """
+    by_count: dict[int, list[list[Nic]]] = {}
+    for members in similar:
+        by_count.setdefault(len(members), []).append(members)
+    for count, groups in by_count.items():
+        if count == 1 or groups[0][0].kind != "InfiniBand":
+            yield list(chain.from_iterable(groups))
+        else:
+            yield from groups
+
+
+def distance(host: Host, ports: Collection[Nic], nearness: Nearness, of_ports: bool = False) -> int | None:
+    """Class of the longest way that a GPU has to the nearest of `ports`; with `of_ports`, that a port has to its GPU.
+
+    None where a port's or GPU's ways are not known.
+    """
+    ways: Mapping[str, Mapping[int, str]] = {port.device: nearness.get(port.device, {}) for port in ports}
+    if not host.gpus or not all(ways.values()):
+        return None
+    if of_ports:
+        return max(min(path_class(path) for path in paths.values()) for paths in ways.values())
+    return max(min(path_class(paths.get(gpu.index, "SYS")) for paths in ways.values()) for gpu in host.gpus)
+
+
+def best_group(groups: Sequence[PortGroup]) -> PortGroup:
+    """The rails among the groups: the nearest to the GPUs, then that of most bandwidth; at least one group.
+
+    A group that carries a small part of what a farther one does is no rail, however near: it is the front end.
+    """
+    most = max(group.total_gbps for group in groups)
+    weighty = [group for group in groups if group.total_gbps * FAR_MUST_CARRY >= most]
+    known = all(group.distance is not None for group in weighty)
+    return min(weighty, key=lambda group: (group.distance if known else 0, *_by_weight(group)))
+
+
+def ties(groups: Sequence[PortGroup], best: PortGroup) -> list[PortGroup]:
+    """Groups of the rails' kind, rate, number and distance: nothing but chance speaks for one of them."""
+    mark = (best.kind, best.distance, best.rate_gbps, len(best.ports))
+    return [g for g in groups if g is not best and (g.kind, g.distance, g.rate_gbps, len(g.ports)) == mark]
+
+
+def _by_weight(group: PortGroup) -> tuple[object, ...]:
+    """Sort key: most bandwidth, most ports, then what is told of them; names come last, and decide nothing else."""
+    addressed = sum(fabric != (None,) for fabric in group.fabrics)
+    first = min((port.pci_address or "~", port.device, port.port) for port in group.ports)
+    return -group.total_gbps, -len(group.ports), group.kind != "InfiniBand", -addressed, first
+
+
+def near_part(host: Host, group: PortGroup, nearness: Nearness) -> tuple[Nic, ...]:
+    """The group's ports beside a GPU, where there are as many as GPUs and each GPU has one; otherwise all ports."""
+    beside = [
+        port for port in group.ports if BESIDE in {path_class(path) for path in nearness.get(port.device, {}).values()}
+    ]
+    known = all(nearness.get(port.device) for port in group.ports)
+    if not known or len(beside) < max(1, len(host.gpus)) or distance(host, beside, nearness) != BESIDE:
+        return group.ports
+    return tuple(beside)

@@ -1,0 +1,82 @@
+"""The netdevs that carry an RDMA port's addresses, the networks those are in, and who carries the default route."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from functools import lru_cache
+
+from holmes_core.records.devices import Netdev, Nic
+from holmes_core.records.inventory import Host
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+MOST_PARSED = 65536  # texts of addresses and networks kept parsed: a fleet's are read again for every rule
+
+
+def netdevs_of(host: Host, nic: Nic) -> tuple[Netdev, ...]:
+    """The netdevs that speak for the port, that of NCCL's GID first.
+
+    Its GID table names them, VLANs and macvlans too. Where they have no address, those made on the port's netdev count.
+    """
+    chosen = [entry.netdev for entry in nic.gids if entry.index == nic.gid_choice]
+    names = dict.fromkeys([*chosen, nic.netdev, *(entry.netdev for entry in nic.gids)])
+    by_name = {netdev.name: netdev for netdev in host.netdevs}
+    own = [by_name[name] for name in names if name is not None and name in by_name]
+    if nic.netdev and not any(has_address(netdev) for netdev in own):
+        own += [netdev for netdev in host.netdevs if netdev.parent == nic.netdev and has_address(netdev)]
+    return tuple(own)
+
+
+def has_address(netdev: Netdev) -> bool:
+    """It has an IPv4 address, or an IPv6 one that is not link-local."""
+    return bool(interfaces_of([netdev]))
+
+
+def interfaces_of(netdevs: Iterable[Netdev]) -> frozenset[str]:
+    """Their addresses with prefix length, IPv4 and IPv6, without the link-local ones that every port has."""
+    found: set[str] = set()
+    for netdev in netdevs:
+        found.update(netdev.addresses)
+        found.update(text for text in netdev.ipv6_addresses if not _is_link_local(text))
+    return frozenset(found)
+
+
+@lru_cache(maxsize=MOST_PARSED)
+def _is_link_local(interface: str) -> bool:
+    return ipaddress.ip_interface(interface).ip.is_link_local
+
+
+@lru_cache(maxsize=MOST_PARSED)
+def parsed(network: str) -> Network:
+    """The network of a prefix such as `10.2.0.0/16`."""
+    return ipaddress.ip_network(network)
+
+
+@lru_cache(maxsize=MOST_PARSED)
+def network_of(interface: str) -> str:
+    """`10.2.0.0/16` of `10.2.0.1/16`."""
+    return str(ipaddress.ip_interface(interface).network)
+
+
+def networks_of(netdevs: Iterable[Netdev]) -> frozenset[str]:
+    """The networks of their addresses."""
+    return frozenset(network_of(text) for text in interfaces_of(netdevs))
+
+
+def default_route_netdevs(host: Host) -> frozenset[str]:
+    """The netdev of the default route, and all below it: members of its bond or bridge, what its VLAN is made on."""
+    below: dict[str, set[str]] = {}
+    for netdev in host.netdevs:
+        below.setdefault(netdev.name, set()).update(slave.name for slave in netdev.bond_slaves or ())
+        if netdev.parent is not None:
+            below[netdev.name].add(netdev.parent)
+        if netdev.master is not None:
+            below.setdefault(netdev.master, set()).add(netdev.name)
+    found: set[str] = set()
+    waiting = [host.default_route_netdev] if host.default_route_netdev else []
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += below.get(name, ())
+    return frozenset(found)

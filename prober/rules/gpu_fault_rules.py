@@ -1,0 +1,297 @@
+"""Faults of GPUs: memory errors, what the driver reported, NVLinks and NVSwitch fabric."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from holmes_core.records.devices import Gpu
+from holmes_core.records.inventory import Host
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, majority
+
+NO_FABRIC = ("N/A", "Not Supported")
+# What NVIDIA's catalogue answers with RESET_GPU or RESTART_BM, and 48 and 74, which it says need a reset or reboot.
+FATAL_XIDS = frozenset((46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158))
+NVLINK5_XIDS = range(144, 151)  # the line itself says Fatal or Nonfatal
+RECOVERY_XID = 154
+NO_ACTION = "None"
+_SXM_NAME = re.compile(r"SXM|HGX|HBM3\b|\b[BH][123]00\b(?!.*(?:PCIe|NVL))|\bGB\d{3}\b|\bDGX\b")
+
+
+def _ecc(host: Host) -> Evidence:
+    for gpu in host.gpus:
+        if gpu.ecc_uncorrected:
+            seen = f"GPU {gpu.index}: {gpu.ecc_uncorrected} uncorrected errors since the driver was loaded"
+            yield Seen(seen, f"end what runs there and `nvidia-smi -i {gpu.index} -r`; drain the host if they return")
+
+
+def _remap_failed(host: Host) -> Evidence:
+    for gpu in host.gpus:
+        if gpu.row_remap_failure:
+            yield f"GPU {gpu.index}: row remapping failed"
+
+
+def _remap_pending(host: Host) -> Evidence:
+    for gpu in host.gpus:
+        if gpu.row_remap_pending and not gpu.row_remap_failure:
+            seen = f"GPU {gpu.index}: row remapping pending"
+            yield Seen(seen, f"end what runs there and `nvidia-smi -i {gpu.index} -r`, or reboot")
+
+
+@dataclass(frozen=True)
+class _Xid:
+    """A line of the driver: on which GPU (its PCI address there), the number, the whole line."""
+
+    gpu: str
+    number: int | None
+    line: str
+
+    @property
+    def is_fatal(self) -> bool:
+        """It leaves the GPU unfit for use until it is reset."""
+        if self.number in NVLINK5_XIDS:
+            return re.search(r"\bFatal\b", self.line) is not None
+        return self.number in FATAL_XIDS
+
+
+def _xids(host: Host) -> Iterable[_Xid]:
+    for line in host.warnings:
+        if "Xid" in line:
+            match = re.search(r"Xid \(([^)]*)\): (\d+)", line)
+            yield _Xid(match[1], int(match[2]), line) if match else _Xid("", None, line)
+
+
+def _actions(host: Host) -> Mapping[str, str]:
+    """The last recovery action that the driver itself named for a GPU, by its PCI address."""
+    actions = {}
+    for xid in _xids(host):
+        match = re.search(r"changed from \S+ \([^)]*\) to \S+ \(([^)]*)\)", xid.line)
+        if xid.number == RECOVERY_XID and match:
+            actions[xid.gpu] = match[1]
+    return actions
+
+
+def _fatal_xid(host: Host) -> Evidence:
+    """The driver's own word goes first: where it asks for nothing any more, the GPU was reset."""
+    actions = _actions(host)
+    for xid, seen in _counted(xid for xid in _xids(host) if _refuses(xid, actions)):
+        reset = f"end what runs there and `nvidia-smi -r -i {xid.gpu.removeprefix('PCI:')}.0`"
+        yield Seen(seen, _BY_ACTION.get(actions.get(xid.gpu, ""), f"{reset}; drain the host if it returns"))
+
+
+def _refuses(xid: _Xid, actions: Mapping[str, str]) -> bool:
+    action = actions.get(xid.gpu)
+    if xid.number == RECOVERY_XID:
+        return action not in (None, NO_ACTION) and f"({action})" in xid.line
+    return xid.is_fatal and action != NO_ACTION
+
+
+def _xid(host: Host) -> Evidence:
+    actions = _actions(host)
+    others = (xid for xid in _xids(host) if xid.number != RECOVERY_XID and not _refuses(xid, actions))
+    yield from (seen for _, seen in _counted(others))
+
+
+def _counted(xids: Iterable[_Xid]) -> Iterable[tuple[_Xid, str]]:
+    """The last of each number on each GPU, and its line with how many there were."""
+    groups: dict[tuple[str, int | None], list[_Xid]] = {}
+    for xid in xids:
+        groups.setdefault((xid.gpu, xid.number), []).append(xid)
+    for group in groups.values():
+        yield group[-1], group[-1].line + (f" ({len(group)} such lines)" if len(group) > 1 else "")
+
+
+def _nvlinks_below_sisters(host: Host) -> Evidence:
+    """GPUs of one model in one host have equally many NVLinks; one that has fewer up has lost some."""
+    by_model: dict[str | None, list[Gpu]] = defaultdict(list)
+    for gpu in host.gpus:
+        by_model[gpu.name].append(gpu)
+    for gpus in by_model.values():
+        most = max((gpu.nvlinks_up or 0 for gpu in gpus), default=0)
+        for gpu in gpus:
+            if gpu.nvlinks_up is not None and gpu.nvlinks_up < most:
+                yield Seen(f"GPU {gpu.index}: {gpu.nvlinks_up} NVLinks up, others here {most}", _reset_of(gpu))
+
+
+def _nvlinks_all_below(host: Host) -> Iterable[Gpu]:
+    """GPUs with inactive NVLinks where no GPU of the host has more."""
+    most = max((gpu.nvlinks_up or 0 for gpu in host.gpus), default=0)
+    for gpu in host.gpus:
+        if gpu.nvlinks_up == most and gpu.nvlinks_total is not None and gpu.nvlinks_up < gpu.nvlinks_total:
+            yield gpu
+
+
+def _nvlinks_inactive_on_board(host: Host) -> Evidence:
+    """Boards that are wired by NVLink have all of them up; a virtual machine may have been given half a board."""
+    for gpu in _nvlinks_all_below(host):
+        if _SXM_NAME.search(gpu.name or "") and host.virtual_machine is not True:
+            yield Seen(f"GPU {gpu.index}: {gpu.nvlinks_up} of {gpu.nvlinks_total} NVLinks up", _reset_of(gpu))
+
+
+def _nvlinks_without_bridge(host: Host) -> Evidence:
+    for gpu in _nvlinks_all_below(host):
+        if not _SXM_NAME.search(gpu.name or "") or host.virtual_machine is True:
+            yield f"GPU {gpu.index} ({gpu.name or 'name not known'}): {gpu.nvlinks_up} of {gpu.nvlinks_total} up"
+
+
+def _reset_of(gpu: Gpu) -> str:
+    return (
+        f"`nvidia-smi nvlink -e -i {gpu.index}` shows its errors; reset all GPUs of the board (`nvidia-smi -r`, "
+        "without processes on them), then drain the host"
+    )
+
+
+def _nvlinks_below_peers(peers: Sequence[Host]) -> PeerEvidence:
+    """A host none of whose GPUs shows what the same model has elsewhere."""
+    models = sorted({gpu.name for host in peers for gpu in host.gpus if gpu.name})
+    for model in models:
+        ups = {host.name: up for host in peers if (up := _most_up(host, model)) is not None}
+        usual = majority(ups.values())
+        low = [name for name, up in ups.items() if usual is not None and up < usual]
+        if low and usual is not None:
+            seen = ", ".join(f"{name} {ups[name]:g}" for name in low)
+            yield tuple(low), f"{model}: NVLinks up {seen}; {usual:g} on most hosts of the cluster"
+
+
+def _most_up(host: Host, model: str) -> float | None:
+    return max((float(g.nvlinks_up) for g in host.gpus if g.name == model and g.nvlinks_up is not None), default=None)
+
+
+def _fabric(host: Host) -> Evidence:
+    """`N/A` and `Not Supported`: the GPU is on no NVSwitch."""
+    manager = f", fabric manager {host.fabric_manager}" if host.fabric_manager else ""
+    for gpu in host.gpus:
+        unfinished = gpu.fabric_state not in (None, "Completed", *NO_FABRIC)
+        if unfinished or gpu.fabric_status not in (None, "Success", *NO_FABRIC):
+            seen = f"GPU {gpu.index}: fabric state {gpu.fabric_state}, status {gpu.fabric_status}{manager}"
+            yield Seen(seen, _fabric_remedy(gpu))
+
+
+def _fabric_remedy(gpu: Gpu) -> str:
+    name = gpu.name or ""
+    if re.search(r"\bGB\d{3}\b", name):
+        return "the fabric manager runs on the rack's NVLink switches: look there (NMX-Controller), then reset the GPUs"
+    restart = "`systemctl restart nvidia-fabricmanager`, whose version must be the driver's"
+    return f"install nvlsm, then {restart}" if re.search(r"\bB[123]00\b", name) else restart
+
+
+def _inforom(host: Host) -> Evidence:
+    for line in host.warnings:
+        if "inforom" in line.lower():
+            yield line
+
+
+_RESET = "end what runs there and `nvidia-smi -r -i GPU`; drain the host if it returns"
+_BY_ACTION = {
+    "Drain P2P": "end the jobs that use its peers, then start them again; no reset is asked for",
+    "Node Reboot Required": "reboot the host",
+}
+_CATALOGUE = "NVIDIA Xid errors, Xid catalogue (resolution buckets, Xid 154)"
+
+HOST_RULES = (
+    Rule(
+        "GPU-ECC-UNCORR",
+        "W",
+        "a GPU counted uncorrected memory errors since the driver was loaded",
+        "a program was ended; contained errors leave the GPU usable (Xid 95 tells of others), and more may come",
+        "reset the GPU when nothing runs there; drain the host if they return",
+        "NVIDIA GPU memory error management (response to uncorrectable contained ECC errors)",
+        _ecc,
+    ),
+    Rule(
+        "GPU-ROW-REMAP",
+        "F",
+        "a GPU could not remap a row of its memory",
+        "memory errors return, and nothing mends them",
+        "drain the host; NVIDIA's field diagnostic decides on replacing the GPU",
+        "NVIDIA GPU memory error management (row remapping, RMA policy); NVIDIA Xid catalogue (64)",
+        _remap_failed,
+    ),
+    Rule(
+        "GPU-ROW-REMAP",
+        "W",
+        "a GPU will remap a row of its memory at the next reset",
+        "the page is kept out of use meanwhile, so that there is a little less memory",
+        "reset the GPU when nothing runs there",
+        "NVIDIA GPU memory error management (row remapping, dynamic page offlining)",
+        _remap_pending,
+    ),
+    Rule(
+        "GPU-XID",
+        "F",
+        "the kernel log since boot has an Xid that needs a reset, or Xid 154 names an action",
+        "the GPU is unfit for use until then",
+        _RESET,
+        _CATALOGUE,
+        _fatal_xid,
+    ),
+    Rule(
+        "GPU-XID",
+        "W",
+        "the kernel log since boot has another Xid, or one after which the GPU was reset",
+        "the driver reported an error, most often of a program",
+        "look the number up in NVIDIA's Xid catalogue",
+        _CATALOGUE,
+        _xid,
+    ),
+    Rule(
+        "GPU-NVLINK-INACTIVE",
+        "F",
+        "a GPU has fewer NVLinks up than others of its model in the host",
+        "NCCL goes over PCI Express or the NICs for that GPU, and all wait for it",
+        "reset all GPUs of the board; drain the host",
+        "nvidia-smi(1), nvlink; Azure/azhpc-diagnostics#73; NVIDIA Xid catalogue (74)",
+        _nvlinks_below_sisters,
+    ),
+    Rule(
+        "GPU-NVLINK-INACTIVE",
+        "F",
+        "GPUs of a board that is wired by NVLink (SXM, HGX) have inactive links",
+        "NCCL goes over PCI Express for some pairs",
+        "reset all GPUs of the board; drain the host",
+        "nvidia-smi(1), nvlink; Azure/azhpc-diagnostics#73",
+        _nvlinks_inactive_on_board,
+    ),
+    Rule(
+        "GPU-NVLINK-INACTIVE",
+        "I",
+        "GPUs that are cards, or parts of a board given to a virtual machine, have inactive NVLinks",
+        "NCCL goes over PCI Express between them",
+        "nothing, unless a bridge is fitted: then reseat it",
+        "nvidia-smi(1), nvlink; " + FIELD,
+        _nvlinks_without_bridge,
+    ),
+    Rule(
+        "GPU-FABRIC",
+        "F",
+        "a GPU's NVSwitch fabric is not completed, or with another status than Success",
+        "NVSwitch is not set up; CUDA fails with error 802",
+        "start the fabric manager of the driver's version",
+        "NVIDIA fabric manager user guide (nvlsm for B200 boards); NVIDIA MNNVL user guide (NVL72)",
+        _fabric,
+    ),
+    Rule(
+        "GPU-INFOROM",
+        "W",
+        "nvidia-smi warns that a GPU's infoROM is corrupted",
+        "counters and remapped rows that are kept there may be lost",
+        "reset the GPU or reboot and ask again; if it stays, run NVIDIA's field diagnostic, which decides on an RMA",
+        "NVIDIA GPU debug guidelines; nvidia-smi exit code 14",
+        _inforom,
+    ),
+)
+
+PEER_RULES = (
+    PeerRule(
+        "GPU-NVLINK-INACTIVE",
+        "F",
+        "all GPUs of a host have fewer NVLinks up than the same model on most hosts of its cluster",
+        "NCCL goes over PCI Express or the NICs on this host, and all wait for it",
+        "reset all GPUs of the board (`nvidia-smi -r`), restart nvidia-fabricmanager; drain the host",
+        "nvidia-smi(1), nvlink; NVIDIA fabric manager user guide",
+        "cluster",
+        _nvlinks_below_peers,
+    ),
+)

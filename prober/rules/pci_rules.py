@@ -1,0 +1,239 @@
+"""PCI Express: links of GPUs and NICs against what card and slot can do, and settings that stand in their way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from holmes_core.records.devices import PciDevice, PciLink
+from holmes_core.records.inventory import Host
+from prober.rails.choose_rails import rails_of
+from prober.rules.path_rules import bridges_above
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, below
+
+LARGE_READS_FROM_GBPS = 200
+FEWEST_LANES = 8
+_PASSTHROUGH = re.compile(r"\biommu=pt\b|\biommu\.passthrough=(1|on|y)\b")
+_TRANSLATED = re.compile(r"\b(intel_iommu|amd_iommu)=on\b|\biommu=(force|nopt)\b|\biommu\.passthrough=(0|off|n)\b")
+
+
+@dataclass(frozen=True)
+class _Lack:
+    """A link below what it could do. `slot_known`: what the other end can do was taken into account."""
+
+    device: str  # its PCI address, or an RDMA device without one
+    evidence: str
+    slot_known: bool
+
+
+def _lack(link: PciLink, slot: PciLink | None, speed_counts: bool) -> str | None:
+    """What a link lacks of what both its ends can do; None if nothing or not known."""
+    width, speed = _both(link.max_width, slot, "max_width"), _both(link.max_speed_gts, slot, "max_speed_gts")
+    if link.width and width and link.width < width:
+        return f"width x{link.width} of x{width:g}"
+    if speed_counts and link.speed_gts and speed and link.speed_gts < speed:
+        return f"{link.speed_gts:g} GT/s of {speed:g}"
+    return None
+
+
+def _both(card: float | None, slot: PciLink | None, fact: str) -> float | None:
+    other = getattr(slot, fact) if slot is not None else None
+    return card if other is None or card is None else min(card, other)
+
+
+def _lacks(host: Host) -> Iterable[_Lack]:
+    """GPU speed counts only under load: idle links save power by a lower one. Small on-board NICs carry no job."""
+    known = {device.address: device for device in host.pci}
+    for device in host.pci:
+        if device.what != "bridge" and (device.link.max_width or 0) >= FEWEST_LANES:
+            slot = known[device.parent].link if device.parent in known else None
+            lack = _lack(device.link, slot, speed_counts=device.what == "nic")
+            if lack:
+                slot_known = slot is not None and slot.max_width is not None and slot.max_speed_gts is not None
+                yield _Lack(device.address, f"{device.what} {device.address}: {lack}", slot_known)
+    for nic in host.nics:
+        lack = _lack(nic.pci, None, speed_counts=True)
+        if lack and nic.pci_address not in known:
+            where = nic.pci_address or "address not known"
+            yield _Lack(nic.pci_address or nic.device, f"{nic.device} ({where}): {lack}", False)
+
+
+def _carries_the_job(host: Host) -> set[str]:
+    """PCI addresses of GPUs and rails."""
+    gpus = {device.address for device in host.pci if device.what == "gpu"}
+    return gpus | {nic.pci_address or nic.device for nic in rails_of(host)}
+
+
+def _job_link_degraded(host: Host) -> Evidence:
+    job = _carries_the_job(host)
+    yield from (lack.evidence for lack in _lacks(host) if lack.slot_known and lack.device in job)
+
+
+def _link_may_be_degraded(host: Host) -> Evidence:
+    job = _carries_the_job(host)
+    for lack in _lacks(host):
+        if not lack.slot_known:
+            yield f"{lack.evidence}; what the slot can do is not known"
+        elif lack.device not in job:
+            yield f"{lack.evidence}; it is no rail"
+    yield from _uplinks_degraded(host)
+
+
+def _uplinks_degraded(host: Host) -> Evidence:
+    """The link from a switch to the port above it, which all devices of the switch share. Narrower, not slower:
+    idle ones save power too."""
+    known = {device.address: device for device in host.pci}
+    ends = [device for device in host.pci if device.what != "bridge"]
+    uplinks = {
+        (above[at], above[at + 1])
+        for above in (bridges_above(host, device.address) for device in ends)
+        for at in range(1, len(above) - 1, 2)
+    }
+    for bridge, upper in sorted(uplinks):
+        if bridge in known and upper in known:
+            lack = _lack(known[bridge].link, known[upper].link, speed_counts=False)
+            if lack:
+                yield f"switch {bridge}: {lack} towards {upper}"
+
+
+def _small_reads(host: Host) -> Evidence:
+    fast = {nic.pci_address for nic in host.nics if (nic.rate_gbps or 0) >= LARGE_READS_FROM_GBPS and nic.pci_address}
+    for device in host.pci:
+        size = device.max_read_request_bytes
+        if device.address in fast and size is not None and size <= 512:
+            seen = f"{device.address}: largest read request {size} bytes"
+            command = f"setpci -s {device.address} CAP_EXP+8.w"
+            yield Seen(
+                seen, f"if the vendor says so: `{command}` shows the register, `{command}=5000:7000` sets 4096 bytes"
+            )
+
+
+def _acs_on_path(host: Host) -> Evidence:
+    """Only bridges that a GPU and a NIC share count: there ACS sends their traffic to the root and back."""
+    above: dict[str, set[str]] = {"gpu": set(), "nic": set()}
+    for device in host.pci:
+        if device.what in above:
+            above[device.what].update(bridges_above(host, device.address))
+    for address in sorted(above["gpu"] & above["nic"]):
+        found = [d for d in host.pci if d.what == "bridge" and d.parent == address and d.acs_redirects]
+        if found:
+            listed = ", ".join(device.address for device in found)
+            yield Seen(f"below {address}: ACS redirects at {listed}", _without_acs(host, found))
+
+
+def _without_acs(host: Host, bridges: Sequence[PciDevice]) -> str:
+    if host.virtual_machine:
+        return "a virtual machine needs ACS: enable ATS in the network adapters"
+    commands = " && ".join(f"setpci -s {bridge.address} ECAP_ACS+0x6.w=0000" for bridge in bridges)
+    return f"`{commands}` as root, again after each boot; or switch off VT-d or ACS in the BIOS"
+
+
+def _iommu(host: Host) -> Evidence:
+    """The types of the groups say how the kernel translates; its command line alone only where it asks for it."""
+    if not host.iommu_groups or host.virtual_machine is not False:
+        return
+    line, types = host.kernel_command_line or "", host.iommu_group_types
+    translated = [kind for kind in types or () if kind.startswith("DMA")]
+    if types is not None:
+        if translated and "identity" not in types:
+            yield f"{host.iommu_groups} IOMMU groups of type {', '.join(translated)}"
+    elif _TRANSLATED.search(line) and not _PASSTHROUGH.search(line):
+        yield f"{host.iommu_groups} IOMMU groups, and the kernel command line asks for translation"
+
+
+def _flat_pci(host: Host) -> Evidence:
+    """On boards with Grace each GPU has a PCI domain of its own: there it is the machine, not a hypervisor."""
+    addresses = [gpu.pci_address for gpu in host.gpus if gpu.pci_address]
+    domains = {address.split(":")[0] for address in addresses}
+    grace = any(re.search(r"\bG[BH]\d{2,3}\b", gpu.name or "") for gpu in host.gpus)
+    if len(addresses) > 1 and len(domains) == len(addresses) and not grace and host.virtual_machine is not False:
+        yield f"every one of {len(addresses)} GPUs is in a PCI domain of its own"
+
+
+def _narrower_than_peers(peers: Sequence[Host]) -> PeerEvidence:
+    gpus = {host.name: _least(gpu.pci_width for gpu in host.gpus) for host in peers}
+    yield from below(gpus, "PCI Express width of the GPUs", lambda lanes: f"x{lanes:g}")
+    rails = {host.name: _least(nic.pci.width for nic in rails_of(host)) for host in peers}
+    yield from below(rails, "PCI Express width of the rails", lambda lanes: f"x{lanes:g}")
+    speeds = {host.name: _least(nic.pci.speed_gts for nic in rails_of(host)) for host in peers}
+    yield from below(speeds, "PCI Express speed of the rails", lambda speed: f"{speed:g} GT/s")
+
+
+def _least(values: Iterable[float | None]) -> float | None:
+    return min((value for value in values if value), default=None)
+
+
+_RESEAT = "reseat the card; look at the slot's setting in the BIOS, at riser and cable"
+
+HOST_RULES = (
+    Rule(
+        "PCI-LINK-DEGRADED",
+        "F",
+        "the link of a GPU (width) or a rail's NIC (width, speed) is below what card and slot both can do",
+        "less bandwidth to the device, and all wait for it",
+        _RESEAT,
+        "Linux, Documentation/ABI/testing/sysfs-bus-pci (current_link_speed, max_link_width); scitix/sichek",
+        _job_link_degraded,
+    ),
+    Rule(
+        "PCI-LINK-DEGRADED",
+        "W",
+        "a link is below the card's maximum and the slot's is not known, the card is no rail, or a switch's uplink is "
+        "narrower than both its ends",
+        "less bandwidth to the device, if its slot can do more",
+        _RESEAT,
+        "Linux, Documentation/ABI/testing/sysfs-bus-pci; scitix/sichek (whole path)",
+        _link_may_be_degraded,
+    ),
+    Rule(
+        "PCI-MPS-SMALL",
+        "I",
+        "a NIC of 200 Gbit/s or more has a largest read request of 512 bytes or less",
+        "less RDMA bandwidth",
+        "4096 bytes by setpci, if the vendor says so",
+        "PCI Express base specification, Device Control register; setpci(8)",
+        _small_reads,
+    ),
+    Rule(
+        "PCI-ACS-ON-PATH",
+        "W",
+        "a bridge between a GPU and a NIC redirects requests by ACS",
+        "GPU to NIC traffic goes through the root complex, which is slow and can hang",
+        "disable ACS on bare metal (`setpci -s BDF ECAP_ACS+0x6.w=0000` for each bridge); in a VM use ATS",
+        "NCCL user guide, GPU troubleshooting (PCI Access Control Services)",
+        _acs_on_path,
+    ),
+    Rule(
+        "PCI-IOMMU-ON",
+        "W",
+        "the IOMMU of a machine on bare metal translates (groups of type DMA, none of type identity)",
+        "every DMA is translated, and GPU to NIC traffic may go through the root complex",
+        "`iommu.passthrough=1` on the kernel command line (on x86 `iommu=pt` does the same), then reboot",
+        "Linux, Documentation/admin-guide/kernel-parameters.txt (iommu.passthrough) and "
+        "Documentation/ABI/testing/sysfs-kernel-iommu_groups; NCCL user guide, GPU troubleshooting",
+        _iommu,
+    ),
+    Rule(
+        "TOPO-FLAT-PCI",
+        "W",
+        "in a virtual machine every GPU is in a PCI domain of its own",
+        "NCCL cannot see which NIC is near",
+        "set NCCL_TOPO_FILE to the cloud's topology file for this machine",
+        "NCCL user guide, GPU troubleshooting (topology detection) and environment variables (NCCL_TOPO_FILE)",
+        _flat_pci,
+    ),
+)
+
+PEER_RULES = (
+    PeerRule(
+        "PCI-LINK-DEGRADED",
+        "W",
+        "GPUs or rails of a host have a narrower or slower link than on most hosts of its cluster",
+        "less bandwidth to the device, and all wait for it",
+        _RESEAT,
+        "scitix/sichek; " + FIELD,
+        "cluster",
+        _narrower_than_peers,
+    ),
+)

@@ -1,0 +1,223 @@
+"""What is said of findings that no check of facts makes: of access, tools, clusters, trunks and measured links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holmes_core.errors import HostErrorKind
+from prober.rules.rule import FIELD, About
+
+_LEFT_OUT = "nothing is known of this host; the plan leaves it out"
+
+UNREACHABLE = About(
+    "HOST-UNREACHABLE",
+    "F",
+    "no connection to the host's SSH port was made",
+    _LEFT_OUT,
+    "ping it, see that sshd listens there, and that address, port and jump hosts are right",
+    "ssh(1), ssh_config(5)",
+)
+KEY_UNKNOWN = About(
+    "SSH-HOSTKEY-UNKNOWN",
+    "F",
+    "the host's key is in no known_hosts file",
+    _LEFT_OUT,
+    "`holmes trust hosts.yaml` shows the keys and adds them when told to",
+    "sshd(8), SSH_KNOWN_HOSTS FILE FORMAT",
+)
+KEY_CHANGED = About(
+    "SSH-HOSTKEY-CHANGED",
+    "F",
+    "the host's key is another than known_hosts has",
+    f"somebody may be between; {_LEFT_OUT}",
+    "ask who reinstalled the host; then `ssh-keygen -R HOST`, and trust the new key",
+    "ssh-keygen(1), ssh(1) (verifying host keys)",
+)
+NO_LOGIN = About(
+    "SSH-AUTH",
+    "F",
+    "the host does not take this user's key",
+    _LEFT_OUT,
+    "`ssh-copy-id` the key there, load it into an agent, or name `user:` and `identity_file:` in hosts.yaml",
+    "ssh(1), ssh-copy-id(1), sshd_config(5)",
+)
+
+TOOL_MISSING = About(
+    "PROBE-TOOL-MISSING",
+    "I",
+    "the shell did not find a tool that was asked (status 127)",
+    "facts only these tools show are unknown",
+    "install rdma-core, infiniband-diags, iproute2, ethtool or the GPU driver where they apply",
+    "POSIX, Shell command language (exit status 127)",
+)
+TOOL_UNREAD = About(
+    "PROBE-TOOL-UNREAD",
+    "I",
+    "a recording holds outputs of tools that Holmes does not read",
+    "what they show is not in the inventory",
+    "nothing to do; docs/probe.md says how to add a fact",
+    "Holmes, docs/probe.md",
+)
+NO_PERMISSION = About(
+    "PROBE-NO-PERMISSION",
+    "I",
+    "a tool says that only root may see what was asked",
+    "what only root may read there is not known, and the rules that need it are silent",
+    "probe as root, or record these tools with sudo",
+    "lspci(8) (capabilities need root), dmesg(1) (kernel.dmesg_restrict)",
+)
+TOOL_FAILED = About(
+    "PROBE-TOOL-FAILED",
+    "W",
+    "a tool ended with an error or died half way",
+    "what was read of it is kept; the rest is unknown",
+    "run the tool on the host by hand and read its message",
+    "Azure/azhpc-images#213; leptonai/gpud PR 752",
+)
+TRUNCATED = About(
+    "PROBE-TRUNCATED",
+    "W",
+    "an answer was cut off, or a tool did not end in time",
+    "what was read of it is kept; the rest is unknown",
+    "run the tool on the host by hand: one that hangs often means a device that does",
+    "linux-rdma/rdma-core PR 847",
+)
+VALUE_IMPOSSIBLE = About(
+    "PROBE-VALUE-IMPOSSIBLE",
+    "W",
+    "a tool's answer has a value out of bounds, or digits of another script",
+    "these values are taken for not known; others of the same output may be wrong unseen",
+    "run the tool again by hand, or correct the recording",
+    "Holmes, prober/asking (bounds of what hardware can be)",
+)
+HOSTS_MIXED = About(
+    "PROBE-HOSTS-MIXED",
+    "W",
+    "an output has lines of several hosts, as parallel shells print them, and none is called like this one",
+    "which of them are this host's cannot be told, so none is read",
+    "name the recording's folder as the parallel shell names the host",
+    "pdsh(1), clush(1) (the host's name before each line)",
+)
+PIN_CONTRADICTS = About(
+    "CLUSTER-PIN-CONTRADICTS",
+    "W",
+    "hosts.yaml pins a host to a cluster whose fabric is another than the host's",
+    "groups inside this cluster may have no common fabric",
+    "correct `cluster:` in hosts.yaml, or leave it out and let the probe find it",
+    "Holmes, docs/probe.md (which hosts are one cluster)",
+)
+CLUSTER_NOT_KNOWN = About(
+    "CLUSTER-NOT-KNOWN",
+    "W",
+    "a host's networks fit several clusters, or are not known, or no other host's meets them by a proved route",
+    "which hosts share its fabric cannot be told, so it is a cluster of its own; others are reached by sockets",
+    "pin `cluster:` in hosts.yaml, or give the rails addresses",
+    "Holmes, docs/probe.md (which hosts are one cluster)",
+)
+CLUSTERS_ALIKE = About(
+    "CLUSTER-LOOKS-ALIKE",
+    "I",
+    "a LID or all addresses of a host are another's too, and the networks around them tell the fabrics apart",
+    "none: they are clusters of their own",
+    "nothing; if it is one fabric all the same, correct what is set twice, or pin `cluster:` in hosts.yaml",
+    "InfiniBand architecture (a LID is unique in its subnet); Holmes, docs/probe.md (which hosts are one cluster)",
+)
+CLUSTERS_ALIKE_NOT_PLACED = About(
+    "CLUSTER-LOOKS-ALIKE",
+    "W",
+    "a LID or all addresses of a host are another's too, and nothing tells with whom some of the hosts are",
+    "each of those is a cluster of its own, as RDMA between two fabrics fails",
+    "pin `cluster:` in hosts.yaml; `sminfo` on two hosts shows the same GUID if their InfiniBand fabric is the same",
+    "InfiniBand architecture (a LID is unique in its subnet); infiniband-diags, sminfo(8)",
+)
+RAILS_STATED = About(
+    "NIC-RAILS-STATED",
+    "W",
+    "`rails:` of hosts.yaml names no port, or one that NCCL does not take, beside others",
+    "the other ports it names are the rails",
+    "correct `rails:` in hosts.yaml, or leave it out and let the probe choose",
+    "Holmes, docs/probe.md (which ports are the rails)",
+)
+NO_RAIL_STATED = About(
+    "NIC-RAILS-STATED",
+    "F",
+    "the host has RDMA ports, and `rails:` of hosts.yaml leaves none of them",
+    "no rail is left, and the job would go over sockets",
+    RAILS_STATED.remedy,
+    RAILS_STATED.source,
+)
+RAILS_STATED_IN_VAIN = About(
+    "NIC-RAILS-STATED",
+    "I",
+    "`rails:` of hosts.yaml names ports of a host without RDMA ports",
+    "none: the host has no RDMA ports",
+    RAILS_STATED.remedy,
+    RAILS_STATED.source,
+)
+TRUNK_UNKNOWN = About(
+    "NET-TRUNK-UNKNOWN",
+    "W",
+    "`trunks:` in hosts.yaml names a cluster that was not found",
+    "what is stated of this trunk is left out of the plan",
+    "name clusters as they are found, or pin their hosts with `cluster:` in hosts.yaml",
+    "Holmes, docs/probe.md (trunks)",
+)
+TRUNK_LOW = About(
+    "NET-TRUNK-LOW",
+    "W",
+    "a measured trunk carries less than 80 % of what hosts.yaml states",
+    "the plan goes by what is stated; traffic between these clusters takes longer",
+    "look at what else uses the way; correct `trunks:` in hosts.yaml, or leave it out to go by the measured",
+    "Holmes, docs/probe.md (trunks)",
+)
+TCP_LOW = About(
+    "NET-BW-LOW",
+    "W",
+    "TCP between two hosts stays below 70 % of the slower interface's rate, and of what the tool can do",
+    "traffic over this network, such as activations between clusters, takes longer than their rate says",
+    "look at MTU, duplex and drops on both interfaces, and at what else uses the way; "
+    "the plan goes by the measured value",
+    "IBM/autopilot, iperf check; " + FIELD,
+)
+RDMA_LOW = About(
+    "RDMA-BW-LOW",
+    "W",
+    "ib_write_bw between two rails stays below 90 % of the slower rail's rate",
+    "all-reduce and all-gather inside the cluster run at this rate, not the port's",
+    "compare PCIe width and speed, ACS and the cable of both HCAs",
+    "Azure/azurehpc-health-checks (380 of 400 Gbit/s); NCCL user guide, networking troubleshooting (ib_write_bw)",
+)
+GPU_RDMA_LOW = About(
+    "RDMA-GPU-BW-LOW",
+    "W",
+    "ib_write_bw from GPU memory stays below 80 % of the same way from host memory",
+    "NCCL's GPUDirect RDMA runs at this rate",
+    "look at PCI-ACS-ON-PATH, PCI-IOMMU-ON, TOPO-FAR-NIC and GDR-NO-PEERMEM of both hosts",
+    "NCCL user guide, networking troubleshooting (compare host-memory with GPU-memory results)",
+)
+PORT_CLOSED = About(
+    "NET-PORT-CLOSED",
+    "F",
+    "a connection between two hosts to a free port was refused or filtered",
+    "this link was not measured; NCCL and Gloo meet here",
+    "open the ports of `net.ipv4.ip_local_port_range` between these hosts",
+    "NCCL user guide, networking troubleshooting (IP ports)",
+)
+
+ABOUT = (
+    *(UNREACHABLE, KEY_UNKNOWN, KEY_CHANGED, NO_LOGIN),
+    *(TOOL_MISSING, TOOL_UNREAD, NO_PERMISSION, TOOL_FAILED, TRUNCATED, VALUE_IMPOSSIBLE, HOSTS_MIXED),
+    *(PIN_CONTRADICTS, CLUSTER_NOT_KNOWN, CLUSTERS_ALIKE, CLUSTERS_ALIKE_NOT_PLACED, TRUNK_UNKNOWN, TRUNK_LOW),
+    *(RAILS_STATED, NO_RAIL_STATED, RAILS_STATED_IN_VAIN),
+    *(TCP_LOW, RDMA_LOW, GPU_RDMA_LOW, PORT_CLOSED),
+)
+
+RULE_OF_ERROR: Mapping[HostErrorKind, str] = {
+    "unreachable": UNREACHABLE.id,
+    "key unknown": KEY_UNKNOWN.id,
+    "key changed": KEY_CHANGED.id,
+    "refused login": NO_LOGIN.id,
+    "refused session": TOOL_FAILED.id,
+    "timed out": TRUNCATED.id,
+}
+"""Nothing is written on a host that is probed, so that there is no rule for "files"."""
