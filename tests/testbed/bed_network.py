@@ -6,9 +6,10 @@ from tests.testbed.bed_estate import Estate
 from tests.testbed.bed_layout import TRUNK_MTU_BYTES, TrunkEnd, Wire
 from tests.testbed.bed_process import run_tool
 
-# A bucket of 2 ms, but never under 128 KiB, lets TCP's large segments pass whole; a queue of 50 ms keeps it busy.
+# A bucket of 2 ms, or of a few frames: what fits into it passes an idle link at once, as no wire would let it. With 128
+# KiB that was whole messages of small models. A queue of 50 ms keeps the link busy.
 BURST_S = 0.002
-SMALLEST_BURST_BYTES = 128 * 1024
+SMALLEST_BURST_BYTES = 16 * 1024
 QUEUE_MS = 50
 
 
