@@ -55,7 +55,9 @@ def find_precedence(schedule: Schedule) -> Precedence:
     unneeded = 2 * num_stages * row
     made_by = [NOTHING] * (unneeded + 1)  # the action that makes it
     awaited_by: list[int | None] = [None] * len(made_by)  # the rank that waits for it
-    ahead = [NOTHING] * (2 * pp)  # by link, from a rank to one of its neighbours: the last action that sent over it
+    # By link, from a rank to one of its neighbours, the last action that sent over it. Two ranks alone are each other's
+    # only neighbour, so that with chunks activations and gradients take the same way.
+    ahead = [NOTHING] * (2 * pp)
     last = [NOTHING] * num_stages
     by_rank: list[list[int]] = [[] for _ in range(pp)]
     waits: list[Waits] = []
@@ -78,8 +80,9 @@ def find_precedence(schedule: Schedule) -> Precedence:
                 output = own - row
             elif not weight and (forward or stage > 0):
                 output = own + 2 * row if forward else own - 2 * row
-                leaves, edge = ahead[2 * rank + forward], stage if forward else num_stages - 2 + stage
-                ahead[2 * rank + forward] = number
+                link = 2 * rank + (forward and pp > 2)
+                leaves, edge = ahead[link], stage if forward else num_stages - 2 + stage
+                ahead[link] = number
             if forward:
                 work = FORWARD if last[stage] else FIRST_FORWARD
             else:

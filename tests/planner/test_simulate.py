@@ -203,3 +203,11 @@ def test_a_schedule_that_waits_for_itself_is_refused() -> None:
     backward_first: Schedule = {0: (Action(0, BACKWARD, 0), Action(0, FORWARD, 0))}
     with pytest.raises(ValueError, match="waits for itself"):
         find_precedence(backward_first)
+
+
+def test_two_ranks_with_chunks_send_activations_and_gradients_over_one_link() -> None:
+    """What rank 1 sends to rank 0, forward of its first chunk and backward of both, takes turns."""
+    compute, busy = (0.01,) * 4, (1.0,) * 3
+    times = PipelineTimes(compute, compute, busy, busy, latency_s=(0.0,) * 3)
+    step_s = simulate([Pipeline(precedence_of("interleaved", 2, 4, 2, ()), times)])
+    assert step_s > 3 * 4  # of rank 0's and of rank 1's messages each, three for every micro-batch
