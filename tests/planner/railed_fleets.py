@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holmes_core.records.devices import Gid, Gpu, Netdev, Nic
-from holmes_core.records.inventory import Host, Inventory
+from holmes_core.records.inventory import FabricKind, Host, Inventory
 from tests.planner.fleets import GBPS, gpu_inventory
 
 
@@ -13,7 +13,8 @@ def railed_inventory(
     sizes: Sequence[int], gpus_per_host: int = 8, num_rails: int = 8, apart: bool | None = True, bond: bool = False
 ) -> Inventory:
     """As `gpu_inventory` with RoCE in every cluster: rail i of all hosts of cluster k is network 10.k+50.i.0/24."""
-    plain = gpu_inventory(sizes, gpus_per_host, kinds=("RoCE",) * len(sizes))
+    kinds: list[FabricKind] = ["RoCE"] * len(sizes)
+    plain = gpu_inventory(sizes, gpus_per_host, kinds=kinds)
     clusters = tuple(
         cluster.model_copy(update={"fabric": cluster.fabric.model_copy(update={"rails_apart": apart})})
         for cluster in plain.clusters
