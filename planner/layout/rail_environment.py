@@ -1,6 +1,6 @@
 """What NCCL cannot find out about a node's rails by itself: what each variable says of them, and why.
 
-A variable that job.yaml sets in `launch.environment` is left to it.
+A variable that job.yaml sets in `launch.environment` is left to it, and one that a host's own NCCL settings name to them.
 """
 
 from __future__ import annotations
@@ -40,8 +40,13 @@ def rail_environment(inventory: Inventory, job: Job, names: Sequence[str]) -> Ra
         rails = {host.name: _rails(cluster, host) for host in members}
         for name, variable in (*_gids(cluster, rails), *_queue_pairs(rails)):
             found[name].append(variable)
-    by_user = {*job.launch.environment, *job.launch.secrets}
-    return {name: tuple(each for each in of if each.name not in by_user) for name, of in found.items()}
+    stated = {*job.launch.environment, *job.launch.secrets, *_set_on_hosts(hosts[name] for name in names)}
+    return {name: tuple(each for each in of if each.name not in stated) for name, of in found.items()}
+
+
+def _set_on_hosts(hosts: Iterable[Host]) -> set[str]:
+    """What any of the hosts has set already: a site knows its network. Only a wrong CROSS_NIC is told to preflight."""
+    return {setting.name for host in hosts for setting in host.nccl_settings} - {"NCCL_CROSS_NIC"}
 
 
 def _rails(cluster: Cluster, host: Host) -> tuple[Nic, ...]:

@@ -140,7 +140,8 @@ PEER_RULES = (
         "TOPO-RAIL-SWAPPED",
         "W",
         "rails of one number stand in different subnets, and each of these has rails of one number on most hosts",
-        "GPU i of this host is on another rail than GPU i of its peers: where rails are apart, they cannot connect",
+        "GPU i of this host is on another rail than GPU i of its peers; where rails are apart, Holmes has GPUs of one "
+        "network meet, and NCCL may still pair rails by number",
         "swap the cables or the addresses; if the numbers are wrong, name the ports with `rails:` in hosts.yaml",
         "NVIDIA DGX SuperPOD reference architecture, network fabrics (rail-aligned groups of nodes); " + FIELD,
         "cluster",

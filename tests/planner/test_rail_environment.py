@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from holmes_core.records.devices import Gid, Nic
-from holmes_core.records.inventory import Inventory
+from holmes_core.records.inventory import Inventory, NcclSetting
 from holmes_core.records.job import Job
+from launcher.prepare.prepare import Attempt, prepare
+from launcher.prepare.user_variables import UserVariables
 from planner.layout.rail_environment import rail_environment
 from tests.planner.fleets import gpt_7b, gpu_inventory, plan_for
 from tests.planner.railed_fleets import railed_inventory, with_host
@@ -27,12 +29,10 @@ def with_nics(inventory: Inventory, name: str, change: Callable[[Nic], Nic]) -> 
 
 def vlan_first(nic: Nic) -> Nic:
     """An IPv4 address on a VLAN, whose GIDs come before those of the port's own address."""
-    vlan = [Gid(index=i, gid="::ffff:a09:1", type=t, ipv4="10.9.0.1", netdev=f"{nic.netdev}.9") for i, t in _PAIR]
+    of_vlan = {"gid": "::ffff:a09:1", "ipv4": "10.9.0.1", "netdev": f"{nic.netdev}.9"}
+    vlan = [gid.model_copy(update=of_vlan) for gid in nic.gids[2:]]
     moved = [gid.model_copy(update={"index": gid.index + 2}) for gid in nic.gids[2:]]
     return nic.model_copy(update={"gids": (*nic.gids[:2], *vlan, *moved)})
-
-
-_PAIR = [(2, "RoCE v1"), (3, "RoCE v2")]
 
 
 def only_ipv6(nic: Nic, address: str = "fd00::1") -> Nic:
@@ -127,6 +127,38 @@ def test_what_the_user_sets_is_left_to_the_user() -> None:
     inventory = railed_inventory([2], bond=True)
     launch = {"environment": {"NCCL_CROSS_NIC": "1"}}
     assert said(inventory, launch=launch)["a1"] == {"NCCL_IB_QPS_PER_CONNECTION": "2"}
+
+
+def test_what_a_host_has_set_already_is_left_to_the_site() -> None:
+    inventory = railed_inventory([2], bond=True)
+    settings = tuple(
+        NcclSetting(where="/etc/nccl.conf", name=name, value="4")
+        for name in ("NCCL_IB_QPS_PER_CONNECTION", "NCCL_CROSS_NIC")
+    )
+    inventory = with_host(inventory, "a2", nccl_settings=settings)
+    assert said(inventory) == {"a1": {"NCCL_CROSS_NIC": "0"}, "a2": {"NCCL_CROSS_NIC": "0"}}
+
+
+def launched(inventory: Inventory, **job: Any) -> list[str]:
+    """What each node's own files say, as one text."""
+    plan = plan_for(inventory, gpt_7b(parallel={"pp": 4, "dp": 4}, **job))
+    variables = UserVariables(job.get("launch", {}).get("environment", {}), {})
+    return ["\n".join(bundle.files.values()) for bundle in prepare(plan, Attempt("r"), variables)]
+
+
+def test_a_dry_run_sends_each_node_what_its_rails_need() -> None:
+    inventory = with_nics(railed_inventory([2], bond=True), "a1", vlan_first)
+    first, second = launched(inventory)
+    for text in (first, second):
+        assert "NCCL_CROSS_NIC=0" in text
+        assert "NCCL_IB_QPS_PER_CONNECTION=2" in text
+    assert "NCCL_IB_GID_INDEX=5" in first
+    assert "NCCL_IB_GID_INDEX" not in second
+
+
+def test_a_dry_run_sends_the_users_value_where_there_is_one() -> None:
+    texts = launched(railed_inventory([2]), launch={"environment": {"NCCL_CROSS_NIC": "1"}})
+    assert all("NCCL_CROSS_NIC=1" in text and "NCCL_CROSS_NIC=0" not in text for text in texts)
 
 
 def test_fabrics_without_rails_and_jobs_on_cpus_get_nothing() -> None:
