@@ -1,6 +1,6 @@
 """What NCCL cannot find out about a node's rails by itself: what each variable says of them, and why.
 
-A variable that job.yaml sets in `launch.environment` is left to it, and one that a host's own NCCL settings name to them.
+What job.yaml sets in `launch.environment` is left to it, and what a host's own NCCL settings name is left to them.
 """
 
 from __future__ import annotations
