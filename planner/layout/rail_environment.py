@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 
+from holmes_core.partition_keys import can_talk, full_member_indices
 from holmes_core.records.devices import Gid, Nic
 from holmes_core.records.inventory import Cluster, Host, Inventory
 from holmes_core.records.job import Job
@@ -38,8 +39,10 @@ def rail_environment(inventory: Inventory, job: Job, names: Sequence[str]) -> Ra
         found[name] += cross_nic
     for cluster, members in joined:
         rails = {host.name: _rails(cluster, host) for host in members}
-        for name, variable in (*_gids(cluster, rails), *_queue_pairs(rails)):
-            found[name].append(variable)
+        everyone = {name: _rails(cluster, hosts[name]) for name in cluster.hosts}
+        for name, variable in (*_gids(cluster, rails), *_partitions(everyone), *_queue_pairs(rails)):
+            if name in found:
+                found[name].append(variable)
     stated = {*job.launch.environment, *job.launch.secrets, *_set_on_hosts(hosts[name] for name in names)}
     return {name: tuple(each for each in of if each.name not in stated) for name, of in found.items()}
 
@@ -82,6 +85,22 @@ def _queue_pairs(rails: Rails) -> Found:
         value = str(QUEUE_PAIRS_ON_BONDS)
         for host in rails:
             yield host, EnvironmentVariable(name="NCCL_IB_QPS_PER_CONNECTION", value=value, reason=reason)
+
+
+def _partitions(rails: Rails) -> Found:
+    """Where the keys that NCCL uses by itself, those at index 0, do not let all hosts of a cluster talk.
+
+    Those that the job does without count, too, as the audit counts them: NIC-PKEY says what is done.
+    Source: NCCL, src/transport/net_ib/connect.cc (pkey_index); opensm, doc/partition-config.txt.
+    """
+    tables = {host: [nic.pkeys for nic in nics if nic.pkeys] for host, nics in rails.items()}
+    told = all(nic.kind == "InfiniBand" and nic.pkeys for nics in rails.values() for nic in nics)
+    if not told or can_talk({host: {table[0] for table in of} - {0} for host, of in tables.items()}):
+        return
+    for host, index in (full_member_indices(tables) or {}).items():
+        reason = f"the P_Key there is a full member's of {tables[host][0][index]:#06x}, as on all hosts; index 0 is not"
+        if index:
+            yield host, EnvironmentVariable(name="NCCL_IB_PKEY", value=str(index), reason=reason)
 
 
 def _gids(cluster: Cluster, rails: Rails) -> Found:

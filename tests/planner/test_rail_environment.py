@@ -118,6 +118,34 @@ def test_ipv6_that_a_peer_lacks_or_that_is_link_local_is_not_asked_for() -> None
     assert said(with_nics(inventory, "a2", both_families)) == {"a1": {}, "a2": {}}
 
 
+def infiniband(*tables: tuple[int, ...]) -> Inventory:
+    """Hosts whose rails have these P_Keys, host by host."""
+    inventory = gpu_inventory([len(tables)])
+    for host, table in zip(inventory.hosts, tables, strict=True):
+        rails = railed_inventory([1]).host("a1").nics
+        update = {"kind": "InfiniBand", "pkeys": table, "gids": ()}
+        inventory = with_host(inventory, host.name, nics=tuple(nic.model_copy(update=update) for nic in rails))
+    return inventory
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ((0x7FFF, 0x8001), (0x7FFF, 0, 0x8001), ["1", "2"]),
+        ((0x8001,), (0x7FFF, 0x8001), ["", "1"]),
+        ((0xFFFF, 0x8001), (0xFFFF, 0x8001), ["", ""]),
+        ((0xFFFF, 0x8001), (0x7FFF, 0x8001), ["", ""]),
+        ((0x7FFF, 0x8001, 0x8002), (0x7FFF, 0x8001, 0x8002), ["", ""]),
+        ((0x7FFF, 0x8001), (0x7FFF,), ["", ""]),
+    ],
+)
+def test_hosts_use_the_partition_in_which_all_are_full_members(
+    first: tuple[int, ...], second: tuple[int, ...], expected: list[str]
+) -> None:
+    found = said(infiniband(first, second))
+    assert [found[name].get("NCCL_IB_PKEY", "") for name in ("a1", "a2")] == expected
+
+
 def test_gids_nobody_read_say_nothing() -> None:
     inventory = with_nics(railed_inventory([2], apart=None), "a1", vlan_first)
     assert said(with_nics(inventory, "a2", lambda nic: nic.model_copy(update={"gids": ()}))) == {"a1": {}, "a2": {}}
