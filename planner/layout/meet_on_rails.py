@@ -62,6 +62,7 @@ class _Exchange:
             for host in dict.fromkeys(where.host for where in given.values())
         }
         self._first_slot = {place: slot.first_slot for of in self.slots.values() for place, slot in of.items()}
+        self._hosts_with = Counter(place for of in self.slots.values() for place in of)
         where_is = {(host, slot.first_slot): place for host, of in self.slots.items() for place, slot in of.items()}
         self.host = {key: where.host for key, where in given.items()}
         self.taken = {key: where_is[where.host, where.first_slot] for key, where in given.items()}
@@ -105,7 +106,7 @@ class _Exchange:
             self._placed_anew.update(block)
 
     def _place(self, block: list[Tasklet]) -> None:
-        """First the places that are free on most of its hosts; of those, where neighbours on other hosts are."""
+        """First the places free on most of its hosts, then those where neighbours on other hosts are, or could be."""
         wanted = {key: [self.taken[peer][0] for peer in self._peers(key) if peer in self._placed_anew] for key in block}
         on_host: dict[str, list[Tasklet]] = {}
         for key in block:
@@ -113,7 +114,10 @@ class _Exchange:
         free_on = Counter(place for host in on_host for place in self._free[host])
         pulls = Counter(rails for each in wanted.values() for rails in each)
         kept = Counter(self._original[key] for key in block)
-        order = sorted(free_on, key=lambda p: (-free_on[p], -pulls[p[0]], -kept[p], self._first_slot[p], p))
+        order = sorted(
+            free_on,
+            key=lambda p: (-free_on[p], -pulls[p[0]], -self._hosts_with[p], -kept[p], self._first_slot[p]),
+        )
         for host, keys in on_host.items():
             chosen = [place for place in order if place in self._free[host]][: len(keys)]
             self._free[host].difference_update(chosen)

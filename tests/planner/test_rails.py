@@ -57,6 +57,18 @@ def test_rails_change_no_second_of_the_prediction() -> None:
     assert apart.ranks != together.ranks
 
 
+def test_ranks_may_leave_a_gpu_between_them_free_to_meet() -> None:
+    inventory = railed_inventory([2])
+    inventory = with_host(inventory, "a1", **without_rail(inventory.host("a1"), 1))
+    plan = plan_for(inventory, gpt_7b(parallel={"pp": 4, "dp": 3, "micro_batch_size": 1}, global_batch_size=480))
+    used = {host: [rank.gpu for rank in plan.ranks if rank.host == host] for host in ("a1", "a2")}
+    assert 1 not in used["a1"]
+    for node in plan.nodes:
+        visible = {variable.name: variable.value for variable in node.environment}["CUDA_VISIBLE_DEVICES"]
+        assert visible == ",".join(map(str, used[node.host]))
+    assert groups_across_rails(plan, inventory) == ()
+
+
 def test_tensor_groups_meet_by_position() -> None:
     inventory = railed_inventory([2])
     plan = planned(inventory, tp=2, pp=4, dp=2)
