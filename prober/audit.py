@@ -36,7 +36,6 @@ HOST_RULES: tuple[Rule, ...] = (
 )
 PEER_RULES: tuple[PeerRule, ...] = (
     *machine_rules.PEER_RULES,
-    *port_rules.PEER_RULES,
     *rate_rules.PEER_RULES,
     *nic_rules.PEER_RULES,
     *roce_rules.PEER_RULES,

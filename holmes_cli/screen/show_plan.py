@@ -19,6 +19,7 @@ from holmes_cli.screen.terminal import out
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan, PlanRank, SolveReport
 from holmes_core.units import format_seconds
+from planner.advice.across_rails import rails_sentence
 from planner.advice.cluster_spans import cluster_spans
 from planner.advice.explain import HostBlock, bottleneck, host_blocks, ranges, tasklets
 
@@ -43,6 +44,7 @@ def plan_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
     return (
         bottleneck(plan),
         *cluster_spans(inventory, plan),
+        *rails_sentence(plan, inventory),
         *_usual_sentence(plan),
         *_unequal_sentence(plan.solve),
         _proof_sentence(plan.solve),

@@ -8,6 +8,7 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.inventory import Cluster, Host, NetworkPort
 from holmes_core.records.job import Job
 from holmes_core.records.plan import EnvironmentVariable, Node, PlanRank
+from planner.layout.rail_environment import rail_environment
 from planner.problem.networks import VERBS_KINDS
 from planner.problem.problem import Problem
 
@@ -21,13 +22,21 @@ def make_nodes(problem: Problem, ranks: Sequence[PlanRank]) -> tuple[Node, ...]:
     for rank in ranks:
         members.setdefault(rank.host, []).append(rank)
     streams = problem.networks.most_streams({rank.cluster for rank in ranks})
+    of_rails = rail_environment(problem.inventory, problem.job, list(members))
     return tuple(
-        _node(hosts[name], problem, node_rank, [rank.gpu for rank in held], streams)
+        _node(hosts[name], problem, node_rank, [rank.gpu for rank in held], streams, of_rails[name])
         for node_rank, (name, held) in enumerate(members.items())
     )
 
 
-def _node(host: Host, problem: Problem, node_rank: int, gpus: Sequence[int | None], streams: int) -> Node:
+def _node(
+    host: Host,
+    problem: Problem,
+    node_rank: int,
+    gpus: Sequence[int | None],
+    streams: int,
+    of_rails: tuple[EnvironmentVariable, ...],
+) -> Node:
     networks = problem.networks
     cluster, port = networks.cluster(host.name), networks.shared_port(host.name)
     if port.address is None:
@@ -52,7 +61,8 @@ def _node(host: Host, problem: Problem, node_rank: int, gpus: Sequence[int | Non
             gpus,
             streams,
             host.name in networks.without_imex,
-        ),
+        )
+        + of_rails,
     )
 
 

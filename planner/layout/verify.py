@@ -99,12 +99,10 @@ def check_slots(plan: Plan, inventory: Inventory) -> list[str]:
     faults = []
     for rank in plan.ranks:
         gpus = slots.get(rank.host, ())
-        if rank.local_rank >= len(gpus) or gpus[rank.local_rank] != rank.gpu:
+        if rank.local_rank >= len(gpus) or rank.gpu not in gpus:
             faults.append(f"rank {rank.rank}: host {rank.host} has no slot {rank.local_rank} with GPU {rank.gpu}")
-    used = Counter((rank.host, rank.local_rank) for rank in plan.ranks)
-    faults += [
-        f"slot {local} of host {host} is used {count} times" for (host, local), count in used.items() if count > 1
-    ]
+    used = Counter((rank.host, rank.gpu) for rank in plan.ranks if rank.gpu is not None)
+    faults += [f"GPU {gpu} of host {host} is used {count} times" for (host, gpu), count in used.items() if count > 1]
     hosts = {(rank.pp_rank, rank.dp_rank, rank.host) for rank in plan.ranks}
     if len(hosts) != plan.pp * plan.dp:
         faults.append("a tensor group spans several hosts")

@@ -9,6 +9,7 @@ from holmes_core.records.plan import Alternative, Prediction
 from planner.layout.assign_hosts import assign_hosts, hosts_by_stage, number_ranks
 from planner.layout.edge_codecs import choose_codecs
 from planner.layout.layout import Layout, lay_out, may_be_hierarchical
+from planner.layout.meet_on_rails import meet_on_rails
 from planner.layout.predict import predict, predict_step_s
 from planner.layout.usual_order import best_usual, usual_group_slots
 from planner.problem.problem import Problem
@@ -78,9 +79,10 @@ def _write_out(problem: Problem, contender: Contender) -> WrittenPlan:
 
 
 def _lay_out_contender(problem: Problem, contender: Contender) -> Layout:
-    placement = contender.found.placement
-    group_slots = assign_hosts(placement, problem.fleet, problem.coefficients(placement.candidate).aligned)
-    ranks = number_ranks(group_slots, hosts_by_stage(group_slots), placement.candidate.tp)
+    placement, tp = contender.found.placement, contender.found.placement.candidate.tp
+    assigned = assign_hosts(placement, problem.fleet, problem.coefficients(placement.candidate).aligned)
+    group_slots = meet_on_rails(assigned, problem.fleet, problem.rails, tp, wraps=contender.mode.chunks > 1)
+    ranks = number_ranks(group_slots, hosts_by_stage(group_slots), tp)
     flat = lay_out(problem, placement.candidate, contender.mode, ranks, placement.microbatches)
     return choose_codecs(problem, _with_clusters_first(problem, flat))
 

@@ -13,6 +13,7 @@ from planner.problem.candidates import Candidate, check_job
 from planner.problem.coefficients import Coefficients, make_coefficients
 from planner.problem.fleet import Fleet, read_fleet
 from planner.problem.networks import Networks, require_bandwidth
+from planner.problem.rails import Rails, read_rails
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class Problem:
     def coefficients(self, candidate: Candidate) -> Coefficients:
         """The numbers `candidate` is priced with, made once."""
         return self._coefficients(candidate)
+
+    @cached_property
+    def rails(self) -> Rails:
+        """The rails that are apart, of which a placement's ranks should meet on the same ones."""
+        return read_rails(self.inventory, self.job)
 
     @cached_property
     def _coefficients(self) -> Callable[[Candidate], Coefficients]:

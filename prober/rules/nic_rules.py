@@ -218,7 +218,8 @@ HOST_RULES = (
         "I",
         "a rail is a bond (LAG)",
         "each queue pair uses one member of the bond, so that few of them may load one member only",
-        "NCCL_IB_QPS_PER_CONNECTION=2 or more where all-reduce stays at half the bond's rate",
+        "nothing with Holmes, which sets NCCL_IB_QPS_PER_CONNECTION=2 on all hosts of the cluster; where all-reduce "
+        "stays at half the bond's rate, a larger one in `launch.environment` of job.yaml",
         "NVIDIA/nccl#1015 and PR 2150",
         _bond_one_qp,
     ),

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
 from prober.clusters import is_rail_class
 from prober.rails.choose_rails import rails_of
 from prober.rails.nearness import BESIDE, nearness_of, path_class
-from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, named
+from prober.rules.rule import FIELD, Evidence, Rule, Seen
 
 RDMA = ("InfiniBand", "RoCE")
 LEFT_OUT = "nothing: Holmes names the rails exactly; if these are others, name them by `rails:` in hosts.yaml"
-FULL_MEMBER = 0x8000
 
 
 def active_ports(host: Host) -> Iterable[Nic]:
@@ -163,34 +161,6 @@ def _mixed_link_layers(host: Host) -> Evidence:
         yield f"{listed}; the rails are {rails[0].kind}"
 
 
-def _partitions_apart(peers: Sequence[Host]) -> PeerEvidence:
-    """Ports talk if their keys agree in 15 bits and at least one of both is a full member."""
-    keys = {host.name: found for host in peers if (found := _keys_in_use(host))}
-    partitions: dict[str, list[str]] = {}
-    for name, found in keys.items():
-        shown = ", ".join(f"{key:#06x}" for key in sorted({key & ~FULL_MEMBER for key in found}))
-        partitions.setdefault(shown, []).append(name)
-    if len(partitions) > 1:
-        groups = "; ".join(f"{key} on {named(hosts)}" for key, hosts in sorted(partitions.items()))
-        yield tuple(keys), f"the partition that NCCL uses is {groups}"
-    limited = [name for name, found in keys.items() if all(not key & FULL_MEMBER for key in found)]
-    if len(limited) > 1:
-        yield tuple(limited), f"limited members (no 0x8000 in the P_Key at index {_index(peers)}): {named(limited)}"
-
-
-def _keys_in_use(host: Host) -> set[int]:
-    """The P_Keys of the InfiniBand rails at the index that NCCL uses there; void entries are none."""
-    index = _index((host,))
-    tables = [nic.pkeys for nic in rails_of(host) if nic.kind == "InfiniBand" and nic.pkeys]
-    return {table[index] for table in tables if index < len(table)} - {0}
-
-
-def _index(hosts: Sequence[Host]) -> int:
-    """NCCL_IB_PKEY, 0 where nobody sets it; NCCL reads numbers as C does, 0x2 too."""
-    values = [setting.value for host in hosts for setting in host.nccl_settings if setting.name == "NCCL_IB_PKEY"]
-    return next((int(value, 0) for value in values if re.fullmatch(r"0x[0-9a-fA-F]{1,4}|0|[1-9]\d{0,4}", value)), 0)
-
-
 _VIRTUAL_REMEDY = (
     "on the hypervisor give the function a GUID and `ip link set PF vf N state auto`; "
     "opensm needs `virt_enabled 2` in its configuration"
@@ -282,19 +252,5 @@ HOST_RULES = (
         LEFT_OUT,
         "NCCL, src/transport/net_ib/connect.cc",
         _mixed_link_layers,
-    ),
-)
-
-PEER_RULES = (
-    PeerRule(
-        "NIC-PKEY",
-        "F",
-        "the P_Keys that NCCL uses on two hosts of a cluster differ, or both are of limited members",
-        "queue pairs connect and nothing arrives: NCCL ends with error 12, retries exceeded",
-        "have the fabric's owner make the ports full members (`defmember=full` in opensm's partitions.conf); "
-        "or, where another index has a full member's key, set NCCL_IB_PKEY to that index",
-        "opensm, doc/partition-config.txt; NCCL, src/transport/net_ib (NCCL_IB_PKEY, 0 by default)",
-        "cluster",
-        _partitions_apart,
     ),
 )

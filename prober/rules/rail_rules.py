@@ -1,10 +1,12 @@
-"""Rails of the hosts against each other: lost ones, cabling, masks, addresses."""
+"""Rails of the hosts against each other: lost ones, cabling, masks, addresses, partitions."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from holmes_core.partition_keys import FULL_MEMBER, can_talk, full_member_indices, is_limited
 from holmes_core.records.inventory import Host
 from prober.clusters import fabric_of
 from prober.islands.collisions import addresses_given_twice
@@ -13,7 +15,7 @@ from prober.islands.same_fabric import overlap
 from prober.rails.choose_rails import ports_not_told, rails_of
 from prober.rails.port_networks import network_of, parsed
 from prober.rules.port_rules import ports_down
-from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, named
 
 POINT_TO_POINT = 30  # bits of an IPv4 prefix that holds a host and its switch port, and no other host
 
@@ -103,6 +105,55 @@ def _not_told(host: Host) -> Evidence:
         yield f"the rails are {rails}, but of {len(ports)} ports more is not known ({ports[0].hca}: {ports[0].why})"
 
 
+def _partitions_apart(peers: Sequence[Host]) -> PeerEvidence:
+    """Ports talk if their keys agree in 15 bits and at least one of both is a full member."""
+    keys = {host.name: found for host in peers if (found := _keys_in_use(host))}
+    if _other_indices(peers) is not None:
+        return
+    partitions: dict[str, list[str]] = {}
+    for name, found in keys.items():
+        shown = ", ".join(f"{key:#06x}" for key in sorted({key & ~FULL_MEMBER for key in found}))
+        partitions.setdefault(shown, []).append(name)
+    if len(partitions) > 1:
+        groups = "; ".join(f"{key} on {named(hosts)}" for key, hosts in sorted(partitions.items()))
+        yield tuple(keys), f"the partition that NCCL uses is {groups}"
+    limited = [name for name, found in keys.items() if is_limited(found)]
+    if len(limited) > 1:
+        yield tuple(limited), f"limited members (no 0x8000 in the P_Key at index {_index(peers)}): {named(limited)}"
+
+
+def _other_partition(peers: Sequence[Host]) -> PeerEvidence:
+    """Where the keys at index 0 do not let hosts talk, and those at others do."""
+    indices = _other_indices(peers)
+    keys = {host.name: _keys_in_use(host) for host in peers}
+    if indices is not None and not can_talk(keys):
+        at = "; ".join(f"{index} on {name}" for name, index in indices.items())
+        yield tuple(indices), f"the P_Keys at index 0 do not let all talk; all rails are full members at index {at}"
+
+
+def _other_indices(peers: Sequence[Host]) -> dict[str, int] | None:
+    """What Holmes sets NCCL_IB_PKEY to, by host; None where a host sets it itself, or nothing serves all."""
+    if any(setting.name == "NCCL_IB_PKEY" for host in peers for setting in host.nccl_settings):
+        return None
+    rails = {host.name: rails_of(host) for host in peers}
+    if not all(nic.kind == "InfiniBand" and nic.pkeys for nics in rails.values() for nic in nics):
+        return None
+    return full_member_indices({name: [nic.pkeys or () for nic in nics] for name, nics in rails.items()})
+
+
+def _keys_in_use(host: Host) -> set[int]:
+    """The P_Keys of the InfiniBand rails at the index that NCCL uses there; void entries are none."""
+    index = _index((host,))
+    tables = [nic.pkeys for nic in rails_of(host) if nic.kind == "InfiniBand" and nic.pkeys]
+    return {table[index] for table in tables if index < len(table)} - {0}
+
+
+def _index(hosts: Sequence[Host]) -> int:
+    """NCCL_IB_PKEY, 0 where nobody sets it; NCCL reads numbers as C does, 0x2 too."""
+    values = [setting.value for host in hosts for setting in host.nccl_settings if setting.name == "NCCL_IB_PKEY"]
+    return next((int(value, 0) for value in values if re.fullmatch(r"0x[0-9a-fA-F]{1,4}|0|[1-9]\d{0,4}", value)), 0)
+
+
 HOST_RULES = (
     Rule(
         "NIC-RAILS-NOT-TOLD",
@@ -127,6 +178,28 @@ def _all_rails_down(hosts: Sequence[Host]) -> PeerEvidence:
 
 PEER_RULES = (
     PeerRule(
+        "NIC-PKEY",
+        "F",
+        "the P_Keys that NCCL uses on two hosts of a cluster differ, or both are of limited members",
+        "queue pairs connect and nothing arrives: NCCL ends with error 12, retries exceeded",
+        "have the fabric's owner make the ports full members (`defmember=full` in opensm's partitions.conf); "
+        "or, where another index has a full member's key, set NCCL_IB_PKEY to that index in `launch.environment` of "
+        "job.yaml",
+        "opensm, doc/partition-config.txt; NCCL, src/transport/net_ib (NCCL_IB_PKEY, 0 by default)",
+        "cluster",
+        _partitions_apart,
+    ),
+    PeerRule(
+        "NIC-PKEY",
+        "I",
+        "the P_Keys at index 0 do not let all hosts of a cluster talk, and those at other indices do",
+        "left alone, NCCL uses index 0 and ends with error 12, retries exceeded",
+        "nothing with Holmes, which sets NCCL_IB_PKEY to the index on each host",
+        "opensm, doc/partition-config.txt; NCCL, src/transport/net_ib (NCCL_IB_PKEY, 0 by default)",
+        "cluster",
+        _other_partition,
+    ),
+    PeerRule(
         "NIC-PORT-DOWN",
         "F",
         "all ports of a host are down, and other hosts have rails of the same card model",
@@ -140,7 +213,8 @@ PEER_RULES = (
         "TOPO-RAIL-SWAPPED",
         "W",
         "rails of one number stand in different subnets, and each of these has rails of one number on most hosts",
-        "GPU i of this host is on another rail than GPU i of its peers: where rails are apart, they cannot connect",
+        "GPU i of this host is on another rail than GPU i of its peers; where rails are apart, Holmes has GPUs of one "
+        "network meet, and NCCL may still pair rails by number",
         "swap the cables or the addresses; if the numbers are wrong, name the ports with `rails:` in hosts.yaml",
         "NVIDIA DGX SuperPOD reference architecture, network fabrics (rail-aligned groups of nodes); " + FIELD,
         "cluster",

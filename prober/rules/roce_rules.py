@@ -134,7 +134,8 @@ HOST_RULES = (
         "I",
         "the RoCE v2 IPv4 GID is not at index 3",
         "NCCL_IB_GID_INDEX=3, as many guides say, would be wrong here",
-        "leave NCCL_IB_GID_INDEX unset (NCCL 2.21 on chooses), or set it for this host",
+        "leave NCCL_IB_GID_INDEX unset (NCCL 2.21 on chooses); Holmes sets it where a VLAN's GID is first on "
+        "some rails only",
         "NCCL user guide, networking troubleshooting (RoCE); NVIDIA/nccl#1573",
         _gid_not_usual,
     ),
@@ -143,7 +144,8 @@ HOST_RULES = (
         "W",
         "all RoCE v2 GIDs of a port are IPv6",
         "NCCL looks for an IPv4 GID first",
-        "NCCL_IB_ADDR_FAMILY=AF_INET6, or give the netdev an IPv4 address",
+        "give the netdev an IPv4 address; else Holmes sets NCCL_IB_ADDR_FAMILY=AF_INET6 where all rails of the cluster "
+        "have an IPv6 address that is not link-local",
         "NCCL user guide, environment variables (NCCL_IB_ADDR_FAMILY)",
         _gid_ipv6_only,
     ),
@@ -161,7 +163,8 @@ HOST_RULES = (
         "W",
         "no priority has PFC, and the card trusts PCP",
         "the network may drop RDMA packets, and each loss costs a time-out",
-        "set up PFC or congestion control end to end, and NCCL_IB_TC to the traffic class in use",
+        "set up PFC or congestion control end to end, and NCCL_IB_TC to the traffic class in use, in "
+        "`launch.environment` of job.yaml",
         "Mellanox/mlnx-tools, mlnx_qos; NCCL user guide, networking troubleshooting (congestion indicators)",
         _pfc_off,
     ),
@@ -183,7 +186,8 @@ PEER_RULES = (
         "W",
         "the index of the RoCE v2 IPv4 GID differs between hosts",
         "no one NCCL_IB_GID_INDEX fits",
-        "leave NCCL_IB_GID_INDEX unset (NCCL 2.21 on chooses), or set it for each host",
+        "leave NCCL_IB_GID_INDEX unset (NCCL 2.21 on chooses); Holmes sets it where a VLAN's GID is first on "
+        "some rails only",
         "NCCL user guide, networking troubleshooting (RoCE)",
         "job",
         _gid_differs,

@@ -180,6 +180,9 @@ PKEY_1 = (NcclSetting(where="environment", name="NCCL_IB_PKEY", value="0x1"),)
         ((LIMITED,), (LIMITED,), ["F"]),
         ((FULL, OTHER), (OTHER, FULL), ["F"]),
         ((FULL,), None, []),
+        ((LIMITED, 0x8001), (LIMITED, 0, 0x8001), ["I"]),
+        ((LIMITED, 0x8001, 0x8002), (LIMITED, 0x8001, 0x8002), ["F"]),
+        ((FULL, 0x8001), (LIMITED, 0x8001), []),
     ],
 )
 def test_ports_talk_if_their_keys_agree_and_one_of_both_is_a_full_member(

@@ -1,0 +1,39 @@
+"""Groups whose members on other hosts are on other rails, in clusters where no rail reaches another."""
+
+from __future__ import annotations
+
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Plan, PlanGroup
+from planner.problem.rails import Rails, read_rails
+
+
+def groups_across_rails(plan: Plan, inventory: Inventory) -> tuple[PlanGroup, ...]:
+    """The groups of `plan` that go over the rails of such a cluster and have not the same ones on all their hosts.
+
+    A pipeline edge must have both ends on one rail; of replicas, those on each host must be on the same rails.
+    """
+    rails = read_rails(inventory, plan.job)
+    shared = {group.name for group in plan.groups if group.net_name in (None, "Socket")}
+    return tuple(group for group in plan.groups if group.name not in shared and _is_across(plan, group, rails))
+
+
+def _is_across(plan: Plan, group: PlanGroup, rails: Rails) -> bool:
+    on_host: dict[str, set[str]] = {}
+    for rank in (plan.ranks[number] for number in group.ranks):
+        if rank.host in rails.of_hosts:
+            on_host.setdefault(rank.host, set()).update(rails.of_slots(rank.host, [rank.gpu]))
+    return len({frozenset(each) for each in on_host.values()}) > 1
+
+
+def rails_sentence(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
+    """Which groups cannot meet on one rail, and what it takes; nothing where all can."""
+    found = groups_across_rails(plan, inventory)
+    if not found:
+        return ()
+    networks = ", ".join(dict.fromkeys(group.network for group in found))
+    named = ", ".join(group.name for group in found[:3]) + (", ..." if len(found) > 3 else "")
+    return (
+        f"Rails of cluster {networks} do not reach one another, and {len(found)} of {len(plan.groups)} groups have "
+        f"ranks on different rails ({named}): NCCL passes their data to a GPU on the right rail by NVLink where the "
+        "host has a rank there, and cannot connect them where not.",
+    )

@@ -1,0 +1,167 @@
+"""Where no rail reaches another: each host's slots are given out so that who talk over the NICs are on one rail.
+
+NCCL keeps rings on their rails only where a group has GPUs of the same rails on all its hosts, and connects two ranks
+by the rails that are beside them. Source: NCCL's maintainers in NVIDIA/nccl#836 and #1933.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from planner.layout.assign_hosts import GroupSlot, GroupSlots, group_slots_of
+from planner.problem.fleet import Fleet
+from planner.problem.rails import Rail, Rails
+
+SWEEPS = 3  # over all stages: the second sees the neighbours on both sides, later ones rarely find more
+
+Tasklet = tuple[int, int]
+"""(Stage, replica)."""
+Place = tuple[tuple[Rail, ...], int]
+"""The rails of a group slot's GPUs, and which of its host's group slots on them it is."""
+
+
+class Apart(NamedTuple):
+    """What is on GPUs of different rails: stages whose replicas are, and edges between hosts whose ends are."""
+
+    stages: int
+    edges: int
+
+
+def meet_on_rails(
+    group_slots: GroupSlots, fleet: Fleet, rails: Rails, tp: int, wraps: bool
+) -> Mapping[Tasklet, GroupSlot]:
+    """The same tasklets on the same hosts, on slots where fewer are on different rails; as they are if none helps.
+
+    Gradients come before messages between stages: they are more. Shards of a tensor group meet by position. `wraps`:
+    the last stage also sends to the first.
+    """
+    given = {key: where for key, where in group_slots.items() if where.host in rails.of_hosts}
+    if not given:
+        return group_slots
+    exchange = _Exchange(given, fleet, rails, tp, wraps)
+    best, fewest = dict(exchange.taken), exchange.apart()
+    for _ in range(SWEEPS):
+        if fewest == Apart(0, 0):
+            break
+        exchange.sweep()
+        now = exchange.apart()
+        if now >= fewest:
+            break
+        best, fewest = dict(exchange.taken), now
+    return {**group_slots, **{key: exchange.slots[given[key].host][place] for key, place in best.items()}}
+
+
+class _Exchange:
+    """The places of the tasklets on hosts whose rails are apart, and which are free meanwhile."""
+
+    def __init__(self, given: GroupSlots, fleet: Fleet, rails: Rails, tp: int, wraps: bool) -> None:
+        self.slots = {
+            host: _places(group_slots_of(fleet.hosts[host], tp), rails)
+            for host in dict.fromkeys(where.host for where in given.values())
+        }
+        self._first_slot = {place: slot.first_slot for of in self.slots.values() for place, slot in of.items()}
+        self._hosts_with = Counter(place for of in self.slots.values() for place in of)
+        where_is = {(host, slot.first_slot): place for host, of in self.slots.items() for place, slot in of.items()}
+        self.host = {key: where.host for key, where in given.items()}
+        self.taken = {key: where_is[where.host, where.first_slot] for key, where in given.items()}
+        self._original = dict(self.taken)
+        self._free = {host: set(of) for host, of in self.slots.items()}
+        for key, place in self.taken.items():
+            self._free[self.host[key]].discard(place)
+        self._cluster = {key: where.cluster for key, where in given.items()}
+        self._last = max(stage for stage, _ in given) if wraps else None
+        blocks: dict[tuple[int, str], list[Tasklet]] = {}
+        for key in sorted(given):
+            blocks.setdefault((key[0], given[key].cluster), []).append(key)
+        self._blocks = sorted(blocks.values(), key=lambda block: -len({self.host[key] for key in block}))
+        self._placed_anew: set[Tasklet] = set()
+
+    def apart(self) -> Apart:
+        """How much is on different rails now."""
+        stages = 0
+        for block in self._blocks:
+            rails: dict[str, set[tuple[Rail, ...]]] = {}
+            for key in block:
+                rails.setdefault(self.host[key], set()).add(self.taken[key][0])
+            stages += len({frozenset(each) for each in rails.values()}) > 1
+        edges = sum(self.taken[key][0] != self.taken[peer][0] for key in self.taken for peer in self._peers(key))
+        return Apart(stages, edges // 2)
+
+    def sweep(self) -> None:
+        """Place all blocks anew, a block being the replicas of a stage in one cluster; those on most hosts first.
+
+        In the first sweep a block looks only at those placed before it, later at all its neighbours.
+        """
+        first = not self._placed_anew
+        if first:
+            for key, place in self.taken.items():
+                self._free[self.host[key]].add(place)
+        for block in self._blocks:
+            if not first:
+                for key in block:
+                    self._free[self.host[key]].add(self.taken[key])
+            self._place(block)
+            self._placed_anew.update(block)
+
+    def _place(self, block: list[Tasklet]) -> None:
+        """First the places free on most of its hosts, then those where neighbours on other hosts are, or could be."""
+        wanted = {key: [self.taken[peer][0] for peer in self._peers(key) if peer in self._placed_anew] for key in block}
+        on_host: dict[str, list[Tasklet]] = {}
+        for key in block:
+            on_host.setdefault(self.host[key], []).append(key)
+        free_on = Counter(place for host in on_host for place in self._free[host])
+        pulls = Counter(rails for each in wanted.values() for rails in each)
+        kept = Counter(self._original[key] for key in block)
+        order = sorted(
+            free_on,
+            key=lambda p: (-free_on[p], -pulls[p[0]], -self._hosts_with[p], -kept[p], self._first_slot[p]),
+        )
+        for host, keys in on_host.items():
+            chosen = [place for place in order if place in self._free[host]][: len(keys)]
+            self._free[host].difference_update(chosen)
+            self._hand_out(keys, chosen, wanted)
+
+    def _hand_out(
+        self, keys: list[Tasklet], chosen: list[Place], wanted: Mapping[Tasklet, list[tuple[Rail, ...]]]
+    ) -> None:
+        """The chosen places of one host to its replicas: who can meet a neighbour first, then who was there before."""
+        left = sorted(chosen)
+        waiting = []
+        for key in keys:
+            meeting = [place for place in left if place[0] in wanted[key]]
+            if meeting:
+                count = Counter(wanted[key])
+                self.taken[key] = max(meeting, key=lambda p: (count[p[0]], p == self._original[key]))
+                left.remove(self.taken[key])
+            else:
+                waiting.append(key)
+        for key in [key for key in waiting if self._original[key] in left]:
+            self.taken[key] = self._original[key]
+            left.remove(self.taken[key])
+            waiting.remove(key)
+        for key, place in zip(waiting, left, strict=True):
+            self.taken[key] = place
+
+    def _peers(self, key: Tasklet) -> Iterable[Tasklet]:
+        """The neighbours in the pipeline that are on other hosts of the cluster."""
+        stage, replica = key
+        near = {stage - 1, stage + 1}
+        if self._last is not None and stage in (0, self._last):
+            near.add(self._last - stage)
+        for other in sorted(near - {stage}):
+            peer = (other, replica)
+            if self._cluster.get(peer) == self._cluster[key] and self.host[peer] != self.host[key]:
+                yield peer
+
+
+def _places(slots: Iterable[GroupSlot], rails: Rails) -> dict[Place, GroupSlot]:
+    """The group slots of a host by their rails; several on the same rails are counted."""
+    found: dict[Place, GroupSlot] = {}
+    seen: Counter[tuple[Rail, ...]] = Counter()
+    for slot in slots:
+        of_slot = rails.of_slots(slot.host, slot.gpus)
+        found[of_slot, seen[of_slot]] = slot
+        seen[of_slot] += 1
+    return found

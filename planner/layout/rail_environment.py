@@ -1,0 +1,165 @@
+"""What NCCL cannot find out about a node's rails by itself: what each variable says of them, and why.
+
+What job.yaml sets in `launch.environment` is left to it, and what a host's own NCCL settings name is left to them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
+
+from holmes_core.partition_keys import can_talk, full_member_indices
+from holmes_core.records.devices import Gid, Nic
+from holmes_core.records.inventory import Cluster, Host, Inventory
+from holmes_core.records.job import Job
+from holmes_core.records.plan import EnvironmentVariable
+from planner.problem.networks import VERBS_KINDS
+from planner.problem.rails import rails_apart
+
+QUEUE_PAIRS_ON_BONDS = 2  # one for each port of a card that a bond joins
+
+RailVariables = Mapping[str, tuple[EnvironmentVariable, ...]]
+"""By host, the variables of its node."""
+
+
+def rail_environment(inventory: Inventory, job: Job, names: Sequence[str]) -> RailVariables:
+    """The variables of the job's hosts `names`; of those alone in their cluster only what all nodes must say alike."""
+    found: dict[str, list[EnvironmentVariable]] = {name: [] for name in names}
+    if job.device == "cpu":
+        return dict.fromkeys(names, ())
+    hosts = {host.name: host for host in inventory.hosts}
+    joined = [
+        (cluster, members)
+        for cluster in inventory.clusters
+        if cluster.fabric.kind in VERBS_KINDS
+        and len(members := [hosts[name] for name in cluster.hosts if name in found]) > 1
+    ]
+    cross_nic = _cross_nic(inventory, [cluster for cluster, _ in joined])
+    for name in names:
+        found[name] += cross_nic
+    for cluster, members in joined:
+        rails = {host.name: _rails(cluster, host) for host in members}
+        everyone = {name: _rails(cluster, hosts[name]) for name in cluster.hosts}
+        for name, variable in (*_gids(cluster, rails), *_partitions(everyone), *_queue_pairs(rails)):
+            if name in found:
+                found[name].append(variable)
+    stated = {*job.launch.environment, *job.launch.secrets, *_set_on_hosts(hosts[name] for name in names)}
+    return {name: tuple(each for each in of if each.name not in stated) for name, of in found.items()}
+
+
+def _set_on_hosts(hosts: Iterable[Host]) -> set[str]:
+    """What any of the hosts has set already: a site knows its network. Only a wrong CROSS_NIC is told to preflight."""
+    return {setting.name for host in hosts for setting in host.nccl_settings} - {"NCCL_CROSS_NIC"}
+
+
+def _rails(cluster: Cluster, host: Host) -> tuple[Nic, ...]:
+    """The RDMA ports by which the host is on its cluster's fabric."""
+    port = cluster.fabric.port_of(host.name)
+    return tuple(nic for nic in host.nics if port is not None and nic.hca in port.hcas)
+
+
+def _cross_nic(inventory: Inventory, joined: Sequence[Cluster]) -> list[EnvironmentVariable]:
+    """On all nodes: a group crosses rails where any of its ranks may.
+
+    Source: NCCL, src/init.cc (of all ranks' crossNic the largest counts); its maintainers in NVIDIA/nccl#1933 and #2013
+    (NCCL cannot see that rails are apart, and connects across them until it is 0).
+    """
+    named = ", ".join(cluster.name for cluster in rails_apart(inventory) if cluster in joined)
+    reason = f"rails of cluster {named} do not reach one another; on all nodes, as NCCL takes the largest of a group"
+    return [EnvironmentVariable(name="NCCL_CROSS_NIC", value="0", reason=reason)] if named else []
+
+
+Rails = Mapping[str, tuple[Nic, ...]]
+"""By host of one cluster, its rails."""
+Found = Iterable[tuple[str, EnvironmentVariable]]
+
+
+def _queue_pairs(rails: Rails) -> Found:
+    """On all nodes of a cluster: both ends of a connection count by their own setting.
+
+    Messages take turns on the queue pairs. Source: NCCL, src/transport/net_ib/connect.cc; NVIDIA/nccl#1015.
+    """
+    bonds = [f"{nic.device} of {host}" for host, nics in rails.items() for nic in nics if nic.bond]
+    if bonds:
+        reason = f"a queue pair uses one member of a bond, as {bonds[0]} is; both ends need as many"
+        value = str(QUEUE_PAIRS_ON_BONDS)
+        for host in rails:
+            yield host, EnvironmentVariable(name="NCCL_IB_QPS_PER_CONNECTION", value=value, reason=reason)
+
+
+def _partitions(rails: Rails) -> Found:
+    """Where the keys that NCCL uses by itself, those at index 0, do not let all hosts of a cluster talk.
+
+    Those that the job does without count, too, as the audit counts them: NIC-PKEY says what is done.
+    Source: NCCL, src/transport/net_ib/connect.cc (pkey_index); opensm, doc/partition-config.txt.
+    """
+    tables = {host: [nic.pkeys for nic in nics if nic.pkeys] for host, nics in rails.items()}
+    told = all(nic.kind == "InfiniBand" and nic.pkeys for nics in rails.values() for nic in nics)
+    if not told or can_talk({host: {table[0] for table in of} - {0} for host, of in tables.items()}):
+        return
+    for host, index in (full_member_indices(tables) or {}).items():
+        reason = f"the P_Key there is a full member's of {tables[host][0][index]:#06x}, as on all hosts; index 0 is not"
+        if index:
+            yield host, EnvironmentVariable(name="NCCL_IB_PKEY", value=str(index), reason=reason)
+
+
+def _gids(cluster: Cluster, rails: Rails) -> Found:
+    """Where NCCL would take a VLAN's GID on some rails and the port's own on others, or finds none of IPv4.
+
+    By itself it takes the first of RoCE v2 and IPv4. All rails of a cluster take the same family and the ports' own
+    interfaces, or all are left to NCCL. Source: NCCL, src/transport/net_ib/connect.cc (ncclIbGetGidIndex).
+    """
+    ports = [nic for nics in rails.values() for nic in nics]
+    if cluster.fabric.kind != "RoCE" or not ports or not all(nic.gids for nic in ports):
+        return
+    if all(_ipv4(nic) for nic in ports):
+        own = [_takes_own(nic) for nic in ports]
+        if any(own) and not all(own) and all(_own_ipv4(nic) for nic in ports):
+            yield from _gid_indices(rails)
+    elif all(_global_ipv6(nic) for nic in ports):
+        reason = f"not all rails of cluster {cluster.name} have an IPv4 address, all have an IPv6 one"
+        for host in rails:
+            yield host, EnvironmentVariable(name="NCCL_IB_ADDR_FAMILY", value="AF_INET6", reason=reason)
+
+
+def _gid_indices(rails: Rails) -> Found:
+    for host, nics in rails.items():
+        wrong = [nic for nic in nics if not _takes_own(nic)]
+        common = set.intersection(*({gid.index for gid in _own_ipv4(nic)} for nic in nics))
+        if wrong and common:
+            first = wrong[0]
+            instead = f"that of {_ipv4(first)[0].netdev}, the first of its table"
+            reason = f"the GID of {first.netdev}, as on other rails; NCCL would take for {first.device} {instead}"
+            yield host, EnvironmentVariable(name="NCCL_IB_GID_INDEX", value=str(min(common)), reason=reason)
+
+
+def _takes_own(nic: Nic) -> bool:
+    """Whether the entry that NCCL takes by itself is of the port's own netdev."""
+    return _ipv4(nic)[0] in _own_ipv4(nic)
+
+
+def _own_ipv4(nic: Nic) -> list[Gid]:
+    """Those of the port's own netdev, not of a VLAN on it; an entry that names no netdev may be."""
+    return [gid for gid in _ipv4(nic) if gid.netdev in (None, nic.netdev)]
+
+
+def _ipv4(nic: Nic) -> list[Gid]:
+    """The entries of RoCE v2 and IPv4, in order."""
+    return [gid for gid in _version_2(nic) if gid.ipv4 is not None]
+
+
+def _global_ipv6(nic: Nic) -> list[Gid]:
+    """The entries of RoCE v2 with an IPv6 address that is not link-local, in order."""
+    return [gid for gid in _version_2(nic) if gid.ipv4 is None and _is_global_ipv6(gid.gid)]
+
+
+def _version_2(nic: Nic) -> list[Gid]:
+    return sorted((gid for gid in nic.gids if gid.type == "RoCE v2"), key=lambda gid: gid.index)
+
+
+def _is_global_ipv6(text: str) -> bool:
+    try:
+        address = ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return address.ipv4_mapped is None and not address.is_link_local
