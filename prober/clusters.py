@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -18,7 +19,7 @@ from prober.islands.placing import Groups, Placing, place
 from prober.islands.rails_apart import rails_apart
 from prober.islands.settle import Trial, settle
 from prober.islands.settled_findings import settled_findings
-from prober.rails.port_networks import network_of
+from prober.rails.port_networks import network_of, parsed
 
 __all__ = ["VIRTUAL_NAMES", "fabric_of", "find_clusters", "find_shared_network", "is_rail_class"]
 
@@ -88,6 +89,7 @@ def _clusters(groups: Groups, hosts: Mapping[str, Host], fabrics: Mapping[str, F
 def find_shared_network(hosts: Sequence[Host]) -> Network | None:
     """The IPv4 network on which every reachable host has an address; the fastest if there are several.
 
+    Where masks differ, it is the narrowest, and every address is in it: each host sees every other on its wire.
     Without one: the networks of the default routes, taken as routed to each other. None if a host has no default route.
     """
     reachable = [host for host in hosts if host.reachable]
@@ -100,8 +102,8 @@ def find_shared_network(hosts: Sequence[Host]) -> Network | None:
                     networks.setdefault(network, {}).setdefault(host.name, _port(host.name, netdev, network))
     kind: FabricKind = "loopback" if local else "Ethernet"
     common = {
-        subnet: tuple(ports.values())
-        for subnet, ports in networks.items()
+        subnet: tuple(ports[host.name] for host in reachable)
+        for subnet, ports in _with_wider_masks(networks).items()
         if len(ports) == len(reachable) and (local or _all_differ(ports.values()))
     }
     if common:
@@ -114,6 +116,19 @@ def find_shared_network(hosts: Sequence[Host]) -> Network | None:
         ports = tuple(_port(host.name, netdev, None) for host, netdev in routed)
         return Network(name="shared", kind="Ethernet", subnet=None, ports=ports)
     return None
+
+
+def _with_wider_masks(networks: Mapping[str, Mapping[str, NetworkPort]]) -> Mapping[str, Mapping[str, NetworkPort]]:
+    """Of each network the ports by host, and those whose wider network holds it and whose address is in it."""
+    lengths = sorted({parsed(text).prefixlen for text in networks})
+    found = {}
+    for text, ports in networks.items():
+        network = parsed(text)
+        wider = [str(network.supernet(new_prefix=length)) for length in lengths if length < network.prefixlen]
+        others = [port for outer in wider for port in networks.get(outer, {}).values()]
+        inside = {port.host: port for port in others if port.address and ipaddress.ip_address(port.address) in network}
+        found[text] = {**inside, **ports}
+    return found
 
 
 def _fabric_port(host: Host, fabric: Fabric) -> NetworkPort:
