@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -14,9 +15,11 @@ from holmes_core.units import bytes_per_s_from_gbps
 from prober.efa import efa_plugin
 from prober.islands.fabric import VIRTUAL_NAMES, Fabric, carries_traffic, fabric_of
 from prober.islands.island_findings import island_findings, pin_findings
+from prober.islands.placing import Groups, Placing, place
 from prober.islands.rails_apart import rails_apart
-from prober.islands.same_fabric import find_islands
-from prober.rails.port_networks import network_of
+from prober.islands.settle import Trial, settle
+from prober.islands.settled_findings import settled_findings
+from prober.rails.port_networks import network_of, parsed
 
 __all__ = ["VIRTUAL_NAMES", "fabric_of", "find_clusters", "find_shared_network", "is_rail_class"]
 
@@ -39,39 +42,32 @@ def is_rail_class(host: Host, nic: Nic) -> bool:
     return not rails or (nic.kind == rails[0].kind and same_model)
 
 
-def find_clusters(hosts: Sequence[Host], pinned: Mapping[str, str]) -> tuple[tuple[Cluster, ...], tuple[Finding, ...]]:
+def find_clusters(
+    hosts: Sequence[Host], pinned: Mapping[str, str], trials: Collection[Trial] = ()
+) -> tuple[tuple[Cluster, ...], tuple[Finding, ...]]:
     """Clusters of the reachable hosts, in order of their first host. `pinned`: host name to label.
 
-    A pinned host is where its label says. Others are where the facts put them, with a pinned host or not.
+    A pinned host is where its label says. Others are where the facts put them, with a pinned host or not, and where
+    facts leave it open, where `trials` of RDMA do.
     """
+    placing = place_hosts(hosts, pinned)
+    settled = settle(placing, trials)
     reachable = {host.name: host for host in hosts if host.reachable}
-    fabrics = {name: fabric_of(host) for name, host in reachable.items()}
-    islands = find_islands(fabrics)
-    members: dict[tuple[str | None, str], list[str]] = {}
-    torn: list[str] = []
-    for group in islands.groups:
-        labels = {pinned[name] for name in group if name in pinned}
-        theirs = next(iter(labels)) if len(labels) == 1 else None
-        for name in group:
-            label = pinned.get(name, theirs)
-            members.setdefault((label, "" if label else group[0]), []).append(name)
-        torn += [name for name in group if name not in pinned and len(labels) > 1]
-    order = {name: position for position, name in enumerate(reachable)}
-    groups = sorted(
-        ((label, sorted(names, key=order.__getitem__)) for (label, _), names in members.items()),
-        key=lambda g: order[g[1][0]],
-    )
-    clusters = tuple(_clusters(groups, reachable, fabrics))
+    clusters = tuple(_clusters(settled.groups, reachable, placing.fabrics))
     findings = (
-        *pin_findings(groups, fabrics, pinned),
-        *island_findings(islands, groups, fabrics, pinned, torn),
+        *pin_findings(placing),
+        *island_findings(placing, settled.answered),
+        *settled_findings(settled),
     )
     return clusters, findings
 
 
-def _clusters(
-    groups: Iterable[tuple[str | None, Sequence[str]]], hosts: Mapping[str, Host], fabrics: Mapping[str, Fabric]
-) -> Iterable[Cluster]:
+def place_hosts(hosts: Sequence[Host], pinned: Mapping[str, str]) -> Placing:
+    """Where facts and pins put the reachable hosts, and what they leave open."""
+    return place({host.name: fabric_of(host) for host in hosts if host.reachable}, pinned)
+
+
+def _clusters(groups: Groups, hosts: Mapping[str, Host], fabrics: Mapping[str, Fabric]) -> Iterable[Cluster]:
     counts: Counter[str] = Counter()
     for label, names in groups:
         kind = fabrics[names[0]].kind
@@ -93,6 +89,7 @@ def _clusters(
 def find_shared_network(hosts: Sequence[Host]) -> Network | None:
     """The IPv4 network on which every reachable host has an address; the fastest if there are several.
 
+    Where masks differ, it is the narrowest, and every address is in it: each host sees every other on its wire.
     Without one: the networks of the default routes, taken as routed to each other. None if a host has no default route.
     """
     reachable = [host for host in hosts if host.reachable]
@@ -105,8 +102,8 @@ def find_shared_network(hosts: Sequence[Host]) -> Network | None:
                     networks.setdefault(network, {}).setdefault(host.name, _port(host.name, netdev, network))
     kind: FabricKind = "loopback" if local else "Ethernet"
     common = {
-        subnet: tuple(ports.values())
-        for subnet, ports in networks.items()
+        subnet: tuple(ports[host.name] for host in reachable)
+        for subnet, ports in _with_wider_masks(networks).items()
         if len(ports) == len(reachable) and (local or _all_differ(ports.values()))
     }
     if common:
@@ -119,6 +116,19 @@ def find_shared_network(hosts: Sequence[Host]) -> Network | None:
         ports = tuple(_port(host.name, netdev, None) for host, netdev in routed)
         return Network(name="shared", kind="Ethernet", subnet=None, ports=ports)
     return None
+
+
+def _with_wider_masks(networks: Mapping[str, Mapping[str, NetworkPort]]) -> Mapping[str, Mapping[str, NetworkPort]]:
+    """Of each network the ports by host, and those whose wider network holds it and whose address is in it."""
+    lengths = sorted({parsed(text).prefixlen for text in networks})
+    found = {}
+    for text, ports in networks.items():
+        network = parsed(text)
+        wider = [str(network.supernet(new_prefix=length)) for length in lengths if length < network.prefixlen]
+        others = [port for outer in wider for port in networks.get(outer, {}).values()]
+        inside = {port.host: port for port in others if port.address and ipaddress.ip_address(port.address) in network}
+        found[text] = {**inside, **ports}
+    return found
 
 
 def _fabric_port(host: Host, fabric: Fabric) -> NetworkPort:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 
 from holmes_core.errors import HostError
@@ -26,8 +27,10 @@ from prober.asking.recording import (
     write_stated_trunks,
 )
 from prober.audit import audit, joined
-from prober.clusters import find_clusters, find_shared_network
+from prober.clusters import find_clusters, find_shared_network, place_hosts
 from prober.facts.machine.limits import parse_clock
+from prober.islands.placing import Placing
+from prober.islands.settle import Trial
 from prober.nvlink_domains import domain_findings, find_nvlink_domains
 from prober.rails.choose_rails import with_rails
 from prober.rails.stated_rails import stated_rail_findings
@@ -43,12 +46,17 @@ MAX_CONNECTING = 64  # logging in costs this side some 50 ms of a core, and more
 _connecting = threading.BoundedSemaphore(MAX_CONNECTING)
 
 Progress = Callable[[str, str], None]
+TryOpenPairs = Callable[[Inventory, Placing], Sequence[Trial]]
+"""Trials of RDMA between hosts of which facts leave open whether they share a fabric."""
 
 
-def probe(hosts_file: HostsFile, progress: Progress, record: Path | None = None) -> Inventory:
+def probe(
+    hosts_file: HostsFile, progress: Progress, record: Path | None = None, try_open_pairs: TryOpenPairs | None = None
+) -> Inventory:
     """The Inventory of all hosts. `progress(host, state)` is called as each one is done; `record` keeps raw outputs.
 
-    A host that cannot be reached or read stays in the inventory with a finding, and hides no other.
+    `try_open_pairs` measures what facts leave open of the clusters. A host that cannot be reached or read stays in the
+    inventory with a finding, and hides no other.
     """
     if record is not None:
         refuse_used_folder(record)
@@ -67,7 +75,10 @@ def probe(hosts_file: HostsFile, progress: Progress, record: Path | None = None)
         for name, answer in recorded.items():
             write_recording(record, name, answer.outputs, answer.notes)
         write_stated_trunks(record, hosts_file.trunks)
-    return inventory_of(recorded, hosts_file.trunks)
+    fleet = _fleet(recorded, hosts_file.trunks)
+    inventory = _inventory(fleet)
+    trials = try_open_pairs(inventory, place_hosts(fleet.hosts, fleet.pins)) if try_open_pairs else ()
+    return _inventory(fleet, trials) if trials else inventory
 
 
 def replay(folder: Path) -> Inventory:
@@ -80,16 +91,38 @@ def inventory_of(recorded: Mapping[str, HostRecording], stated: Sequence[StatedT
 
     The same answers give the same inventory.
     """
+    return _inventory(_fleet(recorded, stated))
+
+
+@dataclass(frozen=True)
+class _Fleet:
+    """What hosts showed, and what hosts.yaml says of them."""
+
+    hosts: tuple[Host, ...]
+    findings: tuple[Finding, ...]  # of reading them
+    pins: Mapping[str, str]
+    trunks: Sequence[StatedTrunk]
+
+
+def _fleet(recorded: Mapping[str, HostRecording], stated: Sequence[StatedTrunk]) -> _Fleet:
     read = [_read(name, recording) for name, recording in recorded.items()]
-    hosts = tuple(host for host, _ in read)
     pins = {name: recording.notes.cluster for name, recording in recorded.items()}
-    clusters, pin_findings = find_clusters(hosts, {name: label for name, label in pins.items() if label is not None})
+    return _Fleet(
+        hosts=tuple(host for host, _ in read),
+        findings=tuple(finding for _, findings in read for finding in findings),
+        pins={name: label for name, label in pins.items() if label is not None},
+        trunks=stated,
+    )
+
+
+def _inventory(fleet: _Fleet, trials: Sequence[Trial] = ()) -> Inventory:
+    hosts = fleet.hosts
+    clusters, cluster_findings = find_clusters(hosts, fleet.pins, trials)
     shared = find_shared_network(hosts)
-    trunks, trunk_findings = find_stated_trunks(stated, clusters)
-    host_findings = [finding for _, findings in read for finding in findings]
+    trunks, trunk_findings = find_stated_trunks(fleet.trunks, clusters)
     domains = find_nvlink_domains(hosts)
     about_domains = domain_findings(domains, hosts, clusters)
-    found = (*host_findings, *pin_findings, *trunk_findings, *about_domains, *audit(hosts, clusters, shared))
+    found = (*fleet.findings, *cluster_findings, *trunk_findings, *about_domains, *audit(hosts, clusters, shared))
     return Inventory(
         hosts=hosts,
         clusters=clusters,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from holmes_core.records.inventory import Finding
 from prober.asking.recording import CUT_OFF, TIMED_OUT, Recorded
 from prober.facts.gpu.gpu_query import lacks_field_names
-from prober.facts.gpu.gpus import read_gpus
+from prober.facts.gpu.gpus import read_failure
 from prober.rules.rule import About
 from prober.rules.told_rules import (
     NO_PERMISSION,
@@ -85,7 +85,7 @@ def _no_permission(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
 
 
 def _gpu_tool(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
-    failure = read_gpus(outputs, ()).failure
+    failure = read_failure(outputs)
     answers = ("No devices were found", "exit 18", "version mismatch")  # those of GPU-NONE and GPU-DRIVER-MISMATCH
     if failure is not None and not any(answer in failure for answer in answers):
         yield TOOL_FAILED.finding((name,), f"nvidia-smi: {failure}")

@@ -21,8 +21,11 @@ from holmes_core.records.record_file import read_file, write_atomically
 from prober.audit import joined, refuses
 from prober.catalogue import explain
 from prober.differences import changes
+from prober.islands.placing import Placing
+from prober.islands.settle import Trial
 from prober.links.link_audit import audit_links
 from prober.links.links import measure_links
+from prober.links.rdma_trials import try_open_pairs
 from prober.probe import probe, replay
 from prober.rules.rule import About
 from prober.stated_trunks import with_measured
@@ -57,7 +60,7 @@ def probe_command(
         show_rule(_explained(rule, hosts))
         return
     older = read_file(Inventory, diff) if diff else None
-    inventory = _replayed(replay_folder, hosts, links) if replay_folder else _probed(hosts, record)
+    inventory = _replayed(replay_folder, hosts, links) if replay_folder else _probed(hosts, record, links)
     if links:
         inventory = _with_links(inventory)
     text = inventory.to_json()
@@ -103,7 +106,7 @@ def _replay_output(text: str, as_json: bool) -> Path | None:
     return _USUAL
 
 
-def _probed(hosts: str | None, record: Path | None) -> Inventory:
+def _probed(hosts: str | None, record: Path | None, links: bool) -> Inventory:
     if hosts is None:
         raise HolmesError("no hosts given", "`holmes probe hosts.yaml`, or `--replay DIR` for a recording")
     hosts_file = _hosts_file(hosts)
@@ -115,7 +118,11 @@ def _probed(hosts: str | None, record: Path | None) -> Inventory:
             done += 1
             status.update(f"{done} of {count} hosts answered; {host}: {state}")
 
-        return probe(hosts_file, progress, record)
+        def tried(inventory: Inventory, placing: Placing) -> Sequence[Trial]:
+            """With --links, what facts leave open of the clusters."""
+            return try_open_pairs(inventory, placing, lambda pair, verdict: status.update(f"{pair}: RDMA {verdict}"))
+
+        return probe(hosts_file, progress, record, tried if links else None)
 
 
 def _hosts_file(hosts: str) -> HostsFile:

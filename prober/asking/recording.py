@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class Recorded:
     text: str
     exit_code: int | None
 
-    @property
+    @cached_property
     def words(self) -> tuple[str, ...]:
         """The first command of the line, from the tool's name on: no prompt, no prefix, nothing after a pipe."""
         return command_words(self.command).words
@@ -52,7 +53,7 @@ class Recorded:
         """The words as one line, `mlxlink -d mlx5_0`: no option of a prefix, no quotes."""
         return " ".join(self.words)
 
-    @property
+    @cached_property
     def tool(self) -> str:
         """The tool's name: `ibstat` of `sudo /usr/sbin/ibstat mlx5_7 | head`."""
         return self.words[0]

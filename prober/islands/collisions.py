@@ -19,10 +19,12 @@ Pair = tuple[str, str]
 def collisions(members: Mapping[str, Fabric]) -> dict[Pair, str]:
     """Pairs of hosts that are not on one fabric, by name, and what proves it in words."""
     found: dict[Pair, str] = {}
-    for (prefix, _, lid), pair in _shared({name: fabric.lids() for name, fabric in members.items()}):
-        ports = [members[name].lids() for name in pair]
-        same_port = len({of_host[prefix, _, lid] or name for name, of_host in zip(pair, ports, strict=True)}) == 1
-        if not same_port and not _one_machine(members, pair):
+    lids = {name: fabric.lids() for name, fabric in members.items()}
+    for (prefix, number, lid), pair in _shared(lids):
+        if _one_machine(members, pair):
+            continue
+        one, other = (lids[name][prefix, number, lid] or name for name in pair)
+        if one != other:
             where = f"subnet prefix {prefix}" if prefix else "the same subnet prefix"
             found.setdefault(pair, f"{pair[0]} and {pair[1]} both have LID {lid} under {where}")
     for pair, addresses in _shared_addresses(members).items():
@@ -64,5 +66,5 @@ def _shared(of_hosts: Mapping[str, Iterable[T]]) -> Iterable[tuple[T, Pair]]:
 
 
 def _one_machine(members: Mapping[str, Fabric], pair: Pair) -> bool:
-    machines = {members[name].machine for name in pair}
-    return len(machines) == 1 and None not in machines
+    one, other = (members[name].machine for name in pair)
+    return one is not None and one == other

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from holmes_core.records.inventory import Finding
 from prober.islands.fabric import Fabric
-from prober.islands.same_fabric import Alike, Fabrics, Islands, contradict, find_islands
+from prober.islands.placing import Placing
+from prober.islands.same_fabric import Alike, contradict, find_islands
 
-Groups = Sequence[tuple[str | None, Sequence[str]]]
-"""Clusters as (label of hosts.yaml, names of hosts)."""
 PIN = "pin `cluster:` in hosts.yaml"
 
 
-def pin_findings(groups: Groups, fabrics: Fabrics, pinned: Collection[str]) -> Iterable[Finding]:
+def pin_findings(placing: Placing) -> Iterable[Finding]:
     """A finding for every pinned host that shows another fabric than the first of its label of which most is known."""
-    for label, names in groups:
+    fabrics = placing.fabrics
+    for label, names in placing.groups:
         if label is None:
             continue
         islands = find_islands({name: fabrics[name] for name in names}).groups
         main = next((group for group in islands if any(fabrics[name].networks for name in group)), islands[0])
         known = next((fabrics[name] for name in main if fabrics[name].networks), fabrics[main[0]])
         for name in (name for group in islands if group is not main for name in group):
-            if name in pinned and contradict(known, fabrics[name]):
+            if name in placing.pinned and contradict(known, fabrics[name]):
                 yield Finding(
                     rule="CLUSTER-PIN-CONTRADICTS",
                     severity="W",
@@ -34,24 +34,19 @@ def pin_findings(groups: Groups, fabrics: Fabrics, pinned: Collection[str]) -> I
                 )
 
 
-def island_findings(
-    islands: Islands, groups: Groups, fabrics: Fabrics, pinned: Mapping[str, str], torn: Collection[str]
-) -> Iterable[Finding]:
-    """Findings about hosts that hosts.yaml leaves to the probe."""
-    for alike in islands.looked_alike:
-        if not set(alike.hosts) <= set(pinned):
-            yield _looked_alike(alike, [name for name in alike.not_placed if name not in pinned])
-    for name in (*islands.fits_several, *torn):
-        if name not in pinned:
-            yield _fits_several(name, fabrics[name])
-    if len(groups) > 1:
-        placed = {name for alike in islands.looked_alike for name in alike.hosts} | set(islands.fits_several)
-        alone = [names[0] for label, names in groups if label is None and len(names) == 1]
-        left = [name for name in alone if name not in placed and fabrics[name].kind in ("RoCE", "EFA", "Ethernet")]
-        yield from (_not_known(name, fabrics[name]) for name in left if not fabrics[name].networks)
-        routed = [name for name in left if fabrics[name].kind == "RoCE" and fabrics[name].networks]
-        if len(routed) > 1:
-            yield from (_nothing_in_common(name, fabrics[name]) for name in routed)
+def island_findings(placing: Placing, answered: Collection[str]) -> Iterable[Finding]:
+    """Findings about hosts that hosts.yaml leaves to the probe; no question about those of which it is `answered`."""
+    fabrics = placing.fabrics
+    for alike in placing.islands.looked_alike:
+        if not set(alike.hosts) <= set(placing.pinned):
+            yield _looked_alike(alike, [name for name in placing.not_placed(alike) if name not in answered])
+    questions = (
+        (placing.fits_several, _fits_several),
+        (placing.without_network, _not_known),
+        (placing.nothing_in_common, _nothing_in_common),
+    )
+    for names, question in questions:
+        yield from (question(name, fabrics[name]) for name in names if name not in answered)
 
 
 def _looked_alike(alike: Alike, not_placed: Sequence[str]) -> Finding:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from prober.islands.collisions import collisions
+from prober.islands.collisions import Pair, collisions
 from prober.islands.fabric import Fabric
 from prober.islands.union_find import UnionFind
 from prober.rails.port_networks import Network, parsed
@@ -31,6 +31,7 @@ class Islands:
     groups: list[Group] = field(default_factory=list)
     looked_alike: list[Alike] = field(default_factory=list)
     fits_several: list[str] = field(default_factory=list)
+    proved_apart: set[Pair] = field(default_factory=set)  # hosts that look alike and cannot be on one fabric
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,22 @@ def meet(one: Fabric, other: Fabric) -> bool:
 
 def contradict(one: Fabric, other: Fabric) -> bool:
     """A known fact speaks against the two being one fabric."""
-    facts = (
-        (one.subnet_prefixes, other.subnet_prefixes),
-        (one.sm_lids, other.sm_lids),
-        (one.partitions, other.partitions),
-    )
-    if one.transport != other.transport or any(ours and theirs and ours.isdisjoint(theirs) for ours, theirs in facts):
+    if one.transport != other.transport or not _agree(_facts(one), _facts(other)):
         return True
     return bool(one.networks and other.networks) and not meet(one, other)
+
+
+def agree(fabrics: Iterable[Fabric]) -> bool:
+    """What is known of InfiniBand's prefixes, subnet managers and partitions speaks against no two being one fabric."""
+    return all(_agree(one, other) for one, other in itertools.combinations({_facts(each) for each in fabrics}, 2))
+
+
+def fit(one: Fabric, other: Fabric) -> bool:
+    """Nothing that two InfiniBand hosts show speaks against their being one fabric; IPoIB as in `_Item.fits`."""
+    wired_alike = not (one.networks and other.networks) or meet(one, other)
+    return _agree(_facts(one), _facts(other)) and (
+        wired_alike or not _rails_with_network([one]) & _rails_with_network([other])
+    )
 
 
 def _by_network(members: Fabrics) -> list[Group]:
@@ -152,8 +161,7 @@ def _infiniband(members: Fabrics, islands: Islands) -> list[Group]:
     _join_networks(ipoib, members)
     alike: dict[tuple[_Facts, str | None], list[str]] = {}
     for name, fabric in members.items():
-        facts = (fabric.subnet_prefixes, fabric.sm_lids, fabric.partitions)
-        alike.setdefault((facts, ipoib.root(name) if fabric.networks else None), []).append(name)
+        alike.setdefault((_facts(fabric), ipoib.root(name) if fabric.networks else None), []).append(name)
     items = [
         _Item(tuple(names), facts, wired, _rails_with_network(members[name] for name in names))
         for (facts, wired), names in alike.items()
@@ -170,7 +178,16 @@ def _infiniband(members: Fabrics, islands: Islands) -> list[Group]:
     return alone + [tuple(name for item in group for name in item.hosts) for group in sets.groups()]
 
 
-_Facts = tuple[Collection[object], ...]
+_Facts = tuple[frozenset[str], frozenset[int], frozenset[int]]
+
+
+def _facts(fabric: Fabric) -> _Facts:
+    return fabric.subnet_prefixes, fabric.sm_lids, fabric.partitions
+
+
+def _agree(one: _Facts, other: _Facts) -> bool:
+    """Of what both show, they have something in common."""
+    return not any(ours and theirs and not set(ours) & set(theirs) for ours, theirs in zip(one, other, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,10 +204,7 @@ class _Item:
 
         IPoIB networks do where they are of rails of one number; of different ones they differ on sound hosts too.
         """
-        if any(
-            ours and theirs and not set(ours) & set(theirs)
-            for ours, theirs in zip(self.facts, other.facts, strict=True)
-        ):
+        if not _agree(self.facts, other.facts):
             return False
         return None in (self.wired, other.wired) or self.wired == other.wired or not self.rails & other.rails
 
@@ -205,6 +219,7 @@ def _split(group: Group, fabrics: Fabrics, islands: Islands) -> list[Group]:
     proofs = collisions(members)
     if not proofs:
         return [group]
+    islands.proved_apart.update(proofs)
     # A network that two hosts of different fabrics are both on tells nothing of the others.
     misleading = {network for pair in proofs for network in members[pair[0]].around & members[pair[1]].around}
     around: UnionFind[str] = UnionFind(members)

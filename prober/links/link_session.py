@@ -20,12 +20,13 @@ _BOOTSTRAP = "import sys; i = sys.stdin.buffer; exec(compile(i.read(int(i.readli
 
 
 class LinkProblem(Exception):
-    """A test that gave no figure. `rule` is its id in the audit catalogue."""
+    """A test that gave no figure. `rule` is its id in the audit catalogue, `said` all that the tool said."""
 
-    def __init__(self, rule: str, evidence: str) -> None:
+    def __init__(self, rule: str, evidence: str, said: str = "") -> None:
         super().__init__(evidence)
         self.rule = rule
         self.evidence = evidence
+        self.said = said
 
 
 class LinkSession:

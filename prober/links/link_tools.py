@@ -71,6 +71,24 @@ def cuda_options(host: Host, hca: str, tools: Collection[str]) -> list[str] | No
     return [f"--use_cuda={gpu}", "--use_cuda_dmabuf"] if by_dmabuf else None
 
 
+def gid_options(host: Host, hca: str) -> list[str]:
+    """The option of ib_write_bw for the GID that NCCL takes of a RoCE port; none where it is not known, or not RoCE."""
+    chosen = next((nic.gid_choice for nic in host.nics if nic.hca == hca and nic.kind == "RoCE"), None)
+    return [] if chosen is None else ["-x", str(chosen)]
+
+
+def line_of_no_way(answer: str) -> str | None:
+    """The line that tells that the tools met and no packet was answered; None where something else went wrong.
+
+    Retries were exhausted, or RoCE did not find the peer's MAC. Source: perftest, NOTIFY_COMP_ERROR_SEND (status 12 is
+    IBV_WC_RETRY_EXC_ERR) and ctx_modify_qp_to_rtr.
+    """
+    told = re.search(
+        r"^.*(Failed status[: ]+12\b|retry counter exceeded|Failed to modify QP \d+ to RTR).*$", answer, re.M
+    )
+    return told[0].strip()[:200] if told else None
+
+
 def parse_ib_write_bw(answer: str) -> float:
     """Average bytes per second in a perftest table. ValueError if there is none."""
     match = re.search(

@@ -110,7 +110,7 @@ class PairTest:
         address = self.receiver.address or _shared_address(inventory, self.receiver.host)
         if not address or "ib_write_bw" not in self.limits.methods or not self._both_have("ib_write_bw"):
             return
-        for position, hcas in enumerate(self._rails()):
+        for position, hcas in enumerate(self.rails()):
             yield self._rail_link(hcas, address, RDMA_RUNS if position == 0 else 1)
             options = self._cuda_options(inventory, hcas) if position == 0 else None
             if options is not None:
@@ -119,7 +119,7 @@ class PairTest:
     def _rail_link(
         self, hcas: tuple[str, str], address: str, runs: int, options: tuple[list[str], list[str]] | None = None
     ) -> Iterator[Link]:
-        rates = [self._ib_write_bw(hcas, address, options or ([], [])) for _ in range(runs)]
+        rates = [self.rdma_rate(hcas, address, options or ([], [])) for _ in range(runs)]
         link = self._link("ib_write_bw", 1, hcas, None, rates)
         yield link if options is None else link.model_copy(update={"memory": "gpu"})
 
@@ -135,7 +135,7 @@ class PairTest:
     def _both_have(self, tool: str) -> bool:
         return all(tool in self.sessions[host].tools for host in self.pair.hosts)
 
-    def _rails(self) -> list[tuple[str, str]]:
+    def rails(self) -> list[tuple[str, str]]:
         """Every rail of each end with one of the other; the pairs of a network take turns at which comes first."""
         ours, theirs = self.sender.hcas, self.receiver.hcas
         if not ours or not theirs or self.sender.net_plugin is not None:  # ib_write_bw wants queue pairs EFA has not
@@ -185,8 +185,8 @@ class PairTest:
         seconds, size_bytes = glance.transfer("tcp", 1, None)[-1]
         return size_bytes / seconds if seconds > 0 else 0.0
 
-    def _ib_write_bw(self, hcas: tuple[str, str], address: str, options: tuple[list[str], list[str]]) -> float:
-        """Average bytes per second of one run between two HCAs; `address` is for its handshake."""
+    def rdma_rate(self, hcas: tuple[str, str], address: str, options: tuple[list[str], list[str]]) -> float:
+        """Average bytes per second of one run between two HCAs; `address` is for its handshake. Raises LinkProblem."""
         seconds, size = self.limits.seconds + TOOL_SPARE_S, self.limits.size_bytes
         words = ib_write_bw(hcas[1], None, "{port}", size, options[1])
         port = self._server.ask("serve_tool", words=words, seconds=seconds)["port"]
@@ -249,7 +249,7 @@ def _check_exit(tool: str, code: int, message: str) -> None:
     if code != 0:
         last = (message.strip().splitlines() or ["no message"])[-1]
         text = "not done in time" if code in (124, 137) else f"exit {code}: {last.strip()[:200]}"
-        raise LinkProblem("PROBE-TOOL-FAILED", f"{tool}: {text}")
+        raise LinkProblem("PROBE-TOOL-FAILED", f"{tool}: {text}", said=message)
 
 
 def read_figures(read: Callable[[Any], T], answer: object) -> T:

@@ -130,6 +130,22 @@ CLUSTERS_ALIKE_NOT_PLACED = About(
     "pin `cluster:` in hosts.yaml; `sminfo` on two hosts shows the same GUID if their InfiniBand fabric is the same",
     "InfiniBand architecture (a LID is unique in its subnet); infiniband-diags, sminfo(8)",
 )
+CLUSTERS_MEASURED = About(
+    "CLUSTER-BY-MEASUREMENT",
+    "I",
+    "with --links, RDMA between hosts that facts left open works, or fails though each works with another host",
+    "none: those between which it works are one cluster, those between which it fails are two",
+    "nothing; `cluster:` in hosts.yaml pins it for later probes without --links",
+    "perftest, ib_write_bw; Holmes, docs/probe.md (which hosts are one cluster)",
+)
+CLUSTERS_NOT_MEASURED = About(
+    "CLUSTER-BY-MEASUREMENT",
+    "W",
+    "with --links, RDMA between hosts that facts left open could not be tried, or gave answers that contradict",
+    "the clusters stay as facts gave them; hosts of one fabric may reach one another by sockets",
+    "install perftest and open the hosts' ports to one another, or pin `cluster:` in hosts.yaml",
+    "perftest, ib_write_bw; Holmes, docs/probe.md (which hosts are one cluster)",
+)
 RAILS_STATED = About(
     "NIC-RAILS-STATED",
     "W",
@@ -207,7 +223,8 @@ PORT_CLOSED = About(
 ABOUT = (
     *(UNREACHABLE, KEY_UNKNOWN, KEY_CHANGED, NO_LOGIN),
     *(TOOL_MISSING, TOOL_UNREAD, NO_PERMISSION, TOOL_FAILED, TRUNCATED, VALUE_IMPOSSIBLE, HOSTS_MIXED),
-    *(PIN_CONTRADICTS, CLUSTER_NOT_KNOWN, CLUSTERS_ALIKE, CLUSTERS_ALIKE_NOT_PLACED, TRUNK_UNKNOWN, TRUNK_LOW),
+    *(PIN_CONTRADICTS, CLUSTER_NOT_KNOWN, CLUSTERS_ALIKE, CLUSTERS_ALIKE_NOT_PLACED),
+    *(CLUSTERS_MEASURED, CLUSTERS_NOT_MEASURED, TRUNK_UNKNOWN, TRUNK_LOW),
     *(RAILS_STATED, NO_RAIL_STATED, RAILS_STATED_IN_VAIN),
     *(TCP_LOW, RDMA_LOW, GPU_RDMA_LOW, PORT_CLOSED),
 )

@@ -124,6 +124,26 @@ def test_shared_network_is_the_one_every_host_is_on() -> None:
     assert (shared.subnet, [port.netdev for port in shared.ports]) == ("10.9.0.0/24", ["eth0", "eno1"])
 
 
+def front_end(*addresses: str) -> list[Host]:
+    return [host(name, netdev("eth0", address)) for name, address in zip("abcd", addresses, strict=False)]
+
+
+def test_hosts_of_the_shared_network_may_have_unequal_masks() -> None:
+    shared = find_shared_network(front_end("10.5.0.1/16", "10.5.0.2/24", "10.5.0.3/16"))
+    assert shared is not None
+    assert (shared.subnet, [port.host for port in shared.ports]) == ("10.5.0.0/24", ["a", "b", "c"])
+    assert [port.address for port in shared.ports] == ["10.5.0.1", "10.5.0.2", "10.5.0.3"]
+
+
+def test_a_host_that_another_does_not_see_on_its_wire_shares_no_network_with_it() -> None:
+    assert find_shared_network(front_end("10.5.0.1/24", "10.5.7.2/16")) is None
+    assert find_shared_network(front_end("10.5.1.1/24", "10.5.2.2/24", "10.5.0.3/16")) is None
+
+
+def test_the_same_address_with_another_mask_is_no_shared_network() -> None:
+    assert find_shared_network(front_end("10.5.0.1/24", "10.5.0.1/16")) is None
+
+
 def test_container_bridges_are_no_shared_network() -> None:
     hosts = [host(name, netdev("docker0", "172.17.0.1/16"), netdev("cbr0", "172.18.0.1/16")) for name in "ab"]
     assert find_shared_network(hosts) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from holmes_core.records.inventory import Host, Inventory, LibfabricDomain, OfiP
 from prober.asking.recording import HostNotes, HostRecording, Recorded
 from prober.clusters import find_clusters
 from prober.efa import efa_rails
+from prober.facts.machine.nccl_plugins import PLUGINS
 from prober.nvlink_domains import clique_of
 from prober.probe import inventory_of
 from prober.rails.choose_rails import WITH_PLUGIN, with_rails
@@ -63,6 +66,24 @@ def test_nccl_s_name_of_the_plugin_s_network_changed_after_version_1_11(version:
 def test_nobody_looked_for_plugins_and_none_found_are_told_apart() -> None:
     asked = Recorded("grep -aoHsE 'aws-ofi-nccl [0-9]+' /usr/lib/libnccl-net*.so", "", 2)
     assert (read([]).ofi_plugins, read([asked]).ofi_plugins) == (None, ())
+
+
+def test_one_search_tells_all_plugins_and_the_version_of_aws_ofi_nccl(tmp_path: Path) -> None:
+    """The real shell text on real files; and listing its folder alone does not look into it."""
+    (tmp_path / "libnccl-net-other.so").write_bytes(b"\x7fELF\0 another plugin")
+    (tmp_path / "libnccl-net.so").write_bytes(b"\x7fELF\0\0Initializing aws-ofi-nccl 1.14.0\0\n")
+    answer = subprocess.run(
+        ["sh", "-c", PLUGINS.shell],
+        env={"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(tmp_path), "LC_ALL": "C"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    host = read([Recorded(PLUGINS.shown or "", answer.stdout, answer.returncode)])
+    mine = [path for path in host.nccl_net_plugins or () if path.startswith(str(tmp_path))]
+    assert mine == [f"{tmp_path}/libnccl-net-other.so", f"{tmp_path}/libnccl-net.so"]
+    assert OfiPlugin(path=f"{tmp_path}/libnccl-net.so", version="1.14.0") in (host.ofi_plugins or ())
+    assert read([Recorded("ls /opt/aws-ofi-nccl/lib", "libnccl-net.so\n", 0)]).ofi_plugins is None
 
 
 def test_a_plugin_built_from_sources_has_no_version() -> None:

@@ -64,7 +64,7 @@ class GpuReading:
 def read_gpus(outputs: Sequence[Recorded], from_lspci: Sequence[PartialGpu]) -> GpuReading:
     """GPUs by index. lspci's count only where nvidia-smi was not asked, or did not fail at it."""
     asked = [output for output in outputs if output.tool == "nvidia-smi"]
-    failure = next((text for output in asked if (text := _failure(output))), None)
+    failure = read_failure(asked)
     known, conflicts = _by_index(asked)
     missing = any(output.tool_missing for output in asked)
     if not known and failure is None and not missing:
@@ -84,6 +84,12 @@ def read_gpus(outputs: Sequence[Recorded], from_lspci: Sequence[PartialGpu]) -> 
         conflicts=tuple(conflicts),
         impossible=tuple(each for _, found in readings for each in found),
     )
+
+
+def read_failure(outputs: Sequence[Recorded]) -> str | None:
+    """What nvidia-smi said when it failed as a whole; None where it did not, or was not asked."""
+    asked = (output for output in outputs if output.tool == "nvidia-smi")
+    return next((text for output in asked if (text := _failure(output))), None)
 
 
 _COMPARED = ("name", "uuid", "pci_address", "memory_bytes")

@@ -1,10 +1,14 @@
-"""NCCL's network plugins, such as aws-ofi-nccl: library files where the loader, or a usual installation, has them."""
+"""NCCL's network plugins: library files where the loader, or a usual installation, has them.
+
+Of aws-ofi-nccl, the one for libfabric, the version too: it decides what NCCL calls its network.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from holmes_core.records.inventory import OfiPlugin
 from prober.asking.commands import Command
 from prober.asking.recording import Recorded
 
@@ -16,17 +20,44 @@ _USUAL = (
     *("/opt/hpcx/nccl_rdma_sharp_plugin/lib", "/usr/local/lib", "/usr/local/nvidia/lib64"),
 )
 _FILES = " ".join(f"{folder}/{_FILE}" for folder in _USUAL)
-PLUGINS = Command(
+_FOUND = (
     "{ ldconfig -p | grep -o '/[^ ]*/libnccl-net[^/]*$'; "
-    f"ls -d $(echo \"$LD_LIBRARY_PATH\" | tr : '\\n' | sed 's|.$|&/{_FILE}|') {_FILES}; }} 2>/dev/null | sort -u",
-    shown=f"ls -d [library folders]/{_FILE}",
+    f"ls -d $(echo \"$LD_LIBRARY_PATH\" | tr : '\\n' | sed 's|.$|&/{_FILE}|') {_FILES}; }} 2>/dev/null | sort -u"
+)
+_OFI = "aws-ofi-nccl"
+# The library says its name and version in the text that it logs when it is loaded.
+_SEARCH = f"grep -aoHsE '{_OFI} [0-9A-Za-z.+-]+'"
+_SHOWN_FILES = f"[library folders]/{_FILE}"
+PLUGINS = Command(
+    f'for file in $({_FOUND}); do echo "$file"; {_SEARCH} "$file"; done; :',
+    shown=f"ls -d {_SHOWN_FILES}; {_SEARCH} {_SHOWN_FILES}",
 )
 
 
 def read_nccl_plugins(outputs: Sequence[Recorded]) -> tuple[str, ...] | None:
     """Their paths; None where nobody looked for them."""
-    asked = [output for output in outputs if "libnccl-net" in output.command or "aws-ofi-nccl" in output.command]
+    asked = [output for output in outputs if "libnccl-net" in output.command or _OFI in output.command]
     found = re.findall(
         r"(?:^|\s)(/[^\s:]*/libnccl-net[\w.-]*\.so[\d.]*)(?=\s|$)", "\n".join(output.plain for output in asked)
     )
     return tuple(dict.fromkeys(found)) if asked else None
+
+
+def read_ofi_plugins(outputs: Iterable[Recorded]) -> tuple[OfiPlugin, ...] | None:
+    """Those of aws-ofi-nccl in order, each once; None where nobody looked into the files."""
+    asked = [
+        output for output in outputs if _SEARCH in output.command or (output.tool == "grep" and _OFI in output.command)
+    ]
+    if not asked:
+        return None
+    versions: dict[str, list[str]] = {}
+    for output in asked:
+        for line in output.whole_lines:
+            if match := re.fullmatch(rf"(/[^:]+):{_OFI} ([0-9A-Za-z.+-]+)", line.strip()):
+                versions.setdefault(match.group(1), []).append(match.group(2))
+    return tuple(OfiPlugin(path=path, version=_version(words)) for path, words in versions.items())
+
+
+def _version(words: Iterable[str]) -> str | None:
+    """The word that begins with a number; what was built from the sources between releases has none."""
+    return next((word for word in words if re.match(r"\d+\.\d", word)), None)

@@ -1,0 +1,83 @@
+"""Where facts and the pins of hosts.yaml put hosts, and the hosts of which they leave it open."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from prober.islands.same_fabric import Alike, Fabrics, Group, Islands, find_islands
+
+Groups = Sequence[tuple[str | None, Group]]
+"""Clusters as (label of hosts.yaml, names of hosts)."""
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Hosts in clusters, and of which hosts no fact tells with whom they are."""
+
+    groups: Groups  # in order of their first hosts
+    fabrics: Fabrics
+    islands: Islands
+    pinned: Mapping[str, str]
+    torn: Group  # hosts of islands of which hosts.yaml pins parts to several labels
+
+    def not_placed(self, alike: Alike) -> Group:
+        """Hosts of fabrics that look alike, of which nothing tells on which they are."""
+        return self._left_to_us(alike.not_placed)
+
+    @cached_property
+    def fits_several(self) -> Group:
+        """Hosts that fit several clusters."""
+        return self._left_to_us((*self.islands.fits_several, *self.torn))
+
+    @cached_property
+    def without_network(self) -> Group:
+        """Hosts that are alone, as no network of theirs is known."""
+        return tuple(name for name in self._alone if not self.fabrics[name].networks)
+
+    @cached_property
+    def nothing_in_common(self) -> Group:
+        """RoCE hosts that are alone, as their networks meet no other's; there are several, or there is none to meet."""
+        found = [name for name in self._alone if self.fabrics[name].kind == "RoCE" and self.fabrics[name].networks]
+        return tuple(found) if len(found) > 1 else ()
+
+    @cached_property
+    def asked(self) -> frozenset[str]:
+        """All of these: findings ask with whom they are."""
+        alike = (name for each in self.islands.looked_alike for name in self.not_placed(each))
+        return frozenset((*alike, *self.fits_several, *self.without_network, *self.nothing_in_common))
+
+    @cached_property
+    def _alone(self) -> Group:
+        told = {name for alike in self.islands.looked_alike for name in alike.hosts} | set(self.islands.fits_several)
+        alone = [names[0] for label, names in self.groups if label is None and len(names) == 1]
+        kinds = ("RoCE", "EFA", "Ethernet")
+        left = (name for name in alone if name not in told and self.fabrics[name].kind in kinds)
+        return tuple(left) if len(self.groups) > 1 else ()
+
+    def _left_to_us(self, names: Iterable[str]) -> Group:
+        return tuple(name for name in names if name not in self.pinned)
+
+
+def place(fabrics: Fabrics, pinned: Mapping[str, str]) -> Placing:
+    """Hosts where their labels say, `pinned` by name; others where the facts put them, with a pinned host or not."""
+    islands = find_islands(fabrics)
+    members: dict[tuple[str | None, str], list[str]] = {}
+    torn: list[str] = []
+    for group in islands.groups:
+        labels = {pinned[name] for name in group if name in pinned}
+        theirs = next(iter(labels)) if len(labels) == 1 else None
+        for name in group:
+            label = pinned.get(name, theirs)
+            members.setdefault((label, "" if label else group[0]), []).append(name)
+        torn += [name for name in group if name not in pinned and len(labels) > 1]
+    groups = in_order(((label, names) for (label, _), names in members.items()), fabrics)
+    return Placing(groups, fabrics, islands, pinned, tuple(torn))
+
+
+def in_order(groups: Iterable[tuple[str | None, Collection[str]]], fabrics: Fabrics) -> Groups:
+    """The clusters in order of their first hosts, and the hosts of each in order."""
+    order = {name: position for position, name in enumerate(fabrics)}
+    sorted_names = [(label, tuple(sorted(names, key=order.__getitem__))) for label, names in groups]
+    return sorted(sorted_names, key=lambda group: order[group[1][0]])

@@ -1,0 +1,198 @@
+"""Clusters that facts left open, joined and held apart by trials of RDMA between two hosts. Pure.
+
+A trial that works shows one fabric. One that fails shows two only where each of its hosts works with another host:
+otherwise a device, a tool or a limit of either may be the cause. Trials that contradict one another, a fact that is
+proved or a pin change nothing. The order of hosts and of trials does not matter.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from prober.islands.collisions import Pair
+from prober.islands.placing import Groups, Placing, in_order
+from prober.islands.same_fabric import agree, fit
+from prober.islands.union_find import UnionFind
+
+Verdict = Literal["works", "fails", "unknown"]
+"""`fails`: asked to, nothing came through either way. `unknown`: it could not be tried."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of RDMA between two hosts; `how` says with which devices and what was seen."""
+
+    hosts: Pair
+    verdict: Verdict
+    how: str
+
+
+Part = frozenset[int]
+"""Numbers of clusters, as facts gave them."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Clusters as trials left them. A part is what trials made one cluster of, by the numbers of `placing.groups`."""
+
+    placing: Placing
+    trials: tuple[Trial, ...]
+
+    @cached_property
+    def at(self) -> dict[str, int]:
+        """The number of each host's cluster."""
+        return {name: number for number, (_, names) in enumerate(self.placing.groups) for name in names}
+
+    @cached_property
+    def working(self) -> frozenset[str]:
+        """Hosts that work with another host."""
+        return frozenset(name for trial in self.trials if trial.verdict == "works" for name in trial.hosts)
+
+    @cached_property
+    def apart(self) -> tuple[Trial, ...]:
+        """Trials that show two fabrics."""
+        return tuple(
+            trial for trial in self.trials if trial.verdict == "fails" and self.working.issuperset(trial.hosts)
+        )
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Clusters that trials made one, and the others each alone."""
+        contradictory = {number for part in self.contradictory for number in part}
+        whole = [part for part in self._linked if part not in self.contradictory]
+        return (*whole, *(frozenset([number]) for number in sorted(contradictory)))
+
+    @cached_property
+    def contradictory(self) -> tuple[Part, ...]:
+        """Clusters that trials would make one against what is known; these stay as facts gave them."""
+        return tuple(part for part in self._linked if len(part) > 1 and not self._may_be_one(part))
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The clusters in order of their first hosts."""
+        groups = self.placing.groups
+        named = []
+        for part in self.parts:
+            label = next((groups[number][0] for number in part if groups[number][0] is not None), None)
+            named.append((label, self.hosts_of(part)))
+        return in_order(named, self.placing.fabrics)
+
+    @cached_property
+    def answered(self) -> frozenset[str]:
+        """Of the hosts that are asked about, those that a trial put with others, or that trials held apart from all."""
+        found = {name for part in self.parts if len(part) > 1 for name in self.hosts_of(part)}
+        tried = {name for trial in self.apart for name in self.hosts_of(self.part_of(trial.hosts[0]))}
+        tried |= {name for trial in self.apart for name in self.hosts_of(self.part_of(trial.hosts[1]))}
+        still_open = {number for pair in self.open_pairs() for part in pair for number in part} if tried else set()
+        found |= {name for name in tried if self.at[name] not in still_open}
+        return self.placing.asked & found
+
+    def hosts_of(self, part: Part) -> tuple[str, ...]:
+        """Names, cluster by cluster."""
+        return tuple(name for number in sorted(part) for name in self.placing.groups[number][1])
+
+    def part_of(self, host: str) -> Part:
+        """The part that holds the host."""
+        return self._part_at[self.at[host]]
+
+    def open_pairs(self) -> Iterator[tuple[Part, Part]]:
+        """Every two parts of which neither facts nor trials tell whether they are one, and a finding asks."""
+        asked = {self.at[name] for name in self.placing.asked}
+        apart = {frozenset(map(self.part_of, trial.hosts)) for trial in self.apart}
+        with_rails = [part for part in self.parts if self._has_rails(part)]
+        for one, other in itertools.combinations(with_rails, 2):
+            if asked & (one | other) and frozenset((one, other)) not in apart and self._looks_like_one(one, other):
+                yield one, other
+
+    @cached_property
+    def _linked(self) -> tuple[Part, ...]:
+        """Clusters between which trials work."""
+        sets = UnionFind(range(len(self.placing.groups)))
+        for trial in self.trials:
+            if trial.verdict == "works":
+                sets.join(self.at[name] for name in trial.hosts)
+        return tuple(map(frozenset, sets.groups()))
+
+    @cached_property
+    def _part_at(self) -> dict[int, Part]:
+        return {number: part for part in self.parts for number in part}
+
+    @cached_property
+    def _against(self) -> dict[int, set[int]]:
+        """By a cluster's number, those that proved facts or trials hold apart from it."""
+        found: dict[int, set[int]] = {}
+        for one, other in (*self.placing.islands.proved_apart, *(trial.hosts for trial in self.apart)):
+            found.setdefault(self.at[one], set()).add(self.at[other])
+            found.setdefault(self.at[other], set()).add(self.at[one])
+        return found
+
+    def _may_be_one(self, part: Part) -> bool:
+        """Neither pins nor facts that prove something, nor trials, hold two of its hosts apart."""
+        labels = {label for label, _ in (self.placing.groups[number] for number in part) if label is not None}
+        torn = any(self._against.get(number, set()) & part for number in part)
+        fabrics = [self.placing.fabrics[name] for name in self.hosts_of(part)]
+        return len(labels) < 2 and not torn and len({each.transport for each in fabrics}) == 1 and agree(fabrics)
+
+    def _has_rails(self, part: Part) -> bool:
+        """It has InfiniBand or RoCE rails, which is what trials can try."""
+        return self.placing.fabrics[self.placing.groups[min(part)][1][0]].kind in ("InfiniBand", "RoCE")
+
+    def _looks_like_one(self, one: Part, other: Part) -> bool:
+        """They may be one, and InfiniBand's IPoIB networks do not tell them apart."""
+        first, second = (self.placing.groups[min(part)][1][0] for part in (one, other))
+        fabrics = self.placing.fabrics
+        if fabrics[first].transport != fabrics[second].transport or not self._may_be_one(one | other):
+            return False
+        return fabrics[first].kind == "RoCE" or fit(fabrics[first], fabrics[second])
+
+
+def settle(placing: Placing, trials: Collection[Trial]) -> Settled:
+    """The clusters after `trials`; without any, those of the facts."""
+    known = (trial for trial in trials if set(trial.hosts) <= set(placing.fabrics))
+    return Settled(placing, tuple(sorted(known, key=lambda trial: (trial.hosts, trial.verdict, trial.how))))
+
+
+def next_pairs(settled: Settled) -> tuple[Pair, ...]:
+    """Pairs of hosts to try next, none with a host in common; none when no trial would tell more.
+
+    One for each open pair of clusters, and for a host whose trial failed one inside its cluster: does it work at all?
+    """
+    tried = {frozenset(map(settled.part_of, trial.hosts)) for trial in settled.trials}
+    taken: set[str] = set()
+    chosen: list[Pair] = []
+    for pair in (*_controls(settled), *_questions(settled, tried)):
+        if taken.isdisjoint(pair):
+            taken.update(pair)
+            chosen.append(pair)
+    return tuple(chosen)
+
+
+def _questions(settled: Settled, tried: Collection[frozenset[Part]]) -> Iterator[Pair]:
+    for one, other in settled.open_pairs():
+        if frozenset((one, other)) not in tried:
+            yield _speaker(settled, one), _speaker(settled, other)
+
+
+def _speaker(settled: Settled, part: Part) -> str:
+    """The host that is tried for its cluster: one that is known to work, or else the first."""
+    names = settled.hosts_of(part)
+    return next((name for name in names if name in settled.working), names[0])
+
+
+def _controls(settled: Settled) -> Iterator[Pair]:
+    """A host whose trial failed with a neighbour, unless it is known to work or was tried with one before."""
+    failed = dict.fromkeys(name for trial in settled.trials if trial.verdict == "fails" for name in trial.hosts)
+    inside = {
+        name
+        for trial in settled.trials
+        if settled.at[trial.hosts[0]] == settled.at[trial.hosts[1]]
+        for name in trial.hosts
+    }
+    for name in failed:
+        neighbours = [other for other in settled.placing.groups[settled.at[name]][1] if other != name]
+        if neighbours and name not in settled.working | inside:
+            yield name, neighbours[0]

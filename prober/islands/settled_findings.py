@@ -1,0 +1,111 @@
+"""What trials of RDMA told of clusters that facts left open, and what they could not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from holmes_core.records.inventory import Finding
+from prober.islands.settle import Part, Settled, Trial
+
+RULE = "CLUSTER-BY-MEASUREMENT"
+MOST_TRIALS_SHOWN = 4
+NOTHING = "nothing; `cluster:` in hosts.yaml pins it for later probes without --links"
+PIN = "pin `cluster:` in hosts.yaml"
+
+
+def settled_findings(settled: Settled) -> Iterator[Finding]:
+    """One finding for clusters that became one, for those that are two, and for what stays open after a trial."""
+    for part in settled.parts:
+        if len(part) > 1:
+            yield _one(settled, part)
+    for trial in settled.apart:
+        if not _same(settled, trial) and not _doubted(settled, trial):
+            yield _two(trial)
+    for part in settled.contradictory:
+        yield _contradictory(settled, part)
+    decided = {trial.hosts for trial in settled.apart}
+    for trial in settled.trials:
+        if trial.verdict != "works" and trial.hosts not in decided and not _same(settled, trial):
+            yield _not_told(trial, settled)
+
+
+def _one(settled: Settled, part: Part) -> Finding:
+    return Finding(
+        rule=RULE,
+        severity="I",
+        hosts=settled.hosts_of(part),
+        evidence=f"RDMA works between hosts that facts left apart: {_shown(_joining(settled, part))}",
+        effect="none: they are one cluster",
+        remedy=NOTHING,
+    )
+
+
+def _two(trial: Trial) -> Finding:
+    return Finding(
+        rule=RULE,
+        severity="I",
+        hosts=trial.hosts,
+        evidence=f"RDMA fails both ways, and each works with another host: {_shown([trial])}",
+        effect="none: they are in clusters of their own",
+        remedy=f"nothing; if it is one fabric all the same, correct what keeps them apart, or {PIN}",
+    )
+
+
+def _contradictory(settled: Settled, part: Part) -> Finding:
+    apart = [trial for trial in settled.apart if {settled.at[name] for name in trial.hosts} <= part]
+    against = f"and does not: {_shown(apart)}" if apart else "though facts or pins prove some of these hosts apart"
+    return Finding(
+        rule=RULE,
+        severity="W",
+        hosts=settled.hosts_of(part),
+        evidence=f"measurements contradict: RDMA works ({_shown(_joining(settled, part))}), {against}",
+        effect="the clusters stay as facts gave them; groups of hosts that work together may go over sockets",
+        remedy=f"look at routes, partitions and access lists between these hosts, then {PIN}",
+    )
+
+
+def _not_told(trial: Trial, settled: Settled) -> Finding:
+    alone = [name for name in trial.hosts if name not in settled.working]
+    why = f"; {' and '.join(alone)} not known to work with any host" if trial.verdict == "fails" else ""
+    return Finding(
+        rule=RULE,
+        severity="W",
+        hosts=trial.hosts,
+        evidence=f"no measurement tells whether it is one fabric: {_shown([trial])}{why}",
+        effect="they are in clusters of their own, and reach one another by sockets",
+        remedy=f"install perftest on both and open their ports to one another, or {PIN}",
+    )
+
+
+def _joining(settled: Settled, part: Part) -> list[Trial]:
+    """The trials that work between clusters of the part."""
+    return [
+        trial
+        for trial in settled.trials
+        if trial.verdict == "works"
+        and {settled.at[name] for name in trial.hosts} <= part
+        and not _within(settled, trial)
+    ]
+
+
+def _within(settled: Settled, trial: Trial) -> bool:
+    """Its hosts were one cluster before."""
+    return settled.at[trial.hosts[0]] == settled.at[trial.hosts[1]]
+
+
+def _same(settled: Settled, trial: Trial) -> bool:
+    """Its hosts are one cluster now."""
+    return settled.part_of(trial.hosts[0]) == settled.part_of(trial.hosts[1])
+
+
+def _doubted(settled: Settled, trial: Trial) -> bool:
+    """Other trials contradict it."""
+    numbers = {settled.at[name] for name in trial.hosts}
+    return any(numbers <= part for part in settled.contradictory)
+
+
+def _shown(trials: Iterable[Trial]) -> str:
+    """The first few trials."""
+    said = [f"{trial.hosts[0]} and {trial.hosts[1]}: {trial.how}" for trial in trials]
+    more = len(said) - MOST_TRIALS_SHOWN
+    return "; ".join(said[:MOST_TRIALS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
