@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 
 from holmes_core.errors import HostError
@@ -80,13 +81,36 @@ def inventory_of(recorded: Mapping[str, HostRecording], stated: Sequence[StatedT
 
     The same answers give the same inventory.
     """
-    read = [_read(name, recording) for name, recording in recorded.items()]
-    hosts = tuple(host for host, _ in read)
-    pins = {name: recording.notes.cluster for name, recording in recorded.items()}
-    clusters, pin_findings = find_clusters(hosts, {name: label for name, label in pins.items() if label is not None})
+    return inventory_of_read([read_recording(name, recording) for name, recording in recorded.items()], stated)
+
+
+@dataclass(frozen=True)
+class ReadHost:
+    """A host as its recording tells it, what is wrong with the recording, and the cluster that hosts.yaml pins."""
+
+    host: Host
+    findings: tuple[Finding, ...]
+    cluster: str | None
+
+
+def read_recording(name: str, recording: HostRecording) -> ReadHost:
+    """One host with its rails, from its recording alone."""
+    notes = recording.notes
+    if notes.failure is not None:
+        return ReadHost(Host(name=name, access=notes.access, reachable=False), (notes.failure,), notes.cluster)
+    host = with_rails(read_host(name, recording.outputs, notes), notes.rails)
+    found = (*tool_findings(name, recording.outputs), *value_findings(host, recording.outputs))
+    return ReadHost(host, (*found, *stated_rail_findings(host, notes.rails)), notes.cluster)
+
+
+def inventory_of_read(read: Sequence[ReadHost], stated: Sequence[StatedTrunk] = ()) -> Inventory:
+    """The Inventory of hosts that were read one by one: their clusters, what joins them, and the audit."""
+    hosts = tuple(each.host for each in read)
+    pins = {each.host.name: each.cluster for each in read if each.cluster is not None}
+    clusters, pin_findings = find_clusters(hosts, pins)
     shared = find_shared_network(hosts)
     trunks, trunk_findings = find_stated_trunks(stated, clusters)
-    host_findings = [finding for _, findings in read for finding in findings]
+    host_findings = [finding for each in read for finding in each.findings]
     domains = find_nvlink_domains(hosts)
     about_domains = domain_findings(domains, hosts, clusters)
     found = (*host_findings, *pin_findings, *trunk_findings, *about_domains, *audit(hosts, clusters, shared))
@@ -98,15 +122,6 @@ def inventory_of(recorded: Mapping[str, HostRecording], stated: Sequence[StatedT
         nvlink_domains=domains,
         findings=joined(found),
     )
-
-
-def _read(name: str, recording: HostRecording) -> tuple[Host, list[Finding]]:
-    notes = recording.notes
-    if notes.failure is not None:
-        return Host(name=name, access=notes.access, reachable=False), [notes.failure]
-    host = with_rails(read_host(name, recording.outputs, notes), notes.rails)
-    stated = stated_rail_findings(host, notes.rails)
-    return host, [*tool_findings(name, recording.outputs), *value_findings(host, recording.outputs), *stated]
 
 
 def _ask_host(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRecording:

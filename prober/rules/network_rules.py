@@ -5,9 +5,11 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 
+from holmes_core.records.devices import Netdev
 from holmes_core.records.inventory import Cluster, Finding, Host, Network
-from prober.clusters import VIRTUAL_NAMES
-from prober.rules.rule import FIELD, About
+from holmes_core.units import format_rate
+from prober.clusters import VIRTUAL_NAMES, fabric_of
+from prober.rules.rule import FIELD, About, Evidence, PeerEvidence, PeerRule, Rule, below, differing
 
 NO_SHARED_NETWORK = About(
     "NET-NO-SHARED-SUBNET",
@@ -102,3 +104,61 @@ def _covered_by_containers(hosts: Sequence[Host], shared: Network | None) -> lis
                     evidence = f"{netdev.name} ({own}) covers the address of {', '.join(hidden)}"
                     findings.append(SUBNET_CONFLICT.finding((host.name,), evidence))
     return findings
+
+
+def _virtual_candidates(host: Host) -> Evidence:
+    names = [n.name for n in host.netdevs if n.addresses and n.name.startswith(VIRTUAL_NAMES)]
+    if names:
+        yield f"{', '.join(names)} have addresses"
+
+
+def _front_end(host: Host) -> Netdev | None:
+    """The netdev of the default route, unless it carries the job: rules about rates tell of that."""
+    own = next((netdev for netdev in host.netdevs if netdev.name == host.default_route_netdev), None)
+    return None if own is None or own == fabric_of(host).netdev else own
+
+
+def _slow_front_end(peers: Sequence[Host]) -> PeerEvidence:
+    ends = {host.name: end for host in peers if (end := _front_end(host)) is not None and end.up}
+    yield from below({name: end.speed_bytes_per_s for name, end in ends.items()}, "front end", format_rate)
+
+
+def _front_end_mtu_differs(peers: Sequence[Host]) -> PeerEvidence:
+    mtus = {host.name: end.mtu for host in peers if (end := _front_end(host)) is not None}
+    yield from differing(mtus, "MTU of the front end")
+
+
+HOST_RULES = (
+    Rule(
+        "NET-DOCKER-CANDIDATE",
+        "I",
+        "container bridges or their ends have addresses",
+        "a loose interface filter would match",
+        "nothing with Holmes, which names interfaces exactly; by hand, `NCCL_SOCKET_IFNAME==NAME`",
+        "NCCL, src/misc/socket.cc (only docker, lo and virbr are skipped)",
+        _virtual_candidates,
+    ),
+)
+
+PEER_RULES = (
+    PeerRule(
+        "NET-FRONT-END-DIFFERS",
+        "W",
+        "the netdev of the default route is slower than on most hosts of the cluster",
+        "what goes between clusters, to storage and to the controller takes longer on this host",
+        "`ethtool NETDEV`: cable, switch port and autonegotiation",
+        "ethtool(8); " + FIELD,
+        "cluster",
+        _slow_front_end,
+    ),
+    PeerRule(
+        "NET-FRONT-END-DIFFERS",
+        "I",
+        "the MTU of the netdev of the default route differs between hosts of a cluster",
+        "large packets may be lost where path MTU discovery is filtered: connections stand still after they open",
+        "one MTU on the netdevs of all hosts and on the switch",
+        "Linux, Documentation/networking/ip-sysctl.rst (ip_no_pmtu_disc)",
+        "cluster",
+        _front_end_mtu_differs,
+    ),
+)

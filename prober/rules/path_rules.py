@@ -67,8 +67,12 @@ def _peermem_errors(host: Host) -> Evidence:
 def _rails_crossed(peers: Sequence[Host]) -> PeerEvidence:
     """By the subnet of each GPU's nearest rails; by their names where subnets are not known or are all the same.
 
-    A subnet that one host alone is in, as between a rail and its switch port, says nothing of its peers.
+    A subnet that one host alone is in, as between a rail and its switch port, says nothing of its peers. Nor does a
+    host that lost a GPU or a rail: there the neighbours serve.
     """
+    sizes = {host.name: (len(host.gpus), len(rails_of(host))) for host in peers}
+    usual = max(sizes.values(), key=list(sizes.values()).count, default=None)
+    peers = [host for host in peers if sizes[host.name] == usual]
     subnets = {host.name: [_subnets(host, gpu) for gpu in host.gpus] for host in peers}
     apart = {host: order for host, order in subnets.items() if len(set(order)) > 1 and all(order)}
     hosts_in = Counter(subnet for order in apart.values() for subnet in set(order))

@@ -70,16 +70,11 @@ def ports_down(host: Host) -> Iterable[Nic]:
 
 def _rail_down(host: Host) -> Evidence:
     if rails_of(host):
-        yield from _missing(host)
+        yield from missing_rails(host)
 
 
-def _no_port_up(host: Host) -> Evidence:
-    """The host may be meant for sockets: cards that nobody cabled are common."""
-    if not rails_of(host):
-        yield from _missing(host)
-
-
-def _missing(host: Host) -> Evidence:
+def missing_rails(host: Host) -> Evidence:
+    """Each port without a link that should be a rail, with what brings it up."""
     for nic in ports_down(host):
         if _is_missing_rail(host, nic):
             yield Seen(f"{nic.hca} is {nic.state}, physical state {nic.phys_state or 'not known'}", _raise(nic))
@@ -237,15 +232,6 @@ HOST_RULES = (
         "RoCE: `ip link set NETDEV up`; InfiniBand: `mlxlink -d DEVICE -a UP`; then cable, optic and switch port",
         "NVIDIA MFT documentation, mlxlink (--port_state); NCCL, src/transport/net_ib/init.cc",
         _rail_down,
-    ),
-    Rule(
-        "NIC-PORT-DOWN",
-        "W",
-        "the host has no rail, and RDMA ports that are not Active",
-        "the host is reached by sockets: NCCL leaves the ports out without a word",
-        "if this host is to use RDMA, bring the ports up; else nothing",
-        "NVIDIA MFT documentation, mlxlink (--port_state); NCCL, src/transport/net_ib/init.cc",
-        _no_port_up,
     ),
     Rule(
         "NIC-PORT-DOWN",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
 from prober.clusters import fabric_of
 from prober.islands.collisions import addresses_given_twice
@@ -12,14 +13,17 @@ from prober.islands.fabric import Fabric
 from prober.islands.same_fabric import overlap
 from prober.rails.choose_rails import ports_not_told, rails_of
 from prober.rails.port_networks import network_of, parsed
-from prober.rules.port_rules import ports_down
-from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule
+from prober.rules.port_rules import missing_rails, ports_down
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, majority, named
 
 POINT_TO_POINT = 30  # bits of an IPv4 prefix that holds a host and its switch port, and no other host
 
 
 def _swapped(peers: Sequence[Host]) -> PeerEvidence:
-    """A rail in the subnet that is another rail of all peers: two cables are swapped, or two addresses."""
+    """A rail in the subnet that is another rail of all peers: two cables are swapped, or two addresses.
+
+    Rails that only moved up, as those behind a lost one do, are in order all the same.
+    """
     subnets = {host.name: _rail_subnets(fabric_of(host)) for host in peers}
     votes: dict[str, Counter[int]] = {}
     for of_host in subnets.values():
@@ -28,14 +32,15 @@ def _swapped(peers: Sequence[Host]) -> PeerEvidence:
     found: dict[str, str] = {}
     for host in peers:
         rails = fabric_of(host).rails
-        moved = []
+        moved, places = [], []
         for subnet, number in subnets[host.name].items():
             others = votes[subnet].copy()
             others[number] -= 1
             usual, count = max(others.items(), key=lambda item: (item[1], -item[0]))
+            places.append(usual if count > others[number] else number)
             if usual != number and count > others[number]:
                 moved.append(f"rail {number} ({rails[number].hca}) is in {subnet}, which is rail {usual} elsewhere")
-        if moved:
+        if moved and places != sorted(set(places)):
             found[host.name] = f"{host.name}: {'; '.join(moved)}"
     if 2 * len(found) >= len(peers):  # which of them are right, nobody can say
         yield from [(tuple(found), " | ".join(found.values()))] if found else []
@@ -66,9 +71,11 @@ def _masks(peers: Sequence[Host]) -> PeerEvidence:
         inside = [other for other in sorted(wide) if other != network and overlap(network, other)]
         narrower = [other for other in inside if _length(other) > _length(network)]
         if narrower:
-            shown = "; ".join(f"{each} on {', '.join(owners[each])}" for each in (network, *narrower))
-            concerned = {name for each in (network, *narrower) for name in owners[each]}
-            yield tuple(host.name for host in peers if host.name in concerned), shown
+            shown = "; ".join(f"{each} on {named(owners[each])}" for each in (network, *narrower))
+            most = max(len(owners[each]) for each in (network, *narrower))
+            few = [each for each in (network, *narrower) if 2 * len(owners[each]) <= most]
+            odd = {name for each in few or (network, *narrower) for name in owners[each]}
+            yield tuple(host.name for host in peers if host.name in odd), shown
 
 
 def _is_point_to_point(network: str) -> bool:
@@ -103,6 +110,25 @@ def _not_told(host: Host) -> Evidence:
         yield f"the rails are {rails}, but of {len(ports)} ports more is not known ({ports[0].hca}: {ports[0].why})"
 
 
+def _partitions_of_their_own(hosts: Sequence[Host]) -> PeerEvidence:
+    """Hosts below the subnet manager of others, and in none of their partitions: another cluster, for all we know."""
+    below_one: dict[tuple[object, ...], dict[str, frozenset[int]]] = {}
+    for host in hosts:
+        fabric = fabric_of(host)
+        if fabric.sm_lids and fabric.partitions:
+            below_one.setdefault((fabric.subnet_prefixes, fabric.sm_lids), {})[host.name] = fabric.partitions
+    for partitions in below_one.values():
+        usual, _ = Counter(partitions.values()).most_common(1)[0]
+        apart = {name: own for name, own in partitions.items() if not own & usual}
+        if apart:
+            shown = "; ".join(f"{_keys(own)} on {name}" for name, own in apart.items())
+            yield tuple(apart), f"partitions {shown}; {_keys(usual)} on others below the same subnet manager"
+
+
+def _keys(partitions: Iterable[int]) -> str:
+    return ", ".join(f"{key:#06x}" for key in sorted(partitions))
+
+
 HOST_RULES = (
     Rule(
         "NIC-RAILS-NOT-TOLD",
@@ -116,13 +142,41 @@ HOST_RULES = (
 )
 
 
-def _all_rails_down(hosts: Sequence[Host]) -> PeerEvidence:
-    """A host without any rail, of the cards by which others of the job have theirs."""
+def _lost_all(hosts: Sequence[Host]) -> Mapping[str, Sequence[str]]:
+    """Hosts without any rail, with their ports of the cards by which others of the job have theirs."""
     models = {(rail.kind, rail.hca_type) for host in hosts for rail in rails_of(host) if rail.hca_type}
+    without = [host for host in hosts if not rails_of(host)]
+    down = {host.name: [n.hca for n in ports_down(host) if (n.kind, n.hca_type) in models] for host in without}
+    return {name: ports for name, ports in down.items() if ports}
+
+
+def _all_rails_down(hosts: Sequence[Host]) -> PeerEvidence:
+    for name, ports in _lost_all(hosts).items():
+        yield (name,), f"{', '.join(ports)}: all are down; other hosts have rails of this card model"
+
+
+def _no_port_up(hosts: Sequence[Host]) -> PeerEvidence:
+    """The host may be meant for sockets: cards that nobody cabled are common."""
+    lost = _lost_all(hosts)
     for host in hosts:
-        down = [nic.hca for nic in ports_down(host) if (nic.kind, nic.hca_type) in models]
-        if down and not rails_of(host):
-            yield (host.name,), f"{', '.join(down)}: all are down; other hosts have rails of this card model"
+        if not rails_of(host) and host.name not in lost:
+            yield from (((host.name,), seen) for seen in missing_rails(host))
+
+
+def _no_card(hosts: Sequence[Host]) -> PeerEvidence:
+    """A host that is known to have no RDMA port, of the GPUs that most hosts have beside rails."""
+    alike: dict[tuple[str | None, ...], list[Host]] = {}
+    for host in hosts:
+        alike.setdefault(tuple(sorted(gpu.name or "" for gpu in host.gpus)), []).append(host)
+    for gpus, machines in alike.items():
+        without = [host for host in machines if host.nics and all(_is_without_rdma(nic) for nic in host.nics)]
+        usual = majority(float(len(rails_of(host))) for host in machines)
+        if gpus and usual and 2 * len(without) < len(machines):
+            yield from (((host.name,), f"no RDMA port; most hosts with these GPUs have {usual:g}") for host in without)
+
+
+def _is_without_rdma(nic: Nic) -> bool:
+    return nic.kind == "Ethernet" and nic.usable_by_nccl_ib is False
 
 
 PEER_RULES = (
@@ -135,6 +189,37 @@ PEER_RULES = (
         "NCCL, src/transport/net_ib/init.cc; " + FIELD,
         "job",
         _all_rails_down,
+    ),
+    PeerRule(
+        "NIC-PORT-DOWN",
+        "W",
+        "the host has no rail, and RDMA ports that are not Active; others have none of this card model either",
+        "the host is reached by sockets: NCCL leaves the ports out without a word",
+        "if this host is to use RDMA, bring the ports up; else nothing",
+        "NVIDIA MFT documentation, mlxlink (--port_state); NCCL, src/transport/net_ib/init.cc",
+        "job",
+        _no_port_up,
+    ),
+    PeerRule(
+        "NIC-COUNT-DIFFERS",
+        "W",
+        "a host has no RDMA port at all, and most hosts with the same GPUs have rails",
+        "the host is a cluster of its own, and is reached by sockets",
+        "`lspci -d 15b3:` (by vendor) and `lsmod | grep ib_core`: the cards or their driver are gone, or a container "
+        "was not given the devices; in hosts.yaml `rails:` is of no help here",
+        "NVIDIA/NVSentinel, NIC health monitor; " + FIELD,
+        "job",
+        _no_card,
+    ),
+    PeerRule(
+        "NIC-PKEY",
+        "W",
+        "InfiniBand hosts below one subnet manager are in partitions that have nothing in common",
+        "they are clusters of their own, and reach each other by sockets",
+        "if it is to be one cluster, have the fabric's owner put the ports into one partition",
+        "opensm, doc/partition-config.txt",
+        "job",
+        _partitions_of_their_own,
     ),
     PeerRule(
         "TOPO-RAIL-SWAPPED",

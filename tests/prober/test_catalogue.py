@@ -49,7 +49,7 @@ def test_one_id_has_no_two_entries_that_say_the_same() -> None:
 
 
 def test_a_rule_is_found_in_any_case_of_letters() -> None:
-    assert [about.severity for about in explain("nic-port-down")] == ["F", "W", "I", "F"]
+    assert [about.severity for about in explain("nic-port-down")] == ["F", "I", "F", "W"]
 
 
 def test_a_rule_that_is_not_known_names_the_nearest() -> None:
