@@ -68,14 +68,14 @@ def merged(subject: str, sources: Iterable[tuple[str, T]], compared: Collection[
     return known, conflicts
 
 
-def _is_known(record: object, name: str) -> bool:
+def _is_known(record: Any, name: str) -> bool:
     """An empty tuple is what a field without knowledge has, unless that is None: then it says that there is none."""
     value = vars(record)[name]
     return value is not None and (value != () or name in _where_nothing_is_known(type(record)))
 
 
 @functools.cache
-def _where_nothing_is_known(record: type) -> frozenset[str]:
+def _where_nothing_is_known(record: type[Any]) -> frozenset[str]:
     """The fields in which None stands for not known, so that () is knowledge."""
     if is_dataclass(record):
         return frozenset(each.name for each in fields(record) if each.default is None)

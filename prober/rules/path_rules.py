@@ -121,7 +121,7 @@ HOST_RULES = (
         "the nearest rail of a GPU is across the link between sockets",
         "RDMA crosses the sockets, and NCCL stages it in host memory there",
         "nothing by settings: card and GPU want to be below one socket; NCCL_NET_GDR_LEVEL=SYS tries GPUDirect all the "
-        "same",
+        "same; if nearer ports are the rails, name them by `rails:` in hosts.yaml",
         "NCCL user guide, environment variables (NCCL_NET_GDR_LEVEL); NVIDIA/nccl#1591",
         _far_rails,
     ),
@@ -134,7 +134,7 @@ PEER_RULES = (
         "GPU i is next to a rail of another subnet (or name, where subnets are not known) than on its peers",
         "GPU i reaches another rail on another host: its traffic crosses the spine, or does not arrive",
         "swap the rails' cables or addresses, so that GPU i has the same rail everywhere; the order in NCCL_IB_HCA has "
-        "no effect",
+        "no effect; if other ports are the rails, name them by `rails:` in hosts.yaml",
         "NVIDIA/nccl#1277; NCCL user guide, environment variables (NCCL_IB_HCA, NCCL_CROSS_NIC)",
         "cluster",
         _rails_crossed,

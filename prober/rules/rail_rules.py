@@ -11,7 +11,7 @@ from prober.clusters import fabric_of
 from prober.islands.collisions import addresses_given_twice
 from prober.islands.fabric import Fabric
 from prober.islands.same_fabric import overlap
-from prober.rails.choose_rails import ports_not_told, rails_of
+from prober.rails.choose_rails import is_stated, ports_not_told, rails_of
 from prober.rails.port_networks import network_of, parsed
 from prober.rules.port_rules import missing_rails, ports_down
 from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, majority, named
@@ -146,7 +146,10 @@ def _lost_all(hosts: Sequence[Host]) -> Mapping[str, Sequence[str]]:
     """Hosts without any rail, with their ports of the cards by which others of the job have theirs."""
     models = {(rail.kind, rail.hca_type) for host in hosts for rail in rails_of(host) if rail.hca_type}
     without = [host for host in hosts if not rails_of(host)]
-    down = {host.name: [n.hca for n in ports_down(host) if (n.kind, n.hca_type) in models] for host in without}
+    down = {
+        host.name: [n.hca for n in ports_down(host) if (n.kind, n.hca_type) in models and is_stated(n) is not False]
+        for host in without
+    }
     return {name: ports for name, ports in down.items() if ports}
 
 
@@ -185,7 +188,8 @@ PEER_RULES = (
         "F",
         "all ports of a host are down, and other hosts have rails of the same card model",
         "its rails are out: all others would wait for one host that is reached by sockets",
-        "bring its ports up: cable, optic, switch port; or leave the host out",
+        "bring its ports up: cable, optic, switch port; if others are its rails, name them by `rails:` in hosts.yaml; "
+        "or leave the host out",
         "NCCL, src/transport/net_ib/init.cc; " + FIELD,
         "job",
         _all_rails_down,
@@ -195,7 +199,8 @@ PEER_RULES = (
         "W",
         "the host has no rail, and RDMA ports that are not Active; others have none of this card model either",
         "the host is reached by sockets: NCCL leaves the ports out without a word",
-        "if this host is to use RDMA, bring the ports up; else nothing",
+        "if this host is to use RDMA, bring the ports up; ports that are none of its rails leave out of `rails:` in "
+        "hosts.yaml",
         "NVIDIA MFT documentation, mlxlink (--port_state); NCCL, src/transport/net_ib/init.cc",
         "job",
         _no_port_up,
@@ -206,7 +211,7 @@ PEER_RULES = (
         "a host has no RDMA port at all, and most hosts with the same GPUs have rails",
         "the host is a cluster of its own, and is reached by sockets",
         "`lspci -d 15b3:` (by vendor) and `lsmod | grep ib_core`: the cards or their driver are gone, or a container "
-        "was not given the devices; in hosts.yaml `rails:` is of no help here",
+        "was not given the devices",
         "NVIDIA/NVSentinel, NIC health monitor; " + FIELD,
         "job",
         _no_card,
