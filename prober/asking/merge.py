@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from holmes_core.records.inventory import Conflict
 
@@ -71,7 +71,7 @@ def merged(subject: str, sources: Iterable[tuple[str, T]], compared: Collection[
 def _is_known(record: Any, name: str) -> bool:
     """An empty tuple is what a field without knowledge has, unless that is None: then it says that there is none."""
     value = vars(record)[name]
-    return value is not None and (value != () or name in _where_nothing_is_known(type(record)))
+    return value is not None and (value != () or name in _where_nothing_is_known(cast(Hashable, type(record))))
 
 
 @functools.cache
