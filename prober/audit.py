@@ -10,6 +10,7 @@ from prober.rules import (
     gpu_fault_rules,
     gpu_rules,
     machine_rules,
+    network_rules,
     nic_rules,
     path_rules,
     pci_rules,
@@ -18,7 +19,6 @@ from prober.rules import (
     rate_rules,
     roce_rules,
 )
-from prober.rules.network_rules import network_findings
 from prober.rules.rule import PeerRule, Rule
 
 HOST_RULES: tuple[Rule, ...] = (
@@ -33,6 +33,7 @@ HOST_RULES: tuple[Rule, ...] = (
     *gpu_fault_rules.HOST_RULES,
     *pci_rules.HOST_RULES,
     *path_rules.HOST_RULES,
+    *network_rules.HOST_RULES,
 )
 PEER_RULES: tuple[PeerRule, ...] = (
     *machine_rules.PEER_RULES,
@@ -45,6 +46,7 @@ PEER_RULES: tuple[PeerRule, ...] = (
     *pci_rules.PEER_RULES,
     *path_rules.PEER_RULES,
     *rail_rules.PEER_RULES,
+    *network_rules.PEER_RULES,
 )
 
 
@@ -57,7 +59,7 @@ def audit(hosts: Sequence[Host], clusters: Sequence[Cluster], shared: Network | 
     for rule in PEER_RULES:
         for peers in [job] if rule.scope == "job" else groups:
             findings += rule.findings(peers)
-    return (*findings, *network_findings(hosts, clusters, shared))
+    return (*findings, *network_rules.network_findings(hosts, clusters, shared))
 
 
 def joined(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -19,6 +19,7 @@ from prober.islands.placing import Groups, Placing, place
 from prober.islands.rails_apart import rails_apart
 from prober.islands.settle import Trial, settle
 from prober.islands.settled_findings import settled_findings
+from prober.rails.choose_rails import is_stated
 from prober.rails.port_networks import network_of, parsed
 
 __all__ = ["VIRTUAL_NAMES", "fabric_of", "find_clusters", "find_shared_network", "is_rail_class"]
@@ -35,8 +36,12 @@ _SHORT: dict[FabricKind, str] = {
 def is_rail_class(host: Host, nic: Nic) -> bool:
     """Whether a port that is not Active should be a rail: it is of the rails' kind and card model.
 
-    Where no port is a rail, every port should be; where the models are not known, none is taken to be.
+    Where no port is a rail, every port should be; where the models are not known, none is taken to be. `rails:` of
+    hosts.yaml decides where it is stated.
     """
+    stated = is_stated(nic)
+    if stated is not None:
+        return stated
     rails = fabric_of(host).rails
     same_model = nic.hca_type is not None and nic.hca_type in {rail.hca_type for rail in rails}
     return not rails or (nic.kind == rails[0].kind and same_model)

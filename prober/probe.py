@@ -75,10 +75,10 @@ def probe(
         for name, answer in recorded.items():
             write_recording(record, name, answer.outputs, answer.notes)
         write_stated_trunks(record, hosts_file.trunks)
-    fleet = _fleet(recorded, hosts_file.trunks)
-    inventory = _inventory(fleet)
-    trials = try_open_pairs(inventory, place_hosts(fleet.hosts, fleet.pins)) if try_open_pairs else ()
-    return _inventory(fleet, trials) if trials else inventory
+    read = [read_recording(name, recording) for name, recording in recorded.items()]
+    inventory = inventory_of_read(read, hosts_file.trunks)
+    trials = try_open_pairs(inventory, place_hosts(inventory.hosts, _pins(read))) if try_open_pairs else ()
+    return inventory_of_read(read, hosts_file.trunks, trials) if trials else inventory
 
 
 def replay(folder: Path) -> Inventory:
@@ -91,38 +91,43 @@ def inventory_of(recorded: Mapping[str, HostRecording], stated: Sequence[StatedT
 
     The same answers give the same inventory.
     """
-    return _inventory(_fleet(recorded, stated))
+    return inventory_of_read([read_recording(name, recording) for name, recording in recorded.items()], stated)
 
 
 @dataclass(frozen=True)
-class _Fleet:
-    """What hosts showed, and what hosts.yaml says of them."""
+class ReadHost:
+    """A host as its recording tells it, what is wrong with the recording, and the cluster that hosts.yaml pins."""
 
-    hosts: tuple[Host, ...]
-    findings: tuple[Finding, ...]  # of reading them
-    pins: Mapping[str, str]
-    trunks: Sequence[StatedTrunk]
-
-
-def _fleet(recorded: Mapping[str, HostRecording], stated: Sequence[StatedTrunk]) -> _Fleet:
-    read = [_read(name, recording) for name, recording in recorded.items()]
-    pins = {name: recording.notes.cluster for name, recording in recorded.items()}
-    return _Fleet(
-        hosts=tuple(host for host, _ in read),
-        findings=tuple(finding for _, findings in read for finding in findings),
-        pins={name: label for name, label in pins.items() if label is not None},
-        trunks=stated,
-    )
+    host: Host
+    findings: tuple[Finding, ...]
+    cluster: str | None
 
 
-def _inventory(fleet: _Fleet, trials: Sequence[Trial] = ()) -> Inventory:
-    hosts = fleet.hosts
-    clusters, cluster_findings = find_clusters(hosts, fleet.pins, trials)
+def read_recording(name: str, recording: HostRecording) -> ReadHost:
+    """One host with its rails, from its recording alone."""
+    notes = recording.notes
+    if notes.failure is not None:
+        return ReadHost(Host(name=name, access=notes.access, reachable=False), (notes.failure,), notes.cluster)
+    host = with_rails(read_host(name, recording.outputs, notes), notes.rails)
+    found = (*tool_findings(name, recording.outputs), *value_findings(host, recording.outputs))
+    return ReadHost(host, (*found, *stated_rail_findings(host, notes.rails)), notes.cluster)
+
+
+def inventory_of_read(
+    read: Sequence[ReadHost], stated: Sequence[StatedTrunk] = (), trials: Sequence[Trial] = ()
+) -> Inventory:
+    """The Inventory of hosts that were read one by one: their clusters, what joins them, and the audit.
+
+    `trials` settle what facts leave open of the clusters.
+    """
+    hosts = tuple(each.host for each in read)
+    clusters, cluster_findings = find_clusters(hosts, _pins(read), trials)
     shared = find_shared_network(hosts)
-    trunks, trunk_findings = find_stated_trunks(fleet.trunks, clusters)
+    trunks, trunk_findings = find_stated_trunks(stated, clusters)
+    host_findings = [finding for each in read for finding in each.findings]
     domains = find_nvlink_domains(hosts)
     about_domains = domain_findings(domains, hosts, clusters)
-    found = (*fleet.findings, *cluster_findings, *trunk_findings, *about_domains, *audit(hosts, clusters, shared))
+    found = (*host_findings, *cluster_findings, *trunk_findings, *about_domains, *audit(hosts, clusters, shared))
     return Inventory(
         hosts=hosts,
         clusters=clusters,
@@ -133,13 +138,8 @@ def _inventory(fleet: _Fleet, trials: Sequence[Trial] = ()) -> Inventory:
     )
 
 
-def _read(name: str, recording: HostRecording) -> tuple[Host, list[Finding]]:
-    notes = recording.notes
-    if notes.failure is not None:
-        return Host(name=name, access=notes.access, reachable=False), [notes.failure]
-    host = with_rails(read_host(name, recording.outputs, notes), notes.rails)
-    stated = stated_rail_findings(host, notes.rails)
-    return host, [*tool_findings(name, recording.outputs), *value_findings(host, recording.outputs), *stated]
+def _pins(read: Sequence[ReadHost]) -> dict[str, str]:
+    return {each.host.name: each.cluster for each in read if each.cluster is not None}
 
 
 def _ask_host(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRecording:

@@ -19,6 +19,8 @@ from prober.rails.port_networks import default_route_netdevs, has_address, netde
 
 RAIL_KINDS = ("InfiniBand", "RoCE")
 STATED = "named by `rails:` of hosts.yaml"
+NOT_STATED = "not among `rails:` of hosts.yaml"
+IN_VAIN = f"{STATED}, but "
 WITH_PLUGIN = "EFA, which NCCL reaches by its plugin"
 # PCI device ids of BlueField, BlueField-2 and BlueField-3 as hca_type spells them. Source: pci.ids, vendor 15b3.
 BLUEFIELD_TYPES = ("MT41680", "MT41682", "MT41686", "MT41692")
@@ -32,6 +34,11 @@ def rails_of(host: Host) -> tuple[Nic, ...]:
     chosen = host if any(nic.rail_why for nic in host.nics) else with_rails(host)
     numbers = {nic.hca: nic.rail for nic in chosen.nics if nic.rail is not None}
     return tuple(sorted((nic for nic in host.nics if nic.hca in numbers), key=lambda nic: numbers[nic.hca]))
+
+
+def is_stated(nic: Nic) -> bool | None:
+    """Whether `rails:` of hosts.yaml names the port or leaves it out; None where it states nothing of this host."""
+    return True if nic.rail_why.startswith(STATED) else False if nic.rail_why == NOT_STATED else None
 
 
 def with_rails(host: Host, stated: Sequence[str] | None = None) -> Host:
@@ -86,7 +93,8 @@ def _stated(host: Host, stated: Sequence[str]) -> tuple[list[Nic], str, Reasons]
     rails = [nic for nic in usable if nic.kind == kind]
     reasons = {nic.hca: f"{nic.kind}, most ports that `rails:` names are {kind}" for nic in usable if nic.kind != kind}
     unnamed = [nic for nic in host.nics if nic not in named and nic.kind in kinds_of_rails]
-    reasons |= {nic.hca: "not among `rails:` of hosts.yaml" for nic in unnamed}
+    reasons |= {nic.hca: NOT_STATED for nic in unnamed}
+    reasons |= {nic.hca: f"{IN_VAIN}{nic.why or 'NCCL does not take it'}" for nic in named if nic not in usable}
     return rails, STATED, reasons
 
 

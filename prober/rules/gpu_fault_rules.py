@@ -177,6 +177,14 @@ def _fabric_remedy(gpu: Gpu) -> str:
     return f"install nvlsm, then {restart}" if re.search(r"\bB[123]00\b", name) else restart
 
 
+def _no_fabric_manager(peers: Sequence[Host]) -> PeerEvidence:
+    """Boards without NVSwitch need none, so only the peers tell."""
+    states = {host.name: host.fabric_manager for host in peers if host.gpus and host.fabric_manager}
+    off = {name: state for name, state in states.items() if state != "active"}
+    if 2 * len(off) <= len(states):
+        yield from (((name,), f"nvidia-fabricmanager is {state}, on most hosts active") for name, state in off.items())
+
+
 def _inforom(host: Host) -> Evidence:
     for line in host.warnings:
         if "inforom" in line.lower():
@@ -284,6 +292,17 @@ HOST_RULES = (
 )
 
 PEER_RULES = (
+    PeerRule(
+        "GPU-FABRIC",
+        "W",
+        "the fabric manager does not run on a host, and does on most hosts of its cluster",
+        "where the GPUs are on NVSwitches, CUDA fails with error 802",
+        "`journalctl -u nvidia-fabricmanager`, then `systemctl restart nvidia-fabricmanager`: its version must be the "
+        "driver's",
+        "NVIDIA fabric manager user guide",
+        "cluster",
+        _no_fabric_manager,
+    ),
     PeerRule(
         "GPU-NVLINK-INACTIVE",
         "F",

@@ -42,7 +42,7 @@ def _missing_gpus(host: Host) -> str | None:
     return None
 
 
-def _is_given_a_part(host: Host) -> bool:
+def is_given_a_part(host: Host) -> bool:
     """A container, or a job of Slurm, sees its own GPUs only, while /sys shows those of the machine."""
     return host.container not in (None, "none") or host.slurm_job_id is not None
 
@@ -51,19 +51,19 @@ def _gpu_lost(host: Host) -> Evidence:
     """A device file was made for each GPU the driver has taken, so that one more file than GPUs is one lost."""
     seen = _missing_gpus(host)
     sure = host.container == "none" and (host.gpu_device_files or 0) > len(host.gpus)
-    if seen and sure and not _is_given_a_part(host):
+    if seen and sure and not is_given_a_part(host):
         yield f"{seen}, and there are {host.gpu_device_files} files /dev/nvidia0 and on"
 
 
 def _gpu_unexplained(host: Host) -> Evidence:
     seen = _missing_gpus(host)
-    if seen and not _is_given_a_part(host) and (host.gpu_device_files or 0) <= len(host.gpus):
+    if seen and not is_given_a_part(host) and (host.gpu_device_files or 0) <= len(host.gpus):
         yield seen
 
 
 def _gpu_given(host: Host) -> Evidence:
     seen = _missing_gpus(host)
-    if seen and _is_given_a_part(host):
+    if seen and is_given_a_part(host):
         where = f"Slurm job {host.slurm_job_id}" if host.slurm_job_id else f"container ({host.container})"
         yield f"{seen}: the probe ran in a {where}"
 
@@ -120,9 +120,14 @@ def _drivers_differ(hosts: Sequence[Host]) -> PeerEvidence:
 
 def _fewer_gpus(peers: Sequence[Host]) -> PeerEvidence:
     """Hosts that were given a part of a machine have the GPUs they were given."""
-    whole = [host for host in peers if not _is_given_a_part(host)]
+    whole = [host for host in peers if not is_given_a_part(host)]
     counts = {host.name: float(len(host.gpus)) if host.gpus else None for host in whole}
     yield from below(counts, "GPUs", lambda count: f"{count:g}")
+
+
+def _models_differ(peers: Sequence[Host]) -> PeerEvidence:
+    models = {host.name: ", ".join(sorted({gpu.name for gpu in host.gpus if gpu.name})) or None for host in peers}
+    yield from differing(models, "GPU")
 
 
 _OTHER_MAKER = "Holmes trains on NVIDIA GPUs (CUDA and NCCL): leave the host out, or use `device: cpu` in job.yaml"
@@ -254,5 +259,15 @@ PEER_RULES = (
         "NVIDIA GPU debug guidelines; Azure/azurehpc-health-checks (expected counts by machine)",
         "cluster",
         _fewer_gpus,
+    ),
+    PeerRule(
+        "GPU-MODEL-DIFFERS",
+        "I",
+        "hosts of a cluster have GPUs of different models",
+        "the plan gives each model its own share of the work",
+        "nothing, unless one model was ordered",
+        "docs/planning.md of this project",
+        "cluster",
+        _models_differ,
     ),
 )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holmes_core.records.inventory import Host
-from prober.clusters import VIRTUAL_NAMES
+from holmes_core.units import format_memory
 from prober.facts.machine.limits import UNLIMITED
+from prober.rules.gpu_rules import is_given_a_part
 from prober.rules.port_rules import active_ports
-from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, differing
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, below, differing
 
 FEWEST_FILES = 65536
 NCCL_PINS_BYTES = 64 * 1024**2  # a few channels of NCCL_BUFFSIZE, 4 MiB each; distributions set 64 KiB or 8 MiB
@@ -17,6 +18,8 @@ MOST_SKEW_S = 1.0
 SLOW_SSH_S = 2.0
 ROCE_NEEDS_NCCL = (2, 21)
 PLANNED_VARIABLES = ("NCCL_NET", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX")
+_OF_ONE_HOST = (*PLANNED_VARIABLES, "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_TOPO_FILE")
+MEMORY_ALIKE = 0.95  # of two machines with the same modules
 
 
 def _software_missing(host: Host) -> Evidence:
@@ -101,12 +104,6 @@ def _old_nccl(host: Host) -> Evidence:
             yield f"NCCL {version}, which does not choose the RoCE GID by itself"
 
 
-def _virtual_candidates(host: Host) -> Evidence:
-    names = [n.name for n in host.netdevs if n.addresses and n.name.startswith(VIRTUAL_NAMES)]
-    if names:
-        yield f"{', '.join(names)} have addresses"
-
-
 def _release(version: str | None) -> str | None:
     """`2.13` of `2.13.0+cu126`."""
     return ".".join(version.partition("+")[0].split(".")[:2]) if version else None
@@ -120,7 +117,30 @@ def _builds_differ(hosts: Sequence[Host]) -> PeerEvidence:
     """Patches and CUDA builds of one release of torch, and Pythons."""
     if len({_release(host.software.torch) for host in hosts if host.software.torch}) == 1:
         yield from differing({host.name: host.software.torch for host in hosts}, "torch")
+    yield from differing({host.name: host.software.cuda for host in hosts}, "CUDA that torch is built for")
     yield from differing({host.name: _release(host.software.python) for host in hosts}, "Python")
+
+
+def _nccl_told_differs(peers: Sequence[Host]) -> PeerEvidence:
+    """Other variables than those that the plan sets: of those all ranks need the same."""
+    told: dict[str, object] = {}
+    for host in peers:
+        chosen = {each.name: each.value for each in reversed(host.nccl_settings)}
+        kept = [f"{name}={value}" for name, value in sorted(chosen.items()) if name not in _OF_ONE_HOST]
+        told[host.name] = ", ".join(kept) or "none"
+    yield from differing(told, "NCCL variables")
+
+
+def _smaller(peers: Sequence[Host]) -> PeerEvidence:
+    """Fewer CPUs, or less memory by more than the kernel keeps for itself."""
+    whole = [host for host in peers if not is_given_a_part(host)]
+    yield from below({host.name: host.cpu_count for host in whole}, "CPUs", lambda count: f"{count:g}")
+    memory = {host.name: host.memory_bytes for host in whole if host.memory_bytes}
+    most = max(memory.values(), default=0)
+    low = {name: size for name, size in memory.items() if size < MEMORY_ALIKE * most}
+    if 0 < 2 * len(low) <= len(memory):
+        shown = ", ".join(f"{format_memory(size)} on {name}" for name, size in low.items())
+        yield tuple(low), f"memory: {shown}; {format_memory(most)} on most hosts of the cluster"
 
 
 def _nccl_differs(hosts: Sequence[Host]) -> PeerEvidence:
@@ -225,18 +245,29 @@ HOST_RULES = (
         "NCCL user guide, networking troubleshooting (RoCE)",
         _old_nccl,
     ),
-    Rule(
-        "NET-DOCKER-CANDIDATE",
-        "I",
-        "container bridges or their ends have addresses",
-        "a loose interface filter would match",
-        "nothing with Holmes, which names interfaces exactly; by hand, `NCCL_SOCKET_IFNAME==NAME`",
-        "NCCL, src/misc/socket.cc (only docker, lo and virbr are skipped)",
-        _virtual_candidates,
-    ),
 )
 
 PEER_RULES = (
+    PeerRule(
+        "HOST-NCCL-CONF",
+        "W",
+        "NCCL variables that the plan does not set differ between hosts of a cluster",
+        "ranks that choose unlike algorithms or transports hang, or all go at the pace of the one that is held back",
+        "the same NCCL variables on all hosts: look at the environment, /etc/nccl.conf and ~/.nccl.conf",
+        "NCCL user guide, environment variables (nccl.conf); " + FIELD,
+        "cluster",
+        _nccl_told_differs,
+    ),
+    PeerRule(
+        "HOST-SMALLER",
+        "W",
+        "a host has fewer CPUs or less memory than most hosts of its cluster",
+        "CPUs or a memory module are gone or switched off; its data loaders and checkpoints are slower",
+        "look at the event log of its management controller, at `lscpu` (Hyper-Threading) and `dmidecode -t memory`",
+        "lscpu(1), dmidecode(8); " + FIELD,
+        "cluster",
+        _smaller,
+    ),
     PeerRule(
         "HOST-OS-LIB",
         "F",

@@ -1,13 +1,18 @@
-"""Networks between clusters."""
+"""Networks between clusters, front ends, and the IP networks of rails."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
 
+from holmes_core.records.devices import Netdev
 from holmes_core.records.inventory import Cluster, Finding, Host, Network
-from prober.clusters import VIRTUAL_NAMES
-from prober.rules.rule import FIELD, About
+from holmes_core.units import format_rate
+from prober.clusters import VIRTUAL_NAMES, fabric_of
+from prober.islands.collisions import addresses_given_twice
+from prober.islands.same_fabric import overlap
+from prober.rails.port_networks import parsed
+from prober.rules.rule import FIELD, About, Evidence, PeerEvidence, PeerRule, Rule, below, differing, named
 
 NO_SHARED_NETWORK = About(
     "NET-NO-SHARED-SUBNET",
@@ -42,6 +47,7 @@ CONFLICT_ASIDE = About(
     "nothing; renumber one before you route between them",
     "Linux, ip-route(8); " + FIELD,
 )
+POINT_TO_POINT = 30  # bits of an IPv4 prefix that holds a host and its switch port, and no other host
 ABOUT = (NO_SHARED_NETWORK, NAMES_DIFFER, SUBNET_CONFLICT, CONFLICT_ASIDE)
 
 
@@ -102,3 +108,133 @@ def _covered_by_containers(hosts: Sequence[Host], shared: Network | None) -> lis
                     evidence = f"{netdev.name} ({own}) covers the address of {', '.join(hidden)}"
                     findings.append(SUBNET_CONFLICT.finding((host.name,), evidence))
     return findings
+
+
+def _virtual_candidates(host: Host) -> Evidence:
+    names = [n.name for n in host.netdevs if n.addresses and n.name.startswith(VIRTUAL_NAMES)]
+    if names:
+        yield f"{', '.join(names)} have addresses"
+
+
+def _front_end(host: Host) -> Netdev | None:
+    """The netdev of the default route, unless it carries the job: rules about rates tell of that."""
+    own = next((netdev for netdev in host.netdevs if netdev.name == host.default_route_netdev), None)
+    return None if own is None or own == fabric_of(host).netdev else own
+
+
+def _slow_front_end(peers: Sequence[Host]) -> PeerEvidence:
+    ends = {host.name: end for host in peers if (end := _front_end(host)) is not None and end.up}
+    yield from below({name: end.speed_bytes_per_s for name, end in ends.items()}, "front end", format_rate)
+
+
+def _front_end_mtu_differs(peers: Sequence[Host]) -> PeerEvidence:
+    mtus = {host.name: end.mtu for host in peers if (end := _front_end(host)) is not None}
+    yield from differing(mtus, "MTU of the front end")
+
+
+def _masks(peers: Sequence[Host]) -> PeerEvidence:
+    """Networks of rails that hold one another and are not the same: a mask is wrong somewhere."""
+    owners: dict[str, list[str]] = {}
+    for host in peers:
+        for network in fabric_of(host).networks:
+            owners.setdefault(network, []).append(host.name)
+    wide = [network for network in owners if not _is_point_to_point(network)]
+    for network in sorted(wide):
+        inside = [other for other in sorted(wide) if other != network and overlap(network, other)]
+        narrower = [other for other in inside if _length(other) > _length(network)]
+        if narrower:
+            shown = "; ".join(f"{each} on {named(owners[each])}" for each in (network, *narrower))
+            most = max(len(owners[each]) for each in (network, *narrower))
+            few = [each for each in (network, *narrower) if 2 * len(owners[each]) <= most]
+            odd = {name for each in few or (network, *narrower) for name in owners[each]}
+            yield tuple(host.name for host in peers if host.name in odd), shown
+
+
+def _is_point_to_point(network: str) -> bool:
+    prefix = parsed(network)
+    return prefix.max_prefixlen - prefix.prefixlen <= 32 - POINT_TO_POINT
+
+
+def _length(network: str) -> int:
+    return parsed(network).prefixlen
+
+
+def _ipoib_differs(peers: Sequence[Host]) -> PeerEvidence:
+    """InfiniBand hosts whose IPoIB networks do not meet: the interface with the address is another one."""
+    of_hosts = {host.name: fabric_of(host).networks for host in peers if fabric_of(host).kind == "InfiniBand"}
+    known = {name: networks for name, networks in of_hosts.items() if networks}
+    first = next(iter(known.values()), frozenset())
+    if any(not any(overlap(a, b) for a in first for b in networks) for networks in known.values()):
+        shown = "; ".join(f"{', '.join(sorted(networks))} on {name}" for name, networks in known.items())
+        yield tuple(known), f"IPoIB networks of one fabric: {shown}"
+
+
+def _addresses_twice(peers: Sequence[Host]) -> PeerEvidence:
+    for pair, address in addresses_given_twice({host.name: fabric_of(host) for host in peers}).items():
+        yield pair, f"a rail of both has the address {address}"
+
+
+HOST_RULES = (
+    Rule(
+        "NET-DOCKER-CANDIDATE",
+        "I",
+        "container bridges or their ends have addresses",
+        "a loose interface filter would match",
+        "nothing with Holmes, which names interfaces exactly; by hand, `NCCL_SOCKET_IFNAME==NAME`",
+        "NCCL, src/misc/socket.cc (only docker, lo and virbr are skipped)",
+        _virtual_candidates,
+    ),
+)
+
+PEER_RULES = (
+    PeerRule(
+        "NET-FRONT-END-DIFFERS",
+        "W",
+        "the netdev of the default route is slower than on most hosts of the cluster",
+        "what goes between clusters, to storage and to the controller takes longer on this host",
+        "`ethtool NETDEV`: cable, switch port and autonegotiation",
+        "ethtool(8); " + FIELD,
+        "cluster",
+        _slow_front_end,
+    ),
+    PeerRule(
+        "NET-FRONT-END-DIFFERS",
+        "I",
+        "the MTU of the netdev of the default route differs between hosts of a cluster",
+        "large packets may be lost where path MTU discovery is filtered: connections stand still after they open",
+        "one MTU on the netdevs of all hosts and on the switch",
+        "Linux, Documentation/networking/ip-sysctl.rst (ip_no_pmtu_disc)",
+        "cluster",
+        _front_end_mtu_differs,
+    ),
+    PeerRule(
+        "NET-MASK-DIFFERS",
+        "W",
+        "a network of rails lies inside another one's, with a longer mask",
+        "some peers are sent to by a gateway or not at all",
+        "give the addresses of one network one mask",
+        "Linux, ip-route(8) (the longest prefix wins)",
+        "cluster",
+        _masks,
+    ),
+    PeerRule(
+        "NET-IPOIB-DIFFERS",
+        "W",
+        "InfiniBand hosts that look like one fabric have IPoIB networks that do not meet",
+        "taken to be one fabric; sockets over IPoIB would not connect",
+        "give one interface of each host an address in one network; if it is two fabrics, pin `cluster:` in hosts.yaml",
+        "Linux, Documentation/infiniband/ipoib.rst; " + FIELD,
+        "cluster",
+        _ipoib_differs,
+    ),
+    PeerRule(
+        "NET-ADDRESS-TWICE",
+        "W",
+        "rails of two hosts have one address, and others that differ",
+        "packets for one of the two reach the other",
+        "correct one of the addresses; `arping -D -I NETDEV ADDRESS` tells whether another host answers for it",
+        "RFC 5227, IPv4 address conflict detection; iputils, arping(8)",
+        "cluster",
+        _addresses_twice,
+    ),
+)

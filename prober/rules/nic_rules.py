@@ -136,7 +136,8 @@ def _firmware_differs(peers: Sequence[Host]) -> PeerEvidence:
 
 
 def _drivers_differ(peers: Sequence[Host]) -> PeerEvidence:
-    yield from differing({host.name: host.software.ofed for host in peers}, "OFED")
+    asked = {host.name: host.software.ofed or ("none" if host.python_asked else None) for host in peers}
+    yield from differing(asked, "OFED")
     yield from differing({host.name: host.kernel for host in peers}, "kernel")
 
 

@@ -67,8 +67,12 @@ def _peermem_errors(host: Host) -> Evidence:
 def _rails_crossed(peers: Sequence[Host]) -> PeerEvidence:
     """By the subnet of each GPU's nearest rails; by their names where subnets are not known or are all the same.
 
-    A subnet that one host alone is in, as between a rail and its switch port, says nothing of its peers.
+    A subnet that one host alone is in, as between a rail and its switch port, says nothing of its peers. Nor does a
+    host that lost a GPU or a rail: there the neighbours serve.
     """
+    sizes = {host.name: (len(host.gpus), len(rails_of(host))) for host in peers}
+    usual = max(sizes.values(), key=list(sizes.values()).count, default=None)
+    peers = [host for host in peers if sizes[host.name] == usual]
     subnets = {host.name: [_subnets(host, gpu) for gpu in host.gpus] for host in peers}
     apart = {host: order for host, order in subnets.items() if len(set(order)) > 1 and all(order)}
     hosts_in = Counter(subnet for order in apart.values() for subnet in set(order))
@@ -117,7 +121,7 @@ HOST_RULES = (
         "the nearest rail of a GPU is across the link between sockets",
         "RDMA crosses the sockets, and NCCL stages it in host memory there",
         "nothing by settings: card and GPU want to be below one socket; NCCL_NET_GDR_LEVEL=SYS tries GPUDirect all the "
-        "same",
+        "same; if nearer ports are the rails, name them by `rails:` in hosts.yaml",
         "NCCL user guide, environment variables (NCCL_NET_GDR_LEVEL); NVIDIA/nccl#1591",
         _far_rails,
     ),
@@ -130,7 +134,7 @@ PEER_RULES = (
         "GPU i is next to a rail of another subnet (or name, where subnets are not known) than on its peers",
         "GPU i reaches another rail on another host: its traffic crosses the spine, or does not arrive",
         "swap the rails' cables or addresses, so that GPU i has the same rail everywhere; the order in NCCL_IB_HCA has "
-        "no effect",
+        "no effect; if other ports are the rails, name them by `rails:` in hosts.yaml",
         "NVIDIA/nccl#1277; NCCL user guide, environment variables (NCCL_IB_HCA, NCCL_CROSS_NIC)",
         "cluster",
         _rails_crossed,

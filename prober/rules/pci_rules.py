@@ -158,6 +158,14 @@ def _narrower_than_peers(peers: Sequence[Host]) -> PeerEvidence:
     yield from below(rails, "PCI Express width of the rails", lambda lanes: f"x{lanes:g}")
     speeds = {host.name: _least(nic.pci.speed_gts for nic in rails_of(host)) for host in peers}
     yield from below(speeds, "PCI Express speed of the rails", lambda speed: f"{speed:g} GT/s")
+    slots = {host.name: _least(link.max_speed_gts for link in _above_the_job(host)) for host in peers}
+    yield from below(slots, "PCI Express speed that the bridges above allow", lambda speed: f"{speed:g} GT/s")
+
+
+def _above_the_job(host: Host) -> Iterable[PciLink]:
+    """Links of the bridges above GPUs and rails: what they can do, for idle ones run slower."""
+    above = {bridge for device in _carries_the_job(host) for bridge in bridges_above(host, device)}
+    return (device.link for device in host.pci if device.address in above)
 
 
 def _least(values: Iterable[float | None]) -> float | None:

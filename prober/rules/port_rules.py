@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
 from prober.clusters import is_rail_class
-from prober.rails.choose_rails import rails_of
+from prober.rails.choose_rails import is_stated, rails_of
 from prober.rails.nearness import BESIDE, nearness_of, path_class
-from prober.rules.rule import FIELD, Evidence, Rule, Seen
+from prober.rules.rule import FIELD, NAME_IT, NO_RAIL, Evidence, Rule, Seen
 
 RDMA = ("InfiniBand", "RoCE")
 LEFT_OUT = "nothing: Holmes names the rails exactly; if these are others, name them by `rails:` in hosts.yaml"
@@ -40,7 +40,7 @@ def _is_spare_function(host: Host, nic: Nic) -> bool:
 def _is_missing_rail(host: Host, nic: Nic) -> bool:
     """Whether a port without service should be a rail."""
     spare = _is_spare_port(host, nic) or _is_spare_function(host, nic) or _serves_others(host, nic)
-    return is_rail_class(host, nic) and not spare
+    return is_rail_class(host, nic) and (is_stated(nic) is True or not spare)
 
 
 def _waiting(nic: Nic) -> str:
@@ -50,7 +50,7 @@ def _waiting(nic: Nic) -> str:
 def _rail_waits(host: Host) -> Evidence:
     for nic in host.nics:
         if _waits_for_subnet_manager(nic) and _is_missing_rail(host, nic):
-            yield Seen(_waiting(nic), _VIRTUAL_REMEDY) if nic.virtual_function else _waiting(nic)
+            yield Seen(_waiting(nic), f"{_VIRTUAL_REMEDY}; {NO_RAIL}") if nic.virtual_function else _waiting(nic)
 
 
 def _spare_waits(host: Host) -> Evidence:
@@ -68,19 +68,16 @@ def ports_down(host: Host) -> Iterable[Nic]:
 
 def _rail_down(host: Host) -> Evidence:
     if rails_of(host):
-        yield from _missing(host)
+        yield from missing_rails(host)
 
 
-def _no_port_up(host: Host) -> Evidence:
-    """The host may be meant for sockets: cards that nobody cabled are common."""
-    if not rails_of(host):
-        yield from _missing(host)
-
-
-def _missing(host: Host) -> Evidence:
+def missing_rails(host: Host) -> Evidence:
+    """Each port without a link that should be a rail, with what brings it up."""
     for nic in ports_down(host):
         if _is_missing_rail(host, nic):
-            yield Seen(f"{nic.hca} is {nic.state}, physical state {nic.phys_state or 'not known'}", _raise(nic))
+            yield Seen(
+                f"{nic.hca} is {nic.state}, physical state {nic.phys_state or 'not known'}", f"{_raise(nic)}; {NO_RAIL}"
+            )
 
 
 def _raise(nic: Nic) -> str:
@@ -185,7 +182,7 @@ HOST_RULES = (
         "F",
         "an InfiniBand port that should be a rail has a link and is not Active",
         "the port never becomes Active and NCCL leaves it out",
-        _ASK_FIRST,
+        f"{_ASK_FIRST}; {NO_RAIL}",
         "NCCL user guide, networking troubleshooting (Subnet Manager); Mellanox/network-operator#249; "
         "k8snetworkplumbingwg/sriov-network-device-plugin#269",
         _rail_waits,
@@ -195,7 +192,7 @@ HOST_RULES = (
         "I",
         "InfiniBand ports that are no rails, such as unused virtual functions, have a link and are not Active",
         "none for the job",
-        "nothing, unless such a port is meant to carry the job",
+        f"nothing, unless such a port is meant to carry the job: then {NAME_IT}",
         FIELD,
         _spare_waits,
     ),
@@ -204,25 +201,17 @@ HOST_RULES = (
         "F",
         "a port of the rails' kind and model is not Active; not a spare second port, nor a card farther from the GPUs",
         "a rail is out; NCCL leaves the port out without a word",
-        "RoCE: `ip link set NETDEV up`; InfiniBand: `mlxlink -d DEVICE -a UP`; then cable, optic and switch port",
+        "RoCE: `ip link set NETDEV up`; InfiniBand: `mlxlink -d DEVICE -a UP`; then cable, optic and switch port; "
+        + NO_RAIL,
         "NVIDIA MFT documentation, mlxlink (--port_state); NCCL, src/transport/net_ib/init.cc",
         _rail_down,
-    ),
-    Rule(
-        "NIC-PORT-DOWN",
-        "W",
-        "the host has no rail, and RDMA ports that are not Active",
-        "the host is reached by sockets: NCCL leaves the ports out without a word",
-        "if this host is to use RDMA, bring the ports up; else nothing",
-        "NVIDIA MFT documentation, mlxlink (--port_state); NCCL, src/transport/net_ib/init.cc",
-        _no_port_up,
     ),
     Rule(
         "NIC-PORT-DOWN",
         "I",
         "a port that is no rail is not Active",
         "none for the job",
-        "nothing, unless the port is meant to carry the job",
+        f"nothing, unless the port is meant to carry the job: then {NAME_IT}",
         "NCCL, src/transport/net_ib/init.cc",
         _other_port_down,
     ),

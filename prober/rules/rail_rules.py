@@ -1,27 +1,27 @@
-"""Rails of the hosts against each other: lost ones, cabling, masks, addresses, partitions."""
+"""Rails of the hosts against each other: lost ones, cabling, partitions."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from holmes_core.partition_keys import FULL_MEMBER, can_talk, full_member_indices, is_limited
+from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
 from prober.clusters import fabric_of
-from prober.islands.collisions import addresses_given_twice
 from prober.islands.fabric import Fabric
-from prober.islands.same_fabric import overlap
-from prober.rails.choose_rails import ports_not_told, rails_of
-from prober.rails.port_networks import network_of, parsed
-from prober.rules.port_rules import ports_down
-from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, named
-
-POINT_TO_POINT = 30  # bits of an IPv4 prefix that holds a host and its switch port, and no other host
+from prober.rails.choose_rails import is_stated, ports_not_told, rails_of
+from prober.rails.port_networks import network_of
+from prober.rules.port_rules import missing_rails, ports_down
+from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, majority, named
 
 
 def _swapped(peers: Sequence[Host]) -> PeerEvidence:
-    """A rail in the subnet that is another rail of all peers: two cables are swapped, or two addresses."""
+    """A rail in the subnet that is another rail of all peers: two cables are swapped, or two addresses.
+
+    Rails that only moved up, as those behind a lost one do, are in order all the same.
+    """
     subnets = {host.name: _rail_subnets(fabric_of(host)) for host in peers}
     votes: dict[str, Counter[int]] = {}
     for of_host in subnets.values():
@@ -30,14 +30,15 @@ def _swapped(peers: Sequence[Host]) -> PeerEvidence:
     found: dict[str, str] = {}
     for host in peers:
         rails = fabric_of(host).rails
-        moved = []
+        moved, places = [], []
         for subnet, number in subnets[host.name].items():
             others = votes[subnet].copy()
             others[number] -= 1
             usual, count = max(others.items(), key=lambda item: (item[1], -item[0]))
+            places.append(usual if count > others[number] else number)
             if usual != number and count > others[number]:
                 moved.append(f"rail {number} ({rails[number].hca}) is in {subnet}, which is rail {usual} elsewhere")
-        if moved:
+        if moved and places != sorted(set(places)):
             found[host.name] = f"{host.name}: {'; '.join(moved)}"
     if 2 * len(found) >= len(peers):  # which of them are right, nobody can say
         yield from [(tuple(found), " | ".join(found.values()))] if found else []
@@ -55,46 +56,6 @@ def _rail_subnets(fabric: Fabric) -> Mapping[str, int]:
         places = [(network_of(one), number) for number, of_rail in enumerate(fabric.interfaces) for one in of_rail]
     several = len({subnet for subnet, _ in places}) == len(places) == len(set(places)) > 1
     return {str(subnet): number for subnet, number in places} if several else {}
-
-
-def _masks(peers: Sequence[Host]) -> PeerEvidence:
-    """Networks of rails that hold one another and are not the same: a mask is wrong somewhere."""
-    owners: dict[str, list[str]] = {}
-    for host in peers:
-        for network in fabric_of(host).networks:
-            owners.setdefault(network, []).append(host.name)
-    wide = [network for network in owners if not _is_point_to_point(network)]
-    for network in sorted(wide):
-        inside = [other for other in sorted(wide) if other != network and overlap(network, other)]
-        narrower = [other for other in inside if _length(other) > _length(network)]
-        if narrower:
-            shown = "; ".join(f"{each} on {', '.join(owners[each])}" for each in (network, *narrower))
-            concerned = {name for each in (network, *narrower) for name in owners[each]}
-            yield tuple(host.name for host in peers if host.name in concerned), shown
-
-
-def _is_point_to_point(network: str) -> bool:
-    prefix = parsed(network)
-    return prefix.max_prefixlen - prefix.prefixlen <= 32 - POINT_TO_POINT
-
-
-def _length(network: str) -> int:
-    return parsed(network).prefixlen
-
-
-def _ipoib_differs(peers: Sequence[Host]) -> PeerEvidence:
-    """InfiniBand hosts whose IPoIB networks do not meet: the interface with the address is another one."""
-    of_hosts = {host.name: fabric_of(host).networks for host in peers if fabric_of(host).kind == "InfiniBand"}
-    known = {name: networks for name, networks in of_hosts.items() if networks}
-    first = next(iter(known.values()), frozenset())
-    if any(not any(overlap(a, b) for a in first for b in networks) for networks in known.values()):
-        shown = "; ".join(f"{', '.join(sorted(networks))} on {name}" for name, networks in known.items())
-        yield tuple(known), f"IPoIB networks of one fabric: {shown}"
-
-
-def _addresses_twice(peers: Sequence[Host]) -> PeerEvidence:
-    for pair, address in addresses_given_twice({host.name: fabric_of(host) for host in peers}).items():
-        yield pair, f"a rail of both has the address {address}"
 
 
 def _not_told(host: Host) -> Evidence:
@@ -154,6 +115,25 @@ def _index(hosts: Sequence[Host]) -> int:
     return next((int(value, 0) for value in values if re.fullmatch(r"0x[0-9a-fA-F]{1,4}|0|[1-9]\d{0,4}", value)), 0)
 
 
+def _partitions_of_their_own(hosts: Sequence[Host]) -> PeerEvidence:
+    """Hosts below the subnet manager of others, and in none of their partitions: another cluster, for all we know."""
+    below_one: dict[tuple[object, ...], dict[str, frozenset[int]]] = {}
+    for host in hosts:
+        fabric = fabric_of(host)
+        if fabric.sm_lids and fabric.partitions:
+            below_one.setdefault((fabric.subnet_prefixes, fabric.sm_lids), {})[host.name] = fabric.partitions
+    for partitions in below_one.values():
+        usual, _ = Counter(partitions.values()).most_common(1)[0]
+        apart = {name: own for name, own in partitions.items() if not own & usual}
+        if apart:
+            shown = "; ".join(f"{_keys(own)} on {name}" for name, own in apart.items())
+            yield tuple(apart), f"partitions {shown}; {_keys(usual)} on others below the same subnet manager"
+
+
+def _keys(partitions: Iterable[int]) -> str:
+    return ", ".join(f"{key:#06x}" for key in sorted(partitions))
+
+
 HOST_RULES = (
     Rule(
         "NIC-RAILS-NOT-TOLD",
@@ -167,13 +147,44 @@ HOST_RULES = (
 )
 
 
-def _all_rails_down(hosts: Sequence[Host]) -> PeerEvidence:
-    """A host without any rail, of the cards by which others of the job have theirs."""
+def _lost_all(hosts: Sequence[Host]) -> Mapping[str, Sequence[str]]:
+    """Hosts without any rail, with their ports of the cards by which others of the job have theirs."""
     models = {(rail.kind, rail.hca_type) for host in hosts for rail in rails_of(host) if rail.hca_type}
+    without = [host for host in hosts if not rails_of(host)]
+    down = {
+        host.name: [n.hca for n in ports_down(host) if (n.kind, n.hca_type) in models and is_stated(n) is not False]
+        for host in without
+    }
+    return {name: ports for name, ports in down.items() if ports}
+
+
+def _all_rails_down(hosts: Sequence[Host]) -> PeerEvidence:
+    for name, ports in _lost_all(hosts).items():
+        yield (name,), f"{', '.join(ports)}: all are down; other hosts have rails of this card model"
+
+
+def _no_port_up(hosts: Sequence[Host]) -> PeerEvidence:
+    """The host may be meant for sockets: cards that nobody cabled are common."""
+    lost = _lost_all(hosts)
     for host in hosts:
-        down = [nic.hca for nic in ports_down(host) if (nic.kind, nic.hca_type) in models]
-        if down and not rails_of(host):
-            yield (host.name,), f"{', '.join(down)}: all are down; other hosts have rails of this card model"
+        if not rails_of(host) and host.name not in lost:
+            yield from (((host.name,), seen) for seen in missing_rails(host))
+
+
+def _no_card(hosts: Sequence[Host]) -> PeerEvidence:
+    """A host that is known to have no RDMA port, of the GPUs that most hosts have beside rails."""
+    alike: dict[tuple[str | None, ...], list[Host]] = {}
+    for host in hosts:
+        alike.setdefault(tuple(sorted(gpu.name or "" for gpu in host.gpus)), []).append(host)
+    for gpus, machines in alike.items():
+        without = [host for host in machines if host.nics and all(_is_without_rdma(nic) for nic in host.nics)]
+        usual = majority(float(len(rails_of(host))) for host in machines)
+        if gpus and usual and 2 * len(without) < len(machines):
+            yield from (((host.name,), f"no RDMA port; most hosts with these GPUs have {usual:g}") for host in without)
+
+
+def _is_without_rdma(nic: Nic) -> bool:
+    return nic.kind == "Ethernet" and nic.usable_by_nccl_ib is False
 
 
 PEER_RULES = (
@@ -204,10 +215,43 @@ PEER_RULES = (
         "F",
         "all ports of a host are down, and other hosts have rails of the same card model",
         "its rails are out: all others would wait for one host that is reached by sockets",
-        "bring its ports up: cable, optic, switch port; or leave the host out",
+        "bring its ports up: cable, optic, switch port; if others are its rails, name them by `rails:` in hosts.yaml; "
+        "or leave the host out",
         "NCCL, src/transport/net_ib/init.cc; " + FIELD,
         "job",
         _all_rails_down,
+    ),
+    PeerRule(
+        "NIC-PORT-DOWN",
+        "W",
+        "the host has no rail, and RDMA ports that are not Active; others have none of this card model either",
+        "the host is reached by sockets: NCCL leaves the ports out without a word",
+        "if this host is to use RDMA, bring the ports up; ports that are none of its rails leave out of `rails:` in "
+        "hosts.yaml",
+        "NVIDIA MFT documentation, mlxlink (--port_state); NCCL, src/transport/net_ib/init.cc",
+        "job",
+        _no_port_up,
+    ),
+    PeerRule(
+        "NIC-COUNT-DIFFERS",
+        "W",
+        "a host has no RDMA port at all, and most hosts with the same GPUs have rails",
+        "the host is a cluster of its own, and is reached by sockets",
+        "`lspci -d 15b3:` (by vendor) and `lsmod | grep ib_core`: the cards or their driver are gone, or a container "
+        "was not given the devices",
+        "NVIDIA/NVSentinel, NIC health monitor; " + FIELD,
+        "job",
+        _no_card,
+    ),
+    PeerRule(
+        "NIC-PKEY",
+        "W",
+        "InfiniBand hosts below one subnet manager are in partitions that have nothing in common",
+        "they are clusters of their own, and reach each other by sockets",
+        "if it is to be one cluster, have the fabric's owner put the ports into one partition",
+        "opensm, doc/partition-config.txt",
+        "job",
+        _partitions_of_their_own,
     ),
     PeerRule(
         "TOPO-RAIL-SWAPPED",
@@ -219,35 +263,5 @@ PEER_RULES = (
         "NVIDIA DGX SuperPOD reference architecture, network fabrics (rail-aligned groups of nodes); " + FIELD,
         "cluster",
         _swapped,
-    ),
-    PeerRule(
-        "NET-MASK-DIFFERS",
-        "W",
-        "a network of rails lies inside another one's, with a longer mask",
-        "some peers are sent to by a gateway or not at all",
-        "give the addresses of one network one mask",
-        "Linux, ip-route(8) (the longest prefix wins)",
-        "cluster",
-        _masks,
-    ),
-    PeerRule(
-        "NET-IPOIB-DIFFERS",
-        "W",
-        "InfiniBand hosts that look like one fabric have IPoIB networks that do not meet",
-        "taken to be one fabric; sockets over IPoIB would not connect",
-        "give one interface of each host an address in one network; if it is two fabrics, pin `cluster:` in hosts.yaml",
-        "Linux, Documentation/infiniband/ipoib.rst; " + FIELD,
-        "cluster",
-        _ipoib_differs,
-    ),
-    PeerRule(
-        "NET-ADDRESS-TWICE",
-        "W",
-        "rails of two hosts have one address, and others that differ",
-        "packets for one of the two reach the other",
-        "correct one of the addresses; `arping -D -I NETDEV ADDRESS` tells whether another host answers for it",
-        "RFC 5227, IPv4 address conflict detection; iputils, arping(8)",
-        "cluster",
-        _addresses_twice,
     ),
 )

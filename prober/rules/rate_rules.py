@@ -10,7 +10,7 @@ from holmes_core.units import bytes_per_s_from_gbps, format_rate
 from prober.clusters import fabric_of
 from prober.rails.choose_rails import rails_of
 from prober.rules.port_rules import LEFT_OUT, active_ports
-from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below
+from prober.rules.rule import NO_RAIL, Evidence, PeerEvidence, PeerRule, Rule, below, majority
 
 MOST_FLAPS = 3
 GB10_PORT_GBPS = 200  # ConnectX-7 of DGX Spark; NVIDIA/dgx-spark-playbooks, multi-sparks-through-switch
@@ -138,12 +138,20 @@ def _netdev_rate(host: Host) -> float | None:
 
 
 def _fewer_rails(peers: Sequence[Host]) -> PeerEvidence:
-    """A card that is gone leaves no trace on its own host."""
-    counts = {host.name: float(len(rails_of(host))) if rails_of(host) else None for host in peers}
-    yield from below(counts, "rails", lambda count: f"{count:g}")
+    """A card that is gone leaves no trace on its own host; of one that is there, why it is no rail."""
+    rails = {host.name: rails_of(host) for host in peers}
+    usual = majority(len(found) for found in rails.values() if found) or 0
+    for host in peers:
+        models = {rail.hca_type for rail in rails[host.name]} - {None}
+        if 0 < len(rails[host.name]) < usual:
+            left = [nic for nic in active_ports(host) if nic not in rails[host.name] and nic.hca_type in models]
+            why = "".join(f"; {nic.hca}: {nic.rail_why or nic.why}" for nic in left)
+            yield (host.name,), f"rails: {len(rails[host.name])} here, {usual:g} on most hosts of the cluster{why}"
 
 
-_SLOW_REMEDY = "reseat or change the cable; look at the speed that is set at the switch and by `mlxlink` or `ethtool`"
+_SLOW_REMEDY = (
+    "reseat or change the cable; look at the speed that is set at the switch and by `mlxlink` or `ethtool`; " + NO_RAIL
+)
 
 HOST_RULES = (
     Rule(
@@ -218,7 +226,8 @@ PEER_RULES = (
         "W",
         "a host has fewer rails than most hosts of its cluster",
         "a card or port is gone without a trace, and every ring has the rails of the host with fewest",
-        "`lspci -d 15b3:` (by vendor) and the kernel log there: a card may have fallen off the bus",
+        "`lspci -d 15b3:` (by vendor) and the kernel log there: a card may have fallen off the bus; where a "
+        "port is left out that should be a rail, name the rails by `rails:` in hosts.yaml",
         "NVIDIA/NVSentinel, NIC health monitor; Azure/azurehpc-health-checks (expected counts by machine)",
         "cluster",
         _fewer_rails,

@@ -116,6 +116,8 @@ def _pfc_differs(peers: Sequence[Host]) -> PeerEvidence:
         found = {netdev.pfc_enabled_priorities for netdev in rail_netdevs(host)} - {None}
         settings[host.name] = "; ".join(sorted(str(priorities) for priorities in found)) or None
     yield from differing(settings, "priorities with PFC")
+    trusted = {host.name: {netdev.trust for netdev in rail_netdevs(host) if netdev.trust} for host in peers}
+    yield from differing({name: ", ".join(sorted(words)) or None for name, words in trusted.items()}, "trust")
 
 
 HOST_RULES = (
@@ -215,7 +217,7 @@ PEER_RULES = (
     PeerRule(
         "ROCE-PFC-DIFFERS",
         "W",
-        "different priorities have PFC on hosts of a cluster",
+        "rails have PFC for other priorities, or trust another field, than on other hosts of the cluster",
         "loss on the hosts without it",
         "the same priorities everywhere: `mlnx_qos -i NETDEV --pfc 0,0,0,1,0,0,0,0` sets priority 3 alone",
         "Mellanox/mlnx-tools, mlnx_qos; scitix/sichek",

@@ -12,6 +12,8 @@ from typing import Literal
 from holmes_core.records.inventory import Finding, Host, Severity
 
 _MOST_NAMED = 6
+NO_RAIL = "if it is to be no rail, leave it out of `rails:` in hosts.yaml"
+NAME_IT = "name it by `rails:` in hosts.yaml"
 FIELD = "field knowledge: seen in operation, no document is known that says it"
 
 

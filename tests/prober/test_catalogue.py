@@ -48,8 +48,25 @@ def test_one_id_has_no_two_entries_that_say_the_same() -> None:
     assert len(said) == len(set(said))
 
 
+WHETHER_RAILS_OR_NOT = {
+    *("GDR-NO-PEERMEM", "NET-ADDRESS-TWICE", "NET-MASK-DIFFERS", "NIC-BOND-ONE-QP", "PCI-LINK-DEGRADED", "RDMA-BW-LOW"),
+    *("ROCE-MTU-DIFFERS", "ROCE-NO-V2-GID", "ROCE-PFC-DIFFERS", "ROCE-RP-FILTER"),
+}
+"""Rules about rails whose remedy is to mend the port or its settings, even where it should be no rail."""
+WITHOUT_PORTS_TO_NAME = {"a host has no RDMA port at all, and most hosts with the same GPUs have rails"}
+WITHOUT_PORTS_TO_NAME |= {"Ethernet ports that are no rails have neither netdev nor GIDs here"}
+
+
+def test_every_remedy_of_a_finding_about_which_ports_are_rails_names_rails_of_hosts_yaml() -> None:
+    about_rails = [about for about in ENTRIES if re.search(r"\brails?\b", about.checks)]
+    asked = [about for about in about_rails if about.checks not in WITHOUT_PORTS_TO_NAME]
+    silent = {about.id for about in asked if "`rails:`" not in about.remedy}
+    assert len(about_rails) > 30
+    assert silent == WHETHER_RAILS_OR_NOT
+
+
 def test_a_rule_is_found_in_any_case_of_letters() -> None:
-    assert [about.severity for about in explain("nic-port-down")] == ["F", "W", "I", "F"]
+    assert [about.severity for about in explain("nic-port-down")] == ["F", "I", "F", "W"]
 
 
 def test_a_rule_that_is_not_known_names_the_nearest() -> None:

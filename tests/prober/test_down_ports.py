@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from holmes_core.records.devices import Nic
+from holmes_core.records.inventory import Host
+from prober.rails.choose_rails import with_rails
+from prober.rails.stated_rails import stated_rail_findings
 from tests.prober import machines
 from tests.prober.machines import host
-from tests.prober.made_hosts import nic, nics, severities
+from tests.prober.made_hosts import audited, nic, nics, severities
 
 DOWN: dict[str, Any] = {"state": "Down", "phys_state": "Polling", "hca_type": "MT4129"}
 
@@ -53,8 +56,50 @@ def test_cards_that_nobody_cabled_do_not_refuse() -> None:
     assert severities("NIC-PORT-DOWN", nics(nic(**DOWN)), nics(nic(**DOWN), name="b")) == ["W", "W"]
 
 
-def test_a_host_that_lost_all_rails_refuses_where_others_have_theirs() -> None:
+def test_a_host_that_lost_all_rails_refuses_where_others_have_theirs_and_is_told_once() -> None:
     lost, sound = nics(nic(**DOWN), name="b"), nics(nic(hca_type="MT4129"))
-    assert severities("NIC-PORT-DOWN", sound, lost) == ["W", "F"]
+    assert severities("NIC-PORT-DOWN", sound, lost) == ["F"]
     other_cards = nics(nic(hca_type="MT4123"))
     assert severities("NIC-PORT-DOWN", other_cards, lost) == ["W"]
+
+
+def stated(*patterns: str, alive: int = 2) -> Host:
+    """Ports mlx5_0 and on, of which the first `alive` are Active, below the `rails:` of hosts.yaml."""
+    ports = [nic(f"mlx5_{number}", hca_type="MT4129") for number in range(alive)]
+    ports += [nic(f"mlx5_{number}", **DOWN) for number in range(alive, 4)]
+    return with_rails(nics(*ports), patterns)
+
+
+def test_a_port_that_hosts_yaml_leaves_out_is_no_lost_rail_and_one_that_it_names_is() -> None:
+    assert severities("NIC-PORT-DOWN", stated("mlx5_[0-1]")) == ["I", "I"]
+    assert severities("NIC-PORT-DOWN", stated("mlx5_[0-2]")) == ["F", "I"]
+
+
+def test_a_port_of_another_card_is_a_lost_rail_where_hosts_yaml_names_it() -> None:
+    other = nic("mlx5_9", **{**DOWN, "hca_type": "MT4123"})
+    assert severities("NIC-PORT-DOWN", with_rails(nics(nic(hca_type="MT4129"), other))) == ["I"]
+    assert severities("NIC-PORT-DOWN", with_rails(nics(nic(hca_type="MT4129"), other), ("mlx5_*",))) == ["F"]
+
+
+def test_a_spare_port_is_a_lost_rail_where_hosts_yaml_names_it() -> None:
+    one, two = card("mlx5_0", "mlx5_1", "a", "Active", "Down"), card("mlx5_2", "mlx5_3", "b", "Active", "Down")
+    assert severities("NIC-PORT-DOWN", with_rails(nics(*one, *two), ("mlx5_[0-2]",))) == ["F", "I"]
+
+
+def test_ports_left_out_by_hosts_yaml_make_no_host_that_lost_all_rails() -> None:
+    lost = with_rails(nics(nic(**DOWN), name="b"), ("mlx5_7",))
+    assert severities("NIC-PORT-DOWN", nics(nic(hca_type="MT4129")), lost) == ["I"]
+
+
+def test_a_named_port_without_a_link_is_told_once() -> None:
+    one_down = stated("mlx5_[0-2]")
+    assert list(stated_rail_findings(one_down, ("mlx5_[0-2]",))) == []
+    nothing_left = stated("mlx5_[2-3]")
+    assert {finding.severity for finding in stated_rail_findings(nothing_left, ("mlx5_[2-3]",))} == {"F"}
+
+
+@pytest.mark.parametrize("machine", [stated("mlx5_*"), nics(nic(hca_type="MT4129"), nic("mlx5_1", **DOWN))])
+def test_what_brings_a_port_up_also_says_how_to_state_that_it_is_no_rail(machine: Host) -> None:
+    remedies = [finding.remedy for finding in audited(machine) if finding.rule == "NIC-PORT-DOWN"]
+    assert remedies
+    assert all("`rails:` in hosts.yaml" in remedy for remedy in remedies)

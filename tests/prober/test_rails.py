@@ -231,8 +231,10 @@ def test_a_pattern_that_names_nothing_is_a_finding_and_refuses_where_no_rail_is_
 
 
 def test_a_port_named_that_nccl_does_not_take_is_a_finding() -> None:
-    down = ib("mlx5_8", state="Down", usable_by_nccl_ib=False, why="port is Down")
-    assert stated(host(nics=(*COMPUTE, down)), "mlx5_*") == [("W", "`rails:` names mlx5_8:1 by mlx5_*: port is Down")]
+    elsewhere = roce("mlx5_8", None, usable_by_nccl_ib=False, why="netdev elsewhere")
+    assert stated(host(nics=(*COMPUTE, elsewhere)), "mlx5_*") == [
+        ("W", "`rails:` names mlx5_8:1 by mlx5_*: netdev elsewhere")
+    ]
 
 
 def test_stated_rails_are_of_one_kind() -> None:

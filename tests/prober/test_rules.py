@@ -189,6 +189,13 @@ HOST_CASES: dict[str, tuple[Host, Host]] = {
     ),
 }
 
+
+def front_end(name: str, speed_bytes_per_s: float | None) -> Host:
+    """A host whose default route goes over another card than its rail."""
+    own = netdev("eno1", "10.9.0.1/24", speed_bytes_per_s=speed_bytes_per_s)
+    return roce_host(name=name).model_copy(update={"netdevs": (netdev(), own), "default_route_netdev": "eno1"})
+
+
 PEER_CASES: dict[str, tuple[tuple[Host, Host], tuple[Host, Host]]] = {
     "HOST-OS-LIB": (
         (host(), host("b", software=Software(python="3.11.9", torch="2.12.0"))),
@@ -234,7 +241,11 @@ PEER_CASES: dict[str, tuple[tuple[Host, Host], tuple[Host, Host]]] = {
     ),
     "NIC-PORT-DOWN": (
         (nics(nic(hca_type="MT4129")), nics(nic(hca_type="MT4129", state="Down"), name="b")),
-        (nics(nic(hca_type="MT4129")), nics(nic(hca_type="MT4123", state="Down"), name="b")),
+        (nics(nic(hca_type="MT4129")), nics(nic(hca_type="MT4129"), name="b")),
+    ),
+    "GPU-FABRIC": (
+        (gpus(gpu(), fabric_manager="active"), gpus(gpu(), name="b", fabric_manager="failed")),
+        (gpus(gpu(), fabric_manager="inactive"), gpus(gpu(), name="b", fabric_manager="inactive")),
     ),
     "NIC-PKEY": (
         (nics(nic(pkeys=(0x7FFF,))), nics(nic(pkeys=(0x7FFF,)), name="b")),
@@ -255,6 +266,19 @@ PEER_CASES: dict[str, tuple[tuple[Host, Host], tuple[Host, Host]]] = {
     "EFA-PLUGIN-DIFFERS": (
         (host(ofi_plugins=(PLUGIN,)), host("b", ofi_plugins=(PLUGIN.model_copy(update={"version": "1.9.1"}),))),
         (host(ofi_plugins=(PLUGIN,)), host("b", ofi_plugins=())),
+    ),
+    "HOST-NCCL-CONF": (
+        (host("a"), host("b", nccl_settings=(NcclSetting(where="environment", name="NCCL_ALGO", value="Ring"),))),
+        (host("a"), host("b", nccl_settings=(NcclSetting(where="environment", name="NCCL_DEBUG", value="INFO"),))),
+    ),
+    "HOST-SMALLER": (
+        (host("a", cpu_count=192), host("b", cpu_count=96)),
+        (host("a", cpu_count=192), host("b", cpu_count=96, slurm_job_id="4711")),
+    ),
+    "GPU-MODEL-DIFFERS": ((gpus(gpu()), gpus(gpu(name="H200"), name="b")), (gpus(gpu()), gpus(gpu(), name="b"))),
+    "NET-FRONT-END-DIFFERS": (
+        (front_end("a", 3.125e9), front_end("b", 1.25e8)),
+        (front_end("a", 3.125e9), front_end("b", None)),
     ),
     "TOPO-RAIL-MISMATCH": (
         (gpus(gpu(nearest_nics=("mlx5_0",))), gpus(gpu(nearest_nics=("mlx5_1",)), name="b")),
