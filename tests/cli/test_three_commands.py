@@ -167,7 +167,7 @@ def test_usual_order_sends_gradients_across_clusters(site: Site, tmp_path: Path)
     _, sent = megabytes_sent(site, tmp_path, "--usual-order")
     for measured, planned in sent["shared"].values():
         assert planned > 3.5
-        assert measured == pytest.approx(planned, rel=0.05)
+        assert measured == pytest.approx(planned, rel=0.1)  # headers of frames of 1,500 bytes, and acknowledgements
 
 
 def test_dry_run_shows_what_is_sent_and_touches_nothing(site: Site, bed: Bed, tmp_path: Path) -> None:
