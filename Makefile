@@ -23,9 +23,10 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -q $(OPTIONS)
 
-# The probe's parsers on every recording, cut at every byte; the solvers against brute force on every seed.
+# The probe's parsers on every recording, cut at every byte and mutated; the audit on planted faults; the solvers against
+# brute force on every seed. A test may take half an hour, as CI runs these by what others leave of the processors.
 test-slow: $(READY)
-	$(BIN)/python -m pytest -q $(OPTIONS) -m slow
+	$(BIN)/python -m pytest -q --timeout=1800 $(OPTIONS) -m slow
 
 # Commands as processes, on processes of this machine: the sessions of README and docs, the demo, detached runs.
 test-process: $(READY)
