@@ -7,10 +7,11 @@ from tests.testbed.bed_layout import TRUNK_MTU_BYTES, TrunkEnd, Wire
 from tests.testbed.bed_process import run_tool
 
 # A bucket of 2 ms, or of a few frames: what fits into it passes an idle link at once, as no wire would let it. With 128
-# KiB that was whole messages of small models. A queue of 50 ms keeps the link busy.
+# KiB that was whole messages of small models. A queue of 50 ms, and of 256 KiB as slow routers have, keeps it busy.
 BURST_S = 0.002
 SMALLEST_BURST_BYTES = 16 * 1024
-QUEUE_MS = 50
+QUEUE_S = 0.05
+SMALLEST_QUEUE_BYTES = 256 * 1024
 
 
 def make_network(estate: Estate, switch: str, wires: Sequence[Wire], trunk: Sequence[TrunkEnd] = ()) -> None:
@@ -66,7 +67,8 @@ def host_lines(wires: Sequence[Wire]) -> list[str]:
 def rate_lines(rates: Iterable[tuple[str, int | None]]) -> list[str]:
     """`tc` commands that shape what each interface sends; both ends shaped make a full-duplex link of that rate."""
     return [
-        f"qdisc add dev {interface} root tbf rate {rate_mbps}mbit burst {burst_bytes(rate_mbps)} latency {QUEUE_MS}ms"
+        f"qdisc add dev {interface} root tbf rate {rate_mbps}mbit "
+        f"burst {burst_bytes(rate_mbps)} limit {queue_bytes(rate_mbps)}"
         for interface, rate_mbps in rates
         if rate_mbps is not None
     ]
@@ -75,3 +77,8 @@ def rate_lines(rates: Iterable[tuple[str, int | None]]) -> list[str]:
 def burst_bytes(rate_mbps: int) -> int:
     """The token bucket of a link of `rate_mbps`, in bytes."""
     return max(SMALLEST_BURST_BYTES, int(rate_mbps * 1e6 / 8 * BURST_S))
+
+
+def queue_bytes(rate_mbps: int) -> int:
+    """What may wait for a link of `rate_mbps`, in bytes; more is dropped."""
+    return burst_bytes(rate_mbps) + max(SMALLEST_QUEUE_BYTES, int(rate_mbps * 1e6 / 8 * QUEUE_S))
