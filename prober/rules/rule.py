@@ -5,6 +5,7 @@ Hosts are compared by the majority: what most of them have is taken to be right,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -107,10 +108,9 @@ def differing(values: Mapping[str, object], what: str) -> PeerEvidence:
 def below(values: Mapping[str, float | None], what: str, show: Callable[[float], str]) -> PeerEvidence:
     """A fault for each known value that is below what most hosts have; the highest of those that equally many have."""
     known = {host: value for host, value in values.items() if value is not None}
-    if len(known) < 2:
+    usual = majority(known.values())
+    if usual is None:
         return
-    counts = {value: sum(other == value for other in known.values()) for value in known.values()}
-    usual = max(counts, key=lambda value: (counts[value], value))
     lower: dict[float, list[str]] = {}
     for host, value in known.items():
         if value < usual:
@@ -128,5 +128,5 @@ def named(hosts: Sequence[str]) -> str:
 
 def majority(values: Iterable[float]) -> float | None:
     """The most frequent value, the highest of those that are equally frequent; None of none."""
-    listed = list(values)
-    return max(listed, key=lambda value: (listed.count(value), value), default=None)
+    counts = Counter(values)
+    return max(counts, key=lambda value: (counts[value], value), default=None)
