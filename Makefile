@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 OPTIONS :=  # more options for pytest
 
-.PHONY: demo test test-slow test-process test-torch test-cluster check bench bed clean
+.PHONY: demo test test-slow test-process test-torch test-cuda-build test-gpu test-cluster check bench bed clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -35,6 +35,15 @@ test-process: $(READY)
 # The training runtime on several processes against one.
 test-torch: $(READY)
 	$(BIN)/python -m pytest -q $(OPTIONS) -m torch
+
+# What torch's CUDA build and its NCCL show without a GPU; left out, and said so, where torch is built without CUDA.
+test-cuda-build: $(READY)
+	$(BIN)/python -m pytest -q $(OPTIONS) -m cuda_build
+
+# What only GPUs show, as far as the GPUs of this machine go, and a report in gpu-report/; fails where there is none.
+# OPTIONS="--device cpu" runs the same steps on processes, with tiny shapes.
+test-gpu: $(READY)
+	$(BIN)/python -m benchmarks.on_gpus $(OPTIONS)
 
 # Tests on the network-namespace bed; needs root, iproute2 and openssh-server.
 test-cluster: $(READY)

@@ -30,7 +30,7 @@ from benchmarks.probe_scale import address, running_hosts
 from holmes_core.records.access import Access
 from holmes_core.records.inventory import Cluster, Host, Inventory, Network
 from holmes_core.records.plan import Node, Plan
-from holmes_core.records.record_file import read_file
+from holmes_core.records.record_file import read_file, write_signed
 from launcher.prepare.prepare import run_config_of
 from tests.planner.fleets import bed_job, netdev, plan_for, port
 from tests.testbed.rehearsal import Site, bed_site, standard_library_corpus
@@ -133,7 +133,7 @@ def write_plan(folder: Path, size: int, sshd_port: int) -> Path:
     inventory = Inventory(hosts=tuple(hosts), clusters=tuple(clusters), shared=shared, findings=())
     parallel = {"pp": 4, "dp": size // 4, "micro_batch_size": 1, "tp": 1}
     path = folder / f"plan-{size}.json"
-    path.write_text(plan_for(inventory, bed_job(parallel=parallel, global_batch_size=size)).to_json(), encoding="utf-8")
+    write_signed(path, plan_for(inventory, bed_job(parallel=parallel, global_batch_size=size)))
     return path
 
 

@@ -30,7 +30,7 @@ from holmes_runtime.data.corpus import load_corpus
 
 ROOT = Path(__file__).parent.parent
 RANKS = 2
-SHAPE = ModelShape("gpt", 4, 128, 4, 4, 512, 256, 128, 10000.0, None)
+SHAPE = ModelShape("gpt", 4, 128, 4, 4, 512, 256, 128, 10000.0, None, 1e-5, None, False, False, False, None)
 WIDTH, HEIGHT, MARGIN = 720, 360, 56  # pixels
 Curve = Sequence[tuple[int, float]]  # (step, loss in nats per byte)
 
@@ -51,19 +51,23 @@ def make_config(text: Path, pattern: str, steps: int, folder: Path) -> RunConfig
         dp=RANKS,
         tp=1,
         data_parallel="flat",
+        zero=1,
         schedule="1f1b",
         chunks=1,
         extra_in_flight=(),
         room_in_flight=(),
         lossiest_codec="none",
         recompute="none",
+        optimizer_offload=False,
         value_type="fp32",
         compile=False,
         model=SHAPE,
+        weights=None,
         emulation=None,
-        data=Data(str(text.absolute()), pattern, None, 0.05),
+        data=Data(str(text.absolute()), pattern, None, "joined", 0.05),
         evaluation=Evaluation(50, 4),
         checkpoint=Checkpointing(str(checkpoints.absolute()), 100, 2),
+        profile=None,
         resume=True,
         optimizer=Optimizer(1e-3, 1e-4, min(100, steps // 10), "cosine", 0.1, 0.9, 0.95, 1.0),
         stages=(Stage(0, 0, SHAPE.num_layers),),
@@ -114,8 +118,9 @@ def read_curves(folder: Path) -> tuple[Curve, Curve]:
 
 def unigram_entropy(text: Path, pattern: str) -> float:
     """Nats per byte of a text that is drawn byte by byte at the frequencies of this one."""
-    corpus = load_corpus(Data(str(text), pattern, None, 0.0), "here", 1, SHAPE.vocab_size).training
-    counts = sum((torch.bincount(part.int(), minlength=SHAPE.vocab_size) for part in corpus.parts), torch.zeros(256))
+    corpus = load_corpus(Data(str(text), pattern, None, "joined", 0.0), "here", 1, SHAPE.vocab_size)
+    (tokens,) = corpus.training
+    counts = torch.bincount(tokens.read(0, len(tokens)), minlength=SHAPE.vocab_size)
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * shares.log()).sum())
 

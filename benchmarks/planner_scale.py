@@ -18,6 +18,8 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_lowercase
+from typing import NamedTuple
 
 import yaml
 from rich.console import Console
@@ -27,7 +29,7 @@ from benchmarks.figure import print_figure
 from holmes_core.records.access import Access
 from holmes_core.records.devices import Gpu, Netdev, Nic
 from holmes_core.records.inventory import Cluster, FabricKind, Host, Inventory, Network, NetworkPort
-from holmes_core.records.record_file import write_atomically
+from holmes_core.records.record_file import write_signed
 from holmes_core.units import GIB, bytes_per_s_from_gbps
 
 GPUS, ADAPTERS = 8, 8
@@ -97,8 +99,23 @@ def measure(case: Case, folder: Path, aside: ProcessPoolExecutor) -> Row:
     A process's largest size counts what its parent held when it was started, so this one must stay small.
     """
     aside.submit(write_inputs, case, folder).result()
-    command = [sys.executable, "-m", "holmes_cli", "plan", "job.yaml"]
     loop_s = time_loop()
+    used = run_plan(folder)
+    gap, degrees = aside.submit(read_plan, folder).result()
+    return Row(case, loop_s, used.seconds, used.cpu_s, gap, used.peak_mb, degrees)
+
+
+class Used(NamedTuple):
+    """What one run of the command took, as `Row` has it."""
+
+    seconds: float
+    cpu_s: float
+    peak_mb: float
+
+
+def run_plan(folder: Path, *options: str) -> Used:
+    """Runs `holmes plan job.yaml` in `folder`."""
+    command = [sys.executable, "-m", "holmes_cli", "plan", "job.yaml", *options]
     started_s = time.monotonic()
     with open(folder / "printed", "w+", encoding="utf-8") as printed:
         child = subprocess.Popen(command, cwd=folder, stdout=printed, stderr=subprocess.STDOUT)
@@ -106,9 +123,8 @@ def measure(case: Case, folder: Path, aside: ProcessPoolExecutor) -> Row:
         seconds, child.returncode = time.monotonic() - started_s, os.waitstatus_to_exitcode(status)
         printed.seek(0)
         if child.returncode != 0:
-            raise SystemExit(f"holmes plan failed on {case.name} hosts:\n{printed.read()}")
-    gap, degrees = aside.submit(read_plan, folder).result()
-    return Row(case, loop_s, seconds, used.ru_utime + used.ru_stime, gap, used.ru_maxrss / 1024, degrees)
+            raise SystemExit(f"holmes plan failed:\n{printed.read()}")
+    return Used(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 
 
 def time_loop() -> float:
@@ -121,7 +137,7 @@ def time_loop() -> float:
 
 def write_inputs(case: Case, folder: Path) -> None:
     """The case's inventory and job."""
-    write_atomically(folder / "inventory.json", make_inventory(case.sizes).json_parts())
+    write_signed(folder / "inventory.json", make_inventory(case.sizes))
     job = {
         "model": {"preset": case.preset},
         "data": {"path": "/data"},
@@ -142,7 +158,7 @@ def make_inventory(sizes: tuple[int, ...]) -> Inventory:
     hosts, clusters, shared = [], [], []
     for index, size in enumerate(sizes):
         kind, gpu, gbps = KINDS[index % len(KINDS)]
-        label = "abcdefgh"[index]
+        label = ascii_lowercase[index]
         names = tuple(f"{label}{number}" for number in range(1, size + 1))
         hosts += [_host(name, index, number, kind, gpu, gbps) for number, name in enumerate(names)]
         hcas = tuple(f"mlx5_{adapter}:1" for adapter in range(ADAPTERS))

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ from holmes_runtime.comm import process_groups
 from holmes_runtime.comm.interface_counters import counters_increase, read_byte_counters
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
-from holmes_runtime.data.corpus import Samples, load_corpus
+from holmes_runtime.data.corpus import load_corpus
+from holmes_runtime.data.samples import Samples, make_samples
 from holmes_runtime.learning_rate import learning_rate
 from holmes_runtime.model.build_stage import build_stage, loss_function
 from holmes_runtime.model.tensor_parallel import TensorParallel
@@ -178,8 +180,9 @@ def main() -> None:
     torch.set_num_threads(config.threads_per_rank)
     shape = config.model
     corpus = load_corpus(config.data, me.host, shape.seq_length, shape.vocab_size)
-    samples = Samples(corpus.training, str(config.seed), shape.seq_length, shape.vocab_size)
-    process_groups.connect(config, me.rank, launched.world_size)
+    samples = make_samples(config, corpus.training, str(config.seed))
+    # Not as Holmes' own ranks connect, which refuse pickles: torch's pipeline stages send one another theirs.
+    dist.init_process_group("gloo", timeout=timedelta(seconds=config.timeout_s))
     groups = process_groups.open_groups(config, me.rank)
     systems: dict[str, Callable[[], DataParallel | StockPipeline]] = {
         "ddp": lambda: DataParallel(config, me, sharded=False),

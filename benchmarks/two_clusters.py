@@ -105,7 +105,7 @@ def show(rows: list[Row]) -> None:
     for heading in ("compute", "order", "step s", "tokens/s", "predicted / measured", "MB a step across", "loss"):
         table.add_column(heading)
     for row in rows:
-        across = sum(port.sent_bytes for port in row.run.traffic if port.network == "shared") / 1e6
+        across = sum(port.sent_bytes or 0 for port in row.run.traffic if port.network == "shared") / 1e6
         loss = f"{row.run.last_loss:.5f}" if row.compute == "real" else "-"
         ratio = f"{row.predicted_over_measured:.2f}"
         seconds = f"{row.run.step_s:.3f}"

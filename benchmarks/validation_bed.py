@@ -114,7 +114,13 @@ def random_job(draw: random.Random, model: dict[str, int]) -> Job:
     """A job whose degrees, cut, schedule and codec are drawn."""
     pp, dp = draw.choice([(1, 2), (1, 4), (2, 1), (2, 2), (2, 2), (4, 1)])
     schedules = ["gpipe", "1f1b", "zero-bubble", "interleaved"] if pp > 1 else ["1f1b"]
-    parallel: dict[str, Any] = {"pp": pp, "dp": dp, "micro_batch_size": draw.choice([1, 2]), "recompute": "none"}
+    parallel: dict[str, Any] = {
+        "tp": 1,
+        "pp": pp,
+        "dp": dp,
+        "micro_batch_size": draw.choice([1, 2]),
+        "recompute": "none",
+    }
     parallel["schedule"] = draw.choice(schedules)
     if parallel["schedule"] == "interleaved":
         parallel["chunks"] = 2

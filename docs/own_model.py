@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from holmes_runtime.model.decoder import initial_value
+from holmes_runtime.model.initial_weights import initial_value
 
 
 class SideBySide(nn.Module):

@@ -1,27 +1,34 @@
 """The `holmes` command: what it can be asked, and the module of the one command that is.
 
-`holmes NAME` is the function `NAME_command` of `commands/NAME_command.py`, imported only when it is asked for: a
-start costs what that command needs and no more.
+`holmes NAME` is the function `NAME_command` of `commands/NAME_command.py`, or of `NAME_command.py` here where no person
+types it, imported only when it is asked for: a start costs what that command needs and no more.
 """
 
 from __future__ import annotations
 
+import errno
 import gc
+import io
 import logging
+import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+from holmes_cli import VERSION
 from holmes_core.errors import HolmesError
 
 COMMANDS = {
+    "init": "Write hosts.yaml and job.yaml to start from, never over one that is there.",
+    "hosts": "Write hosts.yaml from what Slurm, Kubernetes or topograph list; or Slurm's topology.conf.",
     "probe": "Ask every host for its GPUs and NICs, find the clusters, and say what is wrong.",
     "plan": "Place every training tasklet on a GPU by integer programming, and predict the step.",
     "launch": "Check the hosts, start the plan on them, watch it, and end it everywhere when it ends anywhere.",
+    "emit": "Write a plan as files for what else starts jobs: torchrun, Slurm, MPI, or plain to read.",
     "control": "Watch a detached run to its end; `holmes launch --detach` starts this in the background.",
     "ps": "List the runs that this user started from this machine.",
     "status": "Say how far a run is: nodes, step, loss, speed against the plan, traffic, and what went wrong.",
@@ -29,23 +36,30 @@ COMMANDS = {
     "attach": "Look at a run as it goes on; Ctrl-C stops looking and leaves the run alone.",
     "stop": "End a run everywhere: its ranks, their agents and their files.",
     "trust": "Show the keys that hosts offer, ask, and add them to the known hosts. A changed key is never replaced.",
+    "model": "Print what job.yaml says of a published model: its shape, and that training starts from its weights.",
     "data": "Turn text into a Megatron-compatible token file, which nodes train on without the tokenizer.",
 }
 HIDDEN = {"control"}
 # Objects made until cycles are looked for. Records hold none and stay to the end; by default a fifth of the time of
 # planning 4,096 hosts goes into looking.
 OBJECTS_A_COLLECTION = 100_000
+CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EPIPE}
+COMPLETES = "_HOLMES_COMPLETE"  # set by the scripts of `--install-completion`, which Typer writes
 
 
 def main() -> NoReturn:
     """Entry point. Exit codes: 0 done, 1 the answer is no, 2 wrong usage, 130 interrupted, else the first rank's."""
     gc.set_threshold(OBJECTS_A_COLLECTION)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal of ASCII shows ? for what it does not have
     logging.getLogger("paramiko").addHandler(logging.NullHandler())
     logging.getLogger("paramiko").propagate = False
     signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup has it ignored
+        signal.signal(signal.SIGHUP, _interrupt)
     try:
-        make_app(next((word for word in sys.argv[1:] if not word.startswith("-")), None))()
+        make_app(asked_command(sys.argv, os.environ))(prog_name="holmes")
     except HolmesError as error:
         from holmes_cli.screen.terminal import show_error
 
@@ -53,7 +67,33 @@ def main() -> NoReturn:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE or error.filename is not None:
+            raise
+        _say_cannot_write(error)
     sys.exit(0)
+
+
+def _say_cannot_write(error: OSError) -> NoReturn:
+    """Standard output goes nowhere: nothing more is written there, not even at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno != errno.EPIPE:  # who reads no more, as `head` does, wants no more
+        hint = "make room where standard output and the run's folder are"
+        print(f"error: cannot write: {error.strerror}\nhint: {hint}", file=sys.stderr)
+    sys.exit(1)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"holmes {VERSION}")
+        raise typer.Exit
+
+
+def asked_command(words: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """The command of a command line, or of the one that a shell asks to complete; None before there is one."""
+    if COMPLETES in environ:
+        words = (environ.get("COMP_WORDS") or environ.get("_TYPER_COMPLETE_ARGS") or "").split()
+    return next((word for word in words[1:] if not word.startswith("-")), None)
 
 
 def make_app(asked: str | None) -> typer.Typer:
@@ -62,19 +102,29 @@ def make_app(asked: str | None) -> typer.Typer:
         name="holmes",
         help="Train one large model on GPUs in several clusters whose networks do not match: probe, plan, launch.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback()(_of_all_commands)
     for name, line in COMMANDS.items():
         function = _command(name) if name == asked else _not_asked
         app.command(name, help=line, hidden=name in HIDDEN)(function)
     return app
 
 
+def _of_all_commands(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """What stands before a command."""
+
+
 def _command(name: str) -> Callable[..., None]:
-    """The function of a command, with its arguments and options."""
-    function: Callable[..., None] = getattr(import_module(f"holmes_cli.commands.{name}_command"), f"{name}_command")
+    """The function of a command, with its arguments and options. No person types a hidden one."""
+    package = "holmes_cli" if name in HIDDEN else "holmes_cli.commands"
+    function: Callable[..., None] = getattr(import_module(f"{package}.{name}_command"), f"{name}_command")
     return function
 
 

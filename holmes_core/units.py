@@ -1,6 +1,8 @@
-"""Conversions at the edge: text to bytes and seconds when read, GiB and GB/s when shown."""
+"""Conversions at the edge: text to bytes and seconds when read; GiB, GB/s and lists of names when shown."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 MIB = 1024**2
 GIB = 1024**3
@@ -38,8 +40,25 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= ROUNDS_TO_A_SECOND else f"{seconds * 1e3:.3g} ms"
 
 
+def format_duration(seconds: float) -> str:
+    """How long something lasts, as people say it: `45 s`, `5.2 min`, `3.1 h`, `12.0 days`."""
+    if seconds < 10:
+        return format_seconds(seconds)
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
+
+
 def format_memory(size_bytes: float | None) -> str:
     """An amount of memory in GiB, or MiB where that says more; `unknown` for None."""
     if size_bytes is None:
         return "unknown"
     return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes / MIB:.0f} MiB"
+
+
+def format_names(names: Sequence[str], most: int) -> str:
+    """All names, or of more than `most` the first ones and how many more: `a1, a2 and 6 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

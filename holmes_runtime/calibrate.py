@@ -1,8 +1,10 @@
 """`python -m holmes_runtime.calibrate ...`: what a step of a model costs a slot of this host; prints YAML for job.yaml.
 
-All slots of the host train at once, by the trainer itself, over the loopback: each alone, for the FLOP/s; as replicas,
-for what a step does to parameters; in pipelines of two, for what an action takes beside computing. Where a slot has one
-thread, its CPU time counts, which other work on the machine hardly changes; else the time that passes.
+All slots of the host train at once, by the trainer itself: each alone, for the FLOP/s; on CPUs also over the loopback,
+as replicas, for what a step does to parameters, and in pipelines of two, for what an action takes beside computing and
+how much longer a backward takes in the two halves of zero-bubble.
+Where a slot has one thread, its CPU time counts, which other work on the machine hardly changes; else the time that
+passes. With `--device cuda` a slot is a GPU, and layers are bf16 and compiled unless told otherwise, as a job's are.
 """
 
 from __future__ import annotations
@@ -14,9 +16,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
+import torch
+
 from holmes_runtime.config.model_shape import ModelShape, stage_parameters, step_flops
 from holmes_runtime.config.run_settings import VALUE_BYTES, Precision
-from holmes_runtime.trial import Trial, run_trial
+from holmes_runtime.config.schedule import ScheduleName
+from holmes_runtime.trial import Cost, Trial, run_trial
 
 UPDATE_BYTES = 28  # a parameter, beside the weight: as the planner's optimizer_s counts them
 FEW, MANY = 2, 8  # micro-batches of the trials whose difference tells what one more of them takes
@@ -29,6 +34,7 @@ class Measured:
     flops_per_s: float
     action_s: float | None = None
     update_bytes_per_s: float | None = None
+    split_factor: float | None = None
 
 
 def measure(alone: Trial, slots: int, cores: int, seconds: float) -> Measured:
@@ -39,19 +45,31 @@ def measure(alone: Trial, slots: int, cores: int, seconds: float) -> Measured:
     flops_per_s = flops / computing_s * threads_per_core
     if alone.device == "cuda":
         return Measured(flops_per_s)
-    return Measured(flops_per_s, _action_s(alone, slots, seconds), _update_bytes_per_s(alone, slots, seconds))
+    action_s, split_factor = _in_pipelines(alone, slots, seconds)
+    return Measured(flops_per_s, action_s, _update_bytes_per_s(alone, slots, seconds), split_factor)
 
 
-def _action_s(alone: Trial, slots: int, seconds: float) -> float:
-    """Of one forward or backward in a pipeline: by how much the rest of a step grows with each micro-batch."""
-    two = replace(alone, model=replace(alone.model, num_layers=2), pp=2, dp=max(1, slots // 2))
-    few_s, many_s = (
-        statistics.median(
-            cost.rest_s for cost in run_trial(replace(two, num_microbatches=count), seconds, two.pp * two.dp)
-        )
-        for count in (FEW, MANY)
-    )
-    return max(0.0, many_s - few_s) / (2 * (MANY - FEW))
+def _in_pipelines(alone: Trial, slots: int, seconds: float) -> tuple[float, float | None]:
+    """Of one forward or backward in a pipeline, by how much the rest of a step grows with each micro-batch; and how
+    many times as long a backward takes in halves, None where layers are compiled, which leaves it whole.
+
+    The first stages run whole backwards under zero-bubble too, so the last ones tell. Halves do no less than the whole.
+    """
+    pipelines = replace(alone, model=replace(alone.model, num_layers=2), pp=2, dp=max(1, slots // 2))
+
+    def costs(count: int, schedule: ScheduleName = "1f1b") -> list[Cost]:
+        trial = replace(pipelines, num_microbatches=count, schedule=schedule)
+        return run_trial(trial, seconds, pipelines.pp * pipelines.dp)
+
+    def last_backwards_s(of: Sequence[Cost]) -> float:
+        return statistics.median(cost.backward_s for cost in of[pipelines.dp :])
+
+    few, many = costs(FEW), costs(MANY)
+    few_s, many_s = (statistics.median(cost.rest_s for cost in each) for each in (few, many))
+    action_s = max(0.0, many_s - few_s) / (2 * (MANY - FEW))
+    if alone.compile:
+        return action_s, None
+    return action_s, max(1.0, last_backwards_s(costs(MANY, "zero-bubble")) / last_backwards_s(many))
 
 
 def _update_bytes_per_s(alone: Trial, slots: int, seconds: float) -> float:
@@ -69,18 +87,21 @@ def yaml_lines(rounds: Sequence[Measured]) -> Iterator[str]:
     yield f"  flops_per_s: {_with_spread([each.flops_per_s for each in rounds])}"
     actions_s = [each.action_s for each in rounds if each.action_s is not None]
     rates = [each.update_bytes_per_s for each in rounds if each.update_bytes_per_s is not None]
+    factors = [each.split_factor for each in rounds if each.split_factor is not None]
     if actions_s:
         yield "  overheads:"
         yield f"    action_s: {_with_spread(actions_s)}"
         yield f"    update_bytes_per_s: {_with_spread(rates)}"
+    if factors:
+        yield f"    split_factor: {_with_spread(factors)}"
 
 
 def _with_spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.3e}  # {min(values):.3e} to {max(values):.3e} in {len(values)} rounds"
 
 
-def main() -> None:
-    """Reads the command line, measures round after round, and prints what goes into job.yaml."""
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m holmes_runtime.calibrate", description="Measure what a step costs a slot of this host."
     )
@@ -91,22 +112,35 @@ def main() -> None:
     parser.add_argument("--ffn-hidden-size", type=int, help="four times --hidden-size if not given")
     parser.add_argument("--vocab-size", type=int, default=256)
     parser.add_argument("--factory", help="FILE.py:FUNCTION, as model.factory of the job")
-    parser.add_argument("--precision", choices=get_args(Precision), default="fp32")
+    parser.add_argument("--precision", choices=get_args(Precision), help="bf16 on GPUs and fp32 on CPUs if not given")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="as on GPUs if not given")
     parser.add_argument("--num-layers", type=int, default=2, help="of a stage")
     parser.add_argument("--seconds", type=float, default=0.5, help="how long each trial takes steps")
     parser.add_argument("--rounds", type=int, default=3, help="how often all is measured; medians count")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads, as threads_per_slot of the job")
-    parser.add_argument("--slots", type=int, default=1, help="processes that share this machine and compute at once")
+    parser.add_argument("--slots", type=int, default=1, help="processes, or GPUs, that compute here at once")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main(command_line: Sequence[str] | None = None) -> None:
+    """Reads the command line, measures round after round, and prints what goes into job.yaml."""
+    parser = make_parser()
+    arguments = parser.parse_args(command_line)
+    gpus = torch.cuda.device_count() if arguments.device == "cuda" else None
+    if gpus is not None and arguments.slots > gpus:
+        parser.error(f"--slots {arguments.slots}: torch sees {gpus} GPUs here, and each slot is one")
 
     cores = len(os.sched_getaffinity(0))
-    alone = _trial(arguments)
+    alone = trial_of(arguments)
     rounds = [measure(alone, arguments.slots, cores, arguments.seconds) for _ in range(arguments.rounds)]
     print("\n".join(yaml_lines(rounds)))
 
 
-def _trial(arguments: argparse.Namespace) -> Trial:
+def trial_of(arguments: argparse.Namespace) -> Trial:
+    """The trial of one slot alone that is asked for, in a job's precision and compiled where a job is."""
+    on_gpu = arguments.device == "cuda"
+    compiles = arguments.compile if arguments.compile is not None else on_gpu and arguments.factory is None
     shape = ModelShape(
         arguments.family,
         num_layers=arguments.num_layers,
@@ -117,9 +151,16 @@ def _trial(arguments: argparse.Namespace) -> Trial:
         vocab_size=arguments.vocab_size,
         seq_length=arguments.seq_length,
         rope_theta=10000.0,
+        rope_scaling=None,
+        norm_eps=1e-5,
+        head_dim=None,
+        qkv_bias=False,
+        qk_norm=False,
+        tied_embeddings=False,
         factory=arguments.factory,
     )
-    return Trial(shape, arguments.device, arguments.precision, arguments.threads, arguments.micro_batch_size)
+    precision: Precision = arguments.precision or ("bf16" if on_gpu else "fp32")
+    return Trial(shape, arguments.device, precision, arguments.threads, arguments.micro_batch_size, compiles)
 
 
 if __name__ == "__main__":

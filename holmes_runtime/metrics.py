@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from pathlib import Path
@@ -10,20 +11,22 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from holmes_runtime.comm.interface_counters import counters_increase, read_byte_counters
+from holmes_runtime.comm.interface_counters import counters_increase, read_byte_counters, read_port_counters
 from holmes_runtime.config.model_shape import step_flops
+from holmes_runtime.config.node_config import hca_ports
 from holmes_runtime.config.rank_metrics import ByteCounters, RankMetrics, Waits
 from holmes_runtime.config.strict_json import to_json
 from holmes_runtime.gpu_peaks import peak_flops_per_s
 from holmes_runtime.trainer import StepResult, Trainer
 
+MOST_METRICS_BYTES = 4 << 20  # some thousand steps; the agent reads every tenth of a second
 COMPUTE = ("forward", "backward")  # laps of the stopwatch; waits inside them have laps of their own
 
 
 class StepMeter:
     """Measures each step from the end of the one before; what lies between `pause` and `resume` is part of none.
 
-    `laps_s` are the stopwatch's of the last step, by name.
+    `laps_s` are the stopwatch's by name: of the last step, on GPUs of the step before that.
     """
 
     def __init__(self, trainer: Trainer, counts_bytes: bool) -> None:
@@ -33,11 +36,12 @@ class StepMeter:
         self._flops = step_flops(config.model, config.global_batch_size) / config.world_size if is_real else 0.0
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         self._peak_flops_per_s = peak_flops_per_s(name, config.value_type)
+        self._ports = hca_ports(os.environ.get("NCCL_IB_HCA", "")) if device.type == "cuda" else ()
         self._ended_s, self._paused_s = time.monotonic(), 0.0
         self.laps_s: dict[str, float] = {}
         self._counters = self._read_counters()
         self._at_pause: dict[str, ByteCounters] | None = None
-        trainer.stopwatch.read_s()
+        trainer.stopwatch.skip()
 
     def pause(self) -> None:
         """What comes now is no part of a step."""
@@ -52,7 +56,7 @@ class StepMeter:
         moved = counters_increase(self._at_pause, self._read_counters())
         self._counters = {name: before.plus(moved[name]) for name, before in self._counters.items() if name in moved}
         self._at_pause = None
-        self._trainer.stopwatch.read_s()
+        self._trainer.stopwatch.skip()
 
     def end_step(self, step: int, result: StepResult, barrier: bool) -> RankMetrics:
         """The line of the step that ends now; with a `barrier`, its bytes are those of all ranks."""
@@ -86,23 +90,31 @@ class StepMeter:
         )
 
     def _read_counters(self) -> dict[str, ByteCounters]:
-        return read_byte_counters() if self._counts_bytes else {}
+        return {**read_byte_counters(), **read_port_counters(self._ports)} if self._counts_bytes else {}
 
     def _memory_bytes(self) -> int:
         if self._trainer.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._trainer.device)
+            return torch.cuda.max_memory_reserved(self._trainer.device)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 
 class MetricsFile:
-    """Appends to `metrics-rank<k>.jsonl` in a folder, flushing each line. Made if the folder is missing."""
+    """Appends to `metrics-rank<k>.jsonl` in a folder, flushing each line. Made if the folder is missing.
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    After `most_bytes` it is put aside as `metrics-rank<k>.jsonl.1`, over the one before, for the agent to finish.
+    """
+
+    def __init__(self, folder: Path, rank: int, most_bytes: int = MOST_METRICS_BYTES) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / f"metrics-rank{rank}.jsonl").open("a", encoding="utf-8")
+        self._path, self._most_bytes = folder / f"metrics-rank{rank}.jsonl", most_bytes
+        self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, metrics: RankMetrics) -> None:
         """Appends one line. Raises ValueError for a number JSON does not have."""
+        if self._file.tell() > self._most_bytes:
+            self._file.close()
+            self._path.replace(f"{self._path}.1")
+            self._file = self._path.open("a", encoding="utf-8")
         self._file.write(to_json(metrics) + "\n")
         self._file.flush()
 

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch.distributed as dist
 
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
+from holmes_runtime.comm.stopwatch import named_range
+from holmes_runtime.comm.whereabouts import Whereabouts
+from holmes_runtime.config.rank_metrics import step_name
 from holmes_runtime.health.examination import Examination
+from holmes_runtime.memory_report import record_places
 from holmes_runtime.metrics import MetricsFile, StepMeter
+from holmes_runtime.trace import StepProfiler
 from holmes_runtime.trainer import Trainer
+
+COLLECT_EVERY_STEPS = 100
+PLACES_RECORDED = 3  # steps, by which a GPU that is too small is full; from then on it is not recorded what fills it
 
 
 def run_steps(
-    trainer: Trainer, checkpoints: Checkpoints | None, first_step: int, lines: MetricsFile, counts_bytes: bool
+    trainer: Trainer,
+    checkpoints: Checkpoints | None,
+    first_step: int,
+    lines: MetricsFile,
+    where: Whereabouts,
+    profiler: StepProfiler,
+    counts_bytes: bool,
 ) -> None:
     """Takes the steps from `first_step` to the last, or to the one at whose end all ranks agree to stop.
 
@@ -19,10 +35,15 @@ def run_steps(
     """
     config = trainer.config
     examination = Examination(config, trainer.me, trainer.groups, trainer.device)
+    profiler.reach(first_step)
     dist.barrier()
     meter = StepMeter(trainer, counts_bytes)
+    gc.disable()
     for step in range(first_step, config.steps):
-        result = trainer.step(step)
+        where.now(f"step {step + 1}")
+        with named_range(step_name(step)):
+            result = trainer.step(step)
+        collect_garbage(step + 1 - first_step)
         is_last = result.stop or step == config.steps - 1
         line = meter.end_step(step, result, barrier=is_last)
         evaluates = config.evaluation is not None and (step + 1) % config.evaluation.every_steps == 0
@@ -31,9 +52,10 @@ def run_steps(
         if has_reason and not examines:
             trainer.ask_to_examine()
         saves = checkpoints is not None and (is_last or (step + 1) % checkpoints.every_steps == 0)
-        if evaluates or examines or saves:
+        if evaluates or examines or saves or profiler.changes_at(step + 1):
             trainer.zero1.wait()
             meter.pause()
+            where.now(f"what follows on step {step + 1}: evaluation, examination or checkpoint")
         if evaluates and config.evaluation is not None:
             line = line._replace(eval_loss=trainer.evaluate(config.evaluation.num_batches))
         if examines:
@@ -46,6 +68,22 @@ def run_steps(
             checkpoints.save(trainer.zero1.shards(), trainer.counters(step + 1))
         if is_last:
             break
+        profiler.reach(step + 1)
+        record_places(trainer.device, on=step + 1 < first_step + PLACES_RECORDED)
         meter.resume()
+    gc.enable()
+    profiler.finish()
     if checkpoints is not None:
         checkpoints.finish()
+
+
+def collect_garbage(steps_taken: int) -> None:
+    """Looks for garbage after the first step and every hundredth, on all ranks at once; Python itself never does.
+
+    Python looks after so many new objects, on each rank at another moment, and a step waits for the slowest rank. What
+    the first step has left stays to the end, and is not looked at again.
+    """
+    if steps_taken == 1 or steps_taken % COLLECT_EVERY_STEPS == 0:
+        gc.collect()
+    if steps_taken == 1:
+        gc.freeze()

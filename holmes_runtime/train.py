@@ -16,11 +16,16 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from holmes_runtime import metrics
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.comm import process_groups
+from holmes_runtime.comm.whereabouts import Whereabouts, whereabouts_of
 from holmes_runtime.config.rank_grid import EDGE_AXES, Group, Rank
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.data.corpus import check_same_corpus, load_corpus
+from holmes_runtime.data.corpus import load_corpus
+from holmes_runtime.data.same_corpus import HostCorpus, check_same_corpus
+from holmes_runtime.memory_report import named_when_full, record_places
+from holmes_runtime.node.near_cpus import RANK_CPUS
 from holmes_runtime.node.process_tree import die_with_parent
 from holmes_runtime.run_steps import run_steps
+from holmes_runtime.trace import StepProfiler
 from holmes_runtime.trainer import Trainer
 
 
@@ -72,24 +77,55 @@ def _describe_group(group: Group, me: Rank) -> str:
     return f"{payload} {'to' if gives else 'from'} rank {others}"
 
 
+def num_threads(config: RunConfig, environ: Mapping[str, str], cores: int) -> int:
+    """CPU threads of a rank, which may use so many cores.
+
+    One on a GPU whose optimizer states are in host memory takes its share of them: others on the host, as torchrun
+    tells, may use the same, or those alone that the plan keeps on the same CPUs.
+    """
+    if config.device == "cpu" or not config.optimizer_offload:
+        return config.threads_per_rank
+    lists, local_rank = environ.get(RANK_CPUS, "").split(";"), int(environ.get("LOCAL_RANK", "0"))
+    own = lists[local_rank] if local_rank < len(lists) else ""
+    sharing = lists.count(own) if own else int(environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(config.threads_per_rank, cores // sharing)
+
+
 def train(config: RunConfig, launched: Launched) -> None:
     """Runs all steps of this rank and writes one line of metrics for each."""
     me = config.grid.rank(launched.rank)
-    torch.set_num_threads(config.threads_per_rank)
+    where = whereabouts_of(config, me.rank)
+    where.answer(launched.metrics_dir)
+    torch.set_num_threads(num_threads(config, os.environ, len(os.sched_getaffinity(0))))
     device = process_groups.select_device(config.device, launched.local_rank, os.environ)
+    record_places(device, on=True)
+    with named_when_full(launched.rank, launched.metrics_dir):
+        _train_on(device, config, launched, me, where)
+
+
+def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: Rank, where: Whereabouts) -> None:
     process_groups.check_interfaces(config, me.rank)
+    where.now("reading the data", alone=True)
     corpus = load_corpus(config.data, me.host, config.model.seq_length, config.model.vocab_size)
 
+    where.now("meeting the other ranks")
     process_groups.connect(config, me.rank, launched.world_size)
-    groups = process_groups.open_groups(config, me.rank)
-    check_same_corpus(corpus, me.host)
-    trainer = Trainer(config, me, corpus, groups, device)
+    groups = process_groups.open_groups(config, me.rank, device, where.now)
+    where.now("comparing its data with the others'")
+    check_same_corpus(HostCorpus(me.host, corpus.num_tokens, corpus.digest))
+    checkpoints = Checkpoints(config, me, corpus.digest) if config.checkpoint else None
+    is_new = checkpoints is None or checkpoints.is_empty
+    where.now("building the model", alone=True)
+    trainer = Trainer(config, me, corpus, groups, device, draws=is_new)
     print(describe_rank(config, me), flush=True)
 
-    checkpoints = Checkpoints(config, me, corpus.digest) if config.checkpoint else None
+    where.now("loading a checkpoint, or meeting the others for the first step")
     first_step = resume(trainer, checkpoints) if checkpoints else 0
+    if is_new and config.weights is not None and config.emulation is None:
+        trainer.begin_from(Path(config.weights))
+    profiler = StepProfiler(config.profile, first_step, me.rank, launched.metrics_dir, device)
     with metrics.MetricsFile(launched.metrics_dir, me.rank) as lines:
-        run_steps(trainer, checkpoints, first_step, lines, counts_bytes=launched.local_rank == 0)
+        run_steps(trainer, checkpoints, first_step, lines, where, profiler, counts_bytes=launched.local_rank == 0)
     trainer.zero1.wait()
     dist.destroy_process_group()
 
@@ -103,6 +139,8 @@ def resume(trainer: Trainer, checkpoints: Checkpoints) -> int:
     trainer.restore(counters)
     if trainer.me.rank == 0:
         print(f"resumes after {counters.steps} of {trainer.config.steps} steps", flush=True)
+        if counters.order == "draws":
+            print("its samples go on being drawn with replacement, as the run began", flush=True)
     return counters.steps
 
 

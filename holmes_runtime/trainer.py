@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -14,13 +15,18 @@ from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.stopwatch import Stopwatch
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.data.corpus import Corpus, Samples
+from holmes_runtime.data.corpus import Corpus
+from holmes_runtime.data.host_copies import HostCopy, to_device
+from holmes_runtime.data.read_ahead import Batch, BatchesAhead
+from holmes_runtime.data.samples import Samples, make_samples
 from holmes_runtime.learning_rate import learning_rate
 from holmes_runtime.model.build_stage import build_stage, loss_function
 from holmes_runtime.model.tensor_parallel import TensorParallel
 from holmes_runtime.parallel.loss_scale import LossScale
 from holmes_runtime.parallel.pipeline import Pipeline
-from holmes_runtime.parallel.zero1 import Zero1, clip_factor
+from holmes_runtime.parallel.zero1 import Zero1
+from holmes_runtime.parallel.zero3 import Zero3
+from holmes_runtime.published.first_weights import load_first_weights
 
 
 @dataclass(frozen=True)
@@ -50,23 +56,28 @@ class Trainer:
         groups: RankGroups,
         device: torch.device,
         stopwatch: Stopwatch | None = None,
+        draws: bool = True,
     ) -> None:
+        """Without `draws` the weights are not yet: a checkpoint is to be loaded."""
         self.config, self.me, self.groups, self.device = config, me, groups, device
         self.stopwatch = stopwatch or Stopwatch(device)
         self._wants_stop = self._wants_examination = False
-        shape = config.model
-        self.training = Samples(corpus.training, str(config.seed), shape.seq_length, shape.vocab_size)
-        # Other samples than any step's, and the same at every evaluation.
-        self.validation = Samples(corpus.validation, f"{config.seed}/evaluation", shape.seq_length, shape.vocab_size)
+        self.training = make_samples(config, corpus.training, str(config.seed))
+        # In an order of their own, the same at every evaluation.
+        self.validation = replace(self.training, tokens=corpus.validation, key=f"{config.seed}/evaluation")
+        self._batches = BatchesAhead(lambda step: self._read(self.training, step), config.steps, me.host, device)
         tp = TensorParallel(groups.tp, me.tp_rank, config.tp, self.stopwatch)
-        stages = [build_stage(config, stage, me, tp, device) for stage in config.stages_of(me.pp_rank)]
-        self.zero1 = Zero1(
+        stages = [build_stage(config, stage, me, tp, device, draws) for stage in config.stages_of(me.pp_rank)]
+        self.zero1 = (Zero3 if config.shards_weights(me) else Zero1)(
             [stage.module for stage in stages],
             {name: part for stage in stages for name, part in stage.parts.items()},
             config.optimizer,
             groups,
             config.microbatches[me.dp_rank],
             self.stopwatch,
+            tied=next((stage.tied for stage in stages if stage.tied is not None), None),
+            is_copy=me.pp_rank > 0,
+            offload=config.optimizer_offload,
         )
         self.loss_scale = LossScale() if config.value_type == "fp16" else None
         self.pipeline = Pipeline(
@@ -94,50 +105,95 @@ class Trainer:
         scale = self.loss_scale.scale if self.loss_scale else 1.0
         rate = learning_rate(self.config.optimizer, step, self.config.steps)
         self.zero1.start()
-        losses = self.pipeline.step(self._tokens(self.training, step), step)
+        tokens, positions = self._batches.take(step)
+        losses = self.pipeline.step(tokens, step, positions)
         squares = self.zero1.finish(self.config.total_microbatches * scale)
-        loss = self._mean_loss(step, losses) if self.pipeline.is_last else None
-        votes = squares.new_tensor([self._wants_stop, self._wants_examination])
-        total_squares, *total_votes = self._sum_over_ranks(torch.cat([squares, votes])).tolist()
-        grad_norm, (stop, examine) = math.sqrt(total_squares), (votes > 0 for votes in total_votes)
+        votes = torch.tensor([self._wants_stop, self._wants_examination], dtype=torch.float64)
         self._wants_examination = False
-        if self.loss_scale is not None and not self.loss_scale.update(math.isfinite(grad_norm)):
-            return StepResult(loss, None, rate, skipped=True, stop=stop, examine=examine)
-        if not math.isfinite(grad_norm):
-            raise RuntimeError(f"step {step}, {self._where()}: the gradient norm is {grad_norm}")
+        own = [squares, self._sum_of(losses) / self.config.tp, to_device(votes, self.device)]
+        sums = self._sum_over_ranks(torch.cat(own))
+        on_host = HostCopy(sums)
+        # The update follows the backward on the device, where it is clipped or left out; the host learns of it after.
         if self.config.emulation is None:
-            self.zero1.step(rate, clip_factor(grad_norm, self.config.optimizer.grad_clip))
+            self.zero1.step(rate, sums[0].sqrt())
         else:
             # There is nothing to learn, and a real optimizer step would cost time that is not emulated.
             self.zero1.publish()
-        return StepResult(loss, grad_norm, rate, skipped=False, stop=stop, examine=examine)
+        self.stopwatch.add_up()
+        return self._result(step, rate, losses, *on_host.wait())
+
+    def _result(
+        self, step: int, rate: float, losses: list[Tensor], total_squares: float, total_loss: float, *votes: float
+    ) -> StepResult:
+        """What became of the step, from `losses` of this rank and sums over all. Raises RuntimeError as `step`."""
+        stop, examine = (vote > 0 for vote in votes)
+        loss, grad_norm = total_loss / self.config.total_microbatches, math.sqrt(total_squares)
+        if not math.isfinite(loss):
+            own = f" (the sum of this replica's is {self._sum_of(losses).item()})" if self.pipeline.is_last else ""
+            raise RuntimeError(f"step {step}, {self._where()}: the loss is {loss}{own}")
+        skipped = self.loss_scale is not None and not self.loss_scale.update(math.isfinite(grad_norm))
+        if not skipped and not math.isfinite(grad_norm):
+            raise RuntimeError(f"step {step}, {self._where()}: the gradient norm is {grad_norm}")
+        return StepResult(
+            loss if self.pipeline.is_last else None, None if skipped else grad_norm, rate, skipped, stop, examine
+        )
 
     def evaluate(self, num_batches: int) -> float | None:
         """Mean loss of `num_batches` global batches of the validation data, None but on the last pipeline rank."""
         losses: list[Tensor] = []
         with self.stopwatch.lap("evaluation"):
             for batch in range(num_batches):
-                tokens = self._tokens(self.validation, batch)
-                losses += self.pipeline.evaluate(tokens, self.config.microbatches[self.me.dp_rank], batch)
-        return self._sum_over_replicas(losses) / num_batches if self.pipeline.is_last else None
+                tokens, positions = self._read(self.validation, batch).on(self.device)
+                losses += self.pipeline.evaluate(tokens, self.config.microbatches[self.me.dp_rank], batch, positions)
+        if not self.pipeline.is_last:
+            return None
+        total = self._sum_of(losses)
+        for group in self.groups.replicas:
+            dist.all_reduce(total, group=group)
+        return total.item() / self.config.total_microbatches / num_batches
 
     def counters(self, steps: int) -> Counters:
         """What a checkpoint after `steps` keeps beside the tensors."""
         scale = self.loss_scale or LossScale(1.0)
-        return Counters(steps, self.zero1.steps_taken, scale.scale, scale.good_steps)
+        samples = self.training.first + steps * self.config.global_batch_size
+        return Counters(steps, self.zero1.steps_taken, scale.scale, scale.good_steps, samples, self.training.order)
 
     def restore(self, counters: Counters) -> None:
         """Goes on from `counters`, the masters and moments having been loaded."""
+        first = counters.samples - counters.steps * self.config.global_batch_size  # not 0 if that was another size
+        self.training = replace(self.training, order=counters.order, first=first)
+        self.validation = replace(self.validation, order=counters.order)
         self.zero1.steps_taken = counters.optimizer_steps
         if self.loss_scale is not None:
             self.loss_scale.scale, self.loss_scale.good_steps = counters.loss_scale, counters.good_steps
         self.zero1.publish()
 
-    def _tokens(self, samples: Samples, step: int) -> Tensor | None:
-        """int64 tokens (samples of the replica, seq_length + 1), where they are needed."""
-        if not (self.pipeline.is_first or self.pipeline.is_last):
-            return None
-        return samples.batch(step, self.config.sample_numbers(self.me.dp_rank)).to(self.device)
+    def begin_from(self, weights: Path) -> None:
+        """Starts from the published model in the folder `weights`. Raises RuntimeError if it is not there, or another.
+
+        Each replica reads its pieces, and gets the rest from the others.
+        """
+        try:
+            load_first_weights(weights, self.config.model, self.zero1.shards())
+        except (OSError, ValueError) as error:
+            raise RuntimeError(f"host {self.me.host}: weights {weights}: {error}") from None
+        self.zero1.publish()
+
+    def _read(self, samples: Samples, step: int) -> Batch:
+        """This replica's samples in host memory: tokens where they are needed, positions where documents are apart.
+
+        Positions are read by every stage, and none is sent; nothing looks at them in a rehearsal.
+        """
+        numbers = self.config.sample_numbers(self.me.dp_rank)
+        needs_positions = self.config.data.documents != "joined" and self.config.emulation is None
+        return Batch(
+            samples.batch(step, numbers) if self.pipeline.is_first or self.pipeline.is_last else None,
+            samples.positions(step, numbers) if needs_positions else None,
+        )
+
+    def _sum_of(self, losses: list[Tensor]) -> Tensor:
+        """The sum of these losses, float64 (1,); of none, zero."""
+        return torch.stack([torch.zeros((), device=self.device), *losses]).double().sum(0, keepdim=True)
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         """The sum of `values`, float64 (n,), over all ranks of the run."""
@@ -147,21 +203,6 @@ class Trainer:
             if self.groups.tp is not None:
                 dist.all_reduce(values, group=self.groups.tp)
             return self.pipeline.sum_over_ranks(values)
-
-    def _sum_over_replicas(self, losses: list[Tensor]) -> float:
-        """Of the losses of all replicas' micro-batches, the sum divided by how many a step has."""
-        total = torch.stack(losses).sum()
-        for group in self.groups.replicas:
-            dist.all_reduce(total, group=group)
-        return total.item() / self.config.total_microbatches
-
-    def _mean_loss(self, step: int, losses: list[Tensor]) -> float:
-        """Mean of the losses of all replicas' micro-batches. Raises RuntimeError if it is not finite."""
-        mean = self._sum_over_replicas(losses)
-        if not math.isfinite(mean):
-            own = torch.stack(losses).sum().item()
-            raise RuntimeError(f"step {step}, {self._where()}: the loss is {mean} (the sum of this replica's is {own})")
-        return mean
 
     def _where(self) -> str:
         return f"stage {self.me.pp_rank} of replica {self.me.dp_rank} (rank {self.me.rank} on {self.me.host})"

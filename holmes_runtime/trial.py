@@ -7,9 +7,12 @@ import os
 import socket
 import statistics
 import time
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from multiprocessing.context import ForkContext, SpawnContext
 from multiprocessing.queues import SimpleQueue
+from typing import Literal
 
 import torch
 
@@ -21,7 +24,10 @@ from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, Group, Rank
 from holmes_runtime.config.run_config import SCHEMA_VERSION, RunConfig, Stage
 from holmes_runtime.config.run_settings import Data, Optimizer, Precision
-from holmes_runtime.data.corpus import Corpus, Tokens
+from holmes_runtime.config.schedule import ScheduleName
+from holmes_runtime.data.corpus import Corpus
+from holmes_runtime.data.stored_bytes import MemoryBytes
+from holmes_runtime.data.tokens import Part, Tokens
 from holmes_runtime.trainer import Trainer
 
 LOOPBACK = "lo"
@@ -34,13 +40,19 @@ class Trial:
     """A run of `pp` x `dp` ranks with one layer a stage, `num_microbatches` each of `micro_batch_size` samples."""
 
     model: ModelShape
-    device: str
+    device: Literal["cpu", "cuda"]
     value_type: Precision
     threads: int
     micro_batch_size: int
+    compile: bool = False
     num_microbatches: int = 4
     pp: int = 1
     dp: int = 1
+    schedule: ScheduleName = "1f1b"
+
+    def device_of(self, slot: int) -> torch.device:
+        """Where a slot computes: each on a GPU of its own, or all on the CPUs."""
+        return torch.device("cuda", slot) if self.device == "cuda" else torch.device("cpu")
 
     @property
     def by_cpu_time(self) -> bool:
@@ -58,7 +70,7 @@ class Trial:
         return RunConfig(
             schema_version=SCHEMA_VERSION,
             run_id="trial",
-            device="cuda" if self.device == "cuda" else "cpu",
+            device=self.device,
             seed=0,
             steps=1,
             global_batch_size=samples,
@@ -68,19 +80,23 @@ class Trial:
             dp=self.dp,
             tp=1,
             data_parallel="flat",
-            schedule="1f1b",
+            zero=1,
+            schedule=self.schedule,
             chunks=1,
             extra_in_flight=(),
             room_in_flight=(),
             lossiest_codec="none",
             recompute="none",
+            optimizer_offload=False,
             value_type=self.value_type,
-            compile=False,
+            compile=self.compile,
             model=self.model,
+            weights=None,
             emulation=None,
-            data=Data("none.bin", "*", None, 0.0),
+            data=Data("none.bin", "*", None, "joined", 0.0),
             evaluation=None,
             checkpoint=None,
+            profile=None,
             resume=False,
             optimizer=Optimizer(1e-4, 0.0, 0, "constant", 0.1, 0.9, 0.95, 1.0),
             stages=self._stages(),
@@ -110,7 +126,8 @@ def _group(axis: Axis, ranks: Sequence[int]) -> Group:
 
 @dataclass(frozen=True)
 class Cost:
-    """Medians over the steps of one rank, in seconds: forwards and backwards; all else; all else but waits for others.
+    """Medians over the steps of one rank, in seconds: forwards and backwards; all else; all else but waits for others;
+    backwards alone.
 
     Of the CPU time of the rank's own thread, which other work on the machine does not change; of the time that passed
     on GPUs and where several threads compute.
@@ -119,62 +136,74 @@ class Cost:
     computing_s: float
     update_s: float
     rest_s: float
+    backward_s: float
 
 
 def run_trial(trial: Trial, seconds: float, processes: int) -> list[Cost]:
-    """Takes steps for about `seconds` in so many processes at once: one run, or of one rank each a run of its own."""
-    context = multiprocessing.get_context("fork")
-    # Forked before anything has computed: torch is imported once, and no thread is lost in the fork.
-    answers: SimpleQueue[Cost] = context.SimpleQueue()
+    """Takes steps for about `seconds` in so many processes at once: one run, or of one rank each a run of its own.
+
+    The costs are by rank.
+    """
+    # Forked before anything has computed: torch is imported once, and no thread is lost in the fork. CUDA allows none.
+    fork, spawn = multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")
+    context: ForkContext | SpawnContext = fork if trial.device == "cpu" else spawn
+    answers: SimpleQueue[tuple[int, Cost]] = context.SimpleQueue()
     port = _free_port()
-    started = [
-        context.Process(target=_run_rank, args=(trial, number, port, seconds, answers), daemon=True)
-        for number in range(processes)
-    ]
+    slots = [(trial, number, trial.device_of(number), port, seconds, answers) for number in range(processes)]
+    started = [context.Process(target=_run_rank, args=slot, daemon=True) for slot in slots]
     for process in started:
         process.start()
     for process in started:
         process.join()
         if process.exitcode != 0:
             raise RuntimeError(f"a process of the trial ended with {process.exitcode}; its own message is above")
-    return [answers.get() for _ in started]
+    by_rank = dict(answers.get() for _ in started)
+    return [by_rank[number] for number in range(processes)]
 
 
-def _run_rank(trial: Trial, number: int, port: int, seconds: float, answers: SimpleQueue[Cost]) -> None:
+def _run_rank(
+    trial: Trial, number: int, device: torch.device, port: int, seconds: float, answers: SimpleQueue[tuple[int, Cost]]
+) -> None:
     config, groups = trial.config(), RankGroups()
     torch.set_num_threads(trial.threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     is_run = config.world_size > 1
     if is_run:
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(number)}
         os.environ.update(where, WORLD_SIZE=str(config.world_size))
         process_groups.connect(config, number, config.world_size)
-        groups = process_groups.open_groups(config, number)
-    device = process_groups.select_device(config.device, number, os.environ)
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(trial.model.vocab_size, (100 * trial.model.seq_length,), generator=generator)
-    corpus = Corpus(Tokens((tokens,)), Tokens(()), "")
+        groups = process_groups.open_groups(config, number, device)
+    corpus = random_corpus(trial.model)
     me = config.grid.rank(number if is_run else 0)
     stopwatch = Stopwatch(device, time.thread_time) if trial.by_cpu_time else Stopwatch(device)
-    answers.put(_take_steps(Trainer(config, me, corpus, groups, device, stopwatch), seconds))
+    answers.put((number, _take_steps(Trainer(config, me, corpus, groups, device, stopwatch), seconds)))
+
+
+def random_corpus(model: ModelShape) -> Corpus:
+    """Tokens for a hundred samples, the same in every process."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(model.vocab_size, (100 * model.seq_length,), generator=generator)
+    return Corpus((Tokens([Part("random", MemoryBytes(array("q", tokens.tolist())), "int64")]),), (), "")
 
 
 def _take_steps(trainer: Trainer, seconds: float) -> Cost:
     """The cost by the trainer's clock."""
     for step in range(WARM_UP):
         trainer.step(step)
-    trainer.stopwatch.read_s()
-    steps: list[tuple[float, float, float]] = []
+        trainer.stopwatch.read_s()
+    steps: list[Cost] = []
     stop_s, stop = time.monotonic() + seconds, False
     while not stop:
         if time.monotonic() > stop_s:
             trainer.ask_to_stop()
         stop = trainer.step(WARM_UP + len(steps)).stop
         laps_s = trainer.stopwatch.read_s()
-        computing_s = laps_s.get("forward", 0.0) + laps_s.get("backward", 0.0)
-        steps.append((computing_s, sum(laps_s.values()) - computing_s, laps_s.get("rest", 0.0)))
+        backward_s = laps_s.get("backward", 0.0)
+        computing_s = laps_s.get("forward", 0.0) + backward_s
+        steps.append(Cost(computing_s, sum(laps_s.values()) - computing_s, laps_s.get("rest", 0.0), backward_s))
     trainer.zero1.wait()
-    first, second, third = zip(*steps, strict=True)
-    return Cost(statistics.median(first), statistics.median(second), statistics.median(third))
+    return Cost(*map(statistics.median, zip(*map(astuple, steps), strict=True)))
 
 
 def _free_port() -> int:

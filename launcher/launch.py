@@ -8,15 +8,15 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
-from holmes_core.records.record_file import write_atomically
-from holmes_core.records.run import Failure, Run, Settings
+from holmes_core.records.run import Failure, Run, Settings, State
+from launcher.journal.rank_files import FilePart, write_part
 from launcher.journal.run_events import NodeState, RunEvent, View
-from launcher.journal.run_folder import INVENTORY_FILE, RunFolder, read_seen
+from launcher.journal.run_folder import INVENTORY_FILE, PLAN_FILE, RunFolder, read_seen
 from launcher.journal.run_record import RunRecord
 from launcher.journal.run_store import remember
 from launcher.journal.step_metrics import FinishedStep
@@ -35,20 +35,11 @@ from launcher.supervise.watch import watch
 SEEN_EVERY_S = 1.0  # between two notes of how far the nodes' messages are written down
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A run that is over: its record, where it lies, the first failure if any, what could not be ended and where."""
-
-    run: Run
-    folder: Path
-    cause: Failure | None
-    stuck: tuple[str, ...]
-
-
 class Launch:
     """One run: its folder, and the attempt that is under way.
 
-    `planner` makes plans on what is left; None where the inventory is not at hand.
+    `planner` makes plans on what is left; None where the inventory is not at hand. `exports`: a folder for what
+    Prometheus reads of the run.
     """
 
     def __init__(
@@ -59,10 +50,11 @@ class Launch:
         variables: UserVariables,
         view: View,
         planner: Planner | None = None,
+        exports: Path | None = None,
     ) -> None:
         self.folder, self._plan, self._settings, self._variables = folder, plan, settings, variables
         self._view = view
-        self._record = RunRecord(folder, view, settings)
+        self._record = RunRecord(folder, view, settings, exports)
         self._replanning = Replanning(plan, settings, planner, self._record.say, LostHosts())
         self._attempt = Attempt(folder.run_id, detached=settings.detached, resume=settings.resume)
         self._nodes = RunningNodes((), settings.detached)
@@ -71,9 +63,10 @@ class Launch:
 
     def start(self, inventory: Inventory | None, forced: frozenset[str]) -> None:
         """Start the first attempt. Raises PreflightFailed, or HolmesError; then nothing is left, here or on a node."""
+        self._view.take_run(self.folder.run_id, time.time())
         try:
             if inventory is not None:
-                write_atomically(self.folder.path / INVENTORY_FILE, inventory.to_json())
+                self.folder.write_record(INVENTORY_FILE, inventory)
             preflight = self._start_nodes(inventory, forced)
             if not preflight.passed:
                 raise PreflightFailed(preflight)
@@ -101,7 +94,7 @@ class Launch:
         follow(self._nodes, read_seen(self.folder.path, run.attempt))
         self._record.write(self._plan, self._attempt.number, "running")
 
-    def run_to_end(self) -> Ended:
+    def run_to_end(self) -> Run:
         """Watch, start again where that is asked for, and end it all: at the last step, at a failure, at Ctrl-C."""
         while True:
             state, interrupted = self._watch_attempt()
@@ -143,12 +136,14 @@ class Launch:
         with _ctrl_c_ignored():
             self._stuck = stop(self._nodes)
 
-    def _take(self, event: RunEvent | FinishedStep) -> None:
+    def _take(self, event: RunEvent | FinishedStep | FilePart) -> None:
         """Take what an attempt reports; what is slow may lead to another plan."""
         if isinstance(event, FinishedStep):
             self._record.take(event.metrics)
             self._replanning.take_verdicts(event.verdicts, self._record.attempt_steps)
             self._save_for_next_plan()
+        elif isinstance(event, FilePart):
+            write_part(self.folder.path, event)
         else:
             self._record.take(event)
 
@@ -197,9 +192,10 @@ class Launch:
             name: text
             for bundle in bundles
             for name, text in (*bundle.parcels[1].files.items(), *bundle.files.items())
-            if name not in (NODE_CONFIG_FILE, *bundle.secrets)
+            if name not in (NODE_CONFIG_FILE, PLAN_FILE, *bundle.secrets)
         }
         self.folder.write_files(files)
+        self.folder.write_record(PLAN_FILE, self._plan)
         self._record.write(self._plan, self._attempt.number, "running")
         self._nodes = RunningNodes(bundles, self._settings.detached)
         return start(self._nodes, self._plan, inventory, forced, self._on_state)
@@ -208,16 +204,15 @@ class Launch:
         cluster = next(node.cluster for node in self._plan.nodes if node.host == host)
         self._record.take(NodeState(host, cluster, state))
 
-    def _end(self, state: AttemptState, interrupted: bool) -> Ended:
-        cause, failures, number = state.cause, tuple(state.failures), self._attempt.number
+    def _end(self, state: AttemptState, interrupted: bool) -> Run:
+        ended: tuple[State, tuple[Failure, ...], int] = ("done", (), 0)
         if interrupted:
-            run = self._record.write(self._plan, number, "stopped", failures, 130)
-        elif cause is not None:
-            run = self._record.write(self._plan, number, "failed", failures, shell_exit_code(cause.exit_code))
-        else:
-            run = self._record.write(self._plan, number, "done", (), 0)
+            ended = ("stopped", tuple(state.failures), 130)
+        elif state.cause is not None:
+            ended = ("failed", tuple(state.failures), shell_exit_code(state.cause.exit_code))
+        run = self._record.write(self._plan, self._attempt.number, *ended, self._stuck)
         self.folder.close()
-        return Ended(run, self.folder.path, None if interrupted else cause, self._stuck)
+        return run
 
 
 @contextlib.contextmanager

@@ -41,11 +41,20 @@ class BackgroundCall(Generic[T]):
 
     def result(self) -> T:
         """What `work` returns."""
-        if self._read is not None and self._read.poll(self._patience_s):
+        return received[0] if (received := self._receive(self._patience_s)) else self._work()
+
+    def result_within(self, seconds: float) -> T | None:
+        """What `work` returns, None where a child has not done so within `seconds`."""
+        if self._read is None:
+            return self._work()
+        return received[0] if (received := self._receive(seconds)) else None
+
+    def _receive(self, within_s: float) -> tuple[T] | None:
+        """What the child sends, if it does so in time."""
+        if self._read is not None and self._read.poll(within_s):
             with contextlib.suppress(EOFError):
-                result: T = self._read.recv()
-                return result
-        return self._work()
+                return (self._read.recv(),)
+        return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._read is not None:

@@ -27,16 +27,25 @@ from planner.layout.in_flight import room_in_flight
 from planner.layout.usual_order import memory_fault, usual_group_slots, usual_placement
 from planner.layout.verify import verify
 from planner.layout.write_out import WrittenPlan, best_step_s, write_best, write_usual
+from planner.problem.near_cores import with_cores
 from planner.problem.problem import Problem, read_problem, require_rates
-from planner.schedule.runners_up import rank_contenders
+from planner.schedule.nearby import rank_improved
+from planner.schedule.runners_up import Contender, rank_contenders
 from planner.search.branch_and_bound import Progress, SearchResult, search
 from planner.search.closed_form import price_ranks_s
 from planner.search.placement import Placement
 from planner.search.solve import solver_name
 from planner.search.unequal_degrees import best_unequal
+from planner.single_clusters import with_single_clusters
+from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
 
+# How much faster a plan under ZeRO-3 must be where others fit: the model hides its traffic in every micro-batch as far
+# as computing takes longer, but on GPUs collectives take processors from it. An assumption, not measured.
+WORTH_SHARDING = 1.04
 TIME_LIMIT_S = 60.0  # long enough for a proof on the sizes we test; the plan says when it was not
+SEARCHING = 0.6  # of a time limit, at least; the rest, as far as need be, is for simulating, writing out and checking
+GPUS_WRITTEN_PER_S = 8000  # on a slow core, in all that follows the search
 
 
 def make_plan(
@@ -51,13 +60,17 @@ def make_plan(
 ) -> Plan:
     """The plan of `job` on the reachable hosts of `inventory`, verified.
 
-    The same input gives the same plan, unless the time limit ends the search. The usual order with the degrees that
-    suit it best is a contender too, so that no plan is slower than it; with `order` "usual" it is the plan. `lp` names
-    a file for the last integer program. Raises HolmesError: what fails and what would make it fit.
+    The same input gives the same plan, unless the time limit, which is for all of this, ends the search. The usual
+    order with the degrees that suit it best is a contender too, so that no plan is slower than it; with `order` "usual"
+    it is the plan. Where the limit ended the search, so is the best found in each cluster alone. `lp` names a file for
+    the last integer program. Raises HolmesError: what fails and what would make it fit.
     """
+    left = TimeLeft(time_limit_s)
     problem = read_problem(inventory, job)
     require_rates(problem)
-    result = search(problem, time_limit_s, progress, lp)
+    result = search(problem, left.seconds - _writing_s(problem, time_limit_s), progress, lp)
+    if result.status == "time limit":
+        result = with_single_clusters(problem, result)
     if order == "usual":
         usual = write_usual(problem, result)
         if usual is None:
@@ -78,7 +91,20 @@ def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float) -> float
     problem = read_problem(inventory, job)
     require_rates(problem)
     result = search(problem, time_limit_s)
-    return best_step_s(problem, rank_contenders(problem, result.found))
+    return best_step_s(problem, _contenders(problem, result))
+
+
+def _writing_s(problem: Problem, time_limit_s: float) -> float:
+    """Seconds of the limit that are kept for what follows the search."""
+    return min(time_limit_s * (1 - SEARCHING), 1 + problem.fleet.num_group_slots(1) / GPUS_WRITTEN_PER_S)
+
+
+def _contenders(problem: Problem, result: SearchResult) -> list[Contender]:
+    """The best placements and what is better around them; before them the best under ZeRO-3, where it is worth it."""
+    contenders = rank_improved(problem, result.found)
+    sharded = rank_contenders(problem, result.sharded)[:1] if result.sharded else []
+    faster = (each for each in sharded if each.mode.step_s * WORTH_SHARDING < contenders[0].mode.step_s)
+    return [*faster, *contenders]
 
 
 @dataclass(frozen=True)
@@ -95,10 +121,11 @@ def _write_and_compare(problem: Problem, result: SearchResult) -> tuple[WrittenP
 
     def work() -> tuple[Prediction | None, UnequalDegrees | None]:
         written = write_usual(problem, result)
-        return written.prediction if written is not None else None, best_unequal(problem, result.found[0])
+        unequal = best_unequal(problem, result.found[0]) if result.status != "time limit" else None
+        return written.prediction if written is not None else None, unequal
 
     with BackgroundCall(work) as background:
-        written, alternatives = write_best(problem, rank_contenders(problem, result.found))
+        written, alternatives = write_best(problem, _contenders(problem, result))
         usual, unequal = background.result()
     if usual is not None and usual.step_s < written.prediction.step_s * (1 - RELATIVE_TOLERANCE):
         written = write_usual(problem, result) or written
@@ -123,8 +150,11 @@ def _report(
     candidate = replace(written.placement.candidate, fill=fill_of(written.layout.mode.schedule))
     layers = written.placement.layers
     placement_s = price_ranks_s(problem, candidate, layers, written.layout.ranks, written.placement.microbatches)
-    objective_s = min(placement_s, result.found[0].objective_s)
-    bound_s = min(result.bound_s, objective_s)
+    objective_s, bound_s = min(placement_s, result.found[0].objective_s), result.bound_s
+    if candidate.weight_shards > 1 and result.sharded:
+        objective_s = min(objective_s, result.sharded[0].objective_s)
+        bound_s = min(bound_s, result.sharded_bound_s)
+    bound_s = min(bound_s, objective_s)
     gap = (objective_s - bound_s) / objective_s if objective_s else 0.0
     if gap <= RELATIVE_TOLERANCE:
         gap, bound_s = 0.0, objective_s
@@ -153,6 +183,7 @@ def _write(
     usual: Prediction | None,
 ) -> Plan:
     candidate, layout, mode = written.placement.candidate, written.layout, written.layout.mode
+    ranks = with_cores(layout.ranks, problem.inventory.hosts)
     return Plan(
         inventory=inventory_source,
         job_source=job_source,
@@ -168,11 +199,13 @@ def _write(
         extra_in_flight=mode.extra_in_flight,
         room_in_flight=room_in_flight(problem, layout),
         recompute=candidate.recompute,
-        nodes=make_nodes(problem, layout.ranks),
-        stages=_stages(candidate.pp, mode.layers, layout.ranks),
-        ranks=layout.ranks,
+        optimizer_offload=candidate.optimizer_offload,
+        nodes=make_nodes(problem, ranks),
+        stages=_stages(candidate.pp, mode.layers, ranks),
+        ranks=ranks,
         groups=layout.groups,
         data_parallel=layout.data_parallel,
+        zero=3 if candidate.weight_shards > 1 else 1,
         prediction=written.prediction,
         solve=solve,
         usual_order=usual,

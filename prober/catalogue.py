@@ -6,10 +6,13 @@ import difflib
 from collections.abc import Mapping, Sequence
 
 from holmes_core.errors import HolmesError
-from prober import nvlink_domains
+from prober import hint_findings, nvlink_domains
+from prober.about import About
 from prober.audit import HOST_RULES, PEER_RULES
+from prober.islands import island_findings, settled_findings
+from prober.rails import stated_rails
 from prober.rules import network_rules, told_rules
-from prober.rules.rule import About, PeerRule
+from prober.rules.rule import PeerRule
 
 SEVERITIES = {"F": "refuses launch", "W": "warns", "I": "informs"}
 
@@ -22,6 +25,10 @@ def _by_id() -> Mapping[str, tuple[About, ...]]:
         *network_rules.ABOUT,
         *told_rules.ABOUT,
         *nvlink_domains.ABOUT,
+        *hint_findings.ABOUT,
+        *island_findings.ABOUT,
+        *settled_findings.ABOUT,
+        *stated_rails.ABOUT,
     )
     for about in everything:
         found[about.id] = (*found.get(about.id, ()), about)

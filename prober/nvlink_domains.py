@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from holmes_core.records.inventory import Cluster, Finding, Host, NvlinkDomain
-from prober.rules.rule import About
+from prober.about import About
 
 IMEX_DOWN = About(
     "NVLINK-IMEX-DOWN",

@@ -29,6 +29,7 @@ from prober.asking.recording import (
 from prober.audit import audit, joined
 from prober.clusters import find_clusters, find_shared_network, place_hosts
 from prober.facts.machine.limits import parse_clock
+from prober.hint_findings import hint_findings
 from prober.islands.placing import Placing
 from prober.islands.settle import Trial
 from prober.nvlink_domains import domain_findings, find_nvlink_domains
@@ -107,7 +108,8 @@ def read_recording(name: str, recording: HostRecording) -> ReadHost:
     """One host with its rails, from its recording alone."""
     notes = recording.notes
     if notes.failure is not None:
-        return ReadHost(Host(name=name, access=notes.access, reachable=False), (notes.failure,), notes.cluster)
+        unread = Host(name=name, access=notes.access, reachable=False, hints=notes.hints)
+        return ReadHost(unread, (notes.failure,), notes.cluster)
     host = with_rails(read_host(name, recording.outputs, notes), notes.rails)
     found = (*tool_findings(name, recording.outputs), *value_findings(host, recording.outputs))
     return ReadHost(host, (*found, *stated_rail_findings(host, notes.rails)), notes.cluster)
@@ -127,7 +129,8 @@ def inventory_of_read(
     host_findings = [finding for each in read for finding in each.findings]
     domains = find_nvlink_domains(hosts)
     about_domains = domain_findings(domains, hosts, clusters)
-    found = (*host_findings, *cluster_findings, *trunk_findings, *about_domains, *audit(hosts, clusters, shared))
+    of_fleet = (*cluster_findings, *trunk_findings, *about_domains, *hint_findings(hosts, clusters))
+    found = (*host_findings, *of_fleet, *audit(hosts, clusters, shared))
     return Inventory(
         hosts=hosts,
         clusters=clusters,
@@ -150,6 +153,7 @@ def _ask_host(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRec
         cluster=entry.cluster,
         speeds_gbps={**hosts_file.speeds_gbps, **entry.speeds_gbps},
         rails=entry.rails or hosts_file.rails,
+        hints=entry.hints,
     )
     try:
         outputs, asked_at, answered_at = _ask(entry.name, access)

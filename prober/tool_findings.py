@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 
 from holmes_core.records.inventory import Finding
+from prober.about import About
 from prober.asking.recording import CUT_OFF, TIMED_OUT, Recorded
 from prober.facts.gpu.gpu_query import lacks_field_names
 from prober.facts.gpu.gpus import read_failure
-from prober.rules.rule import About
 from prober.rules.told_rules import (
     NO_PERMISSION,
     TOOL_FAILED,
@@ -35,7 +35,7 @@ _READ = frozenset(
             "lsmod",
         ),
         *("lspci", "mlnx_qos", "mlxlink", "nproc", "nvidia-smi", "ofed_info", "printenv", "rdma", "show_gids"),
-        *("amd-smi", "fi_info", "npu-smi", "opainfo", "rocm-smi"),
+        *("amd-smi", "fi_info", "npu-smi", "opainfo", "rocm-smi", "sminfo"),
         *("systemctl", "tail", "test", "ulimit", "uname"),
     )
 )

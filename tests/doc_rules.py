@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from prober.about import About
 from prober.catalogue import CATALOGUE, SEVERITIES, when_found
-from prober.rules.rule import About
 
 PAGE = Path(__file__).parent.parent / "docs" / "rules.md"
 _INTRODUCTION = """\

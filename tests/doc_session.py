@@ -1,6 +1,6 @@
 """Commands shown in a document, with the output shown below each: read, run, and written anew.
 
-`python -m tests.doc_session` puts what comes out today into README.md and docs/planning.md; read the diff.
+`python -m tests.doc_session` puts what comes out today into README.md and pages of docs; read the diff.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.planner.fleets import gpu_inventory
-
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PLANNING = ROOT / "docs" / "planning.md"
+DATA = ROOT / "docs" / "data.md"
 CORES = 8  # that the machine of the documents has: plans of local hosts depend on it
 
 
@@ -42,7 +41,7 @@ def prepare(document: Path, folder: Path) -> None:
     (folder / "bin" / "nproc").write_text(f"#!/bin/sh\necho {CORES}\n", encoding="utf-8")
     (folder / "bin" / "nproc").chmod(0o755)
     if document == PLANNING:
-        (folder / "inventory.json").write_text(gpu_inventory([4, 4]).to_json(), encoding="utf-8")
+        shutil.copy(ROOT / "templates" / "examples" / "two_clusters.json", folder / "inventory.json")
         (folder / "examples").symlink_to(ROOT / "templates" / "examples")
 
 
@@ -76,3 +75,4 @@ if __name__ == "__main__":
     _refresh(README, 120)
     if PLANNING.exists():
         _refresh(PLANNING, 100)
+    _refresh(DATA, 120)

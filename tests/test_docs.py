@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from holmes_core.hosts.hosts_file import HostsFile
+from holmes_core.records.job import Job
+from holmes_core.records.record_file import read_user_file
+from holmes_runtime.config.run_settings import Data, Source
+from holmes_runtime.data.corpus import load_corpus
 from tests import doc_session
 
 ROOT = Path(__file__).parent.parent
@@ -39,6 +45,22 @@ def test_commands_of_the_planning_page_show_true_output(tmp_path: Path) -> None:
     assert (tmp_path / "plan.html").exists()
 
 
+@pytest.mark.process
+def test_commands_of_the_data_page_make_what_its_job_trains_on(tmp_path: Path) -> None:
+    doc_session.prepare(doc_session.DATA, tmp_path)
+    for command, shown in doc_session.sessions(doc_session.DATA.read_text(encoding="utf-8")):
+        done = doc_session.run(command, tmp_path, columns=120)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        assert done.stdout.startswith(shown), f"{command}\n{done.stdout}"
+
+    said = read_user_file(Job, tmp_path / "job.yaml").data
+    data = Data(str(tmp_path), "*", None, said.documents, said.validation_fraction)
+    assert not isinstance(said.path, str)
+    sources = tuple(Source(source.path, source.weight) for source in said.path)
+    corpus = load_corpus(replace(data, path=sources), "here", 64, 256)
+    assert all(len(tokens) > 64 for tokens in (*corpus.training, *corpus.validation))
+
+
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"`?make (\w+)", README))))
 def test_make_target_of_readme_exists(target: str) -> None:
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -55,10 +77,6 @@ def test_links_and_files_named_in_docs_exist(document: Path) -> None:
 
 
 def test_example_files_are_valid() -> None:
-    from holmes_core.hosts.hosts_file import HostsFile
-    from holmes_core.records.job import Job
-    from holmes_core.records.record_file import read_user_file
-
     assert len(read_user_file(HostsFile, ROOT / "templates" / "hosts.yaml").hosts) == 3
     assert read_user_file(Job, ROOT / "templates" / "job.yaml").model.num_layers == 36
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from benchmarks.published_steps.measurements import Measurement, measurements
 from benchmarks.published_steps.sites import Site
 from holmes_runtime.config.model_shape import stage_parameters
-from holmes_runtime.config.precedence import precedence_of
 from holmes_runtime.config.schedule import ScheduleName, microbatches_in_flight
 from planner.cost.collectives import (
     PassTimes,
@@ -20,7 +19,7 @@ from planner.cost.collectives import (
 from planner.cost.compute_time import head_s, layer_s, optimizer_s
 from planner.cost.counts import Execution, edge_bytes, layer_activation_bytes, memory_bytes
 from planner.schedule.buckets import Bucket
-from planner.schedule.simulate import Pipeline, PipelineTimes, simulate
+from planner.schedule.simulate import Order, Pipeline, PipelineTimes, simulate
 
 
 def predicted_s(row: Measurement, site: Site) -> float:
@@ -61,6 +60,7 @@ def execution_of(row: Measurement, site: Site, micro_batch_size: int) -> Executi
         row.recompute,
         sequence_parallel=site.sequence_parallel(row),
         fused_attention=site.fused_attention,
+        chunked_loss=False,
     )
 
 
@@ -77,12 +77,12 @@ def _step_s(row: Measurement, site: Site, micro_batch_size: int) -> float:
     edges = (_edge_s(row, site, execution),) * (stages - 1)
     times = PipelineTimes(tuple(forward), tuple(backward), edges, edges)
     m = row.global_batch_size // (row.dp * micro_batch_size)
-    precedence = precedence_of("interleaved" if row.chunks > 1 else "1f1b", row.pp, m, row.chunks)
+    order = Order("interleaved" if row.chunks > 1 else "1f1b", row.pp, m, row.chunks)
     buckets = [_buckets(row, site, layers, stage, backward[stage]) for stage in range(stages)] if row.dp > 1 else []
     parameters = max(
         stage_parameters(row.model, sum(layers[r :: row.pp]), r == 0, False, row.tp) for r in range(row.pp)
     )
-    return simulate([Pipeline(precedence, times)], buckets) + optimizer_s(parameters, execution, site.speed)
+    return simulate([Pipeline(order, times)], buckets) + optimizer_s(parameters, execution, site.speed)
 
 
 def cut(row: Measurement) -> list[int]:

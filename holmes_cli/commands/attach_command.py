@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
-from holmes_cli.commands.watch_in_background import watch_in_background
 from holmes_cli.screen.run_view import RunView
-from holmes_cli.screen.show_run import show_run
+from holmes_cli.screen.show_run import show_end
 from holmes_cli.screen.terminal import err
+from holmes_cli.watch_in_background import watch_in_background
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.records.plan import Plan
+from holmes_core.records.run import Run
 from launcher.journal.follow_folder import follow_events, read_plan
-from launcher.journal.run_folder import read_run
+from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, read_own, read_run
 from launcher.journal.run_store import find_run
 from launcher.prepare.user_variables import read_user_variables
 
@@ -32,10 +34,13 @@ def attach_command(
                 f"`holmes stop {stored.run.run_id}` records that; start it again with `holmes launch`",
                 ANSWER_IS_NO,
             )
+        for cls, name in ((Run, RUN_FILE), (Plan, PLAN_FILE)):
+            read_own(cls, stored.folder, name)
         # In the background what is missing could only be said into a log.
         read_user_variables(plan.job, os.environ, stored.folder, stored=True)
         watch_in_background(stored.folder)
     with RunView(plan, as_json) as view:
+        view.take_run(stored.run.run_id, stored.run.started_at_s)
         try:
             for event in follow_events(stored.folder):
                 view.show(event)
@@ -43,6 +48,6 @@ def attach_command(
             err.print(f"the run goes on; `holmes stop {stored.run.run_id}` ends it")
             return
     ended = read_run(stored.folder)
-    show_run(plan, ended, stored.folder)
+    show_end(plan, ended, stored.folder, as_json)
     if ended.exit_code:
         raise typer.Exit(ended.exit_code)

@@ -8,35 +8,29 @@ from typing import Annotated, cast, get_args
 
 import typer
 
-from holmes_cli.commands.replan import Replanner
-from holmes_cli.commands.watch_in_background import watch_in_background
+from holmes_cli.api import launch
+from holmes_cli.launchable import PLAN_CURRENT, read_launchable, source_file
 from holmes_cli.screen.run_view import RunView
-from holmes_cli.screen.show_bundles import show_bundles
+from holmes_cli.screen.show_bundles import bundles_as_json, show_bundles
 from holmes_cli.screen.show_preflight import show_preflight
-from holmes_cli.screen.show_run import show_run
+from holmes_cli.screen.show_run import show_end
 from holmes_cli.screen.terminal import out
 from holmes_core.errors import HolmesError
-from holmes_core.records.inventory import Inventory
-from holmes_core.records.job import Job
-from holmes_core.records.plan import Plan, Source
-from holmes_core.records.record import FileRecord
-from holmes_core.records.record_file import read_file, read_user_file
+from holmes_core.hosts.via import reached_by
 from holmes_core.records.run import OnLoss, Settings
 from launcher.journal.follow_folder import read_plan
-from launcher.journal.run_folder import new_folder
-from launcher.launch import Launch
 from launcher.nodes.preflight import CHECKS, PreflightFailed
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import read_user_variables
 
-PLAN_CURRENT = "plan-current"
-
 
 def launch_command(
     plan: Annotated[Path, typer.Argument(help="plan.json, from `holmes plan`.")],
-    runs: Annotated[Path, typer.Option("--runs", help="Folder for the run's record and logs.")] = Path("runs"),
+    runs: Annotated[
+        Path, typer.Option("--runs", envvar="HOLMES_RUNS", help="Folder for the run's record and logs.")
+    ] = Path("runs"),
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print every file, command and variable; touch nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be sent and started; --json: every word.")
     ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once the ranks start; the run goes on without this shell.")
@@ -55,13 +49,18 @@ def launch_command(
         bool, typer.Option("--replan-when-slow", help="Take the new plan when a host or link is slower than planned.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the last checkpoint, if there is one.")] = False,
+    via: Annotated[
+        str | None, typer.Option("--via", metavar="slurm", help="Reach all hosts by steps of this Slurm job.")
+    ] = None,
+    trust: Annotated[
+        list[str] | None,
+        typer.Option("--trust", metavar="DIGEST", help="Launch this plan, though it was not made here by you."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON, one a line.")] = False,
 ) -> None:
     """Check the hosts, start the plan on them, watch it, and end it everywhere when it ends anywhere."""
-    record = read_file(Plan, plan)
     forced = _forced(force or [])
-    if PLAN_CURRENT not in forced:
-        _refuse_stale(plan, record)
+    record, inventory = read_launchable(plan, trust or (), may_be_stale=PLAN_CURRENT in forced)
     settings = Settings(
         detached=detach,
         resume=resume,
@@ -71,28 +70,26 @@ def launch_command(
     )
     if resume and record.job.checkpoint is None:
         raise HolmesError(f"{plan}: --resume: the job saves no checkpoints", "add `checkpoint:` to job.yaml")
-    variables = read_user_variables(record.job, os.environ, _source_file(plan, record.job_source).parent)
+    job_folder = source_file(plan, record.job_source).parent
     if dry_run:
-        show_bundles(prepare(record, Attempt("dry-run", detached=detach, resume=resume), variables), record)
+        variables = read_user_variables(record.job, os.environ, job_folder)
+        show = bundles_as_json if as_json else show_bundles
+        show(prepare(record, Attempt("dry-run", detached=detach, resume=resume), variables), record)
         return
-    inventory = _inventory(plan, record)
-    folder = new_folder(runs)
+    record = reached_by(record, via)
     with RunView(record, as_json) as view:
-        run = Launch(folder, record, settings, variables, view, Replanner(inventory) if inventory else None)
         try:
-            run.start(inventory, forced)
+            run = launch(record, inventory, runs, job_folder, settings, forced, view)
         except PreflightFailed as failed:
             show_preflight(failed.preflight)
             raise
-        if detach:
-            run.leave()
-            watch_in_background(folder.path)
-            out.print(folder.run_id, markup=False)
-            return
-        ended = run.run_to_end()
-    show_run(read_plan(folder.path), ended.run, ended.folder, ended.stuck)
-    if ended.run.exit_code:
-        raise typer.Exit(ended.run.exit_code)
+    if detach:
+        out.print(run.run_id, markup=False)
+        return
+    folder = runs / run.run_id
+    show_end(read_plan(folder), run, folder, as_json)
+    if run.exit_code:
+        raise typer.Exit(run.exit_code)
 
 
 def _forced(names: list[str]) -> frozenset[str]:
@@ -109,31 +106,3 @@ def _on_loss(word: str) -> OnLoss:
         if word == known:
             return cast(OnLoss, word)
     raise HolmesError(f"--on-loss {word}: not known", f"one of {', '.join(get_args(OnLoss))}")
-
-
-def _inventory(path: Path, plan: Plan) -> Inventory | None:
-    """The inventory the plan was made from, if it is still beside it."""
-    file = _source_file(path, plan.inventory)
-    return read_file(Inventory, file) if file.exists() else None
-
-
-def _refuse_stale(path: Path, plan: Plan) -> None:
-    """Raises HolmesError if the inventory or the job has changed since the plan was made from it."""
-    inventory = _source_file(path, plan.inventory)
-    if inventory.exists():
-        _compare(path, inventory, read_file(Inventory, inventory), plan.inventory)
-    job = _source_file(path, plan.job_source)
-    if job.exists():
-        _compare(path, job, read_user_file(Job, job), plan.job_source)
-
-
-def _source_file(path: Path, source: Source) -> Path:
-    return path.absolute().parent / source.path
-
-
-def _compare(path: Path, file: Path, record: FileRecord, source: Source) -> None:
-    if record.digest() != source.digest:
-        raise HolmesError(
-            f"{path}: stale: {file} has changed since (the plan is from {source.digest}, it is now {record.digest()})",
-            f"plan again: `holmes plan job.yaml`; or go on with `--force {PLAN_CURRENT}`",
-        )

@@ -9,16 +9,17 @@ from typing import Annotated
 
 import typer
 
+from holmes_cli.api import plan
 from holmes_cli.screen.change_tables import advice_sheet, what_if_sheet
 from holmes_cli.screen.comparison_tables import comparison_sheets
 from holmes_cli.screen.plan_tables import Sheet, plan_sheets
-from holmes_cli.screen.show_plan import plan_sentences, show_plan, show_sheet
+from holmes_cli.screen.show_plan import headline, plan_sentences, show_plan, show_sheet
 from holmes_cli.screen.terminal import err, out
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Calibration, Job
-from holmes_core.records.plan import Plan, Source
+from holmes_core.records.plan import Order, Plan, Source
 from holmes_core.records.record import FileRecord
-from holmes_core.records.record_file import read_file, read_user_file, write_atomically
+from holmes_core.records.record_file import read_file, read_signed, read_user_file, signed_parts, write_atomically
 from planner.advice.calibration import calibrate, calibrated
 from planner.advice.changes import apply_changes
 from planner.advice.plan_with_advice import PlanRequest, plan_with_advice
@@ -26,12 +27,14 @@ from planner.advice.what_if import parse_changes
 from planner.layout.reprice import plan_timeline
 from planner.make_plan import TIME_LIMIT_S
 
+_FOREIGN = "{} was not made here by you: `holmes launch` will show what the plan brings along, and ask"
+
 
 def plan_command(
     job: Annotated[Path, typer.Argument(help="job.yaml: what to train.")],
-    inventory: Annotated[Path, typer.Option("--inventory", "-i", help="The probe's inventory.")] = Path(
-        "inventory.json"
-    ),
+    inventory: Annotated[
+        Path, typer.Option("--inventory", "-i", envvar="HOLMES_INVENTORY", help="The probe's inventory.")
+    ] = Path("inventory.json"),
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the plan.")] = Path("plan.json"),
     usual_order: Annotated[
         bool, typer.Option("--usual-order", help="Place ranks in the usual order instead, to compare with.")
@@ -52,7 +55,7 @@ def plan_command(
     compare: Annotated[Path | None, typer.Option("--compare", help="Another plan.json to compare with.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Also write a self-contained page of the plan.")] = None,
     time_limit: Annotated[
-        float, typer.Option("--time-limit", min=0.0, help="Seconds to search; then the best so far, with its gap.")
+        float, typer.Option("--time-limit", min=0.0, help="Seconds for all of it; then the best so far, with its gap.")
     ] = TIME_LIMIT_S,
     write_lp: Annotated[
         Path | None, typer.Option("--write-lp", metavar="FILE", help="Also write the last integer program.")
@@ -61,26 +64,29 @@ def plan_command(
 ) -> None:
     """Place every training tasklet on a GPU by integer programming, and predict the step."""
     job_record = read_user_file(Job, job)
-    inventory_record = read_file(Inventory, inventory)
+    signed = read_signed(Inventory, inventory)
+    inventory_record = signed.record
+    if not signed.is_own:
+        err.print(_FOREIGN.format(inventory), markup=False, soft_wrap=True)
     other = read_file(Plan, compare) if compare else None
-    request = PlanRequest(
-        inventory=inventory_record,
-        inventory_source=_source(inventory, inventory_record, output),
-        job_source=_source(job, job_record, output),
-        changed={text: _changed(inventory_record, text) for text in changes or ()},
-        job=_calibrated(job_record, calibrate(inventory_record, run)) if run else job_record,
-        order="usual" if usual_order else "holmes",
-        time_limit_s=time_limit,
-        lp=write_lp,
-    )
+    changed = {text: _changed(inventory_record, text) for text in changes or ()}
+    known_job = _calibrated(job_record, calibrate(inventory_record, run)) if run else job_record
+    order: Order = "usual" if usual_order else "holmes"
+    sources = _source(inventory, inventory_record, output), _source(job, job_record, output)
     with err.status("planning") as status:
+
+        def make(within_s: float) -> Plan:
+            return plan(inventory_record, known_job, *sources, order, within_s, write_lp, status.update)
+
+        request = PlanRequest(inventory_record, known_job, order, changed, make, time_limit)
         answer = plan_with_advice(request, html is not None or not as_json, status.update)
     advice = [advice_sheet(answer.plan, answer.advised)] if answer.advised else []
     asked = [what_if_sheet(answer.plan, answer.what_ifs)] if answer.what_ifs else []
     asked += comparison_sheets(answer.plan, other, str(compare)) if other else []
     if html:
         _write_page(html, answer.plan, inventory_record, [*advice, *asked])
-    write_atomically(output, answer.plan.json_parts())
+    parts = signed_parts(answer.plan) if signed.is_own else answer.plan.json_parts()
+    write_atomically(output, parts, private=True)
     if as_json:
         _print_file(output, asked)
     else:
@@ -108,7 +114,8 @@ def _write_page(path: Path, plan: Plan, inventory: Inventory, sheets: Sequence[S
     """Every table of the screen, and pictures; `sheets` come after those of the plan alone."""
     from holmes_cli.pages.plan_page import plan_page  # slow to import: it brings Jinja2
 
-    spans, sentences = plan_timeline(inventory, plan), plan_sentences(plan, inventory)
+    spans = plan_timeline(inventory, plan)
+    sentences = (*headline(plan, inventory), *plan_sentences(plan, inventory))
     page = plan_page(plan, inventory, spans, sentences, (*plan_sheets(plan, inventory), *sheets))
     write_atomically(path, page)
 
@@ -124,4 +131,4 @@ def _print_file(plan: Path, sheets: Sequence[Sheet]) -> None:
 def _source(path: Path, record: FileRecord, output: Path) -> Source:
     """Where the plan finds `path` again: relative to its own folder, so that both may move together."""
     relative = os.path.relpath(path.absolute(), output.absolute().parent)
-    return Source(path=relative, digest=record.digest())
+    return Source(path=relative, digest=record.source_digest())

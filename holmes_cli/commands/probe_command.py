@@ -2,44 +2,53 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from holmes_cli.screen.show_inventory import show_differences, show_inventory
+from holmes_cli.api import probe
+from holmes_cli.screen.show_inventory import show_changes, show_inventory
 from holmes_cli.screen.show_rule import show_rule
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.hosts.allocation import allocation_hosts, is_in_allocation
 from holmes_core.hosts.host_lists import read_host_list
 from holmes_core.hosts.host_pattern import expand_pattern
 from holmes_core.hosts.hosts_file import HostsFile, read_hosts_file
+from holmes_core.hosts.via import hosts_reached_by
+from holmes_core.own_key import own_key
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.parse_record import parse
-from holmes_core.records.record_file import read_file, write_atomically
-from prober.audit import joined, refuses
+from holmes_core.records.record_file import read_file, signed_parts, write_atomically
+from prober.about import About
+from prober.audit import refuses
 from prober.catalogue import explain
 from prober.differences import changes
-from prober.islands.placing import Placing
-from prober.islands.settle import Trial
-from prober.links.link_audit import audit_links
-from prober.links.links import measure_links
-from prober.links.rdma_trials import try_open_pairs
-from prober.probe import probe, replay
-from prober.rules.rule import About
-from prober.stated_trunks import with_measured
+from prober.probe import replay
 
-_USUAL = Path("inventory.json")
+_SIGNATURE = re.compile(rb'\n "signature": "[\w:-]+",')
 
 
 def probe_command(
     hosts: Annotated[
         str | None,
-        typer.Argument(help="hosts.yaml, an MPI or DeepSpeed hostfile, or host names such as node[[01-16]]."),
+        typer.Argument(help="hosts.yaml, an MPI or DeepSpeed hostfile, or host names such as node[01-16]."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write the inventory.", show_default=str(_USUAL))
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Where to write the inventory.", show_default="inventory.json, or HOLMES_INVENTORY"
+        ),
+    ] = None,
+    allocation: Annotated[
+        bool, typer.Option("--allocation", help="Ask the nodes of this Slurm job; the default in one without hosts.")
+    ] = False,
+    via: Annotated[
+        str | None, typer.Option("--via", metavar="slurm", help="Reach all hosts by steps of this Slurm job.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the inventory as JSON instead of tables.")] = False,
     links: Annotated[
@@ -60,12 +69,11 @@ def probe_command(
         show_rule(_explained(rule, hosts))
         return
     older = read_file(Inventory, diff) if diff else None
-    inventory = _replayed(replay_folder, hosts, links) if replay_folder else _probed(hosts, record, links)
-    if links:
-        inventory = _with_links(inventory)
-    text = inventory.to_json()
-    output = output or (_replay_output(text, as_json) if replay_folder else _USUAL)
-    if output:
+    inventory = _replayed(replay_folder, hosts, links) if replay_folder else None
+    inventory = inventory or _probed(_asked_hosts(hosts, allocation, via), record, links)
+    text = inventory.to_json() if replay_folder else "".join(signed_parts(inventory))
+    output = output or (_replay_output(text, as_json) if replay_folder else _usual())
+    if output and not (replay_folder and _holds(output, text)):
         write_atomically(output, text)
     if html:
         from holmes_cli.pages.inventory_page import inventory_page  # slow to import: it brings Jinja2
@@ -76,7 +84,7 @@ def probe_command(
     else:
         show_inventory(inventory)
         if older:
-            show_differences(f"Changed since {diff}", changes(older, inventory))
+            show_changes(str(diff), changes(older, inventory))
         out.print(f"\ninventory: {output}\nnext: holmes plan job.yaml -i {output}", markup=False, soft_wrap=True)
     if refuses(inventory):
         raise typer.Exit(ANSWER_IS_NO)
@@ -94,35 +102,43 @@ def _replayed(folder: Path, hosts: str | None, links: bool) -> Inventory:
     return replay(folder)
 
 
+def _usual() -> Path:
+    return Path(os.environ.get("HOLMES_INVENTORY") or "inventory.json")
+
+
+def _holds(path: Path, text: str) -> bool:
+    """Whether that is the inventory in a file, be it signed or not."""
+    return path.is_file() and _SIGNATURE.sub(b"", path.read_bytes(), count=1) == text.encode()
+
+
 def _replay_output(text: str, as_json: bool) -> Path | None:
     """Where a replay is written that was not told where: nowhere if it is printed, and never over another inventory."""
     if as_json:
         return None
-    if _USUAL.exists() and _USUAL.read_bytes() != text.encode():
+    usual = _usual()
+    if usual.exists() and not _holds(usual, text):
         raise HolmesError(
-            f"{_USUAL}: holds another inventory, perhaps of a live probe; --replay does not write over it",
-            f"name the file to write: `-o replayed.json`, or `-o {_USUAL}` to write over it",
+            f"{usual}: holds another inventory, perhaps of a live probe; --replay does not write over it",
+            f"name the file to write: `-o replayed.json`, or `-o {usual}` to write over it",
         )
-    return _USUAL
+    return usual
 
 
-def _probed(hosts: str | None, record: Path | None, links: bool) -> Inventory:
+def _asked_hosts(hosts: str | None, allocation: bool, via: str | None) -> HostsFile:
+    """The hosts given, reached as they say or by `via`; or the nodes of the job this is."""
+    if allocation and hosts is not None:
+        raise HolmesError("--allocation: the hosts are those of the job", "leave the hosts out, or `--via slurm`")
+    if allocation or (hosts is None and is_in_allocation(os.environ)):
+        return allocation_hosts(os.environ)
     if hosts is None:
         raise HolmesError("no hosts given", "`holmes probe hosts.yaml`, or `--replay DIR` for a recording")
-    hosts_file = _hosts_file(hosts)
-    count, done = len(hosts_file.hosts), 0
-    with err.status(f"asking {count} hosts") as status:
+    return hosts_reached_by(_hosts_file(hosts), via)
 
-        def progress(host: str, state: str) -> None:
-            nonlocal done
-            done += 1
-            status.update(f"{done} of {count} hosts answered; {host}: {state}")
 
-        def tried(inventory: Inventory, placing: Placing) -> Sequence[Trial]:
-            """With --links, what facts leave open of the clusters."""
-            return try_open_pairs(inventory, placing, lambda pair, verdict: status.update(f"{pair}: RDMA {verdict}"))
-
-        return probe(hosts_file, progress, record, tried if links else None)
+def _probed(hosts_file: HostsFile, record: Path | None, links: bool) -> Inventory:
+    own_key()  # a home where none can be made is said before any host is asked
+    with err.status(f"asking {len(hosts_file.hosts)} hosts") as status:
+        return probe(hosts_file, links, record, status.update)
 
 
 def _hosts_file(hosts: str) -> HostsFile:
@@ -133,12 +149,3 @@ def _hosts_file(hosts: str) -> HostsFile:
     if path.is_file():
         return HostsFile(hosts=read_host_list(path))
     return parse(HostsFile, {"hosts": list(expand_pattern(hosts))}, hosts)
-
-
-def _with_links(inventory: Inventory) -> Inventory:
-    """The inventory with measured links and trunks, and what they and the tests themselves showed."""
-    with err.status("measuring links") as status:
-        measured = measure_links(inventory, lambda pair, state: status.update(f"{pair}: {state}"))
-    inventory = with_measured(inventory, measured.trunks)
-    found = (*inventory.findings, *measured.problems, *audit_links(inventory, measured.links))
-    return inventory.model_copy(update={"links": tuple(measured.links), "findings": joined(found)})

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +15,8 @@ import typer
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.plan import Plan
-from launcher.journal.follow_folder import read_plan
-from launcher.journal.run_folder import read_run
+from holmes_core.records.run import Run
+from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, read_own, read_run
 from launcher.journal.run_store import find_run
 from launcher.nodes.end_unwatched import end_unwatched
 
@@ -29,7 +30,14 @@ def stop_command(run: Annotated[str, typer.Argument(help="A run's id, the start 
     if stored.watched == "ended":
         out.print(f"run {run_id} has ended already: {stored.run.state}", markup=False)
         return
-    plan = read_plan(stored.folder)
+    if stored.watched == "elsewhere" and stored.run.controller is not None:
+        raise HolmesError(
+            f"run {run_id}: is watched by process {stored.run.controller.pid} on {stored.run.controller.host}",
+            "run `holmes stop` there; of a Slurm batch job, `scancel --signal=TERM --batch JOB` has it stop and save",
+            ANSWER_IS_NO,
+        )
+    plan = read_own(Plan, stored.folder, PLAN_FILE)
+    stored = replace(stored, run=read_own(Run, stored.folder, RUN_FILE))
     if stored.watched == "watched" and stored.run.controller is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(stored.run.controller.pid, signal.SIGTERM)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from holmes_cli.pages.placement_picture import draw_placement
 from holmes_cli.pages.render import render
 from holmes_cli.pages.timeline_picture import draw_timeline
-from holmes_cli.screen.plan_tables import Sheet, describe
+from holmes_cli.screen.plan_tables import Sheet
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_memory, format_seconds
@@ -31,7 +31,6 @@ def plan_page(
     """The page as HTML; needs nothing from the network to be shown. `spans` are the timeline of one replica."""
     return render(
         "plan.html.j2",
-        summary=describe(plan),
         sentences=sentences,
         placement=draw_placement(plan),
         timeline=draw_timeline(spans, plan.prediction.step_s),

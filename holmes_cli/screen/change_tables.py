@@ -10,6 +10,7 @@ from holmes_core.records.plan import Plan
 from holmes_core.units import format_seconds
 from planner.advice.advise import Advised
 
+MOST_NAMED = 8  # changes that were not tried
 SPEED = ("step", "tokens/s", "ratio")
 
 
@@ -20,11 +21,29 @@ def advice_sheet(plan: Plan, advised: Advised) -> Sheet:
         (f"what crosses between stages packed as {codec}", f"job.yaml: wire: {{edges: {codec}}}", *_speed(step_s, plan))
         for codec, step_s in advised.codecs
     ]
+    if advised.batch is not None:
+        rows.append(_batch_row(plan, *advised.batch))
     if not rows:
         rows.append(("none of those tried makes the step faster", "", "", "", ""))
     if advised.untried:
-        rows.append((f"not tried: {', '.join(advised.untried)}", "", "", "", ""))
+        more = len(advised.untried) - MOST_NAMED
+        named = ", ".join(advised.untried[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+        rows.append((f"not tried: {named}", "", "", "", ""))
     return Sheet("What would help most", ("change", "--what-if", *SPEED), tuple(rows))
+
+
+def _batch_row(plan: Plan, batch: int, step_s: float) -> tuple[str, str, str, str, str]:
+    """Another batch: what a sample takes, and its speed in tokens, since its step has another number of them."""
+    now, sample_s = plan.prediction, step_s / batch
+    tokens_per_s = plan.job.model.seq_length / sample_s
+    before = format_seconds(now.step_s / plan.job.global_batch_size)
+    return (
+        f"a batch of {batch}: {format_seconds(sample_s)} a sample, not {before}",
+        f"job.yaml: global_batch_size: {batch}",
+        format_seconds(step_s),
+        f"{tokens_per_s:.0f}",
+        f"{tokens_per_s / now.tokens_per_s:.2f}x",
+    )
 
 
 def what_if_sheet(plan: Plan, outcomes: Mapping[str, Plan | HolmesError]) -> Sheet:

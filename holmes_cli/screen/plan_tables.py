@@ -16,6 +16,7 @@ BAR_WIDTH = 24
 AXES: dict[Axis, str] = {
     "dp": "dp",
     "dp_across": "dp across",
+    "tied": "tied table",
     "pp_forward": "forward",
     "pp_backward": "backward",
     "tp": "tp",
@@ -52,8 +53,10 @@ def describe_degrees(plan: Plan) -> str:
     """Degrees, micro-batches and schedule in a line."""
     counts = "-".join(str(number) for number in sorted({min(plan.microbatches), max(plan.microbatches)}))
     batches = f"micro-batch {plan.micro_batch_size} x {counts}"
+    states = ", optimizer states in host memory" if plan.optimizer_offload else ""
     schedule = plan.schedule + (f" ({plan.chunks} stages a rank)" if plan.chunks > 1 else "")
-    return f"tp={plan.tp} pp={plan.pp} dp={plan.dp}, {batches}, {_method(schedule, plan.recompute)}"
+    method = _method(schedule, plan.recompute, plan.zero)
+    return f"tp={plan.tp} pp={plan.pp} dp={plan.dp}, {batches}, {method}{states}"
 
 
 def count(number: int, noun: str) -> str:
@@ -160,7 +163,7 @@ def _runners_up(plan: Plan) -> Sheet:
     rows = tuple(
         (
             f"tp={other.tp} pp={other.pp} dp={other.dp}, micro-batch {other.micro_batch_size}, "
-            f"{_method(other.schedule, other.recompute)}",
+            f"{_method(other.schedule, other.recompute, other.zero)}",
             other.crossing,
             format_seconds(other.step_s),
             f"{other.step_s / plan.prediction.step_s - 1:+.1%}" if plan.prediction.step_s else "",
@@ -171,5 +174,5 @@ def _runners_up(plan: Plan) -> Sheet:
     return Sheet("Runners-up", ("degrees", "crosses", "step", "", "why it lost"), rows)
 
 
-def _method(schedule: str, recompute: str) -> str:
-    return schedule + (f", {recompute} recomputation" if recompute != "none" else "")
+def _method(schedule: str, recompute: str, zero: int) -> str:
+    return schedule + (f", {recompute} recomputation" if recompute != "none" else "") + ", ZeRO-3" * (zero == 3)

@@ -2,35 +2,57 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.terminal import err, out
 from holmes_core.records.plan import Plan
-from holmes_core.units import format_bytes, format_seconds
+from holmes_core.units import format_bytes, format_duration, format_memory, format_seconds
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent, to_line
 from launcher.journal.step_metrics import StepMetrics
 
 MOST_NODES = 16
 LAST_LINES = 8
+MOST_HELD = 1000  # lines of a rank
+HELD_S = 30.0  # steps taken before it died may come in later than its traceback; a run that failed ends sooner
+PACE_STEPS = 50  # of which the median says how long the rest takes
+BAR_WIDTH = 40
+_TRACEBACK = "Traceback (most recent call last):"
 
 
 class RunView:
-    """A context: the screen is drawn inside it."""
+    """A context: the screen is drawn inside it. `now_s` gives Unix time.
 
-    def __init__(self, plan: Plan, as_json: bool = False) -> None:
-        self._plan, self._as_json = plan, as_json
+    When a rank dies its peers die with it, each with a page of traceback. From a rank's traceback on its lines are
+    held back until steps long after show that it lives: whoever looks reads the verdict, and the logs have every line.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        as_json: bool = False,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._plan, self._as_json, self._now_s = plan, as_json, now_s
+        self._run_id, self._started_at_s = "", now_s()
         self._states: dict[str, NodeState] = {}
         self._step: StepMetrics | None = None
+        self._pace_s: deque[float] = deque(maxlen=PACE_STEPS)
         self._lines: deque[Text] = deque(maxlen=LAST_LINES)
+        self._held: dict[int, deque[LogLine]] = {}
+        self._held_since_s = 0.0
         self._notices: deque[str] = deque(maxlen=LAST_LINES)
         drawn = err.is_terminal and not as_json
-        self._live = Live(console=err, get_renderable=self._screen, refresh_per_second=4) if drawn else None
+        self._live = Live(console=err, get_renderable=self.screen, refresh_per_second=4) if drawn else None
 
     def __enter__(self) -> RunView:
         if self._live:
@@ -51,19 +73,23 @@ class RunView:
         elif isinstance(event, NodeState):
             self._show_state(event)
         elif isinstance(event, StepMetrics):
-            self._step = event
-            self._print(self._step_text(event))
+            self._show_step(event)
         elif isinstance(event, LogLine):
-            host = f"{event.cluster}/{event.host}" if event.cluster else event.host
-            self._lines.append(Text(f"{host} rank {event.rank} | {event.line}"))
-            self._print(f"{host} rank {event.rank} | {event.line}")
+            self._show_line(event)
         elif isinstance(event, Notice):
             self._notices.append(event.text)
             self._print(event.text)
 
+    def take_run(self, run_id: str, started_at_s: float) -> None:
+        """The run that is shown, and when it began (Unix time)."""
+        self._run_id, self._started_at_s = run_id, started_at_s
+        if not self._as_json:
+            self._print(f"run {run_id}: {self._plan.world_size} ranks on {len(self._plan.nodes)} hosts")
+
     def take_plan(self, plan: Plan) -> None:
         """From now on the run follows this plan."""
-        self._plan, self._states = plan, {}
+        self._plan, self._states, self._held = plan, {}, {}
+        self._pace_s.clear()
 
     def _print(self, text: str) -> None:
         if self._live is None:
@@ -76,37 +102,78 @@ class RunView:
         if count == len(self._plan.nodes):
             self._print(f"{count} of {count} nodes: {event.state}")
 
+    def _show_step(self, step: StepMetrics) -> None:
+        if self._step is None:
+            self._lines.clear()  # the ranks' descriptions of themselves
+        if self._now_s() - self._held_since_s > HELD_S:
+            for lines in self._held.values():
+                for line in lines:
+                    self._print_line(line)
+            self._held.clear()
+        self._step = step
+        self._pace_s.append(step.step_s)
+        self._print(f"{self._step_text(step)}  {self._to_go()}")
+
+    def _show_line(self, line: LogLine) -> None:
+        """Unless the rank seems to have failed."""
+        if line.rank in self._held or line.line.endswith(_TRACEBACK):
+            if not self._held:
+                self._held_since_s = self._now_s()
+            self._held.setdefault(line.rank, deque(maxlen=MOST_HELD)).append(line)
+        else:
+            self._print_line(line)
+
+    def _print_line(self, line: LogLine) -> None:
+        host = f"{line.cluster}/{line.host}" if line.cluster else line.host
+        text = f"{host} rank {line.rank} | {line.line}"
+        self._lines.append(Text(text))
+        self._print(text)
+
     def _step_text(self, step: StepMetrics) -> str:
         predicted = self._plan.prediction.step_s
         evaluated = f"  validation {step.eval_loss:.4f}" if step.eval_loss is not None else ""
+        used = f"  MFU {step.mfu:.1%}" if step.mfu else ""
         return (
             f"step {step.step + 1}/{self._plan.job.steps}  loss {step.loss:.4f}{evaluated}  "
-            f"{step.tokens_per_s:.0f} tokens/s  {format_seconds(step.step_s)} (predicted {format_seconds(predicted)})  "
-            f"waiting for the network {format_seconds(step.exposed_s)}"
+            f"{step.tokens_per_s:.0f} tokens/s  {format_seconds(step.step_s)} (predicted {format_seconds(predicted)})"
+            f"{used}  {format_memory(step.memory_bytes)}  waiting for the network {format_seconds(step.exposed_s)}"
         )
 
-    def _screen(self) -> Group:
-        parts: list[Table | Text] = [self._nodes_table()]
+    def _to_go(self) -> str:
+        """How long the steps that are left take, at the pace of the last ones."""
+        if self._step is None:
+            return f"{self._plan.job.steps} steps to go"
+        left = self._plan.job.steps - self._step.step - 1
+        return f"{format_duration(left * statistics.median(self._pace_s))} to go" if left else "the last step"
+
+    def screen(self) -> Group:
+        """What a terminal shows now."""
+        elapsed = format_duration(max(0.0, self._now_s() - self._started_at_s))
+        done = self._step.step + 1 if self._step else 0
+        filled = BAR_WIDTH * done // self._plan.job.steps
+        parts: list[RenderableType] = [
+            Text(f"run {self._run_id}  {elapsed} so far, {self._to_go()}", style="bold"),
+            Text("█" * filled + "░" * (BAR_WIDTH - filled)),
+        ]
         if self._step is not None:
-            parts.append(Text(self._step_text(self._step), style="bold"))
+            parts.append(Text(self._step_text(self._step)))
+        parts.append(self._nodes_table())
         parts += [Text(notice, style="yellow") for notice in self._notices]
         return Group(*parts, *self._lines)
 
     def _nodes_table(self) -> Table:
         """A line a node; of many, those that are least far."""
-        table = Table()
-        for heading in ("node", "host", "cluster", "state", "bytes sent a step"):
-            table.add_column(heading)
         nodes = sorted(self._plan.nodes, key=lambda node: self._states.get(node.host) is not None)
+        rows = []
         for node in sorted(nodes[:MOST_NODES], key=lambda node: node.node_rank):
             state = self._states.get(node.host)
-            table.add_row(
-                str(node.node_rank), node.host, node.cluster, state.state if state else "", self._sent(node.host)
-            )
+            sent = self._sent(node.host)
+            rows.append((str(node.node_rank), node.host, node.cluster, state.state if state else "", sent))
         if len(nodes) > MOST_NODES:
-            table.add_row("", f"and {len(nodes) - MOST_NODES} more", "", "", "")
-        return table
+            rows.append(("", f"and {len(nodes) - MOST_NODES} more", "", "", ""))
+        return fitted_table(("node", "host", "cluster", "state", "bytes sent a step"), rows, err.width)
 
     def _sent(self, host: str) -> str:
         ports = self._step.interfaces if self._step else ()
-        return ", ".join(f"{port.netdev} {format_bytes(port.sent_bytes)}" for port in ports if port.host == host)
+        sending = (port for port in ports if port.host == host and port.sent_bytes)
+        return ", ".join(f"{port.netdev} {format_bytes(port.sent_bytes)}" for port in sending)

@@ -1,45 +1,109 @@
-"""The dry run: exactly what a launch would send and start."""
+"""The dry run: what a launch would send and start, as a summary, or exactly as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from textwrap import fill
+from typing import Any
 
+from holmes_cli.screen.plan_tables import count
 from holmes_cli.screen.terminal import out
-from holmes_core.records.plan import Plan
-from launcher.prepare.bundle import NodeBundle
+from holmes_core.records.plan import EnvironmentVariable, Plan
+from holmes_core.units import format_bytes, format_names
+from launcher.prepare.bundle import NodeBundle, Parcel
+
+MOST_NAMED = 4
+WIDTH = 100
+_INDENTED: dict[str, Any] = {
+    "initial_indent": "  ",
+    "subsequent_indent": "      ",
+    "break_long_words": False,
+    "break_on_hyphens": False,
+}
+Variable = tuple[str, str, str]
 
 
 def show_bundles(bundles: Sequence[NodeBundle], plan: Plan) -> None:
-    """Print what goes to all nodes, then every node's own files, variables with reasons, and commands."""
-    _line("to every node that does not have it yet:")
-    for parcel in bundles[0].parcels:
-        size = sum(len(text) for text in parcel.files.values())
-        _line(f"\n== parcel {parcel.digest}: {len(parcel.files)} files, {size} bytes")
-        _line(f"$ {parcel.unpack_command}    (a compressed tar archive on its standard input)")
-    for name, text in bundles[0].parcels[1].files.items():
-        _line(f"-- {name}\n{text}")
-    _line(f"-- of the runtime: {', '.join(bundles[0].parcels[0].files)}")
+    """Print what goes to all nodes, variables with values and reasons, and how the agents are started.
+
+    Secrets, and values that job.yaml gives, are not shown.
+    """
     first, port = plan.nodes[0], plan.job.master_port
-    _line(f"\nrendezvous: {first.host} {first.shared_address}, the first free port from {port} on")
+    _line(f"{count(plan.world_size, 'rank')} on {count(len(plan.nodes), 'host')}; nothing was touched")
+    _line(f"rendezvous: {first.host} {first.shared_address}, the first free port from {port} on")
+    runtime, of_plan = bundles[0].parcels
+    _line(f"sent to every host that does not have it yet: the runtime, {_size(runtime)}; the plan, {_size(of_plan)}:")
+    _line(f"  {', '.join(of_plan.files)}")
+    most = max(_bytes(bundle.files) for bundle in bundles)
+    _line(f"sent to each host its own, as to {first.host}: {', '.join(bundles[0].files)}; at most {format_bytes(most)}")
+    for owners, variables in _variables(bundles, plan).items():
+        _line(f"environment of {'all hosts' if len(owners) == len(bundles) else _hosts(owners)}:")
+        for name, value, reason in variables:
+            _line(fill(f"{name}={value}  # {reason}", min(WIDTH, out.width), **_INDENTED))
+    for hosts, bundle in _ways(bundles):
+        _line(f"started on {_hosts(hosts)} by\n$ {bundle.start_command}")
+    _line("`--dry-run --json` prints every file and command of every host")
+    _line("as plain files, for other launchers too: holmes emit plan.json --to files -o DIR")
+
+
+def bundles_as_json(bundles: Sequence[NodeBundle], plan: Plan) -> None:
+    """Print what would be sent and run, word for word: a line a parcel, then a line a node; secrets are null."""
+    for parcel in bundles[0].parcels:
+        _json({"parcel": parcel.digest, "files": parcel.files, "commands": [parcel.unpack_command]})
     for bundle in bundles:
-        _show_bundle(bundle, plan)
+        files = {name: None if name in bundle.secrets else text for name, text in bundle.files.items()}
+        commands = [bundle.unpack_command, bundle.start_command, bundle.remove_command]
+        environment = {variable.name: variable.value for variable in _planned(bundle, plan)}
+        _json({"node": bundle.node.host, "environment": environment, "files": files, "commands": commands})
 
 
-def _show_bundle(bundle: NodeBundle, plan: Plan) -> None:
-    node = bundle.node
-    _line(f"\n== node {node.node_rank}: {node.cluster}/{node.host}")
-    _line(f"$ {bundle.unpack_command}    (a compressed tar archive on its standard input)")
-    _line(f"$ {bundle.start_command}")
-    _line(f"$ {bundle.remove_command}    (when it has ended)")
-    for variable in node.environment:
-        _line(f"{variable.name}={variable.value}    # {variable.reason}")
-    for name in sorted(plan.job.launch.environment):
-        _line(f"{name}=...    # launch.environment in job.yaml; the value is in node-{node.node_rank}.env below")
-    for name, file in sorted(plan.job.launch.secrets.items()):
-        _line(f"{name}=...    # launch.secrets in job.yaml: the text of {file}, which is not shown")
-    for name, text in bundle.files.items():
-        _line(f"-- {name}\n{'(not shown)' if name in bundle.secrets else text}")
+def _variables(bundles: Sequence[NodeBundle], plan: Plan) -> dict[tuple[str, ...], list[Variable]]:
+    """By the hosts that have them so: name, value and reason of variables."""
+    users, found = plan.job.launch, dict[Variable, list[str]]()
+    named = [(name, "...", "launch.environment in job.yaml") for name in sorted(users.environment)]
+    named += [(name, "...", f"launch.secrets in job.yaml: {file}") for name, file in sorted(users.secrets.items())]
+    for bundle in bundles:
+        for variable in (*((each.name, each.value, each.reason) for each in _planned(bundle, plan)), *named):
+            found.setdefault(variable, []).append(bundle.node.host)
+    by_hosts: dict[tuple[str, ...], list[Variable]] = {}
+    for variable, hosts in found.items():
+        by_hosts.setdefault(tuple(hosts), []).append(variable)
+    return by_hosts
+
+
+def _planned(bundle: NodeBundle, plan: Plan) -> Iterator[EnvironmentVariable]:
+    """What the plan sets and the user does not."""
+    users = {*plan.job.launch.environment, *plan.job.launch.secrets}
+    return (variable for variable in bundle.node.environment if variable.name not in users)
+
+
+def _ways(bundles: Sequence[NodeBundle]) -> Iterator[tuple[list[str], NodeBundle]]:
+    """The hosts whose Python starts in the same way, with the first of them."""
+    alike: dict[object, list[NodeBundle]] = {}
+    for bundle in bundles:
+        access = bundle.node.access
+        alike.setdefault((access.python, access.activate, access.container), []).append(bundle)
+    for some in alike.values():
+        yield [bundle.node.host for bundle in some], some[0]
+
+
+def _hosts(hosts: Sequence[str]) -> str:
+    return format_names(hosts, MOST_NAMED)
+
+
+def _size(parcel: Parcel) -> str:
+    return f"{count(len(parcel.files), 'file')}, {format_bytes(_bytes(parcel.files))}"
+
+
+def _bytes(files: Mapping[str, str]) -> int:
+    """Before they are packed."""
+    return sum(len(text.encode()) for text in files.values())
+
+
+def _json(what: dict[str, object]) -> None:
+    out.file.write(json.dumps(what) + "\n")
 
 
 def _line(text: str) -> None:
-    out.print(text, markup=False, soft_wrap=True, end="" if text.endswith("\n") else "\n")
+    out.print(text, markup=False, soft_wrap=True)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
+from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.rail_table import HEADINGS, Row, rail_rows
 from holmes_cli.screen.terminal import out
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory
 from holmes_core.records.link import Link, Trunk
-from holmes_core.units import format_memory, format_rate, format_seconds
+from holmes_core.units import format_memory, format_names, format_rate, format_seconds
 from prober.differences import Difference, peer_differences
 
 _SEVERITIES = {"F": ("refuses launch", "bold red"), "W": ("warning", "yellow"), "I": ("note", "dim")}
@@ -24,34 +25,40 @@ TABLE_WIDTH = 100
 def show_inventory(inventory: Inventory) -> None:
     """Print clusters, the shared network, differences, links, trunks and findings."""
     for cluster in inventory.clusters:
-        out.print(_cluster_table(inventory, cluster), width=TABLE_WIDTH)
+        out.print(_cluster_table(inventory, cluster))
     rails = rail_rows(inventory.hosts)
     if rails:
-        out.print(_rails_table(rails), width=TABLE_WIDTH)
+        out.print(_rails_table(rails))
     for host in inventory.hosts:
         if not host.reachable:
             out.print(Text(f"{host.name}: not reachable", style="bold red"))
     _show_shared(inventory)
     differences = peer_differences(inventory)
     if differences:
-        show_differences("Peers of a cluster that differ", differences)
+        _show_differences("Peers of a cluster that differ", differences)
     if inventory.links:
-        out.print(_links_table(inventory.links), width=TABLE_WIDTH)
+        out.print(_links_table(inventory.links))
     if inventory.trunks:
-        out.print(_trunks_table(inventory.trunks), width=TABLE_WIDTH)
+        out.print(_trunks_table(inventory.trunks))
     for finding in sorted(inventory.findings, key=lambda finding: "FWI".index(finding.severity)):
         _show_finding(finding)
 
 
-def show_differences(title: str, differences: Iterable[Difference]) -> None:
+def show_changes(older: str, differences: Sequence[Difference]) -> None:
+    """What is otherwise than in the inventory `older`."""
+    if differences:
+        _show_differences(f"Changed since {older}", differences)
+    else:
+        out.print(f"nothing has changed since {older}", markup=False, soft_wrap=True)
+
+
+def _show_differences(title: str, differences: Iterable[Difference]) -> None:
     """Each differing fact, its values and who has them."""
-    table = Table(title=title, title_justify="left")
-    for heading in ("where", "fact", "values"):
-        table.add_column(heading, overflow="fold")
-    for difference in differences:
-        values = "\n".join(f"{value}: {_named(hosts)}" for value, hosts in difference.values)
-        table.add_row(difference.subject, difference.fact, values)
-    out.print(table, width=TABLE_WIDTH)
+    rows = [
+        (each.subject, each.fact, "\n".join(f"{value}: {_named(hosts)}" for value, hosts in each.values))
+        for each in differences
+    ]
+    out.print(_table(title, ("where", "fact", "values"), rows))
 
 
 def _show_shared(inventory: Inventory) -> None:
@@ -66,12 +73,9 @@ def _show_shared(inventory: Inventory) -> None:
 
 def _cluster_table(inventory: Inventory, cluster: Cluster) -> Table:
     pinned = " (pinned)" if cluster.pinned else ""
-    table = Table(title=f"Cluster {cluster.name}{pinned}: {cluster.fabric.kind}", title_justify="left")
-    for heading in ("host", "GPUs", "RDMA ports", "fabric netdev", "shared netdev", "torch"):
-        table.add_column(heading, overflow="fold")
-    for name in cluster.hosts:
-        table.add_row(*_host_row(inventory, cluster, inventory.host(name)))
-    return table
+    headings = ("host", "GPUs", "RDMA ports", "fabric netdev", "shared netdev", "torch")
+    rows = [_host_row(inventory, cluster, inventory.host(name)) for name in cluster.hosts]
+    return _table(f"Cluster {cluster.name}{pinned}: {cluster.fabric.kind}", headings, rows)
 
 
 def _host_row(inventory: Inventory, cluster: Cluster, host: Host) -> tuple[str, ...]:
@@ -105,31 +109,26 @@ def _port_words(nic: Nic) -> str:
 
 
 def _rails_table(rows: Iterable[Row]) -> Table:
-    table = Table(title="RDMA ports: rails, and why others are none", title_justify="left")
-    for heading in HEADINGS:
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("kind", "rail"))
-    above = ""
+    shown, above = [], ""
     for hosts, *cells in rows:
-        table.add_row("" if hosts == above else hosts, *cells)
+        shown.append(("" if hosts == above else hosts, *cells))
         above = hosts
-    return table
+    return _table("RDMA ports: rails, and why others are none", HEADINGS, shown, unwrapped=("kind", "rail"))
 
 
 def _links_table(links: Sequence[Link]) -> Table:
-    table = Table(title="Measured links", title_justify="left")
-    for heading in ("link", "hosts", "method", "median", "least", "latency"):
-        table.add_column(heading, overflow="fold")
-    for link in links:
-        arrow = "->" if link.direction == "forward" else "<-"
-        table.add_row(
+    rows = [
+        (
             f"{link.kind} {link.network}",
-            f"{link.hosts[0]} {arrow} {link.hosts[1]}",
+            f"{link.hosts[0]} {'->' if link.direction == 'forward' else '<-'} {link.hosts[1]}",
             link_method(link),
             format_rate(link.bandwidth_bytes_per_s.median),
             format_rate(link.bandwidth_bytes_per_s.min),
             format_seconds(link.latency_s.median) if link.latency_s else "not known",
         )
-    return table
+        for link in links
+    ]
+    return _table("Measured links", ("link", "hosts", "method", "median", "least", "latency"), rows)
 
 
 def link_method(link: Link) -> str:
@@ -140,12 +139,15 @@ def link_method(link: Link) -> str:
 
 
 def _trunks_table(trunks: Sequence[Trunk]) -> Table:
-    table = Table(title="Trunks, which all hosts of two clusters share", title_justify="left")
-    for heading in ("between", "each way", "from"):
-        table.add_column(heading, overflow="fold")
-    for trunk in trunks:
-        table.add_row(*trunk_cells(trunk))
-    return table
+    return _table(
+        "Trunks, which all hosts of two clusters share", ("between", "each way", "from"), map(trunk_cells, trunks)
+    )
+
+
+def _table(
+    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], unwrapped: Collection[str] = ()
+) -> Table:
+    return fitted_table(headings, rows, min(TABLE_WIDTH, out.width), title, unwrapped)
 
 
 def trunk_cells(trunk: Trunk) -> tuple[str, str, str]:
@@ -156,12 +158,13 @@ def trunk_cells(trunk: Trunk) -> tuple[str, str, str]:
 
 def _show_finding(finding: Finding) -> None:
     word, style = _SEVERITIES[finding.severity]
-    out.print(Text(f"{word}: {finding.rule} on {_named(finding.hosts)}: ", style=style), end="", soft_wrap=True)
+    out.print(
+        Text(f"{word}: {finding.rule} on {_named(finding.hosts)}: ", style=style),
+        end="",
+        soft_wrap=True,
+    )
     out.print(f"{finding.evidence}\n  effect: {finding.effect}\n  do: {finding.remedy}", markup=False, soft_wrap=True)
 
 
 def _named(hosts: Sequence[str]) -> str:
-    """The hosts by name; of many, the first few and how many more."""
-    if len(hosts) <= _MOST_HOSTS_IN_A_LINE:
-        return ", ".join(hosts)
-    return f"{', '.join(hosts[:_MOST_HOSTS_IN_A_LINE])} and {len(hosts) - _MOST_HOSTS_IN_A_LINE} more"
+    return format_names(hosts, _MOST_HOSTS_IN_A_LINE)

@@ -1,6 +1,6 @@
-"""A plan on the screen: where every rank sits, then tables, then the bottleneck and the proof in words.
+"""A plan on the screen: the answer first, then where every rank sits, tables, the bottleneck and the proof in words.
 
-Fits into 100 columns and reads without colour. Hosts alike are folded into one line.
+Fits into 100 columns, or a narrower terminal, and reads without colour. Hosts alike are folded into one line.
 """
 
 from __future__ import annotations
@@ -10,42 +10,59 @@ from itertools import groupby
 from textwrap import fill
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from rich.tree import Tree
 
-from holmes_cli.screen.plan_tables import Sheet, count, describe, plan_sheets
+from holmes_cli.screen.fitted_table import fitted_table
+from holmes_cli.screen.plan_tables import Sheet, count, describe_degrees, plan_sheets
 from holmes_cli.screen.terminal import out
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan, PlanRank, SolveReport
-from holmes_core.units import format_seconds
+from holmes_core.units import format_duration, format_seconds
 from planner.advice.across_rails import rails_sentence
+from planner.advice.assumed_speeds import assumed_speed_sentence
 from planner.advice.cluster_spans import cluster_spans
-from planner.advice.explain import HostBlock, bottleneck, host_blocks, ranges, tasklets
+from planner.advice.explain import HostBlock, bottleneck, host_blocks, ranges, shares_sentence, tasklets
+from planner.advice.left_out import left_out_sentences
+from planner.advice.unused_fabric import unused_fabric_sentences
+from planner.advice.utilisation import predicted_mfu
 
 WIDTH = 100
 MOST_BRANCHES = 24  # lines a cluster takes in the tree at most
 
 
 def show_plan(plan: Plan, inventory: Inventory, sheets: Sequence[Sheet] = ()) -> None:
-    """Print placement, networks, traffic, prediction and proof, then `sheets`."""
-    out.print(describe(plan), soft_wrap=True)
+    """Print the answer, placement, networks, traffic, prediction and proof, then `sheets`."""
+    _show_sentences(headline(plan, inventory))
     out.print(_placement_tree(plan))
     for sheet in plan_sheets(plan, inventory):
         show_sheet(sheet, out)
-    for sentence in plan_sentences(plan, inventory):
-        out.print(fill(sentence, WIDTH), markup=False, soft_wrap=True)
+    _show_sentences(plan_sentences(plan, inventory))
     for sheet in sheets:
         show_sheet(sheet, out)
 
 
-def plan_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
-    """What holds the step up, why stages span clusters, what other orders and degrees would take, how sure it is."""
+def headline(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
+    """The answer: what runs where, how fast, and against the usual order; then what is left out and why."""
+    alike = groupby(plan.stages, key=lambda stage: stage.clusters)
+    stages = [(ranges([stage.index for stage in some]), " and ".join(clusters)) for clusters, some in alike]
+    where = ", ".join(f"stage{'s' * (not numbers.isdigit())} {numbers} on {clusters}" for numbers, clusters in stages)
     return (
+        f"{describe_degrees(plan)}: {where}",
+        _speed_sentence(plan, inventory),
+        _usual_sentence(plan),
+        *left_out_sentences(plan, inventory),
+    )
+
+
+def plan_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
+    """Who runs more than others, what holds the step up, why stages span clusters, and how sure it is."""
+    return (
+        *shares_sentence(plan),
         bottleneck(plan),
         *cluster_spans(inventory, plan),
         *rails_sentence(plan, inventory),
-        *_usual_sentence(plan),
+        *unused_fabric_sentences(plan, inventory),
+        *assumed_speed_sentence(plan, inventory),
         *_unequal_sentence(plan.solve),
         _proof_sentence(plan.solve),
     )
@@ -53,22 +70,34 @@ def plan_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
 
 def show_sheet(sheet: Sheet, console: Console) -> None:
     """Print a table below its title."""
-    console.print(sheet.title, style="bold")
-    table = Table()
-    for heading in sheet.headings:
-        table.add_column(heading, overflow="fold")
-    for row in sheet.rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console.print(table, width=WIDTH)
+    console.print(sheet.title, style="bold", markup=False)
+    console.print(fitted_table(sheet.headings, sheet.rows, min(WIDTH, console.width)))
 
 
-def _usual_sentence(plan: Plan) -> tuple[str, ...]:
-    """What the usual rank order would take; nothing where it does not fit, or is the plan itself."""
+def _show_sentences(sentences: Iterable[str]) -> None:
+    for sentence in sentences:
+        out.print(fill(sentence, min(WIDTH, out.width)), markup=False, soft_wrap=True)
+
+
+def _speed_sentence(plan: Plan, inventory: Inventory) -> str:
+    """Seconds a step, tokens/s, utilisation where GPUs compute, and how long the whole training takes."""
+    guess, steps, mfu = plan.prediction, plan.job.steps, predicted_mfu(plan, inventory)
+    used = ""
+    if plan.job.device == "cuda":
+        used = f", MFU {mfu:.1%}" if mfu is not None else ", MFU not known"
+    whole = f"{count(steps, 'step')} in {format_duration(steps * guess.step_s)}"
+    return f"{format_seconds(guess.step_s)} a step, {guess.tokens_per_s:.0f} tokens/s{used}; {whole}"
+
+
+def _usual_sentence(plan: Plan) -> str:
+    """Against the order of those who list hosts and fill them replica by replica, as Megatron does."""
     usual, ours = plan.usual_order, plan.prediction
+    if plan.order == "usual":
+        return "the usual rank order, as asked; without `--usual-order` Holmes looks for a better one"
     if usual is None or not ours.step_s:
-        return ()
-    ratio = f"this plan is {usual.step_s / ours.step_s:.2f}x as fast"
-    return (f"The usual rank order on these hosts: {format_seconds(usual.step_s)} a step; {ratio}.",)
+        return "the usual rank order does not fit on these hosts"
+    ratio = f"{usual.step_s / ours.step_s:.2f}x as fast as the usual rank order on these hosts"
+    return f"{ratio}, {format_seconds(usual.step_s)} a step"
 
 
 def _unequal_sentence(solve: SolveReport) -> tuple[str, ...]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
+from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.terminal import err
 from launcher.nodes.preflight import CHECKS, Preflight, remedy_of
 
@@ -12,14 +11,12 @@ def show_preflight(preflight: Preflight) -> None:
     """A line a check, then each fault with its evidence and what to do."""
     faulty = {fault.check for fault in preflight.faults}
     refusing = {fault.check for fault in preflight.refusing}
-    table = Table(title="Preflight", title_justify="left")
-    for heading in ("check", "makes sure that", ""):
-        table.add_column(heading)
+    rows = []
     for check in CHECKS:
         word = "failed" if check.name in refusing else "forced" if check.name in faulty else "passed"
         if check.name in faulty or not preflight.faults:
-            table.add_row(check.name, check.makes_sure, word)
-    err.print(table)
+            rows.append((check.name, check.makes_sure, word))
+    err.print(fitted_table(("check", "makes sure that", ""), rows, err.width, "Preflight"))
     for fault in preflight.faults:
         err.print(f"host {fault.host}: {fault.check}: {fault.evidence}", markup=False, soft_wrap=True)
         err.print(f"  do: {remedy_of(fault)}", markup=False, soft_wrap=True)

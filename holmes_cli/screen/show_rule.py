@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holmes_cli.screen.terminal import out
+from prober.about import About
 from prober.catalogue import SEVERITIES, when_found
-from prober.rules.rule import About
 
 
 def show_rule(entries: Iterable[About]) -> None:

@@ -2,31 +2,57 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.table import Table
-
+from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.terminal import err, out
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Run
-from holmes_core.units import format_bytes, format_seconds
+from holmes_core.units import format_bytes, format_duration, format_seconds
+from launcher.journal.run_folder import LOGS, PROFILE_FILE
 from launcher.journal.run_store import StoredRun
-from launcher.journal.step_metrics import StepMetrics, by_interface, median_step_s
+from launcher.journal.step_metrics import StepMetrics, by_interface, median_step_s, rdma_interfaces
 from launcher.supervise.failure import first_cause
 
 
-def show_run(plan: Plan, run: Run, folder: Path, stuck: Sequence[str] = ()) -> None:
+def show_run(plan: Plan, run: Run, folder: Path) -> None:
     """Print how a run ended, and what could not be ended."""
-    for what in stuck:
+    for what in run.not_ended:
         err.print(f"not ended: {what}", markup=False, soft_wrap=True)
     if run.state == "failed":
-        _show_failure(first_cause(run.failures), len(run.failures))
+        _show_failure(first_cause(run.failures), len(run.failures), folder)
     if run.state == "stopped":
         err.print(f"stopped after {run.steps_done} of {plan.job.steps} steps; no rank is left running")
+        if plan.job.checkpoint is not None and run.steps_done:
+            err.print("`holmes launch --resume` goes on from its last checkpoint")
     if run.state == "done":
         _show_result(plan, run)
+    if (folder / PROFILE_FILE).exists():
+        out.print(
+            f"profile: {folder / PROFILE_FILE}, predicted above measured; open it in https://ui.perfetto.dev",
+            markup=False,
+            soft_wrap=True,
+        )
     out.print(f"run: {folder}", markup=False, soft_wrap=True)
+
+
+def show_end(plan: Plan, run: Run, folder: Path, as_json: bool) -> None:
+    """Print how a run that was watched ended: in words, or as the last line of its events."""
+    if as_json:
+        _end_as_json(run, folder)
+    else:
+        show_run(plan, run, folder)
+
+
+def _end_as_json(run: Run, folder: Path) -> None:
+    """The record, and the folder with everything else."""
+    record = run.model_dump(mode="json")
+    line = {"event": "end", "time_s": time.time(), "run": record, "folder": str(folder)}
+    line |= {"not_ended": record["not_ended"]}
+    out.file.write(json.dumps(line) + "\n")
 
 
 def show_speed(plan: Plan, steps: Sequence[StepMetrics]) -> None:
@@ -43,16 +69,22 @@ def show_speed(plan: Plan, steps: Sequence[StepMetrics]) -> None:
     )
 
 
-def _show_failure(failure: Failure, count: int) -> None:
+def _show_failure(failure: Failure, count: int, folder: Path) -> None:
     who = f"rank {failure.rank}" if failure.rank is not None else "the node"
     how = f"signal {-failure.exit_code}" if failure.exit_code < 0 else f"exit code {failure.exit_code}"
-    err.print(f"[bold red]error:[/] host {failure.host} ({failure.cluster}): {who} failed first: {how}")
+    if failure.host is None:
+        err.print("[bold red]error:[/] the run was ended, and no rank is known to be at fault")
+    else:
+        err.print(f"[bold red]error:[/] host {failure.host} ({failure.cluster}): {who} failed first: {how}")
     err.print(failure.message.strip().splitlines()[-1] if failure.message.strip() else "", markup=False, soft_wrap=True)
     for line in failure.last_lines:
         err.print(f"  | {line}", markup=False, soft_wrap=True)
     if failure.likely:
         err.print(f"likely: {failure.likely}", markup=False, soft_wrap=True)
-    err.print(f"[bold]hint:[/] every rank's log is in the run folder; {count} ranks or nodes failed in all")
+    err.print("[bold]hint:[/] ", end="")
+    logs = folder / LOGS / (f"{failure.host}-rank{failure.rank}.log" if failure.rank is not None else "")
+    others = f"; {count - 1} more ranks or nodes failed with it" if count > 1 else ""
+    err.print(f"all that was printed is in {logs}{others}", markup=False, soft_wrap=True)
 
 
 def _show_result(plan: Plan, run: Run) -> None:
@@ -60,7 +92,8 @@ def _show_result(plan: Plan, run: Run) -> None:
     if run.first_loss is None or run.last_loss is None or run.step_s is None or run.tokens_per_s is None:
         out.print("all ranks ended without an error before the first step")
         return
-    out.print(f"loss {run.first_loss:.4f} -> {run.last_loss:.4f} in {run.steps_done} steps")
+    took = f" and {format_duration(run.ended_at_s - run.started_at_s)}" if run.ended_at_s is not None else ""
+    out.print(f"loss {run.first_loss:.4f} -> {run.last_loss:.4f} in {run.steps_done} steps{took}")
     out.print(
         f"step {format_seconds(run.step_s)} (predicted {format_seconds(guess.step_s)}), "
         f"{run.tokens_per_s:.0f} tokens/s (predicted {guess.tokens_per_s:.0f})"
@@ -68,17 +101,24 @@ def _show_result(plan: Plan, run: Run) -> None:
     if any(node.access.transport == "local" for node in plan.nodes):
         out.print("traffic: local hosts share one loopback, whose bytes cannot be told apart by host")
         return
-    table = Table(title="Traffic a step: sent, measured against planned", title_justify="left")
-    for heading in ("host", "interface", "network", "measured", "planned"):
-        table.add_column(heading)
+    by_rdma = rdma_interfaces(plan)
+    rows = []
     for seen, expected in zip(run.traffic, by_interface(guess.traffic), strict=True):
-        measured, planned = format_bytes(seen.sent_bytes), format_bytes(expected.sent_bytes)
-        table.add_row(seen.host, seen.netdev, seen.network, measured, planned)
-    out.print(table)
+        rdma = _known_bytes(seen.rdma_sent_bytes) if (seen.host, seen.netdev) in by_rdma else "-"
+        measured, planned = _known_bytes(seen.sent_bytes), format_bytes(expected.sent_bytes)
+        rows.append((seen.host, seen.netdev, seen.network, measured, *((rdma,) if by_rdma else ()), planned))
+    headings = ("host", "interface", "network", "measured", *(("by RDMA",) if by_rdma else ()), "planned")
+    out.print(fitted_table(headings, rows, out.width, "Traffic a step: sent, measured against planned"))
+
+
+def _known_bytes(size_bytes: int | None) -> str:
+    return "not known" if size_bytes is None else format_bytes(size_bytes)
 
 
 def state_in_words(stored: StoredRun) -> str:
     """The state, and for a run under way whether anybody watches it."""
+    if stored.watched == "elsewhere" and stored.run.controller is not None:
+        return f"running, watched on {stored.run.controller.host}"
     if stored.watched != "unwatched":
         return stored.run.state + (" (detached)" if stored.run.settings.detached else "")
     if stored.run.settings.detached:

@@ -1,19 +1,43 @@
-"""Two consoles: results go to standard output, progress and errors to standard error."""
+"""Two consoles: results go to standard output, progress and errors to standard error.
+
+What ranks, hosts and files say is text here and never a command to the terminal: control characters are shown as such.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from holmes_core.errors import HolmesError
 
 WIDTH_WITHOUT_TERMINAL = 120
 
 
+# All control characters but tab and newline, and those that turn the direction of text around.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def neutral(text: str) -> str:
+    """The text with control characters written out, `\\x1b`: a terminal shows them and does nothing."""
+    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+class NeutralConsole(Console):
+    """A console on which only Rich itself moves the cursor, sets colours and titles."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """What is drawn, with the text of every part made neutral."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=neutral(segment.text))
+
+
 def _console(to_stderr: bool) -> Console:
     """Tables keep their columns in a pipe or a log, where Rich would take 80 unless COLUMNS says otherwise."""
-    console = Console(stderr=to_stderr, highlight=False)
+    console = NeutralConsole(stderr=to_stderr, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDTH_WITHOUT_TERMINAL
     return console

@@ -17,8 +17,11 @@ from typing import NoReturn
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.host_pattern import MAX_HOSTS, expand_pattern
 from holmes_core.hosts.hosts_file import HostEntry
+from holmes_core.records.plain_data import read_text
+from holmes_core.records.regular_file import MIB
 
 MAX_SLOTS = 1024
+MOST_BYTES = 4 * MIB
 _COUNT_KEYS = ("slots", "max_slots", "max-slots", "cpus", "cpu", "count")
 _USER_KEYS = ("user", "username", "user_name", "user-name")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]*")
@@ -47,14 +50,8 @@ def read_host_list(path: Path) -> tuple[HostEntry, ...]:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Line numbers from 1 and what they hold before any comment; empty ones left out."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        what = f"{path}: cannot be read: {error.strerror or error}"
-        raise HolmesError(what, "check the path and its permissions") from None
-    except UnicodeDecodeError as error:
-        raise HolmesError(f"{path}: not text: byte {error.start} is not UTF-8", "save the file as UTF-8") from None
-    for number, line in enumerate(text.split("\n"), start=1):
+    text = read_text(path, MOST_BYTES)
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
         content = line.partition("#")[0].strip()
         if content:
             yield number, content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.hosts.host_pattern import NAME_LENGTH, NAME_PATTERN, expand_pattern, is_pattern
 from holmes_core.hosts.rail_pattern import checked_rail_pattern
 from holmes_core.records.access import Access, Container, OneLine, TransportName
+from holmes_core.records.inventory import Hints
 from holmes_core.records.record import Record
 from holmes_core.records.record_file import read_user_file
 
@@ -37,6 +39,7 @@ class HostEntry(Record):
     cluster: Name | None = None  # pins the host to the cluster of that name
     speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}  # by netdev or RDMA device, where tools cannot tell
     rails: RailPatterns | None = None  # the RDMA ports that are its rails, where the probe would choose others
+    hints: Hints = Hints()  # of a scheduler's labels, to be compared with what is found
 
 
 class StatedTrunk(Record):
@@ -93,7 +96,7 @@ class HostsFile(Record):
     user: str | None = None
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     identity_file: str | None = None
-    python: str = "python3"
+    python: str | None = None  # None: python3; on this machine the one that runs Holmes
     activate: OneLine | None = None
     container: Container | None = None
     speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}
@@ -140,13 +143,18 @@ class HostsFile(Record):
             transport=self.transport,
             address=entry.address,
             port=entry.port or self.port,
-            user=entry.user or self.user or (getpass.getuser() if self.transport == "local" else None),
+            user=entry.user or self.user or (getpass.getuser() if self.transport != "ssh" else None),
             identity_file=entry.identity_file or self.identity_file,
             ssh_config=self.ssh_config,
-            python=entry.python or self.python,
+            python=entry.python or self.python or self._usual_python(entry),
             activate=entry.activate or self.activate,
             container=entry.container or self.container,
         )
+
+    def _usual_python(self, entry: HostEntry) -> str:
+        """A shell that nobody prepared has none of this Python's packages on its path."""
+        prepared = entry.activate or self.activate or entry.container or self.container
+        return sys.executable if self.transport == "local" and prepared is None else "python3"
 
 
 def read_hosts_file(path: Path) -> HostsFile:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from holmes_core.records.record import Record
 
-TransportName = Literal["ssh", "local"]
+TransportName = Literal["ssh", "local", "slurm"]
 OneLine = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
 
 
@@ -27,7 +27,7 @@ class Access(Record):
     """How to reach one host and its Python."""
 
     transport: TransportName = "ssh"
-    address: str | None = None
+    address: str | None = None  # with Slurm its name for the node
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     user: str | None = None
     identity_file: str | None = None

@@ -106,6 +106,7 @@ class Nic(Record):
     rail: int | None = Field(default=None, ge=0)  # its number among the host's rails, in order of the GPUs they serve
     rail_why: str = ""  # it is a rail or not; empty where nobody has chosen yet
     lid: int | None = None
+    sm_guid: str | None = None  # of the subnet manager's port: the one thing about a fabric that no other has
     driver: str | None = None
     firmware: str | None = None
     hca_type: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,17 @@ FabricKind = Literal["InfiniBand", "RoCE", "EFA", "Ethernet", "loopback"]
 Severity = Literal["F", "W", "I"]
 """F refuses launch, W warns, I informs."""
 CAP_IPC_LOCK = 14  # bit of a capability mask. Source: Linux, include/uapi/linux/capability.h
+
+
+Label = Annotated[str, Field(pattern=r"^[!-~]+$", max_length=253)]
+
+
+class Hints(Record):
+    """What a scheduler's labels say of a host. The probe measures by itself, and tells where they contradict it."""
+
+    network: Annotated[tuple[Label, ...], Field(max_length=10)] = ()  # the switches above the host, nearest first
+    nvlink: Label | None = None  # its NVLink domain
+    fabric: FabricKind | None = None
 
 
 class Finding(Record):
@@ -93,6 +104,7 @@ class Host(Record):
     name: str
     access: Access
     reachable: bool
+    hints: Hints = Hints()
     hostname: str | None = None  # what it calls itself
     gpus: tuple[Gpu, ...] = ()
     nics: tuple[Nic, ...] = ()
@@ -227,9 +239,38 @@ class Inventory(FileRecord):
                 raise ValueError(f"trunks must be one between two clusters each, seen: {sorted(clusters)}")
         return self
 
+    def source_digest(self) -> str:
+        """Without what was so at the moment of the probe alone: another probe that finds nothing new leaves it."""
+        refusing = (finding for finding in self.findings if finding.severity == "F")
+        update = {
+            "hosts": tuple(_lasting(host) for host in self.hosts),
+            "findings": tuple(finding.model_copy(update={"evidence": ""}) for finding in refusing),
+        }
+        return self.model_copy(update=update).digest()
+
+    @property
+    def refusals(self) -> dict[str, Finding]:
+        """By name of a host on which nothing can be launched, the finding that refuses it and no other host.
+
+        What refuses several hosts at once may be mended at one of them, and is the preflight's to judge.
+        """
+        alone = (finding for finding in self.findings if finding.severity == "F" and len(finding.hosts) == 1)
+        return {finding.hosts[0]: finding for finding in alone}
+
     def host(self, name: str) -> Host:
         """The host of that name. Raises KeyError."""
         for host in self.hosts:
             if host.name == name:
                 return host
         raise KeyError(name)
+
+
+def _lasting(host: Host) -> Host:
+    """Without what no plan is made with: clocks, the way there, counters of errors, who computes, and why slowly."""
+    update = {"clock_skew_s": None, "round_trip_s": None, "counter_interval_s": None, "gpu_processes": None}
+    gpus = tuple(gpu.model_copy(update={"throttle_reasons": ()}) if gpu.throttle_reasons else gpu for gpu in host.gpus)
+    uncounted = {"counters": (), "counter_growth": None}
+    nics = tuple(
+        nic.model_copy(update=uncounted) if nic.counters or nic.counter_growth is not None else nic for nic in host.nics
+    )
+    return host.model_copy(update={**update, "gpus": gpus, "nics": nics})

@@ -2,78 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+import posixpath
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from holmes_core.records.access import OneLine
-from holmes_core.records.presets import PRESETS
+from holmes_core.records.model import Model, Positive, RopeScaling
 from holmes_core.records.record import FileRecord, Record
 
-Positive = Annotated[int, Field(ge=1)]
+__all__ = ["Model", "RopeScaling"]  # of job.yaml too, so that they are imported from here as well
 Seconds = Annotated[float, Field(ge=0)]
 Precision = Literal["fp32", "bf16", "fp16"]
 Recompute = Literal["none", "selective", "full"]
 Device = Literal["cuda", "cpu"]
 Codec = Literal["none", "bf16", "int8", "int4"]
+Zero = Literal[1, 3]
+"""The stage of ZeRO: 1 shards optimizer states over replicas; 3 also weights and gradients, inside a cluster."""
 ScheduleName = Literal["gpipe", "1f1b", "eager", "interleaved", "zero-bubble"]
 
 
-class Model(Record):
-    """A decoder of one family: its shape in the field's words. The output head is not tied to the embedding."""
+class Source(Record):
+    """One file or folder of a blend."""
 
-    preset: str | None = None  # a published shape (presets.py), which other keys override
-    family: Literal["gpt", "llama"] = "gpt"
-    """gpt: learned positions, LayerNorm, GELU, biases. llama: rotary positions, RMSNorm, SwiGLU, grouped-query
-    attention, no biases."""
-    num_layers: Positive
-    hidden_size: Positive
-    num_heads: Positive
-    num_kv_heads: Positive | None = None  # None for as many as num_heads
-    ffn_hidden_size: Positive | None = None  # None for 4 hidden_size
-    seq_length: Positive  # tokens
-    vocab_size: Positive = 256
-    rope_theta: Annotated[float, Field(gt=0)] = 10000.0
-    factory: Annotated[str, Field(pattern=r"^(/[^:]*|[^/:]+)\.py:[A-Za-z_]\w*$")] | None = None
-    """FILE.py:FUNCTION, a model of the user's own, FILE being beside job.yaml or, if absolute, on every host. The shape
-    must still describe it, since the planner prices the shape."""
-
-    @property
-    def kv_heads(self) -> int:
-        """Key and value heads: as many as query heads unless given."""
-        return self.num_kv_heads or self.num_heads
-
-    @property
-    def kv_size(self) -> int:
-        """Width of the keys, and of the values, of all their heads."""
-        return self.hidden_size // self.num_heads * self.kv_heads
-
-    @property
-    def ffn_size(self) -> int:
-        """Width of the feed-forward network: 4 h unless given."""
-        return self.ffn_hidden_size or 4 * self.hidden_size
-
-    @model_validator(mode="before")
-    @classmethod
-    def _preset_fills_in(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or data.get("preset") is None:
-            return data
-        name = data["preset"]
-        if name not in PRESETS:
-            raise ValueError(f"preset {name!r} is not known; there are {', '.join(PRESETS)}")
-        return {**PRESETS[name], **data}
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Model:
-        if self.hidden_size % self.num_heads:
-            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
-        if self.num_heads % self.kv_heads:
-            raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
-        if self.family == "llama" and (self.hidden_size // self.num_heads) % 2:
-            raise ValueError(f"hidden_size / num_heads is {self.hidden_size // self.num_heads}: rotation needs it even")
-        if self.family == "gpt" and self.kv_heads != self.num_heads:
-            raise ValueError(f"num_kv_heads {self.num_kv_heads}: a gpt has as many as num_heads {self.num_heads}")
-        return self
+    path: str
+    weight: Annotated[float, Field(gt=0)]  # its share of the samples is this over the sum of all weights
 
 
 class Data(Record):
@@ -82,10 +35,29 @@ class Data(Record):
     Read as: .bin with its .idx beside it (Megatron tokens), .jsonl (the field "text"), else raw text.
     """
 
-    path: str
+    path: Annotated[
+        Annotated[str, Tag("path")] | Annotated[tuple[Source, ...], Tag("blend")],
+        Discriminator(lambda path: "path" if isinstance(path, str) else "blend"),
+    ]
+    """One, or several to be blended by weight. A blend is the same under every plan: of its first n samples, for any
+    n, each source has its share to within one."""
     pattern: str = "*"  # of the files in a folder
     tokenizer: str | None = None  # a `tokenizers` JSON file; without one, text becomes bytes
-    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # the last part, kept for evaluation
+    documents: Literal["joined", "separate"] = "joined"
+    """separate: attention stays inside a document, and positions count from where it begins in the sample. Documents
+    are those of an .idx, the lines of a .jsonl, and else whole files."""
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # the last part of each, kept for evaluation
+
+    @field_validator("path")
+    @classmethod
+    def _each_once(cls, path: str | tuple[Source, ...]) -> str | tuple[Source, ...]:
+        paths = [path] if isinstance(path, str) else [posixpath.normpath(source.path) for source in path]
+        if not paths:
+            raise ValueError("it names no file or folder")
+        twice = next((each for each in paths if paths.count(each) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{twice} is listed twice: add up its weights")
+        return path
 
 
 class Evaluation(Record):
@@ -116,6 +88,13 @@ class Checkpointing(Record):
     keep_last: Positive = 2  # how many checkpoints to keep
 
 
+class Profile(Record):
+    """Steps whose predicted and measured times are laid side by side in runs/ID/profile.json.gz, for Perfetto."""
+
+    steps: Positive = 3
+    after: Annotated[int, Field(ge=0)] = 5  # steps of an attempt before them: compiling and connecting takes the first
+
+
 class Parallel(Record):
     """What the user fixes; None leaves it to the planner."""
 
@@ -127,6 +106,9 @@ class Parallel(Record):
     schedule: ScheduleName | None = None
     chunks: Positive | None = None  # stages that a pipeline rank holds, for the schedule "interleaved"
     recompute: Recompute | None = None
+    zero: Zero | None = None
+    optimizer_offload: bool | None = None
+    """Masters and moments in host memory, where the CPU updates them; None for only where nothing fits otherwise."""
 
 
 class Wire(Record):
@@ -153,6 +135,8 @@ class Calibration(Record):
     run: str  # its folder
     compute_factor: Annotated[float, Field(gt=0)]  # by which compute takes longer than the model says
     network_efficiency: Annotated[float, Field(gt=0, le=1)]  # what traffic gets of the inventory's bandwidths
+    memory_margin: Annotated[float, Field(ge=0)] | None = None
+    """By how much of it a GPU's memory exceeds what training is counted to take; None where the run did not tell."""
 
 
 class Overheads(Record):
@@ -161,6 +145,8 @@ class Overheads(Record):
     action_s: Seconds
     """Of each forward and backward of a stage in a pipeline beside computing it: the schedule and its messages."""
     update_bytes_per_s: Annotated[float, Field(gt=0)]  # of memory, in what a step does to the slot's parameters
+    split_factor: Annotated[float, Field(ge=1)] | None = None
+    """How many times as long a backward takes in the two halves of zero-bubble; None for the planner's own constant."""
 
 
 class Compute(Record):
@@ -202,16 +188,21 @@ class Job(FileRecord):
 
     schema_version: Literal[1] = 1
     model: Model
+    weights: Annotated[str, Field(pattern=r"^/")] | None = None
+    """A published model's folder (config.json and .safetensors), at the same path on every host, whose weights training
+    starts from; None starts from random ones. A run that resumes goes on from its checkpoint."""
     data: Data
     steps: Positive
-    global_batch_size: Positive  # sequences a step
+    global_batch_size: Annotated[int, Field(ge=1, le=2**20)]  # sequences a step
     seed: int = 0
     precision: Precision | None = None
     """None for bf16 on GPUs and fp32 on CPUs; masters, moments and gradient sums are always fp32."""
-    compile: bool = False  # by torch.compile
+    compile: bool | None = None
+    """Whether torch.compile makes the layers; None for compiled on GPUs, and as they are on CPUs."""
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: Evaluation | None = None
     checkpoint: Checkpointing | None = None
+    profile: Profile | None = None
     device: Device = "cuda"
     slots_per_host: Positive = 1  # on CPUs, whatever GPUs the host has
     threads_per_slot: Positive = 1
@@ -227,6 +218,23 @@ class Job(FileRecord):
         """The precision of weights, activations and what travels between stages."""
         return self.precision or ("bf16" if self.device == "cuda" else "fp32")
 
+    @property
+    def compiles(self) -> bool:
+        """Whether layers are compiled. A rehearsal has none, and a model of one's own decides by what is said alone."""
+        if self.compute.emulate is not None:
+            return False
+        return self.compile if self.compile is not None else self.device == "cuda" and self.model.factory is None
+
+    @model_validator(mode="after")
+    def _profile_is_within_the_run(self) -> Job:
+        profile = self.profile
+        if profile is not None and profile.after + profile.steps > self.steps:
+            raise ValueError(
+                f"profile of {profile.steps} steps after {profile.after}: the job has only {self.steps}; set "
+                "profile.after and profile.steps so that they are within"
+            )
+        return self
+
     @model_validator(mode="after")
     def _fixed_values_fit_together(self) -> Job:
         fixed = self.parallel
@@ -240,9 +248,29 @@ class Job(FileRecord):
             raise ValueError(
                 f"parallel.chunks {fixed.chunks} needs parallel.schedule interleaved, not {fixed.schedule}"
             )
-        samples, batch = (fixed.dp or 1) * (fixed.micro_batch_size or 1), self.global_batch_size
-        if batch % samples:
-            raise ValueError(f"global_batch_size {batch} is not a multiple of dp x micro_batch_size = {samples}")
+        self._check_batch()
         if self.evaluation is not None and self.data.validation_fraction == 0:
             raise ValueError("evaluation is asked for, data.validation_fraction is 0: there is nothing to evaluate on")
+        if self.data.documents == "separate" and self.model.factory is not None:
+            raise ValueError("data.documents is separate, which a model of one's own (model.factory) is not told of")
+        if self.weights is not None and self.model.factory is not None:
+            raise ValueError("weights are read by the names of the built-in families, and model.factory has its own")
         return self
+
+    def _check_batch(self) -> None:
+        """Replicas run whole micro-batches, one at least; under ZeRO-3 and interleaved equally many."""
+        fixed, batch = self.parallel, self.global_batch_size
+        samples = (fixed.dp or 1) * (fixed.micro_batch_size or 1)
+        if batch % (fixed.micro_batch_size or 1):
+            raise ValueError(
+                f"global_batch_size {batch} is not a multiple of micro_batch_size {fixed.micro_batch_size}"
+            )
+        if batch < samples:
+            raise ValueError(f"global_batch_size {batch} is less than dp x micro_batch_size = {samples}")
+        interleaved = fixed.schedule == "interleaved" or (fixed.chunks or 1) > 1
+        for alike, name in ((fixed.zero == 3, "zero 3"), (interleaved, "schedule interleaved")):
+            if alike and batch % samples:
+                raise ValueError(
+                    f"global_batch_size {batch} is not a multiple of dp x micro_batch_size = {samples}, and under "
+                    f"parallel.{name} all replicas run as many micro-batches"
+                )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import types
 import typing
@@ -14,6 +15,7 @@ from holmes_core.records.record import Record
 
 SCHEMA_VERSION = 1
 MOST_FAULTS = 10  # that one message lists
+MOST_CHARACTERS = 60  # of a key or value it shows
 
 R = TypeVar("R", bound=Record)
 
@@ -39,7 +41,7 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str) -> Holme
     faults, hints = [], []
     for fault in error.errors()[:MOST_FAULTS]:
         location = list(fault["loc"])
-        path = ".".join(str(part) for part in location) or "(whole file)"
+        path = ".".join(str(part)[:MOST_CHARACTERS] for part in location) or "(whole file)"
         if fault["type"] == "extra_forbidden":
             model = _record_at(cls, location[:-1])
             near = difflib.get_close_matches(str(location[-1]), list(model.model_fields), n=1, cutoff=0.5)
@@ -50,11 +52,20 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str) -> Holme
             hints.append(f"add `{location[-1]}:`")
         else:
             message = fault["msg"].removeprefix("Value error, ")
+            if fault["type"] == "int_parsing" and _is_float(fault["input"]):
+                hints.append(f"YAML takes that for text: write {float(fault['input']):.0f}")
             faults.append(f"{path}: {message} (value {_shown(fault['input'])})")
     if error.error_count() > MOST_FAULTS:
         faults.append(f"and {error.error_count() - MOST_FAULTS} faults more")
     hint = "; ".join(dict.fromkeys(hints)) or "correct the value"
     return HolmesError(f"{source}: " + "; ".join(faults), hint)
+
+
+def _is_float(value: object) -> bool:
+    """Whether that is the text of a whole number with a point or an exponent, `1e3`."""
+    with contextlib.suppress(ValueError):
+        return isinstance(value, str) and float(value).is_integer()
+    return False
 
 
 def _record_at(cls: type[BaseModel], location: list[int | str]) -> type[BaseModel]:
@@ -84,4 +95,4 @@ def _keys(cls: type[BaseModel]) -> str:
 
 def _shown(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."

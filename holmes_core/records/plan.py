@@ -8,10 +8,10 @@ from pydantic import Field, model_validator
 
 from holmes_core.records.access import Access, OneLine
 from holmes_core.records.devices import NetName
-from holmes_core.records.job import Codec, Job, Recompute, ScheduleName
+from holmes_core.records.job import Codec, Job, Recompute, ScheduleName, Zero
 from holmes_core.records.record import FileRecord, Record
 
-Axis = Literal["tp", "dp", "dp_across", "pp_forward", "pp_backward"]
+Axis = Literal["tp", "dp", "dp_across", "tied", "pp_forward", "pp_backward"]
 DataParallel = Literal["flat", "hierarchical"]
 """Gradients are added up over all replicas at once, or inside clusters and then across them."""
 Order = Literal["holmes", "usual"]
@@ -65,6 +65,8 @@ class PlanRank(Record):
     pp_rank: int
     dp_rank: int
     tp_rank: int
+    cpus: Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")] | None = None
+    """`0-7,64-71`: its share of the CPUs near its GPU, as Linux numbers them; None where they are not known."""
 
 
 class PlanGroup(Record):
@@ -79,7 +81,8 @@ class PlanGroup(Record):
     nvlink: bool = False  # NCCL goes before that by NVLink, which joins all its hosts, and the rate is NVLink's
     bandwidth_bytes_per_s: float | None
     """The least share of a NIC that a member gets; None where all are on one host and the NIC's rate is not known."""
-    trunk_bytes_per_s: float | None = None  # the least share of a trunk between clusters; None where none is known
+    trunk_bytes_per_s: float | None = None
+    """The least share of a trunk between clusters, until the group's exchange is done; None where none is known."""
     latency_s: float = 0.0  # a message is under way for as long at most; 0 where it was not measured
     streams: int = 1  # TCP connections side by side that it takes to get the rate
     codec: Codec = "none"  # of the messages on an edge, axis pp_forward or pp_backward; others are sent as they are
@@ -112,6 +115,7 @@ class Prediction(Record):
     optimizer_s: float
     tokens_per_s: float
     memory_bytes: tuple[int, ...]  # of a rank, by pipeline rank
+    host_memory_bytes: tuple[int, ...] = ()  # likewise, of optimizer states; empty where they are on the device
     microbatch_compute_s: tuple[tuple[float, ...], ...]
     """By pipeline rank and replica: forward and backward of one micro-batch, without tensor parallel collectives."""
     traffic: tuple[InterfaceTraffic, ...]
@@ -127,6 +131,7 @@ class Alternative(Record):
     schedule: ScheduleName
     chunks: int = 1
     recompute: Recompute
+    zero: Zero = 1
     crossing: Crossing
     step_s: float
     why: str  # it is slower
@@ -155,7 +160,7 @@ class SolveReport(Record):
     solver: str
     status: Literal["optimal", "near optimal", "time limit", "fixed"]
     objective_s: float  # the least found, which the integer program minimises
-    bound_s: float  # no placement of any candidate takes less
+    bound_s: float  # no placement of any candidate takes less; none without ZeRO-3, where the plan is without
     gap: float  # (objective - bound) / objective; 0 is a proof
     placement_s: float  # of this plan; larger than the objective where simulation preferred another of the best
     candidates: int
@@ -187,6 +192,7 @@ class Plan(FileRecord):
     pp: int
     dp: int
     data_parallel: DataParallel = "flat"
+    zero: Zero = 1
     micro_batch_size: int
     microbatches: tuple[int, ...]  # how many each replica runs per step
     schedule: ScheduleName
@@ -197,6 +203,7 @@ class Plan(FileRecord):
     """By pipeline rank, how many micro-batches memory has room for under "eager" or "1f1b": a run under way may have as
     many in flight. Empty for other schedules, and where memory is not known."""
     recompute: Recompute
+    optimizer_offload: bool = False
     nodes: tuple[Node, ...]
     stages: tuple[PlanStage, ...]
     ranks: tuple[PlanRank, ...]
@@ -209,6 +216,12 @@ class Plan(FileRecord):
     def world_size(self) -> int:
         """How many ranks the job has."""
         return self.tp * self.pp * self.dp
+
+    @property
+    def weight_shards(self) -> int:
+        """How many ranks hold a layer's weights together: under ZeRO-3 those of a group of replicas, else 1."""
+        sizes = [len(group.ranks) for group in self.groups if group.axis == "dp"]
+        return min(sizes, default=1) if self.zero == 3 else 1
 
     @model_validator(mode="after")
     def _ranks_are_complete(self) -> Plan:

@@ -2,6 +2,7 @@
 
 Sources: gpt-3.6b, gpt-7.5b and gpt-39.1b are the Holmes paper's (arXiv 2312.03549, table 2); gpt-175b and gpt-1t
 Megatron-LM's (Narayanan et al., SC 2021, table 1); the Llama shapes are those of Meta's published configurations.
+Any other published model's shape is what `holmes model FOLDER` reads from its config.json.
 """
 
 from __future__ import annotations
@@ -43,17 +44,34 @@ def _llama(
     }
 
 
+def _llama3_rope(factor: float) -> dict[str, Any]:
+    return {
+        "kind": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_seq_length": 8192,
+    }
+
+
 PRESETS: dict[str, dict[str, Any]] = {
     "gpt-3.6b": _gpt(30, 3072, 32),
     "gpt-7.5b": _gpt(36, 4096, 32),
     "gpt-39.1b": _gpt(48, 8192, 64),
     "gpt-175b": _gpt(96, 12288, 96),
     "gpt-1t": _gpt(128, 25600, 160),
-    "llama-3.2-1b": _llama(16, 2048, 32, 8, 8192, 128256, 8192, 500000.0),
+    "llama-3.2-1b": {
+        **_llama(16, 2048, 32, 8, 8192, 128256, 8192, 500000.0),
+        "rope_scaling": _llama3_rope(32.0),
+        "tied_embeddings": True,
+    },
     "llama-2-7b": _llama(32, 4096, 32, 32, 11008, 32000, 4096, 10000.0),
     "llama-2-13b": _llama(40, 5120, 40, 40, 13824, 32000, 4096, 10000.0),
     "llama-2-70b": _llama(80, 8192, 64, 8, 28672, 32000, 4096, 10000.0),
     "llama-3-8b": _llama(32, 4096, 32, 8, 14336, 128256, 8192, 500000.0),
     "llama-3-70b": _llama(80, 8192, 64, 8, 28672, 128256, 8192, 500000.0),
-    "llama-3.1-405b": _llama(126, 16384, 128, 8, 53248, 128256, 8192, 500000.0),
+    "llama-3.1-405b": {
+        **_llama(126, 16384, 128, 8, 53248, 128256, 8192, 500000.0),
+        "rope_scaling": _llama3_rope(8.0),
+    },
 }

@@ -1,6 +1,7 @@
 """Records: frozen, strict about keys, and, where they have a file of their own, with a digest and a text.
 
-A record's file holds a header as well: which record it is, and the digest of the rest, so that a hand edit is noticed.
+A record's file holds a header as well: which record it is, the digest of the rest, so that a hand edit is noticed, and
+the signature of who wrote it (`own_key.py`).
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class FileRecord(Record):
         """
         return self._digest
 
+    def source_digest(self) -> str:
+        """The digest by which what is made from this record names it: while it stays, that is not stale."""
+        return self.digest()
+
     @cached_property
     def _digest(self) -> str:
         found, separator = hashlib.sha256(), "{"
@@ -81,9 +86,10 @@ class FileRecord(Record):
         """The text of the record's file: header, then the record, readable and diffable."""
         return "".join(self.json_parts())
 
-    def json_parts(self) -> Iterator[str]:
-        """That text in parts, since a large plan is too large to be held as text as well."""
-        yield json.dumps({"kind": self.KIND, "digest": self.digest()}, indent=1).removesuffix("\n}")
+    def json_parts(self, signature: str | None = None) -> Iterator[str]:
+        """That text in parts, since a large plan is too large to be held as text as well; signed, if it is to be."""
+        header = {"kind": self.KIND, "digest": self.digest()} | ({"signature": signature} if signature else {})
+        yield json.dumps(header, indent=1).removesuffix("\n}")
         for name in type(self).model_fields:
             value = getattr(self, name)
             if isinstance(value, tuple) and value and all(isinstance(each, Record) for each in value):

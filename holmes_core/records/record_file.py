@@ -8,37 +8,50 @@ times as large as the inventory.
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import os
 import re
 import secrets
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 
-import yaml
 from pydantic import BaseModel
 
 from holmes_core.errors import HolmesError
+from holmes_core.own_key import is_own, signature
 from holmes_core.records.parse_record import parse, record_in
+from holmes_core.records.plain_data import MOST_JSON_BYTES, MOST_VALUES, json_values, read_plain
 from holmes_core.records.record import FileRecord, Record
+from holmes_core.records.regular_file import MIB, check_regular
 
 R = TypeVar("R", bound=Record)
 F = TypeVar("F", bound=FileRecord)
 
+MOST_OWN_BYTES = 512 * MIB  # an inventory of 12,500 hosts with eight GPUs has 200
+_HEADER = ("kind", "digest", "signature")
+_SIGNED = re.compile(rb'{\n "kind": "(\w+)",\n "digest": "([\w:]+)",\n "signature": "([\w:-]+)"')
 _KEY = re.compile(rb'\n "(\w+)": ')  # in the text that `json_parts` makes
 _NEXT_KEY = re.compile(rb'\n(?= "|})')
 
 
-def write_atomically(path: Path, text: str | Iterable[str]) -> None:
+@dataclass(frozen=True)
+class Signed(Generic[F]):
+    """A record, and whether this user's Holmes wrote its file here."""
+
+    record: F
+    is_own: bool
+
+
+def write_atomically(path: Path, text: str | Iterable[str], private: bool = False) -> None:
     """Write `text`, whole or in parts, to `path` so that readers see the old file or the new one, never a part.
 
-    Raises HolmesError when the folder is missing or not writable.
+    `private`: readable by this user alone. Raises HolmesError when the folder is missing or not writable.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with open(temporary, "x", encoding="utf-8") as file:
+        with open(temporary, "x", encoding="utf-8", opener=private_opener if private else None) as file:
             file.writelines([text] if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
@@ -51,35 +64,55 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
         ) from error
 
 
+def private_opener(path: str, flags: int) -> int:
+    """For `open`: a new file is readable and writable by this user alone, whatever the umask."""
+    return os.open(path, flags, 0o600)
+
+
+def write_signed(path: Path, record: FileRecord, private: bool = False) -> None:
+    """Write the record's file, signed as this user's own. Raises HolmesError as `write_atomically` does."""
+    write_atomically(path, signed_parts(record), private)
+
+
+def signed_parts(record: FileRecord) -> Iterator[str]:
+    """The text of the record's file in parts, signed as this user's own. Raises HolmesError where it cannot be."""
+    return record.json_parts(signature(record.KIND, record.digest()))
+
+
 def read_user_file(cls: type[R], path: Path) -> R:
     """The record in a YAML or JSON file a person wrote. Raises HolmesError naming file, key and value."""
-    return parse(cls, _load(path), str(path))
+    return parse(cls, read_plain(path), str(path))
 
 
-def read_file(cls: type[F], path: Path) -> F:
-    """The record in a file Holmes wrote, with kind and digest checked.
+def read_file(cls: type[F], path: Path, inside: Path | None = None) -> F:
+    """The record in a file some Holmes wrote, with kind and digest checked; `inside`: the folder it must lie in.
 
     Raises HolmesError if it is another kind of file, or was changed since it was written.
     """
-    as_written = _read_as_written(cls, path)
+    return read_signed(cls, path, inside).record
+
+
+def read_signed(cls: type[F], path: Path, inside: Path | None = None) -> Signed[F]:
+    """As `read_file`, and whether this user's Holmes wrote it here."""
+    as_written = _read_as_written(cls, path, inside)
     if as_written is not None:
         return as_written
-    data = _load(path, f"; `{cls.RENEW}` makes it")
+    data = read_plain(path, f"; `{cls.RENEW}` makes it", inside)
     if not isinstance(data, dict) or data.get("kind") != cls.KIND:
         kind = data.get("kind") if isinstance(data, dict) else None
         seen = f"its kind is {kind}" if isinstance(kind, str) else "Holmes did not write it"
         raise HolmesError(f"{path}: not of kind {cls.KIND}: {seen}", f"make one with `{cls.RENEW}`")
-    body = {key: value for key, value in data.items() if key not in ("kind", "digest")}
+    body = {key: value for key, value in data.items() if key not in _HEADER}
     record = parse(cls, body, str(path))
     if data.get("digest") != record.digest():
         raise HolmesError(
             f"{path}: changed since it was written (digest {data.get('digest')!r}, content {record.digest()!r})",
             f"make it again with `{cls.RENEW}`; what you may choose is chosen in hosts.yaml and job.yaml",
         )
-    return record
+    return Signed(record, is_own(cls.KIND, record.digest(), data.get("signature")))
 
 
-def _read_as_written(cls: type[F], path: Path) -> F | None:
+def _read_as_written(cls: type[F], path: Path, inside: Path | None) -> Signed[F] | None:
     """The record in a file that is as Holmes wrote it.
 
     None for any other file, which is then read with more patience, for the sake of its errors.
@@ -87,13 +120,24 @@ def _read_as_written(cls: type[F], path: Path) -> F | None:
     if path.suffix != ".json":
         return None
     try:
+        check_regular(path, MOST_OWN_BYTES, inside)
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            if len(text) > MOST_JSON_BYTES and not _claims_to_be_own(text):
+                return None
             fields = dict(_fields_as_written(cls, text))
-        kind, digest = fields.pop("kind", None), fields.pop("digest", None)
+        kind, digest, claimed = (fields.pop(name, None) for name in _HEADER)
         record = cls.model_validate(fields) if kind == cls.KIND else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    return record if record is not None and record.digest() == digest else None
+    if record is None or record.digest() != digest:
+        return None
+    return Signed(record, is_own(cls.KIND, record.digest(), claimed))
+
+
+def _claims_to_be_own(text: mmap.mmap) -> bool:
+    """Whether the digest in a file's first lines bears this user's signature; the file may yet hold something else."""
+    header = _SIGNED.match(text)
+    return header is not None and is_own(*(part.decode() for part in header.groups()))
 
 
 def _fields_as_written(cls: type[F], text: mmap.mmap) -> Iterator[tuple[str, object]]:
@@ -114,7 +158,7 @@ def _fields_as_written(cls: type[F], text: mmap.mmap) -> Iterator[tuple[str, obj
                 end = text.find(b"\n  }", start) + 4
                 if end < start:
                     raise ValueError(f"no end of a record in {name}")
-                found.append(item.model_validate_json(text[start:end]))
+                found.append(item.model_validate_json(_bounded(text[start:end])))
                 start = end + (text[end : end + 1] == b",")
         following = _NEXT_KEY.search(text, start)
         if following is None:
@@ -123,41 +167,11 @@ def _fields_as_written(cls: type[F], text: mmap.mmap) -> Iterator[tuple[str, obj
         rest = text[start:at].removesuffix(b",")
         if found and rest != b"\n ]":
             raise ValueError(f"more than records in {name}: {rest!r}")
-        yield name, tuple(found) if found else json.loads(rest)
+        yield name, tuple(found) if found else json_values(rest.decode())
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """safe_load that refuses a key written twice, where YAML would silently take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Hashable] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable):
-                if key in seen:
-                    problem = f"key {key!r} is listed twice"
-                    raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-                seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def _load(path: Path, make: str = "") -> object:
-    """The plain data in a JSON or YAML file; `make` is added to the hint when there is none."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        what = f"{path}: cannot be read: {error.strerror or error}"
-        raise HolmesError(what, f"check the path and its permissions{make}") from None
-    except UnicodeDecodeError as error:
-        raise HolmesError(f"{path}: not text: byte {error.start} is not UTF-8", "save the file as UTF-8") from None
-    try:
-        return json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_UniqueKeyLoader)
-    except json.JSONDecodeError as error:
-        what = f"{path}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}"
-        raise HolmesError(what, "correct that line, or make the file again") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
-        what = f"{path}: {where}not YAML: {problem}"
-        raise HolmesError(what, "correct that line (indentation, colons, quotes)") from None
+def _bounded(text: bytes) -> bytes:
+    """Raises ValueError for one record of more values than any has: each could be an error of the parser."""
+    if text.count(b",") + text.count(b"[") > MOST_VALUES:
+        raise ValueError("more values than a record has")
+    return text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from holmes_core.records.plan import InterfaceTraffic
 from holmes_core.records.record import FileRecord, Record
 
 State = Literal["running", "done", "failed", "stopped"]
@@ -12,11 +11,11 @@ OnLoss = Literal["replan", "wait", "stop"]
 
 
 class Failure(Record):
-    """The end of a rank, or of a whole node, before its time."""
+    """The end of a rank, of a whole node, or of the run as nothing goes on, before its time."""
 
-    host: str
-    cluster: str
-    rank: int | None  # None for a node
+    host: str | None  # None where nothing shows which is at fault
+    cluster: str | None
+    rank: int | None  # None for a node, or for all
     exit_code: int  # below 0: a signal's number
     message: str
     last_lines: tuple[str, ...]  # of its log
@@ -25,11 +24,24 @@ class Failure(Record):
     host_lost: bool = False  # the node itself is gone
 
 
+class MeasuredTraffic(Record):
+    """Mean bytes a step over one interface, and over the RDMA ports of its host that go with it; None: not known."""
+
+    host: str
+    netdev: str
+    network: str
+    sent_bytes: int | None
+    received_bytes: int | None
+    rdma_sent_bytes: int | None = None
+    rdma_received_bytes: int | None = None
+
+
 class Controller(Record):
     """The process that watches a run."""
 
     pid: int
     start_ticks: int  # the kernel's start time of it, since ids are used again
+    host: str = ""  # the name of the machine it runs on; "" in records that do not have it
 
 
 class Settings(Record):
@@ -63,5 +75,6 @@ class Run(FileRecord):
     last_loss: float | None = None
     tokens_per_s: float | None = None  # of the last attempt, as the two below
     step_s: float | None = None  # the median, without the first step
-    traffic: tuple[InterfaceTraffic, ...] = ()  # a step
+    traffic: tuple[MeasuredTraffic, ...] = ()
+    not_ended: tuple[str, ...] = ()  # what was left on hosts, and where
     failures: tuple[Failure, ...] = ()

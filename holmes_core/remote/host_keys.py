@@ -11,9 +11,9 @@ import paramiko
 
 from holmes_core.errors import HostError
 from holmes_core.records.access import Access
-from holmes_core.remote.known_hosts import fingerprint, known_keys
+from holmes_core.remote.known_hosts import fingerprint, known_keys, revoked_keys
 from holmes_core.remote.ssh_client import CONNECT_TIMEOUT_S, open_proxy
-from holmes_core.remote.ssh_faults import explain_login, forget_command
+from holmes_core.remote.ssh_faults import RevokedHostKey, explain_login, forget_command
 from holmes_core.remote.ssh_settings import SshSettings, ssh_settings
 
 
@@ -38,11 +38,13 @@ def offered_key(host: str, access: Access) -> HostKey:
         key = _ask_key(settings, access)
     except Exception as error:
         raise explain_login(host, settings, error) from None
+    if key in revoked_keys(host, settings):
+        raise explain_login(host, settings, RevokedHostKey(key))
     known = [known_keys(host, settings, file) for file in settings.known_hosts]
     same_type = [keys[key.get_name()] for keys in known if key.get_name() in keys]
     if same_type and key not in same_type:
         text = f"host key of {settings.target} is {fingerprint(key)}, known is {fingerprint(same_type[0])}"
-        hint = f"find out why; if the host was reinstalled: `{forget_command(settings)}`"
+        hint = f"find out why; if the host was reinstalled: `{forget_command(settings)}`, then this again"
         raise HostError(host, "key changed", text, hint)
     line = f"{settings.known_name} {key.get_name()} {key.get_base64()}"
     return HostKey(settings.known_name, fingerprint(key), line, settings.known_hosts[0], bool(same_type))

@@ -1,4 +1,4 @@
-"""Commands in a shell of this machine, for hosts with `transport: local`."""
+"""Commands that a process of this machine runs: in a shell here, for hosts with `transport: local`, or by `srun`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from holmes_core.remote.transport import (
@@ -19,35 +19,44 @@ from holmes_core.remote.transport import (
     timed_out,
 )
 
+END_S = 2.0  # for a command to end when it is asked to
+
 
 class LocalConnection(Connection):
-    """This machine, under the name of a host."""
+    """This machine, under the name of a host, or the host that the words `before` a command bring it to."""
 
-    def __init__(self, host: str) -> None:
-        self._host = host
+    def __init__(self, host: str, before: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> None:
+        self._host, self._before, self._environ = host, before, environ
 
     def run(self, command: str, stdin: bytes, timeout_s: float) -> Completed:
-        process = _spawn(command)
+        process = self._spawn(command)
         try:
             stdout, stderr = process.communicate(stdin, timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            _end(process)
             raise timed_out(self._host, timeout_s) from None
         return Completed(process.returncode, stdout, stderr)
 
     def open(self, command: str) -> Stream:
-        return _LocalStream(_spawn(command))
+        return _LocalStream(self._spawn(command))
 
     def close(self) -> None:
         """Nothing is held open."""
 
+    def _spawn(self, command: str) -> subprocess.Popen[bytes]:
+        """The command in a session of its own, so that Ctrl-C here reaches it only through us."""
+        pipe, words = subprocess.PIPE, [*self._before, "/bin/sh", "-c", command]
+        return subprocess.Popen(words, env=self._environ, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
 
-def _spawn(command: str) -> subprocess.Popen[bytes]:
-    """The command in a session of its own, so that Ctrl-C here reaches it only through us."""
-    pipe = subprocess.PIPE
-    return subprocess.Popen(["/bin/sh", "-c", command], stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a command and what it started; `srun` ends what runs elsewhere when it is asked to, and not when killed."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=END_S)
+            return
 
 
 class _LocalStream(Stream):

@@ -16,8 +16,8 @@ import paramiko
 
 from holmes_core.errors import HostError
 from holmes_core.records.access import Access
-from holmes_core.remote.known_hosts import add_known_keys
-from holmes_core.remote.ssh_faults import UnknownHostKey, explain_login
+from holmes_core.remote.known_hosts import add_known_keys, revoked_keys
+from holmes_core.remote.ssh_faults import RevokedHostKey, UnknownHostKey, explain_login
 from holmes_core.remote.ssh_settings import SshSettings, last_jump, ssh_settings
 from holmes_core.remote.transport import (
     CHUNK_BYTES,
@@ -113,8 +113,8 @@ def _log_in(host: str, access: Access, jumps_before: str | None = None) -> param
     if jumps_before:
         settings = replace(settings, proxy_jump=jumps_before, proxy_command=None)
     client = paramiko.SSHClient()
-    client.set_missing_host_key_policy(_RefuseUnknownKey())
     add_known_keys(client, host, settings)
+    client.set_missing_host_key_policy(_RefuseUnknownKey(revoked_keys(host, settings)))
     try:
         client.connect(
             settings.address,
@@ -135,8 +135,11 @@ def _log_in(host: str, access: Access, jumps_before: str | None = None) -> param
 
 
 class _RefuseUnknownKey(paramiko.MissingHostKeyPolicy):
+    def __init__(self, revoked: tuple[paramiko.PKey, ...]) -> None:
+        self._revoked = revoked
+
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:  # noqa: ARG002
-        raise UnknownHostKey(key)
+        raise RevokedHostKey(key) if key in self._revoked else UnknownHostKey(key)
 
 
 def open_proxy(settings: SshSettings, access: Access) -> paramiko.ProxyCommand | paramiko.Channel | None:

@@ -29,6 +29,10 @@ class SshSettings:
     proxy_command: str | None
     proxy_jump: str | None
     """Hosts to pass before this one, `user@first:2222,second`."""
+    key_alias: str | None = None
+    """HostKeyAlias: the name in known-hosts files where that is not the address."""
+    revoked: tuple[Path, ...] = ()
+    """RevokedHostKeys: files of keys that no host is believed by."""
 
     @property
     def target(self) -> str:
@@ -38,6 +42,11 @@ class SshSettings:
     @property
     def known_name(self) -> str:
         """The host's name in known-hosts files."""
+        return self.key_alias or self.address_and_port
+
+    @property
+    def address_and_port(self) -> str:
+        """The name by which paramiko looks for the host's key."""
         return self.address if self.port == SSH_PORT else f"[{self.address}]:{self.port}"
 
 
@@ -46,8 +55,7 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
     found = _configuration(access).lookup(access.address or host)
     keys = [access.identity_file] if access.identity_file else found.get("identityfile", [])
     known = found.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2").split()
-    if "userknownhostsfile" not in found:
-        known.append(found.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts"))
+    known += found.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2").split()
     return SshSettings(
         address=found["hostname"],
         port=access.port or int(found.get("port", SSH_PORT)),
@@ -57,6 +65,8 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
         known_hosts=tuple(Path(name).expanduser() for name in known),
         proxy_command=_unless_none(found.get("proxycommand")),
         proxy_jump=_unless_none(found.get("proxyjump")),
+        key_alias=found.get("hostkeyalias"),
+        revoked=tuple(Path(name).expanduser() for name in (_unless_none(found.get("revokedhostkeys")) or "").split()),
     )
 
 
@@ -73,7 +83,7 @@ def _configuration(access: Access) -> paramiko.SSHConfig:
 
 
 def _unless_none(word: str | None) -> str | None:
-    """ssh takes the word `none` for no proxy."""
+    """ssh takes the word `none` for no proxy, and for no file."""
     return None if word == "none" else word
 
 

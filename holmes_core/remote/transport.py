@@ -96,5 +96,5 @@ def _read_or_end(read: Read) -> bytes:
 
 def timed_out(host: str, timeout_s: float) -> HostError:
     """The error for a command that took longer than it may."""
-    hint = "see what hangs there, or give it more time"
+    hint = "see what hangs there: log in and look at its load and at file systems that do not answer; then try again"
     return HostError(host, "timed out", f"no answer within {timeout_s:g} s", hint)

@@ -1,22 +1,22 @@
 """The folder of a run's checkpoints. A checkpoint has its name only when it is whole, so a kill spoils none.
 
 It holds `latest` (the name of the newest whole checkpoint), `step-00000100` for the state after 100 steps, and while
-one is written `step-00000200.partial`. Rank 0 alone changes names here.
+one is written `step-00000200.partial`. Rank 0 alone changes names here. The node agent looks for the newest before
+torch is up, so this imports only what is quick to import.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 LATEST_FILE = "latest"
 PARTIAL = ".partial"
 
 
-@dataclass(frozen=True)
-class CheckpointFolder:
+class CheckpointFolder(NamedTuple):
     """The folder `path`, in which the newest `keep_last` checkpoints are kept."""
 
     path: Path
@@ -51,6 +51,12 @@ def newest_in(folder: Path) -> Path | None:
     """The newest whole checkpoint in `folder`; None if there is none."""
     latest = folder / LATEST_FILE
     return folder / latest.read_text(encoding="utf-8").strip() if latest.is_file() else None
+
+
+def before(checkpoint: Path) -> Path | None:
+    """The newest whole checkpoint older than `checkpoint` beside it; None if there is none."""
+    beside = (path for path in checkpoint.parent.glob("step-*") if path.name < checkpoint.name and not path.suffix)
+    return max(beside, default=None)
 
 
 def _name(steps: int) -> str:

@@ -12,25 +12,44 @@ import shutil
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
-from datetime import timedelta
 from pathlib import Path
 from threading import Thread
+from typing import NamedTuple
 
 import torch.distributed as dist
-import torch.distributed.checkpoint.state_dict_loader as dcp_loader
-import torch.distributed.checkpoint.state_dict_saver as dcp_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder, newest_in, write_durably
+from holmes_runtime.checkpoint.checkpoint_folder import (
+    LATEST_FILE,
+    CheckpointFolder,
+    before,
+    newest_in,
+    write_durably,
+)
 from holmes_runtime.checkpoint.description import DESCRIPTION_FILE, Counters, Description, describe, differences
-from holmes_runtime.checkpoint.reshard import PieceLoadPlanner, PieceSavePlanner, TensorPiece, pieces_of
-from holmes_runtime.checkpoint.safe_reader import SafeReader
+from holmes_runtime.checkpoint.piece_files import WrittenTensor, read_pieces, write_metadata, write_pieces
+from holmes_runtime.checkpoint.reshard import TensorPiece, pieces_of
+from holmes_runtime.checkpoint.snapshot import Snapshot
+from holmes_runtime.comm.group_opening import new_control_group
+from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record, gather_records
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.parallel.gradient_buckets import Shard
 
 SEEN_WITHIN_S = 10.0  # how long a network file system may take to show a host what another wrote
+
+
+class Answer(NamedTuple):
+    """A name, or what went wrong; None if there is none, or nothing did."""
+
+    text: str | None
+
+
+class Written(NamedTuple):
+    """What one rank wrote, or why it could not."""
+
+    tensors: tuple[WrittenTensor, ...]
+    trouble: str | None
 
 
 class Checkpoints:
@@ -45,8 +64,9 @@ class Checkpoints:
         assert config.checkpoint is not None
         self._config, self._me, self._data_digest = config, me, data_digest
         self._folder = CheckpointFolder(Path(config.checkpoint.path), config.checkpoint.keep_last)
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.timeout_s))
+        self._group = new_control_group(config.timeout_s)
         self._saving: Future[None] | None = None
+        self._snapshot = Snapshot()
         self.every_steps = config.checkpoint.every_steps
         if me.rank == 0:
             self._folder.make_ready()
@@ -61,19 +81,18 @@ class Checkpoints:
     def _check_shared(self) -> None:
         """Rank 0 writes a file that all others must see."""
         shared = self._folder.path
-        witness = [f"shared-{self._config.run_id}-{os.getpid()}"]
+        witness = shared / f"shared-{self._config.run_id}"
         if self._me.rank == 0:
-            (shared / witness[0]).touch()
-        dist.broadcast_object_list(witness, src=0, group=self._group)
+            witness.touch()
+        dist.barrier(group=self._group)
         deadline_s = time.monotonic() + SEEN_WITHIN_S
-        while not (seen := (shared / witness[0]).exists()) and time.monotonic() < deadline_s:
+        while not (seen := witness.exists()) and time.monotonic() < deadline_s:
             time.sleep(0.1)
-        answers: list[str | None] = [None] * self._config.world_size
         writable = seen and os.access(shared, os.W_OK)
-        dist.all_gather_object(answers, None if writable else self._me.host, group=self._group)
+        answers = all_gather_records(Answer(None if writable else self._me.host), self._group)
         if self._me.rank == 0:
-            (shared / witness[0]).unlink()
-        blind = sorted({host for host in answers if host is not None})
+            witness.unlink()
+        blind = sorted({answer.text for answer in answers if answer.text is not None})
         if blind:
             raise RuntimeError(
                 f"checkpoint.path {shared} must be one folder that all hosts share and can write to; "
@@ -83,9 +102,13 @@ class Checkpoints:
     def _find_newest(self) -> Path | None:
         """The newest checkpoint, as rank 0 sees it."""
         newest = newest_in(self._folder.path) if self._me.rank == 0 else None
-        name = [newest.name if newest is not None else None]
-        dist.broadcast_object_list(name, src=0, group=self._group)
-        return None if name[0] is None else self._folder.path / name[0]
+        name = broadcast_record(Answer(newest.name if newest is not None else None), self._group).text
+        return None if name is None else self._folder.path / name
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there was none to go on from when this was made: the run starts from the beginning."""
+        return self._newest is None
 
     def load(self, shards: Iterable[Shard]) -> Counters | None:
         """Reads the newest checkpoint into `shards`; None, and nothing done, if there is none.
@@ -103,25 +126,27 @@ class Checkpoints:
         changed = differences(saved.trained_with, wanted.trained_with)
         if changed and self._me.rank == 0:
             print(f"resumes {folder} with other settings: {'; '.join(changed)}", flush=True)
+        trouble = Answer(None)
         try:
-            dcp_loader.load(
-                dict(pieces_of(shards)),
-                storage_reader=SafeReader(folder),
-                planner=PieceLoadPlanner(),
-                process_group=self._group,
-            )
+            read_pieces(folder, pieces_of(shards))
         except CheckpointException as error:
-            raise RuntimeError(f"checkpoint {folder} cannot be read: {_reasons(error)}") from error
+            trouble = Answer(_reason(error))
+        found = _by_rank(other.text for other in all_gather_records(trouble, self._group))
+        if found is not None:
+            older = before(folder)
+            instead = f"; to go on from {older.name}, write that into {folder.parent}/{LATEST_FILE}" if older else ""
+            raise RuntimeError(f"checkpoint {folder} cannot be read: {found}{instead}")
         return saved.counters
 
     def save(self, shards: Iterable[Shard], counters: Counters) -> None:
-        """Copies the state and starts to write it; waits for the write before it, if that is not done.
+        """Copies the state, always to the same memory, and starts to write it; waits until the write before it is done.
 
         Raises RuntimeError if the write before it failed.
         """
         self.finish()
-        mine = [shard for shard in shards if self._me.tp_rank == 0 or not shard.part.is_whole]
-        copies = {name: piece.snapshot() for name, piece in pieces_of(mine).items()}
+        is_first = self._me.tp_rank == 0
+        mine = [shard for shard in shards if (is_first or not shard.part.is_whole) and not shard.is_copy]
+        copies = self._snapshot.take(pieces_of(mine))
         self._saving = Future()
         # A daemon: when the run fails elsewhere, nobody waits for a write that waits for ranks that are gone.
         Thread(target=self._run, args=(self._saving, copies, counters), name="checkpoint", daemon=True).start()
@@ -147,21 +172,38 @@ class Checkpoints:
     def _write(self, pieces: dict[str, TensorPiece], counters: Counters) -> None:
         partial = self._folder.partial(counters.steps)
         try:
-            writer = FileSystemWriter(partial)
-            dcp_saver.save(pieces, storage_writer=writer, planner=PieceSavePlanner(), process_group=self._group)
-            if self._me.rank == 0:  # once all ranks have written
-                description = describe(self._config, self._data_digest, counters)
-                write_durably(partial / DESCRIPTION_FILE, description.to_json())
-                self._folder.publish(counters.steps)
-        except (CheckpointException, OSError) as error:
-            reasons = _reasons(error) if isinstance(error, CheckpointException) else str(error)
+            mine = Written(write_pieces(partial, pieces, self._me.rank), None)
+        except Exception as error:  # torch's writer raises many kinds; all ranks hear of it
+            mine = Written((), repr(error))
+        all_written = gather_records(mine, self._group)
+        trouble = _by_rank(written.trouble for written in all_written)
+        if self._me.rank == 0 and trouble is None:
+            trouble = self._publish(partial, all_written, counters)
+        trouble = broadcast_record(Answer(trouble), self._group).text
+        if trouble is not None:
             free = shutil.disk_usage(self._folder.path).free
             raise RuntimeError(
                 f"the checkpoint after {counters.steps} steps could not be written to {partial}, where "
-                f"{free / 1e6:.0f} MB are free; those before it are whole: {reasons}"
-            ) from error
+                f"{free / 1e6:.0f} MB are free; those before it are whole: {trouble}"
+            )
+
+    def _publish(self, partial: Path, all_written: Iterable[Written], counters: Counters) -> str | None:
+        """Gives the checkpoint, which all ranks have written, its name; what went wrong, if anything."""
+        try:
+            write_metadata(partial, tuple(tensor for written in all_written for tensor in written.tensors))
+            description = describe(self._config, self._data_digest, counters)
+            write_durably(partial / DESCRIPTION_FILE, description.to_json())
+            self._folder.publish(counters.steps)
+        except Exception as error:  # whatever it is, the others wait to hear of it
+            return f"rank 0: {error!r}"
+        return None
 
 
-def _reasons(error: CheckpointException) -> str:
-    """What each rank that failed says."""
-    return "; ".join(f"rank {rank}: {failure[0]!r}" for rank, failure in sorted(error.failures.items()))
+def _reason(error: CheckpointException) -> str:
+    """What this rank's own failure was."""
+    return "; ".join(repr(failure[0]) for failure in error.failures.values())
+
+
+def _by_rank(said: Iterable[str | None]) -> str | None:
+    """What each rank that failed says; None if none did."""
+    return "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(said) if each is not None) or None

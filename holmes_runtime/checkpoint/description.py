@@ -8,20 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Precision
+from holmes_runtime.config.run_settings import SAMPLE_ORDERS, Precision, SampleOrder
 
 FORMAT_VERSION = 1
 DESCRIPTION_FILE = "checkpoint.json"
+ADDED_TO_SHAPES = {
+    **{"rope_scaling": None, "norm_eps": 1e-5, "head_dim": None},
+    **{"qkv_bias": False, "qk_norm": False, "tied_embeddings": False},
+}  # what is meant where an older checkpoint does not say
 
 
 @dataclass(frozen=True)
 class Counters:
-    """What is saved beside the tensors: steps of the run and of AdamW, and the loss scale of fp16 (else 1 and 0)."""
+    """What is saved beside the tensors: steps of the run and of AdamW, and the loss scale of fp16 (else 1 and 0).
+
+    `samples`: how many the run has trained on, and in which `order` it takes them, which it keeps to its end.
+    """
 
     steps: int
     optimizer_steps: int
     loss_scale: float
     good_steps: int
+    samples: int
+    order: SampleOrder = "epochs"
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,13 @@ class Description:
             data = json.loads(path.read_text(encoding="utf-8"))
             if data["format_version"] != FORMAT_VERSION:
                 raise ValueError(f"{path}: format_version {data['format_version']}, this Holmes reads {FORMAT_VERSION}")
-            return cls(**{**data, "counters": Counters(**data["counters"])})
+            # Before there were epochs every step drew its batch with replacement, and samples were not counted.
+            drawn = {"samples": data["counters"]["steps"] * data["trained_with"]["global_batch_size"], "order": "draws"}
+            counters = Counters(**{**drawn, **data["counters"]})
+            if counters.order not in SAMPLE_ORDERS:
+                raise ValueError(f"{path}: the run's order of samples is {counters.order!r}, known are {SAMPLE_ORDERS}")
+            shape = {**ADDED_TO_SHAPES, **data["shape"]}
+            return cls(**{**data, "counters": counters, "shape": shape})
         except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path} does not describe a checkpoint: {error}") from None
 
@@ -58,7 +73,13 @@ def describe(config: RunConfig, data_digest: str, counters: Counters) -> Descrip
         counters,
         config.value_type,
         asdict(config.model),
-        {"seed": config.seed, "global_batch_size": config.global_batch_size, "data": data_digest},
+        {
+            "seed": config.seed,
+            "global_batch_size": config.global_batch_size,
+            "data": data_digest,
+            "weights": [source.weight for source in config.data.sources],
+            "documents": config.data.documents,
+        },
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -76,11 +76,6 @@ class TensorPiece:
     part: TensorPart
     start: int
     stop: int
-
-    def snapshot(self) -> TensorPiece:
-        """The same with a copy of the values in host memory."""
-        copy = torch.empty_like(self.values, device="cpu").copy_(self.values)
-        return replace(self, values=copy)
 
     def chunks(self) -> list[tuple[ChunkStorageMetadata, Tensor]]:
         """Each box of the piece: where it lies in the whole tensor, and its values in their shape."""

@@ -1,12 +1,21 @@
-"""Byte counters of this host's network interfaces, by interface name."""
+"""Byte counters of this host's network interfaces, by name, and of its RDMA ports, by `mlx5_0:1`.
+
+RDMA passes the kernel by: an interface's counters do not have it, a port's do. A port's are those of the whole host,
+whichever rank sends, and on InfiniBand have IP over it too. A counter that cannot be read is left out.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from holmes_runtime.config.rank_metrics import ByteCounters
 
 NET_DEV = Path("/proc/net/dev")
+INFINIBAND = Path("/sys/class/infiniband")
+WORD_BYTES = 4  # ports count in words. Source: Linux, Documentation/ABI/stable/sysfs-class-infiniband
+# Of an older port, which counts in 32 bits and stays at its last value once it is there.
+FULL_WORDS = 2**32 - 1
 
 
 def parse_net_dev(text: str) -> dict[str, ByteCounters]:
@@ -24,6 +33,30 @@ def read_byte_counters() -> dict[str, ByteCounters]:
     return parse_net_dev(NET_DEV.read_text()) if NET_DEV.exists() else {}
 
 
+def read_port_counters(ports: Iterable[str], root: Path = INFINIBAND) -> dict[str, ByteCounters]:
+    """Byte counters of the RDMA `ports`, such as `mlx5_0:1`, that can be read; `root` is sysfs's folder of devices."""
+    found = {}
+    for port in ports:
+        device, _, number = port.partition(":")
+        folder = root / device / "ports" / number
+        sent, received = (_words(folder, f"port_{way}_data") for way in ("xmit", "rcv"))
+        if sent is not None and received is not None:
+            found[port] = ByteCounters(sent * WORD_BYTES, received * WORD_BYTES)
+    return found
+
+
+def _words(folder: Path, name: str) -> int | None:
+    """A counter; where an old kernel keeps one of 64 bits, it is in a folder of its own. None if it is not known."""
+    for file in (folder / "counters_ext" / f"{name}_64", folder / "counters" / name):
+        try:
+            words = int(file.read_text())
+        except (OSError, ValueError):  # not there, or "N/A (no PMA)"
+            continue
+        return None if words == FULL_WORDS else words
+    return None
+
+
 def counters_increase(before: dict[str, ByteCounters], after: dict[str, ByteCounters]) -> dict[str, ByteCounters]:
-    """Per interface, the increase between two readings; interfaces that came or went meanwhile are left out."""
-    return {name: reading.since(before[name]) for name, reading in after.items() if name in before}
+    """Per counter, the increase between two readings; those that came, went or fell meanwhile are left out."""
+    moved = {name: reading.since(before[name]) for name, reading in after.items() if name in before}
+    return {name: increase for name, increase in moved.items() if min(increase) >= 0}

@@ -1,4 +1,4 @@
-"""Reduce-scatter and all-gather of flat tensors, started now and waited for later."""
+"""Reduce-scatter, all-gather and the sum of two ranks' flat tensors, started now and waited for later."""
 
 from __future__ import annotations
 
@@ -38,6 +38,16 @@ def start_all_gather(flat: Tensor, group: ProcessGroup) -> Callable[[], Tensor]:
         return lambda: _after([gather], lambda: flat)
     works = _exchange(parts[me].expand_as(parts), parts, group)
     return lambda: _after(works, lambda: flat)
+
+
+def start_sum_of_two(flat: Tensor, group: ProcessGroup) -> Callable[[], Tensor]:
+    """Starts to add `flat` (elements,) of the two ranks of `group` up, in place; both get the same bits."""
+    if dist.get_backend(group) == "nccl":
+        work = dist.all_reduce(flat, group=group, async_op=True)
+        return lambda: _after([work], lambda: flat)
+    received, other = torch.empty_like(flat), 1 - group.rank()
+    transfers = [start_receive(received, other, group), start_send(flat, other, group)]
+    return lambda: _after(transfers, lambda: flat.add_(received))
 
 
 def _exchange(sent: Tensor, received: Tensor, group: ProcessGroup) -> list[Transfer]:

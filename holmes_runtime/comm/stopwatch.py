@@ -3,26 +3,54 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 
 import torch
+from torch.profiler import record_function
 
 REST = "rest"
+Mark = tuple[float | torch.cuda.Event, str]
+"""When a lap began, by the host's clock or by an event in a GPU's stream, and its name."""
+
+
+def timed_event() -> torch.cuda.Event:
+    """An event of the current GPU that knows its time."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def named_range(name: str) -> Iterator[None]:
+    """What happens inside has that name in traces, of torch's profiler and of NVIDIA's (NVTX).
+
+    Without a trace it costs a few microseconds.
+    """
+    has_gpu: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    with record_function(name), torch.cuda.nvtx.range(name) if has_gpu else nullcontext():
+        yield
 
 
 class Stopwatch:
     """Times laps on the host, or on a GPU by events in its current stream, which costs no waiting for it.
 
-    On a GPU a wait for a collective is thus the time for which the stream stood still.
+    On a GPU a wait for a collective is thus the time for which the stream stood still. There a reading is that of the
+    time before the last one: by then its events have passed, and `add_up` looks at them while the GPU has work.
     """
 
-    def __init__(self, device: torch.device, now_s: Callable[[], float] = time.perf_counter) -> None:
-        """`now_s` is the host's clock, in seconds."""
-        self._now_s = now_s
+    def __init__(
+        self,
+        device: torch.device,
+        now_s: Callable[[], float] = time.perf_counter,
+        new_event: Callable[[], torch.cuda.Event] = timed_event,
+    ) -> None:
+        """`now_s` is the host's clock, in seconds; `new_event` makes an event that is not recorded yet."""
+        self._now_s, self._new_event = now_s, new_event
         self._is_gpu = device.type == "cuda"
         self._open = [REST]
-        self._marks: list[tuple[float | torch.cuda.Event, str]] = []
+        self._marks: list[Mark] = []
+        self._before: list[Mark] = []  # on a GPU, up to the last reading
+        self._seconds: dict[str, float] = {}  # of those, once they are added up
         self._mark(REST)
 
     @contextmanager
@@ -40,25 +68,49 @@ class Stopwatch:
         if not self._is_gpu:
             self._marks.append((self._now_s(), name))
             return
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = self._new_event()
         event.record()
         self._marks.append((event, name))
 
     def read_s(self) -> dict[str, float]:
-        """Seconds by name since the last reading; on a GPU what has not ended yet counts to the next."""
-        self._mark(self._open[-1])
-        seconds: dict[str, float] = {}
-        done = 0
-        for (begin, name), (end, _) in zip(self._marks, self._marks[1:], strict=False):
-            if isinstance(begin, float) and isinstance(end, float):
-                elapsed_s = end - begin
-            else:
-                assert isinstance(begin, torch.cuda.Event)
-                assert isinstance(end, torch.cuda.Event)
-                if not end.query():  # type: ignore[no-untyped-call]
-                    break
-                elapsed_s = begin.elapsed_time(end) / 1e3
-            seconds[name] = seconds.get(name, 0.0) + elapsed_s
-            done += 1
-        del self._marks[:done]
+        """Seconds by name since the last reading; on a GPU those between the two before this one, nothing at first."""
+        ended = self._take_marks()
+        if not self._is_gpu:
+            return _seconds_by_name(ended)
+        self.add_up()
+        seconds, self._seconds, self._before = self._seconds, {}, ended
         return seconds
+
+    def skip(self) -> None:
+        """What has happened since the last reading counts as no lap."""
+        self._take_marks()
+
+    def add_up(self) -> None:
+        """On a GPU, makes seconds of the events before the last reading; where the host would wait for it anyway."""
+        if self._before:
+            last, _ = self._before[-1]
+            assert not isinstance(last, float)
+            last.synchronize()
+            self._seconds, self._before = _seconds_by_name(self._before), []
+
+    def _take_marks(self) -> list[Mark]:
+        """All marks up to now, which begins the next ones."""
+        self._mark(self._open[-1])
+        taken, self._marks = self._marks, self._marks[-1:]
+        return taken
+
+
+def _seconds_by_name(marks: Sequence[Mark]) -> dict[str, float]:
+    """Of marks whose events have all passed."""
+    seconds: dict[str, float] = {}
+    for (begin, name), (end, _) in pairwise(marks):
+        seconds[name] = seconds.get(name, 0.0) + _between_s(begin, end)
+    return seconds
+
+
+def _between_s(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
+    if isinstance(begin, float) or isinstance(end, float):
+        assert isinstance(begin, float) and isinstance(end, float)  # noqa: PT018
+        return end - begin
+    elapsed_ms: float = begin.elapsed_time(end)
+    return elapsed_ms / 1e3

@@ -5,10 +5,14 @@ Both sides read and write them here. The agent answers "ready" first; its ranks 
 
 from __future__ import annotations
 
+import signal
 from typing import NamedTuple, get_args
 
-from holmes_runtime.config.rank_metrics import RankMetrics
+from holmes_runtime.config.rank_metrics import RankFileKind, RankMetrics
 from holmes_runtime.config.strict_json import parse_one_of, to_json
+
+ASK_SIGNAL = signal.SIGUSR2  # blocked in all threads from the start on; one waits for it, even while others are stuck
+POSITIONS_FILE = "positions-rank{rank}.jsonl"
 
 
 class NodeInterface(NamedTuple):
@@ -35,11 +39,15 @@ class NodeGpuProcess(NamedTuple):
 
 
 class NodeCheckpointFolder(NamedTuple):
-    """The nearest folder that exists on the way to the checkpoints, and the room it has, None where not known."""
+    """The nearest folder that exists on the way to the checkpoints, and the room it has, None where not known.
+
+    `unresumed`: the newest checkpoint that lies there although the run resumes none.
+    """
 
     folder: str
     writable: bool
     free_bytes: int | None
+    unresumed: str | None
 
 
 class NodeNcclSetting(NamedTuple):
@@ -53,16 +61,21 @@ class NodeNcclSetting(NamedTuple):
 class NodeFacts(NamedTuple):
     """What a launch relies on, as the node is now.
 
-    `executable` is the Python that runs the agent, `torch` and `nccl` are versions, None where there is none.
-    `local_addresses`: of the planned ones, those the host has. `rdma_ports`: `mlx5_0:1` -> `ACTIVE`.
+    `executable` is the Python that runs the agent, `torch` and `nccl` are versions, None where there is none;
+    `torch_cuda` is the CUDA that torch is built for, None for a build without; `driver` is the GPUs', None if it is not
+    known. `local_addresses`: of the planned ones, those the host has. `rdma_ports`: `mlx5_0:1` -> `ACTIVE`.
     `net_plugin_there`: whether the file of NCCL_NET_PLUGIN is, None where the ranks' environment names none. `gpus` and
     `gpu_processes`: None where nvidia-smi does not answer. `free_bytes` of the home, `shm_free_bytes` of /dev/shm.
-    `memlock_bytes`: -1 without a limit.
+    `missing_inputs`: those that this node cannot read, as it looked for them. `compile_lacks`: what it lacks to compile
+    layers. `memlock_bytes`: -1 without a limit. `memory_bytes`: of the host, what is not in use; None where it does not
+    tell.
     """
 
     python: str
     executable: str
     torch: str | None
+    torch_cuda: str | None
+    driver: str | None
     nccl: str | None
     interfaces: dict[str, NodeInterface]
     local_addresses: tuple[str, ...]
@@ -73,7 +86,10 @@ class NodeFacts(NamedTuple):
     free_bytes: int
     shm_free_bytes: int | None
     checkpoint: NodeCheckpointFolder | None
+    missing_inputs: tuple[str, ...]
+    compile_lacks: str | None
     memlock_bytes: int
+    memory_bytes: int | None
     nccl_settings: tuple[NodeNcclSetting, ...]
 
 
@@ -114,6 +130,15 @@ class RankPrinted(NamedTuple):
     line: str
 
 
+class RankFile(NamedTuple):
+    """A part of a file that a rank has left, from byte `offset` of it on; `data` is in base64."""
+
+    rank: int
+    file: RankFileKind
+    offset: int
+    data: str
+
+
 class RankFailed(NamedTuple):
     """A rank ended badly, or torchrun itself if `rank` is None. `exit_code`: negative for a signal.
 
@@ -137,9 +162,35 @@ class RankState(NamedTuple):
 
 
 class RankStates(NamedTuple):
-    """The answer to `Stacks`; where the ranks are, they print themselves."""
+    """The first answer to `Stacks`; where the ranks are, they print and say (`RankPosition`) themselves."""
 
     states: tuple[RankState, ...]
+
+
+class GroupProgress(NamedTuple):
+    """How far a rank is with a group's collectives, or with its messages if `p2p`, each counted from 1 by torch.
+
+    The last that the rank has handed to the backend, that its GPU has begun (known only where torch times collectives,
+    else no further than completed), and that is completed.
+    """
+
+    group: str
+    p2p: bool
+    enqueued: int
+    started: int
+    completed: int
+
+
+class RankPosition(NamedTuple):
+    """What a rank is doing, in words, and how far it is with each group that torch has a record of.
+
+    `alone`: it needs no other rank for that.
+    """
+
+    rank: int
+    doing: str
+    alone: bool
+    groups: tuple[GroupProgress, ...]
 
 
 class Stuck(NamedTuple):
@@ -169,9 +220,11 @@ class AgentEnded(NamedTuple):
 
 
 class Go(NamedTuple):
-    """Start the ranks, with the rendezvous at that port of the first node."""
+    """Start the ranks, with the rendezvous at that port of the first node. `secret`, in hexadecimal, is what nodes of
+    this attempt prove to one another; it is in no file and on no command line."""
 
     master_port: int
+    secret: str
 
 
 class Destination(NamedTuple):
@@ -194,7 +247,7 @@ class Save(NamedTuple):
 
 
 class Stacks(NamedTuple):
-    """Have the ranks print where they are, and report their states."""
+    """Have the ranks print and say where they are, and report their states."""
 
 
 class Stop(NamedTuple):
@@ -208,8 +261,10 @@ Message = (
     | RanksUp
     | RankPrinted
     | RankMetrics
+    | RankFile
     | RankFailed
     | RankStates
+    | RankPosition
     | Stuck
     | Exited
     | Alive

@@ -1,9 +1,9 @@
 """The shape of a model and what follows from it: parameters, and the FLOPs the model needs. Free of torch.
 
 Planner, emulation and utilisation count here alike. In formulas h is the hidden size, s the sequence length, V the
-vocabulary, f the width of the feed-forward network, k the width of the keys, and of the values, of all their heads; b
-is the micro-batch size. On one of `tp` tensor shards matrices, and biases of their columns, are split; norms, and
-biases of their sums, are whole.
+vocabulary, f the width of the feed-forward network, q the width of the queries of all heads (h unless `head_dim` says
+otherwise), k the width of the keys, and of the values, of all their heads; b is the micro-batch size. On one of `tp`
+tensor shards matrices, and biases of their columns, are split; norms, and biases of their sums, are whole.
 """
 
 from __future__ import annotations
@@ -15,17 +15,27 @@ from holmes_runtime.config.checks import check, check_positive
 
 Family = Literal["gpt", "llama"]
 Part = Literal["embedding", "layer", "head"]
+RopeKind = Literal["linear", "llama3"]
 MLP_MATRICES: dict[Family, int] = {"gpt": 2, "llama": 3}  # a SwiGLU has a gate besides
+LOSS_CHUNK_BYTES = 64 * 2**20  # of fp32 logits the loss works on at a time: enough to fill a GPU
+BUCKET_BYTES = 4 * 2**20  # of fp32 gradients: large enough to fill a link, small enough to start early
+MAX_BUCKETS = 64  # of a large model; what is still to be sent when the last backward ends is one of them
 NORM_VECTORS: dict[Family, int] = {"gpt": 2, "llama": 1}  # LayerNorm has a bias, RMSNorm none
 
 
 class Sizes(Protocol):
-    """What counting needs of a model: h, k, f, s and V. Both the model of job.yaml and `ModelShape` have it."""
+    """What counting needs of a model: h, q, k, f, s, V. Both the model of job.yaml and `ModelShape` have it."""
 
     @property
     def family(self) -> Family: ...
     @property
+    def num_layers(self) -> int: ...
+    @property
     def hidden_size(self) -> int: ...
+    @property
+    def head_size(self) -> int: ...
+    @property
+    def query_size(self) -> int: ...
     @property
     def kv_size(self) -> int: ...
     @property
@@ -34,14 +44,43 @@ class Sizes(Protocol):
     def seq_length(self) -> int: ...
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def tied_embeddings(self) -> bool: ...
+    @property
+    def qkv_bias(self) -> bool: ...
+    @property
+    def qk_norm(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched by `factor` to reach beyond the length they were trained at.
+
+    linear: all of them (Chen et al., Position Interpolation, 2023). llama3: those that turn less than `low_freq_factor`
+    times in `original_seq_length` tokens; those that turn more than `high_freq_factor` times stay, and between the two
+    it goes over smoothly (Grattafiori et al., The Llama 3 Herd of Models, 2024, and Meta's published code).
+    """
+
+    kind: RopeKind
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_seq_length: int
+
+    def __post_init__(self) -> None:
+        check_positive(self, "factor", "low_freq_factor", "high_freq_factor", "original_seq_length")
+        low, high = self.low_freq_factor, self.high_freq_factor
+        check("high_freq_factor", high, f"must be above low_freq_factor {low}", high > low)
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder of one family with an untied head. Raises ValueError for sizes no model can have.
+    """A decoder of one family. Raises ValueError for sizes no model can have.
 
-    gpt: learned positions, LayerNorm, GELU, biases. llama: rotary positions, RMSNorm, SwiGLU, no biases. `factory`,
-    FILE.py:FUNCTION, builds a model of the user's own (docs/runtime.md).
+    gpt: learned positions, LayerNorm, GELU, biases. llama: rotary positions, RMSNorm, SwiGLU, no biases but, with
+    `qkv_bias`, those of queries, keys and values; `qk_norm` has an RMSNorm over each head of queries and keys.
+    `head_dim` is None where heads share out the hidden size. With `tied_embeddings` the head is the table of token
+    vectors. `factory`, FILE.py:FUNCTION, builds a model of the user's own (docs/runtime.md).
     """
 
     family: Family
@@ -53,21 +92,36 @@ class ModelShape:
     vocab_size: int
     seq_length: int
     rope_theta: float
+    rope_scaling: RopeScaling | None
+    norm_eps: float
+    head_dim: int | None
+    qkv_bias: bool
+    qk_norm: bool
+    tied_embeddings: bool
     factory: str | None
 
     def __post_init__(self) -> None:
         check_positive(self, "num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_hidden_size")
-        check_positive(self, "vocab_size", "seq_length", "rope_theta")
-        h, heads, kv_heads = self.hidden_size, self.num_heads, self.num_kv_heads
-        check("num_heads", heads, f"must divide hidden_size {h}", h % heads == 0)
+        check_positive(self, "vocab_size", "seq_length", "rope_theta", "norm_eps")
+        h, heads, kv_heads, head_dim = self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim
+        check("num_heads", heads, f"must divide hidden_size {h}", head_dim is not None or h % heads == 0)
+        check("head_dim", head_dim, "must be positive", head_dim is None or head_dim > 0)
         check("num_kv_heads", kv_heads, f"must divide num_heads {heads}", heads % kv_heads == 0)
         can_rotate = self.family == "gpt" or self.head_size % 2 == 0
         check("num_heads", heads, "must make hidden_size / num_heads even, for rotation", can_rotate)
+        of_llama = self.qkv_bias or self.qk_norm or self.rope_scaling is not None
+        rule = "must be llama for qkv_bias, qk_norm and rope_scaling"
+        check("family", self.family, rule, self.family == "llama" or not of_llama)
 
     @property
     def head_size(self) -> int:
         """Width of one attention head."""
-        return self.hidden_size // self.num_heads
+        return self.head_dim or self.hidden_size // self.num_heads
+
+    @property
+    def query_size(self) -> int:
+        """Width of the queries of all heads."""
+        return self.head_size * self.num_heads
 
     @property
     def kv_size(self) -> int:
@@ -81,45 +135,62 @@ class ModelShape:
 
 
 def layer_matrix_parameters(model: Sizes) -> int:
-    """Weights of one layer's matrices: h (2 h + 2 k) of attention, 2 h f of a GPT's MLP, 3 h f of SwiGLU."""
+    """Weights of one layer's matrices: h (2 q + 2 k) of attention, 2 h f of a GPT's MLP, 3 h f of SwiGLU."""
     h = model.hidden_size
-    return h * (2 * h + 2 * model.kv_size) + MLP_MATRICES[model.family] * h * model.ffn_size
+    return h * (2 * model.query_size + 2 * model.kv_size) + MLP_MATRICES[model.family] * h * model.ffn_size
 
 
 def layer_parameters(model: Sizes, tp: int = 1) -> int:
-    """Parameters of one layer on one of `tp` shards: matrices, two norms, and a GPT's biases.
+    """Parameters of one layer on one of `tp` shards: matrices, norms, and biases if it has any.
 
-    Those are h + 2 k of queries, keys and values, h of the projection, f and h of the MLP.
+    Those are q + 2 k of queries, keys and values, and a GPT's h of the projection, f and h of the MLP.
     """
     h, split = model.hidden_size, layer_matrix_parameters(model)
-    whole = 2 * NORM_VECTORS[model.family] * h
+    whole = 2 * NORM_VECTORS[model.family] * h + 2 * model.head_size * model.qk_norm
+    if model.family == "gpt" or model.qkv_bias:
+        split += model.query_size + 2 * model.kv_size
     if model.family == "gpt":
-        split, whole = split + h + 2 * model.kv_size + model.ffn_size, whole + 2 * h
+        split, whole = split + model.ffn_size, whole + 2 * h
     return split // tp + whole
 
 
+def table_parameters(model: Sizes, tp: int = 1) -> int:
+    """Parameters of the table of token vectors, V h, split over the vocabulary."""
+    return model.vocab_size * model.hidden_size // tp
+
+
 def embedding_parameters(model: Sizes, tp: int = 1) -> int:
-    """Parameters of the embedding, on the first stage: V h, split over the vocabulary, and a GPT's s h positions."""
+    """Parameters of the embedding, on the first stage: the table, and a GPT's s h positions, whole on each shard."""
     positions = model.seq_length * model.hidden_size if model.family == "gpt" else 0
-    return model.vocab_size * model.hidden_size // tp + positions
+    return table_parameters(model, tp) + positions
 
 
-def head_parameters(model: Sizes, tp: int = 1) -> int:
-    """Parameters of the untied head, h V, split over the vocabulary, and of the final norm."""
-    return model.vocab_size * model.hidden_size // tp + NORM_VECTORS[model.family] * model.hidden_size
+def head_parameters(model: Sizes, tp: int = 1, is_first: bool = False) -> int:
+    """Parameters of the head, h V, split over the vocabulary, and of the final norm.
+
+    Where the head is tied and its stage `is_first` too, the embedding's table is all there is; elsewhere the last stage
+    has a copy of it.
+    """
+    table = 0 if model.tied_embeddings and is_first else table_parameters(model, tp)
+    return table + NORM_VECTORS[model.family] * model.hidden_size
 
 
 def stage_parameters(model: Sizes, num_layers: int, is_first: bool, is_last: bool, tp: int = 1) -> int:
     """Parameters of a stage of `num_layers` layers on one of `tp` shards."""
-    ends = embedding_parameters(model, tp) * is_first + head_parameters(model, tp) * is_last
+    ends = embedding_parameters(model, tp) * is_first + head_parameters(model, tp, is_first) * is_last
     return num_layers * layer_parameters(model, tp) + ends
+
+
+def bucket_bytes(parameters: int) -> int:
+    """Bytes of fp32 gradients at which a bucket of a rank with so many parameters is full; at a layer's end half do."""
+    return max(BUCKET_BYTES, 4 * parameters // MAX_BUCKETS)
 
 
 def gradient_order(num_layers: int, is_first: bool, is_last: bool) -> tuple[Part, ...]:
     """The parts of a stage in the order in which their gradients travel: the reverse of the forward.
 
-    So parallel/zero1.py sends its buckets; under tensor parallelism what is whole on every shard follows in buckets of
-    its own.
+    So parallel/zero1.py fills its buckets, which never hold parts of two stages; under tensor parallelism what is whole
+    on every shard follows in buckets of its own.
     """
     counts: tuple[tuple[Part, int], ...] = (("head", is_last), ("layer", num_layers), ("embedding", is_first))
     return tuple(part for part, count in counts for _ in range(count))
@@ -131,11 +202,11 @@ def matrix_flops(model: Sizes, micro_batch_size: int) -> float:
 
 
 def attention_flops(model: Sizes, micro_batch_size: int) -> float:
-    """FLOPs of the forward of one layer's attention core, queries x keys and scores x values: 4 b s^2 h.
+    """FLOPs of the forward of one layer's attention core, queries x keys and scores x values: 4 b s^2 q.
 
     Counted in full, as published formulas do, although a causal kernel may skip the half above the diagonal.
     """
-    return 4.0 * micro_batch_size * model.seq_length**2 * model.hidden_size
+    return 4.0 * micro_batch_size * model.seq_length**2 * model.query_size
 
 
 def layer_flops(model: Sizes, micro_batch_size: int) -> float:
@@ -151,7 +222,7 @@ def head_flops(model: Sizes, micro_batch_size: int) -> float:
     return 2.0 * micro_batch_size * model.seq_length * model.hidden_size * model.vocab_size
 
 
-def step_flops(model: ModelShape, batch_size: int) -> float:
+def step_flops(model: Sizes, batch_size: int) -> float:
     """FLOPs that `batch_size` samples need in all layers and the head; their backward takes as many as two forwards.
 
     What recomputation does again is left out, so that utilisation cannot be raised by wasting work. Source: Chowdhery

@@ -11,8 +11,11 @@ from holmes_runtime.config.strict_json import parse
 class NodeConfig(NamedTuple):
     """One node of one attempt of a run.
 
-    `addresses` are the planned interfaces and the node's address on each, None where the plan names none. The
-    rendezvous takes the first free port from `master_port` on. `environment` is for the ranks; `secrets` are names of
+    `addresses` are the planned interfaces and the node's address on each, None where the plan names none;
+    `node_addresses` those of all nodes on the network that they share, in order. The rendezvous is at the first, and
+    takes the first free port from `master_port` on. `resume`: the run goes on from the newest checkpoint of
+    `checkpoint_path`, if there is one. `inputs` are the files and folders that job.yaml names
+    and every host must have. `environment` is for the ranks; `secrets` are names of
     variables whose values lie in files of their own. An attached run ends after `silence_limit_s` without a word from
     the controller; a `detached` one goes on.
     """
@@ -20,13 +23,14 @@ class NodeConfig(NamedTuple):
     run_id: str
     host: str
     node_rank: int
-    num_nodes: int
     num_ranks: int
-    master_address: str
+    node_addresses: tuple[str, ...]
     master_port: int
     addresses: dict[str, str | None]
     gpus: tuple[int, ...]
     checkpoint_path: str | None
+    resume: bool
+    inputs: tuple[str, ...]
     environment: dict[str, str]
     secrets: tuple[str, ...]
     silence_limit_s: float
@@ -40,3 +44,9 @@ class NodeConfig(NamedTuple):
     def from_json(cls, text: str) -> NodeConfig:
         """Raises ValueError for a missing or unknown key: launcher and runtime are of different versions."""
         return parse(cls, text)
+
+
+def hca_ports(value: str) -> tuple[str, ...]:
+    """`mlx5_0:1`, ... of an NCCL_IB_HCA that names ports exactly, as plans do; a device without a port is its first."""
+    entries = (entry for entry in value.lstrip("^=").split(",") if entry)
+    return tuple(entry if ":" in entry else f"{entry}:1" for entry in entries)

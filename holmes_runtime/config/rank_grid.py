@@ -15,7 +15,7 @@ from typing import Literal
 from holmes_runtime.config.checks import check
 from holmes_runtime.config.codec import Codec
 
-Axis = Literal["tp", "dp", "dp_across", "pp_forward", "pp_backward"]
+Axis = Literal["tp", "dp", "dp_across", "tied", "pp_forward", "pp_backward"]
 DataParallel = Literal["flat", "hierarchical"]
 NetName = Literal["IB", "Socket", "AWS Libfabric", "Libfabric"]
 GroupKey = tuple[Axis, tuple[int, ...]]
@@ -39,11 +39,11 @@ class Group:
     """One process group: `interfaces[i]` is the network interface of `ranks[i]`.
 
     axis `tp` holds the shards of one stage's layers; `dp` the replicas of one shard, in hierarchical data parallelism
-    those of one cluster, and `dp_across` one of each cluster; `pp_forward` and `pp_backward` the two ranks of one
-    pipeline edge, the rank of the earlier stage first, for activations and for gradients. `net_name` is NCCL's network
-    module, read on device "cuda" only; None lets NCCL choose. Gloo opens `streams` connections to each other member,
-    and a message of an edge travels on all of them. `codec` is how messages on an edge are packed; all other groups
-    send values as they are.
+    those of one cluster, and `dp_across` one of each cluster; `tied` the two ranks that update copies of one piece of
+    the table of tokens; `pp_forward` and `pp_backward` the two ranks of one pipeline edge, the rank of the earlier
+    stage first, for activations and for gradients. `net_name` is NCCL's network module, read on device "cuda" only;
+    None lets NCCL choose. Gloo opens `streams` connections to each other member, and a message of an edge travels on
+    all of them. `codec` is how messages on an edge are packed; all other groups send values as they are.
     """
 
     name: str
@@ -83,13 +83,15 @@ class RankGrid:
     """All ranks, one at each of pp x dp x tp coordinates. Raises ValueError, naming the key, if they are not.
 
     The pipeline `is_ring` where a rank holds several stages: the last rank then sends on to the first. Data parallelism
-    that is hierarchical needs as many replicas of a stage in each cluster that has any.
+    that is hierarchical needs as many replicas of a stage in each cluster that has any. Where the model `is_tied`,
+    first and last pipeline rank both hold the table of tokens.
     """
 
     pp: int
     dp: int
     tp: int
     is_ring: bool
+    is_tied: bool
     data_parallel: DataParallel
     ranks: tuple[Rank, ...]
 
@@ -158,6 +160,32 @@ class RankGrid:
             exchanges = {"dp": inside, "dp_across": tuple(ranks[position] for ranks in clusters.values())}
         return {axis: ranks for axis, ranks in exchanges.items() if len(ranks) > 1}
 
+    def position(self, me: Rank) -> int:
+        """Of `me` among its replicas: which piece of gradients and optimizer states is its own."""
+        position = 0
+        for ranks in self.exchanges(me).values():
+            position = position * len(ranks) + sorted(ranks).index(me.rank)
+        return position
+
+    @cached_property
+    def _tied_pairs(self) -> dict[int, tuple[int, int]]:
+        """By rank, the (first stage's, last stage's) ranks of its group `tied`; of all that are in one.
+
+        They own the same piece of their table, so that only pieces travel, once they are summed over replicas.
+        """
+        if not self.is_tied or self.pp == 1:
+            return {}
+        first, last = (
+            {(me.tp_rank, self.position(me)): me.rank for me in self.ranks if me.pp_rank == end}
+            for end in (0, self.pp - 1)
+        )
+        pairs = [(number, last[piece]) for piece, number in first.items()]
+        return {number: pair for pair in pairs for number in pair}
+
+    def tied(self, me: Rank) -> tuple[int, int] | None:
+        """Ranks (first stage's, last stage's) that update the same piece of the table; None where `me` is not one."""
+        return self._tied_pairs.get(me.rank)
+
     def shards(self, me: Rank) -> tuple[int, ...]:
         """Global ranks that share the layers of `me`."""
         return tuple(self.at(me.pp_rank, me.dp_rank, tp_rank).rank for tp_rank in range(self.tp))
@@ -181,7 +209,8 @@ class RankGrid:
         missing = self._needed_groups()
         for position, group in enumerate(groups):
             rule = (
-                "must be the shards or the replicas of one stage, or two neighbouring stages of one replica, "
+                "must be the shards or the replicas of one stage, two copies of one piece of a tied table, or two "
+                "neighbouring stages of one replica, "
                 f"the earlier first, in one group only ({group.axis}, data parallelism {self.data_parallel})"
             )
             check(f"groups[{position}].ranks", group.ranks, rule, group.key in missing)
@@ -195,6 +224,9 @@ class RankGrid:
             if self.tp > 1:
                 needed.add(group_key("tp", self.shards(me)))
             needed.update(group_key(axis, ranks) for axis, ranks in self.exchanges(me).items())
+            tied = self.tied(me)
+            if tied is not None:
+                needed.add(group_key("tied", tied))
             edge = self.edge_after(me)
             if edge is not None:
                 needed.update([("pp_forward", edge), ("pp_backward", edge)])

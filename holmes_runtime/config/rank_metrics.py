@@ -1,17 +1,17 @@
-"""What one rank saw of one step: the runtime writes it, the agent passes it on, the launcher makes one of all ranks'.
+"""What one rank saw of its steps: the runtime writes it, the agent passes it on, the launcher makes one of all ranks'.
 
 Free of torch.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from holmes_runtime.config.verdicts import Verdict
 
 
 class ByteCounters(NamedTuple):
-    """Bytes an interface has sent and received since it came up, or their increase."""
+    """Bytes an interface or an RDMA port has sent and received since it came up, or their increase."""
 
     sent_bytes: int
     received_bytes: int
@@ -50,9 +50,11 @@ class RankMetrics(NamedTuple):
     grad_norm: global norm before clipping; None if `skipped`: fp16 gradients overflowed, and the weights stayed as they
     were. step_s: from the end of the step before to the end of this one, without paused_s, which evaluation, checkpoint
     and health took between them. tokens_per_s: of the whole run. tflops_per_s and mfu: of one rank; mfu is 0 when the
-    GPU's peak is not known. memory_bytes: the most this rank has held. compute_s: forward and backward, without waits.
-    exposed_s: the waits that nothing hid. interfaces: increase of this host's counters, on local rank 0 only; bytes
-    still in flight when a step ends count to the next. verdicts: slow hosts and links and adapted edges, on rank 0.
+    GPU's peak is not known. memory_bytes: the most this rank has held, of a GPU its allocator's pool. compute_s:
+    forward and backward, without waits. exposed_s: the waits that nothing hid. Both are on GPUs of the step before, and
+    0 in the first. interfaces: increase of this host's counters, of interfaces and of planned RDMA ports such as
+    `mlx5_0:1`, on local rank 0 only; what is not known is left out; bytes still in flight when a step ends count to the
+    next. verdicts: slow hosts and links and adapted edges, on rank 0.
     """
 
     step: int
@@ -72,3 +74,40 @@ class RankMetrics(NamedTuple):
     exposed_s: Waits
     interfaces: dict[str, ByteCounters]
     verdicts: tuple[Verdict, ...]
+
+
+MOST_SPANS = 200_000  # of a rank's trace
+
+
+class RankTrace(NamedTuple):
+    """A few steps of one rank as spans: each on a track (a thread, a stream of the GPU), with a name.
+
+    The columns go by span: `track` and `name` are positions in `tracks` and `names`, `start_ns` is Unix time by the
+    host's clock. Spans are in order of track and start, and on one track lie inside or behind one another.
+    """
+
+    rank: int
+    tracks: tuple[str, ...]
+    names: tuple[str, ...]
+    track: tuple[int, ...]
+    name: tuple[int, ...]
+    start_ns: tuple[int, ...]
+    duration_ns: tuple[int, ...]
+
+
+RankFileKind = Literal["trace", "memory"]
+
+
+def rank_file(kind: RankFileKind, rank: int) -> str:
+    """The name of a file that a rank leaves: its `RankTrace`, compressed; or what filled its GPU's memory. As JSON."""
+    return {"trace": f"trace-rank{rank}.json.gz", "memory": f"memory-rank{rank}.json"}[kind]
+
+
+def step_name(step: int) -> str:
+    """What a step is called in a trace."""
+    return f"step {step}"
+
+
+def action_name(kind: str, microbatch: int, stage: int) -> str:
+    """What an action of a schedule is called in a trace, measured or predicted."""
+    return f"{kind} {microbatch}, stage {stage}"

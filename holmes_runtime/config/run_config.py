@@ -23,7 +23,9 @@ from holmes_runtime.config.run_settings import (
     Expectation,
     Optimizer,
     Precision,
+    Profile,
     Recompute,
+    Zero,
 )
 from holmes_runtime.config.schedule import Schedule, ScheduleName, make_schedule
 from holmes_runtime.config.strict_json import parse
@@ -50,8 +52,12 @@ class RunConfig:
 
     `microbatches[i]` is how many micro-batches replica i runs per step; `chunks` how many stages a pipeline rank holds;
     `extra_in_flight` one number an edge for the schedule "eager", else empty. Where `data_parallel` is "hierarchical",
-    gradients are added up inside clusters first and only then across. `value_type` is the precision of weights,
-    activations and what travels between stages; masters, moments and gradient sums are fp32.
+    gradients are added up inside clusters first and only then across. `zero` is the stage of ZeRO: 1 shards optimizer
+    states over replicas, 3 also weights and gradients over those of one group on axis dp. With `optimizer_offload`,
+    which is for stage 1, masters and moments are in host memory, where the CPU updates them. `value_type` is the
+    precision of weights, activations and what travels between stages; masters, moments and gradient sums are fp32.
+
+    `weights` is a published model's folder, on every host, that a run which resumes nothing starts from.
 
     What a run under way may change of its edges: `lossiest_codec` is the furthest a codec goes, `room_in_flight` how
     many micro-batches each pipeline rank has room for, empty where that is not known.
@@ -69,19 +75,23 @@ class RunConfig:
     dp: int
     tp: int
     data_parallel: DataParallel
+    zero: Zero
     schedule: ScheduleName
     chunks: int
     extra_in_flight: tuple[int, ...]
     room_in_flight: tuple[int, ...]
     lossiest_codec: Codec
     recompute: Recompute
+    optimizer_offload: bool
     value_type: Precision
     compile: bool
     model: ModelShape
+    weights: str | None
     emulation: Emulation | None
     data: Data
     evaluation: Evaluation | None
     checkpoint: Checkpointing | None
+    profile: Profile | None
     resume: bool
     optimizer: Optimizer
     stages: tuple[Stage, ...]
@@ -102,6 +112,7 @@ class RunConfig:
         self._check_shards()
         self._check_stages()
         self.grid.check_groups(self.groups)
+        self._check_zero()
         self._check_codecs()
 
     @classmethod
@@ -184,7 +195,12 @@ class RunConfig:
     @cached_property
     def grid(self) -> RankGrid:
         """The ranks by their coordinates. Raises ValueError if they do not fill the grid."""
-        return RankGrid(self.pp, self.dp, self.tp, self.chunks > 1, self.data_parallel, self.ranks)
+        is_tied = self.model.tied_embeddings
+        return RankGrid(self.pp, self.dp, self.tp, self.chunks > 1, is_tied, self.data_parallel, self.ranks)
+
+    def shards_weights(self, me: Rank) -> bool:
+        """Whether `me` keeps a part of its layers' weights alone; without a group on axis dp it keeps all of them."""
+        return self.zero == 3 and "dp" in self.grid.exchanges(me)
 
     def sample_numbers(self, dp_rank: int) -> range:
         """The samples of the global batch that replica `dp_rank` trains on, by number."""
@@ -205,6 +221,9 @@ class RunConfig:
         check("model.vocab_size", vocab_size, rule, vocab_size >= BYTE_VALUES or not self.data.is_bytes)
         rule = "must be above 0 for an evaluation"
         check("data.validation_fraction", fraction, rule, fraction > 0 or self.evaluation is None)
+        documents, factory = self.data.documents, self.model.factory
+        rule = "must be joined for a model of one's own, which is not told of documents"
+        check("data.documents", documents, rule, documents == "joined" or factory is None)
         expected = len(self.expectation.compute_s) if self.expectation is not None else 0
         rule = f"must be empty or one for each of {self.world_size} ranks"
         check("expectation.compute_s", expected, rule, expected in (0, self.world_size))
@@ -230,15 +249,35 @@ class RunConfig:
         check("room_in_flight", room, rule, not room or (len(room) == self.pp and min(room) > 0))
         rule = "must not be full under zero-bubble, where each delayed gradient would compute its layer again"
         check("recompute", self.recompute, rule, self.schedule != "zero-bubble" or self.recompute != "full")
+        rule = "must be false under zero-bubble: a compiled layer's backward is one piece, none of which can be delayed"
+        check("compile", self.compile, rule, self.schedule != "zero-bubble" or not self.compile)
 
     def _check_shards(self) -> None:
         for key in ("num_heads", "num_kv_heads", "ffn_hidden_size", "seq_length"):
             size = getattr(self.model, key)
             check(f"model.{key}", size, f"must be a multiple of tp {self.tp}", size % self.tp == 0)
         factory, emulates = self.model.factory, self.emulation is not None
+        check("weights", self.weights, "must be null for a model of one's own", self.weights is None or factory is None)
+        rule = "must be false for a model of one's own"
+        check("model.tied_embeddings", True, rule, factory is None or not self.model.tied_embeddings)
         rule = "must be 1 for emulation and for a model of one's own"
         check("tp", self.tp, rule, self.tp == 1 or (factory is None and not emulates))
         check("model.factory", factory, "must be null in an emulated run", factory is None or not emulates)
+
+    def _check_zero(self) -> None:
+        if self.zero == 1:
+            return
+        rule = "must be 1 with model.tied_embeddings, whose table is used twice in a micro-batch"
+        check("zero", self.zero, rule, not self.model.tied_embeddings)
+        rule = "must not be zero-bubble under zero 3, whose weights are not there for half a backward"
+        check("schedule", self.schedule, rule, self.schedule != "zero-bubble")
+        rule = "must be false under zero 3, whose weights are made from masters on the device"
+        check("optimizer_offload", self.optimizer_offload, rule, not self.optimizer_offload)
+        for position, group in enumerate(self.groups):
+            if group.axis == "dp":
+                counts = tuple(self.microbatches[self.grid.rank(rank).dp_rank] for rank in group.ranks)
+                rule = f"must be equal, under zero 3, for the replicas of groups[{position}], {group.name}"
+                check("microbatches", counts, rule, len(set(counts)) == 1)
 
     def _check_codecs(self) -> None:
         for position, group in enumerate(self.groups):

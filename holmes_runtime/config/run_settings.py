@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from holmes_runtime.config.checks import check, check_positive
 
 Precision = Literal["fp32", "bf16", "fp16"]
 VALUE_BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 Recompute = Literal["none", "selective", "full"]
+Documents = Literal["joined", "separate"]
+SampleOrder = Literal["epochs", "draws"]
+SAMPLE_ORDERS: tuple[SampleOrder, ...] = get_args(SampleOrder)
+Zero = Literal[1, 3]
 BYTE_VALUES = 256  # text read as bytes needs one vocabulary entry per byte value
 
 
@@ -34,26 +38,46 @@ class Emulation:
 
 
 @dataclass(frozen=True)
-class Data:
-    """A file, or a directory whose files matching `pattern` (not recursive, by name) are joined.
-
-    Read by file name: .bin as Megatron tokens, .jsonl and all else as text; text becomes bytes, or the tokens of
-    `tokenizer`, a `tokenizers` file. The last `validation_fraction` of all is for evaluation.
-    """
+class Source:
+    """A file or a directory of a blend; its share of the samples is `weight` over the sum of all weights."""
 
     path: str
+    weight: float
+
+    def __post_init__(self) -> None:
+        check_positive(self, "weight")
+
+
+@dataclass(frozen=True)
+class Data:
+    """A file, or a directory whose files matching `pattern` (not recursive, by name) are joined; or several, blended.
+
+    Read by file name: .bin as Megatron tokens, .jsonl and all else as text; text becomes bytes, or the tokens of
+    `tokenizer`, a `tokenizers` file. Where `documents` are separate, attention does not cross their borders. The last
+    `validation_fraction` of each source is for evaluation.
+    """
+
+    path: str | tuple[Source, ...]
     pattern: str
     tokenizer: str | None
+    documents: Documents
     validation_fraction: float
 
     def __post_init__(self) -> None:
-        fraction = self.validation_fraction
+        fraction, paths = self.validation_fraction, [source.path for source in self.sources]
         check("validation_fraction", fraction, "must be in [0, 1)", 0 <= fraction < 1)
+        check("path", paths, "must name sources, each once", 0 < len(set(paths)) == len(paths))
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """What is blended; one source where it is no blend."""
+        return (Source(self.path, 1.0),) if isinstance(self.path, str) else self.path
 
     @property
     def is_bytes(self) -> bool:
-        """Whether all of it is text that is read as bytes, as far as the names tell."""
-        return self.tokenizer is None and not self.path.endswith(".bin") and not self.pattern.endswith(".bin")
+        """Whether there is text that is read as bytes, as far as the names tell."""
+        is_text = not all(source.path.endswith(".bin") for source in self.sources)
+        return self.tokenizer is None and is_text and not self.pattern.endswith(".bin")
 
 
 @dataclass(frozen=True)
@@ -65,6 +89,18 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         check_positive(self, "every_steps", "num_batches")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Which steps are recorded in traces: so many, after the first `after` that an attempt takes."""
+
+    steps: int
+    after: int
+
+    def __post_init__(self) -> None:
+        check_positive(self, "steps")
+        check("after", self.after, "must not be negative", self.after >= 0)
 
 
 @dataclass(frozen=True)

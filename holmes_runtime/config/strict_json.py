@@ -115,10 +115,7 @@ def decode(hint: Any, value: object, path: str) -> Any:
         return _decode_record(hint, value, path)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        present = tuple(argument for argument in arguments if argument is not type(None))
-        if value is None and len(present) < len(arguments):
-            return None
-        return decode(present[0], value, path) if len(present) == 1 else _decode_one_of(present, value, path)
+        return _decode_union(arguments, value, path)
     if origin is tuple:
         if not isinstance(value, list):
             raise ValueError(f"{path}: expected a list, got {value!r}")
@@ -128,10 +125,20 @@ def decode(hint: Any, value: object, path: str) -> Any:
             raise ValueError(f"{path}: expected an object, got {value!r}")
         return {_text(key, path): decode(arguments[1], item, _join(path, key)) for key, item in value.items()}
     if origin is Literal:
-        if not isinstance(value, str) or value not in arguments:
+        if type(value) is not type(arguments[0]) or value not in arguments:
             raise ValueError(f"{path}: expected one of {list(arguments)}, got {value!r}")
         return value
     return _decode_scalar(hint, value, path)
+
+
+def _decode_union(hints: tuple[Any, ...], value: object, path: str) -> Any:
+    """`value` as one of the types `hints`: of records the one it names; of text and another, by what it is."""
+    if value is None and type(None) in hints:
+        return None
+    present = tuple(hint for hint in hints if hint is not type(None))
+    if str in present and len(present) > 1:
+        present = (str,) if isinstance(value, str) else tuple(hint for hint in present if hint is not str)
+    return decode(present[0], value, path) if len(present) == 1 else _decode_one_of(present, value, path)
 
 
 def _decode_scalar(hint: type, value: object, path: str) -> int | float | str | bool:

@@ -2,7 +2,8 @@
 
 Free of torch. The index, little endian: magic, uint64 version 1, uint8 code of the token type, uint64 number of
 sequences n, uint64 number of document marks m, int32[n] tokens of each sequence, int64[n] first byte of each in the
-.bin, int64[m] marks: document i is the sequences [mark i, mark i + 1).
+.bin, int64[m] marks: document i is the sequences [mark i, mark i + 1). An index that Holmes wrote goes on, where others
+stop reading, with the largest of all tokens: LARGEST_MAGIC, int64.
 Source: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
 """
 
@@ -11,14 +12,18 @@ from __future__ import annotations
 import os
 import struct
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, overload
+
+from holmes_runtime.data.stored_bytes import FileBytes
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<QBQQ")  # version, code of the token type, sequences, document marks
+LARGEST_MAGIC = b"HOLMESMX"
+LARGEST = struct.Struct("<8sq")
 TYPE_CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}  # 6 and 7 are no integers
 TYPE_BYTES = {"uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint16": 2}
 ARRAY_TYPES = {"uint8": "B", "uint16": "H", "int32": "i"}  # what is written, by its code in Python's `array`
@@ -27,11 +32,57 @@ LONGEST_SEQUENCE = 2**31 - 1  # its length is an int32
 
 @dataclass(frozen=True)
 class TokenFile:
-    """What an index says of the tokens beside it."""
+    """What an index says of the tokens beside it; `largest_token` None where it does not say."""
 
     path: Path
     token_type: str
     num_tokens: int
+    num_sequences: int
+    num_marks: int
+    largest_token: int | None
+
+    @property
+    def first_pointer(self) -> int:
+        """The byte of the index where the sequences' first bytes are."""
+        return len(MAGIC) + HEADER.size + 4 * self.num_sequences
+
+    @property
+    def first_mark(self) -> int:
+        """The byte of the index where the marks of documents are."""
+        return self.first_pointer + 8 * self.num_sequences
+
+
+class DocumentStarts(Sequence[int]):
+    """The first token of each document of a token file, ascending: looked up in its index, which stays on disk."""
+
+    def __init__(self, tokens: TokenFile) -> None:
+        self._tokens, self.index_file = tokens, FileBytes(index_path(tokens.path))
+
+    def __len__(self) -> int:
+        return max(0, self._tokens.num_marks - 1)  # the last mark is where the last document ends
+
+    @overload
+    def __getitem__(self, document: int) -> int: ...
+    @overload
+    def __getitem__(self, document: slice) -> Sequence[int]: ...
+    def __getitem__(self, document: int | slice) -> int | Sequence[int]:
+        """Raises ValueError naming the index for a mark that no sequence has."""
+        if isinstance(document, slice):
+            return [self[each] for each in range(*document.indices(len(self)))]
+        if not 0 <= document < len(self):
+            raise IndexError(document)
+        tokens = self._tokens
+        sequence = self._number(tokens.first_mark + 8 * document)
+        if not 0 <= sequence <= tokens.num_sequences:
+            raise ValueError(
+                f"{self.index_file.path}: document {document} begins with sequence {sequence} of {tokens.num_sequences}"
+            )
+        if sequence == tokens.num_sequences:
+            return tokens.num_tokens
+        return self._number(tokens.first_pointer + 8 * sequence) // TYPE_BYTES[tokens.token_type]
+
+    def _number(self, first_byte: int) -> int:
+        return int.from_bytes(self.index_file.read(first_byte, first_byte + 8), "little", signed=True)
 
 
 def index_path(path: Path) -> Path:
@@ -62,10 +113,13 @@ def read_index(path: Path) -> TokenFile:
             file.seek(len(head) + 4 * sequences + 8 * (sequences - 1))
             (last_byte,) = struct.unpack("<q", file.read(8))
             num_tokens = last_byte // TYPE_BYTES[TYPE_CODES[code]] + last_length
+        file.seek(least_bytes)
+        rest = file.read(LARGEST.size)
+    largest = LARGEST.unpack(rest)[1] if rest.startswith(LARGEST_MAGIC) and len(rest) == LARGEST.size else None
     expected_bytes, found_bytes = num_tokens * TYPE_BYTES[TYPE_CODES[code]], path.stat().st_size
     if found_bytes != expected_bytes:
         raise ValueError(f"{path} has {found_bytes} bytes, its index {index} says {expected_bytes}")
-    return TokenFile(path, TYPE_CODES[code], num_tokens)
+    return TokenFile(path, TYPE_CODES[code], num_tokens, sequences, marks, largest)
 
 
 class TokenFileWriter:
@@ -81,7 +135,7 @@ class TokenFileWriter:
         self._temporary = [target.with_name(f".{target.name}.{os.getpid()}") for target in (path, index_path(path))]
         self._lengths, self._marks = array("i"), array("q", [0])
         self._open_length = 0
-        self.num_tokens = 0
+        self.num_tokens, self.largest_token = 0, -1  # of no tokens at all
 
     @property
     def num_documents(self) -> int:
@@ -92,6 +146,7 @@ class TokenFileWriter:
         """Appends tokens to the current document. Raises OverflowError for one that the type cannot hold."""
         data = array(ARRAY_TYPES[self._token_type], tokens)
         self._file.write(data.tobytes())
+        self.largest_token = max(self.largest_token, max(data, default=-1))
         self.num_tokens += len(data)
         self._open_length += len(data)
 
@@ -135,6 +190,7 @@ class TokenFileWriter:
             position += length * TYPE_BYTES[self._token_type]
         pointers.tofile(file)
         self._marks.tofile(file)
+        file.write(LARGEST.pack(LARGEST_MAGIC, self.largest_token))
 
 
 def _flush(file: BinaryIO) -> None:

@@ -25,11 +25,13 @@ class PipelineTimes:
 def pipeline_s(schedule: Schedule, times: PipelineTimes) -> float:
     """Seconds until all actions have ended. Sends hold up nobody; a wire takes one message at a time.
 
+    Of a backward in halves the first stage runs all in the second one.
     Raises ValueError for actions that wait for one another.
     """
     forward_s, backward_s = times.forward_s, times.backward_s
-    halves_s = ([seconds * part for seconds in backward_s] for part in (1 - WEIGHT_PART, WEIGHT_PART))
-    work_s = [*forward_s, *forward_s, *backward_s, *(seconds for half_s in halves_s for seconds in half_s)]
+    inputs_s = [0.0, *(seconds * (1 - WEIGHT_PART) for seconds in backward_s[1:])]
+    weights_s = [whole_s - input_s for whole_s, input_s in zip(backward_s, inputs_s, strict=True)]
+    work_s = [*forward_s, *forward_s, *backward_s, *inputs_s, *weights_s]
     wires = [times.wires[stage % len(schedule)] for stage in range(len(forward_s) - 1)]
     activations, gradients = ([wire[direction] for wire in wires] for direction in (0, 1))
     edge_s = [*(busy_s for _, busy_s in (*activations, *gradients)), 0.0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,10 @@ from torch import Tensor, nn
 
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
-from holmes_runtime.model.decoder import DTYPES, DecoderStage
-from holmes_runtime.model.emulated import GRADIENT_READY, WEIGHT_HALF, EmulatedStage, mean_activation
+from holmes_runtime.model.compiler import missing_for_compile
+from holmes_runtime.model.decoder import DTYPES, TABLE, DecoderStage
+from holmes_runtime.model.emulated import EMULATED_TABLE, GRADIENT_READY, WEIGHT_HALF, EmulatedStage, mean_activation
+from holmes_runtime.model.head_loss import cross_entropy
 from holmes_runtime.model.tensor_parallel import TensorParallel
 from holmes_runtime.model.tensor_part import TensorPart
 
@@ -25,22 +26,34 @@ Factory = Callable[[range, RunConfig], nn.Module]
 
 @dataclass(frozen=True)
 class StageModule:
-    """The module of a stage; `parts` says of the parameters under tensor parallelism which part is here."""
+    """The module of a stage; `parts` says of the parameters under tensor parallelism which part is here.
+
+    `tied` is the parameter of which the other end of the pipeline holds a copy, if any.
+    """
 
     stage: Stage
     module: nn.Module
     parts: Mapping[str, TensorPart]
+    tied: str | None = None
 
 
-def build_stage(config: RunConfig, stage: Stage, me: Rank, tp: TensorParallel, device: torch.device) -> StageModule:
-    """The module of `stage` for rank `me` on `device`. Raises RuntimeError if it cannot be built there."""
+def build_stage(
+    config: RunConfig, stage: Stage, me: Rank, tp: TensorParallel, device: torch.device, draws: bool = True
+) -> StageModule:
+    """The module of `stage` for rank `me` on `device`. Raises RuntimeError if it cannot be built there.
+
+    Without `draws` a GPT's or Llama's weights are zeros, for a checkpoint to be loaded into; so are those of a run that
+    starts from a published model's.
+    """
+    is_end = stage.index in (0, len(config.stages) - 1)
+    is_tied = config.model.tied_embeddings and is_end and config.pp > 1
     if config.emulation is not None:
         share = WEIGHT_HALF if config.schedule == "zero-bubble" else GRADIENT_READY
         dtype = DTYPES[config.value_type]
         emulated = EmulatedStage(
             config.model, stage, config.emulation.on(me.cluster, config.micro_batch_size), share, dtype
         )
-        return StageModule(stage, emulated.to(device), {})
+        return StageModule(stage, emulated.to(device), {}, EMULATED_TABLE if is_tied else None)
     if config.model.factory is not None:
         layers = range(stage.first_layer, stage.stop_layer)
         module = load_factory(config.model.factory, me.host)(layers, config)
@@ -53,18 +66,24 @@ def build_stage(config: RunConfig, stage: Stage, me: Rank, tp: TensorParallel, d
         recompute=config.recompute,
         value_type=config.value_type,
         device=device,
+        draws=draws and config.weights is None,
+        lazily=config.shards_weights(me),
     )
     if config.compile:
         check_compiler(me.host, device)
         decoder.compile_blocks()
-    return StageModule(stage, decoder, decoder.parts)
+    return StageModule(stage, decoder, decoder.parts, TABLE if is_tied else None)
 
 
 def loss_function(config: RunConfig, tp: TensorParallel) -> LossFunction:
     """The mean loss of one micro-batch, from what the last stage returns and the next tokens (batch, seq)."""
     if config.emulation is not None:
         return mean_activation
-    return lambda logits, targets: tp.cross_entropy(logits, targets, config.model.vocab_size)
+    vocab_size, overwrites = (
+        config.model.vocab_size,
+        config.model.factory is None,
+    )  # another's model may need its logits
+    return lambda logits, targets: cross_entropy(logits, targets, vocab_size, tp, overwrites)
 
 
 def load_factory(factory: str, host: str) -> Factory:
@@ -82,10 +101,7 @@ def load_factory(factory: str, host: str) -> Factory:
 
 
 def check_compiler(host: str, device: torch.device) -> None:
-    """Raises RuntimeError if compiled blocks need a C++ compiler this host lacks."""
-    compiler = os.environ.get("CXX", "g++")
-    if device.type == "cpu" and shutil.which(compiler) is None:
-        raise RuntimeError(
-            f"host {host}: compile needs a C++ compiler on CPUs and there is no {compiler}: install one, or set "
-            "`compile: false` in job.yaml"
-        )
+    """Raises RuntimeError if this host lacks what compiled blocks need."""
+    lacking = missing_for_compile(device.type != "cpu", os.environ)
+    if lacking is not None:
+        raise RuntimeError(f"host {host}: compile needs {lacking}: install it, or set `compile: false` in job.yaml")

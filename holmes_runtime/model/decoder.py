@@ -1,7 +1,8 @@
 """GPT and Llama cut into stages: a stage builds only its own layers, and any cut or split starts from the same weights.
 
 GPT: pre-LayerNorm, learned positions, GELU, biases (Radford et al., GPT-2, 2019). Llama: RMSNorm, rotary positions,
-SwiGLU, grouped-query attention, no biases (Touvron et al., Llama 2, 2023). Neither ties the head to the embedding.
+SwiGLU, grouped-query attention, no biases (Touvron et al., Llama 2, 2023), and what Llama 3, Qwen and Mistral add: see
+`ModelShape`. A tied head is the table of token vectors; under a pipeline the last stage holds a copy of it.
 
 Every module is described as if it were whole; under tensor parallelism `tensor_part.py` says along which dimension a
 parameter is cut, and `tensor_parallel.py` where the pieces meet. With tp = 1 read seq / tp as seq.
@@ -9,8 +10,9 @@ parameter is cut, and `tensor_parallel.py` where the pieces meet. With tp = 1 re
 
 from __future__ import annotations
 
-import hashlib
-import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +22,14 @@ from torch.utils.checkpoint import checkpoint
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import Precision, Recompute
+from holmes_runtime.model.document_mask import document_mask
+from holmes_runtime.model.initial_weights import initial_value
+from holmes_runtime.model.made_again import Keep, keeping, kept_selectively, made_again
+from holmes_runtime.model.rotary import make_rotation, rotate
 from holmes_runtime.model.tensor_parallel import ALONE, TensorParallel
 from holmes_runtime.model.tensor_part import part_of
 
-INIT_STD = 0.02  # GPT-2
-NORM_EPS = 1e-5  # GPT-2 and Llama 2
+TABLE = "token_embedding.weight"  # the vectors of tokens, and the head if it is tied
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -35,61 +40,78 @@ class Attention(nn.Module):
     range of whole heads.
     """
 
-    def __init__(self, shape: ModelShape, tp: TensorParallel, recompute: bool) -> None:
+    def __init__(self, shape: ModelShape, tp: TensorParallel) -> None:
         super().__init__()
-        self.tp, self.recompute, self.head_size = tp, recompute, shape.head_size
+        self.tp, self.head_size = tp, shape.head_size
         self.queries_per_kv = shape.num_heads // shape.num_kv_heads
         rows = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_size
-        self.qkv = nn.Linear(shape.hidden_size, rows, bias=shape.family == "gpt")
-        self.projection = nn.Linear(shape.hidden_size, shape.hidden_size, bias=shape.family == "gpt")
+        is_gpt = shape.family == "gpt"
+        self.qkv = nn.Linear(shape.hidden_size, rows, bias=is_gpt or shape.qkv_bias)
+        self.query_norm = nn.RMSNorm(shape.head_size, eps=shape.norm_eps) if shape.qk_norm else None
+        self.key_norm = nn.RMSNorm(shape.head_size, eps=shape.norm_eps) if shape.qk_norm else None
+        self.projection = nn.Linear(shape.query_size, shape.hidden_size, bias=is_gpt)
 
-    def forward(self, hidden: Tensor, rotation: Tensor | None) -> Tensor:
-        """Attends within each sample.
+    def forward(self, hidden: Tensor, rotation: Tensor | None, mask: Tensor | None = None) -> Tensor:
+        """Attends within each sample, or, with the mask of `document_mask`, within each document.
 
-        hidden and result: (micro_batch_size, seq_length / tp, hidden_size); rotation: see `make_rotation`.
+        hidden and result: (micro_batch_size, seq_length / tp, hidden_size); rotation: see `make_rotation`. It turns by
+        places in the sample, also inside documents: scores depend on the distance alone.
         """
-        whole = self.tp.gather(hidden)  # (micro_batch_size, seq_length, hidden_size)
-        batch, seq, _ = whole.shape
+        (made,) = self.tp.gather_linear(hidden, self.qkv)
         # grouped: (micro_batch_size, seq_length, num_kv_heads / tp, queries_per_kv + 2, head_size)
-        grouped = self.qkv(whole).view(batch, seq, -1, self.queries_per_kv + 2, self.head_size)
+        grouped = made.view(*made.shape[:2], -1, self.queries_per_kv + 2, self.head_size)
         query = grouped[:, :, :, :-2].flatten(2, 3)  # (micro_batch_size, seq_length, num_heads / tp, head_size)
         key, value = grouped[:, :, :, -2], grouped[:, :, :, -1]  # (.., num_kv_heads / tp, head_size)
+        if self.query_norm is not None and self.key_norm is not None:
+            # Norms keep what they are given: of `grouped`, no more than that.
+            query, key = self.query_norm(query.contiguous()), self.key_norm(key.contiguous())
         if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
-        if self.recompute:
-            mixed = checkpoint(self._mix, query, key, value, use_reentrant=False, preserve_rng_state=False)
-        else:
-            mixed = self._mix(query, key, value)
-        return _add_up(self.projection, mixed, self.tp)
+            # The backward of a rotation needs no head as it was: with a copy of the values, `grouped` is let go.
+            query, key, value = rotate(query, rotation), rotate(key, rotation), value.contiguous()
+        return _add_up(self.projection, self._mix(query, key, value, mask), self.tp)
 
-    def _mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention's core: (micro_batch_size, seq_length, hidden_size / tp), heads one after the other."""
+    def _mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention's core: (micro_batch_size, seq_length, query_size / tp), heads one after the other."""
         # by head: (micro_batch_size, heads, seq_length, head_size)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         grouped = self.queries_per_kv > 1
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+        if mask is not None and grouped:  # on GPUs the fused kernel that takes masks does not take groups
+            key, value = (each.repeat_interleave(self.queries_per_kv, 1) for each in (key, value))
+            grouped = False
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
+        )
         return mixed.transpose(1, 2).flatten(2)
 
 
 class Mlp(nn.Module):
-    """The feed-forward network: GELU of `up` for a GPT, SiLU of `gate` times `up` for a Llama; then `down`."""
+    """The feed-forward network: GELU of `up` for a GPT, SiLU of `gate` times `up` for a Llama; then `down`.
 
-    def __init__(self, shape: ModelShape, tp: TensorParallel) -> None:
+    `keep` says how what the activation makes is kept for the backward, here and in Block.
+    """
+
+    def __init__(self, shape: ModelShape, tp: TensorParallel, keep: Keep) -> None:
         super().__init__()
         is_gpt = shape.family == "gpt"
-        self.tp = tp
+        self.tp, self.keep = tp, keep
         self.gate = None if is_gpt else nn.Linear(shape.hidden_size, shape.ffn_hidden_size, bias=False)
         self.up = nn.Linear(shape.hidden_size, shape.ffn_hidden_size, bias=is_gpt)
         self.down = nn.Linear(shape.ffn_hidden_size, shape.hidden_size, bias=is_gpt)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden and result: (micro_batch_size, seq_length / tp, hidden_size)."""
-        whole = self.tp.gather(hidden)  # (micro_batch_size, seq_length, hidden_size)
-        # inner: (micro_batch_size, seq_length, ffn_hidden_size / tp)
-        inner = (
-            functional.gelu(self.up(whole)) if self.gate is None else functional.silu(self.gate(whole)) * self.up(whole)
-        )
-        return _add_up(self.down, inner, self.tp)
+        # inner: (micro_batch_size, seq_length, ffn_hidden_size / tp), as all values here
+        make: Callable[..., Tensor] = functional.gelu if self.gate is None else swiglu
+        if self.gate is None:
+            made = self.tp.gather_linear(hidden, self.up)
+            inner = make(*made)
+        else:
+            made = self.tp.gather_linear(hidden, self.gate, self.up)
+            gated = functional.silu(made[0])
+            with self.keep(gated, functional.silu, made[0]):
+                inner = gated * made[1]
+        with self.keep(inner, make, *made):
+            return _add_up(self.down, inner, self.tp)
 
 
 class Block(nn.Module):
@@ -97,35 +119,65 @@ class Block(nn.Module):
 
     def __init__(self, shape: ModelShape, tp: TensorParallel, recompute: Recompute) -> None:
         super().__init__()
+        self.keep = made_again if recompute == "selective" else keeping
         self.attention_norm = make_norm(shape)
-        self.attention = Attention(shape, tp, recompute == "selective")
+        self.attention = Attention(shape, tp)
         self.mlp_norm = make_norm(shape)
-        self.mlp = Mlp(shape, tp)
+        self.mlp = Mlp(shape, tp, self.keep)
 
-    def forward(self, hidden: Tensor, rotation: Tensor | None) -> Tensor:
+    def forward(self, hidden: Tensor, rotation: Tensor | None, mask: Tensor | None = None) -> Tensor:
         """hidden and result: (micro_batch_size, seq_length / tp, hidden_size)."""
-        hidden = hidden + self.attention(self.attention_norm(hidden), rotation)
-        result: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+        normed = self.attention_norm(hidden)
+        with self.keep(normed, self.attention_norm, hidden):
+            attended: Tensor = self.attention(normed, rotation, mask)
+        hidden = hidden + attended
+        normed = self.mlp_norm(hidden)
+        with self.keep(normed, self.mlp_norm, hidden):
+            result: Tensor = hidden + self.mlp(normed)
         return result
+
+    def forward_to_compile(self, hidden: Tensor, rotation: Tensor | None, mask: Tensor | None = None) -> Tensor:
+        """As `forward`, which compiled keeps what the compiler likes, as it does between the collectives of a group."""
+        if self.keep is keeping or self.mlp.tp.size > 1:
+            return Block.forward(self, hidden, rotation, mask)
+        return kept_selectively(partial(Block.forward, self), hidden, rotation, mask)
 
 
 class TokenEmbedding(nn.Embedding):
-    """The table of token vectors, or this rank's rows of it."""
+    """The table of token vectors, or this rank's rows of it; where the head is tied, the head as well."""
 
     def __init__(self, shape: ModelShape, tp: TensorParallel) -> None:
         super().__init__(shape.vocab_size, shape.hidden_size)
         self.tp, self.vocab_size = tp, shape.vocab_size
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Vectors (micro_batch_size, seq_length / tp, hidden_size) of int64 tokens (micro_batch_size, seq_length)."""
-        return self.tp.embed(tokens, self.weight, self.vocab_size)
+    def forward(self, inputs: Tensor, is_head: bool = False) -> Tensor:
+        """Vectors (micro_batch_size, seq_length / tp, hidden_size) of int64 tokens (micro_batch_size, seq_length).
+
+        As the head, logits (micro_batch_size, seq_length, vocab_size / tp) of hidden states (.., seq_length / tp,
+        hidden_size).
+        """
+        if is_head:
+            return self.tp.gather_product(inputs, self.weight)
+        return self.tp.embed(inputs, self.weight, self.vocab_size)
+
+
+class Head(nn.Linear):
+    """The matrix of logits, or this rank's rows of it; called as a module, so that what waits for weights is told."""
+
+    def __init__(self, shape: ModelShape, tp: TensorParallel) -> None:
+        super().__init__(shape.hidden_size, shape.vocab_size, bias=False)
+        self.tp = tp
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits (micro_batch_size, seq_length, vocab_size / tp) of hidden (.., seq_length / tp, hidden_size)."""
+        return self.tp.gather_product(hidden, self.weight)
 
 
 class DecoderStage(nn.Module):
     """The layers of one stage; the first also embeds tokens, the last also computes logits.
 
-    Parameters carry the names they have in the whole model (`blocks.7.attention.qkv.weight`), and each starts from a
-    generator seeded by (seed, name), so neither the cut nor the split changes the weights. `parts` says by name which
+    Parameters carry the names they have in the whole model (`blocks.7.attention.qkv.weight`), and each starts from
+    values that (seed, name) decide, so neither the cut nor the split changes the weights. `parts` says by name which
     part of a parameter is here.
     """
 
@@ -139,8 +191,15 @@ class DecoderStage(nn.Module):
         recompute: Recompute = "none",
         value_type: Precision = "fp32",
         device: torch.device | None = None,
+        draws: bool = True,
+        lazily: bool = False,
     ) -> None:
+        """Without `draws` weights are zeros, for a checkpoint to be loaded into.
+
+        `lazily`: parameters take memory when `fill` gives them values, which someone else then asks for.
+        """
         super().__init__()
+        self.seed, self.draws = seed, draws
         self.shape, self.tp, self.recompute = shape, tp, recompute == "full"
         self.is_first = stage.first_layer == 0
         self.is_last = stage.stop_layer == shape.num_layers
@@ -153,63 +212,76 @@ class DecoderStage(nn.Module):
             self.blocks = nn.ModuleDict({str(layer): Block(shape, tp, recompute) for layer in layers})
             if self.is_last:
                 self.final_norm = make_norm(shape)
-                self.head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+                if not shape.tied_embeddings:
+                    self.head = Head(shape, tp)
+                elif not self.is_first:
+                    self.token_embedding = TokenEmbedding(shape, tp)
         self.rotation = make_rotation(shape, device) if shape.family == "llama" else None
         self.parts = {name: part_of(name, tuple(parameter.shape), tp) for name, parameter in self.named_parameters()}
         for name, part in self.parts.items():
-            value = part.of(initial_value(name, part.global_shape, seed, shape.num_layers))
             owner, _, leaf = name.rpartition(".")
-            # A copy, so that the rest of the whole tensor is let go.
-            parameter = nn.Parameter(value.to(device, DTYPES[value_type], copy=True))
-            setattr(self.get_submodule(owner), leaf, parameter)
+            empty = torch.empty(part.shape, dtype=DTYPES[value_type], device=device)
+            empty.untyped_storage().resize_(0)
+            setattr(self.get_submodule(owner), leaf, nn.Parameter(empty))
+            if not lazily:
+                self.fill([name])
+
+    def fill(self, names: Iterable[str]) -> None:
+        """Gives the parameters `names` memory and the values they start from."""
+        for name in names:
+            part, parameter = self.parts[name], self.get_parameter(name)
+            parameter.untyped_storage().resize_(parameter.nbytes)
+            if self.draws:
+                value = initial_value(name, part.global_shape, self.seed, self.shape.num_layers, part)
+                parameter.data.copy_(value)
+            else:
+                parameter.data.zero_()
 
     def compile_blocks(self) -> None:
         """From now on blocks run compiled; hooks on a block stay outside what is compiled."""
         for block in self.blocks.values():
-            block.forward = torch.compile(block.forward)
+            block.forward = torch.compile(cast(Block, block).forward_to_compile)
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
         """Logits (micro_batch_size, seq_length, vocab_size / tp) on the last stage, else hidden states.
 
         inputs: int64 tokens (micro_batch_size, seq_length) on the first stage, else hidden states
-        (micro_batch_size, seq_length / tp, hidden_size).
+        (micro_batch_size, seq_length / tp, hidden_size). positions: where documents are separate, that of each token in
+        its own, int64 (micro_batch_size, seq_length).
         """
-        hidden = self._embed(inputs) if self.is_first else inputs
+        hidden = self._embed(inputs, positions) if self.is_first else inputs
+        mask = None if positions is None else document_mask(positions, hidden.dtype)
         for block in self.blocks.values():
             if self.recompute:
-                hidden = checkpoint(block, hidden, self.rotation, use_reentrant=False, preserve_rng_state=False)
+                hidden = checkpoint(block, hidden, self.rotation, mask, use_reentrant=False, preserve_rng_state=False)
             else:
-                hidden = block(hidden, self.rotation)
-        return self.head(self.tp.gather(self.final_norm(hidden))) if self.is_last else hidden
+                hidden = block(hidden, self.rotation, mask)
+        return self._logits(self.final_norm(hidden)) if self.is_last else hidden
 
-    def _embed(self, tokens: Tensor) -> Tensor:
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits (micro_batch_size, seq_length, vocab_size / tp) of hidden (.., seq_length / tp, hidden_size)."""
+        logits: Tensor = self.token_embedding(hidden, True) if self.shape.tied_embeddings else self.head(hidden)
+        return logits
+
+    def _embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         """Hidden states (micro_batch_size, seq_length / tp, hidden_size) of int64 tokens (.., seq_length)."""
         hidden: Tensor = self.token_embedding(tokens)
         if self.shape.family == "gpt":
             own = self.tp.part(tokens.shape[1])
-            hidden = hidden + self.position_embedding(torch.arange(own.start, own.stop, device=tokens.device))
+            places = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions
+            hidden = hidden + self.position_embedding(places[..., own.start : own.stop])
         return hidden
 
 
 def make_norm(shape: ModelShape) -> nn.Module:
     """The norm of the family, over hidden_size."""
     kind = nn.LayerNorm if shape.family == "gpt" else nn.RMSNorm
-    return kind(shape.hidden_size, eps=NORM_EPS)
+    return kind(shape.hidden_size, eps=shape.norm_eps)
 
 
-def make_rotation(shape: ModelShape, device: torch.device | None) -> Tensor:
-    """Cosines and sines of rotary positions, fp32 (2, seq_length, 1, head_size / 2); Su et al., RoFormer, 2021."""
-    exponents = torch.arange(0, shape.head_size, 2, dtype=torch.float64, device=device) / shape.head_size
-    positions = torch.arange(shape.seq_length, dtype=torch.float64, device=device)
-    angles = torch.outer(positions, shape.rope_theta**-exponents)
-    return torch.stack([angles.cos(), angles.sin()]).float().unsqueeze(2)
-
-
-def rotate(heads: Tensor, rotation: Tensor) -> Tensor:
-    """`heads` (micro_batch_size, seq_length, heads, head_size), the two halves of each head turned by its position."""
-    cosine, sine = rotation
-    first, second = heads.float().chunk(2, -1)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1).to(heads.dtype)
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """SiLU of `gate` times `up`, all of one shape; Shazeer, GLU Variants Improve Transformer, 2020."""
+    return functional.silu(gate) * up
 
 
 def _add_up(linear: nn.Linear, inputs: Tensor, tp: TensorParallel) -> Tensor:
@@ -219,25 +291,3 @@ def _add_up(linear: nn.Linear, inputs: Tensor, tp: TensorParallel) -> Tensor:
         return result
     summed = tp.scatter_sum(functional.linear(inputs, linear.weight))
     return summed if linear.bias is None else summed + linear.bias
-
-
-def initial_value(name: str, shape: tuple[int, ...], seed: int, num_layers: int) -> Tensor:
-    """The value the whole parameter `name` starts from, fp32 on the CPU.
-
-    Biases 0, norms 1, weights normal with standard deviation 0.02, divided by sqrt(2 * num_layers) for the two
-    matrices that write to the residual stream (GPT-2).
-    """
-    owner, _, kind = name.rpartition(".")
-    if kind == "bias":
-        return torch.zeros(shape)
-    if owner.endswith("norm"):
-        return torch.ones(shape)
-    writes_residual = owner.endswith(("attention.projection", "mlp.down"))
-    std = INIT_STD / math.sqrt(2 * num_layers) if writes_residual else INIT_STD
-    return torch.empty(shape).normal_(0.0, std, generator=_generator(seed, name))
-
-
-def _generator(seed: int, name: str) -> torch.Generator:
-    """A CPU generator that depends on the run's seed and the parameter's global name only."""
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

@@ -12,10 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holmes_runtime.config.model_shape import ModelShape, embedding_parameters, head_parameters, layer_parameters
+from holmes_runtime.config.model_shape import (
+    ModelShape,
+    embedding_parameters,
+    head_parameters,
+    layer_parameters,
+    table_parameters,
+)
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import Emulation
 
+EMULATED_TABLE = "layers.table.weight"  # of a tied model under a pipeline, on its first and its last stage
 # How much of a layer's backward has passed when its gradient is there. In a real layer the gradients of its matrices
 # come one after the other; what is left of the sleep covers the time it takes to add this one.
 GRADIENT_READY = 0.75
@@ -50,16 +57,16 @@ class _Weight(torch.autograd.Function):
     """Stands for the use of a weight: adds nothing to hidden states; in the backward, after a sleep, its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, clock: ComputeClock, backward_s: float) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, clock: ComputeClock, backward_s: float, gradient: float) -> Tensor:
         """weight: (elements,); result: a scalar zero."""
-        ctx.weight_shape, ctx.clock, ctx.backward_s = weight.shape, clock, backward_s
+        ctx.weight_shape, ctx.clock, ctx.backward_s, ctx.gradient = weight.shape, clock, backward_s, gradient
         return weight.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """Ones for the weight: one number expanded, which costs no memory to make."""
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        """`gradient` for each number of the weight: one expanded, which costs no memory to make."""
         ctx.clock.spend(ctx.backward_s)
-        return gradients[0].new_ones(()).expand(ctx.weight_shape), None, None
+        return gradients[0].new_full((), ctx.gradient).expand(ctx.weight_shape), None, None, None
 
 
 class _Sleep(torch.autograd.Function):
@@ -82,20 +89,25 @@ class _Sleep(torch.autograd.Function):
 class EmulatedLayer(nn.Module):
     """One weight of `elements` numbers and the sleeps of its forward and of the two parts of its backward.
 
+    `seconds` are the forward's, and of the backward those before the gradient and in it; `gradient` is each number's.
     The weight joins the hidden states by a sum, so that a schedule can run either part of the backward alone.
     """
 
-    def __init__(self, elements: int, clock: ComputeClock, forward_s: float, input_s: float, weight_s: float) -> None:
+    def __init__(
+        self, elements: int, clock: ComputeClock, seconds: tuple[float, float, float], gradient: float = 1.0
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(elements))
-        self.clock, self.seconds = clock, (forward_s, input_s, weight_s)
+        self.clock, self.seconds, self.gradient = clock, seconds, gradient
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden and result: (micro_batch_size, seq_length, hidden_size)."""
         forward_s, input_s, weight_s = self.seconds
         if forward_s or input_s:
             hidden = _Sleep.apply(hidden, self.clock, forward_s, input_s)  # type: ignore[no-untyped-call]
-        used: Tensor = _Weight.apply(self.weight, self.clock, weight_s)  # type: ignore[no-untyped-call]
+        used: Tensor = _Weight.apply(  # type: ignore[no-untyped-call]
+            self.weight, self.clock, weight_s, self.gradient
+        )
         return hidden + used.to(hidden.dtype)
 
 
@@ -103,7 +115,8 @@ class EmulatedStage(nn.Module):
     """Stands in for `DecoderStage`: as many parameters in each layer, hidden states of the same shape, sleeps.
 
     The seconds of `emulation` are those of a micro-batch.
-    Embeddings and head hold parameters and take no time. The last stage returns hidden states instead of logits.
+    Embeddings and head hold parameters and take no time. The last stage returns hidden states instead of logits. A
+    table with a copy at the other end of the pipeline has half of each gradient here, so that both sum up to ones.
     """
 
     def __init__(
@@ -121,14 +134,20 @@ class EmulatedStage(nn.Module):
         backward_s = emulation.backward_s_per_layer
         seconds = (emulation.forward_s_per_layer, (1 - weight_share) * backward_s, weight_share * backward_s)
         free = (0.0, 0.0, 0.0)
+        is_last = stage.stop_layer == shape.num_layers
+        table = table_parameters(shape) if shape.tied_embeddings and self.is_first != is_last else 0
         # In the order of the forward, as in the real model: gradients are sent in the reverse order.
         self.layers = nn.ModuleDict()
-        if self.is_first:
-            self.layers["embedding"] = EmulatedLayer(embedding_parameters(shape), self.clock, *free)
+        if self.is_first and embedding_parameters(shape) > table:
+            self.layers["embedding"] = EmulatedLayer(embedding_parameters(shape) - table, self.clock, free)
+        if self.is_first and table:
+            self.layers["table"] = EmulatedLayer(table, self.clock, free, 0.5)
         for layer in range(stage.first_layer, stage.stop_layer):
-            self.layers[str(layer)] = EmulatedLayer(layer_parameters(shape), self.clock, *seconds)
-        if stage.stop_layer == shape.num_layers:
-            self.layers["head"] = EmulatedLayer(head_parameters(shape), self.clock, *free)
+            self.layers[str(layer)] = EmulatedLayer(layer_parameters(shape), self.clock, seconds)
+        if is_last:
+            self.layers["head"] = EmulatedLayer(head_parameters(shape, 1, self.is_first) - table, self.clock, free)
+        if is_last and table:
+            self.layers["table"] = EmulatedLayer(table, self.clock, free, 0.5)
         self.to(dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:

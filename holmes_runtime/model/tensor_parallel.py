@@ -2,20 +2,20 @@
 
 A matrix is split by its rows (the outputs) or its columns (the inputs). Between the split matrices each rank keeps all
 channels of its own stretch of the sequence, which is also what crosses pipeline edges. Entering a split layer gathers
-the sequence; leaving it adds up the partial results and keeps the own stretch.
+the sequence; leaving it adds up the partial results and keeps the own stretch. What was gathered is not kept for the
+backward, but gathered again while the gradient of the layer's input is computed.
 Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional
 
@@ -39,12 +39,24 @@ class TensorParallel:
         """This rank's share of `length` rows, columns or positions; shares differ by one where they must."""
         return range(length * self.rank // self.size, length * (self.rank + 1) // self.size)
 
-    def gather(self, hidden: Tensor) -> Tensor:
-        """(batch, seq, channels) from this rank's stretch (batch, seq / tp, channels)."""
+    def gather_linear(self, hidden: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
+        """What each of `linears`, whose rows are split, makes of the whole sequence: (batch, seq, own rows).
+
+        hidden: this rank's stretch (batch, seq / tp, channels).
+        """
         if self.group is None:
-            return hidden
-        gathered: Tensor = _Gather.apply(hidden, self)  # type: ignore[no-untyped-call]
-        return gathered
+            return tuple(linear(hidden) for linear in linears)
+        weights, biases = [linear.weight for linear in linears], [linear.bias for linear in linears]
+        made: tuple[Tensor, ...] = _GatherLinear.apply(hidden, self, *weights, *biases)  # type: ignore[no-untyped-call]
+        return made
+
+    def gather_product(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        """As `gather_linear` of one `weight` (own rows, channels) that has no bias."""
+        if self.group is None:
+            return functional.linear(hidden, weight)
+        (made,) = _GatherLinear.apply(hidden, self, weight, None)  # type: ignore[no-untyped-call]
+        result: Tensor = made
+        return result
 
     def scatter_sum(self, partial: Tensor) -> Tensor:
         """This rank's stretch (batch, seq / tp, channels) of the sum of `partial` (batch, seq, channels) over ranks."""
@@ -62,62 +74,116 @@ class TensorParallel:
         rows = functional.embedding((tokens - own.start).masked_fill(foreign, 0), weight)
         return self.scatter_sum(rows.masked_fill(foreign.unsqueeze(-1), 0.0))
 
-    def cross_entropy(self, logits: Tensor, targets: Tensor, vocab_size: int) -> Tensor:
-        """Mean loss in fp32, a scalar, of logits (batch, seq, own vocabulary) against int64 targets (batch, seq)."""
-        if self.group is None:
-            return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-        loss: Tensor = _SplitCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            logits.flatten(0, 1).float(), targets.flatten() - self.part(vocab_size).start, self
-        )
-        return loss
-
 
 ALONE = TensorParallel()
 
 
 @contextmanager
-def _timed_group(tp: TensorParallel) -> Iterator[ProcessGroup]:
+def timed_group(tp: TensorParallel) -> Iterator[ProcessGroup]:
     """The group of `tp`, while its stopwatch runs."""
     assert tp.group is not None
     with tp.stopwatch.lap("tp") if tp.stopwatch is not None else nullcontext():
         yield tp.group
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _gather(part: Tensor, tp: TensorParallel) -> Tensor:
-    """All stretches (batch, seq / tp, channels) of a sequence joined: (batch, seq, channels)."""
+class _BackwardHalves:
+    """What a backward under way computes: of inputs, of weights, or both. A schedule may run it in two halves."""
+
+    inputs = weights = True
+
+
+_HALVES = _BackwardHalves()
+
+
+@contextmanager
+def backward_half(kind: str) -> Iterator[None]:
+    """A backward inside is torch.distributed.pipelining's "input" half, its "weight" half, or "full".
+
+    To autograd a function of one's own is one node that either half runs whole, so it must be told.
+    """
+    _HALVES.inputs, _HALVES.weights = kind != "weight", kind != "input"
+    try:
+        yield
+    finally:
+        _HALVES.inputs = _HALVES.weights = True
+
+
+def _start_gather(part: Tensor, tp: TensorParallel) -> Callable[[], Tensor]:
+    """Starts to join stretches (batch, seq / tp, channels) of a sequence; the result waits: (batch, seq, channels)."""
+    assert tp.group is not None
     batch, seq, channels = part.shape
     stretches = part.new_empty(tp.size, batch, seq, channels)
     stretches[tp.rank] = part
-    with _timed_group(tp) as group:
-        start_all_gather(stretches.view(-1), group)()
-    return stretches.view(-1, batch, seq, channels).transpose(0, 1).reshape(batch, -1, channels)
+    gathering = start_all_gather(stretches.view(-1), tp.group)
+
+    def wait() -> Tensor:
+        with timed_group(tp):
+            gathering()
+        return stretches.transpose(0, 1).reshape(batch, -1, channels)
+
+    return wait
+
+
+def _start_scatter_sum(whole: Tensor, tp: TensorParallel) -> Callable[[], Tensor]:
+    """Starts to add `whole` (batch, seq, channels) up; the result waits: the own (batch, seq / tp, channels)."""
+    assert tp.group is not None
+    batch, seq, channels = whole.shape
+    stretches = whole.view(batch, tp.size, -1, channels).transpose(0, 1).contiguous()
+    scattering = start_reduce_scatter(stretches.flatten(), tp.group)
+
+    def wait() -> Tensor:
+        with timed_group(tp):
+            return scattering().view(batch, seq // tp.size, channels)
+
+    return wait
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _gather(part: Tensor, tp: TensorParallel) -> Tensor:
+    """All stretches (batch, seq / tp, channels) of a sequence joined: (batch, seq, channels)."""
+    return _start_gather(part, tp)()
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _scatter_sum(whole: Tensor, tp: TensorParallel) -> Tensor:
     """The own stretch (batch, seq / tp, channels) of the sum of `whole` (batch, seq, channels) over the group."""
-    batch, seq, channels = whole.shape
-    stretches = whole.view(batch, tp.size, -1, channels).transpose(0, 1).contiguous()
-    with _timed_group(tp) as group:
-        summed = start_reduce_scatter(stretches.flatten(), group)()
-    return summed.view(batch, seq // tp.size, channels)
+    return _start_scatter_sum(whole, tp)()
 
 
-class _Gather(torch.autograd.Function):
-    """Gathers stretches; the gradients of a stretch, one from each rank, are added up."""
+class _GatherLinear(torch.autograd.Function):
+    """Gathers stretches and multiplies them by weights; keeps the stretch alone, and gathers again in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, tp: TensorParallel) -> Tensor:
-        """part: (batch, seq / tp, channels); result: (batch, seq, channels)."""
-        ctx.tp = tp
-        whole: Tensor = _gather(part, tp)
-        return whole
+    def forward(ctx: Any, part: Tensor, tp: TensorParallel, *weights_and_biases: Any) -> tuple[Tensor, ...]:
+        """part: (batch, seq / tp, channels); weights: (own rows, channels) each; then the bias of each (own rows,)."""
+        ctx.tp, count = tp, len(weights_and_biases) // 2
+        weights, biases = weights_and_biases[:count], weights_and_biases[count:]
+        ctx.save_for_backward(part, *weights)
+        ctx.has_bias = [bias is not None for bias in biases]
+        whole = _gather(part, tp)
+        return tuple(functional.linear(whole, weight, bias) for weight, bias in zip(weights, biases, strict=True))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """The sum of this stretch's gradients (batch, seq / tp, channels)."""
-        return _scatter_sum(gradients[0], ctx.tp), None
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Of the stretch, of weights and of biases. While one is computed, what another needs is under way."""
+        part, *weights = ctx.saved_tensors
+        flat = [gradient.flatten(0, 1) for gradient in gradients]  # (tokens, own rows) each
+        none = [None] * len(weights)
+        gathering = _start_gather(part, ctx.tp) if _HALVES.weights else None
+        scattering = None
+        if _HALVES.inputs:
+            whole = flat[0] @ weights[0]
+            for gradient, weight in zip(flat[1:], weights[1:], strict=True):
+                whole.addmm_(gradient, weight)
+            scattering = _start_scatter_sum(whole.view(*gradients[0].shape[:2], -1), ctx.tp)
+        if gathering is None:
+            assert scattering is not None
+            return (scattering(), None, *none, *none)
+        inputs = gathering().flatten(0, 1)
+        of_weights = [gradient.t() @ inputs for gradient in flat]
+        of_biases = [gradient.sum(0) if has else None for gradient, has in zip(flat, ctx.has_bias, strict=True)]
+        return (scattering() if scattering is not None else None, None, *of_weights, *of_biases)
 
 
 class _ScatterSum(torch.autograd.Function):
@@ -134,31 +200,3 @@ class _ScatterSum(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """The gradients of all stretches (batch, seq, channels)."""
         return _gather(gradients[0], ctx.tp), None
-
-
-class _SplitCrossEntropy(torch.autograd.Function):
-    """Cross entropy over a vocabulary split by ranks: three numbers a token travel instead of all logits."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, tp: TensorParallel) -> Tensor:
-        """logits: fp32 (tokens, own vocabulary); targets: (tokens,), counted from the first own entry. A scalar."""
-        highest = logits.amax(1)
-        with _timed_group(tp) as group:
-            dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
-        shifted = logits - highest.unsqueeze(1)
-        own = (targets >= 0) & (targets < logits.shape[1])
-        rows = torch.arange(len(targets), device=logits.device)
-        columns = targets.masked_fill(~own, 0)
-        sums = torch.stack([shifted.exp().sum(1), shifted[rows, columns].masked_fill(~own, 0.0)])  # (2, tokens)
-        with _timed_group(tp) as group:
-            dist.all_reduce(sums, group=group)
-        ctx.save_for_backward(shifted - sums[0].log().unsqueeze(1), own, rows, columns)
-        return (sums[0].log() - sums[1]).mean()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """(probability - one at the target) / tokens: (tokens, own vocabulary)."""
-        log_probabilities, own, rows, columns = ctx.saved_tensors
-        gradient = log_probabilities.exp()
-        gradient[rows, columns] -= own.float()
-        return gradient * (gradients[0] / len(rows)), None, None

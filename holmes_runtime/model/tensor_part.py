@@ -43,8 +43,13 @@ class TensorPart:
 def part_of(name: str, global_shape: tuple[int, ...], tp: TensorParallel) -> TensorPart:
     """The part of parameter `name` that this rank of `tp` holds."""
     offset, shape = [0] * len(global_shape), list(global_shape)
-    split = next((dim for end, dim in SPLIT_DIM.items() if name.endswith(end)), None)
+    split = split_dim(name)
     if split is not None:
         own = tp.part(global_shape[split])
         offset[split], shape[split] = own.start, len(own)
     return TensorPart(global_shape, tuple(offset), tuple(shape))
+
+
+def split_dim(name: str) -> int | None:
+    """The dimension along which tensor parallelism cuts parameter `name`; None if it is whole on every rank."""
+    return next((dim for end, dim in SPLIT_DIM.items() if name.endswith(end)), None)

@@ -20,13 +20,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from holmes_runtime.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.config.messages import (
+    ASK_SIGNAL,
+    POSITIONS_FILE,
     Alive,
     Command,
     Exited,
     Go,
     Message,
     RankFailed,
+    RankPosition,
     RankPrinted,
     RankState,
     RankStates,
@@ -44,6 +48,7 @@ from holmes_runtime.config.messages import (
 from holmes_runtime.config.node_config import NodeConfig
 from holmes_runtime.config.rank_metrics import RankMetrics
 from holmes_runtime.config.strict_json import parse
+from holmes_runtime.node.left_files import LeftFiles
 from holmes_runtime.node.listeners import Listeners
 from holmes_runtime.node.mailbox import CommandPipe, MessageFile
 from holmes_runtime.node.node_facts import read_facts
@@ -68,6 +73,7 @@ class Agent:
         self._messages = MessageFile(folder / MESSAGES_FILE)
         self._listeners = Listeners(config)
         self._tails: dict[Path, Tail] = {}
+        self._left_files = LeftFiles(folder)
         self._told_to_stop = False
         self._ranks_are_up = False
         self._oom_kills = _oom_kills()
@@ -81,8 +87,8 @@ class Agent:
             facts = read_facts(self._config, self._folder)
             listeners = self._listeners.open(facts.interfaces)
             self._report(Ready(facts, listeners, self._listeners.open_rendezvous()))
-            master_port = self._wait_for_go()
-            return 3 if master_port is None else self._train(master_port)
+            go = self._wait_for_go()
+            return 3 if go is None else self._train(go)
         finally:
             self._end(GRACE_S)
 
@@ -92,14 +98,14 @@ class Agent:
         if left:
             self._report(Stuck(tuple(f"{process.pid} {process.name} (state {process.state})" for process in left)))
 
-    def _wait_for_go(self) -> int | None:
-        """The rendezvous port, or None when told to stop first."""
+    def _wait_for_go(self) -> Go | None:
+        """The word to start the ranks, or None when told to stop first."""
         while not self._left_alone():
             for command in self._commands.take(WAITING_POLL_S):
                 if isinstance(command, Reach):
                     self._report(Reached(self._listeners.reach(command.destinations)))
                 elif isinstance(command, Go):
-                    return command.master_port
+                    return command
                 else:
                     self._obey(command)
             self._show_life()
@@ -109,8 +115,16 @@ class Agent:
         silent_s = time.monotonic() - self._commands.last_heard_s
         return self._told_to_stop or (not self._config.detached and silent_s > self._config.silence_limit_s)
 
-    def _train(self, master_port: int) -> int:
-        torchrun = start_torchrun(self._config, self._folder, master_port, self._listeners.keep_rendezvous())
+    def _train(self, go: Go) -> int:
+        nodes, secret = self._config.node_addresses, bytes.fromhex(go.secret)
+        try:
+            gate = StoreGate(nodes, self._config.node_rank, go.master_port, secret, self._listeners.rendezvous)
+        except OSError as error:
+            words = f"nothing can listen at {GATE_ADDRESS} here ({error.strerror}): give interface lo 127.0.0.1/8"
+            self._report(RankFailed(None, 1, words, time.time()))
+            return 1
+        torchrun = start_torchrun(self._config, self._folder, gate)
+        gate.open()
         self._listeners.close()
         self._report(Started())
         while torchrun.poll() is None:
@@ -123,6 +137,10 @@ class Agent:
                 return 3
             self._forward_output()
             self._show_life()
+            if self._messages.disk_was_full:  # ranks fail at their next line of metrics, without room to say why
+                self._report(RankFailed(None, 1, self._with_disk("the ranks were ended"), time.time()))
+                self._end(GRACE_S)
+                return 1
         self._end(0.0)
         self._forward_output(last=True)
         if torchrun.returncode != 0:
@@ -139,16 +157,17 @@ class Agent:
         elif isinstance(command, Save) and torchrun is not None:
             self._signal_ranks(torchrun, signal.SIGTERM)
         elif isinstance(command, Stacks) and torchrun is not None:
-            self._report(RankStates(self._signal_ranks(torchrun, signal.SIGUSR1)))
+            self._report(RankStates(self._signal_ranks(torchrun, signal.SIGUSR1, ASK_SIGNAL)))
 
-    def _signal_ranks(self, torchrun: int, number: signal.Signals) -> tuple[RankState, ...]:
+    def _signal_ranks(self, torchrun: int, *numbers: signal.Signals) -> tuple[RankState, ...]:
         """Signal every rank; the kernel's state of each."""
         states = []
         for process in descendants(torchrun):
             local_rank = _local_rank(process.pid) if process.parent == torchrun else None
             if local_rank is not None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, number)
+                    for number in numbers:
+                        os.kill(process.pid, number)
                 states.append(RankState(local_rank, process.state))
         return tuple(states)
 
@@ -170,6 +189,11 @@ class Agent:
         for path in sorted(self._folder.glob("metrics-rank*.jsonl")):
             for line in self._new_lines(path, last=False):  # one without an end was not written whole
                 self._report(parse(RankMetrics, line))
+        for path in sorted(self._folder.glob(POSITIONS_FILE.format(rank="*"))):
+            for line in self._new_lines(path, last=False):
+                self._report(parse(RankPosition, line))
+        for part in self._left_files.new():
+            self._report(part)
 
     def _new_lines(self, path: Path, last: bool) -> Iterator[str]:
         tail = self._tails.setdefault(path, Tail(path))
@@ -181,11 +205,20 @@ class Agent:
         oom_kills = _oom_kills() - self._oom_kills
         if failures.exists():
             for line in failures.read_text(encoding="utf-8").splitlines():
-                self._report(parse(RankFailed, line)._replace(oom_kills=oom_kills))
+                failed = parse(RankFailed, line)
+                self._report(failed._replace(message=self._with_disk(failed.message), oom_kills=oom_kills))
             return
         lines = (self._folder / TORCHRUN_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
         message = f"torchrun ended with {exit_code}: {lines[-1] if lines else 'no output'}"
+        message = self._with_disk(message)
         self._report(RankFailed(None, exit_code, message, time.time(), tuple(lines[-20:]), oom_kills))
+
+    def _with_disk(self, message: str) -> str:
+        """The message of a failure, and where the disk was full: its own words may not have found room."""
+        is_full = self._messages.disk_was_full or shutil.disk_usage(self._folder).free == 0
+        if not is_full or "No space left on device" in message:
+            return message
+        return f"{message.rstrip()}\nNo space left on device: {self._folder}"
 
     def _report(self, message: Message) -> None:
         self._messages.report(message)

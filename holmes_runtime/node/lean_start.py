@@ -2,7 +2,8 @@
 
 Importing torch makes a million objects that are no garbage: looking for some meanwhile takes about a second a process,
 and taking them apart one by one at the end another. Where several ranks share few cores, that is most of a short run.
-On SIGUSR1 the process prints where each of its threads is: how the agent asks a rank that makes no progress.
+On SIGUSR1 the process prints where each of its threads is: how the agent asks a rank that makes no progress. The other
+signal by which it asks is blocked, so that it waits for the thread that answers (`comm/whereabouts.py`).
 """
 
 from __future__ import annotations
@@ -15,10 +16,15 @@ import signal
 import sys
 from collections.abc import Callable
 
+from holmes_runtime.config.messages import ASK_SIGNAL
+from holmes_runtime.node.near_cpus import stay_near_gpu
+
 
 def main() -> None:
     """Import and run MODULE; leave at once when its `main` returns. An exception takes the ordinary way out."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {ASK_SIGNAL})
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    stay_near_gpu(os.environ)  # before torch is imported: threads take over what their maker stays on
     gc.disable()
     run: Callable[[], int | None] = importlib.import_module(sys.argv[1]).main
     gc.freeze()

@@ -6,8 +6,10 @@ import errno
 import os
 import socket
 import time
+from collections.abc import Sequence
 from threading import Thread
 
+from holmes_runtime.admission.socket_filter import ANY_PORT, admit_only
 from holmes_runtime.config.messages import Destination, NodeInterface, SocketAddress
 from holmes_runtime.config.node_config import NodeConfig
 
@@ -17,15 +19,12 @@ _BACKLOG = 1024
 
 
 class Listeners:
-    """A listening socket on each planned address of this node, and on node 0 the rendezvous' own.
-
-    Node 0 keeps the latter until torchrun takes it over, so nobody else can take the port in between.
-    """
+    """A listening socket on each planned address of this node, and on node 0 the `rendezvous`' own, for the gate."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
         self._sockets: list[socket.socket] = []
-        self._rendezvous: socket.socket | None = None
+        self.rendezvous: socket.socket | None = None
 
     def open(self, interfaces: dict[str, NodeInterface]) -> dict[str, SocketAddress]:
         """Listen on every planned interface; where, by interface. Where the plan names no address, the host's is taken.
@@ -42,12 +41,12 @@ class Listeners:
         return addresses
 
     def open_rendezvous(self) -> int | None:
-        """The rendezvous' port; None if no port is free, or this is not node 0."""
+        """The rendezvous' port; None if no port is free, or this is not node 0. Only the plan's nodes reach it."""
         if self._config.node_rank == 0:
-            first = self._config.master_port
+            first, nodes = self._config.master_port, self._config.node_addresses
             for port in range(first, min(first + PORTS_TRIED, 65536)):
-                self._rendezvous = _listen(self._config.master_address, port)
-                if self._rendezvous is not None:
+                self.rendezvous = _listen(nodes[0], port, nodes)
+                if self.rendezvous is not None:
                     return port
         return None
 
@@ -67,28 +66,20 @@ class Listeners:
             one.join()
         return tuple(sorted(faults))
 
-    def keep_rendezvous(self) -> int | None:
-        """The descriptor of the rendezvous' socket, with nobody left in its queue; None but on node 0."""
-        if self._rendezvous is None:
-            return None
-        self._rendezvous.setblocking(False)
-        while True:
-            try:
-                self._rendezvous.accept()[0].close()
-            except BlockingIOError:
-                return self._rendezvous.fileno()
-
     def close(self) -> None:
-        """Close all of them on our side."""
-        for listener in (*self._sockets, *([self._rendezvous] if self._rendezvous else [])):
+        """Close all but the rendezvous'."""
+        for listener in self._sockets:
             listener.close()
 
 
-def _listen(address: str, port: int) -> socket.socket | None:
+def _listen(address: str, port: int, admitted: Sequence[str] | None = None) -> socket.socket | None:
+    """None where that address and port are not to be had. `admitted` are all whom it hears, anybody if None."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((address, port))
+        if admitted is not None:
+            admit_only(listener, [SocketAddress(each, ANY_PORT) for each in dict.fromkeys(admitted)])
         listener.listen(_BACKLOG)
     except OSError:
         listener.close()

@@ -16,8 +16,11 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+from holmes_runtime.checkpoint.checkpoint_folder import newest_in
+from holmes_runtime.comm.nccl_conf import conf_files, settings_in
 from holmes_runtime.config.messages import (
     NodeCheckpointFolder,
     NodeFacts,
@@ -27,47 +30,56 @@ from holmes_runtime.config.messages import (
     NodeNcclSetting,
 )
 from holmes_runtime.config.node_config import NodeConfig
+from holmes_runtime.model.compiler import missing_for_compile
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _SIOCGIFFLAGS = 0x8913
 _IFF_UP = 1
-_SETTING = re.compile(r"^\s*(?:export\s+|setenv\s+)?(NCCL_[A-Z0-9_]+)[= ](\S*)", re.MULTILINE)
-_FILES = ("/etc/nccl.conf", "~/.bashrc", "~/.profile", "~/.bash_profile", "~/.zshenv", "/etc/environment")
+_FILES = ("~/.bashrc", "~/.profile", "~/.bash_profile", "~/.zshenv", "/etc/environment")
 _TOOL_TIMEOUT_S = 20.0
 
 
 def read_facts(config: NodeConfig, folder: Path) -> NodeFacts:
     """All facts of this node; `folder` is the node's own."""
+    gpus = _nvidia_smi("--query-gpu=index,uuid,name,driver_version") if config.gpus else []
     return NodeFacts(
         python=sys.version.split()[0],
         executable=sys.executable,
-        torch=_torch_version(),
+        torch=_of_torch("__version__") or ("version not known" if _torch_file() else None),
+        torch_cuda=_of_torch("cuda"),
+        driver=gpus[0][-1] if gpus else None,
         nccl=_nccl_version(),
         interfaces=_interfaces(),
         local_addresses=tuple(address for address in config.addresses.values() if address and _is_local(address)),
         rdma_ports=_rdma_ports(),
         net_plugin_there=_net_plugin_there(config.environment.get("NCCL_NET_PLUGIN", "")),
-        gpus=_gpus() if config.gpus else (),
+        gpus=None if gpus is None else _gpus(gpus),
         gpu_processes=_gpu_processes() if config.gpus else (),
         free_bytes=shutil.disk_usage(folder).free,
         shm_free_bytes=_free_bytes("/dev/shm"),
-        checkpoint=_checkpoint(config.checkpoint_path),
+        checkpoint=_checkpoint(config.checkpoint_path, config.resume),
+        missing_inputs=tuple(str(path) for path in (folder / name for name in config.inputs) if not _can_read(path)),
+        compile_lacks=missing_for_compile(bool(config.gpus), {**os.environ, **config.environment}),
         memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
-        nccl_settings=_nccl_settings(),
+        memory_bytes=_available_memory_bytes(Path("/proc/meminfo")),
+        nccl_settings=_nccl_settings(config.environment),
     )
 
 
-def _torch_version() -> str | None:
-    """What torch/version.py says, None without torch."""
+def _torch_file() -> Path | None:
+    """torch/version.py, None without torch."""
     spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
+    return None if spec is None or spec.origin is None else Path(spec.origin).with_name("version.py")
+
+
+def _of_torch(name: str) -> str | None:
+    """What torch/version.py says under that name, None where it says None or is not there."""
+    file = _torch_file()
     with contextlib.suppress(OSError):
-        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-        found = re.search(r"^__version__\s*=\s*['\"](.+)['\"]", text, re.MULTILINE)
-        if found:
-            return found.group(1)
-    return "version not known"
+        text = "" if file is None else file.read_text(encoding="utf-8")
+        found = re.search(rf"^{name}\s*(?::[^=]*)?=\s*['\"](.+)['\"]", text, re.MULTILINE)
+        return found.group(1) if found else None
+    return None
 
 
 def _nccl_version() -> str | None:
@@ -122,12 +134,9 @@ def _net_plugin_there(value: str) -> bool | None:
     return Path(value).is_file() if value.startswith("/") else None
 
 
-def _gpus() -> tuple[NodeGpu, ...] | None:
+def _gpus(rows: list[list[str]]) -> tuple[NodeGpu, ...]:
     """Those that have an index; one that fell off the bus has none."""
-    rows = _nvidia_smi("--query-gpu=index,uuid,name")
-    if rows is None:
-        return None
-    return tuple(NodeGpu(int(row[0]), row[1], row[2]) for row in rows if row[0].isdecimal() and len(row) == 3)
+    return tuple(NodeGpu(int(row[0]), row[1], row[2]) for row in rows if row[0].isdecimal() and len(row) == 4)
 
 
 def _gpu_processes() -> tuple[NodeGpuProcess, ...] | None:
@@ -155,21 +164,34 @@ def _free_bytes(path: str) -> int | None:
     return None
 
 
-def _checkpoint(path: str | None) -> NodeCheckpointFolder | None:
+def _can_read(path: Path) -> bool:
+    return os.access(path, os.R_OK)
+
+
+def _available_memory_bytes(meminfo: Path) -> int | None:
+    """What processes can still get without swapping, as the kernel estimates it."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="utf-8"), re.MULTILINE)
+        return int(found[1]) * 1024 if found else None
+    return None
+
+
+def _checkpoint(path: str | None, resume: bool) -> NodeCheckpointFolder | None:
     if path is None:
         return None
-    folder = Path(path)
+    folder, newest = Path(path), None
+    with contextlib.suppress(OSError, ValueError):
+        newest = None if resume else newest_in(folder)
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    return NodeCheckpointFolder(str(folder), os.access(folder, os.W_OK), _free_bytes(str(folder)))
+    unresumed = newest.name if newest else None
+    return NodeCheckpointFolder(str(folder), os.access(folder, os.W_OK), _free_bytes(str(folder)), unresumed)
 
 
-def _nccl_settings() -> tuple[NodeNcclSetting, ...]:
+def _nccl_settings(environment: Mapping[str, str]) -> tuple[NodeNcclSetting, ...]:
+    """Of the agent's own environment and of files; `environment` is what the ranks get beside it."""
     found = [NodeNcclSetting("the environment", *item) for item in os.environ.items() if item[0].startswith("NCCL_")]
-    conf = os.environ.get("NCCL_CONF_FILE", "~/.nccl.conf")
-    files = [*(Path(name).expanduser() for name in (conf, *_FILES)), *sorted(Path("/etc/profile.d").glob("*.sh"))]
-    for file in files:
-        with contextlib.suppress(OSError):
-            text = file.read_text(encoding="utf-8", errors="replace")
-            found += [NodeNcclSetting(str(file), name, value.strip("'\";")) for name, value in _SETTING.findall(text)]
+    shells = [*(Path(name).expanduser() for name in _FILES), *sorted(Path("/etc/profile.d").glob("*.sh"))]
+    for file in (*conf_files({**os.environ, **environment}), *shells):
+        found += [NodeNcclSetting(str(file), *setting) for setting in settings_in(file)]
     return tuple(found)

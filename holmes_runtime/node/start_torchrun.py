@@ -1,4 +1,4 @@
-"""How the agent starts torchrun: its arguments, its environment, and the socket of the rendezvous."""
+"""How the agent starts torchrun: its arguments, its environment, and the way to the store."""
 
 from __future__ import annotations
 
@@ -6,28 +6,35 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
+from holmes_runtime.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.config.node_config import NodeConfig
 from holmes_runtime.node.process_tree import die_with_parent
 
 TEMPORARY_LINK = "tmp"
 FAILURES_FILE = "failures.jsonl"
+# What runs on GPUs get unless the plan or job.yaml set it. By torch 2.13: the recorder keeps as many operations
+# (FlightRecorder.hpp), and no word is lost on messages of one group being sent in order, as they are meant to.
+ON_GPUS = {
+    "TORCH_FR_BUFFER_SIZE": "20000",
+    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
+}
 TORCHRUN_LOG = "torchrun.log"
 
 
-def start_torchrun(
-    config: NodeConfig, folder: Path, master_port: int, rendezvous: int | None
-) -> subprocess.Popen[bytes]:
-    """The process. `rendezvous`: the descriptor of the listening socket it takes over, None but on node 0.
+def start_torchrun(config: NodeConfig, folder: Path, gate: StoreGate) -> subprocess.Popen[bytes]:
+    """The process. It and the ranks reach the store through `gate`; on node 0 it serves the store there.
 
     Ranks' output goes to logs/RUN/attempt_0/LOCAL_RANK/{stdout,stderr}.log in the node's `folder`.
     """
     (folder / "logs").mkdir()
-    environment = _environment(config, folder)
-    if rendezvous is not None:
-        environment["HOLMES_LISTENER"] = str(rendezvous)
-    arguments = _arguments(config, folder, master_port)
+    environment = rank_environment(config, folder)
+    descriptor = gate.store_descriptor
+    if descriptor is not None:
+        environment["HOLMES_LISTENER"] = str(descriptor)
+    arguments = _arguments(config, folder, gate.port)
     with open(folder / TORCHRUN_LOG, "wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "holmes_runtime.node.lean_start", "holmes_runtime.node.torchrun", *arguments],
@@ -37,14 +44,14 @@ def start_torchrun(
             env=environment,
             cwd=folder,
             preexec_fn=die_with_parent,
-            pass_fds=() if rendezvous is None else (rendezvous,),
+            pass_fds=() if descriptor is None else (descriptor,),
         )
 
 
-def _arguments(config: NodeConfig, folder: Path, master_port: int) -> list[str]:
+def _arguments(config: NodeConfig, folder: Path, port: int) -> list[str]:
     return [
-        *("--nnodes", str(config.num_nodes), "--nproc-per-node", str(config.num_ranks)),
-        *("--rdzv-backend", "holmes", "--rdzv-endpoint", f"{config.master_address}:{master_port}"),
+        *("--nnodes", str(len(config.node_addresses)), "--nproc-per-node", str(config.num_ranks)),
+        *("--rdzv-backend", "holmes", "--rdzv-endpoint", f"{GATE_ADDRESS}:{port}"),
         *("--rdzv-conf", f"rank={config.node_rank}", "--rdzv-id", config.run_id),
         *("--max-restarts", "0", "--monitor-interval", "0.1"),
         *("--log-dir", str(folder / "logs"), "--redirects", "3"),
@@ -52,16 +59,34 @@ def _arguments(config: NodeConfig, folder: Path, master_port: int) -> list[str]:
     ]
 
 
-def _environment(config: NodeConfig, folder: Path) -> dict[str, str]:
+def rank_environment(config: NodeConfig, folder: Path) -> dict[str, str]:
     """Ours, then the plan's and the user's, then secrets, then what torchrun and the ranks have to know."""
     environment = {**os.environ, **config.environment, "PYTHONUNBUFFERED": "1"}
     for name in config.secrets:
         environment[name] = (folder / f"secret-{name}").read_text(encoding="utf-8").rstrip("\n")
     environment["TMPDIR"] = _make_temporary_folder(folder)
     environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder.parents[2] / "inductor"))
+    if config.gpus:
+        environment.update(gpu_environment(environment, folder))
     environment["HOLMES_FAILURES_FILE"] = str(folder / FAILURES_FILE)
     environment["HOLMES_METRICS_DIR"] = str(folder)
     return environment
+
+
+def gpu_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """`environment`, and what ranks on GPUs get beside; NCCL's log goes to `folder`."""
+    return {**ON_GPUS, **_nccl_log(environment, folder), **environment}
+
+
+def _nccl_log(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Has NCCL say what it sets up, in a file of each process; not where the user has it log otherwise."""
+    if any(name.startswith("NCCL_DEBUG") for name in environment):
+        return {}
+    return {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,NET",
+        "NCCL_DEBUG_FILE": str(folder / "nccl-%h-%p.log"),
+    }
 
 
 def _make_temporary_folder(folder: Path) -> str:

@@ -2,7 +2,7 @@
 
 The arguments are torchrun's own. A failed rank's exit code is part of torchrun's exception and of nothing else that
 leaves the process, so torchrun is called here instead of being run by name. Its rendezvous is the static one, except
-that the store listens on the socket the agent opened: on the planned address, and on no other.
+that the store listens on the socket that the agent opened, which is reached through the agents' gates alone.
 """
 
 from __future__ import annotations

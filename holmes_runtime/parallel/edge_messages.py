@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.comm.stopwatch import named_range
 from holmes_runtime.comm.streams import Transfer, start_receive, start_send
 from holmes_runtime.comm.wire import Direction, MessageName, pack, unpack
 from holmes_runtime.config.codec import Codec
@@ -93,8 +94,9 @@ class EdgeMessages:
             edge, codec, group = self._before, self._backward_out, self._groups.backward_out
         else:
             edge, codec, group = self._after, self._forward_out, self._groups.forward_out
-        packed = pack(values, codec, name)
-        return start_send(packed, self._other_end(edge), group)
+        with named_range(f"send {direction.name.lower()} {microbatch}"):
+            packed = pack(values, codec, name)
+            return start_send(packed, self._other_end(edge), group)
 
     def receive(self, direction: Direction) -> Receiving:
         """The receive of the next message of this direction, under way."""

@@ -6,21 +6,25 @@ The only file that uses torch's private pipelining names; tests/runtime/test_tor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining._backward import stage_backward_weight
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
 from holmes_runtime.comm.process_groups import RankGroups
-from holmes_runtime.comm.stopwatch import Stopwatch
+from holmes_runtime.comm.stopwatch import Stopwatch, named_range
 from holmes_runtime.comm.streams import Transfer
 from holmes_runtime.comm.wire import Direction
+from holmes_runtime.config.rank_metrics import action_name
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.schedule import Action, ActionKind, Schedule
 from holmes_runtime.model.build_stage import LossFunction, StageModule
+from holmes_runtime.model.tensor_parallel import backward_half
 from holmes_runtime.parallel.edge_messages import EdgeMessages, Receiving, wait_for
 
 TORCH_KINDS = {
@@ -44,6 +48,8 @@ class EdgeStage(PipelineStage):
     the schedule has the micro-batch in flight, so memory does not grow with the number of micro-batches. Until a
     message is needed it is kept as it travels, packed.
     """
+
+    _beside_input: tuple[Tensor, ...] = ()  # of the micro-batch whose forward runs
 
     def __init__(
         self,
@@ -72,6 +78,7 @@ class EdgeStage(PipelineStage):
         self._receives: dict[tuple[Direction, int], Receiving] = {}
         self._activation_sends: dict[int, list[Transfer]] = {}
         self._gradient_sends: dict[int, list[Transfer]] = {}
+        self.beside_inputs: list[tuple[Tensor, ...]] = []  # what the module gets of each micro-batch of a step
 
     def connect(
         self,
@@ -116,10 +123,18 @@ class EdgeStage(PipelineStage):
         """Puts what has been received for `microbatch` where torch looks for it."""
         receive = self._receives.pop((direction, microbatch), None)
         if receive is not None:
-            with self._stopwatch.lap(axis):
+            with self._stopwatch.lap(axis), named_range(f"receive {direction.name.lower()} {microbatch}"):
                 receive.wait()
             info = self.args_recv_info if direction is Direction.FORWARD else self.grad_recv_info
             info[microbatch][0].buffer = receive.values()
+
+    def _range(self, kind: ActionKind, microbatch: int) -> AbstractContextManager[None]:
+        return named_range(action_name(kind.value, microbatch, self.stage_index))
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """Runs the weight half of one micro-batch's backward."""
+        with self._range(ActionKind.BACKWARD_WEIGHT, bwd_chunk_id):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Starts to receive activations from the stage before."""
@@ -156,11 +171,16 @@ class EdgeStage(PipelineStage):
             for stage in self._rank_stages:
                 if stage.stage_index == backward.stage:
                     wait_for(stage._gradient_sends.pop(backward.microbatch, []))
-        with self._stopwatch.lap("forward"):
+        self._beside_input = self.beside_inputs[fwd_chunk_id]
+        with self._stopwatch.lap("forward"), self._range(ActionKind.FORWARD, fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The stage's output, but never a view: torch detaches it in place after the input half of a backward."""
+        """The stage's output, but never a view: torch detaches it in place after the input half of a backward.
+
+        What the module gets beside its input passes torch by, which would take it for an input to be differentiated.
+        """
+        args = (*args, *self._beside_input)
         output: Tensor = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
         return output.clone() if output._is_view() else output
 
@@ -178,7 +198,8 @@ class EdgeStage(PipelineStage):
         """
         self._await(Direction.BACKWARD, bwd_chunk_id, "pp_backward")
         wait_for(self._activation_sends.pop(bwd_chunk_id, []))
-        with self._stopwatch.lap("backward"):
+        kind = ActionKind.BACKWARD if full_backward else ActionKind.BACKWARD_INPUT
+        with self._stopwatch.lap("backward"), self._range(kind, bwd_chunk_id):
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         self._drop_buffers(bwd_chunk_id)
         if loss is not None and full_backward:
@@ -190,14 +211,16 @@ class EdgeStage(PipelineStage):
         """Runs a backward or a half of one; the weight half by groups of parameters, last layers first.
 
         There torch adds to `.grad` itself and no hook fires. Each group holds the AccumulateGrad nodes of the
-        parameters it makes the gradients of, and is emptied by the call.
+        parameters it makes the gradients of, and is emptied by the call; torch looks at every parameter it is given,
+        so it gets those of the group alone. The first stage runs a whole backward as its weight half.
         """
         if backward_type != "weight":
-            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+            with self._stopwatch.lap("backward"), backward_half(backward_type):
+                return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         for group in reversed(bwd_kwargs["param_groups"]):
             parameters = [node.variable for node in group["params"]]
-            with self._stopwatch.lap("backward"):
-                super().backward_maybe_with_nosync("weight", {**bwd_kwargs, "param_groups": [group]}, last_backward)
+            with self._stopwatch.lap("backward"), backward_half("weight"):
+                stage_backward_weight(iter(parameters), [group])
             for parameter in parameters:
                 self._gradient_added(parameter)
         return (), None

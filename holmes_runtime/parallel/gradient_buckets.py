@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from holmes_runtime.config.model_shape import bucket_bytes
 from holmes_runtime.model.tensor_part import TensorPart
+from holmes_runtime.parallel.host_states import HostMemory, HostPart
 
-BUCKET_BYTES = 4 * 2**20  # bytes of gradients; large enough to fill a link, small enough to start early
-MAX_BUCKETS = 64  # of a large model; what is still to be sent when the last backward ends is one of them
+# Parts of buckets start at multiples of it: what NCCL and fused kernels load at once, and a cache line.
+PART_BYTES = 128
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,9 @@ class Shard:
 
     `part` says which part of the whole parameter this tensor shard has; flattened, row by row, this rank holds numbers
     [start, stop) of that part. master (the weights), exp_avg, exp_avg_sq (AdamW's moments) and gradient (the mean of
-    the last step) are fp32 (stop - start,): views, to be read and loaded in place.
+    the last step) are fp32 (stop - start,): views, to be read and loaded in place. The first three may be in host
+    memory; `state_gradient` is the gradient beside them, elsewhere `gradient` itself. Where it `is_copy`, the first
+    stage has the same, and it counts there.
     """
 
     name: str
@@ -31,16 +35,18 @@ class Shard:
     exp_avg: Tensor
     exp_avg_sq: Tensor
     gradient: Tensor
+    state_gradient: Tensor
+    is_copy: bool = field(default=False, kw_only=True)
 
 
 @dataclass
 class Bucket:
     """Parameters that travel together. gradients: fp32 (elements,), weights: (elements,); parameters are views of both.
 
-    Elements are padded to a multiple of dp, and `own` are those of this rank. master, exp_avg, exp_avg_sq and gradient
-    are fp32 (elements / dp,); in fp32 master is a view of weights. A bucket `partial_over_tp` has gradients that are to
-    be added up over tensor shards too. `awaited` counts the gradients of micro-batches that are still to come;
-    `reduced` and `gathering` wait for what is under way.
+    Elements are padded to dp parts of whole PART_BYTES, and `own` are those of this rank. master, exp_avg, exp_avg_sq
+    and gradient are fp32 (elements / dp,); in fp32 master is a view of weights. With a `host` part the first three are
+    in host memory. The gradients of a bucket `partial_over_tp` are to be added up over tensor shards too. `awaited`
+    counts the gradients of micro-batches that are still to come; `reduced` and `gathering` wait for what is under way.
     """
 
     names: list[str]
@@ -53,45 +59,72 @@ class Bucket:
     exp_avg_sq: Tensor
     gradient: Tensor
     partial_over_tp: bool
+    host: HostPart | None = None
     awaited: int = 0
     reduced: Callable[[], Tensor] | None = None
     gathering: Callable[[], Tensor] | None = field(default=None, repr=False)
 
-    def shards(self, parts: Mapping[str, TensorPart]) -> Iterator[Shard]:
-        """Of each parameter what this rank has the states of, if anything; `parts` by the parameters' names."""
+    def await_state_gradient(self) -> None:
+        """Waits until this rank's gradient is beside its states."""
+        if self.host is not None:
+            self.host.wait()
+
+    def shards(self, parts: Mapping[str, TensorPart], copied: str | None = None) -> Iterator[Shard]:
+        """Of each parameter what this rank has the states of, if anything; `parts` by the parameters' names.
+
+        The parameter `copied` is a copy of the first stage's.
+        """
         first = 0  # where the parameter starts in the bucket
         for name, parameter in zip(self.names, self.parameters, strict=True):
             stop = first + parameter.numel()
             low, high = max(first, self.own.start), min(stop, self.own.stop)
             if low < high:
                 mine = slice(low - self.own.start, high - self.own.start)
-                states = (self.master, self.exp_avg, self.exp_avg_sq, self.gradient)
-                yield Shard(name, parts[name], low - first, high - first, *(state[mine] for state in states))
+                beside = self.gradient if self.host is None else self.host.gradient
+                states = (self.master, self.exp_avg, self.exp_avg_sq, self.gradient, beside)
+                pieces = (state[mine] for state in states)
+                yield Shard(name, parts[name], low - first, high - first, *pieces, is_copy=name == copied)
             first = stop
 
 
 def make_buckets(
-    named: dict[str, nn.Parameter], partial: Container[str], dp: int, position: int, bucket_bytes: int | None
+    stages: Sequence[Sequence[dict[str, nn.Parameter]]],
+    partial: Container[str],
+    dp: int,
+    position: int,
+    full_bytes: int | None,
+    alone: str | None = None,
+    memory: HostMemory | None = None,
 ) -> list[Bucket]:
     """All buckets of a rank, in the order in which they leave: a backward makes the last gradients first.
 
-    The parameters of `partial`, whole on every tensor shard, have seen a stretch of the sequence only; in buckets of
-    their own, after the others, they are added up over shards as well. Of the `dp` parts of a bucket this rank's is at
-    `position`. Without `bucket_bytes` a good size is chosen.
+    `stages` have, layer by layer, the parameters by name. Those of two stages are apart: the backward of one is over
+    long before the other's. The parameters of `partial`, whole on every tensor shard, have seen a stretch of the
+    sequence only; in buckets of their own, after the others, they are added up over shards as well. The parameter
+    `alone` has a bucket to itself. Of the `dp` parts of a bucket this rank's is at `position`. A bucket is full at
+    `full_bytes` of gradients, else at what suits the model. With `memory` the states are there.
     """
-    bucket_bytes = bucket_bytes or max(BUCKET_BYTES, 4 * sum(map(nn.Parameter.numel, named.values())) // MAX_BUCKETS)
+    numbers = sum(parameter.numel() for layers in stages for named in layers for parameter in named.values())
+    full_bytes = full_bytes or bucket_bytes(numbers)
     buckets: list[Bucket] = []
     for is_partial in (False, True):
-        chosen = {name: named[name] for name in reversed(named) if (name in partial) is is_partial}
-        buckets += [_make_bucket(cut, dp, position, is_partial) for cut in _cut(chosen, bucket_bytes)]
+        for layers in stages[::-1]:
+            chosen = [
+                {name: named[name] for name in reversed(named) if (name in partial) is is_partial}
+                for named in layers[::-1]
+            ]
+            buckets += [make_bucket(cut, dp, position, is_partial, memory) for cut in _cut(chosen, full_bytes, alone)]
     return buckets
 
 
-def _make_bucket(named: Mapping[str, nn.Parameter], dp: int, position: int, partial_over_tp: bool) -> Bucket:
+def make_bucket(
+    named: Mapping[str, nn.Parameter], dp: int, position: int, partial_over_tp: bool, memory: HostMemory | None = None
+) -> Bucket:
     """A bucket that the weights of the parameters have moved into, and whose parts are their `.grad`."""
     parameters = list(named.values())
     sizes = [parameter.numel() for parameter in parameters]
-    part = -(-sum(sizes) // dp)
+    whole = PART_BYTES // parameters[0].element_size()
+    part = -(-sum(sizes) // (dp * whole)) * whole
     own = slice(position * part, (position + 1) * part)
     gradients = torch.zeros(part * dp, dtype=torch.float32, device=parameters[0].device)
     weights = torch.zeros(part * dp, dtype=parameters[0].dtype, device=parameters[0].device)
@@ -100,32 +133,39 @@ def _make_bucket(named: Mapping[str, nn.Parameter], dp: int, position: int, part
         flat = slice(first, first + size)
         weights[flat] = parameter.detach().flatten()
         parameter.data = weights[flat].view_as(parameter)
-        parameter.grad_dtype = torch.float32
+        parameter.grad_dtype = None  # any: autograd adds a 16-bit gradient as it comes, in one pass without a copy
         parameter.grad = gradients[flat].view_as(parameter)
         first += size
-    master = weights[own]
+    host = HostPart(weights[own], memory) if memory is not None else None
+    master = weights[own].float() if host is None else host.master  # in fp32 no copy
     return Bucket(
         list(named),
         parameters,
         gradients,
         weights,
         own,
-        master=master if master.dtype == torch.float32 else master.float(),
-        exp_avg=torch.zeros_like(gradients[own]),
-        exp_avg_sq=torch.zeros_like(gradients[own]),
+        master=master,
+        exp_avg=torch.zeros_like(master),
+        exp_avg_sq=torch.zeros_like(master),
         gradient=gradients if dp == 1 else torch.zeros_like(gradients[own]),
         partial_over_tp=partial_over_tp,
+        host=host,
     )
 
 
-def _cut(named: Mapping[str, nn.Parameter], bucket_bytes: int) -> list[dict[str, nn.Parameter]]:
-    """The parameters in order, cut wherever a bucket's gradients have reached `bucket_bytes`."""
+def _cut(
+    layers: Sequence[Mapping[str, nn.Parameter]], full_bytes: int, alone: str | None
+) -> list[dict[str, nn.Parameter]]:
+    """The parameters in order, cut at `full_bytes`, at a layer's end at half of them, and around `alone`."""
     cut: list[dict[str, nn.Parameter]] = []
-    size = bucket_bytes
-    for name, parameter in named.items():
-        if size >= bucket_bytes:
-            cut.append({})
-            size = 0
-        cut[-1][name] = parameter
-        size += 4 * parameter.numel()
+    size = full_bytes
+    for named in layers:
+        for name, parameter in named.items():
+            if size >= full_bytes or name == alone:
+                cut.append({})
+                size = 0
+            cut[-1][name] = parameter
+            size = full_bytes if name == alone else size + 4 * parameter.numel()
+        if 2 * size >= full_bytes:
+            size = full_bytes
     return cut

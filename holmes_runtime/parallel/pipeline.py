@@ -9,10 +9,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from holmes_runtime.comm.process_groups import RankGroups
-from holmes_runtime.comm.stopwatch import Stopwatch
+from holmes_runtime.comm.stopwatch import Stopwatch, named_range
 from holmes_runtime.comm.streams import Transfer
 from holmes_runtime.comm.wire import Direction
 from holmes_runtime.config.rank_grid import Rank
+from holmes_runtime.config.rank_metrics import action_name
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.schedule import gradients_arrived
 from holmes_runtime.model.build_stage import LossFunction, StageModule
@@ -20,6 +21,13 @@ from holmes_runtime.model.decoder import DTYPES
 from holmes_runtime.parallel.edge_messages import EdgeMessages, wait_for
 from holmes_runtime.parallel.edge_stage import EdgeStage, GradientAdded, ListedSchedule
 from holmes_runtime.parallel.loss_scale import LossScale
+
+
+def beside_inputs(positions: Tensor | None, num_microbatches: int) -> list[tuple[Tensor, ...]]:
+    """What a stage's module gets beside its input, by micro-batch: its part of `positions`, if there are any."""
+    if positions is None:
+        return [()] * num_microbatches
+    return [(part,) for part in positions.chunk(num_microbatches)]
 
 
 class Pipeline:
@@ -80,69 +88,94 @@ class Pipeline:
             for stage in self._stages:
                 stage.follow(arrived)
 
-    def step(self, tokens: Tensor | None, step: int) -> list[Tensor]:
+    def step(self, tokens: Tensor | None, step: int, positions: Tensor | None = None) -> list[Tensor]:
         """Forward and backward of every micro-batch, adding to `.grad`; the losses, scalars, on the last rank.
 
         tokens: int64 (samples of the replica, seq_length + 1), needed on the first and the last rank. Other ranks
-        return an empty list. Gradients are sums over micro-batches, not means.
+        return an empty list. positions: in documents, int64 (samples of the replica, seq_length), on all ranks where
+        documents are separate. Gradients are sums over micro-batches, not means.
         """
         self._messages.begin(step, self._receives)
         scale = self._loss_scale.scale if self._loss_scale else 1.0
-        return [loss.detach() / scale for loss in self._scaled_step(tokens)]
+        return [loss.detach() / scale for loss in self._scaled_step(tokens, positions)]
 
     def _scaled_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss whose gradients 16-bit floats can hold."""
         loss = self._loss_function(outputs, targets)
         return loss if self._loss_scale is None else loss * self._loss_scale.scale
 
-    def _scaled_step(self, tokens: Tensor | None) -> list[Tensor]:
+    def _scaled_step(self, tokens: Tensor | None, positions: Tensor | None) -> list[Tensor]:
         losses: list[Tensor] = []
+        more = beside_inputs(positions, self._num_microbatches)
         if not self._stages:
             assert tokens is not None
-            for microbatch in tokens.chunk(self._num_microbatches):
-                with self._stopwatch.lap("forward"):
-                    losses.append(self._scaled_loss(self._modules[0](microbatch[:, :-1]), microbatch[:, 1:]))
-                with self._stopwatch.lap("backward"):
+            microbatches = zip(tokens.chunk(self._num_microbatches), more, strict=True)
+            for number, (microbatch, beside) in enumerate(microbatches):
+                with self._stopwatch.lap("forward"), named_range(action_name("forward", number, 0)):
+                    outputs = self._modules[0](microbatch[:, :-1], *beside)
+                    losses.append(self._scaled_loss(outputs, microbatch[:, 1:]))
+                with self._stopwatch.lap("backward"), named_range(action_name("backward", number, 0)):
                     losses[-1].backward()  # type: ignore[no-untyped-call]
                 losses[-1].detach_()
             return losses
         inputs = (tokens[:, :-1].contiguous(),) if self.is_first and tokens is not None else ()
         targets = tokens[:, 1:].contiguous() if self.is_last and tokens is not None else None
+        for stage in self._stages:
+            stage.beside_inputs = more
         self._runtime.step(*inputs, target=targets, losses=losses, return_outputs=False)
         for stage in self._stages:
             stage.finish_sends()
         return losses
 
     @torch.no_grad()
-    def evaluate(self, tokens: Tensor | None, num_microbatches: int, batch: int) -> list[Tensor]:
+    def evaluate(
+        self, tokens: Tensor | None, num_microbatches: int, batch: int, positions: Tensor | None = None
+    ) -> list[Tensor]:
         """The losses of `num_microbatches` micro-batches, scalars, on the last rank; no gradients.
 
         Messages are rounded by `batch`, so that an evaluation repeated is the same.
 
-        tokens: int64 (num_microbatches * micro_batch_size, seq_length + 1), as for `step`.
+        tokens: int64 (num_microbatches * micro_batch_size, seq_length + 1), and positions, as for `step`.
         """
         self._messages.begin(batch, {Direction.EVALUATION: num_microbatches * self._num_fed})
         losses: list[Tensor] = []
-        sends: list[Transfer] = []
+        sent: list[Transfer] = []
         microbatches = [None] * num_microbatches if tokens is None else tokens.chunk(num_microbatches)
-        for chunk, (stage, module) in enumerate(zip(self._indices, self._modules, strict=True)):
-            is_first = self.is_first and chunk == 0
-            is_last = self.is_last and chunk == len(self._modules) - 1
-            for number, microbatch in enumerate(microbatches):
-                if is_first:
-                    assert microbatch is not None
-                    hidden = module(microbatch[:, :-1])
-                else:
-                    received = self._messages.receive(Direction.EVALUATION)
-                    received.wait()
-                    hidden = module(received.values())
-                if is_last:
-                    assert microbatch is not None
-                    losses.append(self._loss_function(hidden, microbatch[:, 1:]))
-                else:
-                    sends.append(self._messages.send(Direction.EVALUATION, stage, number, hidden))
-        wait_for(sends)
+        more = beside_inputs(positions, num_microbatches)
+        # As many at a time as keep all ranks busy; what was sent is let go of when those after it have been sent.
+        for start in range(0, num_microbatches, len(self._ranks)):
+            sends: list[Transfer] = []
+            for chunk in range(len(self._modules)):
+                for number in range(start, min(start + len(self._ranks), num_microbatches)):
+                    self._evaluate_one(chunk, number, microbatches[number], more[number], losses, sends)
+            wait_for(sent)
+            sent = sends
+        wait_for(sent)
         return losses
+
+    def _evaluate_one(
+        self,
+        chunk: int,
+        number: int,
+        microbatch: Tensor | None,
+        more: Sequence[Tensor],
+        losses: list[Tensor],
+        sends: list[Transfer],
+    ) -> None:
+        """Takes a micro-batch through a stage of the rank; adds to `losses` at the model's end, else to `sends`."""
+        module = self._modules[chunk]
+        if self.is_first and chunk == 0:
+            assert microbatch is not None
+            hidden = module(microbatch[:, :-1], *more)
+        else:
+            received = self._messages.receive(Direction.EVALUATION)
+            received.wait()
+            hidden = module(received.values(), *more)
+        if self.is_last and chunk == len(self._modules) - 1:
+            assert microbatch is not None
+            losses.append(self._loss_function(hidden, microbatch[:, 1:]))
+        else:
+            sends.append(self._messages.send(Direction.EVALUATION, self._indices[chunk], number, hidden))
 
     def _neighbour(self, distance: int) -> int:
         """Global rank of the rank `distance` further in the pipeline, which closes to a ring."""

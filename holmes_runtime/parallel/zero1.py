@@ -8,7 +8,7 @@ Source: Rajbhandari et al., ZeRO, 2020.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -17,10 +17,12 @@ from torch.optim.adamw import adamw
 
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.replica_exchange import ReplicaExchange
-from holmes_runtime.comm.stopwatch import Stopwatch
+from holmes_runtime.comm.shard_exchange import start_sum_of_two
+from holmes_runtime.comm.stopwatch import Stopwatch, named_range
 from holmes_runtime.config.run_settings import Optimizer
 from holmes_runtime.model.tensor_part import TensorPart
 from holmes_runtime.parallel.gradient_buckets import Bucket, Shard, make_buckets
+from holmes_runtime.parallel.host_states import HostMemory
 
 ADAM_EPS = 1e-8  # Kingma and Ba, 2015
 
@@ -42,38 +44,66 @@ class Zero1:
         num_microbatches: int,
         stopwatch: Stopwatch | None = None,
         bucket_bytes: int | None = None,
+        tied: str | None = None,
+        is_copy: bool = False,
+        offload: bool = False,
     ) -> None:
-        """`parts` says of the parameters under tensor parallelism which part is here; `bucket_bytes` is for tests."""
+        """`parts` says of the parameters under tensor parallelism which part is here; `bucket_bytes` is for tests.
+
+        `tied` is the parameter of which the other rank of `groups.tied` holds a copy, if any; here it `is_copy` or not.
+        With `offload` masters and moments are in host memory, and the CPU updates them bucket by bucket.
+        """
         self._settings, self._groups, self._num_microbatches = settings, groups, num_microbatches
         named = _name_parameters(modules)
         all_parts = {name: parts.get(name) or _whole(parameter) for name, parameter in named.items()}
         partial = {name for name, part in all_parts.items() if groups.tp is not None and part.is_whole}
         self._replicas = ReplicaExchange(groups.replicas)
-        self._buckets = make_buckets(named, partial, self._replicas.size, self._replicas.position, bucket_bytes)
+        memory = HostMemory(next(iter(named.values())).device) if offload else None
+        self._tied = tied
+        self._buckets = self._make_buckets(modules, named, partial, bucket_bytes, memory)
         self._bucket_of: dict[Tensor, Bucket] = {}
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 self._bucket_of[parameter] = bucket
                 parameter.register_post_accumulate_grad_hook(self.gradient_added)  # type: ignore[no-untyped-call]
-        for module in modules:
-            for unit, parameters in _units(module):
-                unit.register_forward_pre_hook(self._waiting_for(parameters))
+        self._hook(modules)
         self._next_to_send = 0
         self._stopwatch = stopwatch or Stopwatch(self._buckets[0].gradient.device)
-        self._shards = [shard for bucket in self._buckets for shard in bucket.shards(all_parts)]
-        # One a shard, since AdamW counts in place; on the device, where its kernel reads them.
-        self._steps = [torch.zeros((), device=shard.master.device) for shard in self._shards]
-        self._steps_taken = 0
+        held = [(bucket, list(bucket.shards(all_parts, tied if is_copy else None))) for bucket in self._buckets]
+        self._shards = [shard for _, shards in held for shard in shards]
+        # One a shard, since AdamW counts in place; where its kernel reads them. The last is nobody's.
+        device = self._buckets[0].master.device
+        self._steps = {name: torch.zeros((), device=device) for name in (*(shard.name for shard in self._shards), "")}
+        # Buckets that are updated at once: all, or with host memory each, so that copies and updates overlap.
+        self._updates = [([bucket], shards) for bucket, shards in held] if offload else [(self._buckets, self._shards)]
+
+    def _make_buckets(
+        self,
+        modules: Sequence[nn.Module],
+        named: dict[str, nn.Parameter],
+        partial: Container[str],
+        bucket_bytes: int | None,
+        memory: HostMemory | None,
+    ) -> list[Bucket]:
+        """All buckets, in the order in which their gradients come."""
+        replicas, names = self._replicas, {parameter: name for name, parameter in named.items()}
+        stages = [[{names[each]: each for each in parameters} for _, parameters in units(module)] for module in modules]
+        return make_buckets(stages, partial, replicas.size, replicas.position, bucket_bytes, self._tied, memory)
+
+    def _hook(self, modules: Sequence[nn.Module]) -> None:
+        """Has every module wait for its weights."""
+        for module in modules:
+            for unit, parameters in units(module):
+                unit.register_forward_pre_hook(self._waiting_for(parameters))
 
     @property
     def steps_taken(self) -> int:
         """How many steps AdamW has taken, on which its correction for the first ones depends."""
-        return self._steps_taken
+        return int(self._steps[""].item())
 
     @steps_taken.setter
     def steps_taken(self, steps: int) -> None:
-        self._steps_taken = steps
-        for counted in self._steps:
+        for counted in self._steps.values():
             counted.fill_(steps)
 
     def start(self) -> None:
@@ -91,10 +121,11 @@ class Zero1:
             self._next_to_send += 1
 
     def _send(self, bucket: Bucket) -> None:
-        if bucket.partial_over_tp:
-            dist.all_reduce(bucket.gradients, group=self._groups.tp)
-        if self._replicas.size > 1:
-            bucket.reduced = self._replicas.start_reduce_scatter(bucket.gradients)
+        with named_range("reduce-scatter gradients"):
+            if bucket.partial_over_tp:
+                dist.all_reduce(bucket.gradients, group=self._groups.tp)
+            if self._replicas.size > 1:
+                bucket.reduced = self._replicas.start_reduce_scatter(bucket.gradients)
 
     def finish(self, divisor: float) -> Tensor:
         """Waits for this rank's parts of the gradients, divides them, and gives the sum of their squares.
@@ -105,46 +136,78 @@ class Zero1:
         missing = [name for bucket in self._buckets if bucket.awaited for name in bucket.names]
         if missing:
             raise RuntimeError(f"gradients never came for all micro-batches in the bucket of {', '.join(missing)}")
-        with self._stopwatch.lap("dp"):
-            for bucket in self._buckets:
+        for buckets, _ in self._updates:
+            self._take_in(buckets, divisor)
+        return self._sum_of_squares()
+
+    def _take_in(self, buckets: Sequence[Bucket], divisor: float) -> None:
+        with self._stopwatch.lap("dp"), named_range("await gradients"):
+            for bucket in buckets:
                 if bucket.reduced is not None:
                     bucket.gradient.copy_(bucket.reduced())
                     bucket.reduced = None
-        for bucket in self._buckets:
+            for bucket in buckets:
+                if self._tied in bucket.names:
+                    assert self._groups.tied is not None
+                    start_sum_of_two(bucket.gradient, self._groups.tied)()
+        for bucket in buckets:
             bucket.gradient.div_(divisor)
-        return self._sum_of_squares()
+            if bucket.host is not None:
+                bucket.host.fetch(bucket.gradient)
 
     def _sum_of_squares(self) -> Tensor:
-        """Adds up parameter by parameter in float64, so that the clipping does not depend on where layers are cut."""
+        """Adds up parameter by parameter in float64, so that the clipping does not depend on where layers are cut.
+
+        What several ranks have whole, and copies, count once.
+        """
         first_shard = self._groups.tp is None or dist.get_rank(self._groups.tp) == 0
-        counted = [shard.gradient for shard in self._shards if first_shard or not shard.part.is_whole]
+        counted = [
+            shard.gradient for shard in self._shards if (first_shard or not shard.part.is_whole) and not shard.is_copy
+        ]
         if not counted:
             return torch.zeros(1, dtype=torch.float64, device=self._buckets[0].gradient.device)
         norms = torch._foreach_norm(counted)
         return torch.stack(norms).double().square().sum(0, keepdim=True)
 
-    def step(self, learning_rate: float, factor: float) -> None:
-        """One step of AdamW with the gradients times `factor`; only matrices and embeddings decay."""
-        self._steps_taken += 1
-        if factor != 1.0:
-            for bucket in self._buckets:
-                bucket.gradient.mul_(factor)
-        for decays in (True, False):
-            chosen = [position for position, shard in enumerate(self._shards) if _decays(shard) is decays]
-            if chosen:
-                self._adamw(chosen, learning_rate, self._settings.weight_decay if decays else 0.0)
-        self.publish()
+    def step(self, learning_rate: float, norm: Tensor) -> None:
+        """One step of AdamW with the gradients, clipped; only matrices and embeddings decay.
 
-    def _adamw(self, chosen: list[int], learning_rate: float, weight_decay: float) -> None:
-        shards = [self._shards[position] for position in chosen]
+        norm: of all gradients, float64, a scalar on the device: the host need not know it, unless it has the states. If
+        it is not finite the step is not taken, and everything stays as it was.
+        """
+        norm = norm.to(self._steps[""].device)
+        overflow = norm.isfinite().logical_not().float()
+        divisor = clip_divisor(norm, self._settings.grad_clip)
+        for buckets, shards in self._updates:
+            with named_range("update"):
+                for bucket in buckets:
+                    bucket.await_state_gradient()
+                for decays in (True, False):
+                    chosen = [shard for shard in shards if _decays(shard) is decays]
+                    if chosen:
+                        weight_decay = self._settings.weight_decay if decays else 0.0
+                        self._adamw(chosen, learning_rate, weight_decay, divisor, overflow)
+            self._publish(buckets)
+        self._steps[""] += 1 - overflow
+
+    def _adamw(
+        self,
+        shards: Sequence[Shard],
+        learning_rate: float,
+        weight_decay: float,
+        divisor: Tensor | None,
+        overflow: Tensor,
+    ) -> None:
         adamw(
             [shard.master for shard in shards],
-            [shard.gradient for shard in shards],
+            [shard.state_gradient for shard in shards],
             [shard.exp_avg for shard in shards],
             [shard.exp_avg_sq for shard in shards],
             [],
-            [self._steps[position] for position in chosen],
+            [self._steps[shard.name] for shard in shards],
             fused=True,
+            grad_scale=divisor,
+            found_inf=overflow,
             amsgrad=False,
             beta1=self._settings.beta1,
             beta2=self._settings.beta2,
@@ -156,9 +219,14 @@ class Zero1:
 
     def publish(self) -> None:
         """Makes the weights what the masters say, on all replicas: starts to gather them, first layers first."""
-        for bucket in self._buckets[::-1]:
+        self._publish(self._buckets)
+
+    def _publish(self, buckets: Sequence[Bucket]) -> None:
+        for bucket in buckets[::-1]:
             part = bucket.weights[bucket.own]
-            if part.data_ptr() != bucket.master.data_ptr():
+            if bucket.host is not None:
+                bucket.host.publish(part)
+            elif part.data_ptr() != bucket.master.data_ptr():
                 part.copy_(bucket.master)
             if self._replicas.size > 1:
                 bucket.gathering = self._replicas.start_all_gather(bucket.weights)
@@ -176,16 +244,18 @@ class Zero1:
         return lambda *_: self._wait_for(buckets)
 
     def _wait_for(self, buckets: Sequence[Bucket]) -> None:
-        with self._stopwatch.lap("dp"):
-            for bucket in buckets:
-                if bucket.gathering is not None:
+        awaited = [bucket for bucket in buckets if bucket.gathering is not None]
+        if awaited:
+            with self._stopwatch.lap("dp"), named_range("await weights"):
+                for bucket in awaited:
+                    assert bucket.gathering is not None
                     bucket.gathering()
                     bucket.gathering = None
 
 
-def clip_factor(norm: float, grad_clip: float | None) -> float:
-    """What gradients of global norm `norm` are multiplied by so that the norm is at most `grad_clip`."""
-    return 1.0 if grad_clip is None or norm <= grad_clip else grad_clip / norm
+def clip_divisor(norm: Tensor, grad_clip: float | None) -> Tensor | None:
+    """What gradients of global norm `norm` are divided by so that it is at most `grad_clip`: an fp32 scalar, if any."""
+    return None if grad_clip is None else (norm / grad_clip).clamp(min=1.0).float()
 
 
 def _name_parameters(modules: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
@@ -208,7 +278,7 @@ def _whole(parameter: nn.Parameter) -> TensorPart:
     return TensorPart(shape, (0,) * len(shape), shape)
 
 
-def _units(module: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
+def units(module: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
     """Modules that wait for weights before they run, and for which: an element of a list for all it holds."""
     own = list(module.parameters(recurse=False))
     if own:
@@ -218,4 +288,4 @@ def _units(module: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
             elements = child.children()
             yield from ((element, list(element.parameters())) for element in elements)
         else:
-            yield from _units(child)
+            yield from units(child)

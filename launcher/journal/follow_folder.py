@@ -2,47 +2,83 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
+from holmes_core.records.regular_file import check_regular
+from launcher.journal.rank_log import part_before
 from launcher.journal.run_events import LogLine, RunEvent, from_line
 from launcher.journal.run_folder import EVENTS_FILE, LOGS, PLAN_FILE, read_run
 
 POLL_S = 0.2
+LINE_CHARACTERS = 1 << 20
+MOST_BYTES = 1 << 36  # of a log or of the events: a disk
+_NAME = re.compile(r".+-rank[0-9]{1,9}")
 
 
 class _Lines:
     """New whole lines of a growing file."""
 
-    def __init__(self, path: Path, from_end: bool) -> None:
-        self._file = open(path, encoding="utf-8", errors="replace")  # noqa: SIM115
-        self._rest = ""
+    def __init__(self, folder: Path, path: Path, from_end: bool) -> None:
+        """Raises HolmesError for what is no file of the run folder."""
+        self._folder, self._path, self._rest = folder, path, ""
+        self._open()
         if from_end:
             self._file.seek(0, 2)
 
     def new(self) -> Iterator[str]:
-        """Those that have come since the last time."""
-        *whole, self._rest = (self._rest + self._file.read()).split("\n")
-        yield from whole
+        """Those that have come since the last time; a longer one than any of ours is cut.
+
+        A log that has become the part before is read to its end first.
+        """
+        yield from self._read()
+        with contextlib.suppress(FileNotFoundError):
+            if self._path.stat().st_ino != os.fstat(self._file.fileno()).st_ino:
+                yield from self._read()
+                self._file.close()
+                self._open()
+                yield from self._read()
+
+    def _open(self) -> None:
+        try:
+            check_regular(self._path, MOST_BYTES, inside=self._folder)
+            self._file = open(self._path, encoding="utf-8", errors="replace")  # noqa: SIM115
+        except OSError as error:
+            raise HolmesError(
+                f"{self._path}: cannot be read: {error.strerror or error}", "give a folder that `holmes launch` wrote"
+            ) from None
+
+    def _read(self) -> Iterator[str]:
+        while chunk := self._file.read(LINE_CHARACTERS):
+            *whole, self._rest = (self._rest + chunk).split("\n")
+            if len(self._rest) > LINE_CHARACTERS:
+                whole, self._rest = [*whole, self._rest], ""
+            yield from whole
 
 
 def log_lines(folder: Path, rank: int | None) -> Iterator[LogLine]:
-    """What the ranks (or the one) printed so far, rank by rank."""
+    """What the ranks (or the one) printed so far, rank by rank, as far back as it is kept."""
     for path in _logs(folder, rank):
-        for line in _Lines(path, from_end=False).new():
-            yield _log_line(path, line)
+        for part in (part_before(path), path):
+            if part.exists():
+                for line in _Lines(folder, part, from_end=False).new():
+                    yield _log_line(path, line)
 
 
 def follow_logs(folder: Path, rank: int | None) -> Iterator[LogLine]:
     """What the ranks (or the one) print from now on, until the run has ended."""
-    files = {path: _Lines(path, from_end=True) for path in _logs(folder, rank)}
+    files = {path: _Lines(folder, path, from_end=True) for path in _logs(folder, rank)}
     while True:
         over = read_run(folder).state != "running"
         for path in _logs(folder, rank):
-            lines = files.setdefault(path, _Lines(path, from_end=False))
+            lines = files.setdefault(path, _Lines(folder, path, from_end=False))
             for line in lines.new():
                 yield _log_line(path, line)
         if over:
@@ -52,13 +88,13 @@ def follow_logs(folder: Path, rank: int | None) -> Iterator[LogLine]:
 
 def follow_events(folder: Path) -> Iterator[RunEvent]:
     """Every event so far, then events and log lines as they come, until the run has ended."""
-    events = _Lines(folder / EVENTS_FILE, from_end=False)
-    logs = {path: _Lines(path, from_end=True) for path in _logs(folder, None)}
+    events = _Lines(folder, folder / EVENTS_FILE, from_end=False)
+    logs = {path: _Lines(folder, path, from_end=True) for path in _logs(folder, None)}
     while True:
         over = read_run(folder).state != "running"
-        yield from (from_line(line) for line in events.new())
+        yield from _read_events(events, folder)
         for path in _logs(folder, None):
-            for line in logs.setdefault(path, _Lines(path, from_end=False)).new():
+            for line in logs.setdefault(path, _Lines(folder, path, from_end=False)).new():
                 yield _log_line(path, line)
         if over:
             return
@@ -67,18 +103,29 @@ def follow_events(folder: Path) -> Iterator[RunEvent]:
 
 def past_events(folder: Path) -> list[RunEvent]:
     """Every event so far."""
-    return [from_line(line) for line in _Lines(folder / EVENTS_FILE, from_end=False).new()]
+    return list(_read_events(_Lines(folder, folder / EVENTS_FILE, from_end=False), folder))
+
+
+def _read_events(lines: _Lines, folder: Path) -> Iterator[RunEvent]:
+    for line in lines.new():
+        try:
+            yield from_line(line)
+        except ValueError as error:
+            raise HolmesError(
+                f"{folder / EVENTS_FILE}: no event: {line[:60]!r}: {str(error)[:200]}",
+                "give a folder that `holmes launch` wrote",
+            ) from None
 
 
 def read_plan(folder: Path) -> Plan:
     """The plan of the run's last attempt. Raises HolmesError."""
-    return read_file(Plan, folder / PLAN_FILE)
+    return read_file(Plan, folder / PLAN_FILE, inside=folder)
 
 
 def _logs(folder: Path, rank: int | None) -> list[Path]:
     """The logs by rank. They are named HOST-rankN.log."""
-    files = sorted((folder / LOGS).glob("*-rank*.log"), key=_rank_of)
-    return [path for path in files if rank is None or _rank_of(path) == rank]
+    files = [path for path in (folder / LOGS).glob("*.log") if _NAME.fullmatch(path.stem)]
+    return [path for path in sorted(files, key=_rank_of) if rank is None or _rank_of(path) == rank]
 
 
 def _rank_of(path: Path) -> int:

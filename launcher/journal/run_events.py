@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
+from holmes_core.records.plain_data import json_values
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.strict_json import decode, encode
 from launcher.journal.step_metrics import StepMetrics
@@ -48,6 +49,9 @@ class View(Protocol):
     def show(self, event: RunEvent) -> None:
         """Show what happened."""
 
+    def take_run(self, run_id: str, started_at_s: float) -> None:
+        """The run that is shown, and when it began (Unix time)."""
+
     def take_plan(self, plan: Plan) -> None:
         """From now on the run follows this plan."""
 
@@ -56,6 +60,9 @@ class Silent:
     """A view nobody looks at: that of a detached controller, whose events are read from the run folder."""
 
     def show(self, event: RunEvent) -> None:
+        """Nobody looks."""
+
+    def take_run(self, run_id: str, started_at_s: float) -> None:
         """Nobody looks."""
 
     def take_plan(self, plan: Plan) -> None:
@@ -70,7 +77,9 @@ def to_line(event: RunEvent) -> str:
 
 def from_line(line: str) -> RunEvent:
     """The event `to_line` wrote. Raises ValueError for anything else."""
-    data = json.loads(line)
+    data = json_values(line)
+    if not isinstance(data, dict) or data.get("event") not in _KINDS:
+        raise ValueError(f"not of {', '.join(_KINDS)}")
     fields = {name: value for name, value in data.items() if name not in ("event", "time_s")}
     event: RunEvent = decode(_KINDS[data["event"]], fields, "")
     return event

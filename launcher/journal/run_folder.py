@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
-from holmes_core.errors import HolmesError
-from holmes_core.records.record_file import read_file, write_atomically
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.records.record import FileRecord
+from holmes_core.records.record_file import private_opener, read_file, read_signed, write_atomically, write_signed
+from holmes_core.records.regular_file import MIB, read_regular
 from holmes_core.records.run import Run
-from holmes_runtime.config.strict_json import to_json
+from holmes_runtime.config.strict_json import encode
+from launcher.journal.rank_log import RankLog
 from launcher.journal.run_events import LogLine, RunEvent, to_line
 from launcher.journal.step_metrics import StepMetrics
+
+F = TypeVar("F", bound=FileRecord)
 
 RUN_FILE = "run.json"
 PLAN_FILE = "plan.json"
@@ -22,6 +28,7 @@ INVENTORY_FILE = "inventory.json"
 EVENTS_FILE = "events.jsonl"
 METRICS_FILE = "metrics.jsonl"
 SEEN_FILE = "seen.json"
+PROFILE_FILE = "profile.json.gz"
 LOGS = "logs"
 
 
@@ -31,20 +38,23 @@ def new_run_id() -> str:
 
 
 class RunFolder:
-    """Where one run is written down while it runs."""
+    """Where one run is written down while it runs, by one process at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Makes the folder if it is not there yet."""
+        """Makes the folder if it is not there yet. Raises HolmesError if another process writes in it."""
         self.path = path
         try:
-            (path / LOGS).mkdir(parents=True, exist_ok=True)
-            self._events = open(path / EVENTS_FILE, "a", encoding="utf-8")  # noqa: SIM115
-            self._metrics = open(path / METRICS_FILE, "a", encoding="utf-8")  # noqa: SIM115
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)
+            (path / LOGS).mkdir(mode=0o700, exist_ok=True)
+            self._events = _open_to_append(path / EVENTS_FILE)
+            self._metrics = _open_to_append(path / METRICS_FILE)
         except OSError as error:
             raise HolmesError(
                 f"{path}: cannot be made: {error.strerror}", "choose another folder with `--runs`"
             ) from None
-        self._logs: dict[str, TextIO] = {}
+        self._hold()
+        self._logs: dict[str, RankLog] = {}
 
     @property
     def run_id(self) -> str:
@@ -52,42 +62,61 @@ class RunFolder:
         return self.path.name
 
     def write_files(self, files: Mapping[str, str]) -> None:
-        """Write plan.json and what else goes to nodes; a later attempt's replace an earlier one's."""
+        """Write what goes to nodes; a later attempt's replace an earlier one's."""
         for name, text in files.items():
-            write_atomically(self.path / name, text)
+            write_atomically(self.path / name, text, private=True)
 
-    def write_run(self, run: Run) -> None:
-        """Replace run.json."""
-        write_atomically(self.path / RUN_FILE, run.to_json())
+    def write_record(self, name: str, record: FileRecord) -> None:
+        """Replace run.json, plan.json or inventory.json by the record, signed as this user's."""
+        write_signed(self.path / name, record, private=True)
 
     def write_event(self, event: RunEvent) -> None:
-        """Append to events.jsonl; a step to metrics.jsonl too, a log line only to its rank's log."""
+        """Append to events.jsonl, with the time; a step to metrics.jsonl too, a log line only to its rank's log."""
         if isinstance(event, LogLine):
             self._write_log(f"{event.host}-rank{event.rank}", event.line)
             return
         self._events.write(to_line(event) + "\n")
         self._events.flush()
         if isinstance(event, StepMetrics):
-            self._metrics.write(to_json(event) + "\n")
+            self._metrics.write(json.dumps({"time_s": time.time(), **encode(StepMetrics, event)}) + "\n")
             self._metrics.flush()
 
     def write_seen(self, attempt: int, seen: Mapping[int, int]) -> None:
         """Remember how many messages of each node are written down, for a controller that takes over."""
         text = json.dumps({"attempt": attempt, "seen": {str(rank): count for rank, count in seen.items()}})
         temporary = self.path / f".{SEEN_FILE}"
-        temporary.write_text(text, encoding="utf-8")
+        with open(temporary, "w", encoding="utf-8", opener=private_opener) as file:
+            file.write(text)
         temporary.replace(self.path / SEEN_FILE)
 
     def close(self) -> None:
         """Close all files."""
-        for file in (self._events, self._metrics, *self._logs.values()):
+        for file in (self._events, self._metrics):
             file.close()
+        for log in self._logs.values():
+            log.close()
+
+    def _hold(self) -> None:
+        """Keep other controllers out until the files are closed or this process ends. Not every file system can."""
+        try:
+            fcntl.flock(self._events, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HolmesError(
+                f"{self.path}: another process watches this run",
+                f"`holmes attach {self.run_id}` looks at it",
+                ANSWER_IS_NO,
+            ) from None
+        except OSError:
+            return
 
     def _write_log(self, name: str, line: str) -> None:
         if name not in self._logs:
-            self._logs[name] = open(self.path / LOGS / f"{name}.log", "a", encoding="utf-8")  # noqa: SIM115
-        self._logs[name].write(line + "\n")
-        self._logs[name].flush()
+            self._logs[name] = RankLog(self.path / LOGS / f"{name}.log")
+        self._logs[name].write(line)
+
+
+def _open_to_append(path: Path) -> TextIO:
+    return open(path, "a", encoding="utf-8", opener=private_opener)
 
 
 def new_folder(runs: Path) -> RunFolder:
@@ -97,13 +126,26 @@ def new_folder(runs: Path) -> RunFolder:
 
 def read_run(path: Path) -> Run:
     """The record in a run folder. Raises HolmesError."""
-    return read_file(Run, path / RUN_FILE)
+    return read_file(Run, path / RUN_FILE, inside=path)
+
+
+def read_own(cls: type[F], path: Path, name: str) -> F:
+    """The record in `name` of a run folder. Raises HolmesError where this user's Holmes did not write it here.
+
+    What acts on processes and hosts because a run folder says so reads it by this.
+    """
+    signed = read_signed(cls, path / name, inside=path)
+    if not signed.is_own:
+        raise HolmesError(
+            f"{path / name}: not written here by you; nothing is started or ended because it says so",
+            "`holmes status` and `holmes logs` show that run; who launched it ends it",
+        )
+    return signed.record
 
 
 def read_seen(path: Path, attempt: int) -> dict[int, int]:
     """How many messages of each node were written down in that attempt."""
-    try:
-        data = json.loads((path / SEEN_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not (path / SEEN_FILE).exists():
         return {}
+    data = json.loads(read_regular(path / SEEN_FILE, MIB, inside=path))
     return {int(rank): count for rank, count in data["seen"].items()} if data["attempt"] == attempt else {}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Run, Settings, State
 from launcher.journal.follow_folder import past_events
+from launcher.journal.prometheus import PrometheusFile
 from launcher.journal.run_events import Notice, RunEvent, View
-from launcher.journal.run_folder import RunFolder
+from launcher.journal.run_folder import RUN_FILE, RunFolder
 from launcher.journal.run_store import this_process
 from launcher.journal.step_metrics import StepMetrics, median_step_s, traffic_per_step
 
@@ -16,8 +18,10 @@ from launcher.journal.step_metrics import StepMetrics, median_step_s, traffic_pe
 class RunRecord:
     """`steps` are all of the run by number, `attempt_steps` those of the last attempt."""
 
-    def __init__(self, folder: RunFolder, view: View, settings: Settings) -> None:
+    def __init__(self, folder: RunFolder, view: View, settings: Settings, exports: Path | None = None) -> None:
+        """`exports`: a folder for what Prometheus reads of the run."""
         self._folder, self._view, self._settings = folder, view, settings
+        self._prometheus = PrometheusFile(exports, folder.run_id) if exports else None
         self._started_at_s = time.time()
         self.steps: dict[int, StepMetrics] = {}
         self.attempt_steps: list[StepMetrics] = []
@@ -34,13 +38,21 @@ class RunRecord:
         if isinstance(event, StepMetrics):
             self.steps[event.step] = event
             self.attempt_steps.append(event)
+            if self._prometheus:
+                self._prometheus.take_step(event)
 
     def say(self, text: str) -> None:
         """A notice."""
         self.take(Notice(text))
 
     def write(
-        self, plan: Plan, attempt: int, state: State, failures: tuple[Failure, ...] = (), exit_code: int | None = None
+        self,
+        plan: Plan,
+        attempt: int,
+        state: State,
+        failures: tuple[Failure, ...] = (),
+        exit_code: int | None = None,
+        not_ended: tuple[str, ...] = (),
     ) -> Run:
         """Replace run.json by the run as it stands, and return it. Speed and traffic are the last attempt's."""
         steps, latest = [self.steps[step] for step in sorted(self.steps)], self.attempt_steps
@@ -61,8 +73,11 @@ class RunRecord:
             last_loss=steps[-1].loss if steps else None,
             tokens_per_s=tokens / seconds if seconds else None,
             step_s=seconds,
-            traffic=traffic_per_step(latest, plan.prediction.traffic) if latest else (),
+            traffic=traffic_per_step(latest, plan) if latest else (),
             failures=failures,
+            not_ended=not_ended,
         )
-        self._folder.write_run(run)
+        self._folder.write_record(RUN_FILE, run)
+        if self._prometheus:
+            self._prometheus.take_run(run, plan)
         return run

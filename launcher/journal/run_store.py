@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from holmes_core.errors import HolmesError
+from holmes_core.own_key import state_folder
 from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Controller, Run
-from launcher.journal.run_folder import RUN_FILE, read_run
+from launcher.journal.run_folder import METRICS_FILE, RUN_FILE, read_run
 
-Watched = Literal["watched", "unwatched", "ended"]
+LONGEST_LINE = 4 << 20  # bytes of a step's metrics, which hold one entry for each interface of each host
+Watched = Literal["watched", "elsewhere", "unwatched", "ended"]
 
 
 @dataclass(frozen=True)
@@ -25,16 +29,30 @@ class StoredRun:
 
     @property
     def watched(self) -> Watched:
-        """Whether a controller lives that watches the run."""
+        """Whether a controller lives that watches the run; one on another machine, as in a batch job, may."""
         if self.run.state != "running":
             return "ended"
-        return "watched" if self.run.controller and is_alive(self.run.controller) else "unwatched"
+        if self.run.controller is None:
+            return "unwatched"
+        if self.run.controller.host not in ("", socket.gethostname()):
+            return "elsewhere"
+        return "watched" if is_alive(self.run.controller) else "unwatched"
+
+    @property
+    def steps_done(self) -> int:
+        """How many steps the training has come to, by the last line of its metrics; run.json is older."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            with open(self.folder / METRICS_FILE, "rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
+                whole = file.read().rpartition(b"\n")[0]
+            return int(json.loads(whole.rpartition(b"\n")[2])["step"]) + 1
+        return self.run.steps_done
 
 
 def remember(folder: Path) -> None:
     """Make a run known to later commands."""
     links = _links_folder()
-    links.mkdir(parents=True, exist_ok=True)
+    links.mkdir(mode=0o700, parents=True, exist_ok=True)
     (links / folder.name).symlink_to(folder.absolute())
 
 
@@ -66,7 +84,7 @@ def find_run(name: str) -> StoredRun:
 
 def this_process() -> Controller:
     """This process, as a run's controller."""
-    return Controller(pid=os.getpid(), start_ticks=_start_ticks(os.getpid()) or 0)
+    return Controller(pid=os.getpid(), start_ticks=_start_ticks(os.getpid()) or 0, host=socket.gethostname())
 
 
 def is_alive(controller: Controller) -> bool:
@@ -88,5 +106,4 @@ def _start_ticks(pid: int) -> int | None:
 
 
 def _links_folder() -> Path:
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "holmes" / "runs"
+    return state_folder() / "runs"

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from holmes_core.records.plan import InterfaceTraffic, Plan
-from holmes_runtime.config.rank_metrics import RankMetrics
+from holmes_core.records.run import MeasuredTraffic
+from holmes_runtime.config.rank_metrics import ByteCounters, RankMetrics
 from holmes_runtime.config.verdicts import Verdict
+from launcher.prepare.prepare import planned_rdma_ports
 
 
 @dataclass(frozen=True)
 class StepTraffic:
-    """Bytes that one interface of one host moved in one step."""
+    """Bytes that one interface of one host moved in one step, or one RDMA port, `mlx5_0:1`."""
 
     host: str
     netdev: str
@@ -129,16 +131,47 @@ def _added(one: InterfaceTraffic, other: InterfaceTraffic) -> InterfaceTraffic:
     )
 
 
-def traffic_per_step(steps: Sequence[StepMetrics], planned: Iterable[InterfaceTraffic]) -> tuple[InterfaceTraffic, ...]:
+def traffic_per_step(steps: Sequence[StepMetrics], plan: Plan) -> tuple[MeasuredTraffic, ...]:
     """Mean bytes a step moved over each interface the plan names, in the plan's order.
 
-    Of all steps: weights that a step gathers travel into the next one, so the first counts too few, the last too many.
+    Beside them those of the host's planned RDMA ports, where a group uses that interface's network by RDMA. Of all
+    steps: weights that a step gathers travel into the next one, so the first counts too few, the last too many.
     """
+    ports = {node.host: planned_rdma_ports(node) for node in plan.nodes}
+    by_rdma = rdma_interfaces(plan)
     result = []
-    for expected in by_interface(planned):
-        port = (expected.host, expected.netdev)
-        found = [moved for step in steps for moved in step.interfaces if (moved.host, moved.netdev) == port]
-        sent = sum(moved.sent_bytes for moved in found) // len(steps)
-        received = sum(moved.received_bytes for moved in found) // len(steps)
-        result.append(expected.model_copy(update={"sent_bytes": sent, "received_bytes": received}))
+    for expected in by_interface(plan.prediction.traffic):
+        place = expected.host, expected.netdev
+        moved = _mean(steps, expected.host, (expected.netdev,))
+        rdma = _mean(steps, expected.host, ports[expected.host]) if place in by_rdma else None
+        result.append(
+            MeasuredTraffic(
+                host=expected.host,
+                netdev=expected.netdev,
+                network=expected.network,
+                sent_bytes=moved.sent_bytes if moved else None,
+                received_bytes=moved.received_bytes if moved else None,
+                rdma_sent_bytes=rdma.sent_bytes if rdma else None,
+                rdma_received_bytes=rdma.received_bytes if rdma else None,
+            )
+        )
     return tuple(result)
+
+
+def rdma_interfaces(plan: Plan) -> frozenset[tuple[str, str]]:
+    """Host and interface of each member of a group that NCCL carries by RDMA, which the interface does not count."""
+    return frozenset(
+        (plan.ranks[rank].host, interface)
+        for group in plan.groups
+        if group.net_name not in (None, "Socket")
+        for rank, interface in zip(group.ranks, group.interfaces, strict=True)
+    )
+
+
+def _mean(steps: Sequence[StepMetrics], host: str, counters: Sequence[str]) -> ByteCounters | None:
+    """Bytes a step of some of a host's counters together; None unless each is known of every step."""
+    found = [each for step in steps for each in step.interfaces if each.host == host and each.netdev in counters]
+    if not counters or len(found) < len(steps) * len(counters):
+        return None
+    sent, received = sum(each.sent_bytes for each in found), sum(each.received_bytes for each in found)
+    return ByteCounters(sent // len(steps), received // len(steps))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from holmes_core.records.plan import Plan
-from holmes_core.records.record_file import write_atomically
+from holmes_core.records.record_file import write_signed
 from holmes_core.records.run import Run
 from launcher.journal.run_folder import RUN_FILE
 from launcher.journal.run_store import StoredRun
@@ -22,9 +22,16 @@ def end_unwatched(stored: StoredRun, plan: Plan) -> tuple[str, ...]:
     left = nodes.each(_end)
     nodes.close()
     ended = Run.model_validate(
-        {**stored.run.model_dump(), "state": "stopped", "exit_code": 130, "ended_at_s": time.time(), "controller": None}
+        {
+            **stored.run.model_dump(),
+            "state": "stopped",
+            "exit_code": 130,
+            "ended_at_s": time.time(),
+            "controller": None,
+            "steps_done": stored.steps_done,
+        }
     )
-    write_atomically(stored.folder / RUN_FILE, ended.to_json())
+    write_signed(stored.folder / RUN_FILE, ended, private=True)
     hosts = (link.bundle.node.host for link in nodes.links)
     return tuple(f"host {host}: {what}" for host, what in zip(hosts, left, strict=True) if what)
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from holmes_core.node_settings import is_fixed
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Node, Plan
 from holmes_core.units import format_memory
 from holmes_runtime.config.messages import NodeFacts, Ready
 from launcher.nodes.preflight import Fault
-from launcher.prepare.prepare import planned_interfaces
+from launcher.prepare.prepare import planned_interfaces, planned_rdma_ports
 
 MIN_FREE_BYTES = 1 << 30
 SHM_BYTES_PER_RANK = 128 << 20  # NCCL's buffers of a rank stay well below; Docker's default of 64 MiB is short
+
+TORCH_FROM, TORCH_BELOW = (2, 13), (2, 15)
+# The first driver that runs programs of a CUDA major version. Source: NVIDIA, CUDA Compatibility, table "CUDA Toolkit
+# Driver Version Ranges" (docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html).
+LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,34 @@ def _torch(at: CheckedNode) -> Iterator[str]:
         yield f"{at.facts.executable} has no torch"
 
 
+def _torch_build(at: CheckedNode) -> Iterator[str]:
+    """The range is that of Holmes' own requirements."""
+    found = _numbers(at.facts.torch or "")
+    if found and not TORCH_FROM <= found[:2] < TORCH_BELOW:
+        needed = f"{_dotted(TORCH_FROM)} or later, and earlier than {_dotted(TORCH_BELOW)}"
+        yield f"torch {at.facts.torch}, the runtime needs {needed}"
+    if at.plan.job.device == "cpu" or at.facts.torch is None:
+        return
+    if at.facts.torch_cuda is None:
+        yield f"torch {at.facts.torch} is built without CUDA, and the plan trains on GPUs"
+        return
+    major, driver = _numbers(at.facts.torch_cuda)[:1], _numbers(at.facts.driver or "")
+    least = LEAST_DRIVER.get(major[0]) if major else None
+    if least is not None and driver and driver[0] < least:
+        needed = f"CUDA {at.facts.torch_cuda}, which needs driver {least} or later"
+        yield f"torch is built for {needed}; it is {at.facts.driver}"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version, none where it has none: (2, 13, 0) of `2.13.0+cu130`."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, found.group().split("."))) if found else ()
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
 def _gpus(at: CheckedNode) -> Iterator[str]:
     planned = [rank.gpu for rank in at.plan.ranks if rank.host == at.node.host and rank.gpu is not None]
     if not planned:
@@ -89,7 +124,7 @@ def _gpus_free(at: CheckedNode) -> Iterator[str]:
 def _rdma_ports(at: CheckedNode) -> Iterator[str]:
     if at.plan.job.device == "cpu":
         return
-    for port in _planned_ports(at.node):
+    for port in planned_rdma_ports(at.node):
         state = at.facts.rdma_ports.get(port)
         if state != "ACTIVE":
             yield f"port {port} is {state or 'not there'}"
@@ -97,18 +132,12 @@ def _rdma_ports(at: CheckedNode) -> Iterator[str]:
 
 def _net_plugin(at: CheckedNode) -> Iterator[str]:
     if at.facts.net_plugin_there is False:
-        yield f"{_planned(at.node, 'NCCL_NET_PLUGIN')} is no file here; NCCL reaches the cluster's fabric by it alone"
+        library = at.plan.job.launch.environment.get("NCCL_NET_PLUGIN") or _planned(at.node, "NCCL_NET_PLUGIN")
+        yield f"{library} is no file here; NCCL reaches the cluster's fabric by it alone"
 
 
 def _planned(node: Node, name: str) -> str | None:
     return next((variable.value for variable in node.environment if variable.name == name), None)
-
-
-def _planned_ports(node: Node) -> tuple[str, ...]:
-    """`mlx5_0:1`, ... of NCCL_IB_HCA."""
-    value = _planned(node, "NCCL_IB_HCA") or ""
-    ports = (entry for entry in value.lstrip("^=").split(",") if entry)
-    return tuple(port if ":" in port else f"{port}:1" for port in ports)
 
 
 def _interfaces(at: CheckedNode) -> Iterator[str]:
@@ -132,6 +161,25 @@ def _disk(at: CheckedNode) -> Iterator[str]:
         yield f"{format_memory(free_bytes)} free for checkpoints in {checkpoint.folder}"
 
 
+def _checkpoints(at: CheckedNode) -> Iterator[str]:
+    """What the first rank would refuse once torch is up."""
+    checkpoint = at.facts.checkpoint
+    if checkpoint is not None and checkpoint.unresumed is not None and at.node.node_rank == 0:
+        yield f"{checkpoint.folder} holds a checkpoint, {checkpoint.unresumed}, and this run does not resume it"
+
+
+def _inputs(at: CheckedNode) -> Iterator[str]:
+    for path in at.facts.missing_inputs:
+        yield f"{path}, which job.yaml names, is not there or cannot be read"
+
+
+def _compiler(at: CheckedNode) -> Iterator[str]:
+    """A model of one's own is compiled by itself, if at all."""
+    job = at.plan.job
+    if job.compiles and job.model.factory is None and at.facts.compile_lacks is not None:
+        yield f"compiled layers need {at.facts.compile_lacks}"
+
+
 def _shared_memory(at: CheckedNode) -> Iterator[str]:
     count, free_bytes = at.node.num_ranks, at.facts.shm_free_bytes or 0
     needed = count * SHM_BYTES_PER_RANK
@@ -139,14 +187,21 @@ def _shared_memory(at: CheckedNode) -> Iterator[str]:
         yield f"{format_memory(free_bytes)} free in /dev/shm, {count} ranks want {format_memory(needed)}"
 
 
+def _host_memory(at: CheckedNode) -> Iterator[str]:
+    by_rank, free_bytes = at.plan.prediction.host_memory_bytes, at.facts.memory_bytes
+    needed = sum(by_rank[rank.pp_rank] for rank in at.plan.ranks if rank.host == at.node.host) if by_rank else 0
+    if free_bytes is not None and free_bytes < needed:
+        yield f"{format_memory(free_bytes)} of memory are free, optimizer states take {format_memory(needed)}"
+
+
 def _memlock(at: CheckedNode) -> Iterator[str]:
-    limit, on_rdma = at.facts.memlock_bytes, _planned_ports(at.node) or _planned(at.node, "NCCL_NET_PLUGIN")
+    limit, on_rdma = at.facts.memlock_bytes, planned_rdma_ports(at.node) or _planned(at.node, "NCCL_NET_PLUGIN")
     if at.plan.job.device == "cuda" and on_rdma and 0 <= limit < 1 << 40:
         yield f"memlock is {format_memory(limit)}"
 
 
 def _nccl_settings(at: CheckedNode) -> Iterator[str]:
-    """A setting fights the plan when the plan sets the variable otherwise, or when it is NCCL_NET.
+    """A setting fights the plan when the plan counts on another value of the variable, or when it is NCCL_NET.
 
     What the ranks' environment has comes first for NCCL, but a setting elsewhere says that someone wants it otherwise.
     """
@@ -154,19 +209,24 @@ def _nccl_settings(at: CheckedNode) -> Iterator[str]:
     for where, name, value in at.facts.nccl_settings:
         if name == "NCCL_NET":
             yield f"{where} sets NCCL_NET={value}, which would override the network of every group"
-        elif name in planned and planned[name] != value and at.plan.job.device == "cuda":
+        elif is_fixed(name) and planned.get(name, value) != value and at.plan.job.device == "cuda":
             yield f"{where} sets {name}={value}, the plan {planned[name]}"
 
 
 _NODE_CHECKS: dict[str, Callable[[CheckedNode], Iterator[str]]] = {
     "torch": _torch,
+    "torch-build": _torch_build,
     "gpus": _gpus,
     "gpus-free": _gpus_free,
     "rdma-ports": _rdma_ports,
     "net-plugin": _net_plugin,
     "interfaces": _interfaces,
+    "checkpoints": _checkpoints,
+    "inputs": _inputs,
+    "compiler": _compiler,
     "disk": _disk,
     "shared-memory": _shared_memory,
+    "host-memory": _host_memory,
     "memlock": _memlock,
     "nccl-settings": _nccl_settings,
 }

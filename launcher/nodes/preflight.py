@@ -48,6 +48,12 @@ CHECKS = (
         "`PYTHON -m pip install torch`, or name a Python that has it: `python:` in hosts.yaml",
         False,
     ),
+    Check(
+        "torch-build",
+        "torch is of a version that runs the plan, and on GPUs of a CUDA that the driver runs",
+        "install a build that fits: `PYTHON -m pip install 'torch>=2.13,<2.15'` is for the newest CUDA; for an older "
+        "driver add `--index-url https://download.pytorch.org/whl/cu126`, or take a newer driver or container",
+    ),
     Check("versions", "Python, torch and NCCL are the same on all hosts", "install the same versions everywhere"),
     Check("gpus", "the GPUs are those of the inventory", PROBE_AGAIN),
     Check("gpus-free", "no process uses the planned GPUs", "end it, or wait for it"),
@@ -58,11 +64,29 @@ CHECKS = (
         "install it there, mount it into the container, or set its own NCCL_NET_PLUGIN in `launch.environment`",
     ),
     Check("interfaces", "the planned interfaces are up and have their addresses", PROBE_AGAIN),
+    Check(
+        "checkpoints",
+        "a run that resumes nothing finds no checkpoint of another",
+        "go on from it with `--resume`; or name another `checkpoint: {path: ...}` in job.yaml and plan again",
+        False,
+    ),
+    Check(
+        "inputs",
+        "the data, tokenizer, weights and model files that job.yaml names are there",
+        "copy or mount them at the same absolute path on every host, in the container if there is one; or correct "
+        "job.yaml",
+    ),
+    Check("compiler", "layers can be compiled", "install it on the host, or set `compile: false` and plan again"),
     Check("disk", "there is room for logs and checkpoints", "make room, or name another folder"),
     Check(
         "shared-memory",
         "/dev/shm has room for NCCL",
         "raise it: `mount -o remount,size=8G /dev/shm`; in Docker `--shm-size`",
+    ),
+    Check(
+        "host-memory",
+        "the host's memory has room for the optimizer states the plan puts there",
+        "end what takes it, or set `parallel.optimizer_offload: false` in job.yaml and plan again",
     ),
     Check("memlock", "RDMA may pin memory", "`ulimit -l unlimited` for the SSH user: /etc/security/limits.d"),
     Check("nccl-settings", "no NCCL setting of the host fights the plan", "remove that line"),
@@ -103,10 +127,13 @@ class PreflightFailed(HolmesError):
 
     def __init__(self, preflight: Preflight) -> None:
         first = preflight.refusing[0]
-        count = len({fault.check for fault in preflight.refusing})
+        names = dict.fromkeys(fault.check for fault in preflight.refusing)
+        count = "one check" if len(names) == 1 else f"{len(names)} checks in all"
+        forcing = " ".join(f"--force {name}" for name in names)
+        in_spite = f"; or go on in spite of it: `{forcing}`" if all(_BY_NAME[n].can_be_forced for n in names) else ""
         super().__init__(
             f"host {first.host}: preflight check {first.check} failed: {first.evidence}",
-            f"{count} checks failed in all; correct them, or go on in spite of one with `--force NAME`",
+            f"{count} failed, with what to do about it above{in_spite}",
             ANSWER_IS_NO,
         )
         self.preflight = preflight

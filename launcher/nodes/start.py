@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ from launcher.prepare.bundle import NodeBundle
 
 READY_TIMEOUT_S = 60.0
 AT_ONCE = 32
+SECRET_BYTES = 32
 
 OnState = Callable[[str, str], None]
 Answer = TypeVar("Answer", bound=Message)
@@ -76,7 +78,7 @@ def start(
     if preflight.passed:
         master_port = answers[0].master_port
         assert master_port is not None  # a fault that no one can force
-        nodes.send(Go(master_port))
+        nodes.send(Go(master_port, secrets.token_hex(SECRET_BYTES)))
     return preflight
 
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from holmes_core.records.access import Access
 from holmes_core.records.plan import Node
+from launcher.prepare.container import container_words
 
 RUN_CONFIG_FILE = "run_config.json"
 NODE_CONFIG_FILE = "node.json"
@@ -141,22 +141,8 @@ class NodeBundle:
             return module
         if access.container.engine == "docker" and not start:
             return f'docker exec --interactive --workdir "{self.folder}" {self._name} {module}'
-        return f"{self._engine(access)} {shlex.quote(access.container.image)} {module}"
-
-    def _engine(self, access: Access) -> str:
-        """The container engine's words up to the image."""
-        assert access.container is not None
-        options = " ".join(shlex.quote(option) for option in access.container.options)
-        names = {variable.name for variable in self.node.environment}
-        on_gpus, on_rdma = "CUDA_VISIBLE_DEVICES" in names, bool({"NCCL_IB_HCA", "NCCL_NET_PLUGIN"} & names)
-        if access.container.engine == "apptainer":
-            return f'apptainer exec {"--nv " if on_gpus else ""}--bind "{CACHE}" --pwd "{self.folder}" {options}'
-        devices = ("--gpus all " if on_gpus else "") + ("--device /dev/infiniband " if on_rdma else "")
-        return (
-            f"docker run --rm --interactive --name {self._name} --network host --ipc host --ulimit memlock=-1 {devices}"
-            f'--user "$(id -u):$(id -g)" --env "HOME=$HOME" --volume "{CACHE}:{CACHE}" '
-            f'--workdir "{self.folder}" {options}'
-        )
+        named = f"--interactive --name {self._name}"
+        return f"{container_words(self.node, named, self.folder, CACHE)} {module}"
 
 
 def archive(files: Mapping[str, str]) -> bytes:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-def env_file(variables: Mapping[str, str], plan_digest: str) -> str:
-    """One line a variable, by name; no quotes and no `export`, so that every reader sees the same value."""
-    lines = [f"# plan {plan_digest}", *(f"{name}={variables[name]}" for name in sorted(variables))]
+def env_file(variables: Mapping[str, str], reasons: Mapping[str, str], plan_digest: str) -> str:
+    """One line a variable, by name, below its reason; no quotes and no `export`, so that all readers see one value."""
+    lines = [f"# plan {plan_digest}"]
+    for name in sorted(variables):
+        lines += [f"# {' '.join(reasons[name].split())}", f"{name}={variables[name]}"]
     return "\n".join(lines) + "\n"

@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from holmes_core.errors import HolmesError
+from holmes_core.node_settings import is_fixed
+from holmes_core.records.job import Data as JobData
+from holmes_core.records.job import Job, Model
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.record import Record
-from holmes_runtime.config.model_shape import ModelShape
-from holmes_runtime.config.node_config import NodeConfig
+from holmes_runtime.config.model_shape import ModelShape, RopeScaling
+from holmes_runtime.config.node_config import NodeConfig, hca_ports
 from holmes_runtime.config.rank_grid import Group, Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
-from holmes_runtime.config.run_settings import Checkpointing, Data, Emulation, Evaluation, Optimizer
+from holmes_runtime.config.run_settings import Checkpointing, Data, Emulation, Evaluation, Optimizer, Profile, Source
 from launcher.prepare.bundle import NODE_CONFIG_FILE, PLAN_FILE, RUN_CONFIG_FILE, RUNTIME_PACKAGE, NodeBundle, Parcel
 from launcher.prepare.env_file import env_file
 from launcher.prepare.expectation import expectation_of
-from launcher.prepare.hostfile import hostfile
-from launcher.prepare.rankfile import rankfile
 from launcher.prepare.user_variables import UserVariables
 
 Translation = TypeVar("Translation")
@@ -57,21 +58,25 @@ def plan_files(plan: Plan, resume: bool) -> dict[str, str]:
     return {
         RUN_CONFIG_FILE: run_config.to_json(),
         PLAN_FILE: plan.to_json(),
-        "hostfile": hostfile(plan),
-        "rankfile": rankfile(plan),
     }
 
 
 def node_environment(node: Node, variables: UserVariables) -> dict[str, str]:
-    """The plan's variables and the user's. Raises HolmesError where the user sets one of the plan's."""
+    """The plan's variables and the user's, whose value counts. Raises HolmesError where the plan counts on its own."""
     planned = {variable.name: variable.value for variable in node.environment}
     for name in (*variables.environment, *variables.secrets):
-        if name in planned:
+        if name in planned and is_fixed(name) and variables.environment.get(name) != planned[name]:
             raise HolmesError(
                 f"job.yaml: launch sets {name}, which the plan sets to {planned[name]!r} on {node.host}",
                 "leave it out; what the plan sets follows from hosts.yaml and job.yaml",
             )
     return {**planned, **variables.environment}
+
+
+def reasons_of(node: Node, variables: UserVariables) -> dict[str, str]:
+    """By name, why each variable of `node_environment` is set."""
+    planned = {variable.name: variable.reason for variable in node.environment}
+    return {**planned, **dict.fromkeys(variables.environment, "launch.environment in job.yaml")}
 
 
 def run_config_of(plan: Plan, run_id: str) -> RunConfig:
@@ -91,19 +96,23 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             dp=plan.dp,
             tp=plan.tp,
             data_parallel=plan.data_parallel,
+            zero=plan.zero,
             schedule=plan.schedule,
             chunks=plan.chunks,
             extra_in_flight=plan.extra_in_flight,
             room_in_flight=plan.room_in_flight,
             lossiest_codec=job.wire.edges,
             recompute=plan.recompute,
+            optimizer_offload=plan.optimizer_offload,
             value_type=job.value_type,
-            compile=job.compile,
-            model=_translated(ModelShape, model, num_kv_heads=model.kv_heads, ffn_hidden_size=model.ffn_size),
+            compile=job.compiles,
+            model=_shape_of(model),
+            weights=job.weights,
             emulation=_translated(Emulation, job.compute.emulate) if job.compute.emulate else None,
-            data=_translated(Data, job.data),
+            data=_data(job.data),
             evaluation=_translated(Evaluation, job.evaluation) if job.evaluation else None,
             checkpoint=_translated(Checkpointing, job.checkpoint) if job.checkpoint else None,
+            profile=_translated(Profile, job.profile) if job.profile else None,
             resume=False,
             optimizer=_translated(Optimizer, job.optimizer),
             stages=tuple(_translated(Stage, stage) for stage in plan.stages),
@@ -117,10 +126,30 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
         raise HolmesError(f"the runtime refuses the plan: {error}", "correct job.yaml and plan again") from None
 
 
+def _shape_of(model: Model) -> ModelShape:
+    """The model's shape; what may be said in two ways is said in one."""
+    return _translated(
+        ModelShape,
+        model,
+        num_kv_heads=model.kv_heads,
+        ffn_hidden_size=model.ffn_size,
+        head_dim=None if model.query_size == model.hidden_size else model.head_dim,
+        rope_scaling=_translated(RopeScaling, model.rope_scaling) if model.rope_scaling else None,
+    )
+
+
 def _translated(kind: type[Translation], record: Record, **filled_in: Any) -> Translation:
     """The runtime's record `kind` of what `record` says under the same names; `filled_in` is what it leaves out."""
     said = {field.name: getattr(record, field.name) for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{**said, **filled_in})
+
+
+def _data(data: JobData) -> Data:
+    """The data in the runtime's own words."""
+    path = data.path
+    return _translated(
+        Data, data, path=path if isinstance(path, str) else tuple(_translated(Source, source) for source in path)
+    )
 
 
 def _bundle(
@@ -137,13 +166,14 @@ def _bundle(
         run_id=attempt.run_id,
         host=node.host,
         node_rank=node.node_rank,
-        num_nodes=len(plan.nodes),
         num_ranks=node.num_ranks,
-        master_address=plan.nodes[0].shared_address,
+        node_addresses=tuple(node.shared_address for node in plan.nodes),
         master_port=plan.job.master_port,
         addresses=dict.fromkeys(planned_interfaces(plan, node)) | {node.shared_netdev: node.shared_address},
         gpus=tuple(gpu for gpu in gpus if gpu is not None),
         checkpoint_path=checkpoint.path if checkpoint else None,
+        resume=attempt.resume,
+        inputs=inputs_of(plan.job),
         environment=environment,
         secrets=tuple(sorted(variables.secrets)),
         silence_limit_s=SILENCE_LIMIT_S,
@@ -152,10 +182,18 @@ def _bundle(
     secrets = {f"secret-{name}": text for name, text in variables.secrets.items()}
     own_files = {
         NODE_CONFIG_FILE: config.to_json(),
-        f"node-{node.node_rank}.env": env_file(environment, plan.digest()),
+        f"node-{node.node_rank}.env": env_file(environment, reasons_of(node, variables), plan.digest()),
         **secrets,
     }
     return NodeBundle(node, attempt.run_id, attempt.number, own_files, frozenset(secrets), parcels)
+
+
+def inputs_of(job: Job) -> tuple[str, ...]:
+    """Files and folders that every host must have: data, tokenizer, weights, a model's file that does not travel."""
+    path, model_file = job.data.path, (job.model.factory or "").rpartition(":")[0]
+    data = [path] if isinstance(path, str) else [source.path for source in path]
+    others = (job.data.tokenizer, job.weights, model_file if Path(model_file).is_absolute() else None)
+    return (*data, *(each for each in others if each is not None))
 
 
 def planned_interfaces(plan: Plan, node: Node) -> tuple[str, ...]:
@@ -168,3 +206,8 @@ def planned_interfaces(plan: Plan, node: Node) -> tuple[str, ...]:
         if hosts[rank] == node.host
     }
     return tuple(sorted(used | {node.shared_netdev}))
+
+
+def planned_rdma_ports(node: Node) -> tuple[str, ...]:
+    """`mlx5_0:1`, ... by which NCCL is to reach the node's cluster; none where the plan leaves that to a library."""
+    return hca_ports(next((each.value for each in node.environment if each.name == "NCCL_IB_HCA"), ""))

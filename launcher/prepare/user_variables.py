@@ -8,6 +8,9 @@ from pathlib import Path
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.job import Job
+from holmes_core.records.regular_file import MIB, read_regular
+
+MOST_BYTES = MIB  # of a secret, of a model's file
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def _secret(name: str, file: Path) -> str:
 
 def _read(key: str, file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return read_regular(file, MOST_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise HolmesError(

@@ -13,6 +13,8 @@ from holmes_runtime.config.messages import (
     Exited,
     Message,
     RankFailed,
+    RankFile,
+    RankPosition,
     RankPrinted,
     RankStates,
     RanksUp,
@@ -22,17 +24,21 @@ from holmes_runtime.config.messages import (
     Stuck,
 )
 from holmes_runtime.config.rank_metrics import RankMetrics
+from launcher.journal.rank_files import FilePart, file_part, misfit_of_part
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent
 from launcher.journal.step_metrics import FinishedStep, StepCollector
 from launcher.nodes.node_link import Heard, LinkClosed, LinkState, Unreadable
 from launcher.nodes.preflight import unreadable_fault
-from launcher.supervise.failure import failure_of, first_cause
+from launcher.prepare.prepare import SILENCE_LIMIT_S
+from launcher.supervise.failure import failure_of, first_cause, is_consequence
 from launcher.supervise.hang import HangDetector
 from launcher.supervise.silence import SilenceDetector
 
 LAST_LINES = 20
-# Peers of a dead rank fail within 0.2 s on Gloo (measured); torchrun looks every 0.1 s. Wait a little longer than both.
+# Peers of a dead rank fail within 0.2 s on Gloo (measured); torchrun looks every 0.1 s. Wait a little longer than both;
+# where only peers have spoken, until a host that says nothing is noticed: that of the cause may be gone, full or slow.
 CAUSE_WINDOW_S = 1.5
+ONLY_PEERS_WINDOW_S = SILENCE_LIMIT_S + CAUSE_WINDOW_S
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,9 @@ class GiveUp:
     node_rank: int
 
 
+RankMessage = RankPrinted | RankMetrics | RankFile | RankFailed | RankStates | RankPosition
 Order = TellAll | Reconnect | GiveUp
-Effect = RunEvent | FinishedStep | Order
+Effect = RunEvent | FinishedStep | FilePart | Order
 
 
 class AttemptState:
@@ -80,6 +87,7 @@ class AttemptState:
         self._states: dict[int, str] = {}
         self._ended: set[int] = set()
         self._failed_s: float | None = None
+        self._has_cause = False  # kept, as it is asked for after every message and ranks fail by the thousand
 
     @property
     def cause(self) -> Failure | None:
@@ -89,12 +97,14 @@ class AttemptState:
     @property
     def lost_hosts(self) -> tuple[str, ...]:
         """Hosts that are gone themselves."""
-        return tuple(dict.fromkeys(failure.host for failure in self.failures if failure.host_lost))
+        return tuple(dict.fromkeys(each.host for each in self.failures if each.host_lost and each.host is not None))
 
     def is_over(self, now_s: float) -> bool:
         """Whether every node has ended, or the first failure is some time ago, so that its cause has been told."""
-        has_failed = self._failed_s is not None and now_s > self._failed_s + CAUSE_WINDOW_S
-        return has_failed or len(self._ended) == len(self._plan.nodes)
+        if len(self._ended) == len(self._plan.nodes):
+            return True
+        window_s = CAUSE_WINDOW_S if self._has_cause else ONLY_PEERS_WINDOW_S
+        return self._failed_s is not None and now_s > self._failed_s + window_s
 
     def take(self, heard: Heard, now_s: float) -> list[Effect]:
         """What follows from a message of a node."""
@@ -104,7 +114,7 @@ class AttemptState:
             self._silence.take_word(heard.node_rank, now_s)
         reason = self._misfit(node, heard.message)
         message = heard.message if reason is None else Unreadable(reason)
-        if isinstance(message, RankPrinted | RankMetrics | RankFailed | RankStates):
+        if isinstance(message, RankMessage):
             return list(self._take_of_ranks(node, message, now_s))
         return list(self._take_of_node(node, message, now_s))
 
@@ -119,10 +129,14 @@ class AttemptState:
             ranks = (self._rank_at.get((node.host, message.local_rank)),)
         elif isinstance(message, RankStates):
             ranks = tuple(self._rank_at.get((node.host, one.local_rank)) for one in message.states)
-        elif isinstance(message, RankMetrics) or (isinstance(message, RankFailed) and message.rank is not None):
+        elif isinstance(message, RankMetrics | RankPosition | RankFile) or (
+            isinstance(message, RankFailed) and message.rank is not None
+        ):
             ranks = (message.rank if self._has_rank(node, message.rank) else None,)
         if None in ranks:
             return f"{type(message).__name__} of a rank that is not on this host"
+        if isinstance(message, RankFile):
+            return misfit_of_part(message)
         if isinstance(message, RankMetrics):
             is_last = self._plan.ranks[message.rank].pp_rank == self._plan.pp - 1
             if message.step_s <= 0 or (is_last and message.loss is None):
@@ -132,16 +146,18 @@ class AttemptState:
     def _has_rank(self, node: Node, rank: int | None) -> bool:
         return rank is not None and 0 <= rank < self._plan.world_size and self._plan.ranks[rank].host == node.host
 
-    def _take_of_ranks(
-        self, node: Node, message: RankPrinted | RankMetrics | RankFailed | RankStates, now_s: float
-    ) -> Iterator[Effect]:
+    def _take_of_ranks(self, node: Node, message: RankMessage, now_s: float) -> Iterator[Effect]:
         if isinstance(message, RankPrinted):
             yield from self._take_line(node, self._rank_at[node.host, message.local_rank], message.line)
         elif isinstance(message, RankMetrics):
             yield from self._take_metrics(node, message, now_s)
+        elif isinstance(message, RankFile):
+            yield file_part(message)
         elif isinstance(message, RankFailed):
             lines = message.last_lines or self._lines_of(message.rank)
             self._fail(node, message._replace(last_lines=lines), now_s)
+        elif isinstance(message, RankPosition):
+            self._hang.take_position(message)
         else:
             self._hang.take_states({self._rank_at[node.host, one.local_rank]: one.state for one in message.states})
 
@@ -213,11 +229,11 @@ class AttemptState:
             return
         if self._hang.asks_now(now_s):
             yield TellAll(Stacks())
-        found = self._hang.culprit(self._last_lines, now_s)
-        if found is not None:
-            rank, text = found
-            node = next(node for node in self._plan.nodes if node.host == self._plan.ranks[rank].host)
-            self._fail(node, RankFailed(rank, 1, text, self._unix_s(now_s), self._lines_of(rank)), now_s)
+        hung = self._hang.verdict({rank: tuple(lines) for rank, lines in self._last_lines.items()}, now_s)
+        if hung is not None:
+            host = None if hung.rank is None else self._plan.ranks[hung.rank].host
+            node = next((node for node in self._plan.nodes if node.host == host), None)
+            self._fail(node, RankFailed(hung.rank, 1, hung.text, self._unix_s(now_s), self._lines_of(hung.rank)), now_s)
 
     def _lose(self, node: Node, text: str, now_s: float, lines: tuple[str, ...] = (), host_lost: bool = False) -> None:
         """Nothing more comes of the node, which is a failure unless it has ended already."""
@@ -225,8 +241,10 @@ class AttemptState:
             self._ended.add(node.node_rank)
             self._fail(node, RankFailed(None, 1, text, self._unix_s(now_s), lines), now_s, host_lost)
 
-    def _fail(self, node: Node, failed: RankFailed, now_s: float, host_lost: bool = False) -> None:
-        self.failures.append(failure_of(node, failed, host_lost))
+    def _fail(self, node: Node | None, failed: RankFailed, now_s: float, host_lost: bool = False) -> None:
+        failure = failure_of(node, failed, host_lost)
+        self.failures.append(failure)
+        self._has_cause = self._has_cause or not is_consequence(failure)
         self._failed_s = now_s if self._failed_s is None else self._failed_s
 
     def _lines_of(self, rank: int | None) -> tuple[str, ...]:

@@ -16,13 +16,14 @@ _LOST_PEER = (
     "recvValue failed",
     "Connection refused",
 )
+_FULL_DISK = ("No space left on device", "Errno 28")
 _SIGTERM = -15
 _SIGKILL = -9
 _OUT_OF_GPU_MEMORY = "the GPU's memory is full: take a smaller micro_batch_size, recompute, or more stages"
 _SIGNS = (
     (("CUDA out of memory", "OutOfMemoryError"), _OUT_OF_GPU_MEMORY),
     (("MemoryError", "Cannot allocate memory"), "the host's memory is full"),
-    (("No space left on device", "Errno 28"), "a disk is full: the checkpoint folder or the home folder"),
+    (_FULL_DISK, "a disk is full: the checkpoint folder or the home folder"),
     (("NCCL WARN", "ncclInternalError", "ncclSystemError", "ncclRemoteError"), "NCCL could not use the network"),
     (("Timed out waiting", "timed out", "Watchdog caught collective"), "a peer did not answer in time"),
     (("ModuleNotFoundError", "ImportError"), "the Python on that host lacks a package"),
@@ -30,12 +31,12 @@ _SIGNS = (
 )  # fmt: skip
 
 
-def failure_of(node: Node, failed: RankFailed, host_lost: bool) -> Failure:
-    """What an agent says of a rank of `node`, or what we say of the node itself, for the run's record."""
+def failure_of(node: Node | None, failed: RankFailed, host_lost: bool) -> Failure:
+    """What an agent says of a rank of `node`, or what we say of the node or, without one, the run, for its record."""
     text = "\n".join((failed.message, *failed.last_lines))
     return Failure(
-        host=node.host,
-        cluster=node.cluster,
+        host=node.host if node else None,
+        cluster=node.cluster if node else None,
         rank=failed.rank,
         exit_code=failed.exit_code,
         message=failed.message,
@@ -49,7 +50,15 @@ def failure_of(node: Node, failed: RankFailed, host_lost: bool) -> Failure:
 def first_cause(failures: Sequence[Failure]) -> Failure:
     """The failure to show first: one that is no mere consequence of another; then the earliest."""
     assert failures
-    return min(failures, key=lambda failure: (_is_consequence(failure), failure.time_s))
+    return min(failures, key=lambda failure: (is_consequence(failure), failure.time_s))
+
+
+def is_consequence(failure: Failure) -> bool:
+    """Whether it tells of nothing but a peer that went away, or of being told to end."""
+    text = "\n".join((failure.message, *failure.last_lines))
+    if any(sign in text for sign in _FULL_DISK):
+        return False
+    return failure.exit_code == _SIGTERM or any(sign in text for sign in _LOST_PEER)
 
 
 def likely_reason(exit_code: int, text: str, oom_kills: int) -> str | None:
@@ -64,8 +73,3 @@ def likely_reason(exit_code: int, text: str, oom_kills: int) -> str | None:
 def shell_exit_code(exit_code: int) -> int:
     """The exit code a shell would show: 128 + n for signal n."""
     return 128 - exit_code if exit_code < 0 else exit_code
-
-
-def _is_consequence(failure: Failure) -> bool:
-    text = "\n".join((failure.message, *failure.last_lines))
-    return failure.exit_code == _SIGTERM or any(sign in text for sign in _LOST_PEER)

@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from holmes_core.records.plan import Plan
+from holmes_runtime.config.messages import RankPosition
+from launcher.supervise.who_waits import culprit, doing_in_words, operations_under_way, stuck_in_words
 
 STEPS = 20  # a step may be slow; twenty times the usual is no step any more
 LEAST_S = 60.0
 ASK_S = 3.0  # from asking the ranks where they are to naming one
-_WAITING_ELSEWHERE = ("torch/distributed", "distributed_c10d", ".wait(", "process_groups.py", "pipeline.py")
+_WAITING_ELSEWHERE = (
+    "torch/distributed",
+    "distributed_c10d",
+    ".wait(",
+    "group_opening.py",
+    "pipeline.py",
+    "host_copies.py",
+)
 _STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a device"}
+
+
+class Hung(NamedTuple):
+    """Why a run is called hung, and the rank that holds up the others; None where nothing shows which."""
+
+    rank: int | None
+    text: str
 
 
 class HangDetector:
     """Progress of every rank, and when the last one was made.
 
-    Counts from the first step: before it, connecting and compiling have `timeout_s` of the job.
+    Before every rank has finished a step, the job's `timeout_s` may pass without progress: connecting, compiling and
+    loading are no steps.
     """
 
     def __init__(self, plan: Plan, now_s: float) -> None:
+        self._plan = plan
         self._usual_s = plan.prediction.step_s
         self._most_s = plan.job.timeout_s / 2
         # Saving a checkpoint is no step either, and how long it takes is the disk's affair.
@@ -28,6 +47,7 @@ class HangDetector:
         self._batches = 1 + (evaluation.num_batches if evaluation else 0)
         self._steps: dict[int, int] = {rank.rank: -1 for rank in plan.ranks}
         self._states: dict[int, str] = {}
+        self._positions: dict[int, RankPosition] = {}
         self._progress_s = now_s
         self._asked_s: float | None = None
 
@@ -36,6 +56,7 @@ class HangDetector:
         self._steps[rank] = max(step, self._steps[rank])
         self._progress_s = now_s
         self._asked_s = None
+        self._positions.clear()
 
     def take_step(self, step_s: float) -> None:
         """All ranks finished a step in that time."""
@@ -45,34 +66,71 @@ class HangDetector:
         """What the kernel says of ranks: R, S, D, T."""
         self._states.update(states)
 
+    def take_position(self, position: RankPosition) -> None:
+        """What a rank says of itself, and of how far it is with its groups."""
+        self._positions[position.rank] = position
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether every rank has finished a step."""
+        return min(self._steps.values()) >= 0
+
     @property
     def limit_s(self) -> float:
-        """Seconds without progress that mean the run is hung; always sooner than the job's own timeout."""
+        """Seconds without progress that mean the run is hung; after the first step always sooner than the timeout."""
+        if not self.has_begun:
+            return self._plan.job.timeout_s
         return min(max(STEPS * self._usual_s * self._batches, self._least_s), self._most_s)
 
     def asks_now(self, now_s: float) -> bool:
         """True once, when it is time to ask the ranks where they are."""
-        is_late = self._asked_s is None and now_s - self._progress_s > self.limit_s
-        if is_late and min(self._steps.values()) >= 0:  # every rank has begun
+        if self._asked_s is None and now_s - self._progress_s > self.limit_s:
             self._asked_s = now_s
             return True
         return False
 
-    def culprit(self, last_lines: Mapping[int, Sequence[str]], now_s: float) -> tuple[int, str] | None:
-        """The rank that holds up the others and how we know, some time after asking; None before."""
+    def verdict(self, last_lines: Mapping[int, Sequence[str]], now_s: float) -> Hung | None:
+        """That the run is hung, some time after asking; None before."""
         if self._asked_s is None or now_s - self._asked_s < ASK_S:
             return None
+        operations = list(operations_under_way(self._plan.groups, self._positions))
+        found = self._halted() or self._alone() or culprit(operations) or self._behind() or self._busy(last_lines)
         silent_s = now_s - self._progress_s
-        text = f"no progress for {silent_s:.0f} s, a step takes {self._usual_s:.2g} s; "
+        since = f"no progress for {silent_s:.0f} s, a step takes {self._usual_s:.2g} s"
+        if not self.has_begun:
+            since = f"no first step on every rank after {silent_s:.0f} s (timeout_s in job.yaml)"
+        if found is not None:
+            rank, why = found
+            return Hung(rank, f"{since}; rank {rank} holds up the others: {why}")
+        hosts = {rank.rank: rank.host for rank in self._plan.ranks}
+        doing = doing_in_words(self._positions, hosts, self._steps.keys() - self._positions.keys())
+        return Hung(None, f"{since}; which rank is at fault is not known: {doing}{stuck_in_words(operations)}")
+
+    def _halted(self) -> tuple[int, str] | None:
+        """A rank that the kernel does not run."""
         halted = [rank for rank, state in self._states.items() if state in _STATES]
-        if halted:
-            return halted[0], text + f"its process is {_STATES[self._states[halted[0]]]}"
+        return (halted[0], f"its process is {_STATES[self._states[halted[0]]]}") if halted else None
+
+    def _alone(self) -> tuple[int, str] | None:
+        """A rank that needs nobody for what it is doing, while others do."""
+        alone = [rank for rank, position in self._positions.items() if position.alone]
+        if not alone or len(alone) == len(self._positions):
+            return None
+        return alone[0], f"it is still {self._positions[alone[0]].doing}"
+
+    def _behind(self) -> tuple[int, str] | None:
+        """The one rank that finished fewer steps than all others."""
         fewest = min(self._steps.values())
         behind = [rank for rank, step in self._steps.items() if step == fewest]
-        if len(behind) < len(self._steps):
-            return behind[0], text + f"it finished step {fewest}, others are further"
+        return (behind[0], f"it finished step {fewest + 1}, all others are further") if len(behind) == 1 else None
+
+    def _busy(self, last_lines: Mapping[int, Sequence[str]]) -> tuple[int, str] | None:
+        """A rank that computes while others wait. A GPU's rank waits for its GPU, and its host says nothing of that."""
+        if self._plan.job.device == "cuda":
+            return None
         busy = [rank for rank in self._steps if rank in last_lines and not _waits(last_lines[rank])]
-        return (busy or behind)[0], text + "the lines below say where it is"
+        known = [rank for rank in self._steps if rank in last_lines]
+        return (busy[0], "the lines below say where it is") if busy and len(busy) < len(known) else None
 
 
 def _waits(lines: Sequence[str]) -> bool:

@@ -6,17 +6,17 @@ import queue
 import time
 from collections.abc import Callable
 
+from launcher.journal.rank_files import FilePart
 from launcher.journal.run_events import RunEvent
 from launcher.journal.step_metrics import FinishedStep
 from launcher.nodes.start import RunningNodes
 from launcher.supervise.attempt_state import AttemptState, Effect, GiveUp, Reconnect, TellAll
 
 POLL_S = 0.1
+Happened = RunEvent | FinishedStep | FilePart
 
 
-def watch(
-    state: AttemptState, nodes: RunningNodes, take: Callable[[RunEvent | FinishedStep], None], tick: Callable[[], None]
-) -> None:
+def watch(state: AttemptState, nodes: RunningNodes, take: Callable[[Happened], None], tick: Callable[[], None]) -> None:
     """Return when the attempt is over. `take` is given what happens, and `tick` is called now and then.
 
     The time is that at which a message came, however late it is taken: behind many lines of one node, another is not
@@ -36,7 +36,7 @@ def watch(
         tick()
 
 
-def _carry_out(effect: Effect, nodes: RunningNodes, take: Callable[[RunEvent | FinishedStep], None]) -> None:
+def _carry_out(effect: Effect, nodes: RunningNodes, take: Callable[[Happened], None]) -> None:
     if isinstance(effect, TellAll):
         nodes.send(effect.command)
     elif isinstance(effect, Reconnect):

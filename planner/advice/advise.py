@@ -8,7 +8,6 @@ nothing is planned anew: what another order gains would be taken for the gain of
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from holmes_core.records.job import Codec, Job, Wire
 from holmes_core.records.plan import Order, Plan
 from holmes_runtime.config.codec import CODECS
 from planner.advice.changes import Change, FabricRate, LinkRate, MoreHost, TrunkRate
+from planner.advice.other_batch import BatchGain, faster_batch
 from planner.background import BackgroundCall
 from planner.cost.packing import allowed_codecs
 from planner.layout.edge_codecs import WORTH as WORTH_LOSING
@@ -31,6 +31,7 @@ from planner.make_plan import planned_step_s
 from planner.problem.candidates import enumerate_candidates
 from planner.problem.networks import Networks
 from planner.problem.problem import read_problem
+from planner.time_left import TimeLeft
 
 MOST_HOSTS = 64  # on more, even pricing all changes would take longer than the plan
 REPLANNED = 2  # faster networks planned anew at most
@@ -41,11 +42,12 @@ WORTH = 1.005  # a gain below half a percent is no advice
 class Effort:
     """How much planning anew may cost: candidates looked at in all, and seconds on a machine however slow.
 
-    The seconds are for each more host, and for all faster networks together.
+    `limit_s` are seconds for each more host, and for all faster networks together; `in_all_s` for all of `advise`.
     """
 
     candidates: int = 4000  # a second or less
     limit_s: float = 5.0
+    in_all_s: float = inf
 
 
 EFFORT = Effort()
@@ -71,12 +73,13 @@ class CodecGain(NamedTuple):
 class Advised:
     """The changes that would make the job faster, best first, and in words those there was no time to try.
 
-    And the codecs that job.yaml does not allow but the step would gain by, mildest first.
+    And the codecs that job.yaml does not allow but the step would gain by, mildest first; and a batch that would.
     """
 
     found: tuple[Advice, ...]
     untried: tuple[str, ...]
     codecs: tuple[CodecGain, ...] = ()
+    batch: BatchGain | None = None
 
 
 @contextmanager
@@ -109,49 +112,58 @@ def advise(
     """What would make `plan`'s job faster; `with_more_hosts_s` is what `trying_more_hosts` came to."""
     if len(inventory.hosts) > MOST_HOSTS:
         return Advised((), (f"any change on more than {MOST_HOSTS} hosts",))
-    found, untried = [], []
+    left, found, untried = TimeLeft(effort.in_all_s), list[Advice](), list[str]()
     for change, words in _more_hosts(inventory):
         step_s = with_more_hosts_s.get(change)
         if step_s is None:
             untried.append(str(change))
         else:
             found.append(Advice(change, words, step_s))
-    found += _price_networks(inventory, plan, effort, len(found) + len(untried))
+    networks, unpriced = _price_networks(inventory, plan, effort, len(found) + len(untried), left)
+    found, untried = found + networks, untried + unpriced
     worth = [advice for advice in found if advice.step_s * WORTH <= plan.prediction.step_s]
-    return Advised(tuple(sorted(worth, key=_step_s)), tuple(untried), tuple(_price_codecs(inventory, plan, effort)))
+    codecs = tuple(_price_codecs(inventory, plan, effort, left))
+    batch = faster_batch(inventory, plan, min(effort.limit_s, left.seconds))
+    return Advised(tuple(sorted(worth, key=_step_s)), tuple(untried), codecs, batch)
 
 
-def _price_networks(inventory: Inventory, plan: Plan, effort: Effort, num_hosts: int) -> list[Advice]:
-    """Every network twice as fast, the best ones planned anew where `effort` allows it after `num_hosts` more hosts."""
-    deadline_s = time.monotonic() + effort.limit_s
-    networks = [
-        Advice(change, words, reprice_step_s(change.applied_to(inventory), plan))
-        for change, words in _faster_networks(inventory, plan.job)
-    ]
+def _price_networks(
+    inventory: Inventory, plan: Plan, effort: Effort, num_hosts: int, left: TimeLeft
+) -> tuple[list[Advice], list[str]]:
+    """Every network twice as fast, the best ones planned anew where `effort` allows it after `num_hosts` more hosts.
+
+    And those there was no time to price.
+    """
+    anew, networks, unpriced = TimeLeft(effort.limit_s), list[Advice](), list[str]()
+    for change, words in _faster_networks(inventory, plan.job):
+        if left.seconds:
+            networks.append(Advice(change, words, reprice_step_s(change.applied_to(inventory), plan)))
+        else:
+            unpriced.append(str(change))
     networks.sort(key=_step_s)
     affordable = max(0, min(REPLANNED, effort.candidates // plan.solve.candidates - num_hosts))
     if plan.order == "usual":
         affordable = 0
     for at, advice in enumerate(networks[:affordable]):
-        left_s = deadline_s - time.monotonic()
+        left_s = min(anew.seconds, left.seconds)
         if left_s > 0:
             anew_s = _planned_anew_s(inventory, plan.job, advice.change, left_s)
             networks[at] = replace(advice, step_s=min(anew_s, advice.step_s))
-    return networks
+    return networks, unpriced
 
 
-def _price_codecs(inventory: Inventory, plan: Plan, effort: Effort) -> Iterator[CodecGain]:
+def _price_codecs(inventory: Inventory, plan: Plan, effort: Effort, left: TimeLeft) -> Iterator[CodecGain]:
     """What leave for each lossier codec would gain, if anything: planned anew as far as `effort` allows it."""
     if plan.order == "usual" or len(inventory.hosts) == 1:
         return
     job = plan.job
-    deadline_s, affordable = time.monotonic() + effort.limit_s, effort.candidates // max(1, plan.solve.candidates)
+    anew, affordable = TimeLeft(effort.limit_s), effort.candidates // max(1, plan.solve.candidates)
     for codec in CODECS[CODECS.index(job.wire.edges) + 1 :]:
         allowing = job.model_copy(update={"wire": Wire(edges=codec)})
-        if allowed_codecs(allowing) == allowed_codecs(job):
+        if allowed_codecs(allowing) == allowed_codecs(job) or not left.seconds:
             continue
         step_s = repacked_step_s(inventory, plan, allowing)
-        left_s = deadline_s - time.monotonic()
+        left_s = min(anew.seconds, left.seconds)
         if affordable > 0 and left_s > 0:
             affordable -= 1
             step_s = min(step_s, _searched_s(inventory, allowing, left_s))

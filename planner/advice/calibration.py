@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from holmes_core.errors import WRONG_USAGE, HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Calibration, Job
+from holmes_core.records.plain_data import json_values
 from holmes_core.records.plan import Plan, Prediction
 from holmes_core.records.record_file import read_file
+from holmes_core.records.regular_file import read_regular
 from planner.layout.reprice import reprice
+from planner.problem.candidates import candidate_of
 
+MOST_BYTES = 1 << 27  # of metrics.jsonl: 50,000 steps of 4 hosts
+LEAST_S, MOST_S = 1e-9, 1e6
 LEAST_EFFICIENCY = 0.05  # below, something else than bandwidth is slow
+BETWEEN_RUNS = 0.01  # of a GPU's memory, by which two runs of one plan may differ: assumption
 HALVINGS = 12  # of the range of efficiencies: to 0.0003
 
 
@@ -24,23 +30,28 @@ class StepMedians:
 
     step_s: float
     compute_s: float
+    memory_bytes: int  # the most that a rank held in any step
 
 
 def calibrate(inventory: Inventory, run: Path) -> Calibration:
     """The constants of the run in that folder, whose plan is predicted again on `inventory`.
 
     compute_factor is the busiest rank's seconds of forward and backward over the model's; network_efficiency then the
-    part of all bandwidths at which the model takes as long as the run. Raises HolmesError (wrong usage) where the
-    folder holds no run with two steps, or one on other hosts.
+    part of all bandwidths at which the model takes as long as the run. memory_margin is by how much the fullest GPU's
+    memory exceeded what training was counted to take, and a percent for what differs from run to run. Raises
+    HolmesError (wrong usage) where the folder holds no run with two steps, or one on other hosts.
     """
-    plan, measured = read_file(Plan, run / "plan.json"), read_medians(run / "metrics.jsonl")
+    plan, measured = read_file(Plan, run / "plan.json", inside=run), read_medians(run / "metrics.jsonl")
     _require_hosts(inventory, plan, run)
-    plain = _predict(inventory, plan, Calibration(run=str(run), compute_factor=1, network_efficiency=1))
+    plain = _predict(
+        inventory, plan, Calibration(run=str(run), compute_factor=1, network_efficiency=1, memory_margin=0)
+    )
+    margin = _memory_margin(plan, plain, measured.memory_bytes)
     emulated = plan.job.compute.emulate is not None
     factor = 1.0 if emulated else measured.compute_s / (plain.compute_s + plain.exposed_tp_s)
 
     def with_efficiency(efficiency: float) -> Calibration:
-        return Calibration(run=str(run), compute_factor=factor, network_efficiency=efficiency)
+        return Calibration(run=str(run), compute_factor=factor, network_efficiency=efficiency, memory_margin=margin)
 
     low, high = LEAST_EFFICIENCY, 1.0
     if _predict(inventory, plan, with_efficiency(1.0)).step_s >= measured.step_s:
@@ -61,15 +72,38 @@ def calibrated(job: Job, calibration: Calibration) -> Job:
 def read_medians(path: Path) -> StepMedians:
     """The medians of metrics.jsonl. Raises HolmesError (wrong usage) without two steps."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        steps = [json.loads(line) for line in lines if line.strip()][1:]
+        lines = read_regular(path, MOST_BYTES, inside=path.parent).decode("utf-8").splitlines()
+        steps = [_step(line) for line in lines if line.strip()][1:]
     except OSError as error:
         raise _no_steps(path, error.strerror or "cannot be read") from None
     except ValueError as error:
         raise _no_steps(path, f"not one JSON object a line: {error}") from None
-    if not steps or "compute_s" not in steps[0]:
-        raise _no_steps(path, "its steps have no compute_s" if steps else "it has no step after the first")
-    return StepMedians(*(statistics.median(step[key] for step in steps) for key in ("step_s", "compute_s")))
+    if not steps:
+        raise _no_steps(path, "it has no step after the first")
+    step_s, compute_s = (statistics.median(step[part] for step in steps) for part in (0, 1))
+    return StepMedians(step_s, compute_s, max(step[2] for step in steps))
+
+
+def _step(line: str) -> tuple[float, float, int]:
+    """step_s, compute_s and memory_bytes, 0 where not told. Raises ValueError for anything else than a step."""
+    step = json_values(line)
+    if isinstance(step, dict):
+        step_s, compute_s, memory_bytes = step.get("step_s"), step.get("compute_s"), step.get("memory_bytes", 0)
+        if _is_seconds(step_s) and _is_seconds(compute_s) and isinstance(memory_bytes, int):
+            return float(step_s), float(compute_s), max(0, memory_bytes)
+    raise ValueError(f"a step has step_s and compute_s, from {LEAST_S:g} to {MOST_S:g}: {line[:60]!r}")
+
+
+def _is_seconds(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and LEAST_S < value < MOST_S
+
+
+def _memory_margin(plan: Plan, plain: Prediction, measured_bytes: int) -> float | None:
+    """None where no GPU's memory was measured."""
+    if plan.job.device == "cpu" or not measured_bytes:
+        return None
+    counted = max(plain.memory_bytes) - candidate_of(plan).execution(plan.job).reserve_bytes
+    return max(0.0, measured_bytes / counted - 1) + BETWEEN_RUNS
 
 
 def _require_hosts(inventory: Inventory, plan: Plan, run: Path) -> None:

@@ -14,7 +14,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Cluster, Host, Inventory, Network, NetworkPort
 from holmes_core.records.link import Link, Spread, Trunk
-from holmes_core.units import bytes_per_s_from_gbps
+from holmes_core.units import bytes_per_s_from_gbps, format_names
 from planner.cost.collectives import tcp_payload_share
 
 FORMS = (
@@ -247,8 +247,7 @@ def _known_host(inventory: Inventory, change: Change, name: str) -> tuple[Host, 
         if name in cluster.hosts:
             return inventory.host(name), cluster
     known = [host for cluster in inventory.clusters for host in cluster.hosts]
-    shown = ", ".join(known[:8]) + (f" and {len(known) - 8} more" if len(known) > 8 else "")
-    raise refused(change, f"no reachable host {name!r} in the inventory ({shown})")
+    raise refused(change, f"no reachable host {name!r} in the inventory ({format_names(known, 8)})")
 
 
 def _links_at_rate(

@@ -208,7 +208,7 @@ def _reason(plan: Plan, kind: PartKind) -> str:
     if kind == "edges":
         return _slowest(plan, EDGE_AXES, "activations and their gradients pass")
     if kind == "gradients":
-        return _slowest(plan, ("dp", "dp_across"), "gradients pass")
+        return _slowest(plan, ("dp", "dp_across", "tied"), "gradients pass")
     if kind == "tp":
         return f"groups of {plan.tp} exchange activations inside their hosts"
     if kind == "optimizer":
@@ -230,6 +230,22 @@ def _slowest(plan: Plan, axes: tuple[str, ...], what: str) -> str:
     first = plan.ranks[group.ranks[0]]
     rate = format_rate(group.rate_bytes_per_s)
     return f"{what} through {group.interfaces[0]} of {first.host} (network {group.network}) at {rate} a group"
+
+
+def shares_sentence(plan: Plan) -> tuple[str, ...]:
+    """Which replicas run how many micro-batches, where they do not all run equally many."""
+    held: dict[int, list[int]] = {}
+    for replica, number in enumerate(plan.microbatches):
+        held.setdefault(number, []).append(replica)
+    if len(held) == 1:
+        return ()
+    parts = [f"{_counted('replica', held[number])} {_runs(held[number])} {number}" for number in sorted(held)[::-1]]
+    said = f"{', '.join(parts[:-1])} and {parts[-1]} micro-batches a step"
+    return (f"{said[0].upper()}{said[1:]}; the gradient is the mean over all of them.",)
+
+
+def _runs(replicas: Sequence[int]) -> str:
+    return "run" if len(replicas) > 1 else "runs"
 
 
 def leave_hosts(plan: Plan) -> list[bool]:

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
-from holmes_core.records.plan import Order, Plan, Source
-from holmes_core.units import format_seconds
-from planner.advice.advise import Advised, advise, trying_more_hosts
+from holmes_core.records.plan import Order, Plan
+from planner.advice.advise import EFFORT, Advised, advise, trying_more_hosts
 from planner.make_plan import make_plan
-from planner.search.branch_and_bound import Progress
+from planner.time_left import TimeLeft
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What is to be planned, as `make_plan` takes it, and changed inventories by the words of their changes."""
+    """What is to be planned, how it is, and changed inventories by the words of their changes.
+
+    `make` is given the seconds it may take, `time_limit_s` is for all that is asked together.
+    """
 
     inventory: Inventory
     job: Job
-    inventory_source: Source
-    job_source: Source
-    changed: Mapping[str, Inventory]
     order: Order
+    changed: Mapping[str, Inventory]
+    make: Callable[[float], Plan]
     time_limit_s: float
-    lp: Path | None
 
 
 @dataclass(frozen=True)
@@ -40,49 +39,38 @@ class PlanAndAdvice:
 
 
 def plan_with_advice(request: PlanRequest, wants_advice: bool, tell: Callable[[str], None]) -> PlanAndAdvice:
-    """The answer to `request`; `tell` is given a line for each thing begun and each placement settled.
+    """The answer to `request`; `tell` is given a line for each thing begun besides the plan.
 
     Where advice is wanted, other processes try one more host in each cluster meanwhile; none outlives the call. Raises
     HolmesError where there is no plan.
     """
+    left = TimeLeft(request.time_limit_s)
     if not wants_advice:
-        return PlanAndAdvice(*_plans(request, tell), None)
+        return PlanAndAdvice(*_plans(request, left, tell), None)
     with trying_more_hosts(request.inventory, request.job, request.order) as more_hosts:
-        plan, what_ifs = _plans(request, tell)
+        plan, what_ifs = _plans(request, left, tell)
         tell("trying what would help most")
-        with_more_hosts_s = {change: call.result() for change, call in more_hosts.items()}
-    return PlanAndAdvice(plan, what_ifs, advise(request.inventory, plan, with_more_hosts_s))
+        with_more_hosts_s = {change: call.result_within(left.seconds) for change, call in more_hosts.items()}
+    effort = replace(EFFORT, in_all_s=left.seconds)
+    return PlanAndAdvice(plan, what_ifs, advise(request.inventory, plan, with_more_hosts_s, effort))
 
 
-def _plans(request: PlanRequest, tell: Callable[[str], None]) -> tuple[Plan, Mapping[str, Plan | HolmesError]]:
-    plan = make_plan(
-        request.inventory,
-        request.job,
-        request.inventory_source,
-        request.job_source,
-        request.order,
-        _progress(tell),
-        request.time_limit_s,
-        request.lp,
-    )
-    what_ifs = {}
+def _plans(
+    request: PlanRequest, left: TimeLeft, tell: Callable[[str], None]
+) -> tuple[Plan, Mapping[str, Plan | HolmesError]]:
+    """The plan and those of changed inventories, each with an equal share of the time that is left then."""
+    plan = request.make(left.seconds / (1 + len(request.changed)))
+    what_ifs: dict[str, Plan | HolmesError] = {}
     for words, inventory in request.changed.items():
         tell(f"planning with {words}")
-        what_ifs[words] = _plan_or_error(request, inventory)
+        what_ifs[words] = _plan_or_error(plan, inventory, left.seconds / (len(request.changed) - len(what_ifs)))
     return plan, what_ifs
 
 
-def _plan_or_error(request: PlanRequest, inventory: Inventory) -> Plan | HolmesError:
+def _plan_or_error(plan: Plan, inventory: Inventory, time_limit_s: float) -> Plan | HolmesError:
     """What a change leads to; that nothing fits is an answer too."""
+    sources = plan.inventory, plan.job_source
     try:
-        return make_plan(inventory, request.job, request.inventory_source, request.job_source, request.order)
+        return make_plan(inventory, plan.job, *sources, plan.order, time_limit_s=time_limit_s)
     except HolmesError as error:
         return error
-
-
-def _progress(tell: Callable[[str], None]) -> Progress:
-    def progress(settled: int, total: int, best_s: float | None) -> None:
-        best = f", best step so far {format_seconds(best_s)}" if best_s is not None else ""
-        tell(f"{settled} of {total} placements settled{best}")
-
-    return progress

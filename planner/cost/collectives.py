@@ -6,6 +6,7 @@ of one hop. Sizes are those of the whole value on one member before a reduce-sca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -68,6 +69,15 @@ def shard_exchange_s(size_bytes: float, num_ranks: int, path: Path) -> float:
     """Seconds of one ring reduce-scatter or all-gather: (n-1)/n size / bandwidth + (n-1) latency; one rank: 0."""
     hops_s = (num_ranks - 1) * path.latency_s
     return shard_exchange_bytes(size_bytes, num_ranks) / path.bandwidth_bytes_per_s + hops_s
+
+
+def times_as_long(sizes: Sequence[float]) -> dict[float, float]:
+    """By size, how many times as long as alone an exchange takes of those that begin at once on a link they share.
+
+    The link is divided evenly among those that are not done, and the smaller ones leave it first: until an exchange of
+    b bytes is done, every other has sent min(its bytes, b). The sum of that over b, from 1 to their number.
+    """
+    return {size: sum(min(other, size) for other in sizes) / size for size in set(sizes)}
 
 
 class Hops(NamedTuple):

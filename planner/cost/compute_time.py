@@ -14,7 +14,8 @@ from holmes_runtime.config.model_shape import (
     matrix_flops,
 )
 from planner.cost.collectives import PassTimes
-from planner.cost.counts import Execution
+from planner.cost.counts import GRADIENT_BYTES, Execution, keeps_selectively
+from planner.cost.eager import eager_bytes
 from planner.cost.gpu_speeds import Speed
 
 NO_TIME = PassTimes(0.0, 0.0)
@@ -23,9 +24,11 @@ NO_TIME = PassTimes(0.0, 0.0)
 # outside a fused kernel: written, softmax, dropout, read.
 HIDDEN_PASSES = 10
 ACTIVATION_PASSES = {"gpt": 2, "llama": 3}
+NORM_PASSES = 4  # of those through a hidden state, what selective recomputation does again
+ACTIVATION_PASSES_AGAIN = {"gpt": 2, "llama": 5}  # SiLU once more for the product's gradients: read and write
 SCORE_PASSES = 6
 LOGIT_BYTES = 18  # besides the logits themselves, a third of what the fp32 loss and its gradient move
-ACCUMULATE_BYTES = 8  # a backward reads and writes the fp32 gradient sum of each parameter
+SUM_BYTES = 8  # a backward reads and writes the fp32 sum of each gradient; it also reads the gradient
 UPDATE_BYTES = 28  # AdamW reads and writes master and moments (24) and reads the gradient (4), besides the weight
 # A backward in two halves (torch.distributed.pipelining's stage_backward_input and stage_backward_weight) against the
 # whole one: 1.1 to 1.5, least for large matrices. Measured on 2026-11-21 with torch 2.13 on one CPU thread of a busy
@@ -38,14 +41,19 @@ def layer_s(model: Model, execution: Execution, speed: Speed, collectives: PassT
     """Seconds one shard computes one layer on one micro-batch, beside its tensor parallel `collectives`.
 
     No forward, collectives included, is shorter than the launch of its kernels. The backward is twice the forward, and
-    what is computed again comes on top (Narayanan et al., SC 2021); so does adding to the gradient sums.
+    what is computed again comes on top (Narayanan et al., SC 2021); so does adding to the gradient sums, and what
+    eager operators move in excess.
     """
     matrices_s = _matrix_s(matrix_flops(model, execution.micro_batch_size) / execution.tp, model, execution, speed)
     core_s = _attention_core_s(model, execution, speed)
     compute_s = matrices_s + core_s + _memory_s(_moved_values(model, execution) * execution.value_bytes, speed)
-    forward_s = max(compute_s, speed.launch_s - collectives.forward_s)
-    again_s = {"none": 0.0, "selective": core_s, "full": forward_s}[execution.recompute]
-    return PassTimes(forward_s, 2 * forward_s + again_s + _accumulate_s(layer_parameters(model, execution.tp), speed))
+    fused_s = max(compute_s, speed.launch_s - collectives.forward_s)
+    excess = eager_bytes(model, execution)
+    forward_s = fused_s + _memory_s(excess.forward, speed)
+    selective_s = _made_again_s(model, execution, speed) if execution.fused_attention else core_s
+    again_s = {"none": 0.0, "selective": selective_s, "full": forward_s}[execution.recompute]
+    sums_s = _accumulate_s(layer_parameters(model, execution.tp), execution, speed)
+    return PassTimes(forward_s, 2 * fused_s + _memory_s(excess.backward, speed) + again_s + sums_s)
 
 
 def head_s(model: Model, execution: Execution, speed: Speed) -> PassTimes:
@@ -55,18 +63,33 @@ def head_s(model: Model, execution: Execution, speed: Speed) -> PassTimes:
     forward_s = _matrix_s(flops, model, execution, speed) + _memory_s(
         logits * (execution.value_bytes + LOGIT_BYTES), speed
     )
-    return PassTimes(forward_s, 2 * forward_s + _accumulate_s(head_parameters(model, execution.tp), speed))
+    sums_s = _accumulate_s(head_parameters(model, execution.tp), execution, speed)
+    return PassTimes(forward_s, 2 * forward_s + sums_s)
 
 
 def split_factor(job: Job) -> float:
-    """How much longer a backward takes in two halves; a sleep is halved exactly."""
-    return SPLIT_FACTOR if job.compute.emulate is None else 1.0
+    """How many times as long a backward takes in two halves, as measured if it was; a sleep is halved exactly."""
+    if job.compute.emulate is not None:
+        return 1.0
+    overheads = job.compute.overheads
+    return overheads.split_factor if overheads is not None and overheads.split_factor is not None else SPLIT_FACTOR
 
 
 def optimizer_s(parameters: int, execution: Execution, speed: Speed) -> float:
     """Seconds of one optimizer step of a rank that holds `parameters` and updates its 1/dp of them."""
     rate = speed.memory_bytes_per_s or speed.update_bytes_per_s
     return parameters / execution.dp * (UPDATE_BYTES + execution.value_bytes) / rate if rate else 0.0
+
+
+def offloaded_update_s(
+    parameters: int, execution: Execution, copy_bytes_per_s: float, update_bytes_per_s: float
+) -> float:
+    """Seconds of one optimizer step on the CPU, from and to a rank's GPU, which updates its 1/dp of `parameters`.
+
+    Buckets overlap, so that the slowest counts: gradients to the host, AdamW there, weights back.
+    """
+    copies_s = GRADIENT_BYTES / copy_bytes_per_s, execution.value_bytes / copy_bytes_per_s
+    return parameters / execution.dp * max(*copies_s, (UPDATE_BYTES + execution.value_bytes) / update_bytes_per_s)
 
 
 def _tokens(model: Model, execution: Execution) -> int:
@@ -77,9 +100,9 @@ def _memory_s(size_bytes: float, speed: Speed) -> float:
     return size_bytes / speed.memory_bytes_per_s if speed.memory_bytes_per_s else 0.0
 
 
-def _accumulate_s(parameters: int, speed: Speed) -> float:
+def _accumulate_s(parameters: int, execution: Execution, speed: Speed) -> float:
     """Seconds of adding the gradients of one micro-batch to their sums."""
-    return _memory_s(parameters * ACCUMULATE_BYTES, speed)
+    return _memory_s(parameters * (SUM_BYTES + execution.value_bytes), speed)
 
 
 def _matrix_s(flops: float, model: Model, execution: Execution, speed: Speed) -> float:
@@ -92,6 +115,17 @@ def _moved_values(model: Model, execution: Execution) -> float:
     """Values that norms, residuals and the activation function of one layer's forward move on one shard."""
     hidden = HIDDEN_PASSES * model.hidden_size / (execution.tp if execution.sequence_parallel else 1)
     return _tokens(model, execution) * (hidden + ACTIVATION_PASSES[model.family] * model.ffn_size / execution.tp)
+
+
+def _made_again_s(model: Model, execution: Execution, speed: Speed) -> float:
+    """Seconds of what selective recomputation does again of one layer: both norms and the activation.
+
+    Software without a fused kernel repeats its attention core instead.
+    """
+    norms = NORM_PASSES * model.hidden_size / (execution.tp if execution.sequence_parallel else 1)
+    values = _tokens(model, execution) * (norms + ACTIVATION_PASSES_AGAIN[model.family] * model.ffn_size / execution.tp)
+    rate = speed.memory_bytes_per_s or speed.update_bytes_per_s
+    return values * execution.value_bytes / rate if rate and keeps_selectively(execution) else 0.0
 
 
 def _attention_core_s(model: Model, execution: Execution, speed: Speed) -> float:

@@ -9,23 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from holmes_core.records.job import Job, Model, Recompute
 from holmes_runtime.config.codec import Codec, packed_bytes
-from holmes_runtime.config.model_shape import stage_parameters
+from holmes_runtime.config.model_shape import (
+    LOSS_CHUNK_BYTES,
+    embedding_parameters,
+    head_parameters,
+    layer_parameters,
+    stage_parameters,
+    table_parameters,
+)
+from planner.cost.memory_margin import reserve_bytes, training_margin
 
 GRADIENT_BYTES = 4  # gradients are summed in fp32 whatever the precision
 MOMENT_BYTES = 8  # AdamW's two moments, fp32
 MASTER_BYTES = 4  # fp32 weights beside 16-bit ones
-CUDA_RESERVE_BYTES = 2 * 2**30  # assumption: CUDA context, NCCL's and cuBLAS's buffers, holes in the allocator's pool
 
 
 @dataclass(frozen=True)
 class Execution:
-    """How every tasklet is run; `reserve_bytes` is what the framework keeps of a GPU for itself.
+    """How every tasklet is run; `reserve_bytes` and `memory_margin` are what is kept of a GPU, see memory_margin.py.
 
-    The bundled runtime shards sequences together with tensors and never keeps attention scores; older software, which
-    the validation predicts, does neither.
+    The bundled runtime shards sequences together with tensors, never keeps attention scores and has no fp32 copy of all
+    logits; older software, which the validation predicts, does none of it. `masked`: attention is told by a
+    mask where documents end. `fused_operators`: what lies between matrix products runs in kernels made for it, by
+    torch.compile or by hand; else operator by operator (eager).
     """
 
     tp: int
@@ -34,15 +44,34 @@ class Execution:
     value_bytes: int
     recompute: Recompute
     reserve_bytes: int = 0
+    memory_margin: float = 0.0
+    weight_shards: int = 1  # ranks that hold a layer's weights and gradients together, under ZeRO-3
+    optimizer_offload: bool = False
     sequence_parallel: bool = True
     fused_attention: bool = True
+    masked: bool = False
+    chunked_loss: bool = True
+    fused_operators: bool = True
 
 
-def make_execution(job: Job, tp: int, dp: int, micro_batch_size: int, recompute: Recompute) -> Execution:
+def make_execution(
+    job: Job,
+    tp: int,
+    pp: int,
+    dp: int,
+    micro_batch_size: int,
+    recompute: Recompute,
+    weight_shards: int = 1,
+    optimizer_offload: bool = False,
+) -> Execution:
     """The execution of `job` with these degrees, in its precision and on its device."""
-    reserve_bytes = CUDA_RESERVE_BYTES if job.device == "cuda" else 0
     value_bytes = 4 if job.value_type == "fp32" else 2
-    return Execution(tp, dp, micro_batch_size, value_bytes, recompute, reserve_bytes)
+    return Execution(
+        *(tp, dp, micro_batch_size, value_bytes, recompute),
+        *(reserve_bytes(job, tp, pp, dp), training_margin(job), weight_shards, optimizer_offload),
+        masked=job.data.documents == "separate",
+        fused_operators=job.compiles,
+    )
 
 
 def edge_bytes(model: Model, execution: Execution, codec: Codec = "none") -> int:
@@ -58,14 +87,19 @@ def edge_values(model: Model, execution: Execution) -> int:
 def layer_activation_bytes(model: Model, execution: Execution) -> int:
     """Bytes one shard keeps of one layer and micro-batch until its backward.
 
-    Values per token, counted on the runtime's model with saved-tensor hooks. On every shard whole: the inputs of q, k,
-    v and of the MLP (2 h). Sharded: inputs of both norms and attention's result (3 h), q, k and v (h + 2 k; a Llama
-    also keeps q and k after rotation, h + k), and the MLP's inside (2 f; SwiGLU 4 f). Full recomputation keeps the
-    layer's input alone (h). Selective repeats the attention core, which a fused kernel makes from q, k and v anyway.
+    Values per token, counted on the runtime's model as the storages a forward leaves behind, all sharded: inputs of
+    both norms, of q, k and v and of the MLP (4 h), attention's result (q), q, k and v (q + 2 k, a Llama's after
+    rotation; with `qk_norm` queries and keys before it, too, q + k), and the MLP's inside (2 f; SwiGLU 4 f). Selective
+    recomputation keeps what matrices and attention make: not what norms make of their inputs (2 h less) and half of the
+    MLP's inside. Full recomputation keeps the layer's input alone (h). Without sequence parallelism the inputs of norms
+    and matrices are whole on every shard. With a mask k and v are kept once for every query head (2 q - 2 k more).
     """
-    h, f, k = model.hidden_size, model.ffn_size, model.kv_size
-    inside = 4 * f + 2 * h + 3 * k if model.family == "llama" else 2 * f + h + 2 * k
-    whole, sharded = (2 * h, 3 * h + inside) if execution.sequence_parallel else (4 * h, h + inside)
+    h, f, q, k = model.hidden_size, model.ffn_size, model.query_size, model.kv_size
+    inputs, inside = 4 * h, 4 * f if model.family == "llama" else 2 * f
+    if keeps_selectively(execution):
+        inputs, inside = inputs // 2, inside // 2
+    inside += 2 * q + 2 * k + (q + k) * model.qk_norm + 2 * (q - k) * execution.masked
+    whole, sharded = (0, inputs + inside) if execution.sequence_parallel else (inputs, inside)
     if execution.recompute == "full":
         whole, sharded = (0, h) if execution.sequence_parallel else (h, 0)
     return (
@@ -78,7 +112,10 @@ def layer_activation_bytes(model: Model, execution: Execution) -> int:
 
 
 def recomputed_bytes(model: Model, execution: Execution) -> int:
-    """Bytes of the one layer that full recomputation rebuilds at a time, beyond its input; 0 for other modes."""
+    """Bytes of what is rebuilt at a time: with full recomputation a layer beyond its input, else an MLP's inside."""
+    if keeps_selectively(execution):
+        inside = model.ffn_size * (2 if model.family == "llama" else 1) // execution.tp
+        return execution.value_bytes * execution.micro_batch_size * model.seq_length * inside
     if execution.recompute != "full":
         return 0
     return layer_activation_bytes(model, replace(execution, recompute="none")) - layer_activation_bytes(
@@ -86,38 +123,117 @@ def recomputed_bytes(model: Model, execution: Execution) -> int:
     )
 
 
+def gathered_bytes(model: Model, execution: Execution) -> int:
+    """Bytes of the one sequence that is gathered at a time and of its gradient, 2 v b s h; 0 without tensor shards."""
+    if execution.tp == 1 or not execution.sequence_parallel:
+        return 0
+    return 2 * execution.value_bytes * execution.micro_batch_size * model.seq_length * model.hidden_size
+
+
+def keeps_selectively(execution: Execution) -> bool:
+    """Whether cheap values are made again.
+
+    Not where a compiler meets the collectives of tensor shards, between which it keeps what it likes, nor in software
+    without a fused kernel, which repeats its attention core instead.
+    """
+    is_told = execution.tp == 1 or not execution.fused_operators
+    return execution.recompute == "selective" and execution.fused_attention and is_told
+
+
 def state_bytes(parameters: int, execution: Execution) -> int:
     """Bytes of weights (v) and gradient sums (4), and of this rank's 1/dp of masters (4 beside 16-bit weights), moments
     (8) and, with several replicas, reduced gradients (4 as they arrive, 4 as they are kept).
 
-    Source: Rajbhandari et al., ZeRO, 2020, stage 1; holmes_runtime.parallel.zero1.
+    Under ZeRO-3 weights and gradient sums are in as many parts as `weight_shards`, and where those are all replicas
+    the sums are the reduced gradients. Masters and moments may be in host memory instead. Source: Rajbhandari et al.,
+    ZeRO, 2020, stages 1 and 3; holmes_runtime.parallel.zero1 and zero3.
     """
     sharded = MOMENT_BYTES + (MASTER_BYTES if execution.value_bytes < 4 else 0)
-    if execution.dp > 1:
+    if execution.optimizer_offload:
+        sharded = 0
+    if execution.dp > execution.weight_shards:
         sharded += 2 * GRADIENT_BYTES
-    return parameters * (execution.value_bytes + GRADIENT_BYTES) + -(-parameters * sharded // execution.dp)
+    kept = -(-parameters * (execution.value_bytes + GRADIENT_BYTES) // execution.weight_shards)
+    return kept + -(-parameters * sharded // execution.dp)
+
+
+def whole_layers_bytes(model: Model, execution: Execution, is_first: bool, is_last: bool) -> int:
+    """Bytes of what ZeRO-3 has whole at a time, weights (v) and gradients (4): the two largest of a rank's layers.
+
+    The embedding and the head are layers of their own; `is_first`, `is_last`: whether the rank holds them.
+    """
+    if execution.weight_shards == 1:
+        return 0
+    sizes = [layer_parameters(model, execution.tp)] * 2
+    sizes += [embedding_parameters(model, execution.tp)] * is_first
+    sizes += [head_parameters(model, execution.tp, is_first)] * is_last
+    return sum(sorted(sizes)[-2:]) * (execution.value_bytes + GRADIENT_BYTES)
+
+
+def tied_bytes(model: Model, execution: Execution) -> int:
+    """Bytes that each rank of a pair of copies of a tied table sends the other in a step: its piece's gradients."""
+    return GRADIENT_BYTES * table_parameters(model, execution.tp) // execution.dp
+
+
+def host_state_bytes(parameters: int, execution: Execution, checkpoints: bool) -> int:
+    """Bytes of host memory for a rank's optimizer states: 1/dp of masters (4), moments (8), gradients (4) and weights
+    on their way (v, if not the masters), and of a copy of the first two (12) while a checkpoint is written.
+
+    0 where states are on the device. Source: holmes_runtime.parallel.host_states.
+    """
+    if not execution.optimizer_offload:
+        return 0
+    states = MASTER_BYTES + MOMENT_BYTES
+    sharded = states * (2 if checkpoints else 1) + GRADIENT_BYTES
+    sharded += execution.value_bytes if execution.value_bytes < MASTER_BYTES else 0
+    return -(-parameters * sharded // execution.dp)
 
 
 def logit_bytes(model: Model, execution: Execution) -> int:
-    """Bytes of the last stage's logits on one shard: as computed (v), their log-softmax and their gradient (fp32)."""
-    return (
-        (execution.value_bytes + 8) * execution.micro_batch_size * model.seq_length * model.vocab_size // execution.tp
-    )
+    """Bytes of the last stage's logits on one shard (v), and of two chunks of them that the loss has in fp32.
+
+    Their gradient takes their place, but not in a model of the user's own, which may need them. A loss that takes all
+    at once has their log-softmax and its gradient in fp32.
+    """
+    logits = execution.micro_batch_size * model.seq_length * model.vocab_size // execution.tp
+    if not execution.chunked_loss:
+        return (execution.value_bytes + 2 * GRADIENT_BYTES) * logits
+    copies = 1 if model.factory is None else 2
+    return copies * execution.value_bytes * logits + 2 * min(GRADIENT_BYTES * logits, LOSS_CHUNK_BYTES)
+
+
+def mask_bytes(model: Model, execution: Execution) -> int:
+    """Bytes of the mask that all layers of a stage share for one micro-batch: v b s^2, on every shard; 0 without."""
+    return execution.masked * execution.value_bytes * execution.micro_batch_size * model.seq_length**2
 
 
 def memory_bytes(
     model: Model, execution: Execution, layers: Sequence[int], in_flight: Sequence[int], is_first: bool, is_last: bool
 ) -> int:
-    """Bytes one rank needs. `layers` and `in_flight` (micro-batches held) are by chunk.
+    """Bytes one rank needs, margin and reserve included. `layers` and `in_flight` (micro-batches held) are by chunk.
 
     `is_first`, `is_last`: whether the rank holds the embedding, the head.
     """
     parameters = stage_parameters(model, sum(layers), is_first, is_last, execution.tp)
     layers_in_flight = sum(count * held for count, held in zip(layers, in_flight, strict=True))
-    activations = layers_in_flight * layer_activation_bytes(model, execution) + recomputed_bytes(model, execution)
     return (
-        state_bytes(parameters, execution)
-        + activations
-        + logit_bytes(model, execution) * is_last
+        _with_margin(state_bytes(parameters, execution), execution)
+        + layers_in_flight * _with_margin(layer_activation_bytes(model, execution), execution)
+        + sum(in_flight) * _with_margin(mask_bytes(model, execution), execution)
+        + _with_margin(_passing_bytes(model, execution, is_first, is_last), execution)
         + execution.reserve_bytes
     )
+
+
+def _passing_bytes(model: Model, execution: Execution, is_first: bool, is_last: bool) -> int:
+    """Bytes that a rank holds no more than one of at a time."""
+    return (
+        whole_layers_bytes(model, execution, is_first, is_last)
+        + recomputed_bytes(model, execution)
+        + gathered_bytes(model, execution)
+        + logit_bytes(model, execution) * is_last
+    )
+
+
+def _with_margin(size_bytes: int, execution: Execution) -> int:
+    return ceil(size_bytes * (1 + execution.memory_margin))

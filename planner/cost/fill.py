@@ -1,9 +1,10 @@
 """What filling and draining a pipeline costs under a schedule, as a part of what it costs under 1F1B.
 
 Equal stages, free edges and p ranks, m micro-batches of forward F and backward B each. While the pipeline fills and
-drains a rank waits (p - 1) (F + B) under 1F1B. Under zero-bubble, with backwards split in halves H that together take
-longer than B, it waits (p - 1) max(F, H), and where m < p it runs out of weights' gradients to wait with:
-(p - m) min(F, H) more. The simulation of equal stages says the same.
+drains a rank waits (p - 1) (F + B) under 1F1B. Under zero-bubble backwards are split in halves H that together take
+longer than B, but on the first rank, which runs them whole. That one waits (p - 1) max(F, H), and where m < p it runs
+out of weights' gradients to wait with: (p - m) min(F, H) more. The others begin F later and wait for one rank less, in
+(p - m) min(F, H) too unless m is 1. The later end counts. The simulation of equal stages says the same.
 """
 
 from __future__ import annotations
@@ -18,13 +19,21 @@ Fill = Literal["1f1b", "zero-bubble"]
 """Schedules with a fill of their own; `eager`, as it is 1F1B but for what edges take, counts as that."""
 
 
-def fills(job: Job, pp: int, recompute: Recompute) -> tuple[Fill, ...]:
+def fills(job: Job, pp: int, recompute: Recompute, weight_shards: int = 1) -> tuple[Fill, ...]:
     """Those that may be run, the plainest first."""
     fixed = job.parallel
-    can_split = pp > 1 and recompute != "full" and (fixed.chunks or 1) == 1
+    can_split = splits_backwards(job, pp, recompute, weight_shards) and (fixed.chunks or 1) == 1
     if not can_split or fixed.schedule not in (None, "zero-bubble"):
         return ("1f1b",)
     return ("zero-bubble",) if fixed.schedule == "zero-bubble" else ("1f1b", "zero-bubble")
+
+
+def splits_backwards(job: Job, pp: int, recompute: Recompute, weight_shards: int) -> bool:
+    """Whether zero-bubble may delay a part of each backward.
+
+    Full recomputation, compiled layers and weights in several shards leave it whole.
+    """
+    return pp > 1 and recompute != "full" and not job.compiles and weight_shards == 1
 
 
 def fill_of(schedule: ScheduleName) -> Fill:
@@ -36,7 +45,9 @@ def fill_share(job: Job, fill: Fill, pp: int, num_microbatches: int, layer: Pass
     """The fill of a schedule over that of 1F1B; above 1 where splitting costs more. `layer` is one, on any class."""
     if fill == "1f1b" or not layer.both_s:
         return 1.0
-    forward_s, half_s = layer.forward_s, split_factor(job) * layer.backward_s / 2
-    waits_s = (pp - 1) * max(forward_s, half_s) + max(0, pp - num_microbatches) * min(forward_s, half_s)
-    longer_s = num_microbatches * (2 * half_s - layer.backward_s)
-    return (waits_s + longer_s) / ((pp - 1) * layer.both_s)
+    m, forward_s, half_s = num_microbatches, layer.forward_s, split_factor(job) * layer.backward_s / 2
+    wait_s, more_s = max(forward_s, half_s), min(forward_s, half_s)
+    first_s = (pp - 1) * wait_s + max(0, pp - m) * more_s
+    longer_s = m * (2 * half_s - layer.backward_s)
+    others_s = forward_s + longer_s + (pp - 2) * wait_s + max(0, pp - max(m, 2)) * more_s
+    return max(first_s, others_s) / ((pp - 1) * layer.both_s)

@@ -1,12 +1,15 @@
-"""How fast GPUs compute: constants by machine type, fitted to published runs; the source is beside each.
+"""How fast GPUs compute: constants by product, fitted to published runs or from data sheets; the source is beside each.
 
 `python -m benchmarks.published_steps.fit A100` fits them again; docs/cost-model.md says how well they predict.
-A GPU without published runs must be measured: by `python -m holmes_runtime.calibrate`, or by a run (`--calibrate`).
+A GPU in neither must be measured: by `python -m holmes_runtime.calibrate`, or by a run (`--calibrate`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from holmes_runtime.config.run_settings import VALUE_BYTES, Precision
+from holmes_runtime.gpu_peaks import peak_flops_per_s, product_of
 
 
 @dataclass(frozen=True)
@@ -38,27 +41,39 @@ class Speed:
         )
 
 
-@dataclass(frozen=True)
-class MachineType:
-    """GPUs whose name holds one of `names`, with values of `value_bytes`."""
-
-    names: tuple[str, ...]
-    value_bytes: int
-    speed: Speed
-
-
-# Memory rates: A100 fitted, of the data sheet's 2.04 TB/s; the others the same part, 0.81, of 3.35 and 4.0 TB/s.
+# Memory rates: A100 fitted, of the data sheet's 2.04 TB/s; all others the same part of theirs.
 # Fitted to every second row of: tables V1 to V4 of docs/cost-model.md (A100), V6 (H100; its attention rate is
 # FlashAttention's, not fitted), V5 (GH200 in fp32).
+MEMORY_PART = 0.81
 A100 = Speed(272e12, half_size=4.6e5, attention_flops_per_s=79.5e12, memory_bytes_per_s=1.66e12, launch_s=2.0e-3)
 H100 = Speed(559e12, half_size=3e5, attention_flops_per_s=400e12, memory_bytes_per_s=2.7e12, launch_s=4e-4)
 GH200_FP32 = Speed(125e12, half_size=2.37e6, memory_bytes_per_s=3.25e12, launch_s=6e-4)
 
-MACHINE_TYPES = (
-    MachineType(("A100", "A800"), 2, A100),
-    MachineType(("H100", "H800", "H200", "GH200"), 2, H100),
-    MachineType(("GH200",), 4, GH200_FP32),
-)
+# By product as in holmes_runtime/gpu_peaks.py, and bytes of a value. H200 and GH200 are H100's chip with other memory.
+PUBLISHED: dict[tuple[str, int], Speed] = {
+    ("A100", 2): A100,
+    ("A800", 2): A100,
+    ("H100", 2): H100,
+    ("H800", 2): H100,
+    ("H200", 2): replace(H100, memory_bytes_per_s=MEMORY_PART * 4.8e12),
+    ("GH200", 2): replace(H100, memory_bytes_per_s=MEMORY_PART * 4.0e12),
+    ("GH200", 4): GH200_FP32,
+}
+
+# Of all other products: what A100 and H100 reach of their data sheets, the geometric mean of the two. They reach 0.87
+# and 0.57 of the peak in large products, and 0.25 and 0.40 of it in attention.
+MATRIX_PART, ATTENTION_PART, HALF_SIZE, LAUNCH_S = 0.70, 0.32, 3.7e5, 9e-4
+SPREAD = 0.35  # of the seconds of compute, as a part, to either side: see docs/cost-model.md
+
+# TB/s of a GPU's memory, by product. Source: NVIDIA's data sheet of each; of a rack or an eight-GPU board the part of
+# one GPU; GeForce: NVIDIA's specifications of the product.
+MEMORY_TB_PER_S = {
+    **{"GB300": 8.0, "B300": 8.0, "GB200": 8.0, "B200": 8.0, "H200 NVL": 4.8, "H20": 4.0},
+    **{"H100 NVL": 3.9, "H100 PCIe": 2.0, "H800 PCIe": 2.0, "H100": 3.35, "H800": 3.35, "H200": 4.8, "GH200": 4.0},
+    **{"A100": 2.04, "A800": 2.04, "A40": 0.696, "A30": 0.933, "A10G": 0.6, "A10": 0.6},
+    **{"L40S": 0.864, "L40": 0.864, "L4": 0.3, "RTX A6000": 0.768, "RTX 6000 Ada": 0.96},
+    **{"RTX 5090": 1.792, "RTX 4090": 1.008, "RTX 3090": 0.936, "V100 PCIE": 0.9, "V100": 0.9, "T4": 0.32},
+}
 
 
 def constant_speed(flops_per_s: float, update_bytes_per_s: float | None = None) -> Speed:
@@ -66,9 +81,24 @@ def constant_speed(flops_per_s: float, update_bytes_per_s: float | None = None) 
     return Speed(flops_per_s, update_bytes_per_s=update_bytes_per_s)
 
 
-def gpu_speed(gpu_name: str, value_bytes: int) -> Speed | None:
-    """The speed of a GPU of that name with values of 2 or 4 bytes; None if no published run tells."""
-    for machine in MACHINE_TYPES:
-        if machine.value_bytes == value_bytes and any(name in gpu_name for name in machine.names):
-            return machine.speed
-    return None
+def gpu_speed(gpu_name: str, value_type: Precision) -> Speed | None:
+    """The speed of a GPU of that name: fitted to published runs, else from its data sheet.
+
+    None if neither knows it, or it has no values of that type.
+    """
+    product, peak = product_of(gpu_name), peak_flops_per_s(gpu_name, value_type)
+    if product is None or peak is None:
+        return None
+    published = PUBLISHED.get((product, VALUE_BYTES[value_type]))
+    return published or Speed(
+        MATRIX_PART * peak,
+        half_size=HALF_SIZE,
+        attention_flops_per_s=ATTENTION_PART * peak,
+        memory_bytes_per_s=MEMORY_PART * MEMORY_TB_PER_S[product] * 1e12,
+        launch_s=LAUNCH_S,
+    )
+
+
+def is_published(gpu_name: str, value_type: Precision) -> bool:
+    """Whether published runs tell the speed of a GPU, and not its data sheet alone."""
+    return (product_of(gpu_name), VALUE_BYTES[value_type]) in PUBLISHED

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Host
 from holmes_core.records.job import Device, Job, Overheads
 from planner.cost.collectives import PassTimes, Path, tensor_parallel_s
-from planner.cost.compute_time import NO_TIME, head_s, layer_s, optimizer_s
+from planner.cost.compute_time import NO_TIME, head_s, layer_s, offloaded_update_s, optimizer_s
 from planner.cost.counts import Execution
 from planner.cost.gpu_speeds import Speed, constant_speed, gpu_speed
 
@@ -29,7 +31,17 @@ OVERHEADS: dict[Device, Overheads] = {
     "cpu": Overheads(action_s=8e-4, update_bytes_per_s=3e9),
     "cuda": Overheads(action_s=0.0, update_bytes_per_s=1e12),
 }
+# AdamW on CPUs, all ranks of a host together; assumption: a fourth of two sockets' 410 GB/s, which is eight channels of
+# DDR4-3200 each (data sheets of Intel's and AMD's servers of 2021).
+HOST_UPDATE_BYTES_PER_S = 100e9
 LOOPBACK_BYTES_PER_S = 2e9  # assumption: Gloo between processes of one host
+
+
+class HostRates(NamedTuple):
+    """What one GPU gets of its host, in one direction of PCI Express, and of its memory while all update at once."""
+
+    copy_bytes_per_s: float
+    update_bytes_per_s: float
 
 
 @dataclass(frozen=True)
@@ -37,7 +49,8 @@ class Slot:
     """`speed` is None where compute is emulated; the emulated seconds count `slowdown` times.
 
     `action_s` is what a forward or backward takes in a pipeline beside computing, `update_bytes_per_s` the rate of the
-    update where `speed` has none.
+    update where `speed` has none. All are those of a time when as many threads share each core as `threads_per_core`.
+    `host` is None on CPUs, which have optimizer states in host memory anyway.
     """
 
     speed: Speed | None
@@ -45,6 +58,8 @@ class Slot:
     slowdown: float = 1.0
     action_s: float = 0.0
     update_bytes_per_s: float | None = None
+    threads_per_core: float = 1.0
+    host: HostRates | None = None
 
 
 def read_slot(host: Host, cluster: str, job: Job, threads_per_core: float = 1.0) -> Slot:
@@ -62,6 +77,8 @@ def read_slot(host: Host, cluster: str, job: Job, threads_per_core: float = 1.0)
         slowdown,
         overheads.action_s * threads_per_core,
         overheads.update_bytes_per_s / threads_per_core,
+        threads_per_core,
+        _host_rates(host) if job.device == "cuda" and host.gpus else None,
     )
 
 
@@ -103,23 +120,30 @@ def head_parts_s(job: Job, execution: Execution, slot: Slot) -> PassTimes:
 
 def update_s(parameters: int, execution: Execution, slot: Slot) -> float:
     """Seconds of what a step does to a rank's parameters; a rehearsal does most of it as well."""
+    if execution.optimizer_offload and slot.host is not None:
+        return offloaded_update_s(parameters, execution, *slot.host)
     return optimizer_s(parameters, execution, slot.speed or constant_speed(1.0, slot.update_bytes_per_s))
 
 
+def _host_rates(host: Host) -> HostRates:
+    copies = min(_pcie_bytes_per_s(gpu.pci_gen, gpu.pci_width) for gpu in host.gpus)
+    return HostRates(INSIDE_EFFICIENCY * copies, HOST_UPDATE_BYTES_PER_S / len(host.gpus))
+
+
 def _speed(host: Host, job: Job) -> Speed:
-    """Of the slowest slot: from job.yaml, else from published runs on that GPU."""
+    """Of the slowest slot: from job.yaml, else from published runs on that GPU or its data sheet."""
     if job.compute.flops_per_s is not None:
         overheads = job.compute.overheads or OVERHEADS[job.device]
         return constant_speed(job.compute.flops_per_s, overheads.update_bytes_per_s)
     if job.device == "cpu":
-        raise _unknown_speed(host.name, "CPU slots")
-    value_bytes = 4 if job.value_type == "fp32" else 2
+        raise _unknown_speed(host.name, "CPU slots", job, job.slots_per_host)
     speeds = []
     for gpu in {gpu.name: gpu for gpu in reversed(host.gpus)}.values():  # the first of each name
-        speed = gpu_speed(gpu.name, value_bytes) if gpu.name else None
+        speed = gpu_speed(gpu.name, job.value_type) if gpu.name else None
         if speed is None:
             what = f"GPU {gpu.index} ({gpu.name or 'name not known'}) in {job.value_type}"
-            raise _unknown_speed(host.name, what)
+            has_fp16 = gpu.name is not None and gpu_speed(gpu.name, "fp16") is not None
+            raise _unknown_speed(host.name, what, job, len(host.gpus), "set `precision: fp16`, or " if has_fp16 else "")
         speeds.append(speed)
     return min(speeds, key=lambda speed: speed.matrix_flops_per_s)
 
@@ -142,8 +166,28 @@ def _pcie_bytes_per_s(generation: int | None, lanes: int | None) -> float:
     return PCIE_BYTES_PER_S[known] * (lanes or PCIE_UNKNOWN[1])
 
 
-def _unknown_speed(host: str, what: str) -> HolmesError:
+def _unknown_speed(host: str, what: str, job: Job, slots: int, before: str = "") -> HolmesError:
     return HolmesError(
         f"host {host}: the speed of its {what} is not known",
-        "set compute.flops_per_s in job.yaml, measured with `python -m holmes_runtime.calibrate`",
+        f"{before}set compute.flops_per_s in job.yaml to what this measures there: `{calibrate_command(job, slots)}`",
     )
+
+
+def calibrate_command(job: Job, slots: int) -> str:
+    """The command that measures a layer of `job` on a host of so many slots; a micro-batch is 1 if none is fixed."""
+    model = job.model
+    sizes = {
+        "family": model.family,
+        "hidden-size": model.hidden_size,
+        "num-heads": model.num_heads,
+        "num-kv-heads": model.kv_heads,
+        "ffn-hidden-size": model.ffn_size,
+        "seq-length": model.seq_length,
+        "micro-batch-size": job.parallel.micro_batch_size or 1,
+        "precision": job.value_type,
+        "slots": slots,
+        **({"threads": job.threads_per_slot} if job.device == "cpu" else {"device": "cuda"}),
+        **({"factory": shlex.quote(model.factory)} if model.factory is not None else {}),
+    }
+    options = [f"--{name} {value}" for name, value in sizes.items()]
+    return " ".join(["python -m holmes_runtime.calibrate", *options, "--compile" if job.compiles else "--no-compile"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.node_settings import CONSTANT
 from holmes_core.records.inventory import Cluster, Host, NetworkPort
 from holmes_core.records.job import Job
 from holmes_core.records.plan import EnvironmentVariable, Node, PlanRank
@@ -24,7 +25,7 @@ def make_nodes(problem: Problem, ranks: Sequence[PlanRank]) -> tuple[Node, ...]:
     streams = problem.networks.most_streams({rank.cluster for rank in ranks})
     of_rails = rail_environment(problem.inventory, problem.job, list(members))
     return tuple(
-        _node(hosts[name], problem, node_rank, [rank.gpu for rank in held], streams, of_rails[name])
+        _node(hosts[name], problem, node_rank, held, streams, of_rails[name])
         for node_rank, (name, held) in enumerate(members.items())
     )
 
@@ -33,7 +34,7 @@ def _node(
     host: Host,
     problem: Problem,
     node_rank: int,
-    gpus: Sequence[int | None],
+    ranks: Sequence[PlanRank],
     streams: int,
     of_rails: tuple[EnvironmentVariable, ...],
 ) -> Node:
@@ -50,7 +51,7 @@ def _node(
         host=host.name,
         cluster=cluster.name,
         access=host.access,
-        num_ranks=len(gpus),
+        num_ranks=len(ranks),
         shared_netdev=str(port.netdev),
         shared_address=port.address,
         environment=make_environment(
@@ -58,11 +59,12 @@ def _node(
             cluster,
             port,
             networks.fabric_port(host.name),
-            gpus,
+            [rank.gpu for rank in ranks],
             streams,
             host.name in networks.without_imex,
         )
-        + of_rails,
+        + of_rails
+        + _near_cpus(ranks),
     )
 
 
@@ -103,6 +105,11 @@ def make_environment(
         *_nccl(cluster, shared, fabric),
         *_streams(streams),
         *(_NO_NVLINK_BETWEEN_HOSTS if without_imex else ()),
+        *(
+            EnvironmentVariable(name=each.name, value=each.value, reason=each.reason)
+            for each in CONSTANT
+            if each.older_name not in job.launch.environment
+        ),
     )
 
 
@@ -113,6 +120,15 @@ def _gpus(gpus: Sequence[int | None]) -> tuple[EnvironmentVariable, ...]:
         EnvironmentVariable(name="CUDA_DEVICE_ORDER", value="PCI_BUS_ID", reason="GPU numbers as nvidia-smi has them"),
         EnvironmentVariable(name="CUDA_VISIBLE_DEVICES", value=visible, reason="the planned GPUs, by local rank"),
     )
+
+
+def _near_cpus(ranks: Sequence[PlanRank]) -> tuple[EnvironmentVariable, ...]:
+    """The CPUs of each local rank; nothing where they are not known."""
+    lists = [rank.cpus for rank in ranks if rank.cpus is not None]
+    if len(lists) < len(ranks):
+        return ()
+    reason = "by local rank, its share of the CPUs near its GPU, on which it and its threads stay"
+    return (EnvironmentVariable(name="HOLMES_RANK_CPUS", value=";".join(lists), reason=reason),)
 
 
 def _nccl(cluster: Cluster, shared: NetworkPort, fabric: NetworkPort | None) -> tuple[EnvironmentVariable, ...]:

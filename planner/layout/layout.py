@@ -71,9 +71,7 @@ class Layout:
 
     def rank_parameters(self, model: Model, pp_rank: int) -> int:
         """Parameters of one shard of a pipeline rank."""
-        stages = self.stages_of(pp_rank)
-        num_layers = sum(self.layers[stage] for stage in stages)
-        return stage_parameters(model, num_layers, 0 in stages, self.last_stage in stages, self.candidate.tp)
+        return _rank_parameters(model, self.candidate, self.layers, pp_rank)
 
 
 def lay_out(
@@ -85,8 +83,16 @@ def lay_out(
     data_parallel: DataParallel = "flat",
 ) -> Layout:
     """The layout of `ranks`, with the groups they need on the problem's networks; messages travel as they are."""
-    groups = make_groups(problem.networks, ranks, mode.chunks, data_parallel)
+    model = problem.job.model
+    parameters = [_rank_parameters(model, candidate, mode.layers, rank) for rank in range(candidate.pp)]
+    groups = make_groups(problem.networks, ranks, parameters, mode.chunks, data_parallel, model.tied_embeddings)
     return Layout(candidate, mode, ranks, groups, microbatches, data_parallel=data_parallel)
+
+
+def _rank_parameters(model: Model, candidate: Candidate, layers: Sequence[int], pp_rank: int) -> int:
+    """Parameters of one shard of a pipeline rank, whose stages hold so many of `layers`."""
+    num_layers, is_last = sum(layers[pp_rank :: candidate.pp]), pp_rank == candidate.pp - 1
+    return stage_parameters(model, num_layers, pp_rank == 0, is_last, candidate.tp)
 
 
 def may_be_hierarchical(ranks: Sequence[PlanRank]) -> bool:

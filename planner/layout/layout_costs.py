@@ -11,18 +11,19 @@ from typing import NamedTuple
 
 from holmes_core.records.job import Codec, Device
 from holmes_core.records.plan import PlanGroup
-from holmes_runtime.config.model_shape import Part, gradient_order
-from holmes_runtime.config.precedence import precedence_of
+from holmes_runtime.config.model_shape import Part, bucket_bytes, gradient_order, head_parameters, layer_parameters
 from holmes_runtime.config.rank_grid import EDGE_AXES
 from planner.cost.collectives import PassTimes, Path, exchange_hops, exchange_share, shard_exchange_bytes
 from planner.cost.compute_time import NO_TIME, split_factor
-from planner.cost.counts import GRADIENT_BYTES, edge_bytes, edge_values
+from planner.cost.counts import GRADIENT_BYTES, edge_bytes, edge_values, tied_bytes
 from planner.cost.packing import with_messages
 from planner.cost.slot import Slot, head_parts_s, layer_parts_s, update_s
 from planner.layout.layout import Layout
 from planner.problem.problem import Problem
+from planner.problem.sharded_weights import WeightTraffic
+from planner.problem.shared_cores import machine_of
 from planner.schedule.buckets import Bucket, Exchange, make_buckets
-from planner.schedule.simulate import Pipeline, PipelineTimes
+from planner.schedule.simulate import Order, Pipeline, PipelineTimes
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class LayoutCosts:
 
     def __init__(self, problem: Problem, layout: Layout) -> None:
         self.job, self.networks, self.layout = problem.job, problem.networks, layout
+        self._inventory = problem.inventory
         self.execution = layout.candidate.execution(problem.job)
         price, hosts = cache(self._price), problem.fleet.hosts
         self.priced = {name: price(hosts[name].hardware.slot) for name in {rank.host for rank in layout.ranks}}
@@ -80,25 +82,38 @@ class LayoutCosts:
         layer, collectives = layer_parts_s(self.job, self.execution, slot)
         return SlotCosts(slot, layer, collectives, head_parts_s(self.job, self.execution, slot))
 
+    @cached_property
+    def most_faster(self) -> float:
+        """How many times as fast a rank computes as its seconds say while all others wait and leave it their cores.
+
+        1 where ranks are on several machines: of those it is not followed who computes at once.
+        """
+        hosts = [host for host in self._inventory.hosts if host.name in self.priced]
+        if len(set(map(machine_of, hosts))) > 1:
+            return 1.0
+        return self.priced[hosts[0].name].slot.threads_per_core
+
     def at(self, stage: int, replica: int) -> SlotCosts:
         """The slot that runs the stage."""
         return self.priced[self.layout.first_shards[stage % self.layout.candidate.pp, replica].host]
 
-    def pipelines(self, tensor_parallel: bool = True, edges: bool = True) -> list[Pipeline]:
-        """One for each replica; equal ones share their schedule and times. What is left out takes no time."""
+    def pipelines(self, tensor_parallel: bool = True, edges: bool = True, weights: bool = True) -> list[Pipeline]:
+        """One for each replica; What is left out takes no time.
+
+        `weights`: the traffic of weights and gradients in every micro-batch, under ZeRO-3.
+        """
         layout, mode = self.layout, self.layout.mode
-        orders = {
-            count: precedence_of(mode.schedule, layout.candidate.pp, count, mode.chunks, mode.extra_in_flight)
-            for count in set(layout.microbatches)
-        }
         return [
-            Pipeline(orders[count], self._times(replica, tensor_parallel, edges))
+            Pipeline(
+                Order(mode.schedule, layout.candidate.pp, count, mode.chunks, mode.extra_in_flight),
+                self._times(replica, tensor_parallel, edges, weights),
+            )
             for replica, count in enumerate(layout.microbatches)
         ]
 
-    def _times(self, replica: int, tensor_parallel: bool, edges: bool) -> PipelineTimes:
+    def _times(self, replica: int, tensor_parallel: bool, edges: bool, weights: bool) -> PipelineTimes:
         stages = range(len(self.layout.layers))
-        seconds = [self._stage_s(stage, replica, tensor_parallel) for stage in stages]
+        seconds = [self._stage_s(stage, replica, tensor_parallel, weights) for stage in stages]
         forward, backward = ([self._edge(replica, axis, stage) for stage in stages[:-1]] for axis in EDGE_AXES)
         codecs = [(there.codec, back.codec) for there, back in zip(forward, backward, strict=True)]
         values = edge_values(self.job.model, self.execution)
@@ -114,15 +129,27 @@ class LayoutCosts:
         )
         return times if edges else times.without_edges()
 
-    def _stage_s(self, stage: int, replica: int, tensor_parallel: bool) -> tuple[float, float]:
+    def _stage_s(self, stage: int, replica: int, tensor_parallel: bool, weights: bool) -> tuple[float, float]:
         """Forward and backward of one micro-batch."""
         priced, count = self.at(stage, replica), self.layout.layers[stage]
         shared = priced.collectives if tensor_parallel else NO_TIME
         head = priced.head if stage == self.layout.last_stage else NO_TIME
-        return (
-            count * (priced.layer.forward_s + shared.forward_s) + head.forward_s,
-            count * (priced.layer.backward_s + shared.backward_s) + head.backward_s,
-        )
+        layer = PassTimes(priced.layer.forward_s + shared.forward_s, priced.layer.backward_s + shared.backward_s)
+        if weights and self.layout.candidate.weight_shards > 1:
+            traffic, of_head = self._weight_traffic(stage % self.layout.candidate.pp)
+            layer = traffic.under(layer)
+            head = of_head.under(head) if stage == self.layout.last_stage else head
+        return count * layer.forward_s + head.forward_s, count * layer.backward_s + head.backward_s
+
+    def _weight_traffic(self, pp_rank: int) -> tuple[WeightTraffic, WeightTraffic]:
+        """Of a layer and of the head: of one tensor shard, among the replicas that hold the weights together."""
+        inside, tp = self._levels[pp_rank][0], self.layout.candidate.tp
+        found = []
+        for count in (layer_parameters, head_parameters):
+            parameters = count(self.job.model, tp)
+            reduce_s, gather_s, late_s = inside.exchange_s(parameters, self.execution.value_bytes, self.job.device)
+            found.append(WeightTraffic(gather_s + late_s, reduce_s + late_s))
+        return found[0], found[1]
 
     def _weight_part(self) -> float:
         """Of a backward: half without recomputation, which otherwise comes on top; emulation halves it always."""
@@ -161,6 +188,17 @@ class LayoutCosts:
         around_s = [sum((level.size - 1) * level.latency_s for level in levels) for levels in self._levels]
         return 2 * max(pipelines_s.values(), default=0.0), 2 * max(around_s, default=0.0)
 
+    def tied_s(self) -> float:
+        """Seconds of the sums over copies of a tied table; nothing hides them, as they follow the last gradients."""
+        size = tied_bytes(self.job.model, self.execution)
+        seconds = [0.0]
+        for group in self.layout.groups_of_first_shards:
+            if group.axis == "tied":
+                one_host = len({self.layout.ranks[rank].host for rank in group.ranks}) == 1
+                path = self._path(group, one_host)
+                seconds.append(size / path.bandwidth_bytes_per_s + path.latency_s)
+        return max(seconds)
+
     @property
     def _dp(self) -> int:
         return self.layout.candidate.dp
@@ -170,7 +208,7 @@ class LayoutCosts:
         """By pipeline rank, the levels in which its replicas exchange: all at once, or inside clusters and across."""
         found: list[dict[str, list[PlanGroup]]] = [{} for _ in range(self.layout.candidate.pp)]
         for group in self.layout.groups_of_first_shards:
-            if group.axis not in EDGE_AXES:
+            if group.axis in ("dp", "dp_across"):
                 found[self.layout.ranks[group.ranks[0]].pp_rank].setdefault(group.axis, []).append(group)
         return [[self._level(groups) for groups in levels.values()] for levels in found]
 
@@ -215,7 +253,10 @@ class LayoutCosts:
             "layer": priced.layer.backward_s + priced.collectives.backward_s,
         }
         parts = gradient_order(self.layout.layers[stage], stage == 0, stage == last)
-        return make_buckets(self.job.model, self.layout.candidate.tp, parts, backward_s, exchange)
+        full_bytes = 0  # sharded by layer
+        if self.layout.candidate.weight_shards == 1:
+            full_bytes = bucket_bytes(self.layout.rank_parameters(self.job.model, stage % self.layout.candidate.pp))
+        return make_buckets(self.job.model, self.layout.candidate.tp, parts, backward_s, exchange, full_bytes)
 
     def _reduce_bytes_per_s(self, group: PlanGroup) -> float:
         """What a reduce-scatter over several hosts gets, in terms of the bytes that a ring would send.

@@ -2,13 +2,15 @@
 
 The parts come from four simulations that differ in what takes time: compute alone; tensor parallel collectives too;
 edges too; everything. compute_s is what the busiest rank computes; bubble_s the rest of the first simulation;
-exposed_tp_s, exposed_edge_s and exposed_dp_s what each further one adds, and how long the gradients' norm is under way
-over edges and around replicas; optimizer_s comes last. They add up to step_s.
+exposed_tp_s, exposed_edge_s and exposed_dp_s what each further one adds (under ZeRO-3 the last of weights, too), and
+how long the gradients' norm is under way over edges and around replicas, and the sum over copies of a tied table;
+optimizer_s comes last. They add up to step_s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from operator import mul
 
 from holmes_core.records.job import Job
@@ -18,28 +20,34 @@ from planner.cost.counts import memory_bytes
 from planner.layout.layout import Layout
 from planner.layout.layout_costs import LayoutCosts
 from planner.layout.traffic import count_traffic
+from planner.problem.host_memory import host_bytes_by_rank
 from planner.problem.problem import Problem
-from planner.schedule.simulate import Pipeline, Span, simulate, timeline
+from planner.schedule.shared_core_runs import run_sharing, simulate_sharing
+from planner.schedule.simulate import Pipeline, Span, spans_of
 from planner.tolerances import ROUNDING
 
 
 def predict(problem: Problem, layout: Layout) -> Prediction:
     """The prediction for `layout`."""
     job, costs = problem.job, LayoutCosts(problem, layout)
-    whole, without_edges = costs.pipelines(), costs.pipelines(edges=False)
-    compute_alone = costs.pipelines(False, edges=False) if layout.candidate.tp > 1 else without_edges
-    alone_s = simulate(compute_alone)
-    without_edges_s = simulate(without_edges) if layout.candidate.tp > 1 else alone_s
+    whole = costs.pipelines(weights=False)
+    without_edges = costs.pipelines(edges=False, weights=False)
+    compute_alone = costs.pipelines(False, edges=False, weights=False) if layout.candidate.tp > 1 else without_edges
+    simulated_s = partial(simulate_sharing, most_faster=costs.most_faster)
+    alone_s = simulated_s(compute_alone)
+    without_edges_s = simulated_s(without_edges) if layout.candidate.tp > 1 else alone_s
     norm_down_s, norm_around_s = costs.norm_s()
-    without_dp_s = simulate(whole) + norm_down_s if layout.candidate.pp > 1 else without_edges_s
-    gradients_s = without_dp_s
+    without_dp_s = simulated_s(whole) + norm_down_s if layout.candidate.pp > 1 else without_edges_s
+    tied_s = costs.tied_s()
+    gradients_s = without_dp_s + tied_s
     if layout.candidate.dp > 1:
-        gradients_s = simulate(whole, costs.buckets()) + norm_down_s + norm_around_s
+        sharded = costs.pipelines() if layout.candidate.weight_shards > 1 else whole
+        gradients_s = simulated_s(sharded, costs.buckets()) + norm_down_s + norm_around_s + tied_s
     microbatch_s = tuple(
         tuple(_rank_s(pipeline, layout.stages_of(pp_rank)) for pipeline in compute_alone)
         for pp_rank in range(layout.candidate.pp)
     )
-    busiest_s = max(max(map(mul, by_replica, layout.microbatches)) for by_replica in microbatch_s)
+    busiest_s = min(alone_s, max(max(map(mul, by_replica, layout.microbatches)) for by_replica in microbatch_s))
     step_s = gradients_s + costs.optimizer_s()
     return Prediction(
         step_s=step_s,
@@ -51,6 +59,7 @@ def predict(problem: Problem, layout: Layout) -> Prediction:
         optimizer_s=step_s - gradients_s,
         tokens_per_s=job.global_batch_size * job.model.seq_length / step_s if step_s else 0.0,
         memory_bytes=rank_memory_bytes(job, layout),
+        host_memory_bytes=_host_memory_bytes(job, layout),
         microbatch_compute_s=microbatch_s,
         traffic=count_traffic(job, layout),
     )
@@ -59,14 +68,15 @@ def predict(problem: Problem, layout: Layout) -> Prediction:
 def predict_step_s(problem: Problem, layout: Layout) -> float:
     """Seconds of the step that `predict` would find, without its parts."""
     costs = LayoutCosts(problem, layout)
-    return simulate(costs.pipelines(), costs.buckets()) + sum(costs.norm_s()) + costs.optimizer_s()
+    simulated_s = simulate_sharing(costs.pipelines(), costs.buckets(), costs.most_faster)
+    return simulated_s + sum(costs.norm_s()) + costs.tied_s() + costs.optimizer_s()
 
 
 def predict_timeline(problem: Problem, layout: Layout, replica: int = 0) -> tuple[Span, ...]:
     """Every action of one replica's simulated step."""
     costs, mode, count = LayoutCosts(problem, layout), layout.mode, layout.microbatches[replica]
     schedule = make_schedule(mode.schedule, layout.candidate.pp, count, mode.chunks, mode.extra_in_flight)
-    return timeline(schedule, costs.pipelines()[replica].times, costs.buckets())
+    return spans_of(schedule, run_sharing(costs.pipelines(), costs.buckets(), costs.most_faster)[replica])
 
 
 def rank_memory_bytes(job: Job, layout: Layout) -> tuple[int, ...]:
@@ -85,6 +95,12 @@ def rank_memory_bytes(job: Job, layout: Layout) -> tuple[int, ...]:
         )
         for rank in range(candidate.pp)
     )
+
+
+def _host_memory_bytes(job: Job, layout: Layout) -> tuple[int, ...]:
+    ranks = range(layout.candidate.pp)
+    layers = [sum(layout.layers[stage] for stage in layout.stages_of(rank)) for rank in ranks]
+    return host_bytes_by_rank(job, layout.candidate.execution(job), layers)
 
 
 def _rank_s(pipeline: Pipeline, stages: Iterable[int]) -> float:

@@ -48,7 +48,7 @@ def rail_environment(inventory: Inventory, job: Job, names: Sequence[str]) -> Ra
 
 
 def _set_on_hosts(hosts: Iterable[Host]) -> set[str]:
-    """What any of the hosts has set already: a site knows its network. Only a wrong CROSS_NIC is told to preflight."""
+    """What any of the hosts has set already: a site knows its network. But that rails are apart is a fact."""
     return {setting.name for host in hosts for setting in host.nccl_settings} - {"NCCL_CROSS_NIC"}
 
 

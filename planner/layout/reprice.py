@@ -8,7 +8,7 @@ from holmes_core.records.plan import Plan, Prediction
 from planner.layout.edge_codecs import choose_codecs
 from planner.layout.layout import Layout, lay_out
 from planner.layout.predict import predict, predict_step_s, predict_timeline
-from planner.problem.candidates import Candidate
+from planner.problem.candidates import candidate_of
 from planner.problem.problem import Problem, read_problem
 from planner.schedule.run_mode import RunMode
 from planner.schedule.simulate import Span
@@ -39,7 +39,7 @@ def plan_timeline(inventory: Inventory, plan: Plan, replica: int = 0) -> tuple[S
 
 
 def _layout(problem: Problem, plan: Plan) -> Layout:
-    candidate = Candidate(plan.tp, plan.pp, plan.dp, plan.micro_batch_size, plan.recompute)
+    candidate = candidate_of(plan)
     layers = tuple(stage.num_layers for stage in plan.stages)
     mode = RunMode(plan.schedule, plan.chunks, plan.extra_in_flight, layers, plan.prediction.step_s)
     layout = lay_out(problem, candidate, mode, plan.ranks, plan.microbatches, plan.data_parallel)

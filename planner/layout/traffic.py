@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from holmes_core.records.job import Job
-from holmes_core.records.plan import InterfaceTraffic, PlanGroup
+from holmes_core.records.job import Job, Model
+from holmes_core.records.plan import InterfaceTraffic, PlanGroup, PlanRank
+from holmes_runtime.config.model_shape import gradient_order
+from holmes_runtime.config.schedule import ActionKind, make_schedule
 from planner.cost.collectives import shard_exchange_bytes
-from planner.cost.counts import GRADIENT_BYTES, Execution, edge_bytes
+from planner.cost.counts import GRADIENT_BYTES, Execution, edge_bytes, tied_bytes
 from planner.layout.layout import Layout
+from planner.schedule.buckets import part_parameters
 
 
 def count_traffic(job: Job, layout: Layout) -> tuple[InterfaceTraffic, ...]:
@@ -18,9 +21,7 @@ def count_traffic(job: Job, layout: Layout) -> tuple[InterfaceTraffic, ...]:
     received: dict[tuple[str, str, str], float] = defaultdict(float)
     execution, tp = layout.candidate.execution(job), layout.candidate.tp
     for group in layout.groups_of_first_shards:
-        is_sync = group.axis in ("dp", "dp_across")
-        message = edge_bytes(job.model, execution, layout.codec_of(group))
-        flows = _sync_flows(job, execution, layout, group) if is_sync else _edge_flows(message, layout, group)
+        flows = _flows(job, execution, layout, group)
         for sender, receiver, size in flows:
             hosts = layout.ranks[group.ranks[sender]].host, layout.ranks[group.ranks[receiver]].host
             sent[hosts[0], group.interfaces[sender], group.network] += size * tp
@@ -38,6 +39,20 @@ Flows = Sequence[tuple[int, int, float]]
 """(sender, receiver, bytes a step) of what leaves a host, as positions in a group."""
 
 
+def _flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup) -> Flows:
+    if group.axis in ("dp", "dp_across"):
+        return _sync_flows(job, execution, layout, group)
+    if group.axis == "tied":
+        return _tied_flows(tied_bytes(job.model, execution), layout, group)
+    return _edge_flows(edge_bytes(job.model, execution, layout.codec_of(group)), layout, group)
+
+
+def _tied_flows(size: int, layout: Layout, group: PlanGroup) -> Flows:
+    """Both copies' gradients, each to the other's rank."""
+    first, last = (layout.ranks[rank].host for rank in group.ranks)
+    return () if first == last else ((0, 1, float(size)), (1, 0, float(size)))
+
+
 def _edge_flows(message: int, layout: Layout, group: PlanGroup) -> Flows:
     """A message a micro-batch and chunk; from the last pipeline rank back to the first, for each chunk but one."""
     earlier, later = (layout.ranks[rank] for rank in group.ranks)
@@ -52,17 +67,44 @@ def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup
     """Gradients are reduce-scattered and weights gathered: by NCCL around a ring of the members in order.
 
     Gloo gathers around the same ring, but its reduce-scatter is an all-to-all: every member sends each one of another
-    host its part, and gets as much from there.
+    host its part, and gets as much from there. Under ZeRO-3 all of that is done for every micro-batch.
     """
-    n, parameters = len(group.ranks), layout.rank_parameters(job.model, layout.ranks[group.ranks[0]].pp_rank)
+    n, first = len(group.ranks), layout.ranks[group.ranks[0]]
+    parameters = layout.rank_parameters(job.model, first.pp_rank)
+    gathered_parameters = parameters
+    if group.axis == "dp" and layout.candidate.weight_shards > 1:
+        gathered_parameters = _gathered_parameters(job.model, layout, first)
+        parameters *= layout.microbatches[first.dp_rank]
     if group.axis == "dp_across":  # what a rank has after its cluster's replicas have added up
-        parameters = parameters * n // layout.candidate.dp
+        parameters = gathered_parameters = parameters * n // layout.candidate.dp
     hosts = [layout.ranks[rank].host for rank in group.ranks]
     ring = [(i, (i + 1) % n) for i in range(n) if hosts[i] != hosts[(i + 1) % n]]
-    gathered = shard_exchange_bytes(execution.value_bytes * parameters, n)
+    gathered = shard_exchange_bytes(execution.value_bytes * gathered_parameters, n)
     if job.device == "cuda":
         reduced = shard_exchange_bytes(GRADIENT_BYTES * parameters, n)
         return [(i, j, gathered + reduced) for i, j in ring]
     members, part = Counter(hosts), GRADIENT_BYTES * parameters / n
     # A member stands for those it sends to: its own interface gets back what they send.
     return [(i, j, gathered) for i, j in ring] + [(i, i, part * (n - members[host])) for i, host in enumerate(hosts)]
+
+
+def _gathered_parameters(model: Model, layout: Layout, rank: PlanRank) -> int:
+    """How many parameters `rank` gathers in a step under ZeRO-3, over all its micro-batches.
+
+    A layer is gathered for a forward and for a backward, but not again where one follows the other at once. No backward
+    needs the embedding.
+    """
+    mode, total, previous = layout.mode, 0, None
+    count = layout.microbatches[rank.dp_rank]
+    schedule = make_schedule(mode.schedule, layout.candidate.pp, count, mode.chunks, mode.extra_in_flight)
+    for action in schedule[rank.pp_rank]:
+        is_first, is_last = action.stage == 0, action.stage == layout.last_stage
+        parts = gradient_order(layout.layers[action.stage], is_first, is_last)
+        parameters = part_parameters(model, layout.candidate.tp, is_first)
+        used = [(action.stage, position, part) for position, part in enumerate(parts)]
+        for layer in used[::-1] if action.kind is ActionKind.FORWARD else used:
+            if layer[2] == "embedding" and action.kind is not ActionKind.FORWARD:
+                continue
+            total += parameters[layer[2]] if layer != previous else 0
+            previous = layer
+    return total

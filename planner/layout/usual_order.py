@@ -9,7 +9,7 @@ from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients, stage_memory_bytes
 from planner.problem.problem import Problem
 from planner.search.closed_form import price_hosts_s
-from planner.search.placement import Placement, PricedPlacement, usual_cut
+from planner.search.placement import Placement, PricedPlacement, even_shares, usual_cut
 
 MOST_PRICED = 40  # candidates, the most promising first; and no more group slots of theirs than:
 MOST_GROUP_SLOTS = 50_000
@@ -35,7 +35,7 @@ def usual_placement(
         tuple(problem.fleet.class_of[group_slots[stage, replica].host] for replica in range(candidate.dp))
         for stage in range(candidate.pp)
     )
-    microbatches = (candidate.num_microbatches(problem.job.global_batch_size),) * candidate.dp
+    microbatches = even_shares(problem.job.global_batch_size // candidate.micro_batch_size, candidate.dp)
     return Placement(candidate, usual_cut(problem.job, candidate.pp), sites, microbatches)
 
 
@@ -56,8 +56,10 @@ def memory_fault(
 def best_usual(problem: Problem, candidates: Iterable[tuple[float, Candidate]]) -> PricedPlacement | None:
     """The usual order with the degrees that suit it best; `candidates` come with seconds they cannot beat, ascending.
 
-    None where no even cut fits.
+    Of degrees that divide the batch, as other programs ask for, where there are such. None where no even cut fits.
     """
+    candidates = tuple(candidates)
+    candidates = [each for each in candidates if each[1].divides(problem.job.global_batch_size)] or candidates
     best: PricedPlacement | None = None
     priced = 0
     for count, (bound_s, candidate) in enumerate(candidates):

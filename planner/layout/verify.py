@@ -15,9 +15,11 @@ from holmes_runtime.config.schedule import make_schedule, most_in_flight
 from planner.cost.counts import memory_bytes
 from planner.cost.fill import fill_of
 from planner.cost.packing import allowed_codecs
-from planner.problem.candidates import Candidate
+from planner.problem.candidates import candidate_of
 from planner.problem.fleet import slots_of
 from planner.problem.groups import demanded_groups
+from planner.problem.host_memory import host_bytes_by_rank, usable_host_bytes
+from planner.problem.near_cores import cpu_ranges, first_shared
 from planner.problem.networks import SHARED, shared_network
 from planner.problem.problem import read_problem
 from planner.search.closed_form import price_ranks_s
@@ -34,12 +36,14 @@ def verify(plan: Plan, inventory: Inventory) -> list[str]:
         partial(check_hosts, plan, inventory),
         partial(check_ranks, plan),
         partial(check_slots, plan, inventory),
+        partial(check_cores, plan),
         partial(check_stages, plan),
         partial(check_nodes, plan, inventory),
         partial(check_groups, plan),
         partial(check_interfaces, plan, inventory),
         partial(check_codecs, plan),
         partial(check_memory, plan, inventory),
+        partial(check_host_memory, plan, inventory),
         partial(check_objective, plan, inventory),
     )
     return next((faults for check in checks if (faults := check())), [])
@@ -50,17 +54,31 @@ def check_degrees(plan: Plan) -> list[str]:
     fixed, faults = plan.job.parallel, []
     samples = plan.micro_batch_size * sum(plan.microbatches)
     if samples != plan.job.global_batch_size:
-        faults.append(f"dp x micro-batch size x micro-batches is {samples}, not {plan.job.global_batch_size}")
+        faults.append(f"the replicas' micro-batches are {samples} samples, not {plan.job.global_batch_size}")
     if min(plan.microbatches, default=0) < 1:
         faults.append(f"a replica runs no micro-batch: {plan.microbatches}")
-    for key in ("tp", "pp", "dp", "micro_batch_size", "recompute", "schedule", "chunks"):
+    for key in ("tp", "pp", "dp", "micro_batch_size", "recompute", "optimizer_offload", "schedule", "chunks"):
         if getattr(fixed, key) not in (None, getattr(plan, key)):
             faults.append(f"{key} is {getattr(plan, key)}, the job fixes {getattr(fixed, key)}")
     if not faults:
         try:
-            make_schedule(plan.schedule, plan.pp, min(plan.microbatches), plan.chunks, plan.extra_in_flight)
+            for number in set(plan.microbatches):
+                make_schedule(plan.schedule, plan.pp, number, plan.chunks, plan.extra_in_flight)
         except ValueError as error:
             faults.append(str(error))
+    return faults + _zero_faults(plan)
+
+
+def _zero_faults(plan: Plan) -> list[str]:
+    fixed, faults = plan.job.parallel.zero, []
+    if fixed == 1 < plan.zero or (fixed == 3 > plan.zero and plan.dp > 1):
+        faults.append(f"zero is {plan.zero}, the job fixes {fixed}")
+    if plan.zero == 3 and plan.schedule == "zero-bubble":
+        faults.append("zero is 3 and the schedule zero-bubble: the weights are not there for half a backward")
+    if plan.zero == 3 and plan.optimizer_offload:
+        faults.append("zero is 3 and optimizer_offload true: the weights are made from masters on the device")
+    if plan.zero == 3 and plan.job.model.tied_embeddings:
+        faults.append("zero is 3 and tied_embeddings true: the table is used twice in a micro-batch")
     return faults
 
 
@@ -109,6 +127,15 @@ def check_slots(plan: Plan, inventory: Inventory) -> list[str]:
     return faults
 
 
+def check_cores(plan: Plan) -> list[str]:
+    """No CPU of a host is given out twice."""
+    lists: dict[str, list[tuple[tuple[int, int], ...]]] = {}
+    for rank in plan.ranks:
+        lists.setdefault(rank.host, []).append(cpu_ranges(rank.cpus) if rank.cpus is not None else ())
+    shared = {host: first_shared(held) for host, held in lists.items()}
+    return [f"CPU {cpu} of host {host} is given out twice" for host, cpu in shared.items() if cpu is not None]
+
+
 def check_stages(plan: Plan) -> list[str]:
     """Stages cover the layers in order without gap, each with a layer, and name the clusters their ranks are in."""
     faults = []
@@ -152,7 +179,8 @@ def _ranks_by_host(plan: Plan) -> Counter[str]:
 
 def check_groups(plan: Plan) -> list[str]:
     """The groups are those the coordinates demand, each once, with its members in order."""
-    pairs = zip_longest(demanded_groups(plan.ranks, plan.chunks, plan.data_parallel), plan.groups)
+    shape = plan.ranks, plan.chunks, plan.data_parallel, plan.job.model.tied_embeddings
+    pairs = zip_longest(demanded_groups(*shape), plan.groups)
     if all(
         wanted is not None
         and found is not None
@@ -161,7 +189,7 @@ def check_groups(plan: Plan) -> list[str]:
         for wanted, found in pairs
     ):
         return []
-    demanded = demanded_groups(plan.ranks, plan.chunks, plan.data_parallel)
+    demanded = demanded_groups(*shape)
     wanted = {(group.name, group.axis, group.ranks) for group in demanded}
     found = {(group.name, group.axis, group.ranks) for group in plan.groups}
     missing = [f"group {name} with ranks {ranks} is missing" for name, _, ranks in wanted - found]
@@ -212,7 +240,7 @@ def check_memory(plan: Plan, inventory: Inventory) -> list[str]:
 
     What is in flight is counted on the schedule's own actions.
     """
-    candidate = Candidate(plan.tp, plan.pp, plan.dp, plan.micro_batch_size, plan.recompute)
+    candidate = candidate_of(plan)
     execution, needed = candidate.execution(plan.job), []
     most = max(plan.microbatches)
     schedule = make_schedule(plan.schedule, plan.pp, most, plan.chunks, plan.extra_in_flight)
@@ -233,10 +261,26 @@ def check_memory(plan: Plan, inventory: Inventory) -> list[str]:
     return faults
 
 
+def check_host_memory(plan: Plan, inventory: Inventory) -> list[str]:
+    """Optimizer states in host memory fit there where that is known, and the prediction says how much they need."""
+    execution, layers = candidate_of(plan).execution(plan.job), [stage.num_layers for stage in plan.stages]
+    needed = host_bytes_by_rank(plan.job, execution, [sum(layers[rank :: plan.pp]) for rank in range(plan.pp)])
+    faults = []
+    if plan.prediction.host_memory_bytes != needed:
+        faults.append(f"predicted host memory is {plan.prediction.host_memory_bytes}, the stages need {needed} bytes")
+    held: Counter[str] = Counter()
+    for rank in plan.ranks if needed else ():
+        held[rank.host] += needed[rank.pp_rank]
+    for host, size in held.items():
+        available = usable_host_bytes(inventory.host(host))
+        if available is not None and size > available:
+            faults.append(f"host {host} needs {size} bytes for optimizer states and has {available} to use")
+    return faults
+
+
 def check_objective(plan: Plan, inventory: Inventory) -> list[str]:
     """The closed form of the ranks as they stand is what the plan says, and not below the bound."""
-    candidate = Candidate(plan.tp, plan.pp, plan.dp, plan.micro_batch_size, plan.recompute)
-    candidate = replace(candidate, fill=fill_of(plan.schedule))
+    candidate = replace(candidate_of(plan), fill=fill_of(plan.schedule))
     layers = [sum(stage.num_layers for stage in plan.stages[rank :: plan.pp]) for rank in range(plan.pp)]
     problem = read_problem(inventory, plan.job)
     recomputed_s = price_ranks_s(problem, candidate, layers, plan.ranks, plan.microbatches)

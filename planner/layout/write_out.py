@@ -21,6 +21,7 @@ from planner.search.placement import Placement
 from planner.tolerances import RELATIVE_TOLERANCE
 
 MOST_RANKS_WRITTEN = 4096  # in all: on more, contenders are compared by classes and only the best is written out
+MOST_FORWARDS_WRITTEN = 60_000  # of one replica of each, in all: likewise
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,19 @@ def write_best(problem: Problem, contenders: Sequence[Contender]) -> tuple[Writt
 def best_step_s(problem: Problem, contenders: Sequence[Contender]) -> float:
     """Seconds of the step that `write_best` would predict for the fastest."""
     written = contenders[:1] if _are_many(contenders) else contenders
-    seconds = [predict_step_s(problem, _lay_out_contender(problem, each)) for each in written]
+    seconds = [contender_step_s(problem, each) for each in written]
     return seconds[fastest_first(written, seconds)[0]]
+
+
+def contender_step_s(problem: Problem, contender: Contender) -> float:
+    """Seconds of the step that would be predicted for it, written out."""
+    return predict_step_s(problem, _lay_out_contender(problem, contender))
 
 
 def _are_many(contenders: Sequence[Contender]) -> bool:
     candidates = [each.found.placement.candidate for each in contenders]
-    return sum(c.tp * c.pp * c.dp for c in candidates) > MOST_RANKS_WRITTEN
+    forwards = sum(each.found.placement.candidate.pp * max(each.found.placement.microbatches) for each in contenders)
+    return sum(c.tp * c.pp * c.dp for c in candidates) > MOST_RANKS_WRITTEN or forwards > MOST_FORWARDS_WRITTEN
 
 
 def _step_parts(prediction: Prediction) -> StepParts:
@@ -89,10 +96,13 @@ def _lay_out_contender(problem: Problem, contender: Contender) -> Layout:
 
 def _with_clusters_first(problem: Problem, flat: Layout) -> Layout:
     """The layout with data parallelism in two levels, where that is possible and faster."""
-    if not may_be_hierarchical(flat.ranks):
+    shards, dp = flat.candidate.weight_shards, flat.candidate.dp
+    if not may_be_hierarchical(flat.ranks) or 1 < shards == dp:
         return flat
     parts = flat.candidate, flat.mode, flat.ranks, flat.microbatches
     tried = lay_out(problem, *parts, data_parallel="hierarchical")
+    if 1 < shards < dp:
+        return tried
     flat_s, tried_s = (predict_step_s(problem, layout) for layout in (flat, tried))
     return tried if tried_s < flat_s * (1 - RELATIVE_TOLERANCE) else flat
 

@@ -1,25 +1,28 @@
-"""The degrees worth looking at: every (tp, pp, dp, micro-batch, recomputation) that divides the batch and fits."""
+"""The degrees worth looking at: every (tp, pp, dp, micro-batch, recomputation) that fits and shares the batch out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.job import Job, Recompute
+from holmes_core.records.plan import Plan
+from planner.cost.batch_shares import BatchShares, ClassRoom
 from planner.cost.counts import Execution, make_execution
 from planner.cost.fill import Fill, fills
 from planner.problem.fleet import Fleet
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
-MOST_SAMPLES = 64  # of a micro-batch, unless fixed: no published run gains from more
 
 
 @dataclass(frozen=True, order=True)
 class Candidate:
     """Tensor, pipeline and data parallel degrees, the samples of one micro-batch, and what the backward recomputes.
 
-    `fill` is the schedule whose fill and memory its closed form counts.
+    `fill` is the schedule whose fill and memory its closed form counts. `weight_shards` is how many replicas of a
+    stage hold its weights together: all of them, or all of a cluster, under ZeRO-3; 1 where each holds all. With
+    `optimizer_offload`, which is for ZeRO-1, masters and moments are in host memory.
     """
 
     tp: int
@@ -28,14 +31,30 @@ class Candidate:
     micro_batch_size: int
     recompute: Recompute = "none"
     fill: Fill = "1f1b"
+    weight_shards: int = 1
+    optimizer_offload: bool = False
 
     def num_microbatches(self, global_batch_size: int) -> int:
-        """Micro-batches one replica runs per step when all run the same number."""
-        return global_batch_size // (self.dp * self.micro_batch_size)
+        """Micro-batches the busiest replica runs per step when they are shared as evenly as can be."""
+        return -(-global_batch_size // (self.dp * self.micro_batch_size))
+
+    def divides(self, global_batch_size: int) -> bool:
+        """Whether all replicas can run the same number of micro-batches."""
+        return global_batch_size % (self.dp * self.micro_batch_size) == 0
 
     def execution(self, job: Job) -> Execution:
         """How every tasklet of `job` is run."""
-        return make_execution(job, self.tp, self.dp, self.micro_batch_size, self.recompute)
+        degrees = self.tp, self.pp, self.dp, self.micro_batch_size
+        return make_execution(job, *degrees, self.recompute, self.weight_shards, self.optimizer_offload)
+
+
+def candidate_of(plan: Plan) -> Candidate:
+    """The candidate that `plan` was made of, with the plainest fill."""
+    return Candidate(
+        *(plan.tp, plan.pp, plan.dp, plan.micro_batch_size, plan.recompute),
+        weight_shards=plan.weight_shards,
+        optimizer_offload=plan.optimizer_offload,
+    )
 
 
 def check_job(job: Job) -> None:
@@ -54,9 +73,17 @@ def check_job(job: Job) -> None:
                 f"job: parallel.tp {tp} does not divide {name} {value}",
                 f"set parallel.tp to a divisor of {name}, or leave it out",
             )
-    if tp > 1 and (job.compute.emulate is not None or model.factory is not None):
-        what = "compute.emulate" if job.compute.emulate is not None else "model.factory"
-        raise HolmesError(f"job: parallel.tp is {tp} and {what} is set: its layers cannot be sharded", "leave tp out")
+    if tp > 1 and model.factory is not None:
+        raise HolmesError(
+            f"job: parallel.tp is {tp} and model.factory is {model.factory}: a model of one's own is cut between "
+            "layers alone, since Holmes does not know how to split its matrices",
+            "leave parallel.tp out, or train a model of family gpt or llama",
+        )
+    if tp > 1 and job.compute.emulate is not None:
+        raise HolmesError(
+            f"job: parallel.tp is {tp} and compute.emulate is set: layers that sleep have nothing to split",
+            "leave parallel.tp out",
+        )
     if fixed.layers is not None and len(fixed.layers) % chunks:
         raise HolmesError(
             f"job: parallel.layers has {len(fixed.layers)} stages, not a multiple of chunks {chunks}",
@@ -67,6 +94,38 @@ def check_job(job: Job) -> None:
             "job: parallel.schedule zero-bubble with parallel.recompute full: each delayed weight gradient would run "
             "its layer's forward once more",
             "set parallel.recompute to none or selective, or choose another schedule",
+        )
+    _check_zero(job)
+    _check_compiled(job)
+
+
+def _check_zero(job: Job) -> None:
+    fixed = job.parallel
+    if job.model.tied_embeddings and fixed.zero == 3:
+        raise HolmesError(
+            "job: parallel.zero 3 with model.tied_embeddings: the table is used twice in a micro-batch, and would be "
+            "let go after the first",
+            "set parallel.zero to 1 or leave it out",
+        )
+    if fixed.schedule == "zero-bubble" and fixed.zero == 3:
+        raise HolmesError(
+            "job: parallel.schedule zero-bubble with parallel.zero 3: the weights are not there for half a backward",
+            "set parallel.zero to 1, or choose another schedule",
+        )
+    if fixed.zero == 3 and fixed.optimizer_offload:
+        raise HolmesError(
+            "job: parallel.optimizer_offload with parallel.zero 3: its weights are made from masters on the device",
+            "set parallel.zero to 1, or leave optimizer_offload out",
+        )
+
+
+def _check_compiled(job: Job) -> None:
+    if job.parallel.schedule == "zero-bubble" and job.compiles:
+        said = "left out, which on GPUs is true" if job.compile is None else "true"
+        raise HolmesError(
+            f"job: parallel.schedule zero-bubble with compile {said}: a compiled layer's backward is one piece, so "
+            "that its whole would run in each of the two halves",
+            "set `compile: false`, or choose another schedule",
         )
 
 
@@ -105,19 +164,26 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
     Raises HolmesError when the fixed degrees need more slots than there are (the answer is no), or a tensor group
     larger than any host (wrong usage).
     """
-    sizes = {dp: tuple(_micro_batch_sizes(job, dp)) for dp in _divisors(job.global_batch_size, job.parallel.dp)}
-    group_slots = {tp: fleet.num_group_slots(tp) for tp in tensor_degrees(job, fleet)}
+    recompute, shares = job.parallel.recompute or RECOMPUTE[0], BatchShares(job, fleet.num_group_slots(1))
+    classes = {tp: class_rooms(fleet, tp) for tp in tensor_degrees(job, fleet)}
     found = tuple(
-        Candidate(tp, pp, dp, micro_batch_size, job.parallel.recompute or RECOMPUTE[0], _first_fill(job, pp))
-        for tp, num_group_slots in group_slots.items()
-        for pp in _pipeline_degrees(job, num_group_slots)
-        for dp in sizes
-        if pp * dp <= num_group_slots
-        for micro_batch_size in sizes[dp]
+        Candidate(
+            *(tp, pp, dp, micro_batch_size, recompute, _first_fill(job, pp)),
+            weight_shards=dp if job.parallel.zero == 3 else 1,
+            optimizer_offload=job.parallel.optimizer_offload or False,
+        )
+        for tp, rooms in classes.items()
+        for pp in _pipeline_degrees(job, fleet.num_group_slots(tp))
+        for dp, micro_batch_size in shares.of(rooms, pp)
     )
     if not found:
         raise _too_few_slots(job, fleet)
     return found
+
+
+def class_rooms(fleet: Fleet, tp: int) -> list[ClassRoom]:
+    """The room for tensor groups of `tp` on each class."""
+    return [ClassRoom(each.cluster, each.hardware.slot, each.num_group_slots(tp)) for each in fleet.classes]
 
 
 def _first_fill(job: Job, pp: int) -> Fill:
@@ -126,7 +192,7 @@ def _first_fill(job: Job, pp: int) -> Fill:
 
 def with_other_fills(job: Job, candidate: Candidate) -> tuple[Candidate, ...]:
     """The candidate with each schedule that fills its pipeline in another way, itself first."""
-    return tuple(replace(candidate, fill=fill) for fill in fills(job, candidate.pp, candidate.recompute))
+    return tuple(replace(candidate, fill=fill) for fill in _fills_of(job, candidate))
 
 
 def more_recompute(job: Job, candidate: Candidate) -> Candidate | None:
@@ -135,7 +201,31 @@ def more_recompute(job: Job, candidate: Candidate) -> Candidate | None:
     if job.parallel.recompute is not None or at == len(RECOMPUTE):
         return None
     more = replace(candidate, recompute=RECOMPUTE[at])
-    return more if candidate.fill in fills(job, more.pp, more.recompute) else None
+    return more if candidate.fill in _fills_of(job, more) else None
+
+
+def _fills_of(job: Job, candidate: Candidate) -> tuple[Fill, ...]:
+    return fills(job, candidate.pp, candidate.recompute, candidate.weight_shards)
+
+
+def with_sharded_weights(job: Job, candidate: Candidate, num_clusters: int = 1) -> Candidate | None:
+    """The candidate under ZeRO-3 with its replicas over so many clusters; None where it cannot be run, or is the same.
+
+    Its backwards are not split, its tables not tied, its states not in host memory, and each cluster holds equally many
+    replicas, several of them, which all run as many micro-batches.
+    """
+    shards, rest = divmod(candidate.dp, num_clusters)
+    cannot = job.parallel.zero == 1 or job.parallel.schedule == "zero-bubble" or job.model.tied_embeddings
+    if cannot or candidate.optimizer_offload or rest or shards == 1 or not candidate.divides(job.global_batch_size):
+        return None
+    return replace(candidate, fill="1f1b", weight_shards=shards)
+
+
+def with_host_states(job: Job, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """The candidates with optimizer states in host memory, which makes room at a price; none where job.yaml decides."""
+    if job.parallel.optimizer_offload is not None or job.parallel.zero == 3:
+        return ()
+    return tuple(replace(candidate, optimizer_offload=True) for candidate in candidates)
 
 
 def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
@@ -160,17 +250,6 @@ def _pipeline_degrees(job: Job, num_group_slots: int) -> range:
     if fixed is None and job.parallel.layers:
         fixed = len(job.parallel.layers) // chunks
     return range(fixed, fixed + 1) if fixed else range(1, min(job.model.num_layers // chunks, num_group_slots) + 1)
-
-
-def _micro_batch_sizes(job: Job, dp: int) -> Iterator[int]:
-    fixed = job.parallel.micro_batch_size
-    return (size for size in _divisors(job.global_batch_size // dp, fixed) if fixed or size <= MOST_SAMPLES)
-
-
-def _divisors(number: int, fixed: int | None) -> Iterator[int]:
-    """The divisors of `number`, or of these only the fixed one."""
-    choices = range(1, number + 1) if fixed is None else (fixed,)
-    return (divisor for divisor in choices if number % divisor == 0)
 
 
 def _too_few_slots(job: Job, fleet: Fleet) -> HolmesError:

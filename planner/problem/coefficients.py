@@ -19,6 +19,7 @@ from planner.cost.slot import Slot, head_parts_s, layer_parts_s
 from planner.problem.candidates import Candidate
 from planner.problem.connections import NOT_MEASURED
 from planner.problem.fleet import Fleet, HostClass
+from planner.problem.host_memory import host_bytes
 from planner.problem.networks import Networks
 
 SLACK_BYTES = 4096  # of a rank's memory: more than what roundings of its parts add up to
@@ -53,7 +54,7 @@ class Coefficients:
 
     candidate: Candidate
     num_layers: int
-    num_microbatches: int  # of one replica when all run the same number
+    total_microbatches: int  # of all replicas
     cluster: tuple[int, ...]
     group_slots: tuple[int, ...]
     group_slots_per_host: tuple[int, ...]
@@ -75,6 +76,11 @@ class Coefficients:
     fill_share: float = 1.0  # of what ranks wait under 1F1B while a pipeline fills and drains; see cost/fill.py
     crossings: Mapping[tuple[int, int], Crossing] = field(default_factory=dict)
     """What was measured, by two indices of clusters, the smaller first, or inside one by twice its index."""
+
+    @cached_property
+    def num_microbatches(self) -> int:
+        """Those of the busiest replica when they are shared as evenly as can be."""
+        return -(-self.total_microbatches // self.candidate.dp)
 
     @cached_property
     def layer_s(self) -> tuple[float, ...]:
@@ -148,7 +154,7 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
     return Coefficients(
         candidate=candidate,
         num_layers=model.num_layers,
-        num_microbatches=num_microbatches,
+        total_microbatches=job.global_batch_size // candidate.micro_batch_size,
         cluster=tuple(names.index(each.cluster) for each in classes),
         group_slots=tuple(each.num_group_slots(tp) for each in classes),
         group_slots_per_host=tuple(per_host),
@@ -169,7 +175,7 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         inside_sync_s_per_byte=tuple(exchange / tp / each.slot.inside.bandwidth_bytes_per_s for each in hardware),
         layer_sync_bytes=travels * layer_parameters(model, tp),
         first_sync_bytes=travels * embedding_parameters(model, tp),
-        last_sync_bytes=travels * head_parameters(model, tp),
+        last_sync_bytes=travels * head_parameters(model, tp, is_first=candidate.pp == 1),
         action_s=tuple(each.slot.action_s for each in hardware),
         hides_edges=job.parallel.schedule in (None, "eager"),
         fill_share=fill_share(job, candidate.fill, candidate.pp, num_microbatches, slots[0][0]),
@@ -225,41 +231,58 @@ def _capacity(job: Job, classes: Sequence[HostClass], candidate: Candidate) -> t
     """
     pp, most = candidate.pp, job.model.num_layers
     num_microbatches = candidate.num_microbatches(job.global_batch_size)
-    memories = [each.hardware.memory_bytes for each in classes]
+    memories = [(each.hardware.memory_bytes, each.hardware.host_memory_bytes) for each in classes]
     kinds = set(memories)
-    parts = _memory_parts(job.model, candidate.execution(job))
+    parts = _memory_parts(job.model, candidate.execution(job), job.checkpoint is not None)
     rows: dict[tuple[int, bool, bool], tuple[int, ...]] = {}
     by_stage = []
     for stage in range(pp):
         key = (microbatches_in_flight(candidate.fill, pp, num_microbatches, stage)[0], stage == 0, stage == pp - 1)
         if key not in rows:
-            taken, per_layer = SLACK_BYTES + parts.empty[key[1:]], parts.states + key[0] * parts.activations
-            layers = {
-                memory: most if memory is None else max(0, min(most, (memory - taken) // per_layer)) for memory in kinds
-            }
+            taken = SLACK_BYTES + parts.empty[key[1:]] + key[0] * parts.microbatch
+            device = taken, parts.states + key[0] * parts.activations
+            host = parts.host_empty[key[1:]], parts.host_layer
+            layers = {each: _most_layers(most, zip(each, (device, host), strict=True)) for each in kinds}
             rows[key] = tuple(layers[memory] for memory in memories)
         by_stage.append(rows[key])
     return tuple(by_stage)
 
 
+def _most_layers(most: int, rooms: Iterable[tuple[int | None, tuple[int, int]]]) -> int:
+    """How many layers, `most` at most, have room everywhere: bytes there are, taken already, and taken by a layer."""
+    for room, (taken, per_layer) in rooms:
+        if room is not None and per_layer:
+            most = max(0, min(most, (room - taken) // per_layer))
+    return most
+
+
 @dataclass(frozen=True)
 class _MemoryParts:
-    """Bytes of a rank: without layers, by whether it is first and last; and those of one layer."""
+    """Bytes of a rank: without layers, by whether it is first and last; what layers share of each micro-batch held;
+    those of one layer; and of its host's."""
 
     empty: dict[tuple[bool, bool], int]
+    microbatch: int
     states: int
     activations: int
+    host_empty: dict[tuple[bool, bool], int]
+    host_layer: int
 
 
 @lru_cache(maxsize=4096)
-def _memory_parts(model: Model, execution: Execution) -> _MemoryParts:
+def _memory_parts(model: Model, execution: Execution, checkpoints: bool) -> _MemoryParts:
     """The parts of `memory_bytes`, which are the same for all pipeline degrees."""
 
     def needed(layers: int, held: int, is_first: bool = False, is_last: bool = False) -> int:
         return memory_bytes(model, execution, (layers,), (held,), is_first, is_last)
 
-    empty = {(first, last): needed(0, 0, first, last) for first in (False, True) for last in (False, True)}
-    return _MemoryParts(empty, needed(1, 0) - empty[False, False], needed(1, 1) - needed(1, 0))
+    ends = [(first, last) for first in (False, True) for last in (False, True)]
+    empty = {end: needed(0, 0, *end) for end in ends}
+    host_empty = {end: host_bytes(model, execution, checkpoints, 0, *end) for end in ends}
+    host_layer = host_bytes(model, execution, checkpoints, 1, False, False)
+    microbatch, states = needed(0, 1) - empty[False, False], needed(1, 0) - empty[False, False]
+    activations = needed(1, 1) - needed(1, 0) - microbatch
+    return _MemoryParts(empty, microbatch, states, activations, host_empty, host_layer)
 
 
 def joined_s(coeffs: Coefficients, classes: Iterable[int], fabric: Sequence[float], shared: Sequence[float]) -> float:

@@ -52,16 +52,17 @@ def replicas_by_cluster(coeffs: Coefficients, site: Site) -> int | None:
 
 
 def sync_s_per_byte(
-    coeffs: Coefficients, site: Site, rings: int, stages_at_once: int = 1, is_even: bool | None = None
+    coeffs: Coefficients, site: Site, rings: int, times_as_long: float = 1.0, is_even: bool | None = None
 ) -> float:
     """Seconds per byte of a stage's exchange while `rings` share the busiest NIC; without a ring it is in one host.
 
-    Between clusters, that of `stages_at_once` share the trunk; in one ring, or inside clusters first and then across,
-    where each has equally many replicas: as `is_even` says, or as they are wherever the clusters can hold that.
+    Between clusters the trunk takes `times_as_long` as for this stage alone, as others share it; in one ring, or inside
+    clusters first and then across, where each has equally many replicas: as `is_even` says, or as they are wherever the
+    clusters can hold that.
     """
     if rings == 0:
         return max(coeffs.inside_sync_s_per_byte[c] for c in site)
-    flat = _ring_s_per_byte(coeffs, site, rings, stages_at_once)
+    flat = _ring_s_per_byte(coeffs, site, rings, times_as_long)
     num_clusters = len({coeffs.cluster[c] for c in site})
     if num_clusters == 1:
         return flat
@@ -69,38 +70,38 @@ def sync_s_per_byte(
         is_even = replicas_by_cluster(coeffs, site) is not None
     if not is_even:
         return flat
-    return min(flat, _two_levels_s_per_byte(coeffs, site, num_clusters, rings, stages_at_once))
+    return min(flat, _two_levels_s_per_byte(coeffs, site, num_clusters, rings, times_as_long))
 
 
 def _two_levels_s_per_byte(
-    coeffs: Coefficients, site: Site, num_clusters: int, rings: int, stages_at_once: int
+    coeffs: Coefficients, site: Site, num_clusters: int, rings: int, times_as_long: float
 ) -> float:
     """Seconds per byte of the slower level of both, which work at the same time on one bucket after another."""
     across, _ = two_levels(coeffs.candidate.dp, num_clusters)
-    seconds = [level_s for c in site for level_s in _class_levels_s(coeffs, c, num_clusters, rings, stages_at_once)]
+    seconds = [level_s for c in site for level_s in _class_levels_s(coeffs, c, num_clusters, rings, times_as_long)]
     for crossing in crossings_of(coeffs, site):
-        groups = max(_groups_across(coeffs, c, num_clusters, stages_at_once) for c in site)
+        groups = max(_groups_across(coeffs, c, num_clusters, times_as_long) for c in site)
         inside = coeffs.candidate.dp // num_clusters
         seconds += [
             crossing.path_s_per_byte * across * groups,
-            crossing.trunk_s_per_byte * across * inside * stages_at_once,
+            crossing.trunk_s_per_byte * across * inside * times_as_long,
         ]
     return max(seconds)
 
 
 def _class_levels_s(
-    coeffs: Coefficients, c: int, num_clusters: int, rings: int, stages_at_once: int
+    coeffs: Coefficients, c: int, num_clusters: int, rings: int, times_as_long: float
 ) -> tuple[float, float]:
     """Seconds per byte that the NICs of a class take of each level."""
     across, inside = two_levels(coeffs.candidate.dp, num_clusters)
-    groups = _groups_across(coeffs, c, num_clusters, stages_at_once)
+    groups = _groups_across(coeffs, c, num_clusters, times_as_long)
     return rings * inside * coeffs.fabric_sync_s_per_byte[c], groups * across * coeffs.shared_sync_s_per_byte[c]
 
 
-def _groups_across(coeffs: Coefficients, c: int, num_clusters: int, stages_at_once: int) -> int:
+def _groups_across(coeffs: Coefficients, c: int, num_clusters: int, times_as_long: float) -> int:
     """Groups across clusters that share a NIC: one for each replica on its host."""
     per_host = coeffs.group_slots_per_host[c]
-    return max(1, per_host if stages_at_once > 1 else min(per_host, coeffs.candidate.dp // num_clusters))
+    return max(1, per_host if times_as_long > 1 else min(per_host, coeffs.candidate.dp // num_clusters))
 
 
 def two_levels(dp: int, num_clusters: int) -> tuple[float, float]:
@@ -118,13 +119,13 @@ def least_crossing_s_per_byte(coeffs: Coefficients, c: int) -> float:
     return min([coeffs.shared_sync_s_per_byte[c], *levels])
 
 
-def _ring_s_per_byte(coeffs: Coefficients, site: Site, rings: int, stages_at_once: int) -> float:
+def _ring_s_per_byte(coeffs: Coefficients, site: Site, rings: int, times_as_long: float) -> float:
     """Seconds per byte in one ring of all replicas."""
     nics = joined_s(coeffs, site, coeffs.fabric_sync_s_per_byte, coeffs.shared_sync_s_per_byte)
     if not coeffs.crossings:
         return rings * nics
     ways = [
-        max(rings * crossing.path_s_per_byte, stages_at_once * crossing.trunk_s_per_byte)
+        max(rings * crossing.path_s_per_byte, times_as_long * crossing.trunk_s_per_byte)
         for crossing in crossings_of(coeffs, site)
     ]
     return max(rings * nics, *ways)

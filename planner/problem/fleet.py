@@ -1,8 +1,9 @@
-"""The fleet: the training slots of the reachable hosts, and the classes of hosts that are alike."""
+"""The fleet: the training slots of reachable hosts that no finding refuses, and the classes of hosts that are alike."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
@@ -10,6 +11,7 @@ from holmes_core.records.devices import NetName
 from holmes_core.records.inventory import Host, Inventory
 from holmes_core.records.job import Job
 from planner.cost.slot import Slot, read_slot
+from planner.problem.host_memory import usable_host_bytes
 from planner.problem.networks import Networks
 from planner.problem.shared_cores import core_shares
 
@@ -18,9 +20,9 @@ from planner.problem.shared_cores import core_shares
 class Hardware:
     """What the cost of a placement depends on: hosts of one cluster with equal hardware are interchangeable.
 
-    `slot` is the slowest one, `memory_bytes` the smallest one's, None when not known. The rates are those of the
-    host's NICs on its fabric, with NCCL's name for the transport there, and on the network all share; None when not
-    known.
+    `slot` is the slowest one, `memory_bytes` the smallest one's, `host_memory_bytes` what each may have of the host's,
+    of which alike hosts report a little more or less: the least. The rates are those of the host's NICs on its
+    fabric, with NCCL's name for the transport there, and on the network all share. None when not known.
     """
 
     cluster: str
@@ -30,6 +32,7 @@ class Hardware:
     net_name: NetName | None = None
     fabric_bytes_per_s: float | None = None
     shared_bytes_per_s: float | None = None
+    host_memory_bytes: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -95,17 +98,22 @@ class Fleet:
 def read_fleet(inventory: Inventory, job: Job, networks: Networks) -> Fleet:
     """The fleet of `inventory` for `job`. Raises HolmesError when no host has a slot or the speed of one is unknown."""
     hosts, shares = {host.name: host for host in inventory.hosts}, core_shares(inventory, job)
-    alike: dict[Hardware, list[FleetHost]] = {}
+    refused, alike = inventory.refusals, dict[Hardware, list[FleetHost]]()
     for cluster in inventory.clusters:
         for name in cluster.hosts:
-            gpus = slots_of(hosts[name], job)
+            gpus = slots_of(hosts[name], job) if name not in refused else ()
             if gpus:
                 slot = read_slot(hosts[name], cluster.name, job, shares[name])
                 hardware = _hardware(hosts[name], cluster.name, len(gpus), job, networks, slot)
                 alike.setdefault(hardware, []).append(FleetHost(name, gpus, hardware))
     if not alike:
         raise _no_slots(inventory, job)
-    return Fleet(tuple(HostClass(hardware, tuple(members)) for hardware, members in alike.items()))
+    return Fleet(tuple(HostClass(_with_least_host_memory(members), tuple(members)) for members in alike.values()))
+
+
+def _with_least_host_memory(alike: Sequence[FleetHost]) -> Hardware:
+    known = [size for host in alike if (size := host.hardware.host_memory_bytes) is not None]
+    return replace(alike[0].hardware, host_memory_bytes=min(known, default=None))
 
 
 def slots_of(host: Host, job: Job) -> tuple[int | None, ...]:
@@ -117,7 +125,7 @@ def slots_of(host: Host, job: Job) -> tuple[int | None, ...]:
 
 def _hardware(host: Host, cluster: str, num_slots: int, job: Job, networks: Networks, slot: Slot) -> Hardware:
     memory = [gpu.memory_bytes for gpu in host.gpus if gpu.memory_bytes is not None] if job.device == "cuda" else []
-    rates = networks.rates(host.name)
+    rates, host_bytes = networks.rates(host.name), usable_host_bytes(host)
     return Hardware(
         cluster=cluster,
         num_slots=num_slots,
@@ -126,6 +134,7 @@ def _hardware(host: Host, cluster: str, num_slots: int, job: Job, networks: Netw
         net_name=rates.net_name,
         fabric_bytes_per_s=rates.fabric_bytes_per_s,
         shared_bytes_per_s=rates.shared_bytes_per_s,
+        host_memory_bytes=None if host_bytes is None else host_bytes // num_slots,
     )
 
 
@@ -135,6 +144,14 @@ def _no_slots(inventory: Inventory, job: Job) -> HolmesError:
         return HolmesError(
             f"none of the {len(inventory.hosts)} hosts in the inventory was reachable",
             "see the findings of `holmes probe hosts.yaml`, then probe again",
+            ANSWER_IS_NO,
+        )
+    refused = inventory.refusals
+    if refused.keys() >= set(reachable):
+        said = "; ".join(f"{name}: {finding.rule}: {finding.evidence}" for name, finding in refused.items())
+        return HolmesError(
+            f"the probe refuses to launch on every host: {said}",
+            "do what the findings of `holmes probe hosts.yaml` say, then probe again",
             ANSWER_IS_NO,
         )
     return HolmesError(

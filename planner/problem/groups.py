@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import combinations, pairwise
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, pairwise, product
 from typing import NamedTuple
 
 from holmes_core.records.plan import Axis, DataParallel, PlanGroup, PlanRank
-from holmes_runtime.config.rank_grid import EDGE_AXES
+from holmes_runtime.config.rank_grid import EDGE_AXES, Rank, RankGrid
+from planner.cost.collectives import times_as_long
 from planner.problem.networks import Networks, Route, require_bandwidth
 
 TRUNK = "trunk"
@@ -24,24 +25,36 @@ class DemandedGroup(NamedTuple):
 
 
 def make_groups(
-    networks: Networks, ranks: Sequence[PlanRank], chunks: int = 1, data_parallel: DataParallel = "flat"
+    networks: Networks,
+    ranks: Sequence[PlanRank],
+    parameters: Sequence[int],
+    chunks: int = 1,
+    data_parallel: DataParallel = "flat",
+    is_tied: bool = False,
 ) -> tuple[PlanGroup, ...]:
-    """All process groups of the job: dp by stage, then edges by replica and stage, forward before backward, then tp.
+    """All process groups of the job: dp by stage, then edges by replica and stage, forward before backward, then tp,
+    then the pairs of a model that `is_tied`.
 
     Groups of the same axis send at once: what a group has of a NIC, and of the trunk between two clusters, is the least
-    share that a member gets.
+    share that a member gets. Replicas that exchange more have a trunk for themselves in the end: theirs are
+    `parameters`, by pipeline rank.
     """
-    demanded = list(demanded_groups(ranks, chunks, data_parallel))
+    demanded = list(demanded_groups(ranks, chunks, data_parallel, is_tied))
+    size_of = {member.name: _exchanged(member, ranks, parameters) for member in demanded}
     alike = Counter((member.axis, member.hosts) for member in demanded)
     routes = {hosts: networks.route(hosts) for hosts in dict.fromkeys(hosts for _, hosts in alike)}
     uses = {(axis, hosts): _flows(axis, hosts, routes[hosts]) for axis, hosts in alike}
     trunks = {(axis, hosts): _trunk_flows(networks, axis, hosts) for axis, hosts in alike}
-    flows: Counter[Flow] = Counter()
+    flows = Counter[Flow]()
     for key, count in alike.items():
-        for flow in (*(flow for _, flow in uses[key]), *trunks[key]):
+        for _, flow in uses[key]:
             flows[flow] += count
+    sizes = defaultdict[Flow, list[float]](list)
+    for member in demanded:
+        for flow in trunks[member.axis, member.hosts]:
+            sizes[flow].append(size_of[member.name])
+    longer = {flow: times_as_long(sharing) for flow, sharing in sizes.items()}
     rates = {key: _group_bandwidth(key[1], routes[key[1]], uses[key], flows) for key in alike}
-    shares = {key: _trunk_share(networks, trunks[key], flows) for key in alike}
     joined = {hosts: _joined(networks, hosts) for hosts in routes}
     return tuple(
         PlanGroup(
@@ -53,7 +66,7 @@ def make_groups(
             net_name=route.net_name,
             nvlink=route.nvlink,
             bandwidth_bytes_per_s=rates[axis, hosts],
-            trunk_bytes_per_s=shares[axis, hosts],
+            trunk_bytes_per_s=_trunk_share(networks, trunks[axis, hosts], size_of[name], longer),
             latency_s=joined[hosts].latency_s,
             streams=joined[hosts].streams,
         )
@@ -61,8 +74,13 @@ def make_groups(
     )
 
 
+def _exchanged(group: DemandedGroup, ranks: Sequence[PlanRank], parameters: Sequence[int]) -> float:
+    """How much the group exchanges, beside others of its axis: on edges all the same, which send all along the step."""
+    return parameters[ranks[group.ranks[0]].pp_rank] if group.axis in ("dp", "dp_across") else 1.0
+
+
 def demanded_groups(
-    ranks: Sequence[PlanRank], chunks: int = 1, data_parallel: DataParallel = "flat"
+    ranks: Sequence[PlanRank], chunks: int = 1, data_parallel: DataParallel = "flat", is_tied: bool = False
 ) -> Iterator[DemandedGroup]:
     """The groups the coordinates of `ranks` demand, in plan order.
 
@@ -78,19 +96,31 @@ def demanded_groups(
                 replicas = [by_coordinates[stage, replica, shard] for replica in range(dp)]
                 yield from _exchanges(f"stage{stage}{suffix}", replicas, data_parallel)
     edges = [*pairwise(range(pp)), *([(pp - 1, 0)] if chunks > 1 else [])]
-    for replica in range(dp):
-        for before, after in edges:
-            for shard, suffix in enumerate(suffixes):
-                name = f"edge/replica{replica}/{before}-{after}"
-                (first, first_host), (second, second_host) = at[before, replica, shard], at[after, replica, shard]
-                ranks_and_hosts = (first, second), (first_host, second_host)
-                yield DemandedGroup(f"{name}/forward{suffix}", "pp_forward", *ranks_and_hosts)
-                yield DemandedGroup(f"{name}/backward{suffix}", "pp_backward", *ranks_and_hosts)
+    for replica, (before, after), (shard, suffix) in product(range(dp), edges, enumerate(suffixes)):
+        name = f"edge/replica{replica}/{before}-{after}"
+        (first, first_host), (second, second_host) = at[before, replica, shard], at[after, replica, shard]
+        ranks_and_hosts = (first, second), (first_host, second_host)
+        yield DemandedGroup(f"{name}/forward{suffix}", "pp_forward", *ranks_and_hosts)
+        yield DemandedGroup(f"{name}/backward{suffix}", "pp_backward", *ranks_and_hosts)
     if tp > 1:
         for stage in range(pp):
             for replica in range(dp):
                 shards = [at[stage, replica, shard] for shard in range(tp)]
                 yield DemandedGroup(f"tp/stage{stage}/replica{replica}", "tp", *zip(*shards, strict=True))
+    if is_tied:
+        yield from _tied(ranks, (pp, dp, tp), chunks > 1, data_parallel)
+
+
+def _tied(
+    ranks: Sequence[PlanRank], degrees: tuple[int, int, int], is_ring: bool, data_parallel: DataParallel
+) -> Iterator[DemandedGroup]:
+    """Pairs of ranks that hold the same piece of a tied table, on the first stage and on the last."""
+    plain = (Rank(each.rank, each.host, each.cluster, each.pp_rank, each.dp_rank, each.tp_rank) for each in ranks)
+    grid = RankGrid(*degrees, is_ring, True, data_parallel, tuple(plain))
+    for me in grid.ranks:
+        pair = grid.tied(me)
+        if pair is not None and me.pp_rank == 0:
+            yield DemandedGroup(f"tied/rank{me.rank}", "tied", pair, tuple(grid.rank(each).host for each in pair))
 
 
 def _exchanges(where: str, replicas: Sequence[PlanRank], data_parallel: DataParallel) -> Iterator[DemandedGroup]:
@@ -161,10 +191,17 @@ def _trunk_flows(networks: Networks, axis: Axis, hosts: Sequence[str]) -> list[F
     return [(axis, a, b, TRUNK) for a, b in crossings if networks.connection(a, b).trunk_bytes_per_s is not None]
 
 
-def _trunk_share(networks: Networks, uses: Sequence[Flow], flows: Counter[Flow]) -> float | None:
-    """The least share of a trunk in bytes/s; None where the group uses none whose rate is known."""
+def _trunk_share(
+    networks: Networks, uses: Sequence[Flow], size: float, longer: Mapping[Flow, Mapping[float, float]]
+) -> float | None:
+    """The least share of a trunk in bytes/s for a group that exchanges `size`; None where it uses none of known rate.
+
+    `longer` says by trunk and size how many times as long as alone an exchange takes.
+    """
     shares = [
-        rate / flows[use] for use in uses if (rate := networks.connection(use[1], use[2]).trunk_bytes_per_s) is not None
+        rate / longer[use][size]
+        for use in uses
+        if (rate := networks.connection(use[1], use[2]).trunk_bytes_per_s) is not None
     ]
     return min(shares, default=None)
 

@@ -247,7 +247,8 @@ def require_bandwidth(path: Route, hosts: Sequence[str]) -> tuple[float, ...]:
             seen = "not known" if bandwidth is None else "0"
             raise HolmesError(
                 f"host {host}: the bandwidth of {interface} on network {path.network} is {seen}",
-                f"write it into hosts.yaml, for example `speeds_gbps: {{{interface}: 10}}`, and probe again",
+                f"bring {interface} up if it is down there; if it is up, write its rate into hosts.yaml, for example "
+                f"`speeds_gbps: {{{interface}: 10}}`; then probe again",
                 ANSWER_IS_NO,
             )
     return tuple(bandwidth for bandwidth in path.bandwidths if bandwidth is not None)

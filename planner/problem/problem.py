@@ -14,6 +14,7 @@ from planner.problem.coefficients import Coefficients, make_coefficients
 from planner.problem.fleet import Fleet, read_fleet
 from planner.problem.networks import Networks, require_bandwidth
 from planner.problem.rails import Rails, read_rails
+from planner.problem.sharded_weights import with_weight_traffic
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,11 @@ class Problem:
 
     @cached_property
     def _coefficients(self) -> Callable[[Candidate], Coefficients]:
-        return cache(lambda candidate: make_coefficients(self.job, self.fleet, self.networks, candidate))
+        def make(candidate: Candidate) -> Coefficients:
+            coeffs = make_coefficients(self.job, self.fleet, self.networks, candidate)
+            return with_weight_traffic(self.job, coeffs)
+
+        return cache(make)
 
 
 def read_problem(inventory: Inventory, job: Job) -> Problem:

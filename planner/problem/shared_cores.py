@@ -18,16 +18,17 @@ def core_shares(inventory: Inventory, job: Job) -> dict[str, float]:
     if job.device != "cpu" or job.compute.emulate is not None:
         return dict.fromkeys(clustered, 1.0)
     hosts = {host.name: host for host in inventory.hosts}
-    held = Counter(_machine(hosts[name]) for name in clustered)
+    held = Counter(machine_of(hosts[name]) for name in clustered)
     fixed = job.parallel
     most = fixed.tp * fixed.pp * fixed.dp if fixed.tp and fixed.pp and fixed.dp else None
     shares = {}
     for name in clustered:
-        cores, slots = hosts[name].cpu_count, held[_machine(hosts[name])] * job.slots_per_host
+        cores, slots = hosts[name].cpu_count, held[machine_of(hosts[name])] * job.slots_per_host
         threads = min(slots, most or slots) * job.threads_per_slot
         shares[name] = max(1.0, threads / cores) if cores else 1.0
     return shares
 
 
-def _machine(host: Host) -> tuple[str, str]:
+def machine_of(host: Host) -> tuple[str, str]:
+    """What is the same for hosts that are one machine, and for no others."""
     return ("boot", host.boot_id) if host.boot_id else ("host", host.name)

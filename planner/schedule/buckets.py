@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from holmes_core.records.job import Model
 from holmes_runtime.config.model_shape import Part, embedding_parameters, head_parameters, layer_parameters
-
-PARAMETERS = {"head": head_parameters, "layer": layer_parameters, "embedding": embedding_parameters}
+from planner.cost.counts import GRADIENT_BYTES
 
 
 @dataclass(frozen=True)
@@ -38,18 +37,41 @@ class Exchange(NamedTuple):
     across_gather_s: float = 0.0
 
 
+def part_parameters(model: Model, tp: int, is_first: bool) -> dict[Part, int]:
+    """Parameters of each part of a stage on one of `tp` shards; the first stage's head, if tied, has no table."""
+    return {
+        "head": head_parameters(model, tp, is_first),
+        "layer": layer_parameters(model, tp),
+        "embedding": embedding_parameters(model, tp),
+    }
+
+
 def make_buckets(
     model: Model,
     tp: int,
     parts: Iterable[Part],
     backward_s: Mapping[Part, float],
     exchange: Callable[[int], Exchange],
+    full_bytes: int = 0,
 ) -> list[Bucket]:
-    """A bucket for each of a stage's `parts`, which stand in the order of their gradients.
+    """The buckets of a stage's `parts`, which stand in the order of their gradients.
 
-    `backward_s` is by part; the embedding's gradients come with those of the layer before. `exchange` is what
-    the parameters of one of `tp` shards take.
+    A bucket takes parts until its fp32 gradients have half of `full_bytes`, as the runtime's do; of parts larger than
+    that the runtime makes several. `backward_s` is by part; the embedding's gradients come with those of the layer
+    before. `exchange` is what the parameters of one of `tp` shards take.
     """
     parts = tuple(parts)
-    bucket_of = {part: Bucket(backward_s.get(part, 0.0), *exchange(PARAMETERS[part](model, tp))) for part in set(parts)}
-    return [bucket_of[part] for part in parts]
+    parameters = part_parameters(model, tp, is_first="embedding" in parts)
+    held: list[list[Part]] = []
+    size = full_bytes
+    for part in parts:
+        if 2 * size >= full_bytes:
+            held.append([])
+            size = 0
+        held[-1].append(part)
+        size += GRADIENT_BYTES * parameters[part]
+    exchanges = {size: exchange(size) for size in {sum(parameters[part] for part in each) for each in held}}
+    return [
+        Bucket(sum(backward_s.get(part, 0.0) for part in each), *exchanges[sum(parameters[part] for part in each)])
+        for each in held
+    ]

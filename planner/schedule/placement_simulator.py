@@ -10,25 +10,26 @@ from itertools import pairwise
 from math import ceil
 
 from holmes_core.records.job import Codec, Job
-from holmes_runtime.config.model_shape import Part, gradient_order
-from holmes_runtime.config.precedence import precedence_of
+from holmes_runtime.config.model_shape import Part, bucket_bytes, gradient_order, stage_parameters
 from holmes_runtime.config.schedule import microbatches_in_flight
-from planner.cost.collectives import exchange_hops, exchange_share
+from planner.cost.collectives import exchange_hops, exchange_share, times_as_long
 from planner.cost.compute_time import split_factor
-from planner.cost.counts import GRADIENT_BYTES, edge_bytes, edge_values, memory_bytes
+from planner.cost.counts import GRADIENT_BYTES, edge_bytes, edge_values, memory_bytes, tied_bytes
+from planner.cost.fill import splits_backwards
 from planner.cost.packing import allowed_codecs, lossiest_codec, with_messages
 from planner.problem.coefficients import Coefficients, are_alike
 from planner.problem.exchange_rates import are_even, rings_on_nic, site_latency_s, sync_s_per_byte
 from planner.schedule.buckets import Bucket, Exchange, make_buckets
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts
-from planner.schedule.simulate import Pipeline, PipelineTimes, simulate
+from planner.schedule.simulate import Order, Pipeline, PipelineTimes, simulate
 from planner.schedule.step_lower_bound import Shape, least_step_s
 from planner.search.closed_form import NO_EDGE, Edge, edge_of
-from planner.search.placement import Placement, even_layers
+from planner.search.placement import Placement, even_shares
 from planner.tolerances import ROUNDING
 
 NEVER_TRIED = ("gpipe",)  # unless it is fixed: `eager` does what it does in less memory
 CHUNKS = (2, 3, 4)  # tried where none are fixed
+MOST_AHEAD = 16  # micro-batches that are all tried ahead where there are no more
 ROUNDS = 3  # rounds of pp micro-batches simulated; more repeat the last one
 
 
@@ -50,7 +51,7 @@ class PlacementSimulator:
 
     def modes(self) -> list[RunMode]:
         """What job.yaml and memory allow, each with the lower bound on its step."""
-        return [replace(mode, step_s=self._lower_bound_s(mode)) for mode in self._allowed_modes() if self._fits(mode)]
+        return [replace(mode, step_s=self.lower_bound_s(mode)) for mode in self.allowed_modes() if self.fits(mode)]
 
     def timed(self, mode: RunMode) -> RunMode:
         """`mode` with its simulated seconds.
@@ -62,7 +63,7 @@ class PlacementSimulator:
             return replace(mode, step_s=self._simulate(mode, 0))
         short_s, shorter_s = self._simulate(mode, rounds), self._simulate(mode, rounds + 1)
         # What was left out may have been slower than what was not, and then the bound is nearer.
-        return replace(mode, step_s=max(self._lower_bound_s(mode), short_s + rounds * (short_s - shorter_s)))
+        return replace(mode, step_s=max(self.lower_bound_s(mode), short_s + rounds * (short_s - shorter_s)))
 
     @cached_property
     def _lanes(self) -> list[tuple[int, list[tuple[int, ...]]]]:
@@ -74,7 +75,7 @@ class PlacementSimulator:
             return [(count, [(c,) for c in column]) for column, count in columns.items()]
         return [(max(self._placement.microbatches), self._sites)]
 
-    def _allowed_modes(self) -> Iterator[RunMode]:
+    def allowed_modes(self, eager: bool = True) -> Iterator[RunMode]:
         """What job.yaml allows, whether it fits into memory or not; their bounds are still to be found."""
         fixed, layers = self._job.parallel, self._placement.layers
         names = (fixed.schedule,) if fixed.schedule else tuple(name for name in SIMPLEST if name not in NEVER_TRIED)
@@ -84,9 +85,15 @@ class PlacementSimulator:
             if name == "interleaved":
                 yield from self._interleaved()
             elif name == "eager":
-                yield from (RunMode(name, 1, extra, layers, 0.0) for extra in self._extras())
-            elif name != "zero-bubble" or (self._pp > 1 and self._execution.recompute != "full"):
+                yield from (RunMode(name, 1, extra, layers, 0.0) for extra in (self._extras() if eager else ()))
+            elif name != "zero-bubble" or self.may_split:
                 yield RunMode(name, 1, (), layers, 0.0)
+
+    @property
+    def may_split(self) -> bool:
+        """Whether backwards may be run in halves."""
+        execution = self._execution
+        return splits_backwards(self._job, self._pp, execution.recompute, execution.weight_shards)
 
     def _interleaved(self) -> Iterator[RunMode]:
         """Each rank's layers in chunks as even as can be; micro-batches must come in rounds of pp."""
@@ -99,14 +106,15 @@ class PlacementSimulator:
             return
         for chunks in (fixed.chunks,) if fixed.chunks else CHUNKS:
             if min(layers) >= chunks:
-                parts = [even_layers(held, chunks) for held in layers]
+                parts = [even_shares(held, chunks) for held in layers]
                 cut = tuple(part[i] for i in range(chunks) for part in parts)
                 yield RunMode("interleaved", chunks, (), cut, 0.0)
 
     def _extras(self) -> list[tuple[int, ...]]:
         """Micro-batches more in flight on edges between clusters, and on all edges that take time, as memory allows.
 
-        As many as hide messages by every codec that is allowed: depth loses nothing, so it comes before a codec.
+        As many as hide messages by every codec that is allowed: depth loses nothing, so it comes before a codec; and
+        one more, or of few micro-batches all: while a pipeline fills, what is ahead keeps links busy.
         """
         if self._pp == 1:
             return [()] if self._job.parallel.schedule == "eager" else []
@@ -117,10 +125,12 @@ class PlacementSimulator:
         wanted = [max(column) for column in zip(*depths, strict=True)]
         far = [len({self._coeffs.cluster[c] for c in (*a, *b)}) > 1 for a, b in pairwise(self._sites)]
         found: dict[tuple[int, ...], None] = {}
-        for row in ([k * crosses for k, crosses in zip(wanted, far, strict=True)], wanted):
+        few = max(self._placement.microbatches) - 1
+        deeper = [min(few, k + 1) for k in wanted] if few > MOST_AHEAD else [few] * (self._pp - 1)
+        for row in ([k * crosses for k, crosses in zip(wanted, far, strict=True)], wanted, deeper):
             for most in range(max(row), 0, -1):
                 extra = tuple(min(k, most) for k in row)
-                if self._fits(RunMode("eager", 1, extra, self._placement.layers, 0.0)):
+                if self.fits(RunMode("eager", 1, extra, self._placement.layers, 0.0)):
                     found[extra] = None
                     break
         if not found and self._job.parallel.schedule == "eager":
@@ -136,7 +146,7 @@ class PlacementSimulator:
             for edge, (a, b) in zip(edges, pairwise(sites), strict=True)
         ]
 
-    def _fits(self, mode: RunMode) -> bool:
+    def fits(self, mode: RunMode) -> bool:
         """Whether every rank's memory holds what the schedule keeps."""
         count = max(self._placement.microbatches)
         for rank, site in enumerate(self._sites):
@@ -150,21 +160,30 @@ class PlacementSimulator:
                 return False
         return True
 
-    def _lower_bound_s(self, mode: RunMode) -> float:
+    def lower_bound_s(self, mode: RunMode) -> float:
         """Lower bound on the step of `mode`, in seconds."""
         shapes = [Shape(mode.schedule, self._pp, count, mode.extra_in_flight) for count, _ in self._lanes]
         lanes = zip(shapes, self._times(mode), strict=True)
-        return max(least_step_s(shape, times, self._buckets(mode.layers)) for shape, times in lanes) + self._norm_s
+        return max(least_step_s(shape, times, self._buckets(mode.layers)) for shape, times in lanes) + self._after_s
 
     def _simulate(self, mode: RunMode, rounds_left_out: int) -> float:
-        return simulate(self._pipelines(mode, rounds_left_out), self._buckets(mode.layers)) + self._norm_s
+        return simulate(self._pipelines(mode, rounds_left_out), self._buckets(mode.layers)) + self._after_s
 
     @cached_property
-    def _norm_s(self) -> float:
-        """Seconds the norm's sum over all ranks is under way: down pipelines and back up, and around replicas."""
+    def _after_s(self) -> float:
+        """Seconds after all gradients: the sum over copies of a tied table, and the norm's over all ranks under way,
+        down pipelines and back up, and around replicas."""
         pipelines_s = max(sum(edge.latency_s for edge in self._edges(sites, 1)) for _, sites in self._lanes)
         around_s = max(site_latency_s(self._coeffs, site) for site in self._sites)
-        return 2 * pipelines_s + 2 * (self._placement.candidate.dp - 1) * around_s
+        return 2 * pipelines_s + 2 * (self._placement.candidate.dp - 1) * around_s + self._tied_s()
+
+    def _tied_s(self) -> float:
+        """Seconds of the sum over copies of a tied table, as a message between the ends of the pipeline."""
+        if not self._job.model.tied_embeddings or self._pp == 1:
+            return 0.0
+        message = edge_bytes(self._job.model, self._execution, lossiest_codec(self._job))
+        edge = edge_of(self._coeffs, self._sites[0], self._sites[-1])
+        return tied_bytes(self._job.model, self._execution) / message * edge.busy_s + edge.latency_s
 
     def parts(self, mode: RunMode) -> StepParts:
         """The parts of its seconds; what links add is taken from shortened simulations."""
@@ -182,7 +201,7 @@ class PlacementSimulator:
         """One pipeline a lane, without so many rounds of pp micro-batches; `messages`: or they take nothing."""
         counts = [count - rounds_left_out * self._pp for count, _ in self._lanes]
         return [
-            Pipeline(precedence_of(mode.schedule, self._pp, count, mode.chunks, mode.extra_in_flight), times)
+            Pipeline(Order(mode.schedule, self._pp, count, mode.chunks, mode.extra_in_flight), times)
             for count, times in zip(counts, self._times(mode, messages), strict=True)
         ]
 
@@ -238,17 +257,16 @@ class PlacementSimulator:
         """By stage, its gradient buckets when stages hold `layers`; none with one replica."""
         if self._placement.candidate.dp == 1:
             return []
-        return [self._stage_buckets(stage, len(layers) - 1, held) for stage, held in enumerate(layers)]
+        return [self._stage_buckets(stage, layers) for stage in range(len(layers))]
 
-    def _stage_buckets(self, stage: int, last: int, num_layers: int) -> list[Bucket]:
+    def _stage_buckets(self, stage: int, layers: Sequence[int]) -> list[Bucket]:
         coeffs, tp, site = self._coeffs, self._placement.candidate.tp, self._sites[stage % self._pp]
         value_bytes = self._execution.value_bytes
         gather_part = value_bytes / (GRADIENT_BYTES + value_bytes)
-        crossing = sum(len({coeffs.cluster[c] for c in at}) > 1 for at in self._sites)
         rings = self._rings(stage % self._pp)
         share = exchange_share(coeffs.candidate.dp, self._job.device) if rings else 1.0
         is_even = are_even(coeffs.cluster[c] for c in self._placement.sites[stage % self._pp])
-        per_byte = sync_s_per_byte(coeffs, site, rings, max(1, crossing), is_even) / share
+        per_byte = sync_s_per_byte(coeffs, site, rings, self._times_as_long[stage % self._pp], is_even) / share
         slowest = max(site, key=lambda c: coeffs.layer_s[c])
 
         latency_s, hops = site_latency_s(coeffs, site), exchange_hops(coeffs.candidate.dp, self._job.device)
@@ -264,8 +282,20 @@ class PlacementSimulator:
             "head": coeffs.head[slowest].backward_s,
             "layer": coeffs.layer[slowest].backward_s,
         }
-        parts = gradient_order(num_layers, stage == 0, stage == last)
-        return make_buckets(self._job.model, tp, parts, backward_s, exchange)
+        parts = gradient_order(layers[stage], stage == 0, stage == len(layers) - 1)
+        full_bytes = 0  # sharded by layer
+        if self._execution.weight_shards == 1:
+            rank, held = stage % self._pp, sum(layers[stage % self._pp :: self._pp])
+            full_bytes = bucket_bytes(stage_parameters(self._job.model, held, rank == 0, rank == self._pp - 1, tp))
+        return make_buckets(self._job.model, tp, parts, backward_s, exchange, full_bytes)
+
+    @cached_property
+    def _times_as_long(self) -> list[float]:
+        """By pipeline rank, how many times as long as alone its exchange takes of a trunk that others share."""
+        sizes = [self._coeffs.sync_bytes(rank, held) for rank, held in enumerate(self._placement.layers)]
+        crosses = [len({self._coeffs.cluster[c] for c in site}) > 1 for site in self._sites]
+        longer = times_as_long([size for size, far in zip(sizes, crosses, strict=True) if far])
+        return [longer[size] if far else 1.0 for size, far in zip(sizes, crosses, strict=True)]
 
     def _rings(self, rank: int) -> int:
         """Dp groups at once on a host's NIC."""

@@ -32,20 +32,25 @@ class Contender:
     crossing: Crossing
 
 
-def rank_contenders(problem: Problem, found: Sequence[PricedPlacement]) -> list[Contender]:
+def rank_contenders(problem: Problem, found: Sequence[PricedPlacement], next_best: int = NEXT_BEST) -> list[Contender]:
     """The fastest contender and its runners-up, by seconds simulated by classes.
 
-    The runners-up are the next best, and behind them the best of every other crossing.
+    The runners-up are the `next_best`, and behind them the best of every other crossing.
     Raises HolmesError where job.yaml fixes a schedule that none of them can run.
     """
     entrants = [_Entrant(problem, each) for each in found]
-    _simulate_promising(entrants)
+    _simulate_promising(entrants, next_best)
     contenders = [Contender(each.found, simplest(each.simulated), each.crossing) for each in entrants if each.simulated]
     if not contenders:
         raise _none_can_run(problem.job, len(found))
+    return best_of_each_crossing(contenders, next_best)
+
+
+def best_of_each_crossing(contenders: Sequence[Contender], next_best: int = NEXT_BEST) -> list[Contender]:
+    """The fastest, the `next_best`, and behind them the best of every other crossing."""
     order = fastest_first(contenders, [contender.mode.step_s for contender in contenders])
-    ranked = [contenders[at] for at in order[: 1 + NEXT_BEST]]
-    for at in order[1 + NEXT_BEST :]:
+    ranked = [contenders[at] for at in order[: 1 + next_best]]
+    for at in order[1 + next_best :]:
         if contenders[at].crossing not in {each.crossing for each in ranked}:
             ranked.append(contenders[at])
     return ranked
@@ -67,7 +72,7 @@ class _Entrant:
         self.best_s = min(self.best_s, self.simulated[-1].step_s)
 
 
-def _simulate_promising(entrants: Sequence[_Entrant]) -> None:
+def _simulate_promising(entrants: Sequence[_Entrant], next_best: int) -> None:
     """Simulates the modes that may still be ranked, the lowest bound first.
 
     A placement enters with the compute of its busiest rank as its bound, which rules most of them out before each of
@@ -80,7 +85,7 @@ def _simulate_promising(entrants: Sequence[_Entrant]) -> None:
     heapify(waiting)
     while waiting:
         lower_bound_s, _, entrant, mode = heappop(waiting)
-        if lower_bound_s > _ranked_within_s(entrants, entrant.crossing) * (1 + RELATIVE_TOLERANCE):
+        if lower_bound_s > _ranked_within_s(entrants, entrant.crossing, next_best) * (1 + RELATIVE_TOLERANCE):
             continue
         if mode is not None:
             entrant.simulate(mode)
@@ -89,11 +94,11 @@ def _simulate_promising(entrants: Sequence[_Entrant]) -> None:
             heappush(waiting, (each.step_s, next(number), entrant, each))
 
 
-def _ranked_within_s(entrants: Sequence[_Entrant], crossing: Crossing) -> float:
+def _ranked_within_s(entrants: Sequence[_Entrant], crossing: Crossing, next_best: int) -> float:
     """Seconds within which a placement with that crossing may still be ranked."""
     known = sorted(each.best_s for each in entrants)
     of_its_kind = min(each.best_s for each in entrants if each.crossing == crossing)
-    return max(known[NEXT_BEST], of_its_kind) if len(known) > NEXT_BEST else inf
+    return max(known[next_best], of_its_kind) if len(known) > next_best else inf
 
 
 def _none_can_run(job: Job, num_placements: int) -> HolmesError:
@@ -110,7 +115,8 @@ def _none_can_run(job: Job, num_placements: int) -> HolmesError:
 def fastest_first(contenders: Sequence[Contender], seconds: Sequence[float]) -> list[int]:
     """The positions of the contenders by the `seconds` of each; of equally fast ones the simplest first.
 
-    That is the one that recomputes least, then the one with the simplest schedule, then the best in closed form.
+    That is one whose replicas hold whole weights, then the one that recomputes least, then the one with the simplest
+    schedule, then the best in closed form.
     """
     left = sorted(range(len(contenders)), key=lambda at: seconds[at])
     order: list[int] = []
@@ -121,10 +127,10 @@ def fastest_first(contenders: Sequence[Contender], seconds: Sequence[float]) -> 
     return order
 
 
-def _complexity(contender: Contender) -> tuple[int, int, float, Candidate]:
+def _complexity(contender: Contender) -> tuple[bool, int, int, float, Candidate]:
     candidate = contender.found.placement.candidate
     recompute, schedule = RECOMPUTE.index(candidate.recompute), SIMPLEST.index(contender.mode.schedule)
-    return recompute, schedule, contender.found.objective_s, candidate
+    return candidate.weight_shards > 1, recompute, schedule, contender.found.objective_s, candidate
 
 
 def parts_by_class(problem: Problem, contender: Contender) -> StepParts:
@@ -144,6 +150,7 @@ def alternative(other: Contender, parts: StepParts, best: StepParts, scale: floa
         dp=candidate.dp,
         micro_batch_size=candidate.micro_batch_size,
         recompute=candidate.recompute,
+        zero=3 if candidate.weight_shards > 1 else 1,
         schedule=mode.schedule,
         chunks=mode.chunks,
         step_s=parts.step_s * scale,

@@ -6,6 +6,9 @@ sender; a link, from one pipeline rank to its neighbour in one direction, takes 
 that has left arrives after the link's latency, while the next one leaves. A step begins when all ranks have updated
 their shards: weights are gathered under the first forward, gradients reduced under the last backward, and the update
 waits for the slowest rank, since the norm that clips gradients is everybody's.
+
+Of thousands of micro-batches fill and drain are simulated, and the steady state between them is counted: once every
+round of p more makes the step of every rank longer by the same seconds, so does each that was left out.
 """
 
 from __future__ import annotations
@@ -14,9 +17,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from holmes_runtime.config.precedence import Precedence, find_precedence, follow
-from holmes_runtime.config.schedule import ActionKind, Schedule
+from holmes_runtime.config.precedence import Precedence, find_precedence, follow, precedence_of
+from holmes_runtime.config.schedule import ActionKind, Schedule, ScheduleName
 from planner.schedule.buckets import Bucket
+from planner.tolerances import ROUNDING
+
+MOST_SIMULATED = 1024  # micro-batches of which all are simulated; of more, at first so many
 
 
 @dataclass(frozen=True)
@@ -26,7 +32,7 @@ class PipelineTimes:
     forward_s and backward_s are by stage. forward_edge_s[s] is how long one message from stage s to s+1 keeps the link
     busy, backward_edge_s[s] one from s+1 to s; both arrive latency_s[s] after they have left, none if it is empty.
     `weight_part` of a backward makes weight gradients, which a schedule may split off; its two halves then take
-    `split_factor` times as long together.
+    `split_factor` times as long together. The first stage, which nobody waits for, runs all of it as its weight half.
     """
 
     forward_s: tuple[float, ...]
@@ -48,11 +54,12 @@ class PipelineTimes:
 
     def halves_s(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """By stage, the halves of a backward that a schedule splits: its input's gradient, its weights' gradients."""
-        parts = (1 - self.weight_part, self.weight_part)
+        first_s, *later_s = self.backward_s
         inputs_s, weights_s = (
-            tuple(backward_s * part * self.split_factor for backward_s in self.backward_s) for part in parts
+            tuple(backward_s * part * self.split_factor for backward_s in later_s)
+            for part in (1 - self.weight_part, self.weight_part)
         )
-        return inputs_s, weights_s
+        return (0.0, *inputs_s), (first_s, *weights_s)
 
     def work_s(self) -> list[float]:
         """Seconds of every kind of work, by kind and stage as `Waits` numbers them."""
@@ -72,11 +79,30 @@ class Interval(NamedTuple):
     end_s: float
 
 
+class Order(NamedTuple):
+    """A replica's schedule, as `make_schedule` takes it."""
+
+    schedule: ScheduleName
+    pp: int
+    num_microbatches: int
+    chunks: int = 1
+    extra_in_flight: Sequence[int] = ()
+
+    @property
+    def precedence(self) -> Precedence:
+        """What its actions wait for."""
+        return precedence_of(*self)
+
+    def without(self, rounds: int) -> Order:
+        """The order of so many rounds of pp micro-batches less."""
+        return self._replace(num_microbatches=self.num_microbatches - rounds * self.pp)
+
+
 @dataclass(frozen=True)
 class Pipeline:
-    """One replica: what its actions wait for, and their seconds."""
+    """One replica: the order of its actions, and their seconds."""
 
-    precedence: Precedence
+    order: Order
     times: PipelineTimes
 
 
@@ -96,36 +122,59 @@ class Span:
 class Run:
     """When each action of one replica ended and its message had left, by its number; see precedence.py.
 
-    `late_s` is how long what it waits for is then under way, by work as `Waits` numbers it.
+    `late_s` is how long what it waits for is then under way, by work as `Waits` numbers it. `steady_s` is how much
+    later every last action ends, as a part of the steady state was left out.
     """
 
     precedence: Precedence
     ends_s: list[float]
     left_s: list[float]
     late_s: list[float]
+    steady_s: float = 0.0
 
     def interval(self, number: int) -> Interval:
         """When that action ran."""
         before, needed, work, *_ = self.precedence.waits[number - 1]
         return Interval(max(self.ends_s[before], self.left_s[needed] + self.late_s[work]), self.ends_s[number])
 
+    def last_interval(self, stage: int) -> Interval:
+        """When the last action of the stage ran."""
+        start_s, stop_s = self.interval(self.precedence.last[stage])
+        return Interval(start_s + self.steady_s, stop_s + self.steady_s)
+
+    def rank_ends_s(self) -> list[float]:
+        """By pipeline rank, when its last action ended."""
+        return [self.ends_s[numbers[-1]] + self.steady_s for numbers in self.precedence.by_rank]
+
 
 Buckets = Sequence[Sequence[Bucket]]
 """By stage, in the order its backward makes them."""
 
 
-def run_pipeline(pipeline: Pipeline, buckets: Buckets = ()) -> Run:
+def run_pipeline(precedence: Precedence, times: PipelineTimes, buckets: Buckets = ()) -> Run:
     """When each action of one replica runs: as soon as its rank is free and its input has arrived.
 
     `buckets`, if given, are gathered from the start on, and a stage's first forward waits for them.
     """
-    precedence, times = pipeline.precedence, pipeline.times
     work_s, edge_s = times.work_s(), [*times.forward_edge_s, *times.backward_edge_s, 0.0]
     late_s = times.late_s()
     least_end_s = gathered_s(len(precedence.by_rank), times, buckets)
     least_end_s += [0.0] * (len(work_s) - len(least_end_s))
     ends_s, left_s = follow(precedence, work_s, edge_s, late_s, least_end_s)
     return Run(precedence, ends_s, left_s, late_s)
+
+
+def run_to_end(pipeline: Pipeline, buckets: Buckets = ()) -> Run:
+    """The run of one replica, without a part of its steady state where it has very many micro-batches."""
+    order, times = pipeline.order, pipeline.times
+    simulated = max(MOST_SIMULATED, 16 * (order.pp + sum(order.extra_in_flight)))
+    while (rounds := (order.num_microbatches - simulated) // order.pp) > 1:
+        longer, shorter = (run_pipeline(order.without(rounds + n).precedence, times, buckets) for n in (0, 1))
+        grown_s = [more - less for more, less in zip(longer.rank_ends_s(), shorter.rank_ends_s(), strict=True)]
+        if max(grown_s) - min(grown_s) <= max(longer.rank_ends_s()) * ROUNDING:
+            return replace(longer, steady_s=rounds * max(grown_s))
+        simulated *= 2
+    return run_pipeline(order.precedence, times, buckets)
 
 
 def gathered_s(pp: int, times: PipelineTimes, buckets: Buckets) -> list[float]:
@@ -181,10 +230,14 @@ def simulate(pipelines: Iterable[Pipeline], buckets: Buckets = ()) -> float:
 
     Pipelines that are equal run once.
     """
-    runs = [run_pipeline(pipeline, buckets) for pipeline in dict.fromkeys(pipelines)]
-    ends_s = [run.ends_s[numbers[-1]] for run in runs for numbers in run.precedence.by_rank]
+    return end_s([run_to_end(pipeline, buckets) for pipeline in dict.fromkeys(pipelines)], buckets)
+
+
+def end_s(runs: Sequence[Run], buckets: Buckets = ()) -> float:
+    """Seconds until the last rank of those replicas has its gradients."""
+    ends_s = [end_s for run in runs for end_s in run.rank_ends_s()]
     if buckets:
-        finals = [[run.interval(number) for number in run.precedence.last] for run in runs]
+        finals = [[run.last_interval(stage) for stage in range(len(buckets))] for run in runs]
         pp = len(runs[0].precedence.by_rank)
         ends_s += [_rank_reduce_end_s(range(rank, len(buckets), pp), finals, buckets) for rank in range(pp)]
     return max(ends_s)
@@ -201,7 +254,11 @@ def _rank_reduce_end_s(stages: Sequence[int], finals: Sequence[Sequence[Interval
 
 def timeline(schedule: Schedule, times: PipelineTimes, buckets: Buckets = ()) -> tuple[Span, ...]:
     """Every action of one replica with its time, pipeline rank by pipeline rank."""
-    run = run_pipeline(Pipeline(find_precedence(schedule), times), buckets)
+    return spans_of(schedule, run_pipeline(find_precedence(schedule), times, buckets))
+
+
+def spans_of(schedule: Schedule, run: Run) -> tuple[Span, ...]:
+    """The timeline of a replica of that schedule."""
     return tuple(
         Span(rank, action.kind, action.stage, action.microbatch, *run.interval(number))
         for rank, actions in schedule.items()

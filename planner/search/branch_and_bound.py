@@ -11,17 +11,26 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Literal
 
-from planner.problem.candidates import RECOMPUTE, Candidate, enumerate_candidates, more_recompute, with_other_fills
+from planner.problem.candidates import (
+    RECOMPUTE,
+    Candidate,
+    enumerate_candidates,
+    more_recompute,
+    with_host_states,
+    with_other_fills,
+)
 from planner.problem.problem import Problem
 from planner.search.closed_form import site_stage_s
 from planner.search.no_placement import out_of_memory, out_of_time
 from planner.search.placement import Placement, PricedPlacement
-from planner.search.program_spec import ProgramSpec
+from planner.search.program_spec import ProgramSpec, may_cross
 from planner.search.refinements import (
     FOR_OPEN_BRANCHES,
+    MOST_CLOSED_REFINED,
     PROGRAMS,
     Branch,
     SearchState,
@@ -29,12 +38,13 @@ from planner.search.refinements import (
     exchange_bound,
     placement_of,
     refinements_of,
+    sharded_branches,
+    sharded_over_clusters,
 )
 from planner.search.solve import solve, solve_preferred, write_lp
 from planner.tolerances import RELATIVE_TOLERANCE
 
 RUNNERS_UP = 48  # placements kept for the simulation, which the closed form may misjudge by a tenth
-MOST_CLOSED_REFINED = 30  # branches refined although they are closed, to find that many
 Status = Literal["optimal", "near optimal", "time limit"]
 Progress = Callable[[int, int, float | None], None]
 """Called with candidates settled, candidates in all, and the incumbent's closed-form seconds so far."""
@@ -45,7 +55,8 @@ class SearchResult:
     """What the search found.
 
     `found` are placements, best first; `bound_s` is a lower bound on all there are; `ranked` has the candidates that
-    may fit, each with its lower bound from compute alone, in ascending order.
+    may fit, each with its lower bound from compute alone, in ascending order. `sharded` are placements under ZeRO-3
+    that beat all in `found`, if any, where job.yaml leaves that open, and `sharded_bound_s` the bound on all of those.
     """
 
     found: tuple[PricedPlacement, ...]
@@ -54,6 +65,8 @@ class SearchResult:
     programs: int
     status: Status
     ranked: tuple[tuple[float, Candidate], ...]
+    sharded: tuple[PricedPlacement, ...] = ()
+    sharded_bound_s: float = inf
 
 
 def search(
@@ -61,15 +74,20 @@ def search(
 ) -> SearchResult:
     """The placements of least closed-form seconds, and how sure that is.
 
-    Stops at `time_limit_s` with the best so far; within the limit the result depends on the input alone. `lp` names a
-    file for the last program. Raises HolmesError when memory holds no candidate, or nothing was found in time.
+    Optimizer states are in host memory only where nothing fits otherwise. Stops at `time_limit_s` with the best so far;
+    within the limit the result depends on the input alone. `lp` names a file for the last program. Raises HolmesError
+    when memory holds no candidate, or nothing was found in time.
     """
-    state = SearchState(problem, time_limit_s)
-    candidates = enumerate_candidates(problem.job, problem.fleet)
-    branches = [branch for each in candidates if (branch := _first_branch(state, each)) is not None]
-    ranked = tuple(sorted((branch.lower_bound_s, branch.candidate) for branch in branches))
-    branches += [other for branch in branches for other in _with_less_fill(state, branch)]
-    explore(state, branches, progress)
+    state, candidates = SearchState(problem, time_limit_s), enumerate_candidates(problem.job, problem.fleet)
+    ranked = _explore_all(state, candidates, progress)
+    sharded = _explore_sharded(state)
+    if state.incumbent is None:
+        sharded.open_bounds_s += state.open_bounds_s
+        offloaded = with_host_states(problem.job, candidates)
+        if offloaded and sharded.incumbent is None and not sharded.open_bounds_s:
+            candidates, ranked = offloaded, _explore_all(state, offloaded, progress)
+        else:
+            state = sharded
     if state.incumbent is None:
         raise out_of_time(time_limit_s) if state.open_bounds_s else out_of_memory(problem, candidates)
     _prefer(state)
@@ -77,34 +95,68 @@ def search(
     if lp is not None:
         write_lp(_spec_of_best(state), lp)
     bound_s = min([state.incumbent_s, *state.open_bounds_s])
-    return SearchResult(_best_first(state), bound_s, len(candidates), state.programs, _status(state, bound_s), ranked)
+    return SearchResult(
+        _best_first(state),
+        bound_s,
+        len(candidates),
+        state.programs,
+        _status(state, bound_s),
+        ranked,
+        _best_first(sharded) if sharded is not state else (),
+        min([sharded.incumbent_s, *sharded.open_bounds_s]),
+    )
+
+
+def _explore_sharded(state: SearchState) -> SearchState:
+    """A search beside `state`, of candidates that fit under ZeRO-3 alone, for placements that beat its incumbent.
+
+    Where one fits without, it is no slower. The bounds of what cannot beat it count as left open.
+    """
+    beside = state.beside()
+    branches = sharded_branches(state)
+    beside.open_bounds_s += [each.lower_bound_s for each in branches if not state.beats_incumbent(each.lower_bound_s)]
+    explore(beside, [each for each in branches if state.beats_incumbent(each.lower_bound_s)])
+    return beside
+
+
+def _explore_all(
+    state: SearchState, candidates: Sequence[Candidate], progress: Progress | None
+) -> tuple[tuple[float, Candidate], ...]:
+    """Explores the candidates; those that may fit, each with its lower bound from compute alone, in ascending order."""
+    branches = [branch for each in candidates if (branch := _first_branch(state, each)) is not None]
+    ranked = tuple(sorted((branch.lower_bound_s, branch.candidate) for branch in branches))
+    branches += [other for branch in branches for other in _with_less_fill(state, branch)]
+    explore(state, branches, progress)
+    return ranked
 
 
 def explore(state: SearchState, branches: list[Branch], progress: Progress | None = None) -> None:
     """Refines the branch of the lowest bound, until no open one may beat the incumbent or the time is over.
 
-    Programs of mixed form, which may take all the time there is, wait until no other branch is open. While runners-up
-    are missing closed branches are refined, too, but for those of mixed form. `state` gets what is found, and the
-    bounds of branches that are left open.
+    Programs of mixed form, which may take all the time there is, wait until no other branch is open, and so do those
+    that are due before anything was found: what others find tells them where to look. While runners-up are missing
+    closed branches are refined, too, but for those of mixed form. `state` gets what is found, and the bounds of
+    branches that are left open.
     """
     heapq.heapify(branches)
-    mixed: list[Branch] = []
+    waiting: list[Branch] = []
     total, settled = len(branches), 0
-    while branches or mixed:
-        branch = heapq.heappop(mixed if _are_due(state, branches, mixed) else branches)
+    while branches or waiting:
+        branch = heapq.heappop(waiting if _are_due(state, branches, waiting) else branches)
         is_open = state.beats_incumbent(branch.lower_bound_s)
         if branch.form == "mixed" and not is_open:
             state.leave_open(branch.lower_bound_s)
             continue
         if _may_stop(state, branch, is_open):
-            state.leave_open(min(each.lower_bound_s for each in (branch, *branches[:1], *mixed[:1])))
+            state.leave_open(min(each.lower_bound_s for each in (branch, *branches[:1], *waiting[:1])))
             return
         for sibling in _siblings(state, branch):
             heapq.heappush(branches, sibling)
         refined = _refine(state, branch, is_open)
         if refined is not None:
-            waits = refined.form == "mixed" and refined.refinements[0] in PROGRAMS
-            heapq.heappush(mixed if waits else branches, refined)
+            costly = refined.form == "mixed" or state.incumbent is None
+            waits = costly and refined.refinements[0] in PROGRAMS
+            heapq.heappush(waiting if waits else branches, refined)
             continue
         state.forget(branch)
         settled += 1
@@ -112,17 +164,17 @@ def explore(state: SearchState, branches: list[Branch], progress: Progress | Non
             progress(settled, total, state.incumbent_s if state.incumbent is not None else None)
 
 
-def _are_due(state: SearchState, branches: Sequence[Branch], mixed: Sequence[Branch]) -> bool:
-    """Whether it is time for the programs of the branches of mixed form."""
-    if not mixed or not branches:
-        return bool(mixed)
-    return state.beats_incumbent(mixed[0].lower_bound_s) and not state.beats_incumbent(branches[0].lower_bound_s)
+def _are_due(state: SearchState, branches: Sequence[Branch], waiting: Sequence[Branch]) -> bool:
+    """Whether it is time for the programs that wait."""
+    if not waiting or not branches:
+        return bool(waiting)
+    return state.beats_incumbent(waiting[0].lower_bound_s) and not state.beats_incumbent(branches[0].lower_bound_s)
 
 
 def _may_stop(state: SearchState, branch: Branch, is_open: bool) -> bool:
     """Whether what is found suffices, `branch` being the next one."""
     if is_open:
-        return state.is_late and state.incumbent is not None
+        return state.is_late and state.has_enough
     enough = branch.refinements[0] is exchange_bound and state.closed_refined >= MOST_CLOSED_REFINED
     return enough or len(state.found) >= RUNNERS_UP or state.is_late
 
@@ -139,6 +191,7 @@ def _first_branch(state: SearchState, candidate: Candidate) -> Branch | None:
     """The branch of a candidate in blocks; where memory is too small, with more recomputation; else None."""
     job, fitting = state.problem.job, candidate
     while not state.early.fits(fitting):
+        state.misfits.append(fitting)
         more = more_recompute(job, fitting)
         if more is None:
             return None
@@ -159,13 +212,17 @@ def _siblings(state: SearchState, branch: Branch) -> Iterator[Branch]:
     if branch.refinements[0] is not early_bound or branch.form != "blocks":
         return
     job, candidate = state.problem.job, branch.candidate
+    if candidate.weight_shards > 1 and job.parallel.zero != 3:
+        return  # those of `sharded_branches` are all there are
     more = more_recompute(job, candidate)
     if more is not None and (first := _first_branch(state, more)) is not None:
         yield first
     if len(state.problem.fleet.classes) > 1 and candidate.dp > 1:
         bound_s = state.early.whole_replicas_s(candidate)
         yield Branch(bound_s, candidate, "whole replicas", refinements_of(job, "whole replicas"))
-        if candidate.pp > 1 and state.several_clusters:
+        if candidate.weight_shards > 1:
+            yield from sharded_over_clusters(state, candidate)
+        elif candidate.pp > 1 and state.several_clusters and may_cross(state.problem, candidate):
             bound_s = branch.lower_bound_s + state.early.crossing_sync_s(candidate)
             yield Branch(bound_s, candidate, "mixed", refinements_of(job, "mixed"))
 

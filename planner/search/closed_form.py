@@ -25,10 +25,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from holmes_core.records.plan import PlanRank
+from planner.cost.collectives import times_as_long
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients, Crossing, crossings_of, joined_s
 from planner.problem.exchange_rates import Site, are_even, rings_on_nic, sync_s_per_byte
 from planner.problem.problem import Problem
+from planner.tolerances import ROUNDING
 
 
 class Edge(NamedTuple):
@@ -90,6 +92,13 @@ def lane_s(coeffs: Coefficients, lane: Lane) -> float:
 def pace_of(coeffs: Coefficients, stage_s: float, edge_s: float) -> float:
     """Seconds per micro-batch of the steady state, of the slowest stage and the slowest edge."""
     return max(stage_s, edge_s) if coeffs.hides_edges else stage_s + edge_s
+
+
+def layers_within(seconds: float, layer_s: float, most: int) -> int:
+    """Layers of `layer_s` within `seconds`, no more than `most`."""
+    if seconds < 0:
+        return 0
+    return min(most, int(seconds * (1 + ROUNDING) / layer_s)) if layer_s else most
 
 
 def site_stage_s(coeffs: Coefficients, site: Site, num_layers: int, is_last: bool) -> float:
@@ -205,7 +214,7 @@ def price_hosts_s(
     else:
         parts = [list(range(coeffs.candidate.dp))]
     lanes = [_lane(coeffs, class_of, layers, hosts, replicas, microbatches) for replicas in parts]
-    rates = _sync_rates(coeffs, class_of, hosts, two_levels)
+    rates = _sync_rates(coeffs, class_of, layers, hosts, two_levels)
     return step_s(lanes, [Exchange(coeffs, held, rate) for held, rate in zip(layers, rates, strict=True)])
 
 
@@ -231,8 +240,10 @@ def _lane(
     return Lane(max(microbatches[replica] for replica in replicas), stages, tuple(edges))
 
 
-def _sync_rates(coeffs: Coefficients, class_of: Mapping[str, int], hosts: Hosts, two_levels: bool) -> list[float]:
-    """By stage, seconds per byte of its exchange, with the dp groups counted that share a host's NIC.
+def _sync_rates(
+    coeffs: Coefficients, class_of: Mapping[str, int], layers: Sequence[int], hosts: Hosts, two_levels: bool
+) -> list[float]:
+    """By stage, seconds per byte of its exchange, with the dp groups counted that share a host's NIC or a trunk.
 
     They count no less than `rings_on_nic` assumed.
     """
@@ -240,9 +251,12 @@ def _sync_rates(coeffs: Coefficients, class_of: Mapping[str, int], hosts: Hosts,
     far = [len({coeffs.cluster[c] for c in site}) > 1 for site in sites]
     leaving = [set(row) if len(set(row)) > 1 else set() for row in hosts]
     uses = Counter((host, far[s]) for s, members in enumerate(leaving) for host in members)
+    sizes = [coeffs.sync_bytes(s, held) for s, held in enumerate(layers)]
+    longer = times_as_long([size for size, crosses in zip(sizes, far, strict=True) if crosses])
     rates = []
     for s, site in enumerate(sites):
         rings = max((uses[host, far[s]] for host in leaving[s]), default=0)
         is_even = two_levels and are_even(coeffs.cluster[class_of[host]] for host in hosts[s])
-        rates.append(sync_s_per_byte(coeffs, site, max(rings, rings_on_nic(coeffs, site)), sum(far), is_even))
+        rings = max(rings, rings_on_nic(coeffs, site))
+        rates.append(sync_s_per_byte(coeffs, site, rings, longer[sizes[s]] if far[s] else 1.0, is_even))
     return rates

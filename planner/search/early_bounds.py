@@ -5,19 +5,20 @@ They need none of a candidate's coefficients, and rule out all but a few hundred
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
 from holmes_core.records.job import Recompute
 from holmes_runtime.config.model_shape import layer_parameters
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
-from planner.cost.counts import GRADIENT_BYTES
+from planner.cost.counts import GRADIENT_BYTES, whole_layers_bytes
 from planner.cost.fill import fill_share
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import layer_memory_bytes, slot_s
 from planner.problem.exchange_rates import two_levels
 from planner.problem.problem import Problem
-from planner.search.lower_bounds import more_stages
+from planner.problem.sharded_weights import least_traffic
 from planner.tolerances import ROUNDING
 
 
@@ -51,7 +52,9 @@ class EarlyBounds:
     def fits(self, candidate: Candidate) -> bool:
         """Whether the class with the largest memory might hold a stage's layers."""
         c = candidate
-        return c.pp >= self._fewest_stages(c.tp, c.dp, c.micro_batch_size, c.recompute)
+        return c.pp >= self._fewest_stages(
+            c.tp, c.dp, c.micro_batch_size, c.recompute, c.weight_shards, c.optimizer_offload
+        )
 
     def compute_s(self, candidate: Candidate) -> float:
         """Lower bound on the step, in seconds, with stages in blocks: from compute alone.
@@ -83,16 +86,18 @@ class EarlyBounds:
     def whole_replicas_s(self, candidate: Candidate) -> float:
         """Lower bound on the step, in seconds, with each replica in one class.
 
-        Lanes of unequal micro-batches together run d m of them, each lane fills and drains p stages, and gradients
-        cross between classes.
+        One lane runs the ceiling of the mean micro-batches at least; lanes of unequal shares together run all of them,
+        and reach the mean at the average pace. Each fills and drains p stages, and gradients cross between classes.
         """
         speeds, crossing_s = self._speeds_of(candidate), self.crossing_sync_s(candidate)
         held = -(-self._num_layers // candidate.pp)
         sync_s = max(crossing_s, held * (crossing_s - speeds.classes[-1].layer_s) - speeds.most_head_s)
-        m = candidate.num_microbatches(self._job.global_batch_size)
+        mean = self._job.global_batch_size / (candidate.dp * candidate.micro_batch_size)
         average_s = self._average_s(candidate)
-        steady_s, fill_s = m * average_s, self._fill_share(candidate) * (candidate.pp - 1) * average_s
-        return max(self.compute_s(candidate), steady_s + fill_s) + sync_s
+        alone_s = self._at_pace_s(candidate, speeds.classes[0].layer_s * held)
+        together_s = self._at_pace_s(candidate, average_s, mean)
+        filled_s = (mean + self._fill_share(candidate) * (candidate.pp - 1)) * average_s
+        return max(alone_s, together_s, filled_s) + sync_s
 
     def crossing_sync_s(self, candidate: Candidate) -> float:
         """Lower bound on the exchange of one layer's parameters between replicas in several classes, in seconds."""
@@ -115,10 +120,13 @@ class EarlyBounds:
         size = candidate.tp * layer_parameters(self._job.model, candidate.tp) * (GRADIENT_BYTES + execution.value_bytes)
         return shard_exchange_bytes(size, candidate.dp) * float(ring)
 
-    def _at_pace_s(self, candidate: Candidate, pace_s: float) -> float:
-        """Seconds of the steady state at that pace, and of the fill on the fastest group slots."""
-        speeds, m = self._speeds_of(candidate), candidate.num_microbatches(self._job.global_batch_size)
-        share = self._fill_share(candidate)
+    def _at_pace_s(self, candidate: Candidate, pace_s: float, mean: float | None = None) -> float:
+        """Seconds of the steady state at that pace, and of the fill on the fastest group slots.
+
+        Of the busiest replica, or of `mean` micro-batches.
+        """
+        speeds, share = self._speeds_of(candidate), self._fill_share(candidate)
+        m = candidate.num_microbatches(self._job.global_batch_size) if mean is None else mean
         work_s = self._num_layers * speeds.classes[0].layer_s + speeds.least_head_s
         return (m - share) * pace_s + share * work_s
 
@@ -150,24 +158,49 @@ class EarlyBounds:
         return fill_share(self._job, candidate.fill, candidate.pp, m, self._speeds_of(candidate).first)
 
     def _speeds_of(self, candidate: Candidate) -> Speeds:
-        return self._speeds(candidate.tp, candidate.micro_batch_size, candidate.recompute)
+        return self._speeds(candidate.tp, candidate.micro_batch_size, candidate.recompute, candidate.weight_shards)
 
-    def _read_speeds(self, tp: int, micro_batch_size: int, recompute: Recompute) -> Speeds:
-        execution = Candidate(tp, 1, 1, micro_batch_size, recompute).execution(self._job)
+    def _read_speeds(self, tp: int, micro_batch_size: int, recompute: Recompute, weight_shards: int) -> Speeds:
+        like = Candidate(tp, 1, 1, micro_batch_size, recompute, weight_shards=weight_shards)
+        execution = like.execution(self._job)
         classes, layers, heads_s = [], [], []
         for each in self._fleet.classes:
             layer, head = slot_s(self._job, each.hardware.slot, execution)
+            layer = least_traffic(self._job, like, each).under(layer)
             classes.append(Speed(layer.both_s, each.num_group_slots(tp), each.cluster))
             layers.append(layer)
             heads_s.append(head.both_s)
         return Speeds(tuple(sorted(classes)), layers[0], min(heads_s), max(heads_s))
 
-    def _read_fewest_stages(self, tp: int, dp: int, micro_batch_size: int, recompute: Recompute) -> int:
+    def _read_fewest_stages(
+        self,
+        tp: int,
+        dp: int,
+        micro_batch_size: int,
+        recompute: Recompute,
+        weight_shards: int,
+        optimizer_offload: bool,
+    ) -> int:
         """Lower bound on the stages, from the layers that the largest memory holds."""
-        execution = Candidate(tp, 1, dp, micro_batch_size, recompute).execution(self._job)
+        one_stage = Candidate(tp, 1, dp, micro_batch_size, recompute, "1f1b", weight_shards, optimizer_offload)
+        execution = one_stage.execution(self._job)
         memories = [each.hardware.memory_bytes for each in self._fleet.classes]
         known = [memory for memory in memories if memory is not None]
         if len(known) < len(memories):
             return 1
-        most = max(0, max(known) - execution.reserve_bytes) // layer_memory_bytes(self._job, execution)
+        taken = execution.reserve_bytes + whole_layers_bytes(self._job.model, execution, False, False)
+        most = max(0, max(known) - taken) // layer_memory_bytes(self._job, execution)
         return -(-self._num_layers // most) if most else self._num_layers + 1
+
+
+def more_stages(group_slots: Iterable[tuple[Hashable, int]], dp: int, mixed: bool) -> Iterator[int]:
+    """By class, fastest first, given as (cluster, slots): how many more stages there can be that are as fast.
+
+    Group slots of one cluster make up stages together, and with `mixed` those of all.
+    """
+    together: dict[Hashable, int] = {}
+    for cluster, count in group_slots:
+        key = None if mixed else cluster
+        before = together.get(key, 0)
+        together[key] = before + count
+        yield together[key] // dp - before // dp

@@ -7,7 +7,7 @@ whose memory suffices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations
 
@@ -17,6 +17,7 @@ from planner.search.lower_bounds import LayerLimits, LowerBounds
 from planner.search.placement import take_surplus
 
 MOST_BLOCKS_TO_PERMUTE = 4  # more stand in inventory order, with each class last once
+MOST_CLUSTERS_FOR_ALL_SETS = 8  # of more, the best few by each of their merits
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,31 @@ def _fewest_clusters(coeffs: Coefficients, limits: LayerLimits) -> Iterator[list
     clusters = sorted(set(coeffs.cluster))
     for size in range(1, len(clusters) + 1):
         fitting = []
-        for chosen in combinations(clusters, size):
+        for chosen in _sets_of_clusters(coeffs, limits, clusters, size):
             classes = [c for c, cluster in enumerate(coeffs.cluster) if cluster in chosen and coeffs.most_stages[c]]
             if {coeffs.cluster[c] for c in classes} == set(chosen) and _holds(coeffs, limits, classes):
                 far = sum(max(coeffs.shared_edge_s[c] for c in classes if coeffs.cluster[c] == x) for x in chosen)
                 near = sum(coeffs.fabric_edge_s[c] for c in classes)
                 fitting.append((far, near, classes))
         yield from (classes for _, _, classes in sorted(fitting))
+
+
+def _sets_of_clusters(
+    coeffs: Coefficients, limits: LayerLimits, clusters: Sequence[int], size: int
+) -> Iterable[tuple[int, ...]]:
+    """All sets of so many clusters; of very many clusters those that hold most, are joined fastest, or compute fastest.
+
+    Sets of the same clusters come once.
+    """
+    if len(clusters) <= MOST_CLUSTERS_FOR_ALL_SETS:
+        return combinations(clusters, size)
+    of = {x: [c for c, cluster in enumerate(coeffs.cluster) if cluster == x] for x in clusters}
+    orders: tuple[Callable[[int], float], ...] = (
+        lambda x: -sum(coeffs.most_stages[c] * limits.middle[c] for c in of[x]),
+        lambda x: max(coeffs.shared_edge_s[c] for c in of[x]),
+        lambda x: min(coeffs.layer_s[c] for c in of[x]),
+    )
+    return dict.fromkeys(tuple(sorted(sorted(clusters, key=order)[:size])) for order in orders)
 
 
 def _holds(coeffs: Coefficients, limits: LayerLimits, classes: Sequence[int]) -> bool:

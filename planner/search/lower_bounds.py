@@ -8,16 +8,17 @@ the least of each stage is largest.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, combinations
 
 from planner.problem.coefficients import FREE, Coefficients
 from planner.problem.exchange_rates import least_crossing_s_per_byte, rings_on_nic, sync_s_per_byte
-from planner.search.closed_form import Edge, pace_of
+from planner.search.closed_form import Edge, layers_within, pace_of
+from planner.search.early_bounds import more_stages
 from planner.tolerances import ROUNDING
 
 
@@ -119,13 +120,29 @@ class LowerBounds:
         return min(max(0, m - e) for m, e in zip(limits.middle, end, strict=True))
 
     def _most_middle_layers(self, limits: LayerLimits, stages: int) -> tuple[int, int]:
-        """Upper bound on the layers of so many middle stages, and how many of them the hosts cannot hold."""
-        total = 0
+        """Upper bound on the layers of so many middle stages, and how many of them the hosts cannot hold.
+
+        The stages of the largest limits are taken to stand where memory holds most layers.
+        """
+        total = placed = 0
+        rooms, held = self._rooms
         for limit, count in sorted(self._stage_limits(limits.middle), reverse=True):
-            taken = min(stages, count)
-            total += taken * limit
-            stages -= taken
-        return total, stages
+            end = min(stages, placed + count)
+            ample = min(end, max(placed, bisect_right(rooms, -limit)))  # positions up to here have room for the limit
+            total += (ample - placed) * limit + held[end] - held[ample]
+            placed = end
+        return total, stages - placed
+
+    @cached_property
+    def _rooms(self) -> tuple[list[int], list[int]]:
+        """By position, the most layers memory holds there in any class, negative, most first; and sums of the most.
+
+        An end, which `_lost` is for, is taken to have as much room as any other.
+        """
+        most = list(map(max, self.coeffs.capacity))
+        ends = {0, self._pp - 1}
+        rooms = sorted(-max(most) if stage in ends else -room for stage, room in enumerate(most))
+        return rooms, [0, *accumulate(-room for room in rooms)]
 
     @cached_property
     def _shared_slots(self) -> int:
@@ -297,23 +314,3 @@ def _paces_s(kinds: Collection[tuple[float, float]], num_layers: int) -> Sequenc
     return sorted(
         {a * layer_s + head for layer_s, head_s in kinds for a in range(1, num_layers + 1) for head in (0.0, head_s)}
     )
-
-
-def more_stages(group_slots: Iterable[tuple[Hashable, int]], dp: int, mixed: bool) -> Iterator[int]:
-    """By class, fastest first, given as (cluster, slots): how many more stages there can be that are as fast.
-
-    Group slots of one cluster make up stages together, and with `mixed` those of all.
-    """
-    together: dict[Hashable, int] = {}
-    for cluster, count in group_slots:
-        key = None if mixed else cluster
-        before = together.get(key, 0)
-        together[key] = before + count
-        yield together[key] // dp - before // dp
-
-
-def layers_within(seconds: float, layer_s: float, most: int) -> int:
-    """Layers of `layer_s` within `seconds`, no more than `most`."""
-    if seconds < 0:
-        return 0
-    return min(most, int(seconds * (1 + ROUNDING) / layer_s)) if layer_s else most

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.job import Job
 from holmes_core.units import format_memory
-from planner.problem.candidates import Candidate, more_recompute
+from planner.problem.candidates import Candidate, more_recompute, with_sharded_weights
 from planner.problem.coefficients import stage_memory_bytes
 from planner.problem.fleet import Fleet
 from planner.problem.problem import Problem
@@ -36,15 +36,21 @@ def out_of_memory(problem: Problem, candidates: Sequence[Candidate]) -> HolmesEr
     needed, nearest = min((_even_memory_bytes(job, candidate), candidate) for candidate in leanest)
     if needed <= largest:
         return _no_arrangement(problem.fleet, candidates)
+    states = ", optimizer states in host memory" if nearest.optimizer_offload else ""
     layers = f" with the fixed cut {job.parallel.layers}" if job.parallel.layers else ""
     return HolmesError(
         f"GPU memory: no candidate fits{layers}; the nearest (tp {nearest.tp}, pp {nearest.pp}, dp {nearest.dp}, "
-        f"micro_batch_size {nearest.micro_batch_size}, recompute {nearest.recompute}) needs {format_memory(needed)} "
-        f"on a GPU, the largest (host {name}) has {format_memory(largest)}: {format_memory(needed - largest)} short",
+        f"micro_batch_size {nearest.micro_batch_size}, recompute {nearest.recompute}{_zero(nearest)}{states}) needs "
+        f"{format_memory(needed)} on a GPU, the largest (host {name}) has {format_memory(largest)}: "
+        f"{format_memory(needed - largest)} short",
         f"use GPUs with at least {format_memory(needed)}, add hosts so that pp can grow, or lower hidden_size, "
         "num_layers or seq_length in job.yaml; degrees fixed under `parallel` may also be in the way",
         ANSWER_IS_NO,
     )
+
+
+def _zero(candidate: Candidate) -> str:
+    return ", zero 3" if candidate.weight_shards > 1 else ""
 
 
 def _no_arrangement(fleet: Fleet, candidates: Sequence[Candidate]) -> HolmesError:
@@ -60,9 +66,9 @@ def _no_arrangement(fleet: Fleet, candidates: Sequence[Candidate]) -> HolmesErro
 
 
 def _leanest(job: Job, candidate: Candidate) -> Candidate:
-    """The candidate with the most recomputation that job.yaml allows."""
+    """The candidate with the most recomputation that job.yaml allows, and under ZeRO-3 if it does."""
     more = more_recompute(job, candidate)
-    return candidate if more is None else _leanest(job, more)
+    return with_sharded_weights(job, candidate) or candidate if more is None else _leanest(job, more)
 
 
 def _even_memory_bytes(job: Job, candidate: Candidate) -> int:

@@ -41,9 +41,9 @@ class PricedPlacement:
     placement: Placement
 
 
-def even_layers(num_layers: int, pp: int) -> tuple[int, ...]:
-    """`num_layers` over `pp` stages as evenly as can be, the remainder on the first stages."""
-    return tuple(num_layers // pp + (1 if stage < num_layers % pp else 0) for stage in range(pp))
+def even_shares(total: int, parts: int) -> tuple[int, ...]:
+    """`total` layers or micro-batches over `parts` as evenly as can be, the remainder on the first."""
+    return tuple(total // parts + (1 if part < total % parts else 0) for part in range(parts))
 
 
 def take_surplus(layers: list[int], stages: Sequence[int], surplus: int) -> int:
@@ -63,13 +63,13 @@ def usual_cut(job: Job, pp: int) -> tuple[int, ...]:
     """Layers by pipeline rank: as fixed, all chunks of a rank together, else even."""
     fixed = job.parallel.layers
     if fixed is None:
-        return even_layers(job.model.num_layers, pp)
+        return even_shares(job.model.num_layers, pp)
     return tuple(sum(fixed[stage::pp]) for stage in range(pp))
 
 
 def from_blocks(
     candidate: Candidate,
-    num_microbatches: int,
+    total_microbatches: int,
     blocks: Sequence[Block],
     replicas: Sequence[Sequence[int]] | None = None,
 ) -> Placement:
@@ -80,4 +80,4 @@ def from_blocks(
         sites = tuple((block.site[0],) * candidate.dp for block in blocks for _ in block.layers)
     else:
         sites = tuple(tuple(c for c, count in enumerate(row) for _ in range(count)) for row in replicas)
-    return Placement(candidate, layers, sites, (num_microbatches,) * candidate.dp)
+    return Placement(candidate, layers, sites, even_shares(total_microbatches, candidate.dp))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
+from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
 from planner.problem.exchange_rates import Site, replicas_by_cluster, rings_on_nic, sync_s_per_byte
+from planner.problem.problem import Problem
 from planner.search.closed_form import Edge, edge_of, exposed_sync_s, site_stage_s
 from planner.tolerances import ROUNDING
 
@@ -130,6 +133,15 @@ def make_parameters(spec: ProgramSpec, unit_s: float | None = None) -> Parameter
     coeffs = spec.coeffs
     unit_s = unit_s or spec.at_most_s or spec.slowest_s * coeffs.num_microbatches or sum(coeffs.layer_s) or 1.0
     return Parameters(spec, unit_s, tuple(make_sites(coeffs, spec.crossing)))
+
+
+def may_cross(problem: Problem, candidate: Candidate) -> bool:
+    """Whether a site over several clusters, of those that `make_sites` gives, has room for a stage."""
+    classes, slots = problem.fleet.classes, Counter[str]()
+    for each in classes:
+        slots[each.cluster] += each.num_group_slots(candidate.tp)
+    clusters = len(slots) if len(classes) <= MOST_CLASSES_FOR_ALL_SITES else 2
+    return sum(count for _, count in slots.most_common(clusters)) >= candidate.dp
 
 
 def make_sites(coeffs: Coefficients, crossing: bool) -> list[Site]:

@@ -7,29 +7,34 @@ both; what it learns of the branch it returns, what it finds it gives to the `Se
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import inf
 from typing import Literal, NamedTuple
 
 from holmes_core.records.job import Job
-from planner.problem.candidates import Candidate
+from planner.problem.candidates import Candidate, with_sharded_weights
 from planner.problem.problem import Problem
 from planner.search.closed_form import blocks_step_s
 from planner.search.early_bounds import EarlyBounds
 from planner.search.greedy import place_greedily
 from planner.search.lower_bounds import LowerBounds
 from planner.search.placement import PricedPlacement, from_blocks, usual_cut
-from planner.search.program_spec import ProgramSpec
+from planner.search.program_spec import ProgramSpec, make_sites
 from planner.search.solve import Solution, solve
 from planner.search.whole_replicas import place_whole_replicas
 from planner.tolerances import RELATIVE_TOLERANCE
 
 MOST_CLUSTERS_FOR_A_PROOF = 4  # with more, the search stops at a placement this close to the bound:
+MOST_CLASSES_FOR_A_PROOF = 8  # likewise
+MOST_LAYERS_FOR_A_PROOF = 256  # likewise
 ACCEPTED_GAP = 0.01
 PROGRAM_SHARE = 1 / 4  # of the time limit, at most, for one branch's programs: a hard one must not use up all
 LEAST_PROGRAM_S = 0.1  # where nothing was found yet, for a program to find anything
+FEW, MOST_LATE_LOOKS = 8, 100  # placements to begin with, and branches looked at for them beyond the time limit
 GREEDY_PACES = 3  # paces tried without a program
+MOST_SITES = 64  # of a program: one of more takes longer to write down than there is time
+MOST_CLOSED_REFINED = 30  # branches refined although they are closed, to find runners-up
 PACES_AT_ONCE = 8  # in one program, and bounded before there is an incumbent
 
 Form = Literal["blocks", "mixed", "whole replicas"]
@@ -70,6 +75,7 @@ class SearchState:
     `incumbent_s` are the seconds of the best placement so far, infinite before there is one; `found` has the best of
     each branch, `specs` the programs that found some of them. `open_bounds_s` are the lower bounds of branches that
     were left open, `closed_refined` counts branches refined although no placement of theirs can be the best.
+    `misfits` are candidates that memory does not hold in blocks.
     """
 
     def __init__(self, problem: Problem, time_limit_s: float) -> None:
@@ -79,12 +85,21 @@ class SearchState:
         self.found: dict[Key, PricedPlacement] = {}
         self.specs: dict[Key, ProgramSpec] = {}
         self.open_bounds_s: list[float] = []
+        self.misfits: list[Candidate] = []
         self.programs = self.closed_refined = 0
         clusters = len({each.cluster for each in problem.fleet.classes})
-        self.gap = RELATIVE_TOLERANCE if clusters <= MOST_CLUSTERS_FOR_A_PROOF else ACCEPTED_GAP
+        self.gap = RELATIVE_TOLERANCE if _may_be_proved(problem, clusters) else ACCEPTED_GAP
         self.several_clusters = clusters > 1
+        self._late_looks = 0
         self._time_limit_s, self._deadline_s = time_limit_s, time.monotonic() + time_limit_s
         self._relaxations: dict[Key, LowerBounds] = {}
+
+    def beside(self) -> SearchState:
+        """A search for placements that beat the incumbent, and for no runners-up, in the time that is left."""
+        other = SearchState(self.problem, max(0.0, self._deadline_s - time.monotonic()))
+        other.early, other.incumbent_s, other.incumbent = self.early, self.incumbent_s, self.incumbent
+        other.closed_refined = MOST_CLOSED_REFINED
+        return other
 
     def beats_incumbent(self, bound_s: float) -> bool:
         """Whether a placement of `bound_s` would be better than the incumbent by more than the gap that is accepted."""
@@ -94,6 +109,12 @@ class SearchState:
     def is_late(self) -> bool:
         """Whether the time limit is over."""
         return time.monotonic() > self._deadline_s
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether a search that is late may stop: with the first few placements, or one after some more looks."""
+        self._late_looks += 1
+        return self.incumbent is not None and (len(self.found) >= FEW or self._late_looks > MOST_LATE_LOOKS)
 
     @property
     def program_limit_s(self) -> float:
@@ -128,6 +149,12 @@ class SearchState:
         return False
 
 
+def _may_be_proved(problem: Problem, clusters: int) -> bool:
+    """Whether a search to the end is short enough."""
+    few = clusters <= MOST_CLUSTERS_FOR_A_PROOF and len(problem.fleet.classes) <= MOST_CLASSES_FOR_A_PROOF
+    return few and problem.job.model.num_layers <= MOST_LAYERS_FOR_A_PROOF
+
+
 def early_bound(state: SearchState, branch: Branch) -> float | None:
     """Lower bound from compute alone, of stages that hold whole layers."""
     return state.early.whole_layers_s(branch.candidate, branch.form == "mixed")
@@ -137,7 +164,10 @@ def exchange_bound(state: SearchState, branch: Branch) -> float | None:
     """Lower bound from compute, memory, edges, and of each exchange what one layer takes."""
     if not state.beats_incumbent(branch.lower_bound_s):
         state.closed_refined += 1
-    return state.relaxation(branch).exchange_bound_s
+    bound_s = state.relaxation(branch).exchange_bound_s
+    if bound_s is None and branch.form == "blocks":
+        state.misfits.append(branch.candidate)
+    return bound_s
 
 
 def full_lower_bound(state: SearchState, branch: Branch) -> float | None:
@@ -153,7 +183,7 @@ def greedy_placements(state: SearchState, branch: Branch) -> float:
             break
         placed = place_greedily(bounds, pace_s)
         if placed is not None:
-            placement = from_blocks(branch.candidate, bounds.coeffs.num_microbatches, placed.blocks)
+            placement = from_blocks(branch.candidate, bounds.coeffs.total_microbatches, placed.blocks)
             state.keep(branch.key, PricedPlacement(placed.seconds, placement))
     return branch.lower_bound_s
 
@@ -163,29 +193,37 @@ def open_paces(state: SearchState, branch: Branch) -> float | None:
     bounds = state.relaxation(branch)
     found: list[float] = []
     for pace_s in bounds.paces_s[bounds.first_pace :]:
-        enough = state.incumbent is None and len(found) >= PACES_AT_ONCE
-        if enough or not state.beats_incumbent(bounds.from_pace_s(pace_s)):
+        from_s = bounds.from_pace_s(pace_s)
+        if state.incumbent is None and len(found) >= PACES_AT_ONCE:
+            break
+        if not state.beats_incumbent(from_s):
+            state.leave_open(from_s)
             break
         bound_s = bounds.at_pace_s(pace_s)
         if state.beats_incumbent(bound_s):
             found.append(bound_s)
+        else:
+            state.leave_open(bound_s)
     return min(found, default=None)
 
 
 def programs(state: SearchState, branch: Branch) -> None:
     """Solves the programs of all paces that may beat the incumbent, several paces at once, fastest first."""
     bounds, crossing = state.relaxation(branch), branch.form == "mixed"
+    if len(make_sites(bounds.coeffs, crossing)) > MOST_SITES:
+        state.leave_open(branch.lower_bound_s)
+        return
     for at in range(bounds.first_pace, len(bounds.paces_s), PACES_AT_ONCE):
         paces = bounds.paces_s[at : at + PACES_AT_ONCE]
         from_s = bounds.from_pace_s(paces[0])
-        if not state.beats_incumbent(from_s):
-            return
-        if state.is_late:
+        if state.is_late or not state.beats_incumbent(from_s):
             state.leave_open(from_s)
             return
         paces = [pace_s for pace_s in paces if state.beats_incumbent(bounds.from_pace_s(pace_s))]
         bound_s = min(bounds.at_pace_s(pace_s) for pace_s in paces)
-        if state.beats_incumbent(bound_s):
+        if not state.beats_incumbent(bound_s):
+            state.leave_open(bound_s)
+        else:
             least_sync_s = bounds.least_sync_s(bounds.within(paces[-1]))
             spec = ProgramSpec(bounds.coeffs, paces[0], paces[-1], None, least_sync_s, crossing)
             _solve(state, branch.key, spec, bound_s)
@@ -224,10 +262,40 @@ def fixed_cut(job: Job, candidate: Candidate) -> tuple[int, ...] | None:
     return usual_cut(job, candidate.pp) if job.parallel.layers is not None else None
 
 
+def sharded_branches(state: SearchState) -> list[Branch]:
+    """The branches under ZeRO-3 of the candidates that memory does not hold without, as far as it may hold them with.
+
+    In blocks, or with whole replicas over several clusters, each of which holds the weights once.
+    """
+    job, found = state.problem.job, list[Branch]()
+    if job.parallel.zero is not None:
+        return found
+    for misfit in dict.fromkeys(state.misfits):
+        if misfit.fill != "1f1b":
+            continue
+        sharded = with_sharded_weights(job, misfit)
+        if sharded is not None and state.early.fits(sharded):
+            found.append(Branch(state.early.compute_s(sharded), sharded, "blocks", refinements_of(job, "blocks")))
+        found += sharded_over_clusters(state, misfit)
+    return found
+
+
+def sharded_over_clusters(state: SearchState, candidate: Candidate) -> Iterator[Branch]:
+    """The branches of the candidate whose replicas are over 2, 3 ... clusters, sharded inside each."""
+    job, clusters = state.problem.job, len({each.cluster for each in state.problem.fleet.classes})
+    for number in range(2, clusters + 1):
+        sharded = with_sharded_weights(job, candidate, number)
+        if sharded is not None and state.early.fits(sharded):
+            bound_s = state.early.whole_replicas_s(sharded)
+            yield Branch(bound_s, sharded, "whole replicas", refinements_of(job, "whole replicas"))
+
+
 def _solve(state: SearchState, key: Key, spec: ProgramSpec, bound_s: float) -> None:
     """Solves one program, for placements that beat the incumbent; `bound_s` is the lower bound known of them."""
     if state.incumbent is not None:
         spec = replace(spec, at_most_s=state.incumbent_s * (1 - state.gap))
+        if state.gap > RELATIVE_TOLERANCE:
+            state.leave_open(state.incumbent_s * (1 - state.gap))  # what is slower is not asked for
     solution = solve(spec, max(LEAST_PROGRAM_S, state.program_limit_s))
     state.programs += 1
     if solution.status == "time limit":
@@ -241,5 +309,5 @@ def placement_of(spec: ProgramSpec, solution: Solution) -> PricedPlacement | Non
     if solution.blocks is None:
         return None
     coeffs = spec.coeffs
-    placement = from_blocks(coeffs.candidate, coeffs.num_microbatches, solution.blocks, solution.replicas)
+    placement = from_blocks(coeffs.candidate, coeffs.total_microbatches, solution.blocks, solution.replicas)
     return PricedPlacement(blocks_step_s(coeffs, solution.blocks), placement)

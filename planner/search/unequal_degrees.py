@@ -15,12 +15,13 @@ from itertools import product
 
 from holmes_core.records.job import Job
 from holmes_core.records.plan import BlockDegrees, UnequalDegrees
-from planner.problem.candidates import MOST_SAMPLES, Candidate, tensor_degrees
+from planner.cost.batch_shares import MOST_SAMPLES
+from planner.problem.candidates import Candidate, tensor_degrees
 from planner.problem.coefficients import Coefficients, aligned_stages, slot_s
 from planner.problem.fleet import Fleet
 from planner.problem.problem import Problem
 from planner.search.closed_form import Block, joined_blocks_step_s
-from planner.search.placement import PricedPlacement, even_layers
+from planner.search.placement import PricedPlacement, even_shares
 
 OFFERS_PER_TP = {2: 2, 3: 1, 4: 1}  # by number of classes: offers of each that are combined; with more, too many
 
@@ -92,7 +93,7 @@ def _offers(job: Job, fleet: Fleet, class_index: int, wave: int, like: Candidate
         for dp in (dp for dp in range(1, min(wave, hosts.num_group_slots(tp)) + 1) if wave % dp == 0):
             stages = min(aligned_stages(len(hosts.hosts), hosts.group_slots_per_host(tp), dp), job.model.num_layers)
             if stages and wave // dp <= MOST_SAMPLES:
-                candidate = Candidate(tp, 1, dp, wave // dp, like.recompute)
+                candidate = replace(like, tp=tp, pp=1, dp=dp, micro_batch_size=wave // dp, fill="1f1b", weight_shards=1)
                 layer, _ = slot_s(job, hosts.hardware.slot, candidate.execution(job))
                 of_tp.append(Offer(class_index, candidate, stages, layer.both_s))
         of_tp.sort(key=lambda offer: (offer.layer_s / offer.stages, offer.stages))
@@ -108,7 +109,7 @@ def cut_layers(num_layers: int, offers: Sequence[Offer]) -> list[tuple[int, ...]
         _, at = after_s[0]
         held[at] += 1
         heapreplace(after_s, ((held[at] // offers[at].stages + 1) * offers[at].layer_s, at))
-    return [even_layers(count, min(offer.stages, count)) for count, offer in zip(held, offers, strict=True)]
+    return [even_shares(count, min(offer.stages, count)) for count, offer in zip(held, offers, strict=True)]
 
 
 def fits(blocks: Sequence[tuple[Coefficients, Block]]) -> bool:

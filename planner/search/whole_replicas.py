@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 
+from planner.cost.collectives import times_as_long
 from planner.problem.coefficients import Coefficients
 from planner.problem.exchange_rates import are_even, rings_on_nic, sync_s_per_byte
-from planner.search.closed_form import NO_EDGE, Exchange, Lane, edge_of, lane_s, site_stage_s, step_s
-from planner.search.lower_bounds import layers_within
-from planner.search.placement import Placement, PricedPlacement, take_surplus
+from planner.search.closed_form import NO_EDGE, Exchange, Lane, edge_of, lane_s, layers_within, site_stage_s, step_s
+from planner.search.placement import Placement, PricedPlacement, even_shares, take_surplus
 
 MOST_CLASSES_FOR_ALL_SETS = 4  # with more, the fastest 2, 3, 4 ... of them
 
@@ -50,19 +50,36 @@ def _place_over(
         return None
     lanes = {c: _lane(coeffs, c, counts[c], layers) for c in classes}
     shares = _share_microbatches(coeffs, lanes, counts)
-    if shares is None:
+    if shares is None or not _hold_weights_together(coeffs, counts, shares):
         return None
     site = tuple(sorted(classes))
     is_even = are_even(coeffs.cluster[c] for c, count in counts.items() for _ in range(count))
-    per_byte = sync_s_per_byte(coeffs, site, rings_on_nic(coeffs, site, counts), coeffs.candidate.pp, is_even)
+    rings, sizes = rings_on_nic(coeffs, site, counts), [coeffs.sync_bytes(s, held) for s, held in enumerate(layers)]
+    per_byte = {
+        size: sync_s_per_byte(coeffs, site, rings, longer, is_even) for size, longer in times_as_long(sizes).items()
+    }
     step = step_s(
         [lane._replace(microbatches=max(shares[c])) for c, lane in lanes.items()],
-        [Exchange(coeffs, held, per_byte) for held in layers],
+        [Exchange(coeffs, held, per_byte[size]) for held, size in zip(layers, sizes, strict=True)],
     )
     row = tuple(c for c in site for _ in range(counts[c]))
     microbatches = tuple(share for c in site for share in shares[c])
     placement = Placement(coeffs.candidate, tuple(layers), (row,) * coeffs.candidate.pp, microbatches)
     return PricedPlacement(step, placement)
+
+
+def _hold_weights_together(coeffs: Coefficients, counts: dict[int, int], shares: dict[int, tuple[int, ...]]) -> bool:
+    """Whether replicas that share weights are in one cluster, or are all, and run as many micro-batches each."""
+    candidate = coeffs.candidate
+    if candidate.weight_shards == 1:
+        return True
+    by_cluster: dict[int, list[int]] = {}
+    for c in counts:
+        by_cluster.setdefault(coeffs.cluster[c], []).extend(shares[c])
+    groups = list(by_cluster.values())
+    if candidate.weight_shards == candidate.dp:
+        groups = [[share for group in groups for share in group]]
+    return all(len(group) == candidate.weight_shards and len(set(group)) == 1 for group in groups)
 
 
 def _count_replicas(coeffs: Coefficients, classes: Sequence[int]) -> dict[int, int] | None:
@@ -106,20 +123,38 @@ def _lane(coeffs: Coefficients, c: int, replicas: int, layers: Sequence[int]) ->
     return Lane(1, stages, (near,) * last)
 
 
+def _first_shares(fill: dict[int, float], pace: dict[int, float], counts: dict[int, int], total: int) -> dict[int, int]:
+    """By class, micro-batches that each replica runs at least when all end at about the same time: nearly all of them.
+
+    No more than one by one to the lane that ends first would give; that one by one goes on from here.
+    """
+    one_each = dict.fromkeys(fill, 1)
+    if not min(pace.values()):
+        return one_each
+    rate = sum(counts[c] / pace[c] for c in pace)
+    end_s = (total - sum(counts[c] * (1 - fill[c] / pace[c]) for c in pace)) / rate
+    shares = {c: int((end_s - fill[c]) / pace[c]) - 1 for c in pace}
+    return shares if min(shares.values()) >= 1 else one_each
+
+
 def _share_microbatches(
     coeffs: Coefficients, lanes: dict[int, Lane], counts: dict[int, int]
 ) -> dict[int, tuple[int, ...]] | None:
     """Micro-batches of every replica by class, such that the slowest lane ends earliest.
 
-    Classes of equal speed share equally. None where a replica would run none. Unequal shares need as many micro-batches
+    Classes of equal speed share evenly. None where a replica would run none. Other shares need as many micro-batches
     as stages, since fewer would hold less memory than was checked.
     """
-    total, even = coeffs.num_microbatches * coeffs.candidate.dp, coeffs.num_microbatches
-    if len({coeffs.layer_s[c] for c in lanes}) == 1 or even < coeffs.candidate.pp:
-        return {c: (even,) * counts[c] for c in lanes}
+    total = coeffs.total_microbatches
+    if len({coeffs.layer_s[c] for c in lanes}) == 1 or coeffs.num_microbatches < coeffs.candidate.pp:
+        busiest_s = {
+            c: lane_s(coeffs, lane._replace(microbatches=coeffs.num_microbatches)) for c, lane in lanes.items()
+        }
+        shares_left = iter(even_shares(total, coeffs.candidate.dp))  # the remainder to the fastest lanes
+        return {c: tuple(islice(shares_left, counts[c])) for c in sorted(lanes, key=lambda c: (busiest_s[c], c))}
     fill = {c: lane_s(coeffs, lane) for c, lane in lanes.items()}
     pace = {c: lane_s(coeffs, lane._replace(microbatches=2)) - fill[c] for c, lane in lanes.items()}
-    per_class = dict.fromkeys(lanes, 1)
+    per_class = _first_shares(fill, pace, counts, total)
     while sum(counts[c] * share for c, share in per_class.items()) < total:
         per_class[min(lanes, key=lambda c: (fill[c] + per_class[c] * pace[c], c))] += 1
     surplus = sum(counts[c] * share for c, share in per_class.items()) - total

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from prober.asking.recording import CUT_OFF, Recorded
 
 TOOL_LIMIT_S = 20
+PIECE_BYTES = 65536
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,17 @@ class Command:
 def script(commands: Iterable[Command], token: str) -> str:
     """A POSIX shell script that runs every command, whatever the others do, between markers with `token`.
 
-    `token` is fresh for every probe, so that no output can look like a marker.
+    `token` is fresh for every probe, so that no output can look like a marker. What is printed leaves in large pieces:
+    each small one would be an SSH packet of its own, whose checking is most of what a host costs the asking side.
     """
     parts = [
-        "export LC_ALL=C PATH=$PATH:/usr/sbin:/sbin:/usr/local/sbin:/opt/amazon/efa/bin:/opt/rocm/bin",
+        "{ export LC_ALL=C PATH=$PATH:/usr/sbin:/sbin:/usr/local/sbin:/opt/amazon/efa/bin:/opt/rocm/bin",
         f"limit=; command -v timeout >/dev/null 2>&1 && limit='timeout -k 2 {TOOL_LIMIT_S}'",
         "began=$(date +%s)",
     ]
     for command in commands:
         parts.append(_guarded(command, _marked(command, token)))
+    parts.append(f"}} | {{ dd obs={PIECE_BYTES} 2>/dev/null || cat; }}")
     return "\n".join(parts) + "\n"
 
 
@@ -81,6 +84,8 @@ def cut(answer: str, token: str) -> tuple[Recorded, ...]:
     outputs = []
     for block in answer.split(f"{token} begin ")[1:]:
         command, _, rest = block.partition("\n")
-        end = re.search(rf"(?:^|\n){re.escape(token)} end (\d+)(?:\n|$)", rest)
-        outputs.append(Recorded(command, rest[: end.start()] if end else rest, int(end.group(1)) if end else CUT_OFF))
+        text, _, code = rest.partition(f"{token} end ")
+        code = code.partition("\n")[0]
+        ended = code.isdecimal()
+        outputs.append(Recorded(command, text.removesuffix("\n") if ended else text, int(code) if ended else CUT_OFF))
     return tuple(outputs)

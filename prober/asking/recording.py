@@ -15,21 +15,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.hosts_file import RailPatterns, StatedTrunk
 from holmes_core.records.access import Access
-from holmes_core.records.inventory import Finding
+from holmes_core.records.inventory import Finding, Hints
 from holmes_core.records.parse_record import parse
+from holmes_core.records.plain_data import read_plain
 from holmes_core.records.record import Record
 from holmes_core.records.record_file import write_atomically
+from holmes_core.records.regular_file import MIB, read_regular
 from prober.asking.command_words import command_words
 from prober.asking.labelled import labels, lines_of, without_labels
 from prober.asking.plain_text import plain_text
 from prober.asking.transcript import typed_commands
 
 LINK_LAYER_ENDS = ("InfiniBand", "Ethernet", "Unspecified", "Unknown")  # the last word that RDMA tools print of a port
+MOST_OUTPUT_BYTES = 16 * MIB  # of one command; a link trial of 4,096 lines is 1
 TOOL_MISSING = 127
 TIMED_OUT = 124
 CUT_OFF = -1  # the answer ended before the command did
@@ -119,7 +121,7 @@ class Recorded:
 
 
 class HostNotes(Record):
-    """What the asking side adds to a host's outputs: how it was reached, pins of hosts.yaml, and its own clock.
+    """What the asking side adds to a host's outputs: how it was reached, what hosts.yaml says of it, and its own clock.
 
     `position` is the host's number in hosts.yaml; `failure` is the finding of a host that could not be reached.
     """
@@ -129,6 +131,7 @@ class HostNotes(Record):
     cluster: str | None = None
     speeds_gbps: dict[str, float] = {}
     rails: RailPatterns | None = None
+    hints: Hints = Hints()
     clock_skew_s: float | None = None
     round_trip_s: float | None = None
     failure: Finding | None = None
@@ -176,7 +179,7 @@ def write_stated_trunks(folder: Path, stated: Sequence[StatedTrunk]) -> None:
 def read_stated_trunks(folder: Path) -> tuple[StatedTrunk, ...]:
     """The trunks stated for the recording in `folder`. Raises HolmesError naming file and key."""
     file = folder / "trunks.json"
-    return parse(TrunkNotes, _json(file), str(file)).trunks if file.exists() else ()
+    return parse(TrunkNotes, read_plain(file, inside=folder), str(file)).trunks if file.exists() else ()
 
 
 def refuse_used_folder(folder: Path) -> None:
@@ -219,13 +222,14 @@ def _read_recording(host_folder: Path) -> HostRecording:
 
 def _read_outputs(host_folder: Path) -> tuple[Recorded, ...]:
     file = host_folder / "recording.json"
-    entries = _json(file)
+    entries = read_plain(file, inside=host_folder.parent)
     if not isinstance(entries, list):
         raise _malformed(file, "(whole file)", entries, "a list of {file, command, exit_code}")
     return tuple(_read_output(file, number, entry) for number, entry in enumerate(entries))
 
 
 def _read_output(file: Path, number: int, entry: object) -> Recorded:
+    """One output; it lies in the recording's folder, as what `file` lists."""
     if not isinstance(entry, Mapping):
         raise _malformed(file, str(number), entry, "{file, command, exit_code}")
     unknown = sorted(set(entry) - {"file", "command", "exit_code", "note", "complete"})
@@ -239,25 +243,17 @@ def _read_output(file: Path, number: int, entry: object) -> Recorded:
     if not isinstance(name, str) or not name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise _malformed(file, f"{number}.file", name, "a file beside recording.json")
     try:
-        text = (file.parent / name).read_bytes().decode("utf-8", errors="replace")
-    except OSError as error:
-        raise _malformed(file, f"{number}.file", name, f"a readable file ({error.strerror or error})") from None
+        text = read_regular(file.parent / name, MOST_OUTPUT_BYTES, file.parent.parent).decode("utf-8", errors="replace")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise _malformed(file, f"{number}.file", name, f"a readable file of the recording ({why})") from None
     return Recorded(command, text, exit_code)
 
 
 def _read_notes(host_folder: Path) -> HostNotes | None:
     """The notes; None where nobody made any, as `holmes probe --record` does."""
     file = host_folder / "host.json"
-    return parse(HostNotes, _json(file), str(file)) if file.exists() else None
-
-
-def _json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise HolmesError(f"{file}: cannot be read: {error.strerror or error}", "check its permissions") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise HolmesError(f"{file}: not JSON: {error}", "correct it, or record again") from None
+    return parse(HostNotes, read_plain(file, inside=host_folder.parent), str(file)) if file.exists() else None
 
 
 def _malformed(file: Path, key: str, value: object, wanted: str) -> HolmesError:

@@ -67,6 +67,11 @@ class Fabric:
         return frozenset(nic.sm_lid for nic in self.rails if nic.sm_lid and nic.kind == "InfiniBand")
 
     @cached_property
+    def sm_guids(self) -> frozenset[str]:
+        """Of the subnet managers of InfiniBand rails, as far as this user may ask them."""
+        return frozenset(nic.sm_guid for nic in self.rails if nic.sm_guid)
+
+    @cached_property
     def partitions(self) -> frozenset[int]:
         """P_Keys of InfiniBand rails without the bit for full membership; empty where one rail's are not known."""
         known = all(nic.pkeys for nic in self.rails) and self.kind == "InfiniBand"

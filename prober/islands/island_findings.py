@@ -6,11 +6,65 @@ import ipaddress
 from collections.abc import Collection, Iterable, Sequence
 
 from holmes_core.records.inventory import Finding
+from holmes_core.units import format_names
+from prober.about import PIN, About
 from prober.islands.fabric import Fabric
 from prober.islands.placing import Placing
 from prober.islands.same_fabric import Alike, contradict, find_islands
 
-PIN = "pin `cluster:` in hosts.yaml"
+_PROOF = "Holmes, docs/probe.md (which hosts are one cluster)"
+_ASK = f"`holmes probe --links` tries it by RDMA; or {PIN}"
+
+PIN_CONTRADICTS = About(
+    "CLUSTER-PIN-CONTRADICTS",
+    "W",
+    "hosts.yaml pins a host to a cluster whose fabric is another than the host's",
+    "groups inside this cluster may have no common fabric",
+    "correct `cluster:` in hosts.yaml, or leave it out and let the probe find it",
+    _PROOF,
+)
+FITS_SEVERAL = About(
+    "CLUSTER-NOT-KNOWN",
+    "W",
+    "a host's networks fit several clusters",
+    "which hosts share its fabric cannot be told, so it is a cluster of its own",
+    _ASK,
+    _PROOF,
+)
+NO_NETWORK = About(
+    "CLUSTER-NOT-KNOWN",
+    "W",
+    "no network of a host's RDMA interfaces is known",
+    FITS_SEVERAL.effect,
+    f"give the interfaces addresses; {_ASK}",
+    _PROOF,
+)
+NOTHING_IN_COMMON = About(
+    "CLUSTER-NOT-KNOWN",
+    "W",
+    "no other host's networks meet a host's by a proved route",
+    "it is a cluster of its own, and other hosts are reached by sockets",
+    f"if `ping -I ADDRESS` reaches another host's rail: {_ASK}; otherwise nothing",
+    _PROOF,
+)
+ALIKE = About(
+    "CLUSTER-LOOKS-ALIKE",
+    "I",
+    "a LID or all addresses of a host are another's too, and the networks around them tell the fabrics apart",
+    "none: they are clusters of their own",
+    f"nothing; if it is one fabric all the same, correct what is set twice, or {PIN}",
+    f"InfiniBand architecture (a LID is unique in its subnet); {_PROOF}",
+)
+ALIKE_NOT_PLACED = About(
+    "CLUSTER-LOOKS-ALIKE",
+    "W",
+    "a LID or all addresses of a host are another's too, and nothing tells with whom some of the hosts are",
+    "each of those is a cluster of its own, as RDMA between two fabrics fails",
+    f"{_ASK}; correct an address that is set twice by mistake; on InfiniBand the probe asks `sminfo`, "
+    "which tells fabrics apart, where the user may write to /dev/infiniband/umad*",
+    "InfiniBand architecture (a LID is unique in its subnet); infiniband-diags, sminfo(8)",
+)
+ABOUT = (PIN_CONTRADICTS, FITS_SEVERAL, NO_NETWORK, NOTHING_IN_COMMON, ALIKE, ALIKE_NOT_PLACED)
 
 
 def pin_findings(placing: Placing) -> Iterable[Finding]:
@@ -24,14 +78,8 @@ def pin_findings(placing: Placing) -> Iterable[Finding]:
         known = next((fabrics[name] for name in main if fabrics[name].networks), fabrics[main[0]])
         for name in (name for group in islands if group is not main for name in group):
             if name in placing.pinned and contradict(known, fabrics[name]):
-                yield Finding(
-                    rule="CLUSTER-PIN-CONTRADICTS",
-                    severity="W",
-                    hosts=(name,),
-                    evidence=f"pinned to {label}: it shows {_shown(fabrics[name])}, the cluster {_shown(known)}",
-                    effect="groups inside this cluster may have no common fabric",
-                    remedy="correct `cluster:` in hosts.yaml, or leave it out and let the probe find it",
-                )
+                seen = f"pinned to {label}: it shows {_shown(fabrics[name])}, the cluster {_shown(known)}"
+                yield PIN_CONTRADICTS.finding((name,), seen)
 
 
 def island_findings(placing: Placing, answered: Collection[str]) -> Iterable[Finding]:
@@ -51,70 +99,39 @@ def island_findings(placing: Placing, answered: Collection[str]) -> Iterable[Fin
 
 def _looked_alike(alike: Alike, not_placed: Sequence[str]) -> Finding:
     if not not_placed:
-        return Finding(
-            rule="CLUSTER-LOOKS-ALIKE",
-            severity="I",
-            hosts=alike.hosts,
-            evidence=f"{alike.proof}: these hosts are on fabrics that look alike",
-            effect="none: they are clusters of their own",
-            remedy=f"nothing; if it is one fabric all the same, correct what is set twice, or {PIN}",
-        )
-    return Finding(
-        rule="CLUSTER-LOOKS-ALIKE",
-        severity="W",
-        hosts=alike.hosts,
-        evidence=f"{alike.proof}, so this is more than one fabric; with whom are {', '.join(not_placed)}?",
-        effect="each of those is a cluster of its own, as RDMA between two fabrics fails",
-        remedy=f"{PIN}; `sminfo` on two hosts shows the same GUID if their InfiniBand fabric is the same",
-    )
+        return ALIKE.finding(alike.hosts, f"{alike.proof}: these hosts are on fabrics that look alike")
+    seen = f"{alike.proof}, which no two hosts of one fabric can; with whom are {', '.join(not_placed)}?"
+    return ALIKE_NOT_PLACED.finding(not_placed, seen)
 
 
 def _fits_several(name: str, fabric: Fabric) -> Finding:
-    return Finding(
-        rule="CLUSTER-NOT-KNOWN",
-        severity="W",
-        hosts=(name,),
-        evidence=f"it shows {_shown(fabric)}, which fits several clusters",
-        effect="which hosts share its fabric cannot be told, so it is a cluster of its own",
-        remedy=PIN,
-    )
+    return FITS_SEVERAL.finding((name,), f"it shows {_shown(fabric)}, which fits several clusters")
 
 
 def _not_known(name: str, fabric: Fabric) -> Finding:
-    return Finding(
-        rule="CLUSTER-NOT-KNOWN",
-        severity="W",
-        hosts=(name,),
-        evidence=f"no IPv4 network is known of its {fabric.kind} interfaces",
-        effect="which hosts share its fabric cannot be told, so it is a cluster of its own",
-        remedy="give the interfaces addresses, or pin `cluster:` in hosts.yaml",
-    )
+    return NO_NETWORK.finding((name,), f"no IPv4 network is known of its {fabric.kind} interfaces")
 
 
 def _nothing_in_common(name: str, fabric: Fabric) -> Finding:
-    asked = "leads anywhere by default" if fabric.routed_anywhere else "leads to another host's"
+    way = (
+        "a route of theirs leads anywhere by default, which proves no way"
+        if fabric.routed_anywhere
+        else "no route of theirs leads to another host's"
+    )
     address = min(fabric.addresses, key=lambda text: (ipaddress.ip_address(text).version, text))
-    return Finding(
-        rule="CLUSTER-NOT-KNOWN",
-        severity="W",
-        hosts=(name,),
-        evidence=f"its rails are in {_networks(fabric)}, where no other host is; "
-        + (
-            f"a route of theirs {asked}, which proves no way"
-            if fabric.routed_anywhere
-            else f"no route of theirs {asked}"
-        ),
-        effect="it is a cluster of its own, and other hosts are reached by sockets",
-        remedy=f"if `ping -I {address}` reaches another host's rail, {PIN}; otherwise nothing",
+    return NOTHING_IN_COMMON.finding(
+        (name,),
+        f"its rails are in {_networks(fabric)}, where no other host is; {way}",
+        NOTHING_IN_COMMON.remedy.replace("ADDRESS", address),
     )
 
 
 def _shown(fabric: Fabric) -> str:
     sms = "".join(f", SM lid {lid}" for lid in sorted(fabric.sm_lids))
+    sms += "".join(f", SM GUID {guid}" for guid in sorted(fabric.sm_guids))
     return f"{fabric.kind} on {_networks(fabric) or 'no network'}{sms}"
 
 
 def _networks(fabric: Fabric) -> str:
     """The first few networks."""
-    known = sorted(fabric.networks)
-    return ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
+    return format_names(sorted(fabric.networks), 3)

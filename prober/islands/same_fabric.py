@@ -4,14 +4,15 @@ RoCE, EFA and Ethernet hosts share a fabric when their networks overlap or, for 
 has nothing in common with another is a cluster of its own, since sockets inside a fabric are slow, but RDMA between
 two fails. InfiniBand fabrics look alike by default, so there what is not known is taken to be alike, and prefixes,
 subnet managers, partitions and IPoIB networks speak against. The same LID or address on two hosts proves two subnets,
-whatever else looks alike; then only the networks around the rails can tell who is with whom.
+whatever else looks alike; then only the networks around the rails can tell who is with whom. Addresses are set by
+people, so a host with all addresses of another is asked about, and the rest stays one fabric.
 """
 
 from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prober.islands.collisions import Pair, collisions
@@ -178,11 +179,11 @@ def _infiniband(members: Fabrics, islands: Islands) -> list[Group]:
     return alone + [tuple(name for item in group for name in item.hosts) for group in sets.groups()]
 
 
-_Facts = tuple[frozenset[str], frozenset[int], frozenset[int]]
+_Facts = tuple[frozenset[str], frozenset[int], frozenset[str], frozenset[int]]
 
 
 def _facts(fabric: Fabric) -> _Facts:
-    return fabric.subnet_prefixes, fabric.sm_lids, fabric.partitions
+    return fabric.subnet_prefixes, fabric.sm_lids, fabric.sm_guids, fabric.partitions
 
 
 def _agree(one: _Facts, other: _Facts) -> bool:
@@ -224,16 +225,37 @@ def _split(group: Group, fabrics: Fabrics, islands: Islands) -> list[Group]:
     misleading = {network for pair in proofs for network in members[pair[0]].around & members[pair[1]].around}
     around: UnionFind[str] = UnionFind(members)
     _join_equal(around, {name: fabric.around - misleading for name, fabric in members.items()})
-    placed: list[Group] = []
+    parts = around.groups()
+    rest = _rest(parts, proofs) if fabrics[group[0]].kind != "InfiniBand" else ()
+    placed = [rest] if rest else []
     alone: list[str] = []
-    for part in around.groups():
-        holds_proof = any(set(pair) <= set(part) for pair in proofs)
-        placed += [] if holds_proof else [part]
-        alone += part if holds_proof else ()
-    single = [part[0] for part in placed if len(part) == 1]
-    not_placed = tuple(alone + single) if len(group) > 2 else ()
+    for part in parts:
+        left = tuple(name for name in part if name not in rest)
+        if len(left) > 1 and len(left) == len(part) and not _holds_proof(part, proofs):
+            placed.append(part)
+        else:
+            alone += left
+    not_placed = tuple(alone) if len(group) > 2 else ()
     islands.looked_alike.append(Alike(group, "; ".join(proofs[pair] for pair in list(proofs)[:1]), not_placed))
     return placed + [(name,) for name in alone]
+
+
+def _rest(parts: Sequence[Group], proofs: Collection[Pair]) -> Group:
+    """The hosts that are one fabric whatever clones of them are: those that have no other's addresses.
+
+    People set addresses: one host may be set as another is, which says nothing of the rest. Where the networks around
+    them put a clone to hosts of the rest, it is with them; where they do so for several, these are several fabrics.
+    """
+    clones = {name for pair in proofs for name in pair}
+    sides = [part for part in parts if len(part) > 1 and clones & set(part) and not _holds_proof(part, proofs)]
+    if len(sides) > 1:
+        return ()
+    with_rest = {name for part in sides if not clones.issuperset(part) for name in part}
+    return tuple(name for part in parts for name in part if name in with_rest or name not in clones)
+
+
+def _holds_proof(part: Group, proofs: Collection[Pair]) -> bool:
+    return any(set(pair) <= set(part) for pair in proofs)
 
 
 def overlap(one: str, other: str) -> bool:

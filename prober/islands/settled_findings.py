@@ -5,12 +5,47 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from holmes_core.records.inventory import Finding
+from prober.about import PIN, About
 from prober.islands.settle import Part, Settled, Trial
 
-RULE = "CLUSTER-BY-MEASUREMENT"
 MOST_TRIALS_SHOWN = 4
-NOTHING = "nothing; `cluster:` in hosts.yaml pins it for later probes without --links"
-PIN = "pin `cluster:` in hosts.yaml"
+
+_RULE = "CLUSTER-BY-MEASUREMENT"
+_SOURCE = "perftest, ib_write_bw; Holmes, docs/probe.md (which hosts are one cluster)"
+
+ONE = About(
+    _RULE,
+    "I",
+    "with --links, RDMA works between hosts that facts left apart",
+    "none: they are one cluster",
+    "nothing; `cluster:` in hosts.yaml pins it for later probes without --links",
+    _SOURCE,
+)
+TWO = About(
+    _RULE,
+    "I",
+    "with --links, RDMA between two hosts fails both ways, though each works with another host",
+    "none: they are in clusters of their own",
+    f"nothing; if it is one fabric all the same, correct what keeps them apart, or {PIN}",
+    _SOURCE,
+)
+CONTRADICTORY = About(
+    _RULE,
+    "W",
+    "with --links, trials of RDMA contradict one another, or what facts or pins prove",
+    "the clusters stay as facts gave them; groups of hosts that work together may go over sockets",
+    f"look at routes, partitions and access lists between these hosts, then {PIN}",
+    _SOURCE,
+)
+NOT_TOLD = About(
+    _RULE,
+    "W",
+    "with --links, RDMA between hosts that facts left open could not be tried, or fails where neither works elsewhere",
+    "they are in clusters of their own, and reach one another by sockets",
+    f"install perftest on both and open their ports to one another, or {PIN}",
+    _SOURCE,
+)
+ABOUT = (ONE, TWO, CONTRADICTORY, NOT_TOLD)
 
 
 def settled_findings(settled: Settled) -> Iterator[Finding]:
@@ -30,51 +65,25 @@ def settled_findings(settled: Settled) -> Iterator[Finding]:
 
 
 def _one(settled: Settled, part: Part) -> Finding:
-    return Finding(
-        rule=RULE,
-        severity="I",
-        hosts=settled.hosts_of(part),
-        evidence=f"RDMA works between hosts that facts left apart: {_shown(_joining(settled, part))}",
-        effect="none: they are one cluster",
-        remedy=NOTHING,
-    )
+    seen = f"RDMA works between hosts that facts left apart: {_shown(_joining(settled, part))}"
+    return ONE.finding(settled.hosts_of(part), seen)
 
 
 def _two(trial: Trial) -> Finding:
-    return Finding(
-        rule=RULE,
-        severity="I",
-        hosts=trial.hosts,
-        evidence=f"RDMA fails both ways, and each works with another host: {_shown([trial])}",
-        effect="none: they are in clusters of their own",
-        remedy=f"nothing; if it is one fabric all the same, correct what keeps them apart, or {PIN}",
-    )
+    return TWO.finding(trial.hosts, f"RDMA fails both ways, and each works with another host: {_shown([trial])}")
 
 
 def _contradictory(settled: Settled, part: Part) -> Finding:
     apart = [trial for trial in settled.apart if {settled.at[name] for name in trial.hosts} <= part]
     against = f"and does not: {_shown(apart)}" if apart else "though facts or pins prove some of these hosts apart"
-    return Finding(
-        rule=RULE,
-        severity="W",
-        hosts=settled.hosts_of(part),
-        evidence=f"measurements contradict: RDMA works ({_shown(_joining(settled, part))}), {against}",
-        effect="the clusters stay as facts gave them; groups of hosts that work together may go over sockets",
-        remedy=f"look at routes, partitions and access lists between these hosts, then {PIN}",
-    )
+    seen = f"measurements contradict: RDMA works ({_shown(_joining(settled, part))}), {against}"
+    return CONTRADICTORY.finding(settled.hosts_of(part), seen)
 
 
 def _not_told(trial: Trial, settled: Settled) -> Finding:
     alone = [name for name in trial.hosts if name not in settled.working]
     why = f"; {' and '.join(alone)} not known to work with any host" if trial.verdict == "fails" else ""
-    return Finding(
-        rule=RULE,
-        severity="W",
-        hosts=trial.hosts,
-        evidence=f"no measurement tells whether it is one fabric: {_shown([trial])}{why}",
-        effect="they are in clusters of their own, and reach one another by sockets",
-        remedy=f"install perftest on both and open their ports to one another, or {PIN}",
-    )
+    return NOT_TOLD.finding(trial.hosts, f"no measurement tells whether it is one fabric: {_shown([trial])}{why}")
 
 
 def _joining(settled: Settled, part: Part) -> list[Trial]:

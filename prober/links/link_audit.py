@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from holmes_core.records.inventory import Finding, Inventory
 from holmes_core.records.link import TOOL_CEILING_BYTES_PER_S, Link
 from holmes_core.units import bytes_per_s_from_gbps, format_rate
-from prober.rules.rule import About
+from prober.about import About
 from prober.rules.told_rules import GPU_RDMA_LOW, RDMA_LOW, TCP_LOW
 
 TCP_SHARE = 0.70

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holmes_core.records.devices import PciDevice
 from holmes_core.records.inventory import Host
+from prober.facts.machine.pci_paths import bridges_above, path_between
 
 _PATHS = ("LOC", "PIX", "PXB", "PHB", "NODE", "SYS")  # in nvidia-smi's words, the nearest first
 _CLASS: Mapping[str, int] = {"LOC": 0, "PIX": 0, "PXB": 0, "PHB": 1, "NODE": 2, "SYS": 2}
@@ -37,33 +37,14 @@ def _by_pci(host: Host) -> Nearness:
     for nic in host.nics:
         paths = found.setdefault(nic.device, {})
         for gpu in host.gpus:
-            path = _path(tree, gpu.pci_address, nic.pci_address)
+            one, other = tree.get(gpu.pci_address or ""), tree.get(nic.pci_address or "")
+            if one is None or other is None:
+                continue
+            above = bridges_above(tree, one.address), bridges_above(tree, other.address)
+            path = path_between(*above, (one.numa_node, other.numa_node))
             if path is not None:
                 paths[gpu.index] = path
     return found
-
-
-def _path(tree: Mapping[str, PciDevice], gpu: str | None, nic: str | None) -> str | None:
-    """A switch is an upstream bridge and downstream ones, so a common bridge up to the second above both is PIX."""
-    if gpu not in tree or nic not in tree:
-        return None
-    ours, theirs = _bridges_above(tree, gpu or ""), _bridges_above(tree, nic or "")
-    common = [bridge for bridge in ours if bridge in theirs]
-    if common:
-        return "PIX" if ours.index(common[0]) <= 1 and theirs.index(common[0]) <= 1 else "PXB"
-    nodes = tree[gpu or ""].numa_node, tree[nic or ""].numa_node
-    if None in nodes or not (ours and theirs):
-        return None
-    return "NODE" if nodes[0] == nodes[1] else "SYS"
-
-
-def _bridges_above(tree: Mapping[str, PciDevice], address: str) -> list[str]:
-    above: list[str] = []
-    device = tree.get(address)
-    while device and device.parent and device.parent not in above:
-        above.append(device.parent)
-        device = tree.get(device.parent)
-    return above
 
 
 def _by_nearest(host: Host) -> Nearness:

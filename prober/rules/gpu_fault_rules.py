@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from holmes_core.records.devices import Gpu
 from holmes_core.records.inventory import Host
-from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, majority
+from prober.about import FIELD, Seen
+from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, majority
 
 NO_FABRIC = ("N/A", "Not Supported")
 # What NVIDIA's catalogue answers with RESET_GPU or RESTART_BM, and 48 and 74, which it says need a reset or reboot.

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from holmes_core.records.inventory import Host
 from holmes_core.units import format_memory
+from prober.about import FIELD, Seen
 from prober.facts.machine.limits import UNLIMITED
 from prober.rules.gpu_rules import is_given_a_part
 from prober.rules.port_rules import active_ports
-from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, below, differing
+from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below, differing
 
 FEWEST_FILES = 65536
 NCCL_PINS_BYTES = 64 * 1024**2  # a few channels of NCCL_BUFFSIZE, 4 MiB each; distributions set 64 KiB or 8 MiB

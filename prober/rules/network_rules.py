@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from holmes_core.records.devices import Netdev
 from holmes_core.records.inventory import Cluster, Finding, Host, Network
 from holmes_core.units import format_rate
+from prober.about import FIELD, About
 from prober.clusters import VIRTUAL_NAMES, fabric_of
 from prober.islands.collisions import addresses_given_twice
 from prober.islands.same_fabric import overlap
-from prober.rails.port_networks import parsed
-from prober.rules.rule import FIELD, About, Evidence, PeerEvidence, PeerRule, Rule, below, differing, named
+from prober.rails.choose_rails import rails_of
+from prober.rails.port_networks import netdevs_of, parsed
+from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below, differing, named
 
 NO_SHARED_NETWORK = About(
     "NET-NO-SHARED-SUBNET",
@@ -174,7 +176,24 @@ def _addresses_twice(peers: Sequence[Host]) -> PeerEvidence:
         yield pair, f"a rail of both has the address {address}"
 
 
+def _interface_down(host: Host) -> Evidence:
+    """One without an address is meant to carry nothing."""
+    for rail in rails_of(host):
+        for netdev in netdevs_of(host, rail):
+            if netdev.up is False and netdev.addresses:
+                yield f"{netdev.name} of {rail.hca} is down; it has {', '.join(netdev.addresses)}"
+
+
 HOST_RULES = (
+    Rule(
+        "NET-INTERFACE-DOWN",
+        "W",
+        "the network interface of a rail has an address and is down, though its RDMA port may be active",
+        "Gloo, and NCCL where it uses sockets, have no way inside the cluster, and nothing can be planned on it",
+        "`ip link set NETDEV up`; then see what took it down: `journalctl -k`, NetworkManager",
+        "Linux, ip-link(8)",
+        _interface_down,
+    ),
     Rule(
         "NET-DOCKER-CANDIDATE",
         "I",

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
+from prober.about import FIELD, Seen
 from prober.rails.choose_rails import rails_of, undecided_ports
 from prober.rules.port_rules import RDMA, active_ports
-from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, differing
+from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 
 
 def _soft_rdma(host: Host) -> Evidence:

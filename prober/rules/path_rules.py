@@ -8,32 +8,10 @@ from collections.abc import Sequence
 
 from holmes_core.records.devices import Gpu, Nic
 from holmes_core.records.inventory import Host
+from prober.facts.machine.pci_paths import bridges_above, path_between
 from prober.rails.choose_rails import rails_of
 from prober.rules.gpu_rules import has_module
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
-
-
-def bridges_above(host: Host, address: str) -> list[str]:
-    """PCI addresses of the bridges from the one right above a device to the root."""
-    parents = {device.address: device.parent for device in host.pci}
-    above: list[str] = []
-    parent = parents.get(address)
-    while parent is not None and parent not in above:
-        above.append(parent)
-        parent = parents.get(parent)
-    return above
-
-
-def path_between(host: Host, gpu: Gpu, nic: Nic) -> str | None:
-    """nvidia-smi's word for the path: PIX, PXB, NODE or SYS; None where it is not known."""
-    if nic.device in gpu.nearest_nics:
-        return gpu.nearest_path
-    ours, theirs = (bridges_above(host, address or "") for address in (gpu.pci_address, nic.pci_address))
-    if common := [bridge for bridge in ours if bridge in theirs]:
-        return "PIX" if ours.index(common[0]) <= 1 and theirs.index(common[0]) <= 1 else "PXB"
-    if not (ours and theirs) or gpu.numa_node is None or nic.numa_node is None:
-        return None
-    return "NODE" if gpu.numa_node == nic.numa_node else "SYS"
 
 
 def _far_rails(host: Host) -> Evidence:
@@ -47,7 +25,15 @@ def _is_far(host: Host, gpu: Gpu) -> bool:
     rails = rails_of(host)
     if not rails:
         return gpu.nearest_path == "SYS" and bool(gpu.nearest_nics)
-    return {path_between(host, gpu, nic) for nic in rails} == {"SYS"}
+    return {_path(host, gpu, nic) for nic in rails} == {"SYS"}
+
+
+def _path(host: Host, gpu: Gpu, nic: Nic) -> str | None:
+    if nic.device in gpu.nearest_nics:
+        return gpu.nearest_path
+    tree = {device.address: device for device in host.pci}
+    ours, theirs = (bridges_above(tree, address or "") for address in (gpu.pci_address, nic.pci_address))
+    return path_between(ours, theirs, (gpu.numa_node, nic.numa_node))
 
 
 def _no_peermem(host: Host) -> Evidence:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from holmes_core.records.devices import PciDevice, PciLink
 from holmes_core.records.inventory import Host
+from prober.about import FIELD, Seen
+from prober.facts.machine.pci_paths import bridges_above
 from prober.rails.choose_rails import rails_of
-from prober.rules.path_rules import bridges_above
-from prober.rules.rule import FIELD, Evidence, PeerEvidence, PeerRule, Rule, Seen, below
+from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below
 
 LARGE_READS_FROM_GBPS = 200
 FEWEST_LANES = 8
@@ -87,7 +88,7 @@ def _uplinks_degraded(host: Host) -> Evidence:
     ends = [device for device in host.pci if device.what != "bridge"]
     uplinks = {
         (above[at], above[at + 1])
-        for above in (bridges_above(host, device.address) for device in ends)
+        for above in (bridges_above(known, device.address) for device in ends)
         for at in range(1, len(above) - 1, 2)
     }
     for bridge, upper in sorted(uplinks):
@@ -111,10 +112,11 @@ def _small_reads(host: Host) -> Evidence:
 
 def _acs_on_path(host: Host) -> Evidence:
     """Only bridges that a GPU and a NIC share count: there ACS sends their traffic to the root and back."""
+    tree = {device.address: device for device in host.pci}
     above: dict[str, set[str]] = {"gpu": set(), "nic": set()}
     for device in host.pci:
         if device.what in above:
-            above[device.what].update(bridges_above(host, device.address))
+            above[device.what].update(bridges_above(tree, device.address))
     for address in sorted(above["gpu"] & above["nic"]):
         found = [d for d in host.pci if d.what == "bridge" and d.parent == address and d.acs_redirects]
         if found:
@@ -164,7 +166,8 @@ def _narrower_than_peers(peers: Sequence[Host]) -> PeerEvidence:
 
 def _above_the_job(host: Host) -> Iterable[PciLink]:
     """Links of the bridges above GPUs and rails: what they can do, for idle ones run slower."""
-    above = {bridge for device in _carries_the_job(host) for bridge in bridges_above(host, device)}
+    tree = {device.address: device for device in host.pci}
+    above = {bridge for device in _carries_the_job(host) for bridge in bridges_above(tree, device)}
     return (device.link for device in host.pci if device.address in above)
 
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
+from prober.about import FIELD, Seen
 from prober.clusters import is_rail_class
 from prober.rails.choose_rails import is_stated, rails_of
 from prober.rails.nearness import BESIDE, nearness_of, path_class
-from prober.rules.rule import FIELD, NAME_IT, NO_RAIL, Evidence, Rule, Seen
+from prober.rules.rule import NAME_IT, NO_RAIL, Evidence, Rule
 
 RDMA = ("InfiniBand", "RoCE")
 LEFT_OUT = "nothing: Holmes names the rails exactly; if these are others, name them by `rails:` in hosts.yaml"

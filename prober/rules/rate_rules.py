@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
@@ -27,11 +27,23 @@ ERROR_COUNTERS = (
 )
 
 
-def _rate_outliers(host: Host) -> Evidence:
+def _outliers_beside_gpus(host: Host) -> Evidence:
+    """Where the rails are, and slower or faster."""
+    yield from (evidence for nic, evidence in _outliers(host) if _is_near_a_gpu(host, nic))
+
+
+def _outliers_elsewhere(host: Host) -> Evidence:
+    yield from (evidence for nic, evidence in _outliers(host) if not _is_near_a_gpu(host, nic))
+
+
+def _outliers(host: Host) -> Iterable[tuple[Nic, str]]:
+    """Ports of another rate than the rails. A bond is a front end's or a storage's by its making."""
     rails = rails_of(host)
     for nic in active_ports(host):
-        if rails and nic not in rails and nic.rate_gbps and rails[0].rate_gbps and nic.rate_gbps != rails[0].rate_gbps:
-            yield f"{nic.hca} has {nic.rate_gbps:g} Gbit/s, the rails {rails[0].rate_gbps:g} Gbit/s"
+        if not rails or nic in rails or nic.bond or not nic.rate_gbps or not rails[0].rate_gbps:
+            continue
+        if nic.rate_gbps != rails[0].rate_gbps:
+            yield nic, f"{nic.hca} has {nic.rate_gbps:g} Gbit/s, the rails {rails[0].rate_gbps:g} Gbit/s"
 
 
 def _slow_rails(host: Host) -> Evidence:
@@ -153,15 +165,26 @@ _SLOW_REMEDY = (
     "reseat or change the cable; look at the speed that is set at the switch and by `mlxlink` or `ethtool`; " + NO_RAIL
 )
 
+_OUTLIER_SOURCE = "stas00/ml-engineering, network; NCCL user guide, environment variables (NCCL_IB_HCA)"
+
 HOST_RULES = (
     Rule(
         "NIC-RATE-OUTLIER",
         "W",
-        "an Active port of another rate than the rails is left out of them",
-        "NCCL would use the slow port as a rail",
+        "an Active port beside a GPU (PIX or PXB), no bond, is of another rate than the rails and left out of them",
+        "if it is to be a rail, the GPU has none so near",
         LEFT_OUT,
-        "stas00/ml-engineering, network; NCCL user guide, environment variables (NCCL_IB_HCA)",
-        _rate_outliers,
+        _OUTLIER_SOURCE,
+        _outliers_beside_gpus,
+    ),
+    Rule(
+        "NIC-RATE-OUTLIER",
+        "I",
+        "an Active port, no bond and beside no GPU, is of another rate than the rails and left out of them",
+        "none: a front end or storage",
+        LEFT_OUT,
+        _OUTLIER_SOURCE,
+        _outliers_elsewhere,
     ),
     Rule(
         "NIC-RATE-BELOW-CLASS",

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
+from prober.about import Seen
 from prober.clusters import fabric_of
 from prober.rails.choose_rails import rails_of
-from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, Seen, differing
+from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 
 USUAL_GID = 3
 SMALL_MTU = 1024
@@ -27,13 +28,32 @@ def rail_netdevs(host: Host) -> list[Netdev]:
 
 
 def _no_v2_gid(host: Host) -> Evidence:
-    for nic in roce_ports(host):
-        if nic.gids and all(gid.type in ("IB", "RoCE v1") for gid in nic.gids):
-            yield Seen(f"{nic.hca}: {len(nic.gids)} GIDs, none of RoCE v2", _give_address(nic))
+    yield from (evidence for nic, evidence in _without_v2_gid(host) if _is_needed(host, nic))
     fabric = fabric_of(host)
     asked = "ip" in host.sources
     if asked and fabric.kind == "RoCE" and not fabric.networks and not any(nic.gids for nic in fabric.rails):
         yield f"no IPv4 address on the netdevs of {', '.join(nic.hca for nic in fabric.rails)}"
+
+
+def _no_v2_gid_beside(host: Host) -> Evidence:
+    """The run does not need the port, but it may have been meant to."""
+    yield from (evidence for nic, evidence in _without_v2_gid(host) if not _is_needed(host, nic))
+
+
+def _without_v2_gid(host: Host) -> Iterable[tuple[Nic, Seen]]:
+    for nic in roce_ports(host):
+        if nic.gids and all(gid.type in ("IB", "RoCE v1") for gid in nic.gids):
+            yield nic, Seen(f"{nic.hca}: {len(nic.gids)} GIDs, none of RoCE v2", _give_address(nic))
+
+
+def _is_needed(host: Host, nic: Nic) -> bool:
+    """It is a rail; or the host has none, and no port that could be one instead."""
+    rails = rails_of(host)
+    return nic in rails if rails else not any(_has_v2_gid(other) for other in roce_ports(host))
+
+
+def _has_v2_gid(nic: Nic) -> bool:
+    return any(gid.type == "RoCE v2" for gid in nic.gids)
 
 
 def _give_address(nic: Nic) -> str:
@@ -120,16 +140,30 @@ def _pfc_differs(peers: Sequence[Host]) -> PeerEvidence:
     yield from differing({name: ", ".join(sorted(words)) or None for name, words in trusted.items()}, "trust")
 
 
+_GIVE_V2_GID = (
+    "give the port's netdev an IPv4 address (ConnectX-3 also needs `options mlx4_core roce_mode=2`); "
+    "or pin `cluster:` in hosts.yaml"
+)
+_GID_SOURCE = "NVIDIA MLNX_OFED documentation, RoCE (GID table, roce_mode of mlx4_core); NVIDIA/nccl#769"
+
 HOST_RULES = (
     Rule(
         "ROCE-NO-V2-GID",
         "F",
-        "a RoCE port has GIDs and none of RoCE v2, or no netdev of a RoCE rail has an IPv4 address",
+        "a RoCE rail has GIDs and none of RoCE v2, or no netdev of a RoCE rail has an IPv4 address",
         "no routable RoCE there, and which hosts share the fabric cannot be told",
-        "give the port's netdev an IPv4 address (ConnectX-3 also needs `options mlx4_core roce_mode=2`); "
-        "or pin `cluster:` in hosts.yaml",
-        "NVIDIA MLNX_OFED documentation, RoCE (GID table, roce_mode of mlx4_core); NVIDIA/nccl#769",
+        _GIVE_V2_GID,
+        _GID_SOURCE,
         _no_v2_gid,
+    ),
+    Rule(
+        "ROCE-NO-V2-GID",
+        "W",
+        "a RoCE port that is no rail has GIDs and none of RoCE v2",
+        "none, unless it is to be a rail",
+        _GIVE_V2_GID,
+        _GID_SOURCE,
+        _no_v2_gid_beside,
     ),
     Rule(
         "ROCE-GID-NOT-3",

@@ -1,4 +1,4 @@
-"""What a rule is: a check that yields evidence, with all that the finding and the catalogue say of it.
+"""What a rule is: what is said of its findings, and the check that yields their evidence.
 
 Hosts are compared by the majority: what most of them have is taken to be right, and the others are named.
 """
@@ -10,54 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from holmes_core.records.inventory import Finding, Host, Severity
+from holmes_core.records.inventory import Finding, Host
+from holmes_core.units import format_names
+from prober.about import About, Seen
 
 _MOST_NAMED = 6
 NO_RAIL = "if it is to be no rail, leave it out of `rails:` in hosts.yaml"
 NAME_IT = "name it by `rails:` in hosts.yaml"
-FIELD = "field knowledge: seen in operation, no document is known that says it"
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A line of evidence with a remedy of its own: the rule's, with the names of the devices filled in."""
-
-    evidence: str
-    remedy: str
-
 
 Evidence = Iterable[str | Seen]
 PeerEvidence = Iterable[tuple[Sequence[str], str | Seen]]
 Scope = Literal["cluster", "job"]
 """Which hosts are compared: those that share a fabric, or all of the job."""
-
-
-@dataclass(frozen=True)
-class About:
-    """What is said of the findings of one rule, wherever they are made.
-
-    `checks` ends the sentence "it is found when ..."; `source` names the document, file or thread that says so.
-    """
-
-    id: str
-    severity: Severity
-    checks: str
-    effect: str
-    remedy: str
-    source: str
-
-    def finding(self, hosts: Sequence[str], seen: str | Seen, remedy: str | None = None) -> Finding:
-        """The finding of what was seen on `hosts`; a remedy that comes with the evidence or the call goes first."""
-        evidence = seen.evidence if isinstance(seen, Seen) else seen
-        own = seen.remedy if isinstance(seen, Seen) else remedy
-        return Finding(
-            rule=self.id,
-            severity=self.severity,
-            hosts=tuple(hosts),
-            evidence=evidence,
-            effect=self.effect,
-            remedy=own or self.remedy,
-        )
 
 
 @dataclass(frozen=True)
@@ -121,9 +85,7 @@ def below(values: Mapping[str, float | None], what: str, show: Callable[[float],
 
 def named(hosts: Sequence[str]) -> str:
     """The hosts by name; of many, the first few and how many more."""
-    if len(hosts) <= _MOST_NAMED:
-        return ", ".join(hosts)
-    return f"{', '.join(hosts[:_MOST_NAMED])} and {len(hosts) - _MOST_NAMED} more"
+    return format_names(hosts, _MOST_NAMED)
 
 
 def majority(values: Iterable[float]) -> float | None:

@@ -1,11 +1,11 @@
-"""What is said of findings that no check of facts makes: of access, tools, clusters, trunks and measured links."""
+"""What is said of findings that no check of facts makes: of access, tools, trunks and measured links."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from holmes_core.errors import HostErrorKind
-from prober.rules.rule import FIELD, About
+from prober.about import FIELD, About
 
 _LEFT_OUT = "nothing is known of this host; the plan leaves it out"
 
@@ -98,78 +98,6 @@ HOSTS_MIXED = About(
     "name the recording's folder as the parallel shell names the host",
     "pdsh(1), clush(1) (the host's name before each line)",
 )
-PIN_CONTRADICTS = About(
-    "CLUSTER-PIN-CONTRADICTS",
-    "W",
-    "hosts.yaml pins a host to a cluster whose fabric is another than the host's",
-    "groups inside this cluster may have no common fabric",
-    "correct `cluster:` in hosts.yaml, or leave it out and let the probe find it",
-    "Holmes, docs/probe.md (which hosts are one cluster)",
-)
-CLUSTER_NOT_KNOWN = About(
-    "CLUSTER-NOT-KNOWN",
-    "W",
-    "a host's networks fit several clusters, or are not known, or no other host's meets them by a proved route",
-    "which hosts share its fabric cannot be told, so it is a cluster of its own; others are reached by sockets",
-    "pin `cluster:` in hosts.yaml, or give the rails addresses",
-    "Holmes, docs/probe.md (which hosts are one cluster)",
-)
-CLUSTERS_ALIKE = About(
-    "CLUSTER-LOOKS-ALIKE",
-    "I",
-    "a LID or all addresses of a host are another's too, and the networks around them tell the fabrics apart",
-    "none: they are clusters of their own",
-    "nothing; if it is one fabric all the same, correct what is set twice, or pin `cluster:` in hosts.yaml",
-    "InfiniBand architecture (a LID is unique in its subnet); Holmes, docs/probe.md (which hosts are one cluster)",
-)
-CLUSTERS_ALIKE_NOT_PLACED = About(
-    "CLUSTER-LOOKS-ALIKE",
-    "W",
-    "a LID or all addresses of a host are another's too, and nothing tells with whom some of the hosts are",
-    "each of those is a cluster of its own, as RDMA between two fabrics fails",
-    "pin `cluster:` in hosts.yaml; `sminfo` on two hosts shows the same GUID if their InfiniBand fabric is the same",
-    "InfiniBand architecture (a LID is unique in its subnet); infiniband-diags, sminfo(8)",
-)
-CLUSTERS_MEASURED = About(
-    "CLUSTER-BY-MEASUREMENT",
-    "I",
-    "with --links, RDMA between hosts that facts left open works, or fails though each works with another host",
-    "none: those between which it works are one cluster, those between which it fails are two",
-    "nothing; `cluster:` in hosts.yaml pins it for later probes without --links",
-    "perftest, ib_write_bw; Holmes, docs/probe.md (which hosts are one cluster)",
-)
-CLUSTERS_NOT_MEASURED = About(
-    "CLUSTER-BY-MEASUREMENT",
-    "W",
-    "with --links, RDMA between hosts that facts left open could not be tried, or gave answers that contradict",
-    "the clusters stay as facts gave them; hosts of one fabric may reach one another by sockets",
-    "install perftest and open the hosts' ports to one another, or pin `cluster:` in hosts.yaml",
-    "perftest, ib_write_bw; Holmes, docs/probe.md (which hosts are one cluster)",
-)
-RAILS_STATED = About(
-    "NIC-RAILS-STATED",
-    "W",
-    "`rails:` of hosts.yaml names no port, or one that NCCL does not take, beside others",
-    "the other ports it names are the rails",
-    "correct `rails:` in hosts.yaml, or leave it out and let the probe choose",
-    "Holmes, docs/probe.md (which ports are the rails)",
-)
-NO_RAIL_STATED = About(
-    "NIC-RAILS-STATED",
-    "F",
-    "the host has RDMA ports, and `rails:` of hosts.yaml leaves none of them",
-    "no rail is left, and the job would go over sockets",
-    RAILS_STATED.remedy,
-    RAILS_STATED.source,
-)
-RAILS_STATED_IN_VAIN = About(
-    "NIC-RAILS-STATED",
-    "I",
-    "`rails:` of hosts.yaml names ports of a host without RDMA ports",
-    "none: the host has no RDMA ports",
-    RAILS_STATED.remedy,
-    RAILS_STATED.source,
-)
 TRUNK_UNKNOWN = About(
     "NET-TRUNK-UNKNOWN",
     "W",
@@ -223,10 +151,7 @@ PORT_CLOSED = About(
 ABOUT = (
     *(UNREACHABLE, KEY_UNKNOWN, KEY_CHANGED, NO_LOGIN),
     *(TOOL_MISSING, TOOL_UNREAD, NO_PERMISSION, TOOL_FAILED, TRUNCATED, VALUE_IMPOSSIBLE, HOSTS_MIXED),
-    *(PIN_CONTRADICTS, CLUSTER_NOT_KNOWN, CLUSTERS_ALIKE, CLUSTERS_ALIKE_NOT_PLACED),
-    *(CLUSTERS_MEASURED, CLUSTERS_NOT_MEASURED, TRUNK_UNKNOWN, TRUNK_LOW),
-    *(RAILS_STATED, NO_RAIL_STATED, RAILS_STATED_IN_VAIN),
-    *(TCP_LOW, RDMA_LOW, GPU_RDMA_LOW, PORT_CLOSED),
+    *(TRUNK_UNKNOWN, TRUNK_LOW, TCP_LOW, RDMA_LOW, GPU_RDMA_LOW, PORT_CLOSED),
 )
 
 RULE_OF_ERROR: Mapping[HostErrorKind, str] = {

@@ -28,14 +28,20 @@ Command = Callable[..., Done]
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
-    """Runs `holmes` with the given arguments in `tmp_path`, 100 columns wide; leaves no signal handler behind.
+def command(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Command]:
+    """Runs `holmes` with the given arguments in `tmp_path`, 100 columns wide, as a user with a state folder of its own.
 
-    In this process, which spares each test Python's start.
+    It leaves no signal handler behind. In this process, which spares each test Python's start.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
 
     def run(*arguments: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["holmes", *arguments])

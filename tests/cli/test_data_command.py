@@ -53,8 +53,8 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tokens(path: Path) -> list[int]:
-    corpus = load_corpus(Data(str(path), "*", None, 0.0), "here", 1, 70000)
-    return corpus.training.read(0, corpus.num_tokens).tolist()
+    corpus = load_corpus(Data(str(path), "*", None, "joined", 0.0), "here", 1, 70000)
+    return corpus.training[0].read(0, corpus.num_tokens).tolist()
 
 
 def test_bytes_of_a_folder_are_the_tokens_a_node_would_read_itself(command: Command, tmp_path: Path) -> None:

@@ -1,14 +1,14 @@
-"""What `--dry-run` prints is what a launch sends: files byte for byte, commands word for word, and variables."""
+"""What `--dry-run --json` prints is what a launch sends: files byte for byte, commands word for word, variables."""
 
 from __future__ import annotations
 
-import re
+import json
 import shutil
 import signal
+from typing import Any
 
 import pytest
 
-from launcher.prepare.bundle import Parcel
 from tests.cli.test_lost_host import launched, planned, wait_for
 from tests.cli.test_three_commands import OWN_MODEL, holmes
 from tests.testbed.bed import Bed
@@ -23,17 +23,23 @@ REMEMBER_COMMANDS = "printf '%s\\0' \"$BASH_EXECUTION_STRING\" >> ~/commands-see
 SECRET = "s3cr3t-word"
 
 
+Listing = list[dict[str, Any]]
+"""What the dry run prints: the parcels, then the nodes."""
+
+
 @pytest.fixture(scope="module")
-def listing(site: Site, bed: Bed, tmp_path_factory: pytest.TempPathFactory) -> str:
+def listing(site: Site, bed: Bed, tmp_path_factory: pytest.TempPathFactory) -> Listing:
     """The dry run of a plan that was then launched for some steps. What arrived lies in each host's `arrived`."""
     folder = tmp_path_factory.mktemp("job")
     shutil.copy(OWN_MODEL, folder)
     (folder / "token").write_text(SECRET, encoding="utf-8")
     shape = {"num_layers": 4, "hidden_size": 32, "num_heads": 2, "seq_length": 32, "factory": "own_model.py:build"}
     launch = {"environment": {"MINE": "it's $(mine)"}, "secrets": {"TOKEN": str(folder / "token")}}
-    plan = planned(site, folder, model=shape, launch=launch, steps=100000, checkpoint=None)
-    dry_run = holmes(site, "launch", str(plan), "--dry-run")
+    on_all_hosts = {"pp": 2, "dp": 2}
+    plan = planned(site, folder, model=shape, launch=launch, steps=100000, checkpoint=None, parallel=on_all_hosts)
+    dry_run = holmes(site, "launch", str(plan), "--dry-run", "--json")
     assert dry_run.returncode == 0, dry_run.stderr
+    assert SECRET not in dry_run.stdout
     for host in bed.hosts:
         (host.home / ".bashrc").write_text(REMEMBER_COMMANDS, encoding="utf-8")
     process = launched(site, folder / "runs", plan)
@@ -49,45 +55,39 @@ def listing(site: Site, bed: Bed, tmp_path_factory: pytest.TempPathFactory) -> s
     finally:
         process.kill()
     assert process.returncode == 130, said
-    return dry_run.stdout.replace("dry-run", only_run(folder / "runs").name)
+    text = dry_run.stdout.replace("dry-run", only_run(folder / "runs").name)
+    return [json.loads(line) for line in text.splitlines()]
 
 
-def of_node(listing: str, host: str) -> str:
-    """What the listing says of one node alone."""
-    return next(part for part in listing.split("\n== node ")[1:] if part.splitlines()[0].endswith(f"/{host}"))
+def of_node(listing: Listing, host: str) -> Listing:
+    """The parcels, which all nodes have, and the node."""
+    return [line for line in listing if line.get("node") in (None, host)]
 
 
-def test_files_arrive_as_they_are_shown(listing: str, bed: Bed) -> None:
-    common = listing.split("\n== node ")[0]
-    (names,) = re.findall(r"^-- of the runtime: (.*)$", common, re.MULTILINE)
+def test_files_arrive_as_they_are_shown(listing: Listing, bed: Bed) -> None:
     for host in bed.hosts:
-        text = common + of_node(listing, host.name)
-        shown = re.findall(r"^-- (\S+)$", text, re.MULTILINE)
+        shown = {name: text for line in of_node(listing, host.name) for name, text in line["files"].items()}
         assert {"plan.json", "run_config.json", "own_model.py", "node.json", "secret-TOKEN"} < set(shown)
-        for name in shown:
-            arrived = (host.home / "arrived" / name).read_text(encoding="utf-8")
-            assert f"-- {name}\n" + ("(not shown)\n" if name == "secret-TOKEN" else arrived) in text
-        runtime = {name: (host.home / "arrived" / name).read_text(encoding="utf-8") for name in names.split(", ")}
-        assert f"== parcel {Parcel(runtime).digest}: {len(runtime)} files" in common
-    assert SECRET not in listing
+        assert shown.pop("secret-TOKEN") is None
+        arrived = {name: (host.home / "arrived" / name).read_text(encoding="utf-8") for name in shown}
+        assert arrived == shown
 
 
-def test_commands_run_as_they_are_shown(listing: str, bed: Bed) -> None:
-    common = listing.split("\n== node ")[0]
+def test_commands_run_as_they_are_shown(listing: Listing, bed: Bed) -> None:
     for host in bed.hosts:
-        shown = re.findall(r"^\$ (.*?)(?:    \(.*\))?$", common + of_node(listing, host.name), re.MULTILINE)
+        shown = [command for line in of_node(listing, host.name) for command in line["commands"]]
         run = (host.home / "commands-seen").read_text(encoding="utf-8").split("\0")[:-1]
         assert sorted(run) == sorted(shown)
         assert len(run) == 5
 
 
-def test_variables_reach_the_ranks_as_they_are_shown(listing: str, bed: Bed) -> None:
+def test_variables_reach_the_ranks_as_they_are_shown(listing: Listing, bed: Bed) -> None:
     for host in bed.hosts:
-        section = of_node(listing, host.name)
-        shown = dict(re.findall(r"^([A-Z_]+)=(.*?)    # (?!launch\.)", section, re.MULTILINE))
+        *_, node = of_node(listing, host.name)
         environ = (host.home / "environ").read_text(encoding="utf-8").split("\0")
         found = dict(line.split("=", 1) for line in environ if line)
-        assert {name: found.get(name) for name in shown} == shown
-        assert "GLOO_SOCKET_IFNAME" in shown
+        assert {name: found.get(name) for name in node["environment"]} == node["environment"]
+        assert "GLOO_SOCKET_IFNAME" in node["environment"]
         assert (found["MINE"], found["TOKEN"]) == ("it's $(mine)", SECRET)
-        assert "\nMINE=it's $(mine)\n" in section
+        (env_file,) = [text for name, text in node["files"].items() if name.endswith(".env")]
+        assert "MINE=it's $(mine)\n" in env_file

@@ -65,7 +65,7 @@ def launched(site: Site, folder: Path, plan: Path, *options: str) -> subprocess.
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
-def test_training_goes_on_with_three_hosts_from_the_checkpoint(
+def test_training_goes_on_without_the_lost_host_from_the_newest_checkpoint(
     site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert site.bed is not None
@@ -74,7 +74,8 @@ def test_training_goes_on_with_three_hosts_from_the_checkpoint(
         wait_for(process, "step 13/")
         site.bed.set_link("b2", "eno1", up=False)
         lost_s = time.monotonic()
-        assert "plan without b2: " in wait_for(process, "step 11/")
+        wait_for(process, "plan without b2: ")
+        first = wait_for(process, "step ").splitlines()[-1]
         seconds = time.monotonic() - lost_s
         said = process.communicate(timeout=120)[1]
     finally:
@@ -85,17 +86,19 @@ def test_training_goes_on_with_three_hosts_from_the_checkpoint(
         print(f"\nfrom the loss of a host to the next step: {seconds:.1f} s")
     run = only_run(tmp_path / "runs")
     assert [node.host for node in read_file(Plan, run / "plan.json").nodes if node.host == "b2"] == []
-    after = losses(run, after=10)
-    assert sorted(after) == list(range(10, 40))
+    saved = int(first.removeprefix("step ").split("/")[0]) - 1  # steps that pass before the loss is seen may be saved
+    assert saved in (10, 20, 30), first
+    after = losses(run, after=saved)
+    assert sorted(after) == list(range(saved, 40))
 
     checkpoints = tmp_path / "checkpoints"
-    for later in ("step-00000020", "step-00000030", "step-00000040"):
-        shutil.rmtree(checkpoints / later)
-    (checkpoints / "latest").write_text("step-00000010", encoding="utf-8")
+    for later in range(saved + 10, 41, 10):
+        shutil.rmtree(checkpoints / f"step-{later:08}")
+    (checkpoints / "latest").write_text(f"step-{saved:08}", encoding="utf-8")
     fresh = launched(site, tmp_path / "fresh", run / "plan.json", "--resume", "--force", "plan-current")
     said = fresh.communicate(timeout=120)[1]
     assert fresh.returncode == 0, said
-    again = losses(only_run(tmp_path / "fresh"), after=10)
+    again = losses(only_run(tmp_path / "fresh"), after=saved)
     assert again == pytest.approx(after, abs=1e-6)
 
 

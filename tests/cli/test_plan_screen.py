@@ -23,7 +23,7 @@ from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, 
 def bed_files(tmp_path: Path) -> None:
     """inventory.json and job.yaml of the bed's job."""
     job = bed_job().model_dump(mode="json", exclude_defaults=True)
-    (tmp_path / "inventory.json").write_text(cpu_inventory([2, 2]).to_json(), encoding="utf-8")
+    (tmp_path / "inventory.json").write_text(cpu_inventory([2, 2], shared_gbps=0.02).to_json(), encoding="utf-8")
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
 
 
@@ -47,9 +47,9 @@ def test_screen_tells_placement_tables_bottleneck_usual_order_and_advice(command
     ]
     assert "│   ├── a1: rank 0 holds stage 0, replica 0" in done.stdout
     assert "Compute takes" in done.stdout
-    assert "The usual rank order on these hosts: " in done.stdout
+    assert "x as fast as the usual rank order on these hosts, " in done.stdout.splitlines()[2]
     assert "Placement: proven best by the closed-form cost" in done.stdout
-    assert "link:a-b=200Mb/s" in done.stdout
+    assert "link:a-b=40Mb/s" in done.stdout
     assert done.stdout.endswith("plan: plan.json\nnext: holmes launch plan.json\n")
 
 
@@ -68,7 +68,7 @@ def test_json_is_the_plan_alone_whatever_is_asked(command: Command, tmp_path: Pa
 
 
 def test_changes_stand_side_by_side_with_the_plan_as_it_is(command: Command) -> None:
-    changes = ("link:a-b=1Gb/s", "nic:a1/eth0=50Mb/s", "+host:a3=like:a1", "-host:b2")
+    changes = ("link:a-b=1Gb/s", "nic:a1/eth0=10Mb/s", "+host:a3=like:a1", "-host:b2")
     done = command("plan", "job.yaml", *(word for change in changes for word in ("--what-if", change)))
     rows = {
         cells[0].strip(): [cell.strip() for cell in cells[1:]]
@@ -78,7 +78,7 @@ def test_changes_stand_side_by_side_with_the_plan_as_it_is(command: Command) -> 
     assert list(rows) == ["as it is", *changes]
     assert rows["as it is"][-1] == rows["+host:a3=like:a1"][-1] == "1.00x"
     assert float(rows["link:a-b=1Gb/s"][-1].strip("x")) > 1
-    assert float(rows["nic:a1/eth0=50Mb/s"][-1].strip("x")) < 1
+    assert float(rows["nic:a1/eth0=10Mb/s"][-1].strip("x")) < 1
     assert rows["-host:b2"][0].startswith("no plan: the degrees fixed in job.yaml")
 
 

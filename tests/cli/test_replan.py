@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holmes_cli.commands.replan import Replanner
+from holmes_cli.replan import Replanner
 from holmes_core.records.inventory import Cluster, Inventory, Network
 from holmes_runtime.config.verdicts import LinkIsSlow
 from tests.planner.fleets import bed_job, cpu_host, plan_for, port

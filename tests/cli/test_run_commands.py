@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -129,13 +130,21 @@ def test_two_runs_side_by_side_leave_each_other_alone(tmp_path: Path, detached: 
     assert read_run(run_folder(tmp_path)).run_id == detached
 
 
-def test_events_as_json_tell_the_whole_run(tmp_path: Path) -> None:
+def test_events_as_json_and_the_file_for_prometheus_tell_the_whole_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planned(tmp_path)
+    monkeypatch.setenv("HOLMES_PROMETHEUS", str(tmp_path))
     done = holmes(tmp_path, "launch", "plan.json", "--json")
     assert done.returncode == 0, done.stderr
-    events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    *events, end = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (end["event"], end["run"]["state"]) == ("end", "done")
+    assert tmp_path / end["folder"] == run_folder(tmp_path)
     assert [event["step"] for event in events if event["event"] == "step"] == [0, 1, 2, 3]
     assert {event["state"] for event in events if event["event"] == "node"} >= {"preflight", "ranks up", "ended"}
+    exported = (tmp_path / f"holmes-{run_folder(tmp_path).name}.prom").read_text(encoding="utf-8")
+    assert re.search(r'^holmes_run_state\{run="[\w-]+",state="done"\} 1$', exported, re.MULTILINE)
+    assert re.search(r'^holmes_run_steps_done\{run="[\w-]+"\} 4$', exported, re.MULTILINE)
     assert holmes(tmp_path, "status", str(run_folder(tmp_path)), "--html", "page.html").returncode == 0
     assert (tmp_path / "page.html").read_text(encoding="utf-8").count('class="curve"') >= 3
 
@@ -150,9 +159,10 @@ def test_variables_and_secrets_reach_the_ranks_and_no_output(tmp_path: Path) -> 
     assert "launch.environment.TAKEN: has no value" in done.stderr
     taken = {**environment(tmp_path), "TAKEN": "from here"}
     command = [sys.executable, "-m", "holmes_cli", "launch", "plan.json"]
-    dry = subprocess.run([*command, "--dry-run"], cwd=tmp_path, env=taken, capture_output=True, text=True, check=True)
-    assert f"MINE={value}" in dry.stdout
-    assert "TAKEN=from here" in dry.stdout
+    dry_run = [*command, "--dry-run", "--json"]
+    dry = subprocess.run(dry_run, cwd=tmp_path, env=taken, capture_output=True, text=True, check=True)
+    variables = json.loads(json.loads(dry.stdout.splitlines()[-1])["files"]["node.json"])["environment"]
+    assert (variables["MINE"], variables["TAKEN"]) == (value, "from here")
     assert secret not in dry.stdout
     process = subprocess.Popen(command, cwd=tmp_path, env=taken, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -178,7 +188,7 @@ def readable(path: Path) -> bool:
 
 
 def rank_environments(run_id: str) -> Iterator[dict[str, str]]:
-    """The environment of every rank of the run."""
+    """The environment of every rank of the run, with its process id as PID."""
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (entry / "cmdline").read_bytes().split(b"\0")
@@ -186,7 +196,7 @@ def rank_environments(run_id: str) -> Iterator[dict[str, str]]:
                 lines = (entry / "environ").read_bytes().decode().split("\0")
                 variables = dict(line.split("=", 1) for line in lines if "=" in line)
                 if run_id in variables.get("HOLMES_METRICS_DIR", ""):
-                    yield variables
+                    yield {**variables, "PID": entry.name}
 
 
 def test_record_of_a_stopped_run_is_whole(tmp_path: Path) -> None:
@@ -202,3 +212,21 @@ def test_record_of_a_stopped_run_is_whole(tmp_path: Path) -> None:
     assert run.state == "stopped"
     assert run.steps_done >= 2
     assert run.controller is None
+
+
+def test_verdict_on_a_killed_rank_is_not_buried_under_its_peers_tracebacks(tmp_path: Path) -> None:
+    planned(tmp_path, **LONG)
+    command = [sys.executable, "-m", "holmes_cli", "launch", "plan.json"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    run_id = next(process.stderr).removeprefix("run ").partition(":")[0]
+    assert next(line for line in process.stderr if line.startswith("step 2/"))
+    (killed,) = [ranks for ranks in rank_environments(run_id) if ranks["RANK"] == "1"]
+    os.kill(int(killed["PID"]), signal.SIGKILL)
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 137
+    before, verdict = said.split("error: ")
+    assert "Traceback" not in before
+    assert verdict.startswith("host b1 (b): rank 1 failed first: signal 9")
+    assert "Traceback" in (run_folder(tmp_path) / "logs" / "a1-rank0.log").read_text(encoding="utf-8")
+    assert nothing_is_left(tmp_path)

@@ -32,6 +32,12 @@ def test_plan_imports_the_solver_but_no_ssh_no_page_and_no_launcher() -> None:
     assert modules & {"prober", "launcher", "templates"} == set()
 
 
+def test_the_python_api_imports_no_stage_and_no_terminal_before_it_is_called() -> None:
+    modules = imported("import holmes_cli.api")
+    assert modules & SLOW == {"pydantic"}
+    assert modules & {"prober", "planner", "launcher", "typer", "rich"} == set()
+
+
 @pytest.mark.parametrize("name", ["ps", "status", "logs", "attach"])
 def test_looking_at_a_run_imports_neither_ssh_nor_planner(name: str) -> None:
     modules = imported(f"import holmes_cli.commands.{name}_command")

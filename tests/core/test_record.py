@@ -16,11 +16,10 @@ from holmes_core.hosts.hosts_file import HostsFile, read_hosts_file
 from holmes_core.records.access import Access
 from holmes_core.records.devices import Gpu, Netdev, Nic
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network, NetworkPort
-from holmes_core.records.job import Job
+from holmes_core.records.job import Job, Source
 from holmes_core.records.parse_record import parse
-from holmes_core.records.plan import InterfaceTraffic
 from holmes_core.records.record_file import read_file, read_user_file, write_atomically
-from holmes_core.records.run import Failure, Run
+from holmes_core.records.run import Failure, MeasuredTraffic, Run
 
 JOB_TEXT = """
 model: {num_layers: 4, hidden_size: 32, num_heads: 2, seq_length: 16}
@@ -67,7 +66,7 @@ runs = st.builds(
     last_loss=st.none() | finite,
     tokens_per_s=st.none() | finite,
     step_s=st.none() | finite,
-    traffic=st.lists(st.builds(InterfaceTraffic, sent_bytes=counts), max_size=2).map(tuple),
+    traffic=st.lists(st.builds(MeasuredTraffic, sent_bytes=counts), max_size=2).map(tuple),
     failures=st.lists(failures, max_size=2).map(tuple),
 )
 
@@ -119,6 +118,42 @@ def test_edges_are_packed_only_where_the_user_allows_it(tmp_path: Path) -> None:
     assert parse(Job, yaml.safe_load(JOB_TEXT), "job.yaml").wire.edges == "none"
     assert parse(Job, yaml.safe_load(JOB_TEXT + "wire: {edges: int8}"), "job.yaml").wire.edges == "int8"
     assert "wire.edges: " in job_error(tmp_path, JOB_TEXT + "wire: {edges: int2}\n").what
+
+
+BLEND = "data: {path: [{path: /a, weight: 3}, {path: /b, weight: 0.5}]}"
+
+
+def test_data_is_one_path_or_several_by_weight() -> None:
+    one, several = (parse(Job, yaml.safe_load(text), "job.yaml").data for text in (JOB_TEXT, blended(BLEND)))
+
+    assert one.path == "/data/text"
+    assert several.path == (Source(path="/a", weight=3), Source(path="/b", weight=0.5))
+
+
+def blended(data: str) -> str:
+    return JOB_TEXT.replace("data: {path: /data/text}", data)
+
+
+@pytest.mark.parametrize(
+    ("said", "instead", "message"),
+    [
+        ("weight: 3", "weight: -3", "data.path.blend.0.weight: Input should be greater than 0 (value -3)"),
+        ("weight: 3", "weight: 0", "data.path.blend.0.weight: Input should be greater than 0 (value 0)"),
+        ("weight: 3", "weight: .nan", "data.path.blend.0.weight: Input should be a finite number (value nan)"),
+        ("weight: 3", "weight: .inf", "data.path.blend.0.weight: Input should be a finite number (value inf)"),
+        ("/b", "/a/", "data.path: /a is listed twice: add up its weights"),
+        ("[{path: /a, weight: 3}, {path: /b, weight: 0.5}]", "[]", "data.path: it names no file or folder (value [])"),
+        ("]}", "], documents: apart}", "data.documents: Input should be 'joined' or 'separate' (value 'apart')"),
+    ],
+)
+def test_bad_settings_of_data_are_refused(tmp_path: Path, said: str, instead: str, message: str) -> None:
+    assert message in job_error(tmp_path, blended(BLEND.replace(said, instead))).what
+
+
+def test_a_model_of_one_s_own_is_not_told_of_documents(tmp_path: Path) -> None:
+    text = blended("data: {path: /a, documents: separate}").replace("16}", "16, factory: own.py:build}")
+
+    assert "data.documents is separate" in job_error(tmp_path, text).what
 
 
 def test_wrong_value_names_key_and_value(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holmes_core.units import format_seconds
+from holmes_core.units import format_names, format_seconds
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,8 @@ from holmes_core.units import format_seconds
 )
 def test_seconds(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+def test_of_many_names_the_first_are_said_and_how_many_more() -> None:
+    assert format_names(["a1", "a2"], 2) == "a1, a2"
+    assert format_names(["a1", "a2", "b1", "b2"], 2) == "a1, a2 and 2 more"

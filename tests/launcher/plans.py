@@ -16,10 +16,10 @@ def cpu_plan(**changes: Any) -> Plan:
     return plan_for(cpu_inventory((2, 2)), bed_job(**changes))
 
 
-def gpu_plan() -> Plan:
-    """One InfiniBand and one RoCE host of two GPUs, pp 2 and dp 2."""
-    data = bed_job().model_dump() | {"device": "cuda", "compute": {}, "precision": "bf16"}
-    return plan_for(gpu_inventory((1, 1), gpus_per_host=2), Job.model_validate(data))
+def gpu_plan(hosts: tuple[int, ...] = (1, 1), gpus_per_host: int = 2) -> Plan:
+    """One InfiniBand and one RoCE host of two GPUs, or so many, pp 2 and dp 2, not compiled for it is zero-bubble."""
+    data = bed_job().model_dump() | {"device": "cuda", "compute": {}, "precision": "bf16", "compile": False}
+    return plan_for(gpu_inventory(hosts, gpus_per_host=gpus_per_host), Job.model_validate(data))
 
 
 def with_access(plan: Plan, access: Access) -> Plan:
@@ -37,7 +37,9 @@ def _facts(plan: Plan, node: Node) -> NodeFacts:
     return NodeFacts(
         python="3.12.3",
         executable="/usr/bin/python3",
-        torch="2.13.0",
+        torch="2.13.0+cu130",
+        torch_cuda="13.0",
+        driver="580.65.06",
         nccl="2.27.5",
         interfaces={name: NodeInterface(up=True, address=node.shared_address) for name in ("lo", "eth0", "eth1")},
         local_addresses=(node.shared_address,),
@@ -48,6 +50,9 @@ def _facts(plan: Plan, node: Node) -> NodeFacts:
         free_bytes=1 << 40,
         shm_free_bytes=1 << 36,
         checkpoint=None,
+        missing_inputs=(),
+        compile_lacks=None,
         memlock_bytes=-1,
+        memory_bytes=64 << 30,
         nccl_settings=(),
     )

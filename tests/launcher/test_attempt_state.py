@@ -10,6 +10,7 @@ from holmes_runtime.config.messages import (
     Exited,
     Message,
     RankFailed,
+    RankPosition,
     RankPrinted,
     RankState,
     RankStates,
@@ -26,6 +27,7 @@ from launcher.nodes.node_link import Heard, LinkClosed, LinkState, Unreadable
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from launcher.supervise.attempt_state import (
     CAUSE_WINDOW_S,
+    ONLY_PEERS_WINDOW_S,
     AttemptState,
     Effect,
     GiveUp,
@@ -106,6 +108,27 @@ def test_cause_may_be_told_after_its_consequence() -> None:
     assert (state.cause.host, state.cause.rank) == ("b1", 2)
 
 
+def test_cause_is_waited_for_while_only_peers_have_spoken() -> None:
+    state = attempt()
+    say(state, 0, RankFailed(0, 1, "Connection closed by peer", time_s=1.0))
+    say(state, 1, RankFailed(1, -15, "Signal 15 (SIGTERM) received", time_s=1.0))
+    assert not state.is_over(ONLY_PEERS_WINDOW_S)
+    assert state.is_over(ONLY_PEERS_WINDOW_S + 0.1)
+    say(state, 2, RankFailed(None, 1, "the ranks were ended\nNo space left on device: /h", time_s=3.0), now_s=3.0)
+    assert state.is_over(3.0)
+    assert state.cause is not None
+    assert state.cause.host == "b1"
+
+
+def test_host_that_went_away_is_the_cause_though_its_peers_spoke_first() -> None:
+    state = attempt()
+    say(state, 0, RankFailed(0, 1, "Connection reset by peer", time_s=1.0), now_s=1.0)
+    wait(state, 1, SILENCE_LIMIT_S + 1, speaking=(0, 1, 2))
+    assert state.is_over(SILENCE_LIMIT_S + 2)
+    assert state.cause is not None
+    assert (state.cause.host, state.cause.host_lost) == ("b2", True)
+
+
 def test_failed_rank_has_its_last_lines() -> None:
     state = attempt()
     for number in range(30):
@@ -133,7 +156,7 @@ def test_silent_host_of_a_detached_run_is_looked_for_again() -> None:
 
 def test_controller_that_was_asleep_finds_no_host_silent() -> None:
     state = attempt()
-    assert [*state.tick(1.0), *state.tick(1000.0)] == []
+    assert [*state.tick(1.0), *state.tick(500.0)] == []
 
 
 def test_words_of_the_link_are_no_words_of_the_host() -> None:
@@ -178,6 +201,20 @@ def test_ranks_that_make_no_progress_are_asked_and_the_stopped_one_is_the_cause(
     assert "stopped by a signal" in state.cause.message
 
 
+def test_ranks_that_never_take_a_first_step_end_the_run_and_nobody_is_blamed_without_evidence() -> None:
+    state = attempt(plan=cpu_plan(timeout_s=20))
+    asked = wait(state, 0, 21, speaking=(0, 1, 2, 3))
+    assert asked == [TellAll(Stacks())]
+    for node_rank in range(4):
+        say(state, node_rank, RankStates((RankState(0, "S"),)), 21.0)
+        say(state, node_rank, RankPosition(node_rank, "building the model", True, ()), 21.0)
+    wait(state, 21, 21 + ASK_S, speaking=(0, 1, 2, 3))
+    (failure,) = state.failures
+    assert (failure.host, failure.rank, failure.host_lost) == (None, None, False)
+    assert failure.message.endswith("ranks 0 (a1), 1 (a2), 2 (b1), 3 (b2): building the model")
+    assert state.lost_hosts == ()
+
+
 def test_process_that_cannot_be_ended_is_named() -> None:
     assert say(attempt(), 0, Stuck(("7 python (state D)",))) == [Notice("host a1: cannot be ended: 7 python (state D)")]
 
@@ -195,6 +232,7 @@ def test_messages_are_counted_for_a_controller_that_takes_over() -> None:
     [
         RankPrinted(7, "hello"),
         RankStates((RankState(0, "S"), RankState(-1, "T"))),
+        RankPosition(2, "step 1", False, ()),
         report(PLAN, 3, step_s=0.5),
         report(PLAN, 0, step_s=0.5)._replace(rank=99),
         report(PLAN, 0, step_s=0.5)._replace(step_s=0.0),

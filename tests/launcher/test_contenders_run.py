@@ -7,16 +7,21 @@ from typing import Any
 import pytest
 
 from holmes_core.records.job import Job
+from holmes_runtime.config.run_settings import Data, Source
 from launcher.prepare.prepare import run_config_of
+from planner.cost.memory_margin import TRAINING_MARGIN
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
 EMULATED = {"emulate": {"forward_s_per_layer": 0.004, "backward_s_per_layer": 0.008}}
+BLEND = {"path": [{"path": "/a", "weight": 3}, {"path": "/b", "weight": 1}], "documents": "separate"}
 JOBS: dict[str, Job] = {
     "free": bed_job(parallel={}),
     "compiled": bed_job(parallel={}, compile=True),
+    "a batch that does not divide": bed_job(parallel={}, global_batch_size=7),
     "emulated": bed_job(parallel={}, compute=EMULATED),
     "emulated on GPUs": gpt_7b(global_batch_size=64, compute=EMULATED),
     "own model": bed_job(parallel={}, model={**bed_job().model.model_dump(), "factory": "own.py:make"}),
+    "blend of separate documents": gpt_7b(global_batch_size=64, model={"preset": "llama-3-8b"}, data=BLEND),
     "few kv heads": gpt_7b(global_batch_size=64, model={"preset": "llama-3-8b"}),
     "full recomputation": gpt_7b(global_batch_size=64, parallel={"recompute": "full"}),
     "interleaved": bed_job(parallel={"schedule": "interleaved"}),
@@ -44,6 +49,27 @@ def test_the_runtime_exchanges_gradients_as_the_plan_says() -> None:
     hierarchical = plan.model_copy(update={"data_parallel": "hierarchical"})  # each stage is inside one cluster
 
     assert [run_config_of(each, "run").data_parallel for each in (plan, hierarchical)] == ["flat", "hierarchical"]
+
+
+def test_the_runtime_blends_and_separates_as_the_job_says() -> None:
+    plan = plan_for(cpu_inventory([2, 2]), bed_job(data=BLEND))
+
+    sources = (Source("/a", 3.0), Source("/b", 1.0))
+    assert run_config_of(plan, "run").data == Data(sources, "*", None, "separate", 0.0)
+
+
+def test_the_mask_of_separate_documents_takes_memory() -> None:
+    jobs = (
+        gpt_7b(global_batch_size=64, parallel={"pp": 2, "dp": 1, "tp": 8}, data=data)
+        for data in ({"path": "/a"}, BLEND)
+    )
+    joined, separate = (plan_for(gpu_inventory([1, 1]), job) for job in jobs)
+
+    # 2 bytes a score, of each micro-batch that the first rank holds, and the margin of memory on top.
+    more = separate.prediction.memory_bytes[0] - joined.prediction.memory_bytes[0]
+    masks = more / (1 + TRAINING_MARGIN) / (2 * separate.micro_batch_size * separate.job.model.seq_length**2)
+    assert round(masks) > 0
+    assert masks == pytest.approx(round(masks), abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["free", "full recomputation", "emulated on GPUs"])

@@ -25,6 +25,12 @@ def test_rank_ended_by_its_torchrun_is_no_cause() -> None:
     assert first_cause([ended, raised]) is raised
 
 
+def test_full_disk_is_a_cause_though_peers_are_named_beside_it() -> None:
+    peer = failure("a", 1, "RuntimeError: Connection closed by peer [10.0.0.1]:1", time_s=1.0)
+    full = failure("b", 1, "Connection closed by peer [10.0.0.2]:1\nNo space left on device: /home/b", time_s=2.0)
+    assert first_cause([peer, full]) is full
+
+
 def test_earliest_of_equal_causes_is_first() -> None:
     late, early = failure("a", 1, "ValueError: x", 2.0), failure("b", 1, "ValueError: y", 1.0)
     assert first_cause([late, early]) is early

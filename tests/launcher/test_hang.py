@@ -1,17 +1,21 @@
-"""A run without progress is called hung in time, and the rank that holds up the others is named."""
+"""A run without progress is called hung in time, and the rank that holds up the others is named if that is seen."""
 
 from __future__ import annotations
 
-from launcher.supervise.hang import ASK_S, LEAST_S, HangDetector
-from tests.launcher.plans import cpu_plan
+from holmes_core.records.plan import Plan
+from holmes_runtime.config.messages import GroupProgress, RankPosition
+from launcher.supervise.hang import ASK_S, LEAST_S, HangDetector, Hung
+from tests.launcher.plans import cpu_plan, gpu_plan
 
 WAITING = ["Thread 0x1 (most recent call first):", '  File "torch/distributed/distributed_c10d.py", line 1 in wait']
 BUSY = ["Thread 0x1 (most recent call first):", '  File "user.py", line 7 in spin']
+# Where a rank on a GPU waits for it, whatever it is that the GPU waits for.
+IN_STEP = ["Thread 0x1 (most recent call first):", '  File "holmes_runtime/trainer.py", line 89 in step']
 
 
-def hung(steps: tuple[int, ...] = (3, 3, 3, 3)) -> tuple[HangDetector, float]:
+def hung(steps: tuple[int, ...] = (3, 3, 3, 3), plan: Plan | None = None) -> tuple[HangDetector, float]:
     """Ranks that have been asked where they are after those steps, and when they are to be judged."""
-    detector = HangDetector(cpu_plan(), now_s=0.0)
+    detector = HangDetector(plan or cpu_plan(), now_s=0.0)
     for rank, step in enumerate(steps):
         detector.take_progress(rank, step, now_s=0.0)
     asked_s = detector.limit_s + 1
@@ -20,8 +24,15 @@ def hung(steps: tuple[int, ...] = (3, 3, 3, 3)) -> tuple[HangDetector, float]:
     return detector, asked_s + ASK_S
 
 
+def rank_of(found: Hung | None) -> int | None:
+    assert found is not None
+    return found.rank
+
+
 def test_limit_is_sooner_than_the_jobs_timeout_and_later_than_many_steps() -> None:
     detector = HangDetector(cpu_plan(compute={"flops_per_s": 1e13}), now_s=0.0)
+    for rank in range(4):
+        detector.take_progress(rank, 0, now_s=0.0)
     assert detector.limit_s == LEAST_S
     detector.take_step(10.0)
     assert detector.limit_s == 200.0
@@ -29,36 +40,89 @@ def test_limit_is_sooner_than_the_jobs_timeout_and_later_than_many_steps() -> No
     assert detector.limit_s == 300.0  # timeout_s is 600
 
 
-def test_nothing_is_hung_before_every_rank_took_a_step() -> None:
-    detector = HangDetector(cpu_plan(), now_s=0.0)
-    detector.take_progress(0, 0, now_s=0.0)
-    assert not detector.asks_now(10_000.0)
+def test_before_every_rank_took_a_step_the_jobs_timeout_counts() -> None:
+    detector = HangDetector(cpu_plan(timeout_s=20), now_s=0.0)
+    detector.take_progress(0, 0, now_s=5.0)
+    assert not detector.asks_now(24.0)
+    assert detector.asks_now(25.1)
+
+
+def test_a_first_step_that_no_rank_takes_ends_with_what_each_was_doing() -> None:
+    detector = HangDetector(cpu_plan(timeout_s=20), now_s=0.0)
+    assert detector.asks_now(20.1)
+    for rank in range(4):
+        detector.take_position(RankPosition(rank, "building the model", True, ()))
+    found = detector.verdict(dict.fromkeys(range(4), BUSY), 24.0)
+    assert found == Hung(
+        None,
+        "no first step on every rank after 24 s (timeout_s in job.yaml); which rank is at fault is not known: "
+        "ranks 0 (a1), 1 (a2), 2 (b1), 3 (b2): building the model",
+    )
+
+
+def test_a_rank_that_builds_while_others_wait_for_it_holds_them_up() -> None:
+    detector = HangDetector(cpu_plan(timeout_s=20), now_s=0.0)
+    assert detector.asks_now(20.1)
+    for rank in range(4):
+        alone = rank == 2
+        doing = "building the model" if alone else "making group dp-0 (dp on a1, a2)"
+        detector.take_position(RankPosition(rank, doing, alone, ()))
+    found = detector.verdict({}, 24.0)
+    assert rank_of(found) == 2
+    assert found is not None
+    assert found.text.endswith("rank 2 holds up the others: it is still building the model")
 
 
 def test_stopped_process_holds_up_the_others() -> None:
     detector, now_s = hung()
     detector.take_states({0: "S", 1: "S", 2: "T", 3: "S"})
-    found = detector.culprit({}, now_s)
+    found = detector.verdict({}, now_s)
+    assert rank_of(found) == 2
     assert found is not None
-    assert found[0] == 2
-    assert "its process is stopped by a signal" in found[1]
+    assert "its process is stopped by a signal" in found.text
 
 
 def test_rank_behind_the_others_holds_them_up() -> None:
     detector, now_s = hung((3, 2, 3, 3))
-    found = detector.culprit({}, now_s)
-    assert found is not None
-    assert found[0] == 1
+    assert rank_of(detector.verdict({}, now_s)) == 1
+
+
+def test_of_several_behind_none_is_named_for_that() -> None:
+    detector, now_s = hung((3, 2, 2, 3))
+    assert rank_of(detector.verdict({}, now_s)) is None
 
 
 def test_rank_that_waits_for_nobody_holds_up_the_others() -> None:
     detector, now_s = hung()
-    found = detector.culprit({0: WAITING, 1: WAITING, 2: WAITING, 3: BUSY}, now_s)
+    assert rank_of(detector.verdict({0: WAITING, 1: WAITING, 2: WAITING, 3: BUSY}, now_s)) == 3
+
+
+def test_where_every_rank_is_busy_none_is_named() -> None:
+    detector, now_s = hung()
+    assert rank_of(detector.verdict(dict.fromkeys(range(4), BUSY), now_s)) is None
+
+
+def test_on_gpus_no_rank_is_named_for_where_its_host_waits() -> None:
+    detector, now_s = hung(plan=gpu_plan())
+    stacks = {0: IN_STEP, 1: WAITING, 2: IN_STEP, 3: IN_STEP}
+    assert rank_of(detector.verdict(stacks, now_s)) is None
+
+
+def test_on_gpus_the_rank_whose_last_collective_lags_is_named() -> None:
+    plan = gpu_plan()
+    detector, now_s = hung(plan=plan)
+    group = plan.groups[0]
+    for rank in group.ranks:
+        done = 4 if rank == group.ranks[-1] else 5
+        progress = GroupProgress(group.name, False, enqueued=done, started=4, completed=4)
+        detector.take_position(RankPosition(rank, "step 4", False, (progress,)))
+    found = detector.verdict(dict.fromkeys(range(4), IN_STEP), now_s)
+    assert rank_of(found) == group.ranks[-1]
     assert found is not None
-    assert found[0] == 3
+    assert f"has not come to collective 5 of group {group.name}" in found.text
 
 
 def test_progress_takes_the_question_back() -> None:
     detector, now_s = hung()
     detector.take_progress(0, 4, now_s)
-    assert detector.culprit({}, now_s) is None
+    assert detector.verdict({}, now_s) is None

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from holmes_core.errors import HostError
+from holmes_core.records.job import LaunchSettings, Source
 from holmes_core.records.plan import EnvironmentVariable, Plan
 from holmes_runtime.config.messages import NodeCheckpointFolder, NodeGpu, NodeGpuProcess, NodeInterface, NodeNcclSetting
-from launcher.nodes.node_checks import check_facts
-from launcher.nodes.preflight import CHECKS, Fault, Preflight, host_fault, remedy_of
+from launcher.nodes.node_checks import TORCH_BELOW, TORCH_FROM, check_facts
+from launcher.nodes.preflight import CHECKS, Fault, Preflight, PreflightFailed, host_fault, remedy_of
+from launcher.prepare.prepare import inputs_of, node_environment
+from launcher.prepare.user_variables import UserVariables
 from tests.launcher.plans import cpu_plan, gpu_plan, healthy_answers
+from tests.test_layers import ROOT
 
 PLAN = gpu_plan()
 HOST = PLAN.nodes[1].host
+OWN = PLAN.job.model.model_copy(update={"factory": "/own.py:build"})
 UP = NodeInterface(up=True, address=None)
-READ_ONLY = NodeCheckpointFolder("/data", writable=False, free_bytes=1)
+READ_ONLY = NodeCheckpointFolder("/data", writable=False, free_bytes=1, unresumed=None)
+OTHERS = NodeCheckpointFolder("/data", writable=True, free_bytes=1 << 40, unresumed="step-00000040")
 NET_IB = NodeNcclSetting("~/.bashrc", "NCCL_NET", "IB")
 DOCKER0 = NodeNcclSetting("/etc/nccl.conf", "NCCL_SOCKET_IFNAME", "docker0")
 UUID = f"GPU-{HOST}-0"
@@ -39,6 +46,11 @@ def test_healthy_nodes_have_no_fault(plan: Plan) -> None:
     ("check", "evidence", "facts"),
     [
         ("torch", "/usr/bin/python3 has no torch", {"torch": None}),
+        ("torch-build", "torch 2.12.1+cu126, the runtime needs 2.13 or later", {"torch": "2.12.1+cu126"}),
+        ("torch-build", "torch 2.15.0, the runtime needs 2.13 or later, and earlier than 2.15", {"torch": "2.15.0"}),
+        ("torch-build", "is built without CUDA, and the plan trains on GPUs", {"torch_cuda": None}),
+        ("torch-build", "CUDA 13.0, which needs driver 580 or later; it is 575.57.08", {"driver": "575.57.08"}),
+        ("torch-build", "CUDA 12.6, which needs driver 525", {"torch_cuda": "12.6", "driver": "470.82.01"}),
         ("versions", "python 3.11, where most have 3.12", {"python": "3.11.2"}),
         ("versions", "nccl 2.26.2, where most have 2.27.5", {"nccl": "2.26.2"}),
         ("gpus", "no GPU 1; there are 0", {"gpus": (NodeGpu(0, UUID, "A100"),)}),
@@ -48,6 +60,7 @@ def test_healthy_nodes_have_no_fault(plan: Plan) -> None:
         ("interfaces", "is no address of this host", {"local_addresses": ()}),
         ("disk", "10 MiB free for the run's logs", {"free_bytes": 10 << 20}),
         ("disk", "/data, where checkpoints go, is not writable", {"checkpoint": READ_ONLY}),
+        ("inputs", "/data/x.bin, which job.yaml names, is not there", {"missing_inputs": ("/data/x.bin",)}),
         ("shared-memory", "64 MiB free in /dev/shm, 2 ranks want 256 MiB", {"shm_free_bytes": 64 << 20}),
         ("memlock", "memlock is 8 MiB", {"memlock_bytes": 8 << 20}),
         ("nccl-settings", "~/.bashrc sets NCCL_NET=IB", {"nccl_settings": (NET_IB,)}),
@@ -59,6 +72,61 @@ def test_check_finds_its_fault_on_its_host_alone(check: str, evidence: str, fact
     assert {(fault.check, fault.host) for fault in found} == {(check, HOST)}
     assert evidence in found[0].evidence
     assert remedy_of(found[0])
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"torch_cuda": "12.6", "driver": "550.54.15"},
+        {"torch_cuda": "14.0", "driver": "580.65.06"},  # of a CUDA that is not known here nothing is said
+        {"driver": None},
+        {"torch": "version not known"},
+    ],
+    ids=str,
+)
+def test_a_build_that_the_driver_runs_or_of_which_too_little_is_known_passes(facts: dict[str, Any]) -> None:
+    assert [fault for fault in faults(PLAN, **facts) if fault.check == "torch-build"] == []
+
+
+def test_a_host_that_cannot_compile_is_found_where_layers_are_compiled() -> None:
+    lacks = "triton, which this Python does not have"
+    compiled, own = (PLAN.job.model_copy(update={"compile": True, "model": model}) for model in (PLAN.job.model, OWN))
+    found = [faults(PLAN.model_copy(update={"job": job}), compile_lacks=lacks) for job in (compiled, PLAN.job, own)]
+    assert [[(each.check, each.host, each.evidence) for each in one] for one in found] == [
+        [("compiler", HOST, f"compiled layers need {lacks}")],
+        [],
+        [],
+    ]
+
+
+def test_inputs_are_data_tokenizer_weights_and_a_model_that_lies_on_the_hosts() -> None:
+    blend = (Source(path="/a", weight=1.0), Source(path="/b", weight=2.0))
+    one, two = (PLAN.job.data.model_copy(update={"path": path, "tokenizer": "/t.json"}) for path in ("/d", blend))
+    travels = PLAN.job.model.model_copy(update={"factory": "own.py:build"})
+    assert inputs_of(PLAN.job.model_copy(update={"data": one, "model": travels})) == ("/d", "/t.json")
+    assert inputs_of(PLAN.job.model_copy(update={"data": one, "weights": "/w"})) == ("/d", "/t.json", "/w")
+    assert inputs_of(PLAN.job.model_copy(update={"data": two, "model": OWN})) == ("/a", "/b", "/t.json", "/own.py")
+
+
+def test_a_build_without_cuda_trains_on_cpus() -> None:
+    assert [fault for fault in faults(cpu_plan(), torch_cuda=None, driver=None) if fault.check == "torch-build"] == []
+
+
+def test_the_range_of_torch_is_that_of_the_requirements() -> None:
+    required = re.search(r'"torch>=([\d.]+),<([\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert required is not None
+    assert [tuple(map(int, bound.split("."))) for bound in required.groups()] == [TORCH_FROM, TORCH_BELOW]
+
+
+def test_a_host_whose_memory_is_in_use_is_found_before_optimizer_states_fill_it() -> None:
+    offloaded = PLAN.prediction.model_copy(update={"host_memory_bytes": (3 << 30,) * PLAN.pp})
+    plan = PLAN.model_copy(update={"prediction": offloaded})
+    needed = (3 << 30) * sum(rank.host == HOST for rank in plan.ranks)
+
+    assert faults(plan, memory_bytes=needed) == []
+    (fault,) = faults(plan, memory_bytes=needed - (1 << 30))
+    assert (fault.check, fault.host) == ("host-memory", HOST)
+    assert faults(PLAN, memory_bytes=0) == []
 
 
 def test_inactive_rdma_port_is_found() -> None:
@@ -73,6 +141,42 @@ def test_a_network_plugin_that_is_not_there_is_found_with_its_path() -> None:
     assert (fault.check, fault.host) == ("net-plugin", HOST)
     assert "/opt/x/libnccl-net.so is no file here" in fault.evidence
     assert remedy_of(fault)
+
+
+def test_a_host_s_setting_that_the_plan_does_not_count_on_is_no_fault() -> None:
+    own = EnvironmentVariable(name="NCCL_IB_PKEY", value="2", reason="")
+    nodes = tuple(node.model_copy(update={"environment": (*node.environment, own)}) for node in PLAN.nodes)
+    settings = (NodeNcclSetting("~/.bashrc", "NCCL_IB_PKEY", "1"), NodeNcclSetting("~/.bashrc", "NCCL_DEBUG", "WARN"))
+    assert faults(PLAN.model_copy(update={"nodes": nodes}), nccl_settings=settings) == []
+
+
+def test_a_plugin_that_the_user_names_is_the_one_that_is_looked_for() -> None:
+    library = EnvironmentVariable(name="NCCL_NET_PLUGIN", value="/opt/x/libnccl-net.so", reason="")
+    nodes = tuple(node.model_copy(update={"environment": (*node.environment, library)}) for node in PLAN.nodes)
+    users = UserVariables({"NCCL_NET_PLUGIN": "/mine/libnccl-net.so"}, {})
+    job = PLAN.job.model_copy(update={"launch": LaunchSettings(environment={**users.environment})})
+    plan = PLAN.model_copy(update={"nodes": nodes, "job": job})
+    assert node_environment(plan.nodes[1], users)["NCCL_NET_PLUGIN"] == "/mine/libnccl-net.so"
+    (fault,) = faults(plan, net_plugin_there=False)
+    assert fault.evidence.startswith("/mine/libnccl-net.so is no file here")
+
+
+def test_a_checkpoint_that_the_run_does_not_resume_is_found_once_before_torch_is_up() -> None:
+    answers = {
+        rank: answer._replace(facts=answer.facts._replace(checkpoint=OTHERS))
+        for rank, answer in healthy_answers(PLAN).items()
+    }
+    (fault,) = check_facts(PLAN, None, answers)
+    assert (fault.check, fault.host) == ("checkpoints", PLAN.nodes[0].host)
+    assert fault.evidence == "/data holds a checkpoint, step-00000040, and this run does not resume it"
+    assert "--resume" in remedy_of(fault)
+
+
+def test_what_can_be_forced_is_said_with_its_names_and_nothing_else_is() -> None:
+    disk, torch = Fault("disk", "a1", "full"), Fault("torch", "a1", "none")
+    forced, refused = (PreflightFailed(Preflight(faults, frozenset())) for faults in ((disk,), (disk, torch)))
+    assert forced.hint == "one check failed, with what to do about it above; or go on in spite of it: `--force disk`"
+    assert refused.hint == "2 checks in all failed, with what to do about it above"
 
 
 def test_no_free_port_is_found_on_the_first_node() -> None:

@@ -10,10 +10,17 @@ from holmes_core.records.plan import Plan
 from holmes_runtime.config.rank_metrics import ByteCounters, RankMetrics, Waits
 from holmes_runtime.config.run_settings import Expectation
 from holmes_runtime.config.verdicts import HostIsSlow
-from launcher.journal.step_metrics import StepCollector, StepTraffic, traffic_per_step
-from launcher.prepare.prepare import run_config_of
+from launcher.journal.step_metrics import (
+    StepCollector,
+    StepMetrics,
+    StepTraffic,
+    by_interface,
+    rdma_interfaces,
+    traffic_per_step,
+)
+from launcher.prepare.prepare import planned_rdma_ports, run_config_of
 
-from .plans import cpu_plan
+from .plans import cpu_plan, gpu_plan
 
 EMULATED = {"emulate": {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02, "slowdown": {"b": 2.0}}}
 
@@ -113,6 +120,61 @@ def test_bytes_a_step_are_the_mean_of_all_steps_since_gathered_weights_travel_in
     step = finished.metrics
     steps = [replace(step, interfaces=(StepTraffic(port.host, port.netdev, sent, sent),)) for sent in (50, 100, 150)]
 
-    seen = traffic_per_step(steps, plan.prediction.traffic)
+    seen = traffic_per_step(steps, plan)
 
     assert [one.sent_bytes for one in seen if (one.host, one.netdev) == (port.host, port.netdev)] == [100]
+
+
+def rdma_steps(plan: Plan, **dropped: int) -> list[StepMetrics]:
+    """Three steps in which every host moves 10 bytes by each interface and 1000 by each RDMA port; `dropped` names a
+    port and a step in which it is not known."""
+    collector = StepCollector(plan)
+    finished = [collector.add(report(plan, rank, step_s=1.0)) for rank in range(plan.world_size)][-1]
+    assert finished is not None
+    steps = []
+    for number in range(3):
+        ports = [
+            StepTraffic(node.host, port, 1000, 1000)
+            for node in plan.nodes
+            for port in planned_rdma_ports(node)
+            if dropped.get(port.replace(":", "_")) != number
+        ]
+        netdevs = [StepTraffic(each.host, each.netdev, 10, 10) for each in by_interface(plan.prediction.traffic)]
+        steps.append(replace(finished.metrics, step=number, interfaces=(*netdevs, *ports)))
+    return steps
+
+
+def test_rdma_is_counted_by_the_ports_that_the_interface_does_not_count() -> None:
+    plan = gpu_plan(hosts=(2, 2), gpus_per_host=1)
+    rdma = rdma_interfaces(plan)
+    assert rdma
+    ports = {node.host: len(planned_rdma_ports(node)) for node in plan.nodes}
+
+    seen = traffic_per_step(rdma_steps(plan), plan)
+
+    assert {(each.host, each.netdev) for each in seen} >= rdma
+    for each in seen:
+        assert each.sent_bytes == 10
+        expected = 1000 * ports[each.host] if (each.host, each.netdev) in rdma else None
+        assert each.rdma_sent_bytes == each.rdma_received_bytes == expected
+
+
+def test_a_counter_that_is_missing_in_one_step_is_not_known_and_not_less() -> None:
+    plan = gpu_plan(hosts=(2, 2), gpus_per_host=1)
+    port = planned_rdma_ports(plan.nodes[0])[0]
+
+    seen = traffic_per_step(rdma_steps(plan, **{port.replace(":", "_"): 1}), plan)
+
+    rdma = rdma_interfaces(plan)
+    without = {each.host for each in seen if (each.host, each.netdev) in rdma and each.rdma_sent_bytes is None}
+    assert plan.nodes[0].host in without
+    assert without == {node.host for node in plan.nodes if port in planned_rdma_ports(node)}
+
+
+def test_an_interface_without_a_counter_is_not_known_and_not_zero() -> None:
+    plan = cpu_plan()
+    collector = StepCollector(plan)
+    finished = [collector.add(report(plan, rank, step_s=1.0)) for rank in range(plan.world_size)][-1]
+    assert finished is not None
+    seen = traffic_per_step([replace(finished.metrics, interfaces=())], plan)
+    assert {each.sent_bytes for each in seen} == {None}

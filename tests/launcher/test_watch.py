@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from holmes_runtime.config.messages import Alive, Exited
-from launcher.journal.run_events import NodeState, RunEvent
-from launcher.journal.step_metrics import FinishedStep
+from launcher.journal.run_events import NodeState
 from launcher.nodes.node_link import Heard, LinkClosed
 from launcher.nodes.start import RunningNodes
 from launcher.supervise.attempt_state import CAUSE_WINDOW_S, AttemptState
-from launcher.supervise.watch import watch
+from launcher.supervise.watch import Happened, watch
 from tests.launcher.plans import cpu_plan
 
 PLAN = cpu_plan()
 
 
-def watched(heard: list[Heard]) -> tuple[AttemptState, list[RunEvent | FinishedStep]]:
+def watched(heard: list[Heard]) -> tuple[AttemptState, list[Happened]]:
     """The state when all that was heard has been taken, and what was told of it. No node can be sent anything."""
-    nodes, told = RunningNodes((), detached=False), list[RunEvent | FinishedStep]()
+    nodes, told = RunningNodes((), detached=False), list[Happened]()
     for each in heard:
         nodes.heard.put(each)
     state = AttemptState(PLAN, False, started_s=0.0, unix_offset_s=0.0)

@@ -150,7 +150,7 @@ def random_coefficients(seed: int) -> Coefficients:
     return Coefficients(
         candidate=Candidate(1, pp, dp, 1),
         num_layers=num_layers,
-        num_microbatches=draw.choice((1, 2, 4, 9)),
+        total_microbatches=_random_total(seed, dp, draw.choice((1, 2, 4, 9))),
         cluster=draw.choice(((0, 0, 1), (0, 1, 2), (0, 1, 2)))[:num_classes],
         group_slots=tuple(group_slots),
         group_slots_per_host=tuple(per_host),
@@ -174,6 +174,11 @@ def random_coefficients(seed: int) -> Coefficients:
         fill_share=random.Random(seed + 0.5).choice((1.0, 0.4)),
         crossings=_random_crossings(random.Random(-1 - seed)),
     )
+
+
+def _random_total(seed: int, dp: int, busiest: int) -> int:
+    """Micro-batches of which the busiest of `dp` replicas runs `busiest`, and all others one at least."""
+    return dp * busiest - (random.Random(seed + 0.25).randrange(dp) if busiest > 1 else 0)
 
 
 def _random_crossings(draw: random.Random) -> dict[tuple[int, int], Crossing]:

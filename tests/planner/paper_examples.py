@@ -1,5 +1,7 @@
 """The settings of the Holmes paper as inventories: `python -m tests.planner.paper_examples` writes templates/examples/.
 
+Beside them the one that docs/planning.md speaks of.
+
 Hosts have eight A100 and Ethernet of 25 Gbit/s to everywhere. Fabrics are those of the paper's own configuration files:
 four HCAs a host on InfiniBand, two on RoCE, none on Ethernet. Rates are assumptions: 200 Gbit/s an HCA.
 """
@@ -13,6 +15,7 @@ from holmes_core.records.access import Access
 from holmes_core.records.devices import Gpu, Netdev
 from holmes_core.records.inventory import Cluster, FabricKind, Host, Inventory, Network, NetworkPort
 from holmes_core.records.record_file import write_atomically
+from tests.planner.fleets import gpu_inventory
 
 FOLDER = Path(__file__).parents[2] / "templates" / "examples"
 ETHERNET_BYTES_PER_S = 25e9 / 8
@@ -25,6 +28,7 @@ SETTINGS: dict[str, tuple[tuple[FabricKind, int], ...]] = {
     "2_infiniband_2_roce_2_infiniband": (("InfiniBand", 2), ("RoCE", 2), ("InfiniBand", 2)),
     "2_infiniband_2_roce_2_ethernet": (("InfiniBand", 2), ("RoCE", 2), ("Ethernet", 2)),
 }
+TWO_CLUSTERS = "two_clusters"
 
 
 def make_inventory(*clusters: tuple[FabricKind, int]) -> Inventory:
@@ -103,3 +107,4 @@ def _folded(value: object, depth: int = 0) -> str:
 if __name__ == "__main__":
     for name, clusters in SETTINGS.items():
         write_atomically(FOLDER / f"{name}.json", text_of(make_inventory(*clusters)))
+    write_atomically(FOLDER / f"{TWO_CLUSTERS}.json", text_of(gpu_inventory([4, 4])))

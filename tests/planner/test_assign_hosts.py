@@ -10,7 +10,7 @@ from planner.layout.usual_order import usual_group_slots
 from planner.problem.candidates import Candidate, enumerate_candidates
 from planner.problem.fleet import Fleet, FleetHost, Hardware, HostClass
 from planner.problem.problem import read_problem
-from planner.search.placement import Placement, even_layers
+from planner.search.placement import Placement, even_shares
 from tests.planner.fleets import bed_job, cpu_inventory
 
 
@@ -82,15 +82,15 @@ def test_usual_order_puts_a_replicas_stages_on_consecutive_slots() -> None:
 
 
 def test_even_cut_gives_the_remainder_to_the_first_stages() -> None:
-    assert even_layers(10, 4) == (3, 3, 2, 2)
+    assert even_shares(10, 4) == (3, 3, 2, 2)
 
 
-def test_candidates_divide_the_batch_and_fit_the_slots() -> None:
+def test_candidates_share_the_batch_out_and_fit_the_slots() -> None:
     job = bed_job(global_batch_size=6, parallel={})
     found = enumerate_candidates(job, read_problem(cpu_inventory([2, 2]), job).fleet)
     assert len(set(found)) == len(found)
     assert {(c.pp, c.dp) for c in found} == {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (4, 1)}
-    assert all(6 % (c.dp * c.micro_batch_size) == 0 for c in found)
+    assert all(6 % c.micro_batch_size == 0 and c.dp * c.micro_batch_size <= 6 for c in found)
     assert {c.micro_batch_size for c in found if (c.pp, c.dp) == (1, 1)} == {1, 2, 3, 6}
 
 

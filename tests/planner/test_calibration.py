@@ -11,15 +11,18 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.job import Calibration
 from holmes_core.records.plan import Plan
 from planner.advice.calibration import calibrate, calibrated
+from planner.cost.memory_margin import TRAINING_MARGIN, training_margin
 from planner.layout.reprice import reprice
-from tests.planner.fleets import bed_job, cpu_inventory, plan_for
+from planner.problem.candidates import candidate_of
+from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
 BED = cpu_inventory([2, 2])
 
 
-def run_folder(folder: Path, plan: Plan, step_s: float, compute_s: float) -> Path:
+def run_folder(folder: Path, plan: Plan, step_s: float, compute_s: float, memory_bytes: int = 0) -> Path:
     """A run of three steps, the first of which is slow."""
-    steps = [{"step_s": 9 * step_s, "compute_s": 9.0}, *[{"step_s": step_s, "compute_s": compute_s}] * 2]
+    one = {"step_s": step_s, "compute_s": compute_s, "memory_bytes": memory_bytes}
+    steps = [{**one, "step_s": 9 * step_s, "compute_s": 9.0}, one, one]
     (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)) + "\n", encoding="utf-8")
     return folder
@@ -76,3 +79,22 @@ def test_a_run_on_other_hosts_is_refused_with_one_of_them(tmp_path: Path) -> Non
     run = run_folder(tmp_path, plan_for(cpu_inventory([1, 1, 2]), bed_job()), 1.0, 1.0)
     with pytest.raises(HolmesError, match="it ran on c1, which is no reachable host of the inventory"):
         calibrate(BED, run)
+
+
+def test_the_memory_a_run_measured_sets_the_margin(tmp_path: Path) -> None:
+    inventory = gpu_inventory([1, 1])
+    plan = plan_for(inventory, gpt_7b())
+    fullest, reserve = max(plan.prediction.memory_bytes), candidate_of(plan).execution(plan.job).reserve_bytes
+    counted = (fullest - reserve) / (1 + TRAINING_MARGIN)
+    parts = plan.prediction.step_s, plan.prediction.compute_s
+    used = [calibrate(inventory, run_folder(tmp_path, plan, *parts, int(counted * part))) for part in (0.9, 1.02)]
+
+    assert [each.memory_margin for each in used] == pytest.approx([0.01, 0.03], abs=1e-4)
+    again = plan_for(inventory, calibrated(plan.job, used[0]))
+    assert training_margin(again.job) == used[0].memory_margin
+
+
+def test_a_run_on_cpus_says_nothing_of_a_gpu_s_memory(tmp_path: Path) -> None:
+    plan = plan_for(BED, bed_job())
+    run = run_folder(tmp_path, plan, plan.prediction.step_s, plan.prediction.compute_s, 10**9)
+    assert calibrate(BED, run).memory_margin is None

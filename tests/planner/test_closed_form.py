@@ -21,7 +21,7 @@ def coeffs(pp: int = 2, dp: int = 1, num_microbatches: int = 4, capacity: int = 
     return Coefficients(
         candidate=Candidate(1, pp, dp, 1),
         num_layers=8,
-        num_microbatches=num_microbatches,
+        total_microbatches=dp * num_microbatches,
         cluster=(0, 1),
         group_slots=(2, 2),
         group_slots_per_host=(per_host, per_host),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+
 import pytest
 
 from benchmarks.published_steps.predict_row import hierarchical_exchange_s
@@ -13,6 +16,7 @@ from planner.cost.collectives import (
     shard_exchange_s,
     tcp_payload_share,
     tensor_parallel_s,
+    times_as_long,
 )
 from planner.cost.counts import Execution
 
@@ -61,3 +65,33 @@ def test_tensor_parallel_is_four_all_reduces_and_two_more_when_all_is_recomputed
     execution = Execution(tp=2, dp=1, micro_batch_size=3, value_bytes=4, recompute=recompute)  # type: ignore[arg-type]
     seconds = tensor_parallel_s(TINY, execution, Path(400 / 3))
     assert (seconds.forward_s, seconds.backward_s) == pytest.approx((4.32, backward_s))
+
+
+def test_of_exchanges_that_share_a_link_the_smaller_leaves_it_to_the_larger() -> None:
+    # 1 and 3 bytes: half the link each until the first is done, at 2; then the other sends its last 2 alone, to 4.
+    assert times_as_long([1.0, 3.0]) == {1.0: 2 / 1, 3.0: 4 / 3}
+    assert times_as_long([2.0, 2.0, 2.0]) == {2.0: 3.0}
+    assert times_as_long([]) == {}
+
+
+def ends_followed(sizes: Sequence[float]) -> list[float]:
+    """When each is through a link of 1 byte/s, of which whatever is left has equal parts, followed from end to end."""
+    left, ends, now_s = dict(enumerate(sizes)), [0.0] * len(sizes), 0.0
+    while left:
+        least = min(left.values())
+        now_s += least * len(left)
+        for number in [number for number, size in left.items() if size == least]:
+            ends[number] = now_s
+            del left[number]
+        left = {number: size - least for number, size in left.items()}
+    return ends
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sharing_is_no_slower_than_even_parts_and_no_faster_than_all_bytes(seed: int) -> None:
+    draw = random.Random(seed)
+    sizes = [float(draw.randint(1, 9)) for _ in range(draw.randint(1, 6))]
+    ends_s = [size * times_as_long(sizes)[size] for size in sizes]
+    assert ends_s == pytest.approx(ends_followed(sizes))
+    assert all(size <= end_s <= len(sizes) * size * (1 + 1e-9) for size, end_s in zip(sizes, ends_s, strict=True))
+    assert max(ends_s) == pytest.approx(sum(sizes))

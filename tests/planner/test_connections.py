@@ -7,6 +7,7 @@ import pytest
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
+from holmes_runtime.config.model_shape import stage_parameters
 from planner.cost.collectives import tcp_payload_share
 from planner.problem.networks import Networks
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
@@ -103,6 +104,22 @@ def test_twice_the_sharers_of_a_trunk_get_half_each() -> None:
     trunk = with_trunk(NICS, "ab", 0.4 * GBPS)
     assert edge_rates(trunk, 2) == {0.2 * GBPS}
     assert edge_rates(trunk, 4) == {0.1 * GBPS}
+
+
+def test_of_stages_that_exchange_over_a_trunk_the_larger_has_it_alone_in_the_end() -> None:
+    """Half each would be 0.1 GB/s; what the smaller stage leaves goes to the larger."""
+    fleet = with_trunk(NICS, "ab", 0.2 * GBPS)
+    emulate = {"forward_s_per_layer": 1e-6, "backward_s_per_layer": 2e-6}
+    job = bed_job(parallel={"pp": 2, "dp": 2, "layers": [7, 3]}, compute={"emulate": emulate})
+    plan = plan_for(fleet, job, order="usual")
+    larger, smaller = (group.trunk_bytes_per_s for group in plan.groups if group.axis == "dp")
+    sizes = [stage_parameters(job.model, 7, True, False), stage_parameters(job.model, 3, False, True)]
+    assert smaller == 0.1 * GBPS
+    assert larger == pytest.approx(0.2 * GBPS * sizes[0] / sum(sizes))
+    # Nothing else takes long: both directions of all bytes over the trunk, which is what the objective says too.
+    crossing_s = (4 + 4) / 2 * sum(sizes) / (0.2 * GBPS)
+    assert plan.prediction.exposed_dp_s == pytest.approx(crossing_s, rel=0.1)
+    assert plan.solve.placement_s == pytest.approx(crossing_s, rel=0.1)
 
 
 def test_a_trunk_wider_than_all_nics_changes_nothing() -> None:

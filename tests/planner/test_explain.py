@@ -23,6 +23,7 @@ from tests.planner.fleets import GBPS, GIB, bed_job, cpu_inventory, gpt_7b, gpu_
 
 PLAIN = {"pp": 2, "dp": 2, "schedule": "1f1b"}
 BED = cpu_inventory([2, 2])
+SLOW = cpu_inventory([2, 2], shared_gbps=0.02)  # so slow that the link between its clusters matters
 SMALL_GPT = {
     "model": {"num_layers": 8, "hidden_size": 1024, "num_heads": 16, "seq_length": 512, "vocab_size": 1000},
     "global_batch_size": 64,
@@ -32,6 +33,11 @@ SMALL_GPT = {
 @pytest.fixture(scope="module")
 def bed_plan() -> Plan:
     return plan_for(BED, bed_job())
+
+
+@pytest.fixture(scope="module")
+def slow_plan() -> Plan:
+    return plan_for(SLOW, bed_job())
 
 
 def test_numbers_in_a_row_are_a_range() -> None:
@@ -137,20 +143,20 @@ def advice_for(fleet: Inventory, plan: Plan, effort: Effort = EFFORT) -> Advised
         return advise(fleet, plan, {change: call.result() for change, call in more_hosts.items()}, effort)
 
 
-def test_advice_is_what_planning_on_the_changed_inventory_gives(bed_plan: Plan) -> None:
-    advised = advice_for(BED, bed_plan)
+def test_advice_is_what_planning_on_the_changed_inventory_gives(slow_plan: Plan) -> None:
+    advised = advice_for(SLOW, slow_plan)
     best = advised.found[0]
-    assert best.change == LinkRate(("a", "b"), 0.2 * GBPS)
+    assert best.change == LinkRate(("a", "b"), 0.04 * GBPS)
     assert best.words == "twice the bandwidth between a and b"
-    assert best.step_s == plan_for(best.change.applied_to(BED), bed_job()).prediction.step_s
-    assert best.step_s < bed_plan.prediction.step_s
+    assert best.step_s == plan_for(best.change.applied_to(SLOW), bed_job()).prediction.step_s
+    assert best.step_s < slow_plan.prediction.step_s
     assert advised.untried == ()
 
 
-def test_advice_plans_no_host_anew_where_candidates_are_many(bed_plan: Plan) -> None:
-    advised = advice_for(BED, bed_plan, Effort(candidates=2 * bed_plan.solve.candidates - 1))
+def test_advice_plans_no_host_anew_where_candidates_are_many(slow_plan: Plan) -> None:
+    advised = advice_for(SLOW, slow_plan, Effort(candidates=2 * slow_plan.solve.candidates - 1))
     assert advised.untried == ("+host:new-1=like:b2",)
-    assert advised.found[0].step_s == reprice(LinkRate(("a", "b"), 0.2 * GBPS).applied_to(BED), bed_plan).step_s
+    assert advised.found[0].step_s == reprice(LinkRate(("a", "b"), 0.04 * GBPS).applied_to(SLOW), slow_plan).step_s
 
 
 def test_one_more_host_is_advised_where_compute_is_all() -> None:
@@ -175,7 +181,7 @@ def test_network_of_rate_zero_is_none_that_could_be_twice_as_fast() -> None:
     assert advise(fleet, plan_for(fleet, bed_job(parallel={"pp": 1, "dp": 1})), {}).found == ()
 
 
-def test_advice_without_time_says_what_was_not_tried(bed_plan: Plan) -> None:
-    advised = advise(BED, bed_plan, {}, Effort(limit_s=0.0))
+def test_advice_without_time_says_what_was_not_tried(slow_plan: Plan) -> None:
+    advised = advise(SLOW, slow_plan, {}, Effort(limit_s=0.0))
     assert advised.untried == ("+host:new-1=like:a2", "+host:new-1=like:b2")
-    assert [advice.change for advice in advised.found] == [LinkRate(("a", "b"), 0.2 * GBPS)]
+    assert [advice.change for advice in advised.found] == [LinkRate(("a", "b"), 0.04 * GBPS)]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from planner.problem.candidates import Candidate
 from planner.problem.problem import read_problem
-from planner.search.branch_and_bound import MOST_CLOSED_REFINED, explore
+from planner.search.branch_and_bound import explore
 from planner.search.placement import Placement, PricedPlacement
 from planner.search.refinements import (
+    MOST_CLOSED_REFINED,
     Branch,
     Form,
     Refinement,

@@ -89,12 +89,12 @@ def test_what_fits_only_with_recomputation_is_planned() -> None:
     """One micro-batch of long sequences outgrows the GPU unless its activations are computed again."""
     model = {"num_layers": 8, "hidden_size": 1024, "num_heads": 16, "seq_length": 65536, "vocab_size": 1000}
     job = gpt_7b(model=model, global_batch_size=4, parallel={"pp": 1, "dp": 1, "micro_batch_size": 1})
-    assert plan_for(gpus(16, (1, 1), 1), job).recompute == "full"
+    assert [plan_for(gpus(gib, (1, 1), 1), job).recompute for gib in (80, 16, 10)] == ["none", "selective", "full"]
 
 
 def test_replicas_that_fit_in_number_but_not_in_memory_say_where_places_are() -> None:
     """A stage of two replicas needs two large GPUs, and there is one."""
-    small, large = gpus(12, (1, 1), 1), gpus(80, (1, 1), 1)
+    small, large = gpus(8, (1, 1), 1), gpus(80, (1, 1), 1)
     mixed = large.model_copy(update={"hosts": (large.hosts[0], small.hosts[1])})
     model = {"num_layers": 16, "hidden_size": 2048, "num_heads": 16, "seq_length": 2048, "vocab_size": 51200}
     with pytest.raises(HolmesError) as caught:
@@ -104,3 +104,11 @@ def test_replicas_that_fit_in_number_but_not_in_memory_say_where_places_are() ->
     )
     assert "lower parallel.dp" in caught.value.hint
     assert caught.value.exit_code == 1
+
+
+def test_a_model_of_one_s_own_is_not_split_over_tensor_shards() -> None:
+    model = {"num_layers": 4, "hidden_size": 64, "num_heads": 4, "seq_length": 64, "factory": "own.py:build"}
+    with pytest.raises(HolmesError, match=r"parallel\.tp is 2 and model\.factory is own\.py:build") as caught:
+        plan_for(gpus(80), gpt_7b(model=model, parallel={"tp": 2}))
+    assert caught.value.exit_code == 2
+    assert plan_for(gpus(80), gpt_7b(model=model)).tp == 1

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from planner.problem.coefficients import Coefficients
-from planner.search.closed_form import Block, blocks_step_s, site_stage_s
-from planner.search.lower_bounds import LayerLimits, LowerBounds, layers_within
+from planner.search.closed_form import Block, blocks_step_s, layers_within, site_stage_s
+from planner.search.lower_bounds import LayerLimits, LowerBounds
 from tests.planner.enumerator import all_blocks, random_coefficients
 
 

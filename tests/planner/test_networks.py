@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from holmes_core.errors import HolmesError
+from holmes_core.node_settings import CONSTANT
 from holmes_core.records.inventory import FabricKind, Inventory
 from planner.cost.collectives import tcp_payload_share
 from planner.problem.networks import Networks
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
+CONSTANTS = {setting.name: setting.value for setting in CONSTANT}
 SMALL = {"num_layers": 8, "hidden_size": 1024, "num_heads": 16, "seq_length": 512, "vocab_size": 1000}
 
 
@@ -32,7 +34,7 @@ def mixed(second: FabricKind = "RoCE") -> Inventory:
 
 
 def test_rdma_is_used_inside_clusters_and_sockets_between() -> None:
-    plan = plan_for(mixed(), gpu_job(parallel={"pp": 2, "dp": 4}))
+    plan = plan_for(mixed(), gpu_job(parallel={"pp": 2, "dp": 4, "schedule": "1f1b"}))
     used = {(group.axis, group.network, group.net_name) for group in plan.groups}
     assert {("dp", "a", "IB"), ("dp", "b", "IB"), ("pp_forward", "shared", "Socket")} <= used
 
@@ -85,6 +87,7 @@ def test_each_node_gets_its_own_adapters_and_exact_interfaces() -> None:
         "CUDA_VISIBLE_DEVICES": "0,1",
         "NCCL_SOCKET_IFNAME": "=eth0",
         "NCCL_IB_HCA": f"={hcas}",
+        **CONSTANTS,
     }
     assert found["b1"] == {
         "GLOO_SOCKET_IFNAME": "eth0",
@@ -93,6 +96,7 @@ def test_each_node_gets_its_own_adapters_and_exact_interfaces() -> None:
         "CUDA_VISIBLE_DEVICES": "0,1",
         "NCCL_SOCKET_IFNAME": "=eth0",
         "NCCL_IB_DISABLE": "1",
+        **CONSTANTS,
     }
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from planner.search.placement import even_layers, take_surplus
+from planner.search.placement import even_shares, take_surplus
 
 
 def test_layers_are_even_but_for_the_first_stages() -> None:
-    assert even_layers(11, 4) == (3, 3, 3, 2)
+    assert even_shares(11, 4) == (3, 3, 3, 2)
 
 
 @pytest.mark.parametrize(

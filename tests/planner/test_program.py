@@ -81,7 +81,7 @@ def hard_coefficients() -> Coefficients:
         random_coefficients(0),
         candidate=Candidate(1, 14, 3, 1),
         num_layers=61,
-        num_microbatches=40,
+        total_microbatches=120,
         cluster=(0, 1, 2, 3),
         group_slots=(11, 12, 13, 14),
         group_slots_per_host=(1, 1, 1, 1),

@@ -25,7 +25,7 @@ def two_stages(edge_s: float, memory_bytes: int | None = None) -> Coefficients:
         random_coefficients(1),
         candidate=PLACEMENT.candidate,
         num_layers=2,
-        num_microbatches=12,
+        total_microbatches=12,
         cluster=(0, 1),
         group_slots=(1, 1),
         group_slots_per_host=(1, 1),

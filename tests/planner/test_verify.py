@@ -32,6 +32,7 @@ TAMPERED: dict[str, Callable[[], Plan]] = {
     "rank 1 is (a2, 1), not (a2, 0)": lambda: changed(PLAN, "ranks", 1, local_rank=1),
     "has no slot 0 with GPU 3": lambda: changed(PLAN, "ranks", 1, gpu=3),
     "has no slot 1 with GPU None": lambda: changed(PLAN, "ranks", 1, host="a1", local_rank=1),
+    "CPU 2 of host a1 is given out twice": lambda: changed(PLAN, "ranks", 0, cpus="0-3,2"),
     "do not cover layers 0..10": lambda: changed(PLAN, "stages", 0, stop_layer=4),
     "stages are not 0..1": lambda: changed(PLAN, "stages", 0, index=1),
     "stage 0 names clusters ('b',)": lambda: changed(PLAN, "stages", 0, clusters=("b",)),

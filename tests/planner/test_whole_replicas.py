@@ -19,7 +19,7 @@ def two_classes(fast_s: float, slow_s: float, dp: int, microbatches: int) -> Coe
         random_coefficients(1),
         candidate=Candidate(1, 1, dp, 1),
         num_layers=4,
-        num_microbatches=microbatches,
+        total_microbatches=dp * microbatches,
         cluster=(0, 1),
         group_slots=(dp, dp),
         group_slots_per_host=(dp, dp),
@@ -77,3 +77,20 @@ def test_a_fixed_cut_is_kept() -> None:
     found = place_whole_replicas(coeffs, (3, 1))
     assert found is not None
     assert found.placement.layers == (3, 1)
+
+
+@pytest.mark.parametrize("total", [3, 5, 7])
+def test_a_rest_that_does_not_divide_goes_to_one_of_two_equal_classes(total: int) -> None:
+    coeffs = replace(two_classes(1.0, 1.0, dp=2, microbatches=0), total_microbatches=total)
+    found = place_whole_replicas(coeffs)
+    assert found is not None
+    assert found.placement.microbatches == (total // 2 + 1, total // 2)
+    assert found.objective_s == pytest.approx(4.0 * (total // 2 + 1))
+
+
+def test_a_million_micro_batches_are_shared_by_pace() -> None:
+    found = place_whole_replicas(two_classes(1.0, 2.0, dp=2, microbatches=2**20))
+    assert found is not None
+    fast, slow = found.placement.microbatches
+    assert fast + slow == 2 * 2**20
+    assert abs(fast - 2 * slow) <= 2

@@ -17,8 +17,7 @@ Plant = Callable[[Machine, Machine, random.Random], None]
 class Fault:
     """How it is planted and what must be said of it: one of `rules`, of the machine; `also` may be said of it besides.
 
-    `fabric`: the kind of rails it needs. `both`: the other machine is concerned too, and is named. `asks_all`: the
-    finding is a question about all hosts of the cluster, and its evidence names the machine.
+    `fabric`: the kind of rails it needs. `both`: the other machine is concerned too, and is named.
     """
 
     plant: Plant
@@ -27,7 +26,6 @@ class Fault:
     fabric: str | None = None
     both: bool = False
     lightest: str = "W"
-    asks_all: bool = False
 
 
 FAULTS: dict[str, Fault] = {}
@@ -40,13 +38,12 @@ def fault(
     fabric: str | None = None,
     both: bool = False,
     lightest: str = "W",
-    asks_all: bool = False,
 ) -> Callable[[Plant], Plant]:
     """Registers the function as a kind of fault, by its name; `rules` and `also` are ids with blanks between them."""
 
     def register(plant: Plant) -> Plant:
         name = plant.__name__.replace("_", " ").strip()
-        FAULTS[name] = Fault(plant, frozenset(rules.split()), frozenset(also.split()), fabric, both, lightest, asks_all)
+        FAULTS[name] = Fault(plant, frozenset(rules.split()), frozenset(also.split()), fabric, both, lightest)
         return plant
 
     return register
@@ -215,7 +212,7 @@ def a_rail_has_the_address_of_another_host(machine: Machine, other: Machine, cho
     machine.ports[number].address = other.ports[number].address
 
 
-@fault("CLUSTER-LOOKS-ALIKE", fabric="Ethernet", both=True, asks_all=True)
+@fault("CLUSTER-LOOKS-ALIKE", fabric="Ethernet", both=True)
 def all_rails_have_the_addresses_of_another_host(machine: Machine, other: Machine, _choose: random.Random) -> None:
     for port, theirs in zip(machine.ports, other.ports, strict=True):
         port.address = theirs.address

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from holmes_core.errors import WRONG_USAGE, HolmesError
+from prober.about import About
 from prober.catalogue import CATALOGUE, explain
-from prober.rules.rule import About
 from tests import doc_rules
 
 PROBER = Path(__file__).parents[2] / "prober"
@@ -49,7 +49,8 @@ def test_one_id_has_no_two_entries_that_say_the_same() -> None:
 
 
 WHETHER_RAILS_OR_NOT = {
-    *("GDR-NO-PEERMEM", "NET-ADDRESS-TWICE", "NET-MASK-DIFFERS", "NIC-BOND-ONE-QP", "PCI-LINK-DEGRADED", "RDMA-BW-LOW"),
+    *("GDR-NO-PEERMEM", "NET-ADDRESS-TWICE", "NET-INTERFACE-DOWN", "NET-MASK-DIFFERS", "NIC-BOND-ONE-QP"),
+    *("PCI-LINK-DEGRADED", "RDMA-BW-LOW"),
     *("ROCE-MTU-DIFFERS", "ROCE-NO-V2-GID", "ROCE-PFC-DIFFERS", "ROCE-RP-FILTER"),
 }
 """Rules about rails whose remedy is to mend the port or its settings, even where it should be no rail."""

@@ -69,6 +69,23 @@ def test_hosts_that_no_fact_places_are_alone_and_asked_about() -> None:
     assert [finding.rule for finding in findings(*hosts, pinned=pins)] == []
 
 
+def below(name: str, lid: int, manager: str | None, site: int | None = None) -> Host:
+    """An InfiniBand host that says by which GUID its subnet manager is known, if it was let ask."""
+    around = () if site is None else (netdev("eth0", f"10.{site}.0.{ord(name[-1])}/24"),)
+    return host(name, nics=(ib("mlx5_0", lid=lid, sm_guid=manager),), netdevs=around)
+
+
+def test_subnet_managers_tell_fabrics_apart_that_look_alike_in_all_else() -> None:
+    first, second = "0002:c903:00f5:d6a1", "0002:c903:00f5:d6b2"
+    hosts = (below("a1", 1, first), below("a2", 2, first), below("b1", 1, second), below("b2", 2, second))
+    assert clusters(*hosts) == [("a1", "a2"), ("b1", "b2")]
+    assert rules(*hosts) == set()
+    not_let_ask = below("c", 3, None)
+    assert clusters(*hosts, not_let_ask)[-1] == ("c",)
+    assert rules(*hosts, not_let_ask) == {("CLUSTER-NOT-KNOWN", "W")}
+    assert clusters(hosts[0], hosts[1], not_let_ask) == [("a1", "a2", "c")]
+
+
 def test_lids_of_rails_that_are_subnets_of_their_own_may_be_the_same_on_one_host() -> None:
     """Every rail's subnet has a LID 1; hosts differ rail by rail."""
     assert clusters(ib_host("a", 1, 1), ib_host("b", 2, 2)) == [("a", "b")]
@@ -94,6 +111,47 @@ def test_two_roce_sites_with_the_same_prefix_and_address_are_two_clusters() -> N
     second = roce_host("b", "192.168.100.1/24", around=(netdev("bond0", "10.9.0.2/24"),))
     assert clusters(first, second) == [("a",), ("b",)]
     assert rules(first, second) == {("CLUSTER-LOOKS-ALIKE", "I"), ("NET-SUBNET-CONFLICT", "I")}
+
+
+def fleet_with_clones(count: int, *cloned: int, front_end: bool = True) -> list[Host]:
+    """Hosts h1, h2, ... of one RoCE network; those of `cloned` have the rails' addresses of h1, h2, ..."""
+    found = []
+    for number in range(1, count + 1):
+        own = cloned.index(number) + 1 if number in cloned else number
+        around = (netdev("bond0", f"10.9.0.{number}/24"),) if front_end else ()
+        found.append(roce_host(f"h{number}", f"10.1.0.{own}/24", f"10.1.1.{own}/24", around=around))
+    return found
+
+
+def asked_of(*hosts: Host) -> list[tuple[str, tuple[str, ...]]]:
+    said = [finding for finding in findings(*hosts) if finding.rule.startswith("CLUSTER")]
+    return [(finding.severity, finding.hosts) for finding in said]
+
+
+@pytest.mark.parametrize("front_end", [True, False])
+@pytest.mark.parametrize(
+    ("count", "cloned", "groups", "asked"),
+    [
+        (2, (2,), ["1", "2"], ("I", "12")),
+        (3, (3,), ["1", "2", "3"], ("W", "13")),
+        (8, (8,), ["1", "234567", "8"], ("W", "18")),
+        (8, (7, 8), ["1", "2", "3456", "7", "8"], ("W", "1278")),
+    ],
+)
+def test_only_clones_of_rail_addresses_are_asked_about_and_the_rest_is_one_cluster(
+    front_end: bool, count: int, cloned: tuple[int, ...], groups: list[str], asked: tuple[str, str]
+) -> None:
+    hosts = fleet_with_clones(count, *cloned, front_end=front_end)
+    assert clusters(*hosts) == [tuple(f"h{number}" for number in group) for group in groups]
+    severity, of = asked
+    assert [(grave, sorted(names)) for grave, names in asked_of(*hosts)] == [(severity, [f"h{n}" for n in of])]
+
+
+def test_a_clone_is_with_the_rest_where_a_network_around_it_says_so() -> None:
+    *others, clone = fleet_with_clones(4, 4)
+    elsewhere = clone.model_copy(update={"netdevs": (*clone.netdevs[:-1], netdev("bond0", "10.77.0.4/24"))})
+    assert clusters(*others, elsewhere) == [("h1", "h2", "h3"), ("h4",)]
+    assert asked_of(*others, elsewhere) == [("W", ("h4",))]
 
 
 def test_one_address_given_twice_among_others_is_a_mistake_and_splits_nothing() -> None:

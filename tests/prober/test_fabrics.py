@@ -215,3 +215,14 @@ def test_a_host_of_another_maker_is_not_told_to_load_a_driver() -> None:
 
 def test_an_integrated_graphics_unit_beside_nvidia_gpus_is_nobody_s_business() -> None:
     assert severities("GPU-NOT-SUPPORTED", host(other_accelerators=("AMD Radeon Graphics",), gpus=(gpu(),))) == []
+
+
+@pytest.mark.parametrize(("lid", "known"), [(0x12345, 0x12345), (0x1000000, None)])
+def test_lids_of_omni_path_have_24_bits(lid: int, known: int | None) -> None:
+    head = "hfi1_0:1      PortGID:0xfe80000000000000:0011750101095a2b\n   PortState:     Active\n"
+    text = f"{head}   LID: 0x{lid:08x}-0x{lid:08x}       SM LID: 0x00010001 SL: 0 \n"
+    found = read_host("a", (Recorded("opainfo", text, 0),), HostNotes())
+    assert [(port.kind, port.lid, port.sm_lid) for port in found.nics] == [("Omni-Path", known, 0x10001)]
+    assert [each.fact for each in found.impossible] == ([] if known else ["lid"])
+    ib = "CA 'mlx5_0'\n\tPort 1:\n\t\tState: Active\n\t\tBase lid: 74565\n\t\tSM lid: 1\n\t\tLink layer: InfiniBand\n"
+    assert [each.fact for each in read_host("a", (Recorded("ibstat", ib, 0),), HostNotes()).impossible] == ["lid"]

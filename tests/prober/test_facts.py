@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from pathlib import Path
 
@@ -238,6 +239,24 @@ def test_script_runs_every_command_whatever_the_others_do() -> None:
         Recorded("echo out; echo err >&2", "out\nerr\n", 0),
         Recorded("echo 'it''s' self", "its self\n", 0),
     )
+
+
+def test_all_outputs_leave_the_host_in_one_piece() -> None:
+    """Over SSH each piece is a packet. A socket that keeps pieces apart shows them."""
+    text = script((Command("echo one"), Command("echo two")), "@@t")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        subprocess.run(["sh", "-s"], input=text.encode(), stdout=theirs.fileno(), check=True)
+        theirs.close()
+        answer, rest = ours.recv(65536).decode(), ours.recv(65536)
+    assert [found.text for found in cut(answer, "@@t")] == ["one\n", "two\n"]
+    assert rest == b""
+
+
+def test_a_host_without_dd_answers_all_the_same() -> None:
+    text = "dd() { return 127; }\n" + script((Command("echo one"),), "@@t")
+    answer = subprocess.run(["sh", "-s"], input=text, capture_output=True, text=True, check=True).stdout
+    assert cut(answer, "@@t") == (Recorded("echo one", "one\n", 0),)
 
 
 def test_a_command_waits_for_its_time_since_the_first_one() -> None:

@@ -147,7 +147,9 @@ def test_slow_direction_is_a_finding(bed: Bed, tmp_path: Path) -> None:
     (finding,) = audit_links(bed_inventory(bed), measured.links)
     assert measured.problems == []
     assert finding.rule == "NET-BW-LOW"
-    assert finding.evidence.startswith("b2 to b1 on B: 7")
+    direction, _, rate = finding.evidence.partition(": ")
+    assert direction == "b2 to b1 on B"
+    assert 60 < float(rate.split()[0]) < 100  # a burst passes at once, so that the mean may be above the shape
     assert "of 200 Mbit/s (tcp, " in finding.evidence
 
 

@@ -63,8 +63,6 @@ class Said:
     def _is_of_the_victim(self, finding: Finding) -> bool:
         if finding.severity == INFORMS != self.fault.lightest:
             return False
-        if self.fault.asks_all:
-            return self.victim in finding.hosts and self.victim in finding.evidence
         return self.victim in finding.hosts and set(finding.hosts) <= self.concerned
 
 

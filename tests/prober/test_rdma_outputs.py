@@ -258,6 +258,26 @@ def test_gids_of_several_show_gids_versions() -> None:
     assert chosen == {"mlx5_2": ("RoCE", 3, "ens2"), "bnxt_re0": ("RoCE", 5, "eth2")}
 
 
+SM = "sminfo: sm lid 3 sm guid 0xe41d2d0300100001, activity count 1234568 priority 15 state 3 SMINFO_MASTER\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "manager"),
+    [
+        ("sminfo -C mlx5_0 -P 1", SM, "e41d:2d03:0010:0001"),
+        ("sudo sminfo --Ca mlx5_0 --Port 1", SM, "e41d:2d03:0010:0001"),
+        ("sminfo", SM, None),
+        ("sminfo -C mlx5_0 -P 1", SM.rstrip("\n"), None),
+        ("sminfo -C mlx5_0 -P 1", SM.replace("3 SMINFO_MASTER", "2 SMINFO_STANDBY"), None),
+        ("sminfo -C mlx5_0 -P 1", "sminfo: iberror: failed: Failed to open 'mlx5_0' port '1'\n", None),
+    ],
+)
+def test_the_subnet_manager_of_the_port_that_was_asked(command: str, text: str, manager: str | None) -> None:
+    ibstat = "CA 'mlx5_0'\n\tPort 1:\n\t\tState: Active\n\t\tSM lid: 3\n\t\tLink layer: InfiniBand\n"
+    (port,) = read(("ibstat", ibstat), (command, text)).nics
+    assert (port.sm_lid, port.sm_guid) == (3, manager)
+
+
 def test_a_host_whose_kernel_lists_no_rdma_device_has_none() -> None:
     card = "Settings for ens1:\n\tSupported ports: [ FIBRE ]\n\tSpeed: 100000Mb/s\n\tLink detected: yes\n"
     assert ports(("ethtool ens1", card), ("rdma link show", "")) == [

@@ -109,13 +109,15 @@ def test_other_facts_of_a_scenario(folder: Path) -> None:
         assert {netdev.kind for netdev in host.netdevs} == {"ipoib"}
 
 
-@with_scenarios("counters", "pkeys", "addresses")
+@with_scenarios("counters", "pkeys", "addresses", "sm_guids")
 def test_tables_of_a_scenario(folder: Path) -> None:
     data, host = expected(folder), read(recorded(folder))
     if "counters" in data:
         assert {nic.hca: dict(nic.counters) for nic in host.nics if nic.counters} == data["counters"]
     if "pkeys" in data:
         assert {nic.hca: list(nic.pkeys) for nic in host.nics if nic.pkeys} == data["pkeys"]
+    if "sm_guids" in data:
+        assert {nic.hca: nic.sm_guid for nic in host.nics if nic.sm_guid} == data["sm_guids"]
     if "addresses" in data:
         assert {netdev.name: list(netdev.addresses) for netdev in host.netdevs} == data["addresses"]
 

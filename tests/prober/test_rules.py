@@ -59,6 +59,10 @@ HOST_CASES: dict[str, tuple[Host, Host]] = {
         nics(roce(), software=Software(python="3", torch="2", nccl="2.18.5")),
         nics(nic(), software=Software(python="3", torch="2", nccl="2.18.5")),
     ),
+    "NET-INTERFACE-DOWN": (
+        host(nics=(nic(netdev="ib0"),), netdevs=(netdev("ib0", "10.3.0.1/24", up=False),)),
+        host(nics=(nic(netdev="ib0"),), netdevs=(netdev("ib0", "10.3.0.1/24"), netdev("ib1", up=False))),
+    ),
     "NET-DOCKER-CANDIDATE": (host(netdevs=(netdev("docker0", "172.17.0.1/16"),)), host(netdevs=(netdev(),))),
     "NIC-NONE-USABLE": (nics(nic(state="Down")), nics(nic())),
     "NIC-NO-SM": (nics(nic(state="Initializing", phys_state="LinkUp")), nics(nic(state="Down"))),

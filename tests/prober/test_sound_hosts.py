@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holmes_core.records.access import Access, Container
-from holmes_core.records.devices import PciDevice, PciLink
+from holmes_core.records.devices import Gid, PciDevice, PciLink
 from holmes_core.records.inventory import Host
 from tests.prober.made_hosts import audited, gpu, gpus, host, netdev, nic, nics, roce, roce_host, severities
 
@@ -272,3 +272,27 @@ def test_repeated_xids_of_a_gpu_are_one_finding_that_names_the_gpu_to_reset() ->
 def test_xid_154_brings_the_drivers_own_remedy() -> None:
     (found,) = [finding for finding in audited(host(warnings=(CHANGED,))) if finding.rule == "GPU-XID"]
     assert found.remedy == "reboot the host"
+
+
+NEAR_THE_RAIL = gpu(nearest_path="PIX", nearest_nics=("mlx5_0",))
+
+
+def test_a_bond_and_a_front_end_are_no_rails_that_run_slow() -> None:
+    bond = roce("mlx5_bond_0", "bond0", rate_gbps=200.0, bond=True)
+    assert severities("NIC-RATE-OUTLIER", nics(nic(), bond)) == []
+    assert severities("NIC-RATE-OUTLIER", nics(nic(), nic("mlx5_1", rate_gbps=100.0), gpus=(NEAR_THE_RAIL,))) == ["I"]
+
+
+def test_a_port_beside_a_gpu_that_is_slower_than_the_rails_warns() -> None:
+    cards = (NEAR_THE_RAIL, gpu(1, nearest_path="PIX", nearest_nics=("mlx5_1",)))
+    assert severities("NIC-RATE-OUTLIER", nics(nic(), nic("mlx5_1", rate_gbps=100.0), gpus=cards)) == ["W"]
+
+
+def test_a_port_without_a_v2_gid_refuses_only_where_the_run_needs_it() -> None:
+    first, second = Gid(index=0, gid="fe80::1", type="RoCE v1"), Gid(index=3, gid="::ffff:a02:1", type="RoCE v2")
+    storage = roce("mlx5_1", "ens2", rate_gbps=100.0, gids=(first,))
+    rail = roce(gids=(first, second))
+    assert severities("ROCE-NO-V2-GID", host(nics=(rail, storage), netdevs=(netdev(),))) == ["W"]
+    assert severities("ROCE-NO-V2-GID", host(nics=(nic(), storage))) == ["W"]
+    assert severities("ROCE-NO-V2-GID", host(nics=(roce(gids=(first,)), storage), netdevs=(netdev(),))) == ["F", "W"]
+    assert severities("ROCE-NO-V2-GID", host(nics=(storage,))) == ["F"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pickle
 import resource
 import shutil
 import signal
@@ -19,6 +20,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from torch.distributed import distributed_c10d
 
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing, Evaluation
@@ -36,6 +39,14 @@ PLANS: dict[str, dict[str, Any]] = {
     "three uneven replicas": {"pipelines": ((0,), (1,), (2,)), "cuts": (0, 3), "microbatches": (4, 3, 1)},
     "two stages of two replicas": {"pipelines": ((0, 2), (3, 1)), "cuts": (0, 1, 3)},
     "two clusters of two replicas": {"pipelines": ((0,), (1,), (2,), (3,)), "cuts": (0, 3), "clusters": "abba"},
+    "two sharded replicas": {"pipelines": ((0,), (1,)), "cuts": (0, 3), "zero": 3},
+    "sharded in two clusters": {
+        "pipelines": ((0,), (1,), (2,), (3,)),
+        "cuts": (0, 3),
+        "clusters": "abba",
+        "zero": 3,
+    },
+    "states in host memory": {"pipelines": ((0, 1),), "cuts": (0, 1, 3), "optimizer_offload": True},
     "two shards": {"shards": (((0,),), ((1,),)), "cuts": (0, 3)},
     "two shards of two stages": {"shards": (((0, 1),), ((2, 3),)), "cuts": (0, 1, 3)},
     "eager": {"pipelines": ((0, 1),), "cuts": (0, 1, 3), "schedule": "eager", "extra_in_flight": (1,)},
@@ -127,6 +138,11 @@ class Worker:
         self.re_plan("deep", {"pipelines": ((0, 1),), "cuts": (0, 1, 4)}, ["interleaved"])
         clusters = "two clusters of two replicas"
         self.re_plan("across", PLANS[clusters], [clusters, "one process", "two stages of two replicas"])
+        host = "states in host memory"
+        self.re_plan("offloaded", PLANS[host], [host, "two replicas"])
+        sharded = "sharded in two clusters"
+        others = ["one process", "two stages of two replicas", "two sharded replicas"]
+        self.re_plan("sharded", PLANS[sharded], [sharded, *others])
         self.re_plan("bf16", PLANS["same cut"], ["same cut", "other cut"], value_type="bf16")
         self.re_plan("fp16", PLANS["same cut"], ["same cut"], value_type="fp16")
         saved = self.copy("saved-fp32", "refused")
@@ -134,6 +150,8 @@ class Worker:
         other = replace(make_config().model, hidden_size=64)
         self.run("other model", self.plan(STEPS, saved, True, model=other))
         self.run("done", self.plan(STOPPED_AFTER, saved, True))
+        unpickled = self.plan(STEPS, self.copy("saved-fp32", "unpickled"), True, **PLANS["two stages of two replicas"])
+        self.run("without pickle", unpickled, before=forbid_pickle)
         self.run("full disk", self.plan(STEPS, saved, True, **PLANS["two replicas"]), before=fill_disk)
         self.run(
             "asked to stop",
@@ -154,6 +172,15 @@ class Worker:
 def fill_disk() -> None:
     """As on a full disk: no file may grow beyond 64 KiB."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))
+
+
+def forbid_pickle() -> None:
+    """Whatever is unpickled ends the rank; a checkpoint's own metadata is read by a class that knows its records."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("unpickled")
+
+    pickle.load = pickle.loads = distributed_c10d._unpickler = refuse  # type: ignore[assignment]
 
 
 if __name__ == "__main__":

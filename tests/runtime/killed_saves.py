@@ -44,7 +44,7 @@ def shards(rank: int) -> list[Shard]:
     half = ELEMENTS // 2
     whole = TensorPart((512, ELEMENTS // 512), (0, 0), (512, ELEMENTS // 512))
     return [
-        Shard(name, whole, rank * half, (rank + 1) * half, *(torch.zeros(half) for _ in range(4)))
+        Shard(name, whole, rank * half, (rank + 1) * half, *(torch.zeros(half) for _ in range(5)))
         for name in ("a", "b")
     ]
 
@@ -72,7 +72,7 @@ def train(rank: int, folder: Path, attempt: int, report: Connection) -> None:
     while True:
         steps += 1
         fill(mine, steps)
-        checkpoints.save(mine, Counters(steps, steps, 1.0, 0))  # returns once the save before it is whole
+        checkpoints.save(mine, Counters(steps, steps, 1.0, 0, steps))  # returns once the save before it is whole
         report.send(("saved", steps - 1))
 
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,25 @@ from holmes_runtime.config.run_config import RunConfig, Stage
 from holmes_runtime.config.run_settings import (
     Checkpointing,
     Data,
+    Documents,
     Emulation,
     Evaluation,
     Expectation,
     Optimizer,
     Precision,
+    Profile,
     Recompute,
+    Zero,
 )
 from holmes_runtime.config.schedule import ScheduleName
 
 REPOSITORY = Path(__file__).parents[2]
-TINY = ModelShape("gpt", 3, 32, 4, 4, 128, vocab_size=256, seq_length=32, rope_theta=1e4, factory=None)
-TINY_LLAMA = ModelShape("llama", 3, 32, 4, 2, 64, vocab_size=256, seq_length=32, rope_theta=1e4, factory=None)
+TINY = ModelShape(
+    family="gpt", num_layers=3, hidden_size=32, num_heads=4, num_kv_heads=4, ffn_hidden_size=128, vocab_size=256,
+    seq_length=32, rope_theta=1e4, rope_scaling=None, norm_eps=1e-5, head_dim=None, qkv_bias=False, qk_norm=False,
+    tied_embeddings=False, factory=None,
+)  # fmt: skip
+TINY_LLAMA = replace(TINY, family="llama", num_kv_heads=2, ffn_hidden_size=64)
 
 NO_CODECS: Mapping[Axis, Codec] = {}
 LIMIT_S = 600  # of a launch, however busy the machine
@@ -53,10 +60,12 @@ def make_groups(
     chunks: int = 1,
     codecs: Mapping[Axis, Codec] = NO_CODECS,
     clusters: Sequence[str] = (),
+    tied: Sequence[tuple[int, int]] = (),
 ) -> tuple[Group, ...]:
     """Every group of a run whose replica d of tensor shard t is the pipeline `shards[t][d]`, all on one interface.
 
-    `codecs` are those of the edges' axes. With `clusters`, one a rank, data parallelism is hierarchical.
+    `codecs` are those of the edges' axes. With `clusters`, one a rank, data parallelism is hierarchical. `tied` are the
+    ranks that hold copies of one piece of a table.
     """
 
     def group(name: str, axis: Axis, ranks: Sequence[int]) -> Group:
@@ -75,6 +84,7 @@ def make_groups(
             for stage, edge in enumerate(pairwise(ring)):
                 groups.append(group(f"forward-{replica}-{stage}{mark}", "pp_forward", edge))
                 groups.append(group(f"backward-{replica}-{stage}{mark}", "pp_backward", edge))
+    groups += [group(f"tied-{pair[0]}", "tied", pair) for pair in tied]
     if len(shards) > 1:
         for replica in range(len(shards[0])):
             for stage, ranks in enumerate(zip(*(pipelines[replica] for pipelines in shards), strict=True)):
@@ -108,29 +118,39 @@ def make_config(
     chunks: int = 1,
     extra_in_flight: Sequence[int] = (),
     recompute: Recompute = "none",
+    optimizer_offload: bool = False,
     value_type: Precision = "fp32",
     compile_blocks: bool = False,
     emulation: Emulation | None = None,
     grad_clip: float | None = 1.0,
     learning_rate: float = 1e-2,
     interface: str = "lo",
+    documents: Documents = "joined",
     validation_fraction: float = 0.0,
     evaluation: Evaluation | None = None,
     checkpoint: Checkpointing | None = None,
+    profile: Profile | None = None,
     resume: bool = False,
     expectation: Expectation | None = None,
     codecs: Mapping[Axis, Codec] = NO_CODECS,
     lossiest_codec: Codec = "int4",
     room_in_flight: Sequence[int] = (),
     clusters: Sequence[str] = (),
+    zero: Zero = 1,
+    tied: Sequence[tuple[int, int]] | None = None,
+    weights: str | None = None,
 ) -> RunConfig:
     """A run of a tiny model; `pipelines[d][s]` is the rank of stage s of replica d, `cuts` are the stage bounds.
 
     `shards` are the pipelines of every tensor shard, instead of `pipelines`. Eight samples a step unless
-    `microbatches` says otherwise. With `clusters`, one a rank, data parallelism is hierarchical.
+    `microbatches` says otherwise. With `clusters`, one a rank, data parallelism is hierarchical. `tied` are the pairs
+    of ranks that hold copies of one piece of a tied table: those of one replica and shard unless given.
     """
     shards = shards or (pipelines,)
     dp = len(shards[0])
+    if tied is None:
+        is_tied = model.tied_embeddings and len(shards[0][0]) > 1
+        tied = [(line[0], line[-1]) for of_shard in shards for line in of_shard] if is_tied else ()
     microbatches = tuple(microbatches or [8 // micro_batch_size // dp] * dp)
     ranks = [
         Rank(rank, f"host{rank}", clusters[rank] if clusters else "one", stage, replica, shard)
@@ -151,24 +171,28 @@ def make_config(
         dp=dp,
         tp=len(shards),
         data_parallel="hierarchical" if clusters else "flat",
+        zero=zero,
         schedule=schedule,
         chunks=chunks,
         extra_in_flight=tuple(extra_in_flight),
         room_in_flight=tuple(room_in_flight),
         lossiest_codec=lossiest_codec,
         recompute=recompute,
+        optimizer_offload=optimizer_offload,
         value_type=value_type,
         compile=compile_blocks,
         model=model,
+        weights=weights,
         emulation=emulation,
-        data=Data(str(corpus), "*.txt", None, validation_fraction),
+        data=Data(str(corpus), "*.txt", None, documents, validation_fraction),
         evaluation=evaluation,
         checkpoint=checkpoint,
+        profile=profile,
         resume=resume,
         optimizer=Optimizer(learning_rate, 0.0, 0, "constant", 0.1, 0.9, 0.95, grad_clip),
         stages=tuple(Stage(index, first, stop) for index, (first, stop) in enumerate(pairwise(cuts))),
         ranks=tuple(ranks),
-        groups=make_groups(shards, interface, chunks, codecs, clusters),
+        groups=make_groups(shards, interface, chunks, codecs, clusters, tied),
         expectation=expectation,
         timeout_s=60.0,
         threads_per_rank=1,
@@ -191,19 +215,27 @@ class FinishedRun:
         return curves[0]
 
 
-def launch(config: RunConfig, folder: Path, nproc: int | None = None) -> FinishedRun:
-    """Trains `config` under torchrun on this machine and waits for the end."""
+def launch(
+    config: RunConfig,
+    folder: Path,
+    nproc: int | None = None,
+    module: str = "holmes_runtime.train",
+    arguments: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> FinishedRun:
+    """Trains `config` under torchrun on this machine, by `module` and with `variables`, and waits for the end."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "run.json"
     path.write_text(config.to_json())
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(nproc or config.world_size)]
     command += ["--standalone", "--local-addr", "127.0.0.1"]  # torchrun binds a free port itself, so that none takes it
-    command += ["-m", "holmes_runtime.train", str(path)]
+    command += ["-m", module, str(path), *arguments]
     environment = {
         **os.environ,
         "PYTHONPATH": str(REPOSITORY),
         "GLOO_SOCKET_IFNAME": "lo",
         "HOLMES_METRICS_DIR": str(folder / "metrics"),
+        **(variables or {}),
     }
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     return FinishedRun(done.returncode, done.stdout, done.stderr, read_metrics(folder / "metrics"))

@@ -7,17 +7,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holmes_runtime.config.codec import Codec
-from holmes_runtime.config.model_shape import ModelShape
+from holmes_runtime.config.model_shape import RopeScaling
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Precision, Recompute
+from holmes_runtime.config.run_settings import Precision, Recompute, Zero
 from holmes_runtime.config.schedule import ScheduleName
 
-from .launched_runs import REPOSITORY, layout, make_config
+from .launched_runs import REPOSITORY, TINY, layout, make_config
 
+GPT = replace(TINY, num_layers=8, num_heads=8, num_kv_heads=8, ffn_hidden_size=96, vocab_size=257, seq_length=16)
+LLAMA = replace(GPT, family="llama", num_kv_heads=4, ffn_hidden_size=64)
 SHAPES = {
-    "gpt": ModelShape("gpt", 8, 32, 8, 8, 96, vocab_size=257, seq_length=16, rope_theta=1e4, factory=None),
-    "own": ModelShape("gpt", 8, 32, 8, 8, 96, 257, 16, rope_theta=1e4, factory=f"{REPOSITORY}/docs/own_model.py:build"),
-    "llama": ModelShape("llama", 8, 32, 8, 4, 64, vocab_size=257, seq_length=16, rope_theta=1e4, factory=None),
+    "gpt": GPT,
+    "own": replace(GPT, factory=f"{REPOSITORY}/docs/own_model.py:build"),
+    "llama": LLAMA,
+    "tied-gpt": replace(GPT, tied_embeddings=True),
+    "tied-llama": replace(LLAMA, tied_embeddings=True, rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 64)),
+    "qwen": replace(LLAMA, head_dim=6, qkv_bias=True, qk_norm=True, norm_eps=1e-6, tied_embeddings=True),
 }
 STEPS = 3
 Codecs = tuple[Codec, Codec]
@@ -32,7 +37,9 @@ class Cell:
 
     `twice`: it is run twice, to see whether bits differ. `codecs`: those of activations and of gradients on edges;
     from the second step on `later`, if there is one, and then eager also has one more micro-batch in flight.
-    `clusters` names that of each rank with a letter, where data parallelism is hierarchical.
+    `clusters` names that of each rank with a letter, where data parallelism is hierarchical. `separate`: attention
+    stays inside documents, the lines of a .jsonl beside the text. `tied` are the ranks that own the same piece of a
+    tied table, where they are not the ends of one replica.
     """
 
     tp: int
@@ -50,6 +57,10 @@ class Cell:
     codecs: Codecs = ("none", "none")
     later: Codecs | None = None
     clusters: str = ""
+    separate: bool = False
+    zero: Zero = 1
+    tied: tuple[tuple[int, int], ...] | None = None
+    offload: bool = False
 
     @property
     def world_size(self) -> int:
@@ -69,6 +80,12 @@ class Cell:
             parts.append("later-" + "+".join(self.later))
         if self.clusters:
             parts.append(self.clusters)
+        if self.separate:
+            parts.append("documents")
+        if self.zero > 1:
+            parts.append(f"zero{self.zero}")
+        if self.offload:
+            parts.append("offload")
         return "-".join(parts)
 
     @property
@@ -82,7 +99,8 @@ class Cell:
         extra: Sequence[int] = [1 + is_later] * (self.pp - 1) if self.schedule == "eager" else ()
         forward, backward = self.later if is_later and self.later is not None else self.codecs
         return make_config(
-            corpus,
+            corpus.parent / "text.jsonl" if self.separate else corpus,
+            documents="separate" if self.separate else "joined",
             cuts=UNEVEN_CUTS[self.pp * self.chunks],
             shards=layout(self.tp, self.pp, self.dp),
             model=SHAPES[self.family],
@@ -93,18 +111,22 @@ class Cell:
             chunks=self.chunks,
             extra_in_flight=extra,
             recompute=self.recompute,
+            optimizer_offload=self.offload,
             value_type=self.value_type,
             compile_blocks=self.compiled,
             learning_rate=LEARNING_RATE,
             codecs={"pp_forward": forward, "pp_backward": backward},
             clusters=self.clusters,
+            zero=self.zero,
+            tied=self.tied,
         )
 
     def alone(self) -> Cell:
         """The same training on one process."""
         total = (sum(self.microbatches or (8,)),)
         one = replace(self, tp=1, pp=1, dp=1, schedule="1f1b", chunks=1, microbatches=total)
-        return replace(one, recompute="none", compiled=False, codecs=("none", "none"), later=None, clusters="")
+        one = replace(one, recompute="none", compiled=False, codecs=("none", "none"), later=None)
+        return replace(one, clusters="", zero=1, tied=(), offload=False)
 
 
 def _all_schedules(tp: int, pp: int, dp: int, families: Sequence[str], microbatches: tuple[int, ...]) -> list[Cell]:
@@ -138,6 +160,8 @@ CELLS = [
     Cell(1, 1, 2, family="llama", microbatches=(3, 5)),
     Cell(1, 1, 2, value_type="bf16"),
     Cell(1, 1, 2, value_type="fp16", family="llama"),
+    Cell(1, 1, 2, offload=True, twice=True),
+    Cell(1, 2, 1, "zero-bubble", "llama", value_type="bf16", offload=True),
     Cell(1, 2, 1, "zero-bubble", value_type="bf16"),
     Cell(2, 1, 1, micro_batch_size=2),
     Cell(2, 1, 1, family="llama", recompute="selective"),
@@ -160,8 +184,12 @@ CELLS = [
     Cell(1, 1, 4, value_type="bf16", clusters="abba"),
     Cell(1, 1, 4, value_type="fp16", family="llama", clusters="aabb"),
     Cell(1, 2, 2, "interleaved", "llama", chunks=2, clusters="abab"),
-    Cell(2, 1, 2, recompute="selective", clusters="aabb"),
+    Cell(2, 1, 2, recompute="selective", clusters="aabb", offload=True),
+    Cell(1, 1, 2, family="llama", recompute="selective", compiled=True),
     Cell(1, 1, 6, microbatches=(1, 2, 1, 1, 2, 1), clusters="aabbcc"),
+    # The ceiling and the floor of what a batch leaves each replica: fewer than stages.
+    Cell(1, 2, 3, "zero-bubble", microbatches=(2, 1, 1)),
+    Cell(1, 2, 3, "eager", "llama", microbatches=(3, 3, 2)),
     *_all_schedules(2, 2, 2, ["gpt", "llama"], (2, 6)),
     # The replicas of the first stage are in two clusters, those of the second in one.
     Cell(1, 2, 4, "zero-bubble", microbatches=(1, 3, 2, 2), clusters="aabbcccc"),
@@ -173,6 +201,38 @@ CELLS = [
     Cell(8, 1, 1),
     Cell(1, 2, 4, "interleaved", chunks=2),
     Cell(2, 2, 2, "interleaved", "llama", chunks=2, value_type="bf16"),
+    Cell(1, 1, 2, family="llama", zero=3, twice=True),
+    Cell(1, 1, 2, family="llama", recompute="full", zero=3),
+    Cell(1, 1, 2, value_type="bf16", zero=3),
+    Cell(1, 1, 2, value_type="fp16", family="llama", recompute="selective", zero=3),
+    Cell(1, 1, 2, family="llama", compiled=True, zero=3),
+    Cell(1, 1, 4, recompute="full", value_type="bf16", zero=3),
+    Cell(1, 1, 4, family="llama", microbatches=(1, 1, 3, 3), clusters="aabb", zero=3, twice=True),
+    Cell(1, 1, 4, value_type="bf16", clusters="abba", zero=3),
+    Cell(2, 1, 2, family="llama", zero=3),
+    Cell(2, 1, 2, recompute="full", zero=3),
+    Cell(1, 2, 2, "gpipe", recompute="full", zero=3),
+    Cell(1, 2, 2, "1f1b", "llama", zero=3),
+    Cell(1, 2, 2, "eager", recompute="selective", zero=3),
+    Cell(1, 2, 2, "interleaved", "llama", "full", chunks=2, zero=3),
+    Cell(1, 2, 2, "interleaved", "own", chunks=2, zero=3),
+    Cell(2, 2, 2, "interleaved", "llama", "full", chunks=2, zero=3),
+    Cell(2, 1, 4, microbatches=(1, 1, 3, 3), clusters="aaaabbbb", zero=3),
+    Cell(1, 2, 4, "1f1b", "llama", microbatches=(1, 1, 3, 3), clusters="aabbaabb", zero=3),
+    Cell(1, 1, 2, family="tied-gpt"),
+    Cell(1, 2, 1, family="tied-gpt", recompute="selective", offload=True),
+    Cell(2, 1, 1, family="qwen", recompute="selective"),
+    Cell(2, 2, 1, "zero-bubble", "tied-llama", recompute="selective", offload=True),
+    *_all_schedules(1, 2, 1, ["tied-llama", "tied-gpt"], ()),
+    Cell(2, 1, 1, family="tied-llama"),
+    Cell(2, 1, 1, family="qwen"),
+    Cell(1, 3, 1, family="qwen", value_type="bf16"),
+    Cell(2, 2, 1, family="qwen"),
+    Cell(1, 2, 2, family="tied-llama", microbatches=(3, 5), twice=True),
+    Cell(1, 2, 2, "interleaved", "qwen", chunks=2, value_type="fp16"),
+    Cell(2, 2, 2, "zero-bubble", "tied-gpt"),
+    # The replicas of the first stage own their pieces in another order than those of the second.
+    Cell(1, 2, 4, family="tied-llama", clusters="aabbcccc", tied=((0, 4), (2, 5), (1, 6), (3, 7))),
     Cell(1, 2, 1, codecs=("int8", "int4")),
     Cell(1, 2, 1, "eager", "llama", codecs=("int4", "bf16")),
     Cell(1, 2, 1, "interleaved", chunks=2, codecs=("int8", "int8")),
@@ -184,5 +244,16 @@ CELLS = [
     Cell(1, 3, 1, "zero-bubble", codecs=("int8", "int4")),
     Cell(1, 2, 2, "eager", microbatches=(3, 5), codecs=("int8", "int4")),
     Cell(2, 2, 1, "zero-bubble", "llama", codecs=("int8", "int4")),
-    Cell(2, 2, 1, "interleaved", chunks=2, codecs=("int4", "int8")),
+    Cell(2, 2, 1, codecs=("int4", "int8")),
+    # Not int4: where one crossing rounds a last bit the other way, the next two round many numbers otherwise.
+    Cell(2, 2, 1, "interleaved", chunks=2, codecs=("int8", "int8")),
+    Cell(1, 1, 2, separate=True),
+    Cell(1, 2, 1, separate=True),
+    Cell(1, 2, 1, "zero-bubble", "llama", recompute="selective", micro_batch_size=2, separate=True),
+    Cell(2, 1, 1, separate=True),
+    Cell(2, 1, 1, family="llama", compiled=True, separate=True),
+    Cell(1, 3, 1, separate=True),
+    Cell(1, 2, 2, "interleaved", chunks=2, recompute="full", microbatches=(2, 6), separate=True),
+    Cell(2, 2, 1, "eager", "llama", separate=True),
+    Cell(1, 1, 2, value_type="bf16", separate=True),
 ]

@@ -250,7 +250,7 @@ def test_seconds_of_a_pipeline_are_those_the_planner_simulates(name: ScheduleNam
     planned = simulate.PipelineTimes(
         tuple(forward_s), tuple(backward_s), out, back, latency_s=(latency_s,) * (count - 1)
     )
-    expected_s = simulate.simulate([simulate.Pipeline(find_precedence(actions), planned)])
+    expected_s = simulate.end_s([simulate.run_pipeline(find_precedence(actions), planned)])
     assert pipeline_s(actions, PipelineTimes(forward_s, backward_s, wires)) == pytest.approx(expected_s)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from torch import nn
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Emulation
 from holmes_runtime.model.build_stage import StageModule, build_stage, check_compiler, load_factory
+from holmes_runtime.model.compiler import missing_for_compile
 from holmes_runtime.model.tensor_parallel import ALONE
 
 from .launched_runs import REPOSITORY, TINY, TINY_LLAMA, make_config
@@ -85,5 +88,27 @@ def compared_gradients(first: nn.Module, second: nn.Module) -> float:
 def test_a_missing_compiler_is_named_with_host_and_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
 
-    with pytest.raises(RuntimeError, match=r"host a1: compile needs .* no no-such-compiler: .*compile: false"):
+    with pytest.raises(
+        RuntimeError, match=r"host a1: compile needs a C\+\+ compiler: .*no-such-compiler: .*compile: false"
+    ):
         check_compiler("a1", CPU)
+
+
+def test_on_gpus_compiling_needs_a_c_compiler_and_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(RuntimeError, match=r"host a1: compile needs a C compiler: there is no no-such-compiler"):
+        check_compiler("a1", torch.device("cuda", 0))
+
+    monkeypatch.setenv("CC", "sh")  # some program that is there
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(RuntimeError, match="host a1: compile needs triton"):
+        check_compiler("a1", torch.device("cuda", 0))
+
+
+def test_compiling_needs_the_headers_of_python(tmp_path: Path) -> None:
+    environ = {"CC": "sh", "CXX": "sh", "PATH": os.environ["PATH"]}
+    assert missing_for_compile(False, environ, tmp_path) == (
+        f"the headers of this Python: there is no {tmp_path}/Python.h"
+    )
+    (tmp_path / "Python.h").touch()
+    assert missing_for_compile(False, environ, tmp_path) is None

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
-from holmes_runtime.checkpoint.description import Counters, differences
+from holmes_runtime.checkpoint.description import ADDED_TO_SHAPES, Counters, differences
+from holmes_runtime.checkpoint.reshard import TensorPiece, pieces_of
 from holmes_runtime.checkpoint.safe_reader import SafeReader
+from holmes_runtime.checkpoint.snapshot import Snapshot
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing
 from holmes_runtime.export import export, main
 from holmes_runtime.model.tensor_part import TensorPart
 from holmes_runtime.parallel.gradient_buckets import Shard
 
-from .launched_runs import make_config
+from .launched_runs import TINY, make_config
 
+OWN = replace(TINY, factory="own.py:build")
 SHAPES = {"head.weight": (5, 3), "norm.bias": (4,)}
 
 
@@ -38,6 +43,7 @@ def config(folder: Path, resume: bool = False, keep_last: int = 2, value_type: s
         checkpoint=Checkpointing(str(folder), 1, keep_last),
         resume=resume,
         value_type=value_type,  # type: ignore[arg-type]
+        model=OWN,
     )
 
 
@@ -50,7 +56,7 @@ def make_shards(start: int) -> list[Shard]:
     shards = []
     for name, shape in SHAPES.items():
         size = torch.Size(shape).numel()
-        values = (torch.arange(size, dtype=torch.float32) + start for _ in range(4))
+        values = (torch.arange(size, dtype=torch.float32) + start for _ in range(5))
         shards.append(Shard(name, TensorPart(shape, (0,) * len(shape), shape), 0, size, *values))
     return shards
 
@@ -58,13 +64,13 @@ def make_shards(start: int) -> list[Shard]:
 def save(folder: Path, *steps: int, keep_last: int = 2, value_type: str = "fp32") -> None:
     checkpoints = open_folder(config(folder, resume=True, keep_last=keep_last, value_type=value_type))
     for step in steps:
-        checkpoints.save(make_shards(step), Counters(step, step, 1.0, 0))
+        checkpoints.save(make_shards(step), Counters(step, step, 1.0, 0, 8 * step))
     checkpoints.finish()
 
 
 def test_what_is_changed_after_save_has_begun_is_not_saved(tmp_path: Path) -> None:
     checkpoints, shards = open_folder(config(tmp_path)), make_shards(7)
-    checkpoints.save(shards, Counters(7, 6, 2.0, 3))
+    checkpoints.save(shards, Counters(7, 6, 2.0, 3, 56))
     for shard in shards:
         shard.master.zero_()
     checkpoints.finish()
@@ -72,8 +78,33 @@ def test_what_is_changed_after_save_has_begun_is_not_saved(tmp_path: Path) -> No
     loaded = make_shards(0)
     counters = open_folder(config(tmp_path, resume=True)).load(loaded)
 
-    assert counters == Counters(7, 6, 2.0, 3)
+    assert counters == Counters(7, 6, 2.0, 3, 56)
     assert all(torch.equal(one.master, other.master) for one, other in zip(loaded, make_shards(7), strict=True))
+
+
+def test_a_snapshot_is_taken_into_the_memory_of_the_one_before() -> None:
+    shards, snapshot = make_shards(1), Snapshot()
+    first = snapshot.take(pieces_of(shards))
+    for shard in shards:
+        shard.master.fill_(9.0)
+
+    second = snapshot.take(pieces_of(shards))
+
+    assert [piece.values.data_ptr() for piece in first.values()] == [
+        piece.values.data_ptr() for piece in second.values()
+    ]
+    assert torch.equal(second["weight/norm.bias"].values, torch.full((4,), 9.0))
+
+
+def test_every_box_of_a_snapshot_is_all_of_its_storage_so_that_torch_writes_it_without_a_copy() -> None:
+    piece = TensorPiece(torch.arange(13.0), TensorPart((4, 5), (0, 0), (4, 5)), 3, 16)
+
+    chunks = Snapshot().take({"weight": piece})["weight"].chunks()
+
+    assert [chunk for chunk, _ in chunks] == [chunk for chunk, _ in piece.chunks()]
+    for (_, copy), (_, values) in zip(chunks, piece.chunks(), strict=True):
+        assert torch.equal(copy, values)
+        assert copy.untyped_storage().nbytes() == copy.nbytes
 
 
 def test_the_last_ones_are_kept_and_latest_names_the_newest(tmp_path: Path) -> None:
@@ -92,8 +123,56 @@ def test_what_a_kill_left_half_written_is_removed_at_the_next_start(tmp_path: Pa
     assert not (tmp_path / "step-00000002.partial").exists()
 
 
+def test_whatever_rank_0_fails_at_last_all_ranks_are_told(tmp_path: Path) -> None:
+    checkpoints = open_folder(config(tmp_path))
+    no_number: Any = object()  # which JSON cannot hold
+    checkpoints.save(make_shards(1), Counters(1, 1, no_number, 0, 8))
+
+    with pytest.raises(RuntimeError, match=r"after 1 steps could not be written .*: rank 0: TypeError"):
+        checkpoints.finish()
+
+
 def test_without_a_checkpoint_a_resume_starts_from_the_beginning(tmp_path: Path) -> None:
     assert open_folder(config(tmp_path / "new", resume=True)).load(make_shards(0)) is None
+
+
+def test_a_checkpoint_from_before_epochs_goes_on_drawing_with_replacement(tmp_path: Path) -> None:
+    save(tmp_path, 3)
+    rewrite_counters(tmp_path, lambda counters: [counters.pop(name) for name in ("samples", "order")])
+
+    counters = open_folder(config(tmp_path, resume=True)).load(make_shards(0))
+
+    assert counters == Counters(3, 3, 1.0, 0, samples=24, order="draws")
+
+
+def test_an_order_of_samples_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, 3)
+    rewrite_counters(tmp_path, lambda counters: counters.update(order="sorted"))
+
+    with pytest.raises(ValueError, match=r"checkpoint\.json: the run's order of samples is 'sorted', known are"):
+        open_folder(config(tmp_path, resume=True)).load(make_shards(0))
+
+
+def rewrite_counters(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Changes what the newest checkpoint in `folder` says of its counters."""
+    path = next(folder.glob("step-*")) / "checkpoint.json"
+    description = json.loads(path.read_text())
+    change(description["counters"])
+    path.write_text(json.dumps(description))
+
+
+def test_a_checkpoint_from_before_a_key_of_shapes_is_of_the_same_model(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    path = tmp_path / "step-00000001" / "checkpoint.json"
+    said = json.loads(path.read_text())
+    for key in ADDED_TO_SHAPES:
+        del said["shape"][key]
+    path.write_text(json.dumps(said))
+
+    counters = open_folder(config(tmp_path, resume=True)).load(make_shards(0))
+
+    assert counters is not None
+    assert counters.steps == 1
 
 
 def test_a_broken_tensor_file_is_an_error_that_names_the_checkpoint(tmp_path: Path) -> None:
@@ -103,6 +182,20 @@ def test_a_broken_tensor_file_is_an_error_that_names_the_checkpoint(tmp_path: Pa
 
     with pytest.raises(RuntimeError, match=r"checkpoint .*step-00000001 cannot be read: rank 0"):
         open_folder(config(tmp_path, resume=True)).load(make_shards(0))
+
+
+def test_a_broken_newest_checkpoint_is_told_with_the_one_before_and_how_to_take_it(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    path = next((tmp_path / "step-00000002").glob("*.distcp"))
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(RuntimeError, match=rf"to go on from step-00000001, write that into {tmp_path}/latest"):
+        open_folder(config(tmp_path, resume=True)).load(make_shards(0))
+
+    (tmp_path / "latest").write_text("step-00000001")
+    counters = open_folder(config(tmp_path, resume=True)).load(make_shards(0))
+
+    assert counters is not None
+    assert counters.steps == 1
 
 
 def test_metadata_that_would_run_a_program_is_refused(tmp_path: Path) -> None:
@@ -123,12 +216,15 @@ def test_differences_name_key_and_both_values() -> None:
 @pytest.mark.parametrize(
     ("value_type", "name", "dtype"), [("fp32", "F32", torch.float32), ("bf16", "BF16", torch.bfloat16)]
 )
-def test_an_export_is_a_safetensors_file(tmp_path: Path, value_type: str, name: str, dtype: torch.dtype) -> None:
+def test_the_export_of_a_model_of_one_s_own_keeps_its_names(
+    tmp_path: Path, value_type: str, name: str, dtype: torch.dtype
+) -> None:
     save(tmp_path / "saved", 1, 2, value_type=value_type)
 
-    assert export(tmp_path / "saved", tmp_path / "out.safetensors") == 2
+    assert export(tmp_path / "saved", tmp_path / "out") == 2
 
-    content = (tmp_path / "out.safetensors").read_bytes()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
+    content = (tmp_path / "out" / "model.safetensors").read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     assert length % 8 == 0
@@ -146,7 +242,7 @@ def test_an_export_is_a_safetensors_file(tmp_path: Path, value_type: str, name: 
 def test_exporting_what_is_no_checkpoint_is_wrong_usage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["export", str(tmp_path), str(tmp_path / "out.safetensors")])
+    monkeypatch.setattr("sys.argv", ["export", str(tmp_path), str(tmp_path / "out")])
 
     assert main() == 2
     assert "checkpoint.json does not describe a checkpoint" in capsys.readouterr().err

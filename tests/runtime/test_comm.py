@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from holmes_runtime.comm.interface_counters import counters_increase, parse_net_dev
-from holmes_runtime.comm.process_groups import check_interfaces, nccl_fields, select_device
+from holmes_runtime.comm.group_opening import EDGE_CTAS, nccl_fields
+from holmes_runtime.comm.interface_counters import counters_increase, parse_net_dev, read_port_counters
+from holmes_runtime.comm.process_groups import check_interfaces, select_device
 from holmes_runtime.config.rank_grid import Group
 from holmes_runtime.config.rank_metrics import ByteCounters
 
@@ -45,7 +48,64 @@ def test_nccl_is_told_the_network_of_the_group(net_name: str | None, fields: dic
     assert nccl_fields(group) == fields
 
 
+def test_a_receive_that_waits_holds_few_of_the_gpu_s_processors() -> None:
+    edge = Group("forward-0", "pp_forward", (0, 1), ("eth0", "eth0"), "Socket", 1, "none")
+
+    assert nccl_fields(edge) == {"net_name": "Socket", "max_ctas": EDGE_CTAS}
+
+
 def test_nccl_net_in_the_environment_is_refused_on_cuda_only() -> None:
     assert select_device("cpu", 0, {"NCCL_NET": "IB"}).type == "cpu"
-    with pytest.raises(RuntimeError, match="NCCL_NET='IB' is set"):
+    with pytest.raises(RuntimeError, match="the environment sets NCCL_NET='IB'"):
         select_device("cuda", 0, {"NCCL_NET": "IB"})
+
+
+def test_nccl_net_in_a_file_that_nccl_reads_is_refused(tmp_path: Path) -> None:
+    conf = tmp_path / "nccl.conf"
+    conf.write_text("# the site's\nNCCL_NET=Socket\nNCCL_IB_HCA=mlx5_0\n")
+    with pytest.raises(RuntimeError, match=f"{conf} sets NCCL_NET='Socket', which would override"):
+        select_device("cuda", 0, {"NCCL_CONF_FILE": str(conf)})
+
+
+def made_port(root: Path, port: str, **counters: str) -> None:
+    """Files of counters as sysfs has them; a name with `ext_` before it lies in the folder for wide ones."""
+    device, number = port.split(":")
+    for name, text in counters.items():
+        folder = "counters_ext" if name.startswith("ext_") else "counters"
+        file = root / device / "ports" / number / folder / name.removeprefix("ext_")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+
+
+def test_an_rdma_port_counts_words_of_four_bytes(tmp_path: Path) -> None:
+    made_port(tmp_path, "mlx5_0:1", port_xmit_data="1000", port_rcv_data="5000000000")
+    made_port(tmp_path, "mlx5_1:2", port_xmit_data="7", port_rcv_data="0")
+    seen = read_port_counters(["mlx5_0:1", "mlx5_1:2"], tmp_path)
+    assert seen == {"mlx5_0:1": ByteCounters(4000, 20_000_000_000), "mlx5_1:2": ByteCounters(28, 0)}
+
+
+def test_wide_counters_come_before_those_of_32_bits(tmp_path: Path) -> None:
+    wide = {"ext_port_xmit_data_64": "5000000000", "ext_port_rcv_data_64": "6000000000"}
+    made_port(tmp_path, "mlx4_0:1", port_xmit_data="4294967295", port_rcv_data="17", **wide)
+    assert read_port_counters(["mlx4_0:1"], tmp_path) == {"mlx4_0:1": ByteCounters(20_000_000_000, 24_000_000_000)}
+
+
+@pytest.mark.parametrize(
+    "counters",
+    [
+        {},
+        {"port_xmit_data": "1000"},
+        {"port_xmit_data": "N/A (no PMA)", "port_rcv_data": "N/A (no PMA)"},
+        {"port_xmit_data": "4294967295", "port_rcv_data": "17"},  # full: it counts no further
+    ],
+    ids=["absent", "one of two", "no agent", "full"],
+)
+def test_a_port_whose_counters_say_nothing_is_left_out(tmp_path: Path, counters: dict[str, str]) -> None:
+    made_port(tmp_path, "mlx5_0:1", **counters)
+    assert read_port_counters(["mlx5_0:1"], tmp_path) == {}
+
+
+def test_a_counter_that_fell_is_left_out() -> None:
+    before = {"mlx5_0:1": ByteCounters(100, 100), "mlx5_1:1": ByteCounters(0, 0)}
+    after = {"mlx5_0:1": ByteCounters(150, 4), "mlx5_1:1": ByteCounters(8, 8)}
+    assert counters_increase(before, after) == {"mlx5_1:1": ByteCounters(8, 8)}

@@ -52,6 +52,8 @@ def resumed(runs: dict[str, Any], kind: str, name: str) -> tuple[list[float], li
     [
         *(("fp32", "same cut"), ("fp32", "other cut"), ("bf16", "same cut"), ("bf16", "other cut")),
         *(("fp16", "same cut"), ("across", "two clusters of two replicas")),
+        ("sharded", "sharded in two clusters"),
+        *(("fp32", "states in host memory"), ("offloaded", "states in host memory")),
     ],
 )
 def test_the_loss_after_a_resume_with_the_same_sums_is_bit_equal(runs: dict[str, Any], kind: str, name: str) -> None:
@@ -65,12 +67,20 @@ def test_the_loss_after_a_resume_with_the_same_sums_is_bit_equal(runs: dict[str,
     [
         *(("fp32", name) for name in PLANS if name != "interleaved"),
         *(("deep", "interleaved"), ("across", "one process"), ("across", "two stages of two replicas")),
+        ("offloaded", "two replicas"),
+        *(("sharded", "one process"), ("sharded", "two stages of two replicas"), ("sharded", "two sharded replicas")),
     ],
 )
 def test_the_loss_after_a_resume_under_another_plan_goes_on(runs: dict[str, Any], kind: str, name: str) -> None:
     losses, expected = resumed(runs, kind, name)
 
     assert losses == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_run_that_saves_and_resumes_unpickles_nothing(runs: dict[str, Any]) -> None:
+    run = runs["without pickle"]
+    assert run["exit_codes"] == [0, 0, 0, 0], run["said"]
+    assert run["steps"] == runs["fp32 two stages of two replicas"]["steps"]
 
 
 def test_evaluation_is_every_second_step_and_goes_on_too(runs: dict[str, Any]) -> None:

@@ -1,52 +1,36 @@
-"""Reading text and token files, and sampling them."""
+"""Reading text and token files."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
-from holmes_runtime.config.run_settings import Data
-from holmes_runtime.data.corpus import HostCorpus, Samples, Tokens, describe_difference, load_corpus
-from holmes_runtime.data.token_file import TokenFileWriter
+from holmes_runtime.config.run_settings import Data, Documents, Source
+from holmes_runtime.data.corpus import load_corpus
+from holmes_runtime.data.same_corpus import HostCorpus, describe_difference
+from holmes_runtime.data.stored_bytes import FileBytes
+from holmes_runtime.data.token_file import LARGEST, TokenFileWriter, index_path
 
-COUNTING = Tokens((torch.arange(120, dtype=torch.uint8), torch.arange(120, 200, dtype=torch.uint8)))
-SAMPLES = Samples(COUNTING, "7", seq_length=8, vocab_size=256)
+HOW: tuple[Documents, Documents] = ("joined", "separate")
 
 
 def data(path: Path, pattern: str = "*", tokenizer: str | None = None, validation_fraction: float = 0.0) -> Data:
-    return Data(str(path), pattern, tokenizer, validation_fraction)
+    return Data(str(path), pattern, tokenizer, "joined", validation_fraction)
 
 
-def test_a_sample_depends_on_key_step_and_slot_only() -> None:
-    keys = [(key, step, slot) for key in ("1", "2") for step in (0, 1) for slot in (0, 1)]
-    drawn = {
-        (key, step, slot): Samples(COUNTING, key, 8, 256).batch(step, [slot])[0].tolist() for key, step, slot in keys
-    }
-
-    for key, step, slot in keys:
-        assert Samples(COUNTING, key, 8, 256).batch(step, range(slot + 1))[slot].tolist() == drawn[key, step, slot]
-    assert len({tuple(tokens) for tokens in drawn.values()}) == len(keys)
+def blend(*paths: Path, documents: Documents = "joined", validation_fraction: float = 0.0) -> Data:
+    sources = tuple(Source(str(path), weight) for weight, path in enumerate(paths, start=1))
+    return Data(sources, "*", None, documents, validation_fraction)
 
 
-def test_a_sample_is_a_run_of_the_tokens_across_files() -> None:
-    batch = SAMPLES.batch(0, range(200))
-
-    assert batch.dtype == torch.int64
-    assert torch.equal(batch, batch[:, :1] + torch.arange(9))
-    assert ((batch[:, 0] < 120) & (batch[:, -1] >= 120)).any()
-
-
-def test_a_batch_is_the_same_however_its_samples_are_split() -> None:
-    parts = [SAMPLES.batch(2, numbers) for numbers in (range(1), range(1, 4))]
-
-    assert torch.equal(SAMPLES.batch(2, range(4)), torch.cat(parts))
-
-
-def test_a_token_outside_the_vocabulary_is_named() -> None:
-    with pytest.raises(ValueError, match=r"the data has token \d+, vocab_size is 5"):
-        Samples(COUNTING, "7", seq_length=8, vocab_size=5).batch(0, range(8))
+def write_tokens(path: Path, *documents: Sequence[int], token_type: str = "uint8") -> None:
+    with TokenFileWriter(path, token_type) as writer:
+        for document in documents:
+            writer.add(document)
+            writer.end_document()
 
 
 def test_a_folder_is_its_matching_files_joined_by_name(tmp_path: Path) -> None:
@@ -56,7 +40,7 @@ def test_a_folder_is_its_matching_files_joined_by_name(tmp_path: Path) -> None:
 
     corpus = load_corpus(data(tmp_path, "*.txt"), "a1", seq_length=4, vocab_size=256)
 
-    assert bytes(corpus.training.read(0, 11).tolist()) == b"hello world"
+    assert bytes(corpus.training[0].read(0, 11).tolist()) == b"hello world"
     assert corpus.num_tokens == 11
 
 
@@ -65,8 +49,8 @@ def test_the_last_fraction_is_for_validation(tmp_path: Path) -> None:
 
     corpus = load_corpus(data(tmp_path, validation_fraction=0.25), "a1", seq_length=8, vocab_size=256)
 
-    assert corpus.training.read(0, 75).tolist() == list(range(75))
-    assert corpus.validation.read(0, 25).tolist() == list(range(75, 100))
+    assert corpus.training[0].read(0, 75).tolist() == list(range(75))
+    assert corpus.validation[0].read(0, 25).tolist() == list(range(75, 100))
 
 
 def test_documents_of_jsonl_end_with_a_zero_byte(tmp_path: Path) -> None:
@@ -74,7 +58,7 @@ def test_documents_of_jsonl_end_with_a_zero_byte(tmp_path: Path) -> None:
 
     corpus = load_corpus(data(tmp_path), "a1", seq_length=4, vocab_size=256)
 
-    assert bytes(corpus.training.read(0, corpus.num_tokens).tolist()) == "one\0zwei ä\0".encode()
+    assert bytes(corpus.training[0].read(0, corpus.num_tokens).tolist()) == "one\0zwei ä\0".encode()
 
 
 @pytest.mark.parametrize(
@@ -103,7 +87,7 @@ def test_megatron_tokens_are_read_as_written(tmp_path: Path, token_type: str) ->
 
     corpus = load_corpus(data(tmp_path), "a1", seq_length=4, vocab_size=200)
 
-    assert corpus.training.read(0, 200).tolist() == tokens
+    assert corpus.training[0].read(0, 200).tolist() == tokens
 
 
 def test_bytes_need_a_vocabulary_of_bytes(tmp_path: Path) -> None:
@@ -161,3 +145,131 @@ def test_hosts_with_other_data_are_named(tmp_path: Path) -> None:
     assert "a1, a2: 9 tokens, digest" in difference
     assert "; b1: 9 tokens, digest" in difference
     assert describe_difference(read[::2]) is None
+
+
+def test_a_blend_has_the_tokens_of_each_source_and_keeps_the_end_of_each_for_validation(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(bytes(range(100)))
+    write_tokens(tmp_path / "b.bin", range(100, 180))
+
+    sources = (tmp_path / "a.txt", tmp_path / "b.bin")
+    corpus = load_corpus(blend(*sources, validation_fraction=0.25), "a1", seq_length=8, vocab_size=256)
+
+    assert [part.read(0, len(part)).tolist() for part in corpus.training] == [[*range(75)], [*range(100, 160)]]
+    assert [part.read(0, len(part)).tolist() for part in corpus.validation] == [[*range(75, 100)], [*range(160, 180)]]
+    assert corpus.num_tokens == 180
+
+
+def test_the_source_of_a_blend_without_a_whole_sample_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("12345678901234567890")
+    (tmp_path / "b.txt").write_text("1234")
+
+    with pytest.raises(ValueError, match=r"host a1: .*b\.txt has 4 tokens for training, a sample needs 9"):
+        load_corpus(blend(tmp_path / "a.txt", tmp_path / "b.txt"), "a1", 8, 256)
+
+
+def test_documents_are_an_index_s_the_lines_of_jsonl_and_else_whole_files(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "a.bin", [1, 2, 3], [4], [5, 6], token_type="uint16")
+    (tmp_path / "b.jsonl").write_text('{"text": "ab"}\n{"text": ""}\n{"text": "c"}\n')
+    for name in ("1.txt", "2.txt"):
+        (tmp_path / "c" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "c" / name).write_text("xyz")
+    paths = [tmp_path / name for name in ("a.bin", "b.jsonl", "c")]
+
+    corpus = load_corpus(blend(*paths, documents="separate"), "a1", 4, 256)
+
+    positions = [tokens.positions(0, len(tokens)).tolist() for tokens in corpus.training]
+    assert positions == [[0, 1, 2, 0, 0, 1], [0, 1, 2, 0, 0, 1], [0, 1, 2, 0, 1, 2]]
+
+
+def test_documents_of_several_sequences_begin_with_the_first_of_them(tmp_path: Path) -> None:
+    with TokenFileWriter(tmp_path / "t.bin", "int32", longest_sequence=2) as writer:
+        for document in ([1, 2, 3, 4, 5], [6], [7, 8, 9]):
+            writer.add(document)
+            writer.end_document()
+
+    (tokens,) = load_corpus(blend(tmp_path / "t.bin", documents="separate"), "a1", 4, 256).training
+
+    assert tokens.positions(0, 9).tolist() == [0, 1, 2, 3, 4, 0, 0, 1, 2]
+    assert tokens.positions(3, 8).tolist() == [0, 1, 0, 0, 1]
+
+
+def test_documents_of_one_plain_text_cannot_be_separate(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text and more text")
+
+    with pytest.raises(ValueError, match=r"host a1: .*a\.txt is one document, as plain text is"):
+        load_corpus(blend(tmp_path / "a.txt", documents="separate"), "a1", 4, 256)
+
+
+def test_hosts_whose_documents_differ_are_found_where_documents_are_separate(tmp_path: Path) -> None:
+    digests = []
+    for documents in ([[1, 2, 3], [4, 5]], [[1, 2], [3, 4, 5]]):
+        write_tokens(tmp_path / "t.bin", *documents)
+        digests.append([load_corpus(blend(tmp_path / "t.bin", documents=how), "a1", 2, 256).digest for how in HOW])
+
+    assert digests[0][0] == digests[1][0]
+    assert digests[0][1] != digests[1][1]
+
+
+def test_the_largest_token_of_our_files_and_of_text_is_known_before_the_first_step(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "t.bin", [1, 2, 300], [7], token_type="uint16")
+
+    with pytest.raises(ValueError, match=r"host a1: .*t\.bin has token 300, vocab_size is 300: raise vocab_size, or"):
+        load_corpus(data(tmp_path), "a1", 2, 300)
+    assert load_corpus(data(tmp_path), "a1", 2, 301).num_tokens == 4
+
+
+def test_a_foreign_index_does_not_say_the_largest_token(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "t.bin", [1, 2, 300], token_type="uint16")
+    os.truncate(index_path(tmp_path / "t.bin"), index_path(tmp_path / "t.bin").stat().st_size - LARGEST.size)
+
+    assert load_corpus(data(tmp_path), "a1", 1, 300).num_tokens == 3
+
+
+@pytest.mark.parametrize("name", ["t.bin", "t.txt"])
+def test_a_file_cut_under_a_run_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name == "t.bin":
+        write_tokens(path, range(200))
+    else:
+        path.write_bytes(bytes(range(200)))
+    (tokens,) = load_corpus(data(path), "a1", 8, 256).training
+    os.truncate(path, 100)
+
+    assert tokens.read(90, 99).tolist() == list(range(90, 99))
+    with pytest.raises(OSError, match=rf"{name} was cut: 9 bytes expected from byte 96 on, 4 found; it had 200 bytes"):
+        tokens.read(96, 105)
+
+
+def test_an_index_cut_under_a_run_is_an_error_that_names_it(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "t.bin", range(100), range(100))
+    (tokens,) = load_corpus(blend(tmp_path / "t.bin", documents="separate"), "a1", 8, 256).training
+    os.truncate(tmp_path / "t.idx", 40)
+
+    with pytest.raises(OSError, match=r"t\.idx was cut: 8 bytes expected"):
+        tokens.positions(0, 200)
+
+
+def test_a_mark_that_no_sequence_has_is_named(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "t.bin", range(9), range(9))
+    index = bytearray((tmp_path / "t.idx").read_bytes())
+    index[-LARGEST.size - 16] = 9
+    (tmp_path / "t.idx").write_bytes(index)
+    (tokens,) = load_corpus(blend(tmp_path / "t.bin", documents="separate"), "a1", 8, 256).training
+
+    with pytest.raises(ValueError, match=r"t\.idx: document 1 begins with sequence 9 of 2"):
+        tokens.positions(0, 18)
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_a_file_is_closed_when_nobody_reads_it_any_more(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text("text")
+    before = open_files()
+
+    stored = FileBytes(tmp_path / "t")
+    assert open_files() == before + 1
+    del stored
+
+    assert open_files() == before

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holmes_runtime.config.messages import Alive, Go, Refused, Save, Stop, decode_message, encode
-from holmes_runtime.node.mailbox import CommandPipe, MessageFile
+from holmes_runtime.node.mailbox import SPARE_BYTES, CommandPipe, MessageFile
 from holmes_runtime.node.tail import Tail
 
 
@@ -27,11 +27,11 @@ def send(pipe: Path, data: bytes) -> None:
 
 
 def test_command_in_two_parts_is_one(pipe: Path) -> None:
-    commands, line = CommandPipe(pipe), encode(Go(29500))
+    commands, line = CommandPipe(pipe), encode(Go(29500, "5ec2e7"))
     send(pipe, encode(Save()) + line[:10])
     assert [type(command) for command in commands.take(1.0)] == [Save]
     send(pipe, line[10:])
-    assert commands.take(1.0) == [Go(29500)]
+    assert commands.take(1.0) == [Go(29500, "5ec2e7")]
 
 
 def test_sign_of_life_is_no_command(pipe: Path) -> None:
@@ -55,6 +55,16 @@ def test_message_is_appended_whole(tmp_path: Path) -> None:
     path.touch()
     MessageFile(path).report(Alive())
     assert isinstance(decode_message(path.read_text(encoding="utf-8")), Alive)
+
+
+def test_a_spare_file_makes_room_for_last_words_on_a_full_disk(tmp_path: Path) -> None:
+    path = tmp_path / "messages.jsonl"
+    path.symlink_to("/dev/full")  # takes no byte
+    messages = MessageFile(path)
+    assert (tmp_path / "spare").stat().st_size == SPARE_BYTES
+    messages.report(Alive())
+    assert messages.disk_was_full
+    assert not (tmp_path / "spare").exists()
 
 
 def test_line_without_an_end_is_kept_until_the_rest_is_asked_for(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from holmes_core.records.job import Model
@@ -17,7 +19,6 @@ from holmes_runtime.config.model_shape import (
     stage_parameters,
     step_flops,
 )
-from holmes_runtime.gpu_peaks import peak_flops_per_s
 
 TINY = Model(num_layers=2, hidden_size=4, num_heads=2, seq_length=6, vocab_size=10)
 LLAMA = Model(
@@ -31,7 +32,9 @@ def shape_of(model: Model) -> ModelShape:
     return ModelShape(
         family=model.family, num_layers=model.num_layers, hidden_size=model.hidden_size, num_heads=model.num_heads,
         num_kv_heads=model.kv_heads, ffn_hidden_size=model.ffn_size, vocab_size=model.vocab_size,
-        seq_length=model.seq_length, rope_theta=model.rope_theta, factory=None,
+        seq_length=model.seq_length, rope_theta=model.rope_theta, rope_scaling=None, norm_eps=model.norm_eps,
+        head_dim=model.head_dim, qkv_bias=model.qkv_bias, qk_norm=model.qk_norm,
+        tied_embeddings=model.tied_embeddings, factory=None,
     )  # fmt: skip
 
 
@@ -48,6 +51,65 @@ def test_llama_parameters_by_hand() -> None:
     assert layer_parameters(LLAMA) == 32 + 16 + 60 + 8
     assert embedding_parameters(LLAMA) == 40
     assert head_parameters(LLAMA) == 40 + 4
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        ({"preset": "llama-3.2-1b"}, 1_235_814_400),
+        ({"preset": "llama-3-8b"}, 8_030_261_248),
+        (
+            {
+                **{"num_layers": 28, "hidden_size": 3584, "num_heads": 28, "num_kv_heads": 4, "qkv_bias": True},
+                **{"ffn_hidden_size": 18944, "vocab_size": 152064, "norm_eps": 1e-6},
+            },
+            7_615_616_512,
+        ),
+        (
+            {
+                **{"num_layers": 36, "hidden_size": 4096, "num_heads": 32, "num_kv_heads": 8, "qk_norm": True},
+                **{"ffn_hidden_size": 12288, "vocab_size": 151936, "head_dim": 128},
+            },
+            8_190_735_360,
+        ),
+        (
+            {
+                **{"num_layers": 40, "hidden_size": 5120, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128},
+                **{"ffn_hidden_size": 14336, "vocab_size": 131072},
+            },
+            12_247_782_400,
+        ),
+    ],
+    ids=["Llama 3.2 1B", "Llama 3 8B", "Qwen 2.5 7B", "Qwen 3 8B", "Mistral Nemo 12B"],
+)
+def test_a_published_model_has_as_many_parameters_as_published(model: dict[str, Any], parameters: int) -> None:
+    counted = Model.model_validate({"family": "llama", "seq_length": 2048, **model})
+
+    assert stage_parameters(counted, counted.num_layers, True, True) == parameters
+
+
+def test_a_tied_table_is_held_once_on_one_stage_and_twice_on_two() -> None:
+    tied = TINY.model_copy(update={"tied_embeddings": True})
+
+    assert stage_parameters(tied, 2, True, True) == stage_parameters(TINY, 2, True, True) - 10 * 4
+    for ends in ((True, False), (False, True)):
+        assert stage_parameters(tied, 1, *ends) == stage_parameters(TINY, 1, *ends)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"family": "gpt", "qkv_bias": True}, "qkv_bias: of the family llama"),
+        ({"family": "gpt", "rope_scaling": {"kind": "linear", "factor": 2}}, "rope_scaling: of the family llama"),
+        ({"head_dim": 5}, "rotation needs it even"),
+        ({"rope_scaling": {"kind": "yarn", "factor": 2}}, "llama3"),
+        ({"rope_scaling": {"kind": "llama3", "factor": 2, "high_freq_factor": 1}}, "is not above 1.0, the low"),
+        ({"tied_embeddings": True, "factory": "own.py:build"}, "its copies would drift apart"),
+    ],
+)
+def test_a_shape_that_no_model_has_is_refused_by_its_key(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Model.model_validate({**LLAMA.model_dump(), **wrong, "num_kv_heads": 2})
 
 
 def test_shards_hold_their_part_of_matrices_and_all_of_norms() -> None:
@@ -85,20 +147,3 @@ def test_a_job_s_model_and_its_shape_are_counted_alike(preset: str) -> None:
 
     assert stage_parameters(model, 3, True, True, 2) == stage_parameters(shape, 3, True, True, 2)
     assert layer_flops(model, 3) == layer_flops(shape, 3)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "peak"),
-    [
-        ("NVIDIA H100 80GB HBM3", 989e12),
-        ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA H200", 989e12),
-        ("NVIDIA H20", 148e12),
-        ("NVIDIA A100-SXM4-80GB", 312e12),
-        ("NVIDIA A10G", 125e12),
-        ("NVIDIA GeForce RTX 4090", None),
-        ("Tesla V100-SXM2-32GB", None),
-    ],
-)
-def test_the_peak_of_a_gpu_is_found_by_its_name(gpu: str, peak: float | None) -> None:
-    assert peak_flops_per_s(gpu, "bf16") == peak

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder
+from holmes_runtime.config.messages import NodeNcclSetting
 from holmes_runtime.config.node_config import NodeConfig
 from holmes_runtime.node.node_facts import read_facts
+from holmes_runtime.node.start_torchrun import rank_environment
 
 CONFIG = NodeConfig(
     run_id="r",
     host="a1",
     node_rank=0,
-    num_nodes=1,
     num_ranks=1,
-    master_address="127.0.0.1",
+    node_addresses=("127.0.0.1",),
     master_port=29500,
     addresses={"lo": "127.0.0.1"},
     gpus=(),
     checkpoint_path=None,
+    resume=False,
+    inputs=(),
     environment={},
     secrets=(),
     silence_limit_s=15.0,
@@ -44,6 +49,18 @@ def test_a_network_plugin_is_looked_for_where_the_plan_names_one(tmp_path: Path)
     assert read_facts(planned, tmp_path).net_plugin_there is True
 
 
+def test_what_the_job_names_is_looked_for_from_where_ranks_start(tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").touch()
+    named = (str(tmp_path), "text.jsonl", "/none/tokenizer.json", "relative.txt")
+    facts = read_facts(CONFIG._replace(inputs=named), tmp_path)
+    assert facts.missing_inputs == ("/none/tokenizer.json", str(tmp_path / "relative.txt"))
+
+
+def test_what_compiling_lacks_is_asked_of_the_ranks_environment(tmp_path: Path) -> None:
+    facts = read_facts(CONFIG._replace(gpus=(0,), environment={"CC": "no-such-compiler"}), tmp_path)
+    assert facts.compile_lacks == "a C compiler: there is no no-such-compiler"
+
+
 def test_python_without_torch_has_no_version_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "torch", raising=False)  # another test's; a node's agent never imports it
@@ -51,3 +68,70 @@ def test_python_without_torch_has_no_version_of_it(tmp_path: Path, monkeypatch: 
     assert (facts.torch, facts.nccl) == (None, None)
     assert facts.python == ".".join(map(str, sys.version_info[:3]))
     assert facts.local_addresses == ("127.0.0.1",)
+
+
+def test_what_torch_is_built_for_is_read_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tmp_path / "torch"
+    made.mkdir()
+    (made / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    found = []
+    for cuda in ("'13.0'", "None"):
+        lines = ["__version__ = '2.13.0+x'", f"cuda: Optional[str] = {cuda}", "hip: Optional[str] = None"]
+        (made / "version.py").write_text("\n".join(lines))
+        facts = read_facts(CONFIG, tmp_path)
+        found.append((facts.torch, facts.torch_cuda, facts.driver))
+    assert found == [("2.13.0+x", "13.0", None), ("2.13.0+x", None, None)]
+
+
+def test_a_setting_in_the_file_that_the_job_names_is_found(tmp_path: Path) -> None:
+    conf = tmp_path / "my.conf"
+    conf.write_text("NCCL_NET=Socket\n")
+    facts = read_facts(CONFIG._replace(environment={"NCCL_CONF_FILE": str(conf)}), tmp_path)
+    assert NodeNcclSetting(str(conf), "NCCL_NET", "Socket") in facts.nccl_settings
+
+
+@pytest.mark.parametrize(
+    ("gpus", "user", "expected"),
+    [
+        ((), {}, (None, None)),
+        ((0,), {}, ("20000", "INFO")),
+        ((0,), {"NCCL_DEBUG": "WARN", "TORCH_FR_BUFFER_SIZE": "7"}, ("7", "WARN")),
+    ],
+    ids=["cpu", "gpu", "the user's"],
+)
+def test_ranks_on_gpus_keep_records_and_have_nccl_say_what_it_sets_up(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: tuple[int, ...],
+    user: dict[str, str],
+    expected: tuple[str | None, ...],
+) -> None:
+    names = ("TORCH_FR_BUFFER_SIZE", "NCCL_DEBUG")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "holmes" / "runs" / "r" / "0-0"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    environment = rank_environment(CONFIG._replace(gpus=gpus, environment=user), folder)
+    assert tuple(environment.get(name) for name in names) == expected
+    writes_log = bool(gpus) and "NCCL_DEBUG" not in user
+    assert environment.get("NCCL_DEBUG_FILE") == (str(folder / "nccl-%h-%p.log") if writes_log else None)
+
+
+def test_a_checkpoint_is_in_the_way_of_a_run_that_resumes_none(tmp_path: Path) -> None:
+    saving = CONFIG._replace(checkpoint_path=str(tmp_path / "checkpoints"))
+    resuming = saving._replace(resume=True)
+    folder = CheckpointFolder(tmp_path / "checkpoints", keep_last=2)
+
+    def unresumed(config: NodeConfig) -> str | None:
+        found = read_facts(config, tmp_path).checkpoint
+        assert found is not None
+        return found.unresumed
+
+    assert unresumed(saving) is None
+    folder.make_ready()
+    folder.partial(40).mkdir()
+    folder.publish(40)
+    assert (unresumed(saving), unresumed(resuming)) == ("step-00000040", None)

@@ -41,6 +41,8 @@ def compared(world_size: int, folder: Path) -> dict[str, Any]:
     place = folder / str(world_size)
     place.mkdir()
     (place / "text.txt").write_bytes(bytes(range(32, 127)) * 20)
+    texts = (bytes(range(48, 48 + length)).decode() for length in (3, 1, 7, 12, 2, 40, 5))
+    (place / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts) * 25)
     command = [sys.executable, "-m", "tests.runtime.parity_worker", str(world_size), str(place)]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -68,9 +70,10 @@ def test_a_plan_trains_like_a_single_process(cell: Cell, folder: Path) -> None:
     assert errors["equal"]
     edges = [group.name for group in cell.config(folder).groups if group.axis in EDGE_AXES]
     assert errors["timed"] == (sorted(edges) if cell.is_packed else [])
-    # Tensor shards round otherwise, which AdamW's first steps make more of in weights than in gradients.
-    if cell.clusters and cell.tp == 1:
-        assert errors["weight"] <= limit
+    # AdamW's first steps divide a gradient by its own size, which makes more of a difference in a tiny one, and of what
+    # tensor shards and compiled blocks round otherwise far more.
+    if (cell.clusters or cell.zero > 1) and cell.tp == 1 and not cell.compiled:
+        assert errors["weight"] <= 3 * limit
 
 
 def test_hierarchical_data_parallelism_is_held_with_one_and_more_replicas_a_cluster_and_across_three() -> None:

@@ -10,11 +10,20 @@ import pytest
 import torch
 import torch.distributed.checkpoint.state_dict_loader as loader
 import torch.distributed.checkpoint.state_dict_saver as saver
+from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
-from holmes_runtime.checkpoint.reshard import Box, PieceLoadPlanner, PieceSavePlanner, TensorPiece, boxes
+from holmes_runtime.checkpoint.reshard import (
+    Box,
+    PieceLoadPlanner,
+    PieceSavePlanner,
+    TensorPiece,
+    boxes,
+    pieces_of,
+)
 from holmes_runtime.model.tensor_part import TensorPart
+from holmes_runtime.parallel.gradient_buckets import make_buckets
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -71,6 +80,22 @@ def test_what_one_cut_saves_another_loads_bit_equal(
 
     expected = cut(whole, *loaded)
     assert all(torch.equal(one.values, other.values) for one, other in zip(targets, expected, strict=True))
+
+
+def test_a_checkpoint_cut_at_odd_numbers_loads_into_the_aligned_parts_of_buckets(tmp_path: Path) -> None:
+    whole = torch.randn(7, 11)
+    kinds = ("weight", "exp_avg", "exp_avg_sq")
+    dcp_save({f"{kind}/weight": AllPieces(cut(whole, None, 1, 3)) for kind in kinds}, tmp_path / "one")
+
+    for position in range(3):
+        named = dict(nn.Linear(11, 7, bias=False).named_parameters())
+        part = TensorPart((7, 11), (0, 0), (7, 11))
+        (bucket,) = make_buckets([[named]], (), 3, position, None)
+        shards = list(bucket.shards({"weight": part}))
+        dcp_load(pieces_of(shards), tmp_path / "one")
+        for shard in shards:
+            assert torch.equal(shard.master, whole.flatten()[shard.start : shard.stop])
+            assert shard.start % 32 == 0
 
 
 class AllPieces(TensorPiece):

@@ -13,7 +13,7 @@ import pytest
 
 from holmes_runtime.config.codec import EdgeSettings
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Emulation
+from holmes_runtime.config.run_settings import Emulation, Source
 
 from .launched_runs import REPOSITORY, TINY, layout, make_config
 
@@ -31,7 +31,12 @@ def changed(path: str, value: Any) -> str:
     return json.dumps(data)
 
 
-@pytest.mark.parametrize("config", [FOUR, make_config(emulation=Emulation(0.5, 1.0, {"one": 2.0}), grad_clip=None)])
+BLEND = replace(FOUR, data=replace(FOUR.data, path=(Source("/a", 3.0), Source("/b", 0.5)), documents="separate"))
+
+
+@pytest.mark.parametrize(
+    "config", [FOUR, BLEND, make_config(emulation=Emulation(0.5, 1.0, {"one": 2.0}), grad_clip=None)]
+)
 def test_json_reads_back_equal(config: RunConfig) -> None:
     assert RunConfig.from_json(config.to_json()) == config
 
@@ -137,6 +142,8 @@ def test_a_whole_number_stands_for_a_float() -> None:
         ("compile", 1, r"^compile: expected bool, got 1"),
         ("optimizer/grad_clip", 0, r"^optimizer\.grad_clip: must be positive, got 0\.0"),
         ("data_parallel", "tree", r"^data_parallel: expected one of \['flat', 'hierarchical'\], got 'tree'"),
+        ("zero", 2, r"^zero: expected one of \[1, 3\], got 2"),
+        ("zero", True, r"^zero: expected one of \[1, 3\], got True"),
         ("device", "tpu", r"^device: expected one of \['cpu', 'cuda'\], got 'tpu'"),
         ("schema_version", 2, r"^schema_version: must be 1, got 2"),
         ("tp", 2, r"^ranks: must be 0\.\.7, each once"),
@@ -165,13 +172,24 @@ def test_interleaving_needs_the_edge_that_closes_the_ring() -> None:
     ("changes", "message"),
     [
         ({"schedule": "zero-bubble", "recompute": "full"}, r"^recompute: must not be full under zero-bubble"),
+        ({"schedule": "zero-bubble", "compile_blocks": True}, r"^compile: must be false under zero-bubble.*got True"),
         ({"schedule": "interleaved", "chunks": 2}, r"^chunks: must be 1 without a pipeline, got 2"),
         ({"shards": layout(8, 1, 1)}, r"^model\.num_heads: must be a multiple of tp 8, got 4"),
         (
             {"pipelines": ((0, 1),), "cuts": (0, 1, 3), "value_type": "bf16", "codecs": {"pp_forward": "bf16"}},
             r"^groups\[0\]\.codec: must not be bf16 in a run whose value_type is bf16",
         ),
+        (
+            {"model": replace(TINY, factory="own.py:build"), "documents": "separate"},
+            r"^data\.documents: must be joined for a model of one's own",
+        ),
+        (
+            {"shards": layout(2, 1, 1), "model": replace(TINY, factory="own.py:build")},
+            r"^tp: must be 1 for emulation and for a model of one's own, got 2",
+        ),
         ({"shards": layout(2, 1, 1), "emulation": Emulation(0, 0, {})}, r"^tp: must be 1 for emulation"),
+        ({"optimizer_offload": True, "zero": 3}, r"^optimizer_offload: must be false under zero 3.*got True"),
+        ({"model": replace(TINY, tied_embeddings=True), "zero": 3}, r"^zero: must be 1 with model\.tied_embeddings"),
     ],
 )
 def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -206,6 +224,9 @@ def test_config_and_schedule_load_without_torch() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"data": {"path": []}}, r"^data\.path: must name sources, each once, got \[\]"),
+        ({"data": {"path": 3}}, r"^data\.path: expected a list, got 3"),
+        ({"data": {"path": [{"path": "a", "weight": 0}]}}, r"^data\.path\[0\]\.weight: must be positive, got 0\.0"),
         ({"data": {"validation_fraction": 1.0}}, r"^data\.validation_fraction: must be in \[0, 1\), got 1\.0"),
         ({"evaluation": {"every_steps": 5, "num_batches": 1}}, r"^data\.validation_fraction: must be above 0"),
         ({"evaluation": {"every_steps": 0, "num_batches": 1}}, r"^evaluation\.every_steps: must be positive, got 0"),

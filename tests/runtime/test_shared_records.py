@@ -25,9 +25,12 @@ from holmes_runtime.config import (
 
 RECORDS: dict[type, type] = {
     job.Model: model_shape.ModelShape,
+    job.RopeScaling: model_shape.RopeScaling,
     job.Data: run_settings.Data,
+    job.Source: run_settings.Source,
     job.Evaluation: run_settings.Evaluation,
     job.Checkpointing: run_settings.Checkpointing,
+    job.Profile: run_settings.Profile,
     job.OptimizerSettings: run_settings.Optimizer,
     job.Emulation: run_settings.Emulation,
     plan.PlanStage: run_config.Stage,
@@ -37,11 +40,16 @@ RECORDS: dict[type, type] = {
 STAYS: dict[type, set[str]] = {
     job.Model: {"preset"},
     plan.PlanStage: {"clusters"},
-    plan.PlanRank: {"local_rank", "gpu"},  # torchrun numbers the ranks of a node
+    plan.PlanRank: {"local_rank", "gpu", "cpus"},  # torchrun numbers the ranks of a node, and variables bind them
     plan.PlanGroup: {"network", "nvlink", "bandwidth_bytes_per_s", "trunk_bytes_per_s", "latency_s"},
 }
 """Of a record, what the ranks need not know."""
-FILLED_IN = {"num_kv_heads", "ffn_hidden_size", "value_type"}  # may be left out of job.yaml, never afterwards
+FILLED_IN = {
+    "num_kv_heads",
+    "ffn_hidden_size",
+    "value_type",
+    "compile",
+}  # may be left out of job.yaml alone
 OWN = {"schema_version", "run_id", "resume", "expectation"}  # neither in the job nor in the plan
 OTHER_NAMES = {
     **{"value_type": "precision", "threads_per_rank": "threads_per_slot", "emulation": "emulate"},
@@ -103,11 +111,13 @@ def test_what_a_node_says_of_the_same_thing_has_the_same_type(ours: type, theirs
 
 def test_the_literals_are_the_same() -> None:
     assert get_args(job.Precision) == get_args(run_settings.Precision)
+    assert get_args(shared_types(job.Data)["documents"]) == get_args(run_settings.Documents)
     assert get_args(job.Recompute) == get_args(run_settings.Recompute)
     assert get_args(job.ScheduleName) == get_args(schedule.ScheduleName)
     assert get_args(plan.Axis) == get_args(rank_grid.Axis)
     assert get_args(plan.DataParallel) == get_args(rank_grid.DataParallel)
-    axes = [axis for axis in get_args(rank_grid.Axis) if axis != "dp_across"]  # waited for together with "dp"
+    with_dp = {"dp_across", "tied"}  # waited for together with "dp"
+    axes = [axis for axis in get_args(rank_grid.Axis) if axis not in with_dp]
     assert rank_metrics.Waits._fields == (*axes, "sync")
     assert get_args(job.Codec) == get_args(codec.Codec)
     assert get_args(devices.NetName) == get_args(rank_grid.NetName)

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import time
-from typing import get_args
+from collections import Counter
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import Emulation, Recompute
-from holmes_runtime.model.decoder import DecoderStage, make_rotation, rotate
+from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.model.emulated import EmulatedStage, mean_activation
+from holmes_runtime.model.initial_weights import initial_value
+from holmes_runtime.model.rotary import make_rotation, rotate
 from holmes_runtime.model.tensor_parallel import TensorParallel
+from holmes_runtime.model.tensor_part import TensorPart
 from holmes_runtime.parallel.edge_stage import EdgeStage
 
 from .launched_runs import TINY, TINY_LLAMA
+from .storages_made import StoragesMade
 
 WHOLE = Stage(0, 0, 3)
 
@@ -38,6 +44,29 @@ def test_any_cut_starts_from_bit_equal_weights(cut: int) -> None:
 
 def test_parameter_names_are_those_of_the_whole_model() -> None:
     assert "blocks.2.attention.qkv.weight" in dict(DecoderStage(TINY, Stage(1, 2, 3), 7).named_parameters())
+
+
+@pytest.mark.parametrize(("name", "dim"), [("head.weight", 0), ("blocks.0.mlp.down.weight", 1), ("mine.weight", 0)])
+def test_a_part_has_the_values_that_the_whole_has_there(name: str, dim: int) -> None:
+    shape = (300, 270)
+    whole = initial_value(name, shape, seed=7, num_layers=3)
+
+    for start, stop in ((0, 100), (100, 201), (128, 256), (201, shape[dim])):
+        offset, size = [0, 0], list(shape)
+        offset[dim], size[dim] = start, stop - start
+        part = TensorPart(shape, (offset[0], offset[1]), (size[0], size[1]))
+        assert torch.equal(initial_value(name, shape, 7, 3, part), part.of(whole))
+    assert whole.std().item() == pytest.approx(0.02 / 6**0.5 if "mlp.down" in name else 0.02, rel=0.02)
+    assert torch.unique(whole).numel() > 0.9 * whole.numel()
+
+
+def test_a_stage_that_a_checkpoint_fills_draws_nothing() -> None:
+    drawn, empty = DecoderStage(TINY, WHOLE, 7), DecoderStage(TINY, WHOLE, 7, draws=False)
+
+    assert [(n, p.shape, p.dtype) for n, p in empty.named_parameters()] == [
+        (n, p.shape, p.dtype) for n, p in drawn.named_parameters()
+    ]
+    assert not any(parameter.any() for parameter in empty.parameters())
 
 
 def test_another_seed_gives_other_weights() -> None:
@@ -64,6 +93,45 @@ def test_a_later_token_does_not_change_earlier_logits() -> None:
 
     assert difference[:20].max() == 0
     assert difference[20] > 0
+
+
+@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA])
+def test_each_document_of_a_sample_has_the_logits_it_has_by_itself(shape: ModelShape) -> None:
+    stage, lengths = DecoderStage(shape, WHOLE, 7), (5, 1, 18, 8)
+    tokens = torch.randint(256, (2, 32), generator=torch.Generator().manual_seed(1))
+    positions = torch.cat([torch.arange(length) for length in lengths]).expand(2, -1)
+
+    together = stage(tokens, positions)
+
+    start = 0
+    for length in lengths:
+        alone = torch.zeros(2, 32, dtype=torch.int64)  # what follows a document does not change its logits
+        alone[:, :length] = tokens[:, start : start + length]
+        torch.testing.assert_close(together[:, start : start + length], stage(alone)[:, :length], atol=1e-6, rtol=1e-5)
+        start += length
+    assert (together - stage(tokens)).abs().amax() > 1e-3
+
+
+def test_one_document_a_sample_is_as_if_documents_were_joined() -> None:
+    stage, tokens = DecoderStage(TINY, WHOLE, 7), torch.arange(32).view(1, 32)
+
+    torch.testing.assert_close(stage(tokens, torch.arange(32).view(1, 32)), stage(tokens), atol=1e-6, rtol=1e-5)
+
+
+def test_a_document_s_gradients_do_not_depend_on_its_neighbours() -> None:
+    stage, gradients = DecoderStage(TINY_LLAMA, WHOLE, 7), []
+    positions = torch.cat([torch.arange(20), torch.arange(12)]).view(1, 32)
+    for neighbour in (0, 9):
+        tokens = torch.arange(32).view(1, 32).clone()
+        tokens[0, :20] = neighbour
+        stage.zero_grad()
+        torch.autograd.backward(stage(tokens, positions)[:, 20:].square().sum())
+        gradients.append([parameter.grad for parameter in stage.parameters()])
+
+    for one, other in zip(*gradients, strict=True):
+        assert one is not None
+        assert other is not None
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("shape", [TINY, TINY_LLAMA])
@@ -110,14 +178,41 @@ def test_a_stage_s_output_is_no_view_of_anything() -> None:
 
 @pytest.mark.parametrize("shape", [TINY, TINY_LLAMA])
 @pytest.mark.parametrize("recompute", ["selective", "full"])
-def test_recomputation_changes_no_gradient(shape: ModelShape, recompute: Recompute) -> None:
+@pytest.mark.parametrize("documents", [(), (torch.arange(32).view(1, 32) % 9,)], ids=["joined", "separate"])
+def test_recomputation_changes_no_gradient(
+    shape: ModelShape, recompute: Recompute, documents: tuple[torch.Tensor, ...]
+) -> None:
     stages = [DecoderStage(shape, WHOLE, 7, recompute=mode) for mode in ("none", recompute)]
 
     for stage in stages:
-        torch.autograd.backward(stage(torch.arange(32).view(1, 32)).square().mean())
+        torch.autograd.backward(stage(torch.arange(32).view(1, 32), *documents).square().mean())
 
     plain, again = ([parameter.grad for parameter in stage.parameters()] for stage in stages)
     assert all(a is not None and b is not None and torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+
+
+@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA])
+def test_selective_recomputation_repeats_no_matrix_product_and_no_attention(shape: ModelShape) -> None:
+    plain, again = (operators_of(DecoderStage(shape, WHOLE, 7, recompute=mode)) for mode in ("none", "selective"))
+    costly = [name for name in plain if "mm" in name or "attention" in name]
+
+    assert len(costly) >= 3
+    assert {name: again[name] for name in costly} == {name: plain[name] for name in costly}
+    assert again.total() > plain.total()
+
+
+def operators_of(stage: DecoderStage) -> Counter[str]:
+    """How often a forward and its backward call each of torch's operators."""
+
+    class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called[func.__name__] += 1
+            return func(*args, **(kwargs or {}))
+
+    called: Counter[str] = Counter()
+    with Calls():  # type: ignore[no-untyped-call]
+        torch.autograd.backward(stage(torch.arange(32).view(1, 32)).square().mean())
+    return called
 
 
 def test_full_recomputation_keeps_the_input_of_each_layer_alone() -> None:
@@ -129,20 +224,12 @@ def test_full_recomputation_keeps_the_input_of_each_layer_alone() -> None:
 
 
 def kept_bytes(stage: DecoderStage) -> int:
-    """Bytes of activations that a forward of one sample keeps for the backward; each storage once."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters()}
-    kept: dict[int, int] = {}
-
-    def pack(saved: torch.Tensor) -> torch.Tensor:
-        storage = saved.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return saved
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
-        output = stage(torch.ones(1, 32, 32, requires_grad=True))
-    assert output.requires_grad
-    return sum(kept.values())
+    """Bytes that a forward of one sample keeps for the backward, its input among them, its output not."""
+    hidden = torch.ones(1, 32, 32, requires_grad=True)
+    made = StoragesMade()
+    with made:
+        output: torch.Tensor = stage(hidden)
+    return hidden.nbytes + made.alive_bytes() - output.nbytes
 
 
 def test_rotation_leaves_lengths_and_makes_scores_depend_on_distance_alone() -> None:

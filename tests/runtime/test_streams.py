@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from holmes_runtime.comm.process_groups import BACKEND, GlooInterface, register_backend
+from holmes_runtime.comm.group_opening import BACKEND, GlooInterface, register_backend
 from holmes_runtime.comm.shard_exchange import start_all_gather, start_reduce_scatter
 from holmes_runtime.comm.streams import LEAST_PART, start_receive, start_send
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holmes_runtime.data.token_file import LONGEST_SEQUENCE, TokenFile, TokenFileWriter, index_path, read_index
+from holmes_runtime.data.token_file import LARGEST, LONGEST_SEQUENCE, TokenFile, TokenFileWriter, index_path, read_index
 
 
 def write(path: Path) -> None:
@@ -30,8 +30,10 @@ def test_a_token_file_is_megatrons_byte_for_byte(tmp_path: Path) -> None:
         + struct.pack("<2i", 3, 1)  # lengths
         + struct.pack("<2q", 0, 6)  # first bytes
         + struct.pack("<3q", 0, 1, 2)
+        + b"HOLMESMX"  # where Megatron has stopped reading
+        + struct.pack("<q", 300)
     )
-    assert read_index(tmp_path / "t.bin") == TokenFile(tmp_path / "t.bin", "uint16", 4)
+    assert read_index(tmp_path / "t.bin") == TokenFile(tmp_path / "t.bin", "uint16", 4, 2, 3, largest_token=300)
 
 
 def test_a_document_longer_than_the_longest_sequence_takes_several(tmp_path: Path) -> None:
@@ -41,7 +43,7 @@ def test_a_document_longer_than_the_longest_sequence_takes_several(tmp_path: Pat
 
     index = (tmp_path / "t.idx").read_bytes()
     assert struct.unpack_from("<QQ3i", index, 18) == (3, 2, 3, 3, 1)
-    assert struct.unpack_from("<2q", index, len(index) - 16) == (0, 3)
+    assert struct.unpack_from("<2q", index, len(index) - LARGEST.size - 16) == (0, 3)
     assert read_index(tmp_path / "t.bin").num_tokens == 7
 
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
+from benchmarks.gradient_add import gradient_add
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.model_shape import ModelShape, Part, gradient_order
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import Emulation, Optimizer
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.model.emulated import EmulatedStage
-from holmes_runtime.parallel.zero1 import Zero1, clip_factor
+from holmes_runtime.model.tensor_part import TensorPart
+from holmes_runtime.parallel.gradient_buckets import make_buckets
+from holmes_runtime.parallel.zero1 import Zero1, clip_divisor
 
 from .launched_runs import TINY, TINY_LLAMA
 
 SETTINGS = Optimizer(1e-2, 0.0, 0, "constant", 0.1, 0.9, 0.95, None)
+NORM = torch.ones((), dtype=torch.float64)
 
 
 def make_layers(dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -100,7 +106,7 @@ def test_steps_are_those_of_torch_adamw_without_decay_of_biases() -> None:
         zero1.start()
         torch.autograd.backward(ours(inputs).square().mean())
         zero1.finish(1)
-        zero1.step(1e-2, factor=1.0)
+        zero1.step(1e-2, NORM)
 
     assert zero1.steps_taken == 3
     for our, their in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -118,7 +124,7 @@ def test_sixteen_bit_weights_have_fp32_masters_and_gradient_sums() -> None:
     zero1.finish(1)
     bias = next(shard for shard in zero1.shards() if shard.name == "bias")
     summed, before = bias.gradient.tolist(), bias.master.clone()
-    zero1.step(1e-6, factor=1.0)
+    zero1.step(1e-6, NORM)
 
     assert summed == [258.0, 256.0]
     assert bias.master.dtype == torch.float32
@@ -138,6 +144,113 @@ def test_loaded_masters_become_weights() -> None:
 
 
 def test_clipping_scales_down_to_the_limit_and_never_up() -> None:
-    assert clip_factor(4.0, 1.0) == 0.25
-    assert clip_factor(0.5, 1.0) == 1.0
-    assert clip_factor(4.0, None) == 1.0
+    assert clip_divisor(4 * NORM, 1.0) == 4.0
+    assert clip_divisor(NORM / 2, 1.0) == 1.0
+    assert clip_divisor(4 * NORM, None) is None
+
+
+def test_a_clipped_step_is_the_one_of_gradients_of_that_norm() -> None:
+    clipped, small = make_layers(), make_layers()
+    for layers, factor, norm in ((clipped, 8.0, 8 * NORM), (small, 1.0, NORM)):
+        zero1 = Zero1([layers], {}, replace(SETTINGS, grad_clip=1.0), RankGroups(), num_microbatches=1)
+        zero1.start()
+        torch.autograd.backward(factor * layers(torch.ones(4, 3)).square().mean())
+        zero1.finish(1)
+        zero1.step(1e-2, norm)
+
+    for ours, theirs in zip(clipped.parameters(), small.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("norm", [float("inf"), float("nan")])
+@pytest.mark.parametrize("offload", [False, True])
+def test_without_a_finite_norm_weights_moments_and_count_stay(norm: float, offload: bool) -> None:
+    layers = make_layers()
+    settings = replace(SETTINGS, grad_clip=1.0)
+    zero1 = Zero1([layers], {}, settings, RankGroups(), num_microbatches=1, offload=offload)
+    for each in (NORM, norm * NORM):
+        before = [state.clone() for shard in zero1.shards() for state in (shard.master, shard.exp_avg)]
+        zero1.start()
+        torch.autograd.backward(layers(torch.ones(4, 3)).square().mean())
+        zero1.finish(1)
+        zero1.step(1e-2, each)
+
+    after = [state for shard in zero1.shards() for state in (shard.master, shard.exp_avg)]
+    assert all(map(torch.equal, before, after))
+    assert zero1.steps_taken == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dp", [1, 3, 7])
+def test_parts_of_buckets_are_aligned_and_hold_every_number_once(dtype: torch.dtype, dp: int) -> None:
+    held: dict[str, int] = {}
+    for position in range(dp):
+        layers = make_layers(dtype)
+        named = dict(layers.named_parameters())
+        for bucket in make_buckets([[named]], (), dp, position, full_bytes=50):
+            assert bucket.own.start * dtype.itemsize % 128 == 0
+            assert bucket.gradients.numel() * dtype.itemsize % (128 * dp) == 0
+            for shard in bucket.shards({name: part_of_whole(parameter) for name, parameter in named.items()}):
+                assert shard.start == held.get(shard.name, 0)
+                held[shard.name] = shard.stop
+
+    assert held == {name: parameter.numel() for name, parameter in named.items()}
+
+
+def test_buckets_of_two_stages_are_apart_and_the_later_leaves_first() -> None:
+    first, second = make_layers(torch.float32), make_layers(torch.float32)
+    stages = [
+        [{f"{stage}.{name}": each for name, each in layers.named_parameters()}]
+        for stage, layers in ((0, first), (2, second))
+    ]
+    buckets = make_buckets(stages, (), 1, 0, full_bytes=2**40)
+    assert [{name[0] for name in bucket.names} for bucket in buckets] == [{"2"}, {"0"}]
+
+
+def part_of_whole(parameter: nn.Parameter) -> TensorPart:
+    shape = tuple(parameter.shape)
+    return TensorPart(shape, (0,) * len(shape), shape)
+
+
+@pytest.mark.parametrize(("dtype", "each_bytes"), [(torch.bfloat16, 10), (torch.float32, 12)])
+def test_a_gradient_joins_its_sum_in_one_pass(dtype: torch.dtype, each_bytes: int) -> None:
+    moved = gradient_add(dtype)
+
+    assert moved.operators == ["aten.add_.Tensor"]
+    assert moved.total_bytes == each_bytes * 256 * 128
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_in_host_memory_change_no_bit_of_the_weights(dtype: torch.dtype) -> None:
+    trained = []
+    for offload in (False, True):
+        layers = make_layers(dtype)
+        settings = replace(SETTINGS, grad_clip=1.0)
+        zero1 = Zero1([layers], {}, settings, RankGroups(), num_microbatches=1, bucket_bytes=1, offload=offload)
+        for step in range(3):
+            take_gradients(zero1, layers, step)
+            zero1.step(1e-2, 2 * NORM)
+        trained.append([parameter.detach().clone() for parameter in layers.parameters()])
+
+    assert all(torch.equal(plain, offloaded) for plain, offloaded in zip(*trained, strict=True))
+    assert not torch.equal(trained[0][0], dict(make_layers(dtype).named_parameters())["0.weight"])
+
+
+def test_states_in_host_memory_share_nothing_with_the_device_and_are_what_a_checkpoint_sees() -> None:
+    layers = make_layers()
+    zero1 = Zero1([layers], {}, SETTINGS, RankGroups(), num_microbatches=1, offload=True)
+    on_device = {parameter.untyped_storage().data_ptr() for parameter in layers.parameters()}
+
+    assert all(shard.master.untyped_storage().data_ptr() not in on_device for shard in zero1.shards())
+    for shard in zero1.shards():
+        shard.master.fill_(2.0)
+    zero1.publish()
+    assert all((parameter == 2.0).all() for parameter in layers.parameters())
+
+
+def take_gradients(zero1: Zero1, layers: nn.Module, step: int) -> None:
+    """Forward, backward and the sums of one step."""
+    inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(step))
+    zero1.start()
+    torch.autograd.backward(layers(inputs.to(next(layers.parameters()).dtype)).square().mean())
+    zero1.finish(1)

@@ -264,7 +264,8 @@ def main() -> int:
     try:
         with Bed() as bed:
             print(f"test bed {bed.suffix} is up, folder {bed.folder}")
-            print("run holmes:", shlex.join(bed.controller_command(["holmes", "probe", str(bed.hosts_yaml)])))
+            probe = [sys.executable, "-m", "holmes_cli", "probe", str(bed.hosts_yaml)]  # PATH may not have `holmes`
+            print("run holmes:", shlex.join(bed.controller_command(probe)))
             print("log in:    ", shlex.join(bed.controller_command(["ssh", "-F", str(bed.ssh_config), "a1"])))
             print("Ctrl-C takes it down", flush=True)
             threading.Event().wait()

@@ -10,7 +10,7 @@ FAST_NETWORKS = {"A": "10.1.0", "B": "10.2.0"}
 SLOW_NETWORK = "10.9.0"
 CONTROLLER_ADDRESS = f"{SLOW_NETWORK}.254"
 CLUSTER_MEMBERS = {"A": ("a1", "a2"), "B": ("b1", "b2")}
-TRUNK_MTU_BYTES = 9000  # each frame costs the trunk's relay the same, so they are large
+JUMBO_MTU_BYTES = 9000  # of fast wires, as RoCE has, and of trunks: a frame costs this machine the same however large
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,12 @@ def bed_wires(
 
     With a trunk the controller is at cluster A.
     """
-    mtu_bytes = TRUNK_MTU_BYTES if trunk else None
+    mtu_bytes = JUMBO_MTU_BYTES if trunk else None
     wires = [Wire(controller, "eth0", CONTROLLER_ADDRESS, slow_bridge("A", trunk), "controller", None, mtu_bytes)]
     for host in hosts:
         fast_bridge, fast_port = f"fast-{host.cluster.lower()}", f"{host.name}-fast"
-        wires.append(Wire(host.namespace, host.fast_interface, host.fast_address, fast_bridge, fast_port, fast_mbps))
+        fast = (host.namespace, host.fast_interface, host.fast_address, fast_bridge, fast_port)
+        wires.append(Wire(*fast, fast_mbps, JUMBO_MTU_BYTES))
         bridge, port = slow_bridge(host.cluster, trunk), f"{host.name}-slow"
         wires.append(Wire(host.namespace, host.slow_interface, host.slow_address, bridge, port, slow_mbps, mtu_bytes))
     return wires

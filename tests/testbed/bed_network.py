@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from tests.testbed.bed_estate import Estate
-from tests.testbed.bed_layout import TRUNK_MTU_BYTES, TrunkEnd, Wire
+from tests.testbed.bed_layout import JUMBO_MTU_BYTES, TrunkEnd, Wire
 from tests.testbed.bed_process import run_tool
 
 # A bucket of 2 ms, or of a few frames: what fits into it passes an idle link at once, as no wire would let it. With 128
@@ -51,7 +51,7 @@ def trunk_lines(ends: Iterable[TrunkEnd]) -> list[str]:
     for end in ends:
         lines += [
             f"tuntap add dev {end.device} mode tap",
-            f"link set dev {end.device} mtu {TRUNK_MTU_BYTES} master {end.bridge} up",
+            f"link set dev {end.device} mtu {JUMBO_MTU_BYTES} master {end.bridge} up",
         ]
     return lines
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from holmes_core.records.plan import InterfaceTraffic, Plan
 from holmes_core.records.record_file import read_file
-from holmes_core.records.run import Run
+from holmes_core.records.run import MeasuredTraffic, Run
 from tests.testbed.bed import missing_for_bed
 from tests.testbed.rehearsal import (
     LOCAL_HOSTS,
@@ -90,9 +91,9 @@ def read_run(runs: Path) -> Run:
     return read_file(Run, only_run(runs) / "run.json")
 
 
-def _across(traffic: tuple[InterfaceTraffic, ...]) -> str:
+def _across(traffic: Sequence[InterfaceTraffic | MeasuredTraffic]) -> str:
     """Bytes a step on the network all clusters share."""
-    return f"{sum(port.sent_bytes for port in traffic if port.network == 'shared') / 1e6:.2f} MB"
+    return f"{sum(port.sent_bytes or 0 for port in traffic if port.network == 'shared') / 1e6:.2f} MB"
 
 
 def show_summary(results: dict[str, tuple[Plan, Run]], on_bed: bool) -> None:

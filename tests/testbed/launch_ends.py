@@ -23,6 +23,7 @@ from tests.testbed.rehearsal import Site, only_run, standard_library_corpus
 STEPPING = "step 3/"
 CLEAN_WITHIN_S = 10.0
 ENDS_WITHIN_S = 120.0
+SMALL_HOME = "b1"
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 FACTORY = """
     import os, socket, time
@@ -109,6 +110,24 @@ def _link(up: bool) -> Callable[[Running], None]:
     return lambda run: run.bed.set_link("b2", "eno1", up)
 
 
+def _fill_home(bed: Bed) -> None:
+    cache = bed.host(SMALL_HOME).home / ".cache/holmes"
+    fill = ["sh", "-c", f"cat /dev/zero >{cache}/filler"]
+    subprocess.run(bed.on_host_command(SMALL_HOME, fill), stderr=subprocess.DEVNULL, check=False)
+
+
+@contextlib.contextmanager
+def small_home(bed: Bed) -> Iterator[None]:
+    """What Holmes writes on one host has 16 MiB."""
+    cache = bed.host(SMALL_HOME).home / ".cache/holmes"
+    make = f"mkdir -p {cache} && mount -t tmpfs -o size=16m,mode=700 tmpfs {cache}"
+    subprocess.run(bed.on_host_command(SMALL_HOME, ["sh", "-c", make]), check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(bed.on_host_command(SMALL_HOME, ["umount", "--lazy", str(cache)]), check=True)
+
+
 def _limit_memory(run: Running) -> None:
     """Put the rank into the control group from here; a host of the bed does not see those."""
     assert run.memory_group is not None
@@ -159,6 +178,13 @@ ENDINGS = (
         limit_s=SILENCE_LIMIT_S + CLEAN_WITHIN_S,
     ),
     Ending("disk full", 1, "No space left on device", options=("--force", "disk"), job={"steps": 5}),
+    Ending(
+        "home full",
+        1,
+        f"error: host {SMALL_HOME} (roce-1)",
+        lambda run: _fill_home(run.bed),
+        options=("--force", "disk"),
+    ),
     Ending(
         "hung rank",
         1,
@@ -227,7 +253,8 @@ def end_so(site: Site, ending: Ending, folder: Path, inventory: Path, full_disk:
     group = (
         memory_group(f"holmes-{site.bed.suffix}", 150 << 20) if "memory" in ending.name else contextlib.nullcontext()
     )
-    with group as limited:
+    home = small_home(site.bed) if ending.name == "home full" else contextlib.nullcontext()
+    with group as limited, home:
         plan = _plan(site, folder, job_of(ending, folder, full_disk), inventory)
         command = site.command("launch", str(plan), "--runs", str(folder / "runs"), *ending.options)
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

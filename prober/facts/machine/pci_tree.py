@@ -16,6 +16,7 @@ from prober.asking.numbers import number
 from prober.asking.pci_values import normal_address, numa_node, pci_link, pci_path
 from prober.asking.recording import Recorded
 from prober.asking.sysfs_tree import Tree
+from prober.facts.machine.pci_paths import bridges_above, path_between
 
 _ROOT = "/sys/bus/pci/devices"
 _FILES = [
@@ -175,16 +176,6 @@ def _record(device: PciFacts) -> PciDevice:
     )
 
 
-def bridges_above(known: Mapping[str, PciFacts], address: str) -> list[str]:
-    """Bridges from the one right above the device to the root."""
-    above: list[str] = []
-    device = known.get(address)
-    while device and device.parent and device.parent not in above:
-        above.append(device.parent)
-        device = known.get(device.parent)
-    return above
-
-
 _NEARNESS = ("PIX", "PXB", "NODE", "SYS")
 
 
@@ -194,29 +185,14 @@ def nearest_nics(known: Mapping[str, PciFacts], gpu: str) -> tuple[str | None, t
     (None, ()) where the tree is not known.
     """
     nics = [device for device in known.values() if device.what == "nic"]
-    paths = {nic.address: _path(known, gpu, nic.address) for nic in nics}
+    above, node = bridges_above(known, gpu), known[gpu].numa_node if gpu in known else None
+    paths = {nic.address: path_between(above, bridges_above(known, nic.address), (node, nic.numa_node)) for nic in nics}
     near = [name for name in _NEARNESS if name in paths.values()]
     if not near:
         return None, ()
     nearest = [nic for nic in nics if paths[nic.address] == near[0]]
     top = max(_bandwidth(nic.link) for nic in nearest)
     return near[0], tuple(nic.address for nic in nearest if _bandwidth(nic.link) == top)
-
-
-def _path(known: Mapping[str, PciFacts], gpu: str, nic: str) -> str | None:
-    """nvidia-smi's word for the path between two devices; None where not known.
-
-    A switch is an upstream bridge and the downstream bridges below it, so two devices of one switch have different
-    bridges right above them and the same one above those: that is PIX.
-    """
-    ours, theirs = bridges_above(known, gpu), bridges_above(known, nic)
-    common = [bridge for bridge in ours if bridge in theirs]
-    if common:
-        return "PIX" if ours.index(common[0]) <= 1 and theirs.index(common[0]) <= 1 else "PXB"
-    nodes = known[gpu].numa_node if gpu in known else None, known[nic].numa_node
-    if None in nodes or not (ours and theirs):
-        return None
-    return "NODE" if nodes[0] == nodes[1] else "SYS"
 
 
 def _bandwidth(link: PciLink | None) -> float:

@@ -1,4 +1,4 @@
-"""RDMA ports as ibstat and ibstatus show them."""
+"""RDMA ports as the tools of infiniband-diags show them: ibstat, ibstatus, and sminfo of their subnet managers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,20 @@ from prober.facts.rdma.port_facts import (
 )
 
 IBSTAT = Command("ibstat", limited=True)
+# It may ask where this user may write to umad, and virtual functions may not.
+SMINFO = Command(
+    'sminfo -C "$n" -P 1',
+    each="/sys/class/infiniband/*",
+    skip="hfi1* opap*",
+    only='[ ! -e "$d/device/physfn" ] && grep -qs InfiniBand "$d/ports/1/link_layer" && '
+    'grep -qs ACTIVE "$d/ports/1/state"',
+    limited=True,
+    when="[ -w /dev/infiniband/umad0 ] && command -v sminfo >/dev/null 2>&1",
+)
 
+_MASTER = re.compile(
+    r"sminfo: sm lid (\d{1,5}) sm guid 0x([0-9a-f]{1,16}), activity count \d+ priority \d+ state 3 SMINFO_MASTER"
+)
 _FORM = BlockForm(
     device_line=r"CA:? '[^']+'$",
     port_line=r"Port \d+:$",
@@ -120,3 +133,17 @@ def _with_status_line(port: PortFacts, key: str, value: str) -> PortFacts:
 def _prefixed(port: PortFacts) -> PortFacts:
     """A default GID is a subnet prefix only on InfiniBand."""
     return port if port.link_layer == "InfiniBand" else replace(port, subnet_prefix=None)
+
+
+def parse_sminfo(output: Recorded) -> tuple[PortFacts, ...]:
+    """The port that `-C DEVICE -P PORT` of the command name, with its subnet's manager, if that is the master.
+
+    Without them the tool chooses the port by itself, and does not say which. Source: infiniband-diags, sminfo(8).
+    """
+    device = re.search(r"(?:-C|--Ca)[ =]?([A-Za-z][\w-]*)(?=\s|$)", output.call)
+    port = re.search(r"(?:-P|--Port)[ =]?([0-9]{1,3})(?=\s|$)", output.call)
+    found = next((match for line in output.whole_lines if (match := _MASTER.fullmatch(line.strip()))), None)
+    if not (device and port and found):
+        return ()
+    manager = guid(found.group(2).zfill(16))
+    return (PortFacts(device.group(1), int(port.group(1)), sm_lid=int(found.group(1)), sm_guid=manager),)

@@ -81,13 +81,14 @@ def _is_iwarp(port: PortFacts) -> bool:
     return bool(re.match(r"(siw|iwp)", port.device)) or bool(re.search(r"\b(iw|iwarp|rnic)\b", words))
 
 
-def _is_omni_path(port: PortFacts) -> bool:
+def is_omni_path(port: PortFacts) -> bool:
+    """By the names of its drivers' devices, as it says of itself that it is InfiniBand."""
     return port.device.startswith(("hfi1", "opap"))
 
 
 _SPECIAL_KINDS: tuple[tuple[Callable[[PortFacts], bool], NicKind], ...] = (
     (_is_efa, "EFA"),
-    (_is_omni_path, "Omni-Path"),
+    (is_omni_path, "Omni-Path"),
     (_is_iwarp, "iWARP"),
     (_is_soft_roce, "SoftRoCE"),
 )

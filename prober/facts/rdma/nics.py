@@ -123,6 +123,7 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
         usable_by_nccl_ib=usable,
         why=why,
         lid=port.lid,
+        sm_guid=port.sm_guid if kind == "InfiniBand" else None,
         driver=port.driver or (netdev.driver if netdev else None),
         firmware=port.firmware or (netdev.firmware if netdev else None),
         hca_type=port.hca_type,

@@ -63,6 +63,7 @@ class PortFacts:
     netdev_up: bool | None = None
     subnet_prefix: str | None = None
     sm_lid: int | None = None
+    sm_guid: str | None = None
     lid: int | None = None
     driver: str | None = None
     firmware: str | None = None

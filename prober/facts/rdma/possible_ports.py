@@ -7,9 +7,11 @@ from dataclasses import replace
 
 from holmes_core.records.inventory import Impossible
 from prober.asking.possible import TOP_GBPS, Bounds, impossible_name, is_name, named, possible
+from prober.facts.rdma.nic_kind import is_omni_path
 from prober.facts.rdma.port_facts import PortFacts
 
 _MOST_LID = 0xFFFF
+_MOST_OMNI_PATH_LID = 0xFFFFFF  # extended LIDs have 24 bits. Source: Linux, include/rdma/opa_addr.h
 _BOUNDS: Bounds = {
     "rate_gbps": (0, TOP_GBPS),
     "lid": (0, _MOST_LID),
@@ -17,6 +19,7 @@ _BOUNDS: Bounds = {
     "active_mtu": (1, 65536),
     "numa_node": (0, 4096),
 }
+_OMNI_PATH_BOUNDS: Bounds = {**_BOUNDS, "lid": (0, _MOST_OMNI_PATH_LID), "sm_lid": (0, _MOST_OMNI_PATH_LID)}
 _PORTS: Bounds = {"port": (0, 255)}  # of 8 bits in the InfiniBand Architecture; 0 is the whole device here
 
 
@@ -42,7 +45,7 @@ def possible_ports(
 
 def _possible_port(source: str, port: PortFacts) -> tuple[PortFacts, list[Impossible]]:
     subject = f"{port.device}:{port.port}"
-    clean, found = possible(source, subject, port, _BOUNDS)
+    clean, found = possible(source, subject, port, _OMNI_PATH_BOUNDS if is_omni_path(port) else _BOUNDS)
     if clean.netdev is not None and not is_name(clean.netdev):
         found = [*found, impossible_name(source, f"netdev of {subject}", clean.netdev)]
         clean = replace(clean, netdev=None)

@@ -1,0 +1,1 @@
+"""What only GPUs can show, step by step, with a report: `make test-gpu`."""

@@ -1,0 +1,153 @@
+"""Holmes from Python: `probe`, `plan` and `launch`, by which the commands of these names do their work.
+
+All three take and give the records of `holmes_core` and raise HolmesError for what the user can act on; nothing is
+printed but by `tell` and `view`. What a function needs is imported when it is called: planning needs no SSH.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holmes_core.errors import HolmesError
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Order, Plan, Source
+from holmes_core.records.run import Run, Settings
+from holmes_core.units import format_seconds
+
+if TYPE_CHECKING:
+    from holmes_core.hosts.hosts_file import HostsFile
+    from launcher.journal.run_events import View
+    from prober.islands.placing import Placing
+    from prober.islands.settle import Trial
+
+Tell = Callable[[str], None]
+"""Takes a line for each thing that is begun or done."""
+
+
+def _silent(_: str) -> None:
+    """Nobody looks."""
+
+
+def probe(hosts: HostsFile, links: bool = False, record: Path | None = None, tell: Tell = _silent) -> Inventory:
+    """The inventory of `hosts`; with `links` also what joins them, measured. `record` keeps all raw outputs.
+
+    A host that cannot be reached stays in the inventory with a finding. Raises HolmesError where `record` is in use.
+    """
+    from prober.links.rdma_trials import try_open_pairs
+    from prober.probe import probe as ask_hosts
+
+    count, done = len(hosts.hosts), 0
+
+    def progress(host: str, state: str) -> None:
+        nonlocal done
+        done += 1
+        tell(f"{done} of {count} hosts answered; {host}: {state}")
+
+    def tried(inventory: Inventory, placing: Placing) -> Sequence[Trial]:
+        """What facts leave open of the clusters."""
+        return try_open_pairs(inventory, placing, lambda pair, verdict: tell(f"{pair}: RDMA {verdict}"))
+
+    tell(f"asking {count} hosts")
+    inventory = ask_hosts(hosts, progress, record, tried if links else None)
+    return _with_links(inventory, tell) if links else inventory
+
+
+def _with_links(inventory: Inventory, tell: Tell) -> Inventory:
+    """The inventory with measured links and trunks, and what they and the tests themselves showed."""
+    from prober.audit import joined
+    from prober.links.link_audit import audit_links
+    from prober.links.links import measure_links
+    from prober.stated_trunks import with_measured
+
+    tell("measuring links")
+    measured = measure_links(inventory, lambda pair, state: tell(f"{pair}: {state}"))
+    inventory = with_measured(inventory, measured.trunks)
+    found = (*inventory.findings, *measured.problems, *audit_links(inventory, measured.links))
+    return inventory.model_copy(update={"links": tuple(measured.links), "findings": joined(found)})
+
+
+def plan(
+    inventory: Inventory,
+    job: Job,
+    inventory_source: Source | None = None,
+    job_source: Source | None = None,
+    order: Order = "holmes",
+    time_limit_s: float | None = None,
+    lp: Path | None = None,
+    tell: Tell = _silent,
+) -> Plan:
+    """The fastest plan of `job` on the reachable hosts of `inventory`, verified without the solver.
+
+    The sources say where the plan's own file finds theirs again; else it takes inventory.json and job.yaml beside it.
+    `order` "usual" is that of other launchers, to compare with. After `time_limit_s` the best so far is taken, with its
+    gap; without one after that of `holmes plan`. `lp` is written with the last integer program. Raises HolmesError
+    where there is no plan: what fails, and what would make it fit.
+    """
+    from planner.make_plan import TIME_LIMIT_S, make_plan
+
+    def progress(settled: int, total: int, best_s: float | None) -> None:
+        best = f", best step so far {format_seconds(best_s)}" if best_s is not None else ""
+        tell(f"{settled} of {total} placements settled{best}")
+
+    return make_plan(
+        inventory,
+        job,
+        inventory_source or Source(path="inventory.json", digest=inventory.source_digest()),
+        job_source or Source(path="job.yaml", digest=job.source_digest()),
+        order,
+        progress,
+        TIME_LIMIT_S if time_limit_s is None else time_limit_s,
+        lp,
+    )
+
+
+def launch(
+    plan: Plan,
+    inventory: Inventory | None = None,
+    runs: Path = Path("runs"),
+    job_folder: Path = Path(),
+    settings: Settings | None = None,
+    forced: frozenset[str] = frozenset(),
+    view: View | None = None,
+) -> Run:
+    """Run `plan` to its end, and return how it ended; its folder is `runs` / `run_id`. Ctrl-C ends it everywhere.
+
+    `inventory` is what checks compare the hosts with, and what a new plan is made from when a host is lost or slow.
+    `job_folder` is where the job names files from. `forced` checks before the start do not refuse it. `view` is shown
+    all that happens. A detached run is returned as it starts, and goes on without this process. Raises PreflightFailed
+    or another HolmesError where it does not start; then nothing is left on any host.
+    """
+    import os
+
+    from holmes_cli.replan import Replanner
+    from holmes_cli.watch_in_background import watch_in_background
+    from launcher.journal.prometheus import exports_folder
+    from launcher.journal.run_events import Silent
+    from launcher.journal.run_folder import new_folder, read_run
+    from launcher.launch import Launch
+    from launcher.prepare.user_variables import read_user_variables
+
+    settings = settings or Settings()
+    if settings.detached and any(node.access.transport == "slurm" for node in plan.nodes):
+        raise HolmesError(
+            "--detach: what this starts in a Slurm job ends with this process",
+            "leave it out: a batch script with `holmes launch` goes on without a shell",
+        )
+    variables = read_user_variables(plan.job, os.environ, job_folder)
+    exports, folder = exports_folder(os.environ), new_folder(runs)
+    planner = Replanner(inventory) if inventory is not None else None
+    run = Launch(folder, plan, settings, variables, view or Silent(), planner, exports)
+    run.start(inventory, forced)
+    if settings.detached:
+        run.leave()
+        watch_in_background(folder.path)
+        return read_run(folder.path)
+    ended = run.run_to_end()
+    if plan.job.profile is not None:
+        from holmes_cli.pages.profile_trace import keep_profile  # slow to import: it brings the planner
+
+        keep_profile(folder.path)
+    return ended

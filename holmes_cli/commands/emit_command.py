@@ -1,0 +1,34 @@
+"""`holmes emit`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holmes_cli.launchable import read_launchable, source_file
+from holmes_cli.screen.terminal import out
+from launcher.emit.emit import START, emit
+from launcher.emit.write_folder import write_folder
+from launcher.prepare.user_variables import read_user_variables
+
+
+def emit_command(
+    plan: Annotated[Path, typer.Argument(help="plan.json, from `holmes plan`.")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="One of files, torchrun, slurm, mpi.")],
+    folder: Annotated[Path, typer.Option("--output", "-o", help="The folder to write, new or empty.")],
+    trust: Annotated[
+        list[str] | None,
+        typer.Option("--trust", metavar="DIGEST", help="Take this plan, though it was not made here by you."),
+    ] = None,
+) -> None:
+    """Write a plan as files for what else starts jobs: torchrun, Slurm, MPI, or plain to read."""
+    record, _ = read_launchable(plan, trust or (), may_be_stale=False)
+    variables = read_user_variables(record.job, os.environ, source_file(plan, record.job_source).parent)
+    files = emit(record, to, variables)
+    write_folder(folder, files)
+    own = [name for name in files if "/" not in name]
+    out.print(f"{folder}: {', '.join(own)}", markup=False, soft_wrap=True)
+    out.print(f"next: {START[to]}", markup=False, soft_wrap=True)

@@ -1,0 +1,101 @@
+"""`holmes hosts`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holmes_cli.screen.terminal import err, out
+from holmes_core.errors import HolmesError
+from holmes_core.hosts.from_kubernetes import hosts_from_kubernetes
+from holmes_core.hosts.from_slurm import hosts_from_slurm
+from holmes_core.hosts.from_topograph import hosts_from_topograph
+from holmes_core.hosts.imported import Imported, hosts_yaml
+from holmes_core.hosts.slurm_topology import slurm_topology
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plain_data import MOST_JSON_BYTES, read_text
+from holmes_core.records.record_file import read_file, write_atomically
+
+_SOURCES: Mapping[str, Callable[[str, str], Imported]] = {
+    "slurm": hosts_from_slurm,
+    "kubernetes": hosts_from_kubernetes,
+    "topograph": hosts_from_topograph,
+}
+_TOPOLOGY = "topology"
+
+
+def hosts_command(
+    file: Annotated[
+        Path | None, typer.Argument(help="What --from reads, else standard input; for --to an inventory.json.")
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="slurm|kubernetes|topograph",
+            help="`scontrol -o show nodes`, `kubectl get nodes -o json`, or topograph's JSON.",
+        ),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--to", metavar="topology", help="Write Slurm's topology.conf from an inventory.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Where to write; never over a file.", show_default="hosts.yaml, or topology.conf"
+        ),
+    ] = None,
+) -> None:
+    """Write hosts.yaml from what Slurm, Kubernetes or topograph list; or Slurm's topology.conf."""
+    if (source is None) == (target is None):
+        raise HolmesError("one of --from and --to is needed", "`scontrol -o show nodes | holmes hosts --from slurm`")
+    if source is not None:
+        _import(source, file, output or Path("hosts.yaml"))
+    else:
+        _export(str(target), file, output or Path("topology.conf"))
+
+
+def _import(source: str, file: Path | None, output: Path) -> None:
+    if source not in _SOURCES:
+        raise HolmesError(f"--from {source}: not known", f"one of {', '.join(_SOURCES)}")
+    _refuse_existing(output)
+    name = "standard input" if file is None else str(file)
+    imported = _SOURCES[source](_standard_input() if file is None else read_text(file, MOST_JSON_BYTES), name)
+    write_atomically(output, hosts_yaml(imported.hosts, f"{source}, {name}"))
+    for line in imported.left_out:
+        err.print(f"left out: {line}", markup=False, soft_wrap=True)
+    count = len(imported.hosts.hosts)
+    out.print(f"hosts: {output} ({count})\nnext: holmes probe {output}", markup=False, soft_wrap=True)
+
+
+def _export(target: str, file: Path | None, output: Path) -> None:
+    if target != _TOPOLOGY:
+        raise HolmesError(f"--to {target}: not known", f"`--to {_TOPOLOGY}`")
+    if file is None:
+        raise HolmesError("--to topology: no inventory given", "`holmes hosts --to topology inventory.json`")
+    _refuse_existing(output)
+    write_atomically(output, slurm_topology(read_file(Inventory, file)))
+    next_step = "beside slurm.conf with `TopologyPlugin=topology/tree`, then `scontrol reconfigure`"
+    out.print(f"topology: {output}\nnext: {next_step}", markup=False, soft_wrap=True)
+
+
+def _standard_input() -> str:
+    """All of it. Raises HolmesError where a person would have to type it, or it is too much or no text."""
+    if sys.stdin.isatty():
+        raise HolmesError("no FILE given", "name one, or pipe the other program's output into this command")
+    data = sys.stdin.buffer.read(MOST_JSON_BYTES + 1)
+    if len(data) > MOST_JSON_BYTES:
+        raise HolmesError(f"standard input: more than {MOST_JSON_BYTES} bytes", "import the hosts in parts")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise HolmesError(f"standard input: not text: byte {error.start} is not UTF-8", "give it as UTF-8") from None
+
+
+def _refuse_existing(output: Path) -> None:
+    if output.exists() or output.is_symlink():
+        raise HolmesError(f"{output} exists", "choose another name with `-o`, or move that file away")

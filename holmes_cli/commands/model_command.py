@@ -1,0 +1,64 @@
+"""`holmes model`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from holmes_cli.screen.terminal import err, out
+from holmes_core.errors import HolmesError
+from holmes_core.records.job import Model
+from holmes_core.records.parse_record import parse
+from holmes_runtime.config.model_shape import ModelShape, stage_parameters
+from holmes_runtime.published.architectures import read_shape
+from holmes_runtime.published.needed_tensors import check_tensors
+from holmes_runtime.published.safetensors_header import INDEX_FILE, SINGLE_FILE, read_headers
+
+LONGEST = 8192  # tokens: published models reach many times as far as they are mostly trained at
+
+
+def model_command(
+    folder: Annotated[Path, typer.Argument(help="A model of the transformers library: config.json, .safetensors.")],
+) -> None:
+    """Print what job.yaml says of a published model: its shape, and that training starts from its weights."""
+    try:
+        published = read_shape(folder)
+    except ValueError as error:
+        hint = "name the folder of a Llama, Mistral, Qwen 2.5, Qwen 3 or GPT-2 that docs/models.md says is computed"
+        raise HolmesError(str(error), hint) from None
+    shape = replace(published, seq_length=min(LONGEST, published.seq_length))
+    has_tensors = _has_tensors(folder, published)
+    lines: dict[str, object] = {"model": section_of(shape, f"{folder}/config.json")}
+    if has_tensors:
+        lines["weights"] = str(folder.absolute())
+    out.print(yaml.safe_dump(lines, sort_keys=False), end="", markup=False, highlight=False, soft_wrap=True)
+    billions = stage_parameters(shape, shape.num_layers, is_first=True, is_last=True) / 1e9
+    err.print(f"{folder}: {billions:.2f} billion parameters", markup=False, highlight=False, soft_wrap=True)
+    next_step = "put this into job.yaml, and the folder at that path on every host; leave `weights` out to start anew"
+    if "weights" not in lines:
+        next_step = "put this into job.yaml, to start anew: the folder holds no tensors"
+    err.print(f"next: {next_step}", markup=False, soft_wrap=True)
+
+
+def _has_tensors(folder: Path, shape: ModelShape) -> bool:
+    """Whether there are any; raises HolmesError for those of another model than `shape`, or that cannot be true."""
+    if not any((folder / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
+        return False
+    try:
+        check_tensors(folder, read_headers(folder), shape)
+    except (OSError, ValueError) as error:
+        raise HolmesError(str(error), "get the model's files anew, whole and all of one model") from None
+    return True
+
+
+def section_of(shape: ModelShape, source: str) -> dict[str, object]:
+    """The `model:` section of job.yaml for the `shape` in `source`, without what is said by leaving it out.
+
+    Raises HolmesError for a shape that no job may have.
+    """
+    said: dict[str, object] = parse(Model, asdict(shape), source).model_dump(exclude_defaults=True)
+    return {"family": shape.family, **said}

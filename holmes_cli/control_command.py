@@ -1,0 +1,37 @@
+"""`holmes control`: what a detached launch leaves behind in the background."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holmes_cli.replan import Replanner
+from holmes_cli.screen.show_run import show_run
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Plan
+from holmes_core.records.run import Run
+from launcher.journal.follow_folder import read_plan
+from launcher.journal.prometheus import exports_folder
+from launcher.journal.run_events import Silent
+from launcher.journal.run_folder import INVENTORY_FILE, PLAN_FILE, RUN_FILE, RunFolder, read_own
+from launcher.launch import Launch
+from launcher.prepare.user_variables import read_user_variables
+
+
+def control_command(folder: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
+    """Watch a detached run to its end; `holmes launch --detach` starts this in the background."""
+    stored, plan = read_own(Run, folder, RUN_FILE), read_own(Plan, folder, PLAN_FILE)
+    inventory = read_own(Inventory, folder, INVENTORY_FILE) if (folder / INVENTORY_FILE).exists() else None
+    variables = read_user_variables(plan.job, os.environ, folder, stored=True)
+    replanner, exports = Replanner(inventory) if inventory else None, exports_folder(os.environ)
+    run = Launch(RunFolder(folder), plan, stored.settings, variables, Silent(), replanner, exports)
+    run.take_over(stored)
+    ended = run.run_to_end()
+    if plan.job.profile is not None:
+        from holmes_cli.pages.profile_trace import keep_profile  # slow to import: it brings the planner
+
+        keep_profile(folder)
+    show_run(read_plan(folder), ended, folder)

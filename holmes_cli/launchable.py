@@ -1,0 +1,75 @@
+"""A plan as commands take it that are to start it: as it was written, not stale, and trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from holmes_cli.screen.show_origin import Foreign, confirm_foreign
+from holmes_core.errors import HolmesError
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Plan, Source
+from holmes_core.records.record import FileRecord
+from holmes_core.records.record_file import Signed, read_signed, read_user_file
+from launcher.prepare.brought_along import brought_by_inventory, brought_by_plan
+
+PLAN_CURRENT = "plan-current"
+SHOWN_DIGEST = 15  # characters that tell one from another
+
+
+def read_launchable(plan: Path, trust: Collection[str], may_be_stale: bool) -> tuple[Plan, Inventory | None]:
+    """The plan, and the inventory it was made from if that is still beside it.
+
+    Asks before it takes what was not made here by this user, unless `trust` has its digest. Raises HolmesError for a
+    plan that was changed or not trusted, or that is stale and may not be.
+    """
+    signed = read_signed(Plan, plan)
+    found = _inventory(plan, signed.record)
+    if not may_be_stale:
+        _refuse_stale(plan, signed.record, found)
+    confirm_foreign(_foreign(plan, signed, found), trust)
+    return signed.record, found.record if found else None
+
+
+def _inventory(path: Path, plan: Plan) -> Signed[Inventory] | None:
+    """The inventory the plan was made from, if it is still beside it."""
+    file = source_file(path, plan.inventory)
+    return read_signed(Inventory, file) if file.exists() else None
+
+
+def _foreign(path: Path, plan: Signed[Plan], inventory: Signed[Inventory] | None) -> tuple[Foreign, ...]:
+    """The files that were not made here by this user. A plan vouches for the inventory it names by digest."""
+    source, files = plan.record.inventory, []
+    named = inventory is not None and inventory.record.source_digest() == source.digest
+    by_inventory = brought_by_inventory(inventory.record) if inventory is not None else ()
+    if not plan.is_own:
+        brings = (*brought_by_plan(plan.record), *(by_inventory if named else ()))
+        files.append(Foreign(path, plan.record.digest(), tuple(dict.fromkeys(brings))))
+    if inventory is not None and not named and not inventory.is_own:
+        files.append(Foreign(source_file(path, source), inventory.record.digest(), by_inventory))
+    return tuple(files)
+
+
+def _refuse_stale(path: Path, plan: Plan, inventory: Signed[Inventory] | None) -> None:
+    """Raises HolmesError if the inventory or the job has changed since the plan was made from it."""
+    if inventory is not None:
+        _compare(path, source_file(path, plan.inventory), inventory.record, plan.inventory)
+    job = source_file(path, plan.job_source)
+    if job.exists():
+        _compare(path, job, read_user_file(Job, job), plan.job_source)
+
+
+def source_file(path: Path, source: Source) -> Path:
+    """Where a file lies that the plan at `path` was made from."""
+    return path.absolute().parent / source.path
+
+
+def _compare(path: Path, file: Path, record: FileRecord, source: Source) -> None:
+    digest = record.source_digest()
+    if digest != source.digest:
+        shown, now = source.digest[:SHOWN_DIGEST], digest[:SHOWN_DIGEST]
+        raise HolmesError(
+            f"{path}: stale: {file} has changed since (the plan is from {shown}, it is now {now})",
+            f"plan again: `holmes plan job.yaml`; or launch it as it is with `--force {PLAN_CURRENT}`",
+        )

@@ -1,0 +1,50 @@
+"""New plans for a run under way: where planner and launcher meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Plan, Source
+from holmes_runtime.config.verdicts import HostIsSlow, LinkIsSlow, SlowPart
+from planner.advice.changes import Change, FabricRate, LinkRate, TrunkRate, WithoutHost, apply_changes
+from planner.make_plan import make_plan
+from planner.problem.networks import Networks
+
+
+@dataclass(frozen=True)
+class Replanner:
+    """Plans the same job on a changed inventory."""
+
+    inventory: Inventory
+
+    def without(self, plan: Plan, hosts: tuple[str, ...]) -> Plan:
+        """A plan on the hosts that are left. Raises HolmesError when the job's constraints do not allow one."""
+        return self._plan(plan, [WithoutHost(host) for host in hosts])
+
+    def after(self, plan: Plan, verdict: SlowPart, hosts: tuple[str, ...]) -> Plan:
+        """A plan without a host that computes slowly, or with a link at the rate the runtime's verdict gives it."""
+        change = WithoutHost(verdict.host) if isinstance(verdict, HostIsSlow) else self._slower(plan, verdict)
+        return self._plan(plan, [*(WithoutHost(host) for host in hosts), change])
+
+    def _slower(self, plan: Plan, link: LinkIsSlow) -> FabricRate | LinkRate | TrunkRate:
+        """What joins the two hosts at the rate of the link, which is slower by a ratio than what was planned with."""
+        networks, hosts = Networks(self.inventory, plan.job), (link.sender, link.receiver)
+        here, there = (networks.cluster(host).name for host in hosts)
+        trunk = networks.connection(here, there).trunk_bytes_per_s if here != there else None
+        if trunk is not None:
+            return TrunkRate((here, there), networks.line_rate(trunk) / link.ratio)
+        rates = [rate for rate in networks.route(hosts).bandwidths if rate is not None]
+        if not rates:
+            between = f"{link.sender} and {link.receiver}"
+            raise HolmesError(f"the rate between {between} is not known", "probe with `--links`", ANSWER_IS_NO)
+        if here != there:
+            return LinkRate((here, there), networks.line_rate(min(rates)) / link.ratio)
+        return FabricRate(here, networks.line_rate(min(rates), networks.uses_rdma(link.sender)) / link.ratio)
+
+    def _plan(self, plan: Plan, changes: Iterable[Change]) -> Plan:
+        rest = apply_changes(self.inventory, changes)
+        source = Source(path=plan.inventory.path, digest=rest.source_digest())
+        return make_plan(rest, plan.job, source, plan.job_source)

@@ -1,0 +1,64 @@
+"""Files that were not written by this user here: what they would run and read is shown, and asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from holmes_cli.screen.fitted_table import fitted_table
+from holmes_cli.screen.terminal import err, neutral
+from holmes_core.errors import HolmesError
+from launcher.prepare.brought_along import Brought
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A file of somebody else, or of another machine."""
+
+    path: Path
+    digest: str
+    brings: tuple[Brought, ...]
+
+
+def confirm_foreign(files: Sequence[Foreign], trusted: Collection[str]) -> None:
+    """Show what each file brings along and ask; those whose digest is `trusted` pass.
+
+    Raises HolmesError (wrong usage) at a no, and where there is no terminal to ask at.
+    """
+    _refuse_unused(files, trusted)
+    for file in files:
+        if file.digest in trusted:
+            continue
+        _show(file)
+        if sys.stdin.isatty() and err.is_terminal:
+            if typer.confirm("Is all of that yours to run?", err=True):
+                continue
+            raise HolmesError(f"{file.path}: not launched", "plan it yourself, from your own hosts.yaml and job.yaml")
+        raise HolmesError(
+            f"{file.path}: not made here by you, and brings along what is listed above",
+            f"plan it yourself from your own hosts.yaml and job.yaml; or, if all of that is yours to run, "
+            f"`--trust {file.digest}`",
+        )
+
+
+def _refuse_unused(files: Sequence[Foreign], trusted: Collection[str]) -> None:
+    """A digest of no file here is an older file's, or a slip."""
+    unused = sorted(set(trusted) - {file.digest for file in files})
+    if unused:
+        known = ", ".join(f"{file.path} is {file.digest}" for file in files) or "no file here needs it"
+        raise HolmesError(f"--trust {unused[0]}: the digest of no file to be trusted", known)
+
+
+def _show(file: Foreign) -> None:
+    rows = [(each.what, _one_line(each.value), _one_line(", ".join(each.where))) for each in file.brings]
+    err.print(f"{file.path} was not made here by you. It would run, read and set:", markup=False, soft_wrap=True)
+    err.print(fitted_table(("what", "value", "where"), rows, err.width))
+
+
+def _one_line(text: str) -> str:
+    """All of it to be seen, with nothing a table or a terminal would take for its own."""
+    return neutral(text).replace("\n", "\\n")

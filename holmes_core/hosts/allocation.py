@@ -1,0 +1,47 @@
+"""The nodes of the Slurm job this process runs in, as Slurm's own variables name them.
+
+Source: Slurm 22.05, sbatch(1) and srun(1), "OUTPUT ENVIRONMENT VARIABLES"; heterogeneous_jobs; seen on Slurm 22.05.8.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from holmes_core.errors import HolmesError
+from holmes_core.hosts.host_pattern import expand_pattern
+from holmes_core.hosts.hosts_file import HostEntry, HostsFile
+
+NODES = "SLURM_JOB_NODELIST"
+COMPONENTS = "SLURM_HET_SIZE"
+
+
+def is_in_allocation(environ: Mapping[str, str]) -> bool:
+    """Whether this process runs inside a Slurm job."""
+    return NODES in environ
+
+
+def allocated_nodes(environ: Mapping[str, str]) -> dict[str, int | None]:
+    """Slurm's names of the job's nodes, in its order, each with its component of a heterogeneous job, or None.
+
+    Raises HolmesError outside a job, and where a component's list is not there.
+    """
+    if COMPONENTS not in environ:
+        return dict.fromkeys(expand_pattern(_variable(NODES, environ)))
+    return {
+        name: component
+        for component in range(int(_variable(COMPONENTS, environ)))
+        for name in expand_pattern(_variable(f"{NODES}_HET_GROUP_{component}", environ))
+    }
+
+
+def allocation_hosts(environ: Mapping[str, str]) -> HostsFile:
+    """The job's nodes as hosts.yaml would list them, reached by steps of the job, with the Python that asks."""
+    hosts = tuple(HostEntry(name=name) for name in allocated_nodes(environ))
+    return HostsFile(hosts=hosts, transport="slurm", python=sys.executable)
+
+
+def _variable(name: str, environ: Mapping[str, str]) -> str:
+    if not environ.get(name):
+        raise HolmesError(f"{name} is not set: this is not inside a Slurm job", "run it in `sbatch` or `salloc`")
+    return environ[name]

@@ -1,0 +1,117 @@
+"""What comes of another program's list of machines: hosts with hints for hosts.yaml, and machines left out."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import yaml
+
+from holmes_core.errors import HolmesError
+from holmes_core.hosts.host_pattern import NAME_LENGTH, NAME_PATTERN
+from holmes_core.hosts.hosts_file import HostEntry, HostsFile
+from holmes_core.records.parse_record import parse
+from holmes_core.records.plain_data import MOST_YAML_BYTES
+from holmes_core.units import format_names
+
+MOST_HOSTS = 4_500  # of which hosts.yaml with all their hints is still read
+MOST_NAMES = 8  # that a line shows
+MOST_REASONS = 5
+MOST_CHARACTERS = 60
+
+_HEADER = """\
+# From {source}, by `holmes hosts`. Users, ports and keys come from ~/.ssh/config; `python:` and more may be added.
+# `hints:` are what labels say. `holmes probe` finds the clusters by itself, and tells where labels contradict it.
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine as another program lists it."""
+
+    name: str
+    address: str | None = None
+    has_gpus: bool | None = None  # None where the list does not say
+    unfit: str | None = None  # why it cannot be used now, `DRAIN`
+    network: tuple[str, ...] = ()  # switches above it, nearest first
+    nvlink: str | None = None
+    fabric: str | None = None
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The hosts for hosts.yaml, and by reason a line of machines that are left out."""
+
+    hosts: HostsFile
+    left_out: tuple[str, ...]
+
+
+def take_machines(machines: Iterable[Machine], source: str) -> Imported:
+    """The machines that can be used; those without GPUs are left out where others are known to have some.
+
+    Raises HolmesError naming `source` where a name or address cannot be one, a name is listed twice, or none is left.
+    """
+    machines = tuple(machines)
+    some_have_gpus = any(machine.has_gpus for machine in machines)
+    taken, seen = [], set()
+    unfit: dict[str, list[str]] = {}
+    for machine in machines:
+        _check(machine, source)
+        if machine.name in seen:
+            raise HolmesError(f"{source}: {machine.name} is listed twice", "give the output of one command")
+        seen.add(machine.name)
+        reason = machine.unfit or ("no GPUs" if some_have_gpus and machine.has_gpus is False else None)
+        if reason:
+            unfit.setdefault(reason[:MOST_CHARACTERS], []).append(machine.name)
+        else:
+            taken.append(_entry(machine))
+    left_out = tuple(f"{format_names(names, MOST_NAMES)}: {reason}" for reason, names in unfit.items())
+    if not taken:
+        shown = "; ".join(left_out[:MOST_REASONS]) + ("; ..." if len(left_out) > MOST_REASONS else "")
+        raise HolmesError(f"{source}: no machine that can be used: {shown or 'it lists none'}", "look at the command")
+    if len(taken) > MOST_HOSTS:
+        raise HolmesError(f"{source}: {len(taken)} hosts; hosts.yaml holds {MOST_HOSTS}", "import them in parts")
+    return Imported(parse(HostsFile, {"hosts": taken}, source), left_out)
+
+
+def hosts_yaml(hosts: HostsFile, source: str) -> str:
+    """The text of hosts.yaml, which names what it is from. Raises HolmesError where it would be too large to read."""
+    data = {"hosts": [_plain(entry) for entry in hosts.hosts]}
+    named = re.sub(r"[^ -~]", "?", source)
+    text = _HEADER.format(source=named) + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=120)
+    if len(text.encode()) > MOST_YAML_BYTES:
+        raise HolmesError(f"{source}: hosts.yaml would be of {len(text.encode())} bytes", "import the hosts in parts")
+    return text
+
+
+def _plain(entry: HostEntry) -> object:
+    data = entry.model_dump(mode="json", exclude_defaults=True)
+    return data if len(data) > 1 else entry.name
+
+
+def _entry(machine: Machine) -> dict[str, object]:
+    """Without what is not known."""
+    hints = _known(network=machine.network, nvlink=machine.nvlink, fabric=machine.fabric)
+    return _known(name=machine.name, address=machine.address, hints=hints)
+
+
+def _known(**values: object) -> dict[str, object]:
+    return {key: value for key, value in values.items() if value}
+
+
+def _check(machine: Machine, source: str) -> None:
+    """Raises HolmesError for what no host is called; an address may come from a machine's own agent."""
+    if len(machine.name) > NAME_LENGTH or not re.fullmatch(NAME_PATTERN, machine.name):
+        raise HolmesError(
+            f"{source}: {machine.name[:MOST_CHARACTERS]!r} is no host name", "take that machine out of the list"
+        )
+    address = machine.address
+    if address is None or re.fullmatch(NAME_PATTERN, address):
+        return
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        what = f"{source}: {machine.name}: {address[:MOST_CHARACTERS]!r} is no address"
+        raise HolmesError(what, "correct it where the machine is described, or take it out of the list") from None

@@ -1,0 +1,112 @@
+"""Model: the shape of a decoder, as job.yaml says it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from holmes_core.records.presets import PRESETS
+from holmes_core.records.record import Record
+
+MOST = 10**9  # of anything that is counted: more is a slip
+Positive = Annotated[int, Field(ge=1, le=MOST)]
+RopeKind = Literal["linear", "llama3"]
+
+
+class RopeScaling(Record):
+    """How rotary frequencies are stretched to reach beyond the length they were trained at.
+
+    linear: all by `factor`. llama3: slow ones alone, as Llama 3.1 does.
+    """
+
+    kind: RopeKind
+    factor: Annotated[float, Field(gt=0)]
+    low_freq_factor: Annotated[float, Field(gt=0)] = 1.0  # these three for llama3 alone
+    high_freq_factor: Annotated[float, Field(gt=0)] = 4.0
+    original_seq_length: Positive = 8192
+
+    @model_validator(mode="after")
+    def _fast_is_above_slow(self) -> RopeScaling:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(f"high_freq_factor {self.high_freq_factor} is not above {self.low_freq_factor}, the low")
+        return self
+
+
+class Model(Record):
+    """A decoder of one family: its shape in the field's words, as `holmes model FOLDER` reads it too."""
+
+    preset: str | None = None  # a published shape (presets.py), which other keys override
+    family: Literal["gpt", "llama"] = "gpt"
+    """gpt: learned positions, LayerNorm, GELU, biases. llama: rotary positions, RMSNorm, SwiGLU, grouped-query
+    attention, no biases; with the keys below also Qwen 2.5, Qwen 3 and Mistral."""
+    num_layers: Annotated[int, Field(ge=1, le=10_000)]
+    hidden_size: Annotated[int, Field(ge=1, le=2**20)]
+    num_heads: Positive
+    num_kv_heads: Positive | None = None  # None for as many as num_heads
+    ffn_hidden_size: Positive | None = None  # None for 4 hidden_size
+    seq_length: Positive  # tokens
+    vocab_size: Positive = 256
+    rope_theta: Annotated[float, Field(gt=0)] = 10000.0
+    rope_scaling: RopeScaling | None = None
+    norm_eps: Annotated[float, Field(gt=0)] = 1e-5
+    head_dim: Positive | None = None  # width of a head; None for hidden_size / num_heads
+    qkv_bias: bool = False  # of a llama's queries, keys and values
+    qk_norm: bool = False  # a llama's RMSNorm over each head of queries and keys
+    tied_embeddings: bool = False  # the head is the table of token vectors
+    factory: Annotated[str, Field(pattern=r"^(/[^:]*|[^/:]+)\.py:[A-Za-z_]\w*$")] | None = None
+    """FILE.py:FUNCTION, a model of the user's own, FILE being beside job.yaml or, if absolute, on every host. The shape
+    must still describe it, since the planner prices the shape."""
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads: as many as query heads unless given."""
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.head_dim or self.hidden_size // self.num_heads
+
+    @property
+    def query_size(self) -> int:
+        """Width of the queries of all heads."""
+        return self.head_size * self.num_heads
+
+    @property
+    def kv_size(self) -> int:
+        """Width of the keys, and of the values, of all their heads."""
+        return self.head_size * self.kv_heads
+
+    @property
+    def ffn_size(self) -> int:
+        """Width of the feed-forward network: 4 h unless given."""
+        return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset_fills_in(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("preset") is None:
+            return data
+        name = data["preset"]
+        if name not in PRESETS:
+            raise ValueError(f"preset {name!r} is not known; there are {', '.join(PRESETS)}")
+        return {**PRESETS[name], **data}
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Model:
+        if self.head_dim is None and self.hidden_size % self.num_heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
+        if self.num_heads % self.kv_heads:
+            raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
+        if self.family == "llama" and self.head_size % 2:
+            raise ValueError(f"hidden_size / num_heads is {self.head_size}: rotation needs it even")
+        if self.family == "gpt" and self.kv_heads != self.num_heads:
+            raise ValueError(f"num_kv_heads {self.num_kv_heads}: a gpt has as many as num_heads {self.num_heads}")
+        if self.tied_embeddings and self.factory is not None:
+            raise ValueError("tied_embeddings: a model.factory makes its own head, and its copies would drift apart")
+        of_llama = {"rope_scaling": self.rope_scaling, "qkv_bias": self.qkv_bias, "qk_norm": self.qk_norm}
+        if self.family == "gpt" and any(of_llama.values()):
+            wrong = ", ".join(name for name, value in of_llama.items() if value)
+            raise ValueError(f"{wrong}: of the family llama, and this model is a gpt")
+        return self

@@ -1,0 +1,154 @@
+"""Plain data in JSON and YAML files, whoever wrote them: bounded in size, in values, in depth, in length of numbers.
+
+YAML's aliases and merge keys count as often as they stand for something, so that a short file stays small when read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from holmes_core.errors import HolmesError
+from holmes_core.records.regular_file import MIB, read_regular
+
+MOST_JSON_BYTES = 64 * MIB
+MOST_YAML_BYTES = 2 * MIB  # 20,000 hosts of 100 characters
+MOST_VALUES = 300_000
+MOST_FOREIGN_VALUES = 4_000_000  # `kubectl get nodes -o json` has some 800 a node
+MOST_YAML_MARKS = 150_000  # between its values; 12,500 hosts with addresses have 75,000
+MOST_LEVELS = 60
+MOST_WHOLE_NUMBER = 2**63
+MOST_NUMBER_LENGTH = 64  # characters of a number in YAML, whose sums of powers of 60 take time
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
+
+def read_plain(path: Path, make: str = "", inside: Path | None = None) -> object:
+    """The data in a JSON or YAML file; `make` is added to the hint when there is none.
+
+    Raises HolmesError naming the file and what is wrong, also where it leads out of the folder `inside`.
+    """
+    is_json = path.suffix in (".json", ".jsonl")
+    text = read_text(path, MOST_JSON_BYTES if is_json else MOST_YAML_BYTES, make, inside)
+    return _explained(json_values if is_json else _yaml_values, text, str(path))
+
+
+def parse_foreign_json(text: str, source: str) -> object:
+    """The data in JSON that another program wrote, `source`. Raises HolmesError naming it and what is wrong."""
+    return _explained(lambda text: json_values(text, MOST_FOREIGN_VALUES), text, source)
+
+
+def _explained(read: Callable[[str], object], text: str, source: str) -> object:
+    """What is read from `text`. Raises HolmesError naming `source` and what is wrong."""
+    try:
+        return read(text)
+    except json.JSONDecodeError as error:
+        what = f"{source}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}"
+        raise HolmesError(what, "correct that line, or make the file again") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        what = f"{source}: {where}not YAML: {problem}"
+        raise HolmesError(what, "correct that line (indentation, colons, quotes)") from None
+    except RecursionError:
+        raise HolmesError(f"{source}: {_too_deep()}", "make the file again") from None
+    except (ValueError, OverflowError) as error:
+        raise HolmesError(f"{source}: {error}", "correct that value, or make the file again") from None
+
+
+def read_text(path: Path, most_bytes: int, make: str = "", inside: Path | None = None) -> str:
+    """The text of a file. Raises HolmesError as `read_plain` does."""
+    try:
+        return read_regular(path, most_bytes, inside).decode("utf-8")
+    except OSError as error:
+        what = f"{path}: cannot be read: {error.strerror or error}"
+        raise HolmesError(what, f"check the path and its permissions{make}") from None
+    except UnicodeDecodeError as error:
+        raise HolmesError(f"{path}: not text: byte {error.start} is not UTF-8", "save the file as UTF-8") from None
+
+
+def json_values(text: str, most: int = MOST_VALUES) -> Any:
+    """The data in JSON. Raises ValueError (JSONDecodeError) or RecursionError, before much memory is spent."""
+    if sum(map(text.count, (",", "[", "{"))) > most:
+        raise ValueError(_too_many(most))
+    data = json.loads(text)
+    _check(data, most)
+    return data
+
+
+def _yaml_values(text: str) -> object:
+    if sum(map(text.count, (",", "[", "{", "\n", ":", "- ", "? "))) > MOST_YAML_MARKS:
+        raise ValueError(f"holds more than {MOST_YAML_MARKS} commas, colons, lines and brackets")
+    loader = _UniqueKeyLoader(text)
+    try:
+        node = loader.get_single_node()
+        _check(node)
+        data = None if node is None else loader.construct_document(node)
+        _check(data)
+        return data
+    finally:
+        loader.dispose()
+
+
+def _check(data: object, most: int = MOST_VALUES) -> None:
+    """Raises ValueError where plain data, or the nodes of it, are too many, too deep or too long."""
+    waiting, count = [iter((data,))], 0
+    while waiting:
+        value = next(waiting[-1], waiting)
+        if value is waiting:
+            waiting.pop()
+            continue
+        count += 1
+        if count > most:
+            raise ValueError(_too_many(most))
+        _check_number(value)
+        inside = _inside(value)
+        if inside is not None:
+            waiting.append(inside)
+            if len(waiting) > MOST_LEVELS + 1:
+                raise ValueError(_too_deep())
+
+
+def _inside(value: object) -> Iterator[object] | None:
+    """What a value holds, None for one that holds nothing."""
+    if isinstance(value, dict):
+        return chain.from_iterable(value.items())
+    if isinstance(value, yaml.MappingNode):
+        return chain.from_iterable(value.value)
+    whole = value.value if isinstance(value, yaml.SequenceNode) else value
+    return iter(whole) if isinstance(whole, list | tuple | set) else None
+
+
+def _check_number(value: object) -> None:
+    if isinstance(value, int) and not -MOST_WHOLE_NUMBER < value < MOST_WHOLE_NUMBER:
+        raise ValueError(f"a whole number of {value.bit_length()} bits; Holmes takes 63")
+    if isinstance(value, yaml.ScalarNode) and value.tag in _NUMBERS and len(value.value) > MOST_NUMBER_LENGTH:
+        raise ValueError(f"line {value.start_mark.line + 1}: a number of {len(value.value)} characters")
+
+
+def _too_many(most: int) -> str:
+    return f"holds more than {most} values"
+
+
+def _too_deep() -> str:
+    return f"nested more than {MOST_LEVELS} levels deep"
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """safe_load that refuses a key written twice, where YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable):
+                if key in seen:
+                    problem = f"key {key!r} is listed twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+                seen.add(key)
+        return super().construct_mapping(node, deep)

@@ -1,0 +1,96 @@
+"""Carries bytes both ways between pairs of sockets, many pairs in one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+from collections.abc import Callable
+from threading import Lock, Thread
+
+MOST_BYTES = 1 << 18
+
+
+class _End:
+    """One socket of a pair; `waiting` is what it has still to take. While there is some, the other is not read."""
+
+    def __init__(self, one: socket.socket) -> None:
+        self.socket = one
+        self.other = self
+        self.waiting = b""
+
+    @property
+    def events(self) -> int:
+        reads = 0 if self.other.waiting else selectors.EVENT_READ
+        return reads | (selectors.EVENT_WRITE if self.waiting else 0)
+
+
+class Carrier:
+    """Where one socket of a pair ends, the other is ended too: by `close`, as each of the two."""
+
+    def __init__(self, close: Callable[[socket.socket], None]) -> None:
+        self._close = close
+        self._selector = selectors.DefaultSelector()
+        self._lock = Lock()
+
+    def start(self) -> None:
+        """From now on pairs are carried, by a thread that ends with the process."""
+        Thread(target=self._carry, daemon=True).start()
+
+    def join(self, one: socket.socket, another: socket.socket) -> None:
+        """Carry between these two."""
+        ends = _End(one), _End(another)
+        ends[0].other, ends[1].other = ends[1], ends[0]
+        for end in ends:
+            end.socket.settimeout(0.0)
+            end.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._lock:
+            for end in ends:
+                self._selector.register(end.socket, end.events, end)
+
+    def _carry(self) -> None:
+        while True:
+            found = self._selector.select()
+            with self._lock:
+                for key, events in found:
+                    self._move(key.data, events)
+
+    def _move(self, end: _End, events: int) -> None:
+        if end.socket.fileno() < 0:
+            return  # closed a moment ago, with its other end
+        try:
+            if events & selectors.EVENT_WRITE:
+                self._give(end)
+            if events & selectors.EVENT_READ:
+                self._take(end)
+        except OSError:
+            self._end(end)
+
+    def _take(self, end: _End) -> None:
+        data = end.socket.recv(MOST_BYTES)
+        if not data:
+            self._end(end)
+            return
+        end.other.waiting = data
+        self._give(end.other)
+
+    def _give(self, end: _End) -> None:
+        with contextlib.suppress(BlockingIOError):
+            end.waiting = end.waiting[end.socket.send(end.waiting) :]
+        for each in (end, end.other):
+            self._listen(each)
+
+    def _listen(self, end: _End) -> None:
+        known = end.socket in self._selector.get_map()
+        if end.events == 0 and known:
+            self._selector.unregister(end.socket)
+        elif end.events and known:
+            self._selector.modify(end.socket, end.events, end)
+        elif end.events:
+            self._selector.register(end.socket, end.events, end)
+
+    def _end(self, end: _End) -> None:
+        for each in (end, end.other):
+            if each.socket in self._selector.get_map():
+                self._selector.unregister(each.socket)
+            self._close(each.socket)

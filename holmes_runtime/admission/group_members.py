@@ -1,0 +1,123 @@
+"""Members of a Gloo group prove to one another who they are. Gloo itself takes whoever connects to it first.
+
+They meet in the store, which only this run's processes reach. Each says there where it listens, and then from which
+addresses it will come; the kernel lets through these alone. When all are connected, nobody gets through any more, and
+each says which connections it holds: every one must be held at both ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from holmes_runtime.admission.own_sockets import LISTENS, Connection, all_connections, own_connections, own_sockets
+from holmes_runtime.admission.socket_filter import ANY_PORT, admit_only
+from holmes_runtime.config.messages import SocketAddress
+
+Device = TypeVar("Device")
+TRIES = 10
+_DIGEST_BYTES = 32
+
+
+def closed_device(make: Callable[[], Device]) -> tuple[Device, socket.socket]:
+    """What `make` gives, which listens on one socket, and that socket, which nobody reaches yet.
+
+    Between listening and closing it to all, somebody may have come: then that device is thrown away.
+    Raises RuntimeError when somebody comes each time, or no socket listens.
+    """
+    for _ in range(TRIES):
+        before = own_sockets()
+        device = make()
+        made = {inode: number for inode, number in own_sockets().items() if inode not in before}
+        listeners = [_socket(number) for number in made.values() if _listens(number)]
+        if len(listeners) != 1:
+            raise RuntimeError(f"Gloo was to open one socket that listens, and has opened {len(listeners)}")
+        admit_only(listeners[0], ())
+        address = _address(listeners[0])
+        if len(made) == 1 and not any(each.local == address and each.state != LISTENS for each in all_connections()):
+            return device, listeners[0]
+        listeners[0].close()
+    raise RuntimeError(f"somebody has connected to each of {TRIES} sockets as it began to listen")
+
+
+def _socket(number: int) -> socket.socket:
+    return socket.socket(fileno=os.dup(number))
+
+
+def _listens(number: int) -> bool:
+    with _socket(number) as one:
+        return one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+
+
+def _address(listener: socket.socket) -> SocketAddress:
+    return SocketAddress(*listener.getsockname()[:2])
+
+
+class GroupMembers:
+    """The members of one group as this rank, number `rank` of `size`, knows them from the group's own `store`."""
+
+    def __init__(self, store: Any, rank: int, size: int, listeners: Sequence[socket.socket]) -> None:
+        self._store, self._rank, self._size = store, rank, size
+        self._listeners = listeners
+        self._addresses: frozenset[SocketAddress] = frozenset()
+
+    def admit(self) -> None:
+        """Let through what comes from the addresses by which the members' hosts reach this one, and nothing else."""
+        listening = self._exchange_lists("listens", [_address(listener) for listener in self._listeners])
+        self._addresses = frozenset(SocketAddress(*each) for each in listening)
+        sources = {source for each in self._addresses if (source := _source_to(each)) is not None}
+        admitted = sorted(set(self._exchange_lists("comes from", sorted(sources))))
+        for listener in self._listeners:
+            admit_only(listener, [SocketAddress(each, ANY_PORT) for each in admitted])
+
+    def check(self) -> None:
+        """Let nobody through any more. Raises RuntimeError if a connection of the group is not held at both ends."""
+        for listener in self._listeners:
+            admit_only(listener, ())
+        mine = [each for each in own_connections() if each.local in self._addresses or each.remote in self._addresses]
+        if any(_sum_of(self._exchange("holds", _sum_of(map(_digest, mine))))):
+            ends = ", ".join(sorted({f"{each.remote.address} port {each.remote.port}" for each in mine}))
+            raise RuntimeError(
+                "a connection of the group is held at one end only, so a process that is no member has made it; this "
+                f"rank's go to {ends}: look for the others' on those hosts (`ss -tnp`)"
+            )
+
+    def _exchange_lists(self, what: str, mine: Sequence[Any]) -> list[Any]:
+        """What all members list, one list after the other."""
+        return [each for said in self._exchange(what, json.dumps(mine).encode()) for each in json.loads(said)]
+
+    def _exchange(self, what: str, mine: bytes) -> list[bytes]:
+        """What every member says, in order."""
+        self._store.set(f"holmes/{what}/{self._rank}", mine)
+        keys = [f"holmes/{what}/{rank}" for rank in range(self._size)]
+        if self._store.has_extended_api():
+            return list(self._store.multi_get(keys))
+        return [self._store.get(key) for key in keys]
+
+
+def _source_to(where: SocketAddress) -> str | None:
+    """The address of this host that a connection to `where` would come from; None where there is no way."""
+    with socket.socket(socket.AF_INET6 if ":" in where.address else socket.AF_INET, socket.SOCK_DGRAM) as one:
+        try:
+            one.connect(where)  # sends nothing
+        except OSError:
+            return None
+        return str(one.getsockname()[0])
+
+
+def _digest(connection: Connection) -> bytes:
+    """The same at both ends."""
+    ends = sorted((connection.local, connection.remote))
+    return hashlib.sha256(json.dumps(ends).encode()).digest()
+
+
+def _sum_of(digests: Iterable[bytes]) -> bytes:
+    """Exclusive or: zero when each of them comes twice."""
+    total = 0
+    for digest in digests:
+        total ^= int.from_bytes(digest, "big")
+    return total.to_bytes(_DIGEST_BYTES, "big")

@@ -1,0 +1,70 @@
+"""TCP connections of this host and the sockets of this process, as Linux lists them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from holmes_runtime.config.messages import SocketAddress
+
+PROC = Path("/proc/self")
+TCP_FILES = ("net/tcp", "net/tcp6")
+ESTABLISHED, LISTENS = 1, 10  # include/net/tcp_states.h
+_MAPPED = "::ffff:"
+
+
+class Connection(NamedTuple):
+    """One end of a TCP connection of this host, or a socket that listens for some.
+
+    `uid` owns it; `inode` is 0 while no process has accepted it.
+    """
+
+    state: int
+    local: SocketAddress
+    remote: SocketAddress
+    uid: int
+    inode: int
+
+
+def parse_tcp(text: str) -> list[Connection]:
+    """What is in the text of /proc/net/tcp or tcp6: addresses in hexadecimal, 32-bit words each in the machine's order
+    (Documentation/networking/proc_net_tcp.rst)."""
+    found = []
+    for line in text.splitlines()[1:]:
+        columns = line.split()
+        ends = _address(columns[1]), _address(columns[2])
+        found.append(Connection(int(columns[3], 16), *ends, int(columns[7]), int(columns[9])))
+    return found
+
+
+def _address(text: str) -> SocketAddress:
+    words, _, port = text.partition(":")
+    packed = b"".join(struct.pack("=I", int(words[at : at + 8], 16)) for at in range(0, len(words), 8))
+    address = socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
+    return SocketAddress(address.removeprefix(_MAPPED) if "." in address else address, int(port, 16))
+
+
+def all_connections() -> list[Connection]:
+    """Those of this host, or of the network namespace that this process is in; none where the system has no /proc."""
+    texts = [(PROC / name).read_text() for name in TCP_FILES if (PROC / name).exists()]
+    return [connection for text in texts for connection in parse_tcp(text)]
+
+
+def own_sockets() -> dict[int, int]:
+    """The descriptor of every socket of this process, by inode."""
+    found = {}
+    for descriptor in (PROC / "fd").iterdir() if (PROC / "fd").is_dir() else ():
+        with contextlib.suppress(OSError):  # that of the folder itself is closed by now
+            target = str(descriptor.readlink())
+            if target.startswith("socket:["):
+                found[int(target[len("socket:[") : -1])] = int(descriptor.name)
+    return found
+
+
+def own_connections() -> set[Connection]:
+    """The established TCP connections of this process."""
+    mine = own_sockets()
+    return {each for each in all_connections() if each.state == ESTABLISHED and each.inode in mine}

@@ -1,0 +1,70 @@
+"""Two sides of a connection show each other that they know a secret, and neither sends it.
+
+Who connects begins, so a stranger that connects hears nothing. Each proof is an HMAC-SHA256 over what both sides have
+drawn for this connection, so one that was overheard proves nothing on another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import time
+
+NONCE_BYTES = 32
+DIGEST_BYTES = 32
+
+
+class NotProven(Exception):
+    """The other side does not know the secret, or has gone, or took too long."""
+
+
+def prove(peer: socket.socket, secret: bytes, limit_s: float) -> None:
+    """The side that connects. Raises NotProven."""
+    deadline = time.monotonic() + limit_s
+    try:
+        mine = os.urandom(NONCE_BYTES)
+        peer.sendall(mine + _digest(secret, b"asks", mine))
+        answer = _read(peer, NONCE_BYTES + DIGEST_BYTES, deadline)
+        both = mine + answer[:NONCE_BYTES]
+        _check(answer[NONCE_BYTES:], _digest(secret, b"answers", both))
+        peer.sendall(_digest(secret, b"agrees", both))
+    except OSError as error:
+        raise NotProven(str(error)) from error
+
+
+def demand_proof(peer: socket.socket, secret: bytes, limit_s: float) -> None:
+    """The side that listens; sends nothing before the other has shown that it knows the secret. Raises NotProven."""
+    deadline = time.monotonic() + limit_s
+    try:
+        question = _read(peer, NONCE_BYTES + DIGEST_BYTES, deadline)
+        theirs = question[:NONCE_BYTES]
+        _check(question[NONCE_BYTES:], _digest(secret, b"asks", theirs))
+        mine = os.urandom(NONCE_BYTES)
+        both = theirs + mine
+        peer.sendall(mine + _digest(secret, b"answers", both))
+        _check(_read(peer, DIGEST_BYTES, deadline), _digest(secret, b"agrees", both))
+    except OSError as error:
+        raise NotProven(str(error)) from error
+
+
+def _digest(secret: bytes, step: bytes, drawn: bytes) -> bytes:
+    return hmac.digest(secret, step + b":" + drawn, hashlib.sha256)
+
+
+def _check(given: bytes, expected: bytes) -> None:
+    if not hmac.compare_digest(given, expected):
+        raise NotProven("its proof is wrong")
+
+
+def _read(peer: socket.socket, size: int, deadline: float) -> bytes:
+    """So many bytes. Raises OSError if they do not come in time."""
+    data = b""
+    while len(data) < size:
+        peer.settimeout(max(deadline - time.monotonic(), 0.001))
+        part = peer.recv(size - len(data))
+        if not part:
+            raise NotProven("it has gone")
+        data += part
+    return data

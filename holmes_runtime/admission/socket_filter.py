@@ -1,0 +1,61 @@
+"""Which connections the kernel lets reach a listening socket. All others get no answer, as if nothing listened there.
+
+A classic BPF program on the socket looks at every packet before TCP does; attaching one needs no privilege. A socket
+that was accepted keeps the program that the listening one had.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+
+from holmes_runtime.config.messages import SocketAddress
+
+ANY_PORT = 0
+_SO_ATTACH_FILTER = 26  # asm-generic/socket.h
+_NETWORK_HEADER = 0xFFF00000  # SKF_NET_OFF, linux/filter.h; offsets without it count from the TCP header
+_SOURCE = {4: _NETWORK_HEADER + 12, 16: _NETWORK_HEADER + 8}  # offset by the bytes of an address: RFC 791, RFC 8200
+_LOAD_WORD, _LOAD_HALF, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x28, 0x15, 0x06  # linux/bpf_common.h
+_WHOLE_PACKET = 0xFFFFFFFF
+
+
+def admit_only(listener: socket.socket, sources: Iterable[SocketAddress]) -> None:
+    """From now on connections come from `sources` alone, each an address and a port or ANY_PORT.
+
+    Raises RuntimeError where the kernel refuses, as it does for too many of them.
+    """
+    program = list(_program(sources))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *instruction) for instruction in program))
+    filter_program = struct.pack("@HP", len(program) & 0xFFFF, ctypes.addressof(code))
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_program)
+    except OSError as error:
+        raise RuntimeError(
+            f"the kernel takes no filter of {len(program)} instructions for the socket at {listener.getsockname()}: "
+            f"{error.strerror}; raise net.core.optmem_max (`sysctl -w net.core.optmem_max=262144`)"
+        ) from error
+
+
+def _program(sources: Iterable[SocketAddress]) -> Iterator[tuple[int, int, int, int]]:
+    """Instructions as (code, steps to jump if equal, if not, value). A source that is not it falls to the next one."""
+    loaded = None
+    for source in sources:
+        tests = list(_tests(source))
+        for left, (load, offset, value) in zip(range(len(tests) - 1, -1, -1), tests, strict=True):
+            if loaded != offset:
+                yield load, 0, 0, offset
+            yield _JUMP_IF_EQUAL, 0, 2 * left + 1, value
+            loaded = offset if len(tests) == 1 else None
+        yield _RETURN, 0, 0, _WHOLE_PACKET
+    yield _RETURN, 0, 0, 0
+
+
+def _tests(source: SocketAddress) -> Iterator[tuple[int, int, int]]:
+    """How to load a part of a packet's source, where it lies, and what it is to be."""
+    packed = socket.inet_pton(socket.AF_INET6 if ":" in source.address else socket.AF_INET, source.address)
+    for at in range(0, len(packed), 4):
+        yield _LOAD_WORD, _SOURCE[len(packed)] + at, int.from_bytes(packed[at : at + 4], "big")
+    if source.port != ANY_PORT:
+        yield _LOAD_HALF, 0, source.port

@@ -1,0 +1,182 @@
+"""The way to torchrun's store, which itself asks nobody who he is: through here, or not at all.
+
+torchrun and the ranks of a node connect to their agent's gate on the loopback, which takes processes of its own user
+alone. The gates of other nodes connect to that of the first, show that they know the run's secret, and only then is
+anything carried. The store listens on the loopback of the first node, and the kernel lets through to it what comes from
+the sockets that the gate holds.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from threading import BoundedSemaphore, Lock, Thread
+
+from holmes_runtime.admission.carrier import Carrier
+from holmes_runtime.admission.own_sockets import all_connections
+from holmes_runtime.admission.proof import NotProven, demand_proof, prove
+from holmes_runtime.admission.socket_filter import admit_only
+from holmes_runtime.config.messages import SocketAddress
+
+STORE_ADDRESS = "127.0.0.1"
+GATE_ADDRESS = "127.0.0.2"  # all of 127.0.0.0/8 is the loopback; torch's store looks for itself under one port
+CONNECT_S = 5.0
+PROOF_S = 10.0
+FIRST_NODE_S = 300.0  # another node may be told to go that much earlier than the first
+AT_ONCE = 256
+LAST_ADMITTED = 32  # whose first packets may still be on their way
+MOST_FILES = 1 << 16
+PORTS_TRIED = 100
+_BACKLOG = 1024
+
+
+class StoreDoor:
+    """The socket that the store listens on, and the only way to connect to it."""
+
+    def __init__(self) -> None:
+        self.listener = _bound(STORE_ADDRESS, 0)
+        admit_only(self.listener, ())
+        self.listener.listen(_BACKLOG)
+        self._admitted: deque[socket.socket] = deque()
+        self._lock = Lock()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.listener.getsockname()[1])
+
+    def connect(self) -> socket.socket:
+        """A connection from a port that nobody else can have while it is open. Raises OSError."""
+        connection = _bound(STORE_ADDRESS, 0)
+        with self._lock:
+            self._admitted.append(connection)
+            if len(self._admitted) > LAST_ADMITTED:
+                self._admitted.popleft()
+            self._admit()
+        connection.settimeout(CONNECT_S)
+        try:
+            connection.connect((STORE_ADDRESS, self.port))
+        except OSError:
+            self.close(connection)
+            raise
+        return connection
+
+    def close(self, connection: socket.socket) -> None:
+        """Close it, and let nobody through from its port."""
+        with self._lock:
+            if connection in self._admitted:
+                self._admitted.remove(connection)
+                self._admit()
+            connection.close()
+
+    def _admit(self) -> None:
+        admit_only(self.listener, [SocketAddress(*each.getsockname()) for each in self._admitted])
+
+
+class StoreGate:
+    """One node's gate. `entrance` is the socket on which the first node's hears the others, None on those."""
+
+    def __init__(
+        self, nodes: tuple[str, ...], node_rank: int, master_port: int, secret: bytes, entrance: socket.socket | None
+    ) -> None:
+        self._here, self._first = nodes[node_rank], (nodes[0], master_port)
+        self._secret, self._entrance = secret, entrance
+        self._door: StoreDoor | None = None
+        if entrance is None:
+            self._listener = _listening(GATE_ADDRESS, 0)
+        else:
+            self._door, self._listener = _open_both()
+        self._carrier = Carrier(self._door.close if self._door else socket.socket.close)
+        self._free = BoundedSemaphore(AT_ONCE)
+
+    @property
+    def port(self) -> int:
+        """Where processes of this node find the store, at GATE_ADDRESS."""
+        return int(self._listener.getsockname()[1])
+
+    @property
+    def store_descriptor(self) -> int | None:
+        """That of the socket for the store to listen on; None but on the first node."""
+        return self._door.listener.fileno() if self._door else None
+
+    def open(self) -> None:
+        """From now on connections are carried, by threads that end with the process."""
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most if 0 <= most < MOST_FILES else MOST_FILES, most))
+        self._carrier.start()
+        Thread(target=self._take, args=(self._listener, self._see_user), daemon=True).start()
+        if self._entrance is not None:
+            Thread(target=self._take, args=(self._entrance, self._see_proof), daemon=True).start()
+
+    def _take(self, listener: socket.socket, see: Callable[[socket.socket], None]) -> None:
+        """Take whoever connects, and let through those at whom `see` raises nothing."""
+        listener.settimeout(None)
+        while True:
+            self._free.acquire()
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # it has gone again, or there are too many
+                self._free.release()
+                time.sleep(0.1)
+                continue
+            Thread(target=self._let_in, args=(connection, see), daemon=True).start()
+
+    def _let_in(self, connection: socket.socket, see: Callable[[socket.socket], None]) -> None:
+        try:
+            see(connection)
+            self._carrier.join(connection, self._door.connect() if self._door else self._to_first_node())
+        except (OSError, NotProven):
+            connection.close()
+        finally:
+            self._free.release()
+
+    def _see_user(self, connection: socket.socket) -> None:
+        """Raises NotProven for a process of another user."""
+        ends = SocketAddress(*connection.getpeername()), SocketAddress(*connection.getsockname())
+        if not any((each.local, each.remote) == ends and each.uid == os.getuid() for each in all_connections()):
+            raise NotProven("it is another user's")
+
+    def _see_proof(self, connection: socket.socket) -> None:
+        demand_proof(connection, self._secret, PROOF_S)
+
+    def _to_first_node(self) -> socket.socket:
+        connection = socket.create_connection(self._first, CONNECT_S, (self._here, 0))
+        try:
+            prove(connection, self._secret, FIRST_NODE_S)
+        except NotProven:
+            connection.close()
+            raise
+        return connection
+
+
+def _open_both() -> tuple[StoreDoor, socket.socket]:
+    """The store's door, and the socket of the gate under the same port. Raises OSError when no port is free twice."""
+    for tries_left in range(PORTS_TRIED, 0, -1):
+        door = StoreDoor()
+        try:
+            return door, _listening(GATE_ADDRESS, door.port)
+        except OSError:
+            door.listener.close()
+            if tries_left == 1:
+                raise
+    raise AssertionError
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    one = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        one.bind((address, port))
+    except OSError:
+        one.close()
+        raise
+    return one
+
+
+def _listening(address: str, port: int) -> socket.socket:
+    listener = _bound(address, port)
+    listener.listen(_BACKLOG)
+    return listener

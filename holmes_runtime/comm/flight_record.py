@@ -1,0 +1,63 @@
+"""How far this process is with every group, from torch's flight recorder in its JSON form.
+
+Source: torch 2.13, include/torch/csrc/distributed/c10d/FlightRecorderDetail.hpp. What is written are the last
+TORCH_FR_BUFFER_SIZE operations, oldest first, each with its group's name and description, its number there (collectives
+and messages are counted apart), and whether it is scheduled, started or completed. Gloo's have no state and are only
+`retired` when they are done.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from torch._C import _distributed_c10d
+
+from holmes_runtime.config.messages import GroupProgress
+
+FORMAT = "2."  # changes of its second number add fields
+
+
+def parse_flight_record(dump: str | bytes, groups: Iterable[str]) -> tuple[GroupProgress, ...]:
+    """Progress of each of `groups`, the descriptions of this rank's; those that nothing is known of are left out.
+
+    A group without an operation is at 0 if no operation was overwritten, and else not known. Raises ValueError for
+    another format.
+    """
+    record = json.loads(dump)
+    if not isinstance(record, dict) or not str(record.get("version")).startswith(FORMAT):
+        raise ValueError(f"torch's flight recorder has a format other than {FORMAT}x")
+    entries = record.get("entries", [])
+    found: dict[tuple[str, bool], GroupProgress] = {}
+    for entry in entries:
+        key = entry["process_group"][1], bool(entry["is_p2p"])
+        found[key] = _with(found.get(key) or GroupProgress(*key, 0, 0, 0), entry)
+    is_whole = not entries or entries[0]["record_id"] == 0
+    progress = []
+    for group in groups:
+        known = [found[group, p2p] for p2p in (False, True) if (group, p2p) in found]
+        progress += known or ([GroupProgress(group, p2p, 0, 0, 0) for p2p in (False, True)] if is_whole else [])
+    return tuple(progress)
+
+
+def _with(progress: GroupProgress, entry: dict[str, Any]) -> GroupProgress:
+    """`progress` and one more operation, which follows on those before it.
+
+    Messages that torch sends in one batch have an entry each without a state of their own, and one more for all.
+    """
+    number = int(entry["p2p_seq_id" if progress.p2p else "collective_seq_id"])
+    is_done = entry["state"] == "completed" or (entry["retired"] and entry["profiling_name"].startswith("gloo:"))
+    has_begun = is_done or entry["state"] == "started"
+    return progress._replace(
+        enqueued=max(progress.enqueued, number),
+        started=max(progress.started, number) if has_begun else progress.started,
+        completed=max(progress.completed, number) if is_done else progress.completed,
+    )
+
+
+def dump_flight_record(device: str) -> str | bytes:
+    """This process's record as torch writes it: of NCCL on "cuda", of Gloo on "cpu"."""
+    names = {"cuda": "_dump_nccl_trace_json", "cpu": "_dump_fr_trace_json"}
+    dumped: str | bytes = getattr(_distributed_c10d, names[device])()
+    return dumped

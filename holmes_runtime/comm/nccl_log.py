@@ -1,0 +1,76 @@
+"""What NCCL itself says of its communicators, in the log it writes where NCCL_DEBUG is INFO.
+
+Communicators are made one after the other, so what a process has logged while one was made is of that one. The module
+that carries it is named for each (`Using network IB`), the ports of a module once a process (`NET/IB : Using
+[0]mlx5_0:1/IB`), the way of a channel when it connects (`via NET/IB/0/GDRDMA`). Source: NCCL 2.18 to 2.29, src/init.cc,
+src/transport/net.cc, net_ib.cc and net_socket.cc.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_NETWORK = re.compile(r"NCCL INFO Using network (.+?)\s*$", re.MULTILINE)
+_NICS = re.compile(r"NCCL INFO NET/\S+ : Using (\[0\][^;\n]*)")
+_RDMA_PORT = re.compile(r"([\w.-]+:\d+)/(?:IB|RoCE)")
+_NETDEV = re.compile(r"\[\d+\]([\w.-]+):")
+_PATH = re.compile(r"NCCL INFO Channel .* via (NET/.+?)(?: comm .*)?$", re.MULTILINE)
+_WARNING = re.compile(r"NCCL WARN (.+?)\s*$", re.MULTILINE)
+_GPU_DIRECT = "/GDRDMA"
+
+
+@dataclass(frozen=True)
+class NcclSays:
+    """What a stretch of the log says. `network`: the module, None if no communicator was made.
+
+    `nics`: ports and interfaces, of the modules that were set up. `paths`: of channels, such as `NET/IB/0/GDRDMA`.
+    """
+
+    network: str | None
+    nics: tuple[str, ...]
+    paths: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def gpu_direct(self) -> bool | None:
+        """Whether all channels over a network go from GPU memory to the NIC; None where none is known."""
+        return all(_GPU_DIRECT in path for path in self.paths) if self.paths else None
+
+
+def parse_nccl_log(text: str) -> NcclSays:
+    """What the lines of `text` say; of several communicators, of the last."""
+    networks = _NETWORK.findall(text)
+    nics = [nic for line in _NICS.findall(text) for nic in _RDMA_PORT.findall(line) or _NETDEV.findall(line)]
+    return NcclSays(
+        network=networks[-1] if networks else None,
+        nics=tuple(dict.fromkeys(nics)),
+        paths=tuple(dict.fromkeys(_PATH.findall(text))),
+        warnings=tuple(dict.fromkeys(_WARNING.findall(text))),
+    )
+
+
+class NcclLog:
+    """The log of this process, read piece by piece; empty where none is written."""
+
+    def __init__(self, environ: Mapping[str, str], host: str | None = None, pid: int | None = None) -> None:
+        """`environ` names the file as NCCL_DEBUG_FILE, where %h is the host and %p the process."""
+        name = environ.get("NCCL_DEBUG_FILE", "")
+        host = (socket.gethostname() if host is None else host).partition(".")[0]
+        name = name.replace("%h", host).replace("%p", str(os.getpid() if pid is None else pid))
+        self._file = Path(name) if name else None
+        self._offset = 0
+
+    def read_more(self) -> NcclSays:
+        """What was logged since the last time."""
+        if self._file is None or not self._file.is_file():
+            return parse_nccl_log("")
+        with self._file.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        self._offset += len(data)
+        return parse_nccl_log(data.decode(errors="replace"))

@@ -1,0 +1,56 @@
+"""What this rank is doing, written down when the agent asks, whatever the thread that trains is stuck in."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+
+from holmes_runtime.comm.flight_record import dump_flight_record, parse_flight_record
+from holmes_runtime.config.messages import ASK_SIGNAL, POSITIONS_FILE, GroupProgress, RankPosition
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.strict_json import to_json
+
+
+class Whereabouts:
+    """One rank's answer to where it is; `read` is how far it is with its groups."""
+
+    def __init__(self, rank: int, read: Callable[[], tuple[GroupProgress, ...]]) -> None:
+        self._rank, self._read = rank, read
+        self._doing, self._alone = "starting", True
+
+    def now(self, doing: str, alone: bool = False) -> None:
+        """From now on the rank is doing that; `alone` if it needs no other rank for it."""
+        self._doing, self._alone = doing, alone
+
+    def position(self) -> RankPosition:
+        """Where it is; without groups where torch's record cannot be read, which must not end a run."""
+        position = RankPosition(self._rank, self._doing, self._alone, ())
+        try:
+            return position._replace(groups=self._read())
+        except Exception as error:
+            return position._replace(doing=f"{position.doing} (torch's flight recorder cannot be read: {error})")
+
+    def answer(self, folder: Path) -> None:
+        """Has a thread append a line to the rank's file in `folder` each time the agent asks.
+
+        Does nothing unless the signal is blocked, as the agent's way of starting a rank has it: another thread might
+        take it, and the process would end.
+        """
+        if ASK_SIGNAL in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+            folder.mkdir(parents=True, exist_ok=True)
+            file = folder / POSITIONS_FILE.format(rank=self._rank)
+            Thread(target=self._answer, args=(file,), name="holmes-whereabouts", daemon=True).start()
+
+    def _answer(self, file: Path) -> None:
+        while True:
+            signal.sigwait({ASK_SIGNAL})
+            with file.open("a", encoding="utf-8") as lines:
+                lines.write(to_json(self.position()) + "\n")
+
+
+def whereabouts_of(config: RunConfig, rank: int) -> Whereabouts:
+    """Those of `rank` in the run, by torch's flight recorder."""
+    groups = [group.name for group in config.groups if rank in group.ranks]
+    return Whereabouts(rank, lambda: parse_flight_record(dump_flight_record(config.device), groups))

@@ -1,0 +1,36 @@
+"""Permutations of 0..n-1 that are computed number by number, so that none is ever held in memory. Free of torch.
+
+A Feistel network over two digits: each digit in turn is shifted by a hash of the other, which can be undone, so a round
+is a permutation whatever the hash. The digits' bases are about the square root of n; the few results from n on are put
+in again until one is below, which is again a permutation.
+Source: Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002, methods 2 (cycle walking) and 3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+ROUNDS = 4  # of both digits; of large n two would do (Luby and Rackoff, 1988), but the digits of small n say little
+
+
+def permuted(number: int, size: int, key: str) -> int:
+    """Where `number`, one of 0..size-1, goes in the permutation named `key`; another key, another permutation."""
+    assert 0 <= number < size, f"{number} is not in 0..{size - 1}"
+    high_base = math.isqrt(size - 1) + 1
+    low_base = -(-size // high_base)  # high_base * low_base is less than size + high_base
+    secret = hashlib.sha256(key.encode()).digest()
+    while True:
+        high, low = divmod(number, low_base)
+        for turn in range(ROUNDS):
+            high = (high + _hash(secret, 2 * turn, low)) % high_base
+            low = (low + _hash(secret, 2 * turn + 1, high)) % low_base
+        number = high * low_base + low
+        if number < size:
+            return number
+
+
+def _hash(secret: bytes, turn: int, digit: int) -> int:
+    """64 bits of (secret, turn, digit)."""
+    message = secret + digit.to_bytes(8, "little") + bytes([turn])
+    return int.from_bytes(hashlib.blake2b(message, digest_size=8).digest(), "little")

@@ -1,0 +1,84 @@
+"""Which tokens each sample of a run has: decided by (seed, place in the run's stream of samples) alone.
+
+So nothing of the data but a count needs saving, and every plan trains the same samples in the same steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.run_settings import SampleOrder
+from holmes_runtime.data.blend import Blend
+from holmes_runtime.data.permutation import permuted
+from holmes_runtime.data.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples of all steps; another `key`, another order.
+
+    `tokens` has those of each source of `blend`. Sample i of a source is its tokens [i s, (i + 1) s], s being
+    `seq_length`: the last is the first of the next, since a sample's first token is no target.
+
+    Order "epochs" takes every sample of a source once, then all again, each time in another order. "draws", of runs
+    that began so, takes them at random from any place. `first` is added to each sample's place in the stream.
+    """
+
+    tokens: tuple[Tokens, ...]
+    blend: Blend
+    key: str
+    seq_length: int
+    vocab_size: int
+    batch_size: int
+    order: SampleOrder = "epochs"
+    first: int = 0
+
+    def batch(self, step: int, numbers: Sequence[int]) -> Tensor:
+        """The samples of these numbers in the global batch of `step`: int64 tokens (len(numbers), seq_length + 1).
+
+        Raises ValueError, naming file, sample and offset, for a token the vocabulary does not have, and OSError for a
+        file that is not what it was.
+        """
+        found = [self._sample(step, number) for number in numbers]
+        batch = torch.stack([tokens.read(start, start + self.seq_length + 1) for tokens, start in found])
+        outside = ((batch < 0) | (batch >= self.vocab_size)).nonzero()
+        if len(outside):
+            row, column = outside[0].tolist()
+            tokens, start = found[row]
+            name, offset = tokens.place_of(start + column)
+            raise ValueError(
+                f"{name} has token {batch[row, column]} at offset {offset} in tokens, vocab_size is {self.vocab_size} "
+                f"(sample {numbers[row]} of step {step}): raise it, or tokenize again with the model's tokenizer"
+            )
+        return batch
+
+    def positions(self, step: int, numbers: Sequence[int]) -> Tensor:
+        """Of each input of those samples its position in its document: int64 (len(numbers), seq_length).
+
+        A document that began before the sample is as if it began with it.
+        """
+        found = [self._sample(step, number) for number in numbers]
+        return torch.stack([tokens.positions(start, start + self.seq_length) for tokens, start in found])
+
+    def _sample(self, step: int, number: int) -> tuple[Tokens, int]:
+        """The tokens that sample `number` of `step` is from, and its first."""
+        source, taken = self.blend.at(self.first + step * self.batch_size + number)
+        tokens = self.tokens[source]
+        if self.order == "draws":
+            digest = hashlib.sha256(f"{self.key}/{step}/{number}".encode()).digest()
+            return tokens, int.from_bytes(digest[:8], "big") % (len(tokens) - self.seq_length)
+        size = (len(tokens) - 1) // self.seq_length
+        epoch, turn = divmod(taken, size)
+        return tokens, permuted(turn, size, f"{self.key}/{source}/{epoch}") * self.seq_length
+
+
+def make_samples(config: RunConfig, tokens: tuple[Tokens, ...], key: str) -> Samples:
+    """The samples a run takes of `tokens`, by source."""
+    shape, blend = config.model, Blend([source.weight for source in config.data.sources])
+    return Samples(tokens, blend, key, shape.seq_length, shape.vocab_size, config.global_batch_size)

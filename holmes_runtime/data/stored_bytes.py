@@ -1,0 +1,63 @@
+"""The bytes of a file, or of memory, read piece by piece. Free of torch.
+
+Files are read and not mapped: of a file that is cut under a run a map kills the process without a word.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from array import array
+from pathlib import Path
+from typing import Protocol
+
+
+class StoredBytes(Protocol):
+    """`size` bytes, read by place."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, start: int, stop: int) -> bytearray:
+        """Bytes [start, stop), which must exist."""
+        ...
+
+
+class FileBytes:
+    """Those of a file as large as it is now. Raises OSError, naming it, if it cannot be opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._descriptor)
+        self.size = os.fstat(self._descriptor).st_size
+
+    def read(self, start: int, stop: int) -> bytearray:
+        """Bytes [start, stop). Raises OSError, naming file and place, if they cannot be read or are not there."""
+        found, buffer = 0, bytearray(stop - start)
+        try:
+            while found < len(buffer):  # one call reads 2 GiB at most
+                count = os.preadv(self._descriptor, [memoryview(buffer)[found:]], start + found)
+                if count == 0:
+                    break
+                found += count
+        except OSError as error:
+            raise OSError(f"{self.path} cannot be read from byte {start} on: {error.strerror}") from None
+        if found < len(buffer):
+            raise OSError(
+                f"{self.path} was cut: {len(buffer)} bytes expected from byte {start} on, {found} found; it had "
+                f"{self.size} bytes when it was opened: put it back as it was and resume the run"
+            )
+        return buffer
+
+
+class MemoryBytes:
+    """Those of an array."""
+
+    def __init__(self, buffer: array[int]) -> None:
+        self._view = memoryview(buffer).cast("B")
+        self.size = self._view.nbytes
+
+    def read(self, start: int, stop: int) -> bytearray:
+        """Bytes [start, stop)."""
+        return bytearray(self._view[start:stop])

@@ -1,0 +1,99 @@
+"""Tokens of files one after the other, and where their documents begin."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from holmes_runtime.data.stored_bytes import StoredBytes
+from holmes_runtime.data.token_file import TYPE_BYTES
+
+TORCH_TYPES = {
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "uint16": torch.uint16,
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """The tokens of one file. `documents`: the first token of each, ascending, as far as the file says."""
+
+    name: str
+    stored: StoredBytes
+    token_type: str
+    documents: Sequence[int] = ()
+    largest_token: int | None = None  # None where nobody has looked at all of them
+
+    def __len__(self) -> int:
+        return self.stored.size // TYPE_BYTES[self.token_type]
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Tokens [start, stop): int64 (stop - start,). Raises OSError naming the file if they are not there."""
+        width = TYPE_BYTES[self.token_type]
+        found = self.stored.read(start * width, stop * width)
+        return torch.frombuffer(found, dtype=TORCH_TYPES[self.token_type]).to(torch.int64)
+
+    def documents_in(self, start: int, stop: int) -> Iterator[int]:
+        """Those of `documents` in [start, stop)."""
+        for number in range(bisect_left(self.documents, start), len(self.documents)):
+            first = self.documents[number]
+            if first >= stop:
+                return
+            yield first
+
+
+class Tokens:
+    """Tokens [start, stop) of several files, one after the other; places below count from `start`."""
+
+    def __init__(self, parts: Sequence[Part], start: int = 0, stop: int | None = None) -> None:
+        self._parts, self._start = parts, start
+        self._ends = list(accumulate(map(len, parts)))
+        self._stop = stop if stop is not None else self._ends[-1] if parts else 0
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def section(self, start: int, stop: int) -> Tokens:
+        """Tokens [start, stop) of these, on their own."""
+        return Tokens(self._parts, self._start + start, self._start + stop)
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Tokens [start, stop): int64 (stop - start,). Raises OSError naming the file if they are not there."""
+        return torch.cat([part.read(first, last) for part, first, last in self._pieces(start, stop)])
+
+    def positions(self, start: int, stop: int) -> Tensor:
+        """Of each token [start, stop) how many before it, from `start` on, are of its document: int64 (stop - start,).
+
+        A document ends with its file, whatever the file says.
+        """
+        begins, place = torch.zeros(stop - start, dtype=torch.int64), 0
+        for part, first, last in self._pieces(start, stop):
+            for document in (first, *part.documents_in(first, last)):
+                begins[place + document - first] = place + document - first
+            place += last - first
+        return torch.arange(stop - start) - begins.cummax(0).values
+
+    def place_of(self, number: int) -> tuple[str, int]:
+        """The file of token `number`, and its place in there, in tokens."""
+        ((part, first, _),) = self._pieces(number, number + 1)
+        return part.name, first
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[Part, int, int]]:
+        """The files that hold tokens [start, stop), each with the stretch [first, last) of its tokens."""
+        start, stop = self._start + start, self._start + stop
+        index = bisect_right(self._ends, start)
+        while start < stop:
+            begin = self._ends[index] - len(self._parts[index])
+            last = min(stop, self._ends[index])
+            if start < last:
+                yield self._parts[index], start - begin, last - begin
+            start, index = last, index + 1

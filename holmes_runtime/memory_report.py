@@ -1,0 +1,118 @@
+"""What fills a GPU's memory when it is full: how much was allocated where, in the error and in a file."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from holmes_runtime.config.rank_metrics import rank_file
+from holmes_runtime.config.strict_json import to_json
+
+MOST_NAMED = 5
+MOST_WRITTEN = 200
+NOT_RECORDED = "a place that was not recorded, as those of a backward are"
+LIBRARY = "/site-packages/"
+MIB, GIB = 2**20, 2**30
+
+
+class Holder(NamedTuple):
+    """Tensors of one size in bytes that were allocated at one place and are still there."""
+
+    place: str
+    tensor_bytes: int
+    tensors: int
+
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of all of them."""
+        return self.tensor_bytes * self.tensors
+
+
+class MemoryReport(NamedTuple):
+    """A GPU when its memory was full. `held_bytes` are in tensors, `reserved_bytes` also those free for others.
+
+    `holders` come with the most bytes first.
+    """
+
+    rank: int
+    asked: str
+    held_bytes: int
+    reserved_bytes: int
+    holders: tuple[Holder, ...]
+
+
+def record_places(device: torch.device, on: bool) -> None:
+    """From now on keeps, or no longer keeps, where what a GPU holds was allocated: about 2 us an allocation."""
+    if device.type == "cuda":
+        torch.cuda.memory._record_memory_history("state" if on else None, context="state", stacks="python")
+
+
+@contextmanager
+def named_when_full(
+    rank: int, folder: Path, snapshot: Callable[[], Mapping[str, Any]] = torch.cuda.memory._snapshot
+) -> Iterator[None]:
+    """Of an error for want of GPU memory inside makes one that says what fills it; all of that goes into `folder`."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        report = report_of(snapshot(), rank, _asked(error))
+        path = folder / rank_file("memory", rank)
+        partial = path.with_suffix(".partial")
+        partial.write_text(to_json(report), encoding="utf-8")
+        partial.rename(path)
+        raise torch.OutOfMemoryError(in_words(report)) from None
+
+
+def report_of(snapshot: Mapping[str, Any], rank: int, asked: str) -> MemoryReport:
+    """What is held in a snapshot of torch's allocator. `asked`: what there was no memory for."""
+    segments = snapshot["segments"]
+    held = [block for segment in segments for block in segment["blocks"] if block["state"] == "active_allocated"]
+    counted = Counter((_place(block.get("frames", ())), block["size"]) for block in held)
+    holders = [Holder(place, size, count) for (place, size), count in counted.items()]
+    holders.sort(key=lambda holder: -holder.whole_bytes)
+    return MemoryReport(
+        rank=rank,
+        asked=asked,
+        held_bytes=sum(block["size"] for block in held),
+        reserved_bytes=sum(segment["total_size"] for segment in segments),
+        holders=tuple(holders[:MOST_WRITTEN]),
+    )
+
+
+def in_words(report: MemoryReport) -> str:
+    """The report on one line, as the run's failure shows it."""
+    named = "; ".join(map(_in_words, report.holders[:MOST_NAMED]))
+    return (
+        f"CUDA out of memory on rank {report.rank}, {report.asked}: tensors hold {report.held_bytes / GIB:.2f} GiB, "
+        f"torch has {report.reserved_bytes / GIB:.2f} GiB; most of it is {named}; the rest is in "
+        f"{rank_file('memory', report.rank)} in the run's folder"
+    )
+
+
+def _in_words(holder: Holder) -> str:
+    size = f"{holder.tensors} x {holder.tensor_bytes / MIB:.1f} MiB = {holder.whole_bytes / GIB:.2f} GiB"
+    return f"{size} from {holder.place}"
+
+
+def _asked(error: torch.OutOfMemoryError) -> str:
+    """What was asked for, and where."""
+    what = str(error).partition("Tried to allocate ")[2].partition(". ")[0] or "memory"
+    frames = [
+        {"filename": frame.filename, "line": frame.lineno, "name": frame.name}
+        for frame in reversed(traceback.extract_tb(error.__traceback__))
+    ]
+    return f"asked for {what} at {_place(frames)}"
+
+
+def _place(frames: Sequence[Mapping[str, Any]]) -> str:
+    """The innermost of `frames`, which come innermost first, that is not of a library."""
+    if not frames:
+        return NOT_RECORDED
+    own = next((frame for frame in frames if LIBRARY not in frame["filename"]), frames[0])
+    return f"{Path(own['filename']).name}:{own['line']} {own['name']}"

@@ -1,0 +1,28 @@
+"""What compiling layers needs on a host beside torch. Free of torch, as a node is asked before a rank starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+HEADERS = Path(sysconfig.get_path("include", scheme="posix_prefix"))  # where torch and triton look for them
+
+
+def missing_for_compile(on_gpu: bool, environ: Mapping[str, str], headers: Path = HEADERS) -> str | None:
+    """The first thing that compiled layers need and this host, under `environ`, lacks; None if it has all.
+
+    A C++ compiler, on GPUs triton and a C one for its launchers, and for both the headers of this Python. Sources:
+    torch/_inductor/cpp_builder.py; triton/runtime/build.py.
+    """
+    name, tried, what = ("CC", ["gcc", "clang"], "C") if on_gpu else ("CXX", ["g++"], "C++")
+    wanted = [environ[name]] if name in environ else tried
+    if not any(shutil.which(compiler, path=environ.get("PATH")) for compiler in wanted):
+        return f"a {what} compiler: there is no {' or '.join(wanted)}"
+    if on_gpu and importlib.util.find_spec("triton") is None:
+        return "triton, which this Python does not have"
+    if not (headers / "Python.h").is_file():
+        return f"the headers of this Python: there is no {headers / 'Python.h'}"
+    return None

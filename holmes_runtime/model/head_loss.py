@@ -1,0 +1,80 @@
+"""Cross entropy of the head's logits, a few positions at a time, so that there is no fp32 copy of all of them.
+
+What the backward needs is worked out again from the logits. Under tensor parallelism, where each rank has the logits of
+a part of the vocabulary, three numbers a token travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from holmes_runtime.config.model_shape import LOSS_CHUNK_BYTES
+from holmes_runtime.model.tensor_parallel import TensorParallel, timed_group
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, vocab_size: int, tp: TensorParallel, overwrites: bool) -> Tensor:
+    """Mean loss, an fp32 scalar, of logits (batch, seq, own vocabulary) against int64 targets (batch, seq).
+
+    If it `overwrites`, the backward puts the gradient in place of the logits, which nobody else may then need.
+    """
+    first = tp.part(vocab_size).start
+    loss: Tensor = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        logits.flatten(0, 1), targets.flatten() - first, tp, overwrites
+    )
+    return loss
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Keeps the logits as they came and the logarithm of each token's sum of exponentials."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, tp: TensorParallel, overwrites: bool) -> Tensor:
+        """logits: (tokens, own vocabulary); targets: (tokens,), counted from the first own entry. A scalar."""
+        is_own = (targets >= 0) & (targets < logits.shape[1])
+        columns = targets.masked_fill(~is_own, 0)
+        losses = torch.cat(
+            [functional.cross_entropy(chunk.float(), own, reduction="none") for chunk, own in _chunks(logits, columns)]
+        )
+        picked = logits.gather(1, columns.unsqueeze(1)).squeeze(1).float()
+        log_sums = losses + picked
+        if tp.group is not None:
+            log_sums, picked = _over_shards(log_sums, picked.masked_fill(~is_own, 0.0), tp)
+            losses = log_sums - picked
+        ctx.save_for_backward(logits, columns, is_own, log_sums)
+        ctx.overwrites = overwrites
+        return losses.mean()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        """(probability - one at the target) / tokens: (tokens, own vocabulary), of the type of the logits."""
+        logits, columns, is_own, log_sums = ctx.saved_tensors
+        result = logits if ctx.overwrites else torch.empty_like(logits)
+        scale = gradients[0] / len(logits)
+        for chunk, to, own, hits, log_sum in _chunks(logits, result, columns, is_own.float(), log_sums):
+            gradient = torch.sub(chunk, log_sum.unsqueeze(1)).exp_()  # fp32, as the sums are
+            gradient.scatter_add_(1, own.unsqueeze(1), -hits.unsqueeze(1))
+            to.copy_(gradient.mul_(scale))
+        return result, None, None, None
+
+
+def _over_shards(log_sums: Tensor, picked: Tensor, tp: TensorParallel) -> tuple[Tensor, Tensor]:
+    """Of the whole vocabulary the logarithms of sums and the targets' logits, from those of each shard: (tokens,)."""
+    highest = log_sums.clone()
+    with timed_group(tp) as group:
+        dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
+    sums = torch.stack([(log_sums - highest).exp(), picked])
+    with timed_group(tp) as group:
+        dist.all_reduce(sums, group=group)
+    return highest + sums[0].log(), sums[1]
+
+
+def _chunks(logits: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same few tokens of `logits` (tokens, vocabulary) and of `others` (tokens, ..), one few after the other."""
+    tokens = max(1, LOSS_CHUNK_BYTES // (4 * logits.shape[1]))
+    return zip(*(torch.split(each, tokens) for each in (logits, *others)), strict=True)

@@ -1,0 +1,78 @@
+"""The values that parameters start from, drawn block by block: a rank draws its own part, on all cores it has.
+
+Every block has a generator of its own, so the values depend on the seed and the name alone: not on where layers are
+cut, how they are split, or how many threads draw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from holmes_runtime.model.tensor_part import TensorPart, split_dim
+
+INIT_STD = 0.02  # GPT-2
+BLOCK = 128  # rows, or columns of a matrix that is split by columns, that one generator draws
+
+
+def initial_value(
+    name: str, shape: tuple[int, ...], seed: int, num_layers: int, part: TensorPart | None = None
+) -> Tensor:
+    """The value that parameter `name`, of `shape` as a whole, starts from, fp32 on the CPU; or that `part` of it.
+
+    Biases 0, norms 1, weights normal with standard deviation 0.02, divided by sqrt(2 * num_layers) for the two
+    matrices that write to the residual stream (GPT-2).
+    """
+    part = part or TensorPart(shape, (0,) * len(shape), shape)
+    owner, _, kind = name.rpartition(".")
+    if kind == "bias":
+        return torch.zeros(part.shape)
+    if owner.endswith("norm"):
+        return torch.ones(part.shape)
+    writes_residual = owner.endswith(("attention.projection", "mlp.down"))
+    return _draw(name, part, INIT_STD / math.sqrt(2 * num_layers) if writes_residual else INIT_STD, seed)
+
+
+def _draw(name: str, part: TensorPart, std: float, seed: int) -> Tensor:
+    """Normal numbers: those blocks of the whole that reach into `part`, each cut to it.
+
+    A block that is wholly there is drawn where it stays: to copy it took half as long again.
+    """
+    dim = split_dim(name) or 0
+    drawn, length = torch.empty(part.shape), part.global_shape[dim]
+    own = range(part.offset[dim], part.offset[dim] + part.shape[dim])
+
+    def fill(block: int) -> None:
+        first, stop = block * BLOCK, min((block + 1) * BLOCK, length)
+        low, high = max(first, own.start), min(stop, own.stop)
+        place, generator = drawn.narrow(dim, low - own.start, high - low), _generator(seed, name, block)
+        if (low, high) == (first, stop) and place.is_contiguous():  # else torch would draw others, or one by one
+            place.normal_(0.0, std, generator=generator)
+            return
+        shape = (*part.global_shape[:dim], stop - first, *part.global_shape[dim + 1 :])
+        values = torch.empty(shape).normal_(0.0, std, generator=generator)
+        place.copy_(values.narrow(dim, low - first, high - low))
+
+    blocks = range(own.start // BLOCK, -(-own.stop // BLOCK))
+    if len(blocks) == 1:
+        fill(blocks[0])
+    else:
+        with ThreadPoolExecutor(_own_cores()) as pool:
+            list(pool.map(fill, blocks))
+    return drawn
+
+
+def _own_cores() -> int:
+    """This rank's share of the cores that it may use."""
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _generator(seed: int, name: str, block: int) -> torch.Generator:
+    """A CPU generator that depends on the run's seed, the parameter's global name and the block only."""
+    digest = hashlib.sha256(f"{seed}/{name}/{block}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

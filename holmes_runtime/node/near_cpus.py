@@ -1,0 +1,45 @@
+"""A rank stays on the CPUs near its GPU, which the plan names: memory it touches first is near the GPU, too.
+
+Not by `torchrun --numa-binding`, which wants numactl on every host and asks CUDA for the GPUs' addresses.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+RANK_CPUS = "HOLMES_RANK_CPUS"
+"""By local rank, joined by `;`, a list of CPUs; empty: stay where the host's owner lets us."""
+
+
+def stay_near_gpu(environ: Mapping[str, str]) -> frozenset[int]:
+    """Keeps this process, and every thread it starts from now on, on its rank's CPUs; the CPUs it may use afterwards.
+
+    Of those named only the ones that it was allowed before count; where there are none, nothing changes. Nothing
+    changes either in what is no rank. Raises ValueError naming the variable where it has no list for this rank.
+    """
+    allowed = frozenset(os.sched_getaffinity(0))
+    lists, local_rank = environ.get(RANK_CPUS), environ.get("LOCAL_RANK")
+    if not lists or local_rank is None:
+        return allowed
+    of_rank = lists.split(";")
+    if int(local_rank) >= len(of_rank):
+        raise ValueError(f"{RANK_CPUS}={lists!r} has {len(of_rank)} lists of CPUs, none for local rank {local_rank}")
+    near = allowed & read_cpu_list(of_rank[int(local_rank)])
+    if near:
+        os.sched_setaffinity(0, near)
+    return near or allowed
+
+
+def read_cpu_list(text: str) -> frozenset[int]:
+    """The CPUs of a list such as `0-31,64-95`. Raises ValueError naming a part that is no number and no range.
+
+    Source: cpuset(7), "List format".
+    """
+    cpus: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"{RANK_CPUS}: {part!r} of {text!r} is no CPU and no range such as 0-31")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)

@@ -1,0 +1,77 @@
+"""`python -m holmes_runtime.node.start_rank` in a folder that `holmes emit` wrote: becomes one rank of the plan.
+
+Who it is follows from HOLMES_HOST and LOCAL_RANK by the folder's table of ranks, whoever started it and however that
+counts. Its variables and secrets are files of the folder; what it leaves goes to `out` there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from holmes_runtime.node.start_torchrun import gpu_environment
+
+RANK_TABLE = "ranks"
+SECRET = "secret-"
+OUT = "out"
+
+
+class Place(NamedTuple):
+    """A row of the table: what is needed to start that rank, and how many there are on its host and in all."""
+
+    rank: int
+    node: int
+    num_local: int
+    num_ranks: int
+
+
+def find_place(table: str, host: str, local_rank: str) -> Place:
+    """The row of (host, local rank). Raises ValueError where the plan has none, saying which of the host it has."""
+    rows = [line.split() for line in table.split("\n") if line and not line.startswith("#")]
+    here = [row for row in rows if row[1] == host]
+    for rank, _, local, node, *_ in here:
+        if local == local_rank:
+            return Place(int(rank), int(node), len(here), len(rows))
+    known = f"there it has {', '.join(row[2] for row in here) or 'none'}"
+    raise ValueError(f"host {host}, local rank {local_rank!r}: not in the plan, {known}; start ranks as it was emitted")
+
+
+def rank_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """What the rank finds in its environment. Raises ValueError naming a variable that is missing or of no rank."""
+    for name in ("HOLMES_HOST", "LOCAL_RANK"):
+        if not environ.get(name):
+            raise ValueError(f"{name} is not set: start ranks by start-rank.sh, with srun, mpirun or torchrun")
+    place = find_place(_read(folder / RANK_TABLE), environ["HOLMES_HOST"], environ["LOCAL_RANK"])
+    lines = _read(folder / f"node-{place.node}.env").split("\n")
+    planned = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    secrets = {file.name.removeprefix(SECRET): _read(file).rstrip("\n") for file in folder.glob(f"{SECRET}*")}
+    out = folder / OUT
+    environment = {"HOLMES_METRICS_DIR": str(out), **environ, **planned, **secrets, "PYTHONUNBUFFERED": "1"}
+    if "CUDA_VISIBLE_DEVICES" in planned:
+        environment = gpu_environment(environment, out)
+    numbers = {"RANK": place.rank, "LOCAL_WORLD_SIZE": place.num_local, "WORLD_SIZE": place.num_ranks}
+    return {**environment, "LOCAL_RANK": environ["LOCAL_RANK"], **{name: str(each) for name, each in numbers.items()}}
+
+
+def _read(file: Path) -> str:
+    with open(file, encoding="utf-8", newline="") as opened:
+        return opened.read()
+
+
+def main() -> None:
+    """Never returns."""
+    folder = Path.cwd()
+    try:
+        environment = rank_environment(folder, os.environ)
+    except (OSError, ValueError) as error:
+        sys.exit(f"holmes: {error}")
+    (folder / OUT).mkdir(mode=0o700, exist_ok=True)
+    words = ["-m", "holmes_runtime.node.lean_start", "holmes_runtime.train", "run_config.json"]
+    os.execve(sys.executable, [sys.executable, *words], environment)
+
+
+if __name__ == "__main__":
+    main()

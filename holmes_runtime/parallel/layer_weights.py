@@ -1,0 +1,184 @@
+"""The weights of one layer sharded over the replicas of a cluster: kept in parts, whole only while the layer runs.
+
+Parameters are views of flat memory whose storage comes and goes under them, as do the views that autograd saved of
+them: what is gathered for a backward is where the forward had it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from holmes_runtime.comm.replica_exchange import Pending
+from holmes_runtime.comm.shard_exchange import start_all_gather, start_reduce_scatter
+from holmes_runtime.parallel.gradient_buckets import Bucket
+
+
+class ShardedBucket:
+    """A bucket of which this rank keeps one part of the weights and one of the gradient sums.
+
+    kept: (elements / n,) in the precision of the weights, summed: fp32 (elements / n,); n is the size of `inside`,
+    whose ranks hold all parts together. Over `across`, if given, as many ranks hold the same part, and share its
+    optimizer states once more. The bucket's own whole memory has no storage until it is asked for.
+    """
+
+    def __init__(self, bucket: Bucket, inside: ProcessGroup, across: ProcessGroup | None) -> None:
+        self.bucket, self._inside, self._across = bucket, inside, across
+        self._whole_bytes = bucket.weights.nbytes, bucket.gradients.nbytes
+        part = bucket.weights.numel() // inside.size()
+        self._own = slice(inside.rank() * part, (inside.rank() + 1) * part)
+        self.kept = bucket.weights[self._own].clone()
+        size = bucket.gradient.numel()
+        first = (across.rank() if across is not None else 0) * size
+        self._updated = self.kept[first : first + size]  # what this rank's masters become
+        if self.kept.dtype == torch.float32:
+            bucket.master = self._updated
+        self.summed = bucket.gradient if across is None else torch.zeros_like(bucket.gradients[self._own])
+        self._refreshing: Pending | None = None
+        self._reducing: Pending | None = None
+        _drop(bucket.weights)
+        _drop(bucket.gradients)
+
+    def publish(self) -> None:
+        """Makes the kept weights what the masters say: starts to gather them across."""
+        if self._updated.data_ptr() != self.bucket.master.data_ptr():
+            self._updated.copy_(self.bucket.master)
+        if self._across is not None:
+            self._refreshing = start_all_gather(self.kept, self._across)
+
+    def refresh(self) -> None:
+        """Waits until all kept weights are there."""
+        if self._refreshing is not None:
+            self._refreshing()
+            self._refreshing = None
+
+    def start_gather(self) -> Pending:
+        """Starts to gather the whole weights."""
+        self.refresh()
+        weights = self.bucket.weights
+        weights.untyped_storage().resize_(self._whole_bytes[0])
+        weights[self._own].copy_(self.kept)
+        return start_all_gather(weights, self._inside)
+
+    def drop_weights(self) -> None:
+        """Lets the whole weights go."""
+        _drop(self.bucket.weights)
+
+    def make_gradients(self) -> None:
+        """Makes room for the gradients of one micro-batch, of which there are none yet."""
+        self.bucket.gradients.untyped_storage().resize_(self._whole_bytes[1])
+        self.bucket.gradients.zero_()
+
+    def start_reduce(self) -> None:
+        """Starts to add the gradients of one micro-batch up over the cluster."""
+        self._reducing = start_reduce_scatter(self.bucket.gradients, self._inside)
+
+    def land(self, is_last: bool, tp: ProcessGroup | None = None) -> None:
+        """Waits for that, if it was started, and lets the gradients go.
+
+        After the last micro-batch starts to add this rank's part up across, and over `tp` what its shards have a part
+        of each.
+        """
+        if self._reducing is None:
+            return
+        self.summed.add_(self._reducing())
+        self._reducing = None
+        _drop(self.bucket.gradients)
+        if is_last and self.bucket.partial_over_tp:
+            dist.all_reduce(self.summed, group=tp)
+        if is_last and self._across is not None:
+            self.bucket.reduced = start_reduce_scatter(self.summed, self._across)
+
+
+class Layer:
+    """What is gathered at once: the buckets of a layer, of which a backward has `unfinished` ones.
+
+    `needs_weights_again`: its backward does.
+    """
+
+    def __init__(self, index: int, buckets: Sequence[ShardedBucket], needs_weights_again: bool) -> None:
+        self.index, self.buckets, self.needs_weights_again = index, buckets, needs_weights_again
+        self.unfinished = 0
+        self._is_here = False
+        self._arriving: list[Pending] = []
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether some of its gradients of a micro-batch are still to come."""
+        return self.unfinished > 0
+
+    def fetch(self) -> None:
+        """Starts to gather the weights, unless they are here or on their way."""
+        if not self._is_here:
+            self._is_here = True
+            self._arriving = [bucket.start_gather() for bucket in self.buckets]
+
+    def wait(self) -> None:
+        """Waits for what is on its way."""
+        for pending in self._arriving:
+            pending()
+        self._arriving = []
+
+    def release(self) -> None:
+        """Lets the weights go."""
+        self.wait()
+        self._is_here = False
+        for bucket in self.buckets:
+            bucket.drop_weights()
+
+    def publish(self) -> None:
+        """Makes the weights what the masters say; those that are here are out of date."""
+        self.release()
+        for bucket in self.buckets:
+            bucket.publish()
+
+    def begin_backward(self) -> None:
+        """Makes room for gradients."""
+        self.unfinished = len(self.buckets)
+        for bucket in self.buckets:
+            bucket.make_gradients()
+
+
+class UseOrder:
+    """In which order layers are used, so that the next one can be gathered before it is asked for.
+
+    A step uses them as the step before did; elsewhere, in an evaluation, they come one after the other.
+    """
+
+    def __init__(self, num_layers: int) -> None:
+        self._num_layers = num_layers
+        self._known: list[int] = []
+        self._seen: list[int] | None = None
+
+    @property
+    def first(self) -> int:
+        """The layer that a step uses first."""
+        return self._known[0] if self._known else 0
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        self._seen = []
+
+    def end_step(self) -> None:
+        """The step has ended."""
+        self._known, self._seen = self._seen or [], None
+
+    def used(self, layer: int) -> None:
+        """Layer `layer` is used now."""
+        if self._seen is not None:
+            self._seen.append(layer)
+
+    def after(self, layer: int) -> int | None:
+        """The layer that is used after `layer`, which is used now; None where that is not known."""
+        if self._seen is None:
+            return layer + 1 if layer + 1 < self._num_layers else None
+        at = len(self._seen)
+        return self._known[at] if 0 < at < len(self._known) and self._known[at - 1] == layer else None
+
+
+def _drop(whole: Tensor) -> None:
+    whole.untyped_storage().resize_(0)

@@ -1,0 +1,47 @@
+"""The weights that training starts from, read from a published model's folder; each rank reads its own pieces alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from torch import Tensor
+
+from holmes_runtime.checkpoint.reshard import TensorPiece
+from holmes_runtime.config.model_shape import ModelShape
+from holmes_runtime.parallel.gradient_buckets import Shard
+from holmes_runtime.published.architectures import read_shape
+from holmes_runtime.published.needed_tensors import check_tensors
+from holmes_runtime.published.safetensors_files import TensorFolder
+from holmes_runtime.published.weight_names import Rows, is_transposed, rows_of
+
+
+def load_first_weights(folder: Path, shape: ModelShape, shards: Iterable[Shard]) -> None:
+    """Fills the masters of `shards` from the model in `folder`. Raises ValueError if it is another than `shape`."""
+    published, ours = asdict(read_shape(folder, shape.seq_length)), asdict(shape)
+    wrong = [f"{key} {published[key]}, not {value}" for key, value in ours.items() if published[key] != value]
+    if wrong:
+        raise ValueError(f"the model there has {'; '.join(wrong)} as in job.yaml; `holmes model` prints what fits")
+    tensors = TensorFolder(folder)
+    check_tensors(folder, tensors.stored, shape)
+    for shard in shards:
+        rows = rows_of(shape, shard.name, shard.part.global_shape[0])
+        piece = TensorPiece(shard.master, shard.part, shard.start, shard.stop)
+        for chunk, values in piece.chunks():
+            _fill(values, tuple(chunk.offsets), tensors, rows)
+
+
+def _fill(values: Tensor, corner: tuple[int, ...], tensors: TensorFolder, rows: Sequence[Rows]) -> None:
+    """Fills `values`, the box of a weight that begins at `corner`."""
+    columns = [slice(start, start + size) for start, size in zip(corner[1:], values.shape[1:], strict=True)]
+    begin, row = corner[0], 0
+    for block in rows:
+        low, high = max(begin, row), min(begin + len(values), row + block.num_rows)
+        if low < high:
+            source = tensors.tensor(block.name)
+            source = source.t() if is_transposed(block.name) else source
+            own = slice(block.first + low - row, block.first + high - row)
+            box = (own, *columns)
+            values[low - begin : high - begin] = source[box]
+        row += block.num_rows

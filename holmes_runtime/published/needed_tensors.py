@@ -1,0 +1,70 @@
+"""The tensors that a published model of a shape has, and whether a folder holds them. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from holmes_runtime.config.model_shape import ModelShape
+from holmes_runtime.published.safetensors_header import TYPE_BYTES, StoredTensor
+from holmes_runtime.published.weight_names import BLOCKS, POSITIONS
+
+Sizes = tuple[int, ...]
+
+
+def check_tensors(folder: Path, stored: Mapping[str, StoredTensor], shape: ModelShape) -> None:
+    """Raises ValueError unless `stored`, what `folder` holds, has all tensors of a model of `shape`."""
+    for name, size in needed_tensors(shape):
+        if name not in stored:
+            raise ValueError(f"{folder} has no tensor {name}")
+        found = stored[name]
+        # Positions beyond the sequences of a run are left out.
+        is_longer = name == POSITIONS and found.shape[1:] == size[1:] and found.shape[:1] > size[:1]
+        if found.shape != size and not is_longer:
+            raise ValueError(f"{found.file}: {name} has the shape {list(found.shape)}, the model needs {list(size)}")
+        if found.type_name not in TYPE_BYTES:
+            raise ValueError(f"{found.file}: {name} is of type {found.type_name}, not one of {', '.join(TYPE_BYTES)}")
+
+
+def needed_tensors(shape: ModelShape) -> Iterator[tuple[str, Sizes]]:
+    """Name and shape of each tensor, one layer after the other: however many there are said to be."""
+    is_gpt, h, table = shape.family == "gpt", shape.hidden_size, (shape.vocab_size, shape.hidden_size)
+    yield "transformer.wte.weight" if is_gpt else "model.embed_tokens.weight", table
+    if is_gpt:
+        yield POSITIONS, (shape.seq_length, h)
+    layer = dict(_gpt_layer(shape) if is_gpt else _llama_layer(shape))
+    for number in range(shape.num_layers):
+        for name, size in layer.items():
+            yield f"{BLOCKS[shape.family]}.{number}.{name}", size
+    yield from _norm("transformer.ln_f", h) if is_gpt else [("model.norm.weight", (h,))]
+    if not shape.tied_embeddings:
+        yield "lm_head.weight", table
+
+
+def _gpt_layer(shape: ModelShape) -> Iterator[tuple[str, Sizes]]:
+    h, q, k, f = shape.hidden_size, shape.query_size, shape.kv_size, shape.ffn_hidden_size
+    matrices = {"attn.c_attn": (h, q + 2 * k), "attn.c_proj": (q, h), "mlp.c_fc": (h, f), "mlp.c_proj": (f, h)}
+    for name, size in matrices.items():  # transposed: a row for each input
+        yield from [(f"{name}.weight", size), (f"{name}.bias", size[1:])]
+    for name in ("ln_1", "ln_2"):
+        yield from _norm(name, h)
+
+
+def _norm(name: str, size: int) -> list[tuple[str, Sizes]]:
+    """A LayerNorm's."""
+    return [(f"{name}.weight", (size,)), (f"{name}.bias", (size,))]
+
+
+def _llama_layer(shape: ModelShape) -> Iterator[tuple[str, Sizes]]:
+    h, q, k, f = shape.hidden_size, shape.query_size, shape.kv_size, shape.ffn_hidden_size
+    for name, rows in (("q", q), ("k", k), ("v", k)):
+        yield f"self_attn.{name}_proj.weight", (rows, h)
+        if shape.qkv_bias:
+            yield f"self_attn.{name}_proj.bias", (rows,)
+    yield "self_attn.o_proj.weight", (h, q)
+    for name in ("q_norm", "k_norm") if shape.qk_norm else ():
+        yield f"self_attn.{name}.weight", (shape.head_size,)
+    for name, size in (("gate", (f, h)), ("up", (f, h)), ("down", (h, f))):
+        yield f"mlp.{name}_proj.weight", size
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        yield f"{name}.weight", (h,)

@@ -1,0 +1,101 @@
+"""What tensors .safetensors files say they hold. Free of torch.
+
+The format: the length of the header in eight bytes, little endian; the header, JSON; the tensors, row by row, little
+endian. Files come from anywhere, so a header is believed only as far as it fits its file.
+Source: https://github.com/huggingface/safetensors#format.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+TYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+"""Bytes of a number, of the types that are read."""
+LENGTH_BYTES = 8
+MOST_HEADER_BYTES = 100_000_000  # the format's own limit
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies: bytes [start, stop) of `file`, of `shape` and the format's type `type_name`."""
+
+    file: Path
+    type_name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def read_header(file: Path) -> dict[str, StoredTensor]:
+    """The tensors of `file` by name. Raises ValueError, naming the file and the tensor, for what cannot be true."""
+    size = file.stat().st_size
+    with open(file, "rb") as opened:
+        length = int.from_bytes(opened.read(LENGTH_BYTES), "little")
+        if size < LENGTH_BYTES or length > min(size - LENGTH_BYTES, MOST_HEADER_BYTES):
+            raise ValueError(f"{file} is not a safetensors file: its header would have {length} of {size} bytes")
+        text = opened.read(length)
+    try:
+        entries = json.loads(text, object_pairs_hook=_once)
+        entries.pop("__metadata__", None)
+        begin = LENGTH_BYTES + length
+        found = {name: _entry(file, begin, size, entry) for name, entry in entries.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{file}: its header cannot be true: {error}") from None
+    ordered = sorted(found.items(), key=lambda item: (item[1].start, item[1].stop))
+    for (name, before), (other, after) in pairwise(ordered):
+        if after.start < before.stop:
+            raise ValueError(f"{file}: its header cannot be true: {name} and {other} overlap")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _entry(file: Path, begin: int, size: int, entry: Mapping[str, Any]) -> StoredTensor:
+    """A tensor of a header, its data beginning at byte `begin` of `size`."""
+    type_name, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    if any(type(number) is not int or number < 0 for number in (*shape, start, stop)):
+        raise ValueError(f"a shape {list(shape)} at {[start, stop]}")
+    if type_name in TYPE_BYTES and stop - start != math.prod(shape) * TYPE_BYTES[type_name]:
+        raise ValueError(f"a tensor of {type_name} {list(shape)} in {stop - start} bytes")
+    if start > stop or begin + stop > size:
+        raise ValueError(f"bytes {[start, stop]} of the {size - begin} there are")
+    return StoredTensor(file, str(type_name), shape, begin + start, begin + stop)
+
+
+def read_headers(folder: Path) -> dict[str, StoredTensor]:
+    """All tensors of the model in `folder` by name: of one file, or of several and their index.
+
+    Raises ValueError or OSError, naming the file, if there are none or a header cannot be true.
+    """
+    index = folder / INDEX_FILE
+    found: dict[str, StoredTensor] = {}
+    for name in _indexed(index) if index.is_file() else [SINGLE_FILE]:
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder / name} is missing: {folder} holds no model that can be read")
+        found.update(read_header(folder / name))
+    return found
+
+
+def _indexed(index: Path) -> Iterable[str]:
+    """The files that `index` names. Raises ValueError for anything but plain names."""
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{index} does not say which tensors are in which file: {error!r}") from None
+    strange = [name for name in names if not isinstance(name, str) or Path(name).name != name]
+    if strange:
+        raise ValueError(f"{index} names {strange[0]!r}, which is not a file beside it")
+    return sorted(names)

@@ -1,0 +1,78 @@
+"""Where each weight of the bundled decoder lies in the tensors of a published model. Free of torch.
+
+A weight is rows of such tensors, one block after the other: `qkv` goes by key-value head, and takes its rows from the
+queries', the keys' and the values' tensors in turn. GPT-2 keeps its matrices transposed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from holmes_runtime.config.model_shape import ModelShape
+
+LLAMA_NAMES = {
+    "token_embedding": "model.embed_tokens",
+    "final_norm": "model.norm",
+    "head": "lm_head",
+    "attention_norm": "input_layernorm",
+    "attention.query_norm": "self_attn.q_norm",
+    "attention.key_norm": "self_attn.k_norm",
+    "attention.projection": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
+GPT_NAMES = {
+    "token_embedding": "transformer.wte",
+    "position_embedding": "transformer.wpe",
+    "final_norm": "transformer.ln_f",
+    "head": "lm_head",
+    "attention_norm": "ln_1",
+    "attention.projection": "attn.c_proj",
+    "mlp_norm": "ln_2",
+    "mlp.up": "mlp.c_fc",
+    "mlp.down": "mlp.c_proj",
+}
+QKV = "attention.qkv"
+LLAMA_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+GPT_QKV = ("attn.c_attn",) * 3
+POSITIONS = "transformer.wpe.weight"
+BLOCKS = {"gpt": "transformer.h", "llama": "model.layers"}
+
+
+class Rows(NamedTuple):
+    """Rows [first, first + num_rows) of the published tensor `name`, after its transposition if it is transposed."""
+
+    name: str
+    first: int
+    num_rows: int
+
+
+def rows_of(shape: ModelShape, name: str, num_rows: int) -> tuple[Rows, ...]:
+    """The published rows that make up the weight `name` of `num_rows` rows, in order."""
+    owner, _, leaf = name.rpartition(".")
+    prefix = ""
+    if owner.startswith("blocks."):
+        _, layer, owner = owner.split(".", 2)
+        prefix = f"{BLOCKS[shape.family]}.{layer}."
+    if owner != QKV:
+        names = GPT_NAMES if shape.family == "gpt" else LLAMA_NAMES
+        return (Rows(f"{prefix}{names[owner]}.{leaf}", 0, num_rows),)
+    size, per_kv = shape.head_size, shape.num_heads // shape.num_kv_heads
+    query, key, value = (f"{prefix}{each}.{leaf}" for each in (GPT_QKV if shape.family == "gpt" else LLAMA_QKV))
+    keys_at, values_at = (shape.query_size, 2 * shape.query_size) if shape.family == "gpt" else (0, 0)
+    return tuple(
+        block
+        for head in range(shape.num_kv_heads)
+        for block in (
+            Rows(query, head * per_kv * size, per_kv * size),
+            Rows(key, keys_at + head * size, size),
+            Rows(value, values_at + head * size, size),
+        )
+    )
+
+
+def is_transposed(name: str) -> bool:
+    """Whether the published tensor `name` has a row for each input."""
+    return name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))

@@ -1,0 +1,71 @@
+"""A model's folder as the transformers library loads it: config.json and one .safetensors file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from holmes_runtime.config.model_shape import ModelShape
+from holmes_runtime.config.run_settings import Precision
+from holmes_runtime.published.architectures import CONFIG_FILE, published_config
+from holmes_runtime.published.safetensors_files import write_tensors
+from holmes_runtime.published.safetensors_header import SINGLE_FILE
+from holmes_runtime.published.weight_names import Rows, is_transposed, rows_of
+
+FORMAT_NAMES: dict[Precision, str] = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
+
+
+def write_model(
+    folder: Path,
+    shape: ModelShape,
+    value_type: Precision,
+    weights: Mapping[str, tuple[int, ...]],
+    load: Callable[[str], Tensor],
+) -> int:
+    """Writes the model of `shape` whose `weights` have these shapes; how many tensors.
+
+    `load` gives one, which alone is in memory. A model of one's own is no published architecture: its weights keep
+    their names, and there is no config.json. Raises ValueError where no published architecture is that model.
+    """
+    config = None if shape.factory is not None else published_config(shape, value_type)
+    rows = {name: _own_rows(name, size) for name, size in weights.items()}
+    if config is not None:
+        rows = {name: rows_of(shape, name, size[0]) for name, size in weights.items()}
+    tensors = {name: size for weight in weights for name, size in _published(rows[weight], weights[weight]).items()}
+    values = (tensor for name in weights for tensor in _converted(load(name), rows[name]))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tensors(folder / SINGLE_FILE, FORMAT_NAMES[value_type], tensors, values)
+    if config is not None:
+        (folder / CONFIG_FILE).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    return len(tensors)
+
+
+def _own_rows(name: str, size: tuple[int, ...]) -> tuple[Rows, ...]:
+    return (Rows(name, 0, size[0] if size else 1),)
+
+
+def _published(rows: tuple[Rows, ...], size: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The published tensors that a weight of shape `size` is made of, with their shapes."""
+    counts: dict[str, int] = {}
+    for block in rows:
+        counts[block.name] = counts.get(block.name, 0) + block.num_rows
+    sizes = {name: (count, *size[1:]) if size else () for name, count in counts.items()}
+    return {name: each[::-1] if is_transposed(name) else each for name, each in sizes.items()}
+
+
+def _converted(weight: Tensor, rows: tuple[Rows, ...]) -> Iterator[Tensor]:
+    """The published tensors of `weight`, in the order of their names in `rows`."""
+    found = {name: torch.empty(size) for name, size in _published(rows, tuple(weight.shape)).items()}
+    row = 0
+    for block in rows:
+        target = found[block.name].t() if is_transposed(block.name) else found[block.name]
+        if weight.dim():
+            target[block.first : block.first + block.num_rows] = weight[row : row + block.num_rows]
+        else:
+            target.copy_(weight)
+        row += block.num_rows
+    yield from found.values()

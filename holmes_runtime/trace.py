@@ -1,0 +1,122 @@
+"""A few steps of one rank by torch's profiler: recorded, and written down for the agent as spans on tracks."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+from collections.abc import Iterable, Mapping
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from holmes_runtime.config.rank_metrics import MOST_SPANS, RankTrace, rank_file
+from holmes_runtime.config.run_settings import Profile
+from holmes_runtime.config.strict_json import to_json
+
+GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+GPU_RANGES = "gpu_user_annotation"  # from the first kernel that a named range launched to its last
+HOST_RANGES = "user_annotation"
+HOST_WORK = "cpu_op"
+
+
+class StepProfiler:
+    """Records the steps that `settings` ask for, counted from `first_step`, and leaves a file in `folder`."""
+
+    def __init__(
+        self, settings: Profile | None, first_step: int, rank: int, folder: Path, device: torch.device
+    ) -> None:
+        self._rank, self._folder, self._device = rank, folder, device
+        self._begin = first_step + settings.after if settings else -1
+        self._end = self._begin + settings.steps if settings else -1
+        self._profile: profile | None = None
+
+    def changes_at(self, step: int) -> bool:
+        """Whether recording begins or ends before `step`, which takes time of its own."""
+        return step in (self._begin, self._end)
+
+    def reach(self, step: int) -> None:
+        """Begins or ends the recording if that is due before `step`."""
+        if step == self._begin:
+            gpu = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
+            self._profile = profile(activities=[ProfilerActivity.CPU, *gpu])
+            self._profile.start()
+        elif step == self._end:
+            self.finish()
+
+    def finish(self) -> None:
+        """Ends the recording, if there is one, and writes it."""
+        if self._profile is None:
+            return
+        self._profile.stop()
+        with tempfile.TemporaryDirectory() as folder:
+            whole = Path(folder) / "trace.json"
+            self._profile.export_chrome_trace(str(whole))
+            trace = read_chrome_trace(json.loads(whole.read_text(encoding="utf-8")), self._rank)
+        self._profile = None
+        path = self._folder / rank_file("trace", self._rank)
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(gzip.compress(to_json(trace).encode(), 6))
+        partial.rename(path)
+
+
+def read_chrome_trace(trace: Mapping[str, Any], rank: int) -> RankTrace:
+    """Of what torch exports the ranges, the GPU's work, and without a GPU the operators; the first `MOST_SPANS`.
+
+    On each track a span lies inside the one that was begun before it and has not ended, or behind it: torch writes
+    microseconds, by whose last digit an end may pass that of the range around it.
+    """
+    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    has_gpu = any(event.get("cat") in GPU_WORK for event in events)
+    kept = {HOST_RANGES, GPU_RANGES, *GPU_WORK} | (set() if has_gpu else {HOST_WORK})
+    chosen = sorted((event for event in events if event.get("cat") in kept), key=itemgetter("ts"))[:MOST_SPANS]
+    base_ns = int(trace["baseTimeNanoseconds"])
+    spans = sorted(
+        (track, round(event["ts"] * 1000), -round(event["dur"] * 1000), event["name"])
+        for track, event in zip(_tracks(chosen), chosen, strict=True)
+    )
+    tracks, names = dict.fromkeys(track for track, *_ in spans), dict.fromkeys(name for *_, name in spans)
+    track_at, name_at = ({text: at for at, text in enumerate(texts)} for texts in (tracks, names))
+    durations_ns = _nested([(track_at[track], start, -longest) for track, start, longest, _ in spans])
+    return RankTrace(
+        rank=rank,
+        tracks=tuple(tracks),
+        names=tuple(names),
+        track=tuple(track_at[track] for track, *_ in spans),
+        name=tuple(name_at[name] for *_, name in spans),
+        start_ns=tuple(base_ns + start for _, start, _, _ in spans),
+        duration_ns=tuple(durations_ns),
+    )
+
+
+def _tracks(events: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What each event happened on: a thread of the host, in the order they come, or a stream of the GPU."""
+    threads: dict[object, int] = {}
+    found = []
+    for event in events:
+        if event["cat"] in (HOST_RANGES, HOST_WORK):
+            found.append(f"host thread {threads.setdefault(event['tid'], len(threads))}")
+        elif event["cat"] == GPU_RANGES:
+            found.append(f"GPU stream {event['tid']}: ranges")
+        else:
+            found.append(f"GPU stream {event['tid']}")
+    return found
+
+
+def _nested(spans: Iterable[tuple[int, int, int]]) -> list[int]:
+    """The durations of (track, start, duration), in order of track and start, none beyond the end of one around it."""
+    durations: list[int] = []
+    open_ends: list[int] = []
+    last_track = None
+    for track, start, duration in spans:
+        if track != last_track:
+            open_ends, last_track = [], track
+        while open_ends and open_ends[-1] <= start:
+            open_ends.pop()
+        end = min([start + duration, *open_ends[-1:]])
+        open_ends.append(end)
+        durations.append(end - start)
+    return durations

@@ -1,0 +1,70 @@
+"""A plan in the format of something else that starts jobs: which files, or why it cannot say what the plan says."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from holmes_core.errors import HolmesError
+from holmes_core.hosts.host_pattern import NAME_PATTERN
+from holmes_core.records.plan import Plan
+from launcher.emit.folder_files import plain_files, start_files
+from launcher.emit.mpi_job import mpi_files
+from launcher.emit.slurm_job import slurm_files
+from launcher.emit.start_script import slurm_name
+from launcher.emit.torchrun_commands import COMMANDS, bare_commands, commands
+from launcher.prepare.user_variables import UserVariables
+
+
+def emit(plan: Plan, form: str, variables: UserVariables) -> dict[str, str]:
+    """The files of format `form` by their names. Raises HolmesError naming what the format cannot express."""
+    if form not in FORMATS:
+        raise HolmesError(f"--to {form}: no format of that name", f"one of {', '.join(FORMATS)}")
+    _check_names(plan, form)
+    _check_ranks(plan, form)
+    files = {**plain_files(plan, variables), **FORMATS[form](plan)}
+    return files if form == "files" else {**files, **start_files(plan, variables)}
+
+
+FORMATS: Mapping[str, Callable[[Plan], dict[str, str]]] = {
+    "files": lambda plan: {COMMANDS: bare_commands(plan)},
+    "torchrun": lambda plan: {COMMANDS: commands(plan)},
+    "slurm": slurm_files,
+    "mpi": mpi_files,
+}
+START = {
+    "files": "read them; docs/integrations.md says what each means",
+    "torchrun": "copy the folder to every node, and start there its line of `commands`",
+    "slurm": "where all nodes see the folder, in it: sbatch job.sbatch, or het.sbatch over partitions",
+    "mpi": "where all nodes see the folder, in it: ./mpirun.sh",
+}
+"""What to do with the files."""
+
+
+def _check_names(plan: Plan, form: str) -> None:
+    """Tables and hostfiles have no quotes: a name is one word of the letters that names of hosts have."""
+    for node in plan.nodes:
+        for what, name in (("host", node.host), ("cluster", node.cluster), ("Slurm's name", slurm_name(node))):
+            if re.fullmatch(NAME_PATTERN, name) is None:
+                raise HolmesError(
+                    f"--to {form}: {what} {name!r} of the plan cannot be written there: it is no plain name",
+                    "name it in hosts.yaml with letters, digits, `.`, `_` and `-`, then probe and plan again",
+                )
+
+
+def _check_ranks(plan: Plan, form: str) -> None:
+    """Launchers count the ranks of a host from 0 in their order, and torchrun all ranks host by host."""
+    places = [(rank.host, rank.local_rank) for rank in plan.ranks]
+    by_node = [(node.host, local_rank) for node in plan.nodes for local_rank in range(node.num_ranks)]
+    seen = Counter[str]()
+    counted = []
+    for host, _ in places:
+        counted.append((host, seen[host]))
+        seen[host] += 1
+    if places != counted or sorted(places) != sorted(by_node):
+        raise HolmesError(f"--to {form}: the ranks of the plan are not those of its nodes", f"`{Plan.RENEW}` makes one")
+    for rank, (place, its_own) in enumerate(zip(places, by_node, strict=True)):
+        if form in ("files", "torchrun") and place != its_own:
+            what = f"rank {rank} is local rank {place[1]} of {place[0]}, torchrun would start it as {its_own[1]} of"
+            raise HolmesError(f"--to {form}: {what} {its_own[0]}", "emit it for slurm or mpi")

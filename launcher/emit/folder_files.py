@@ -1,0 +1,58 @@
+"""The files that all formats have in common: who is where, each node's variables, and what one rank needs to start."""
+
+from __future__ import annotations
+
+from holmes_core.records.plan import Node, Plan
+from launcher.emit.start_script import START_SCRIPT, start_script
+from launcher.prepare.env_file import env_file
+from launcher.prepare.prepare import node_environment, plan_files, reasons_of, runtime_files
+from launcher.prepare.user_variables import UserVariables
+
+RANK_TABLE = "ranks"
+COLUMNS = ("rank", "host", "local", "node", "gpu", "cpus", "cluster", "pipeline", "replica", "shard")
+
+
+def plain_files(plan: Plan, variables: UserVariables) -> dict[str, str]:
+    """What the plan means, by file name: the table of ranks, the hostfile and each node's variables with reasons."""
+    environments = {f"node-{node.node_rank}.env": _environment(plan, node, variables) for node in plan.nodes}
+    return {RANK_TABLE: rank_table(plan), "hostfile": _hostfile(plan), **environments}
+
+
+def start_files(plan: Plan, variables: UserVariables) -> dict[str, str]:
+    """What ranks are started with besides: the start script, the runtime, the job, a model's file, and secrets.
+
+    A job that is submitted again goes on from its last checkpoint.
+    """
+    secrets = {f"secret-{name}": text for name, text in variables.secrets.items()}
+    return {
+        START_SCRIPT: start_script(plan),
+        **runtime_files(),
+        **variables.files,
+        **plan_files(plan, resume=plan.job.checkpoint is not None),
+        **secrets,
+    }
+
+
+def rank_table(plan: Plan) -> str:
+    """One line a rank, its columns separated by spaces; `-` where something is not known or not there."""
+    nodes = {node.host: node.node_rank for node in plan.nodes}
+    lines = [f"# plan {plan.digest()}", f"# {' '.join(COLUMNS)}"]
+    for rank in plan.ranks:
+        where = (rank.rank, rank.host, rank.local_rank, nodes[rank.host], rank.gpu, rank.cpus, rank.cluster)
+        columns = (*where, rank.pp_rank, rank.dp_rank, rank.tp_rank)
+        lines.append(" ".join("-" if value is None else str(value) for value in columns))
+    return "\n".join(lines) + "\n"
+
+
+def _hostfile(plan: Plan) -> str:
+    """One line a node. Grammar: mpirun(1) `--hostfile`; DeepSpeed's `^(\\S+)\\s+slots=(\\d+)`."""
+    lines = [f"# plan {plan.digest()}", *(f"{node.host} slots={node.num_ranks}" for node in plan.nodes)]
+    return "\n".join(lines) + "\n"
+
+
+def _environment(plan: Plan, node: Node, variables: UserVariables) -> str:
+    first, port = plan.nodes[0], str(plan.job.master_port)
+    address = f"where {first.host} is on the network all nodes share: ranks meet there"
+    environment = node_environment(node, variables) | {"MASTER_ADDR": first.shared_address, "MASTER_PORT": port}
+    reasons = reasons_of(node, variables) | {"MASTER_ADDR": address, "MASTER_PORT": "master_port in job.yaml"}
+    return env_file(environment, reasons, plan.digest())

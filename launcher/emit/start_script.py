@@ -1,0 +1,76 @@
+"""The script by which every emitted job starts its ranks: it finds its host in the plan, and starts Python there."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+
+from holmes_core.records.plan import Node, Plan
+from launcher.prepare.container import container_words
+
+START_SCRIPT = "start-rank.sh"
+_HEAD = """\
+#!/bin/sh
+# plan {digest}
+# Starts one rank, whoever calls it: srun, mpirun, or torchrun. Which one follows from the host and the place there, by
+# the table `ranks`. Words behind it are started instead, where the host's ranks would be: torchrun, for one.
+# The host is HOLMES_HOST, else the one of the plan with this machine's name or address.
+set -euf
+umask 077
+CDPATH= cd -- "$(dirname -- "$0")"
+machine=$(uname -n)
+addresses=$(hostname -I 2>/dev/null || true)
+for name in ${{HOLMES_HOST:-${{SLURMD_NODENAME:-}} $machine ${{machine%%.*}} $addresses}}; do
+    case $name in
+{names}
+        *) continue ;;
+    esac
+    break
+done
+"""
+_TAIL = """\
+LOCAL_RANK=${{OMPI_COMM_WORLD_LOCAL_RANK:-${{SLURM_LOCALID:-${{LOCAL_RANK:-}}}}}}
+export HOLMES_HOST LOCAL_RANK
+case ${{HOLMES_HOST:-}} in
+{starts}
+    *)
+        echo "holmes: ${{HOLMES_HOST:-$machine}} is no host of the plan: set HOLMES_HOST to one of the file ranks" >&2
+        exit 2 ;;
+esac
+"""
+
+
+def start_script(plan: Plan) -> str:
+    """The script; nodes that start alike share their lines."""
+    addresses = Counter(node.shared_address for node in plan.nodes)
+    names = [_name_line(node, addresses[node.shared_address] == 1) for node in plan.nodes]
+    alike: dict[str, list[str]] = {}
+    for node in plan.nodes:
+        alike.setdefault(_start(node), []).append(shlex.quote(node.host))
+    starts = [f"    {' | '.join(hosts)})\n{start} ;;" for start, hosts in alike.items()]
+    head = _HEAD.format(digest=plan.digest(), names="\n".join(names))
+    return head + _TAIL.format(starts="\n".join(starts))
+
+
+def _name_line(node: Node, has_own_address: bool) -> str:
+    """The line by which a node is found under any of its names; an address only where no other node has it."""
+    names = dict.fromkeys((node.host, slurm_name(node), *([node.shared_address] if has_own_address else [])))
+    return f"        {' | '.join(map(shlex.quote, names))}) HOLMES_HOST={shlex.quote(node.host)} ;;"
+
+
+def slurm_name(node: Node) -> str:
+    """What Slurm calls the node."""
+    return node.access.address or node.host if node.access.transport == "slurm" else node.host
+
+
+def _start(node: Node) -> str:
+    """The lines that become the rank, or the words given."""
+    access = node.access
+    python = f"{shlex.quote(access.python)} -m holmes_runtime.node.start_rank"
+    before = ""
+    if access.container is not None:
+        before = container_words(node, "--env HOLMES_HOST --env LOCAL_RANK", "$PWD", "$PWD") + " "
+    if access.activate is not None:
+        script = f'{access.activate} && cd "$0" && exec "$@"'
+        before = f'bash -lc {shlex.quote(script)} "$PWD" {before}'
+    return f'        [ $# -gt 0 ] || set -- {python}\n        exec {before}"$@"'

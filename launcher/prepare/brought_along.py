@@ -1,0 +1,101 @@
+"""What a plan or an inventory brings along that runs or reads something, here or there: shown where it is foreign."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from holmes_core.records.access import Access
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Plan
+
+ALL_RANKS = "all ranks"
+
+
+@dataclass(frozen=True)
+class Brought:
+    """One thing: `what` happens with `value`, and where."""
+
+    what: str
+    value: str
+    where: tuple[str, ...]
+
+
+def brought_by_plan(plan: Plan) -> tuple[Brought, ...]:
+    """All that a launch of the plan would run, read or set because the plan says so."""
+    found = _Found()
+    for node in plan.nodes:
+        found.add_access(node.host, node.access)
+    for node in plan.nodes:
+        for variable in node.environment:
+            found.add("variable", f"{variable.name}={variable.value}", node.host)
+    return (*found.all(), *_brought_by_job(plan.job))
+
+
+def brought_by_inventory(inventory: Inventory) -> tuple[Brought, ...]:
+    """How its hosts would be reached by a run that goes on with a new plan."""
+    found = _Found()
+    for host in inventory.hosts:
+        found.add_access(host.name, host.access)
+    return found.all()
+
+
+class _Found:
+    """Things by what they are and their value, each with the hosts it is for, in the order they came."""
+
+    def __init__(self) -> None:
+        self._where: dict[tuple[str, str], list[str]] = {}
+
+    def add(self, what: str, value: str, host: str) -> None:
+        self._where.setdefault((what, value), []).append(host)
+
+    def add_access(self, host: str, access: Access) -> None:
+        for what, value in _access_lines(access):
+            self.add(what, value, f"{host} ({_target(host, access)})" if what == "log in" else host)
+
+    def all(self) -> tuple[Brought, ...]:
+        return tuple(Brought(what, value, tuple(where)) for (what, value), where in self._where.items())
+
+
+def _access_lines(access: Access) -> Iterator[tuple[str, str]]:
+    if access.transport != "ssh":
+        yield "log in", "a shell on this machine" if access.transport == "local" else "a step of this Slurm job"
+    else:
+        files = (("key", access.identity_file), ("SSH configuration, which may run commands here", access.ssh_config))
+        yield "log in", "; ".join(("SSH", *(f"{word} {file}" for word, file in files if file is not None)))
+    if access.activate is not None:
+        yield "shell line", access.activate
+    yield "Python", access.python
+    if access.container is not None:
+        yield "container", " ".join((access.container.engine, access.container.image, *access.container.options))
+
+
+def _target(host: str, access: Access) -> str:
+    """`user@address:port`, of which the SSH configuration adds what is not said."""
+    user = f"{access.user}@" if access.user else ""
+    return f"{user}{access.address or host}{f':{access.port}' if access.port else ''}"
+
+
+def _brought_by_job(job: Job) -> Iterator[Brought]:
+    for what, value in (
+        *_variables(job.launch.environment),
+        *(("secret", f"{name} = the text of {file} here") for name, file in job.launch.secrets.items()),
+        *_paths(job),
+    ):
+        yield Brought(what, value, (ALL_RANKS,))
+
+
+def _variables(environment: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
+    for name, value in environment.items():
+        yield "variable", f"{name} of this shell" if value is None else f"{name}={value}"
+
+
+def _paths(job: Job) -> Iterable[tuple[str, str]]:
+    data = (job.data.path,) if isinstance(job.data.path, str) else tuple(source.path for source in job.data.path)
+    checkpoint = (job.checkpoint.path,) if job.checkpoint is not None else ()
+    return (
+        *(("program", each) for each in (job.model.factory,) if each is not None),
+        *(("read", each) for each in (*data, job.data.tokenizer, job.weights) if each is not None),
+        *(("write", each) for each in checkpoint),
+    )

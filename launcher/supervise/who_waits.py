@@ -1,0 +1,93 @@
+"""Which rank others wait for, by how far each is with its groups. Pure.
+
+Every member of a group does the same operations in the same order, torch numbers them, and a rank hands them over long
+before its GPU does them. A rank waits in a group for those members that have not come to the first operation it has not
+completed. Who is waited for but waits for nobody, and has no operation under way that all its members have come to,
+holds up the others. Nobody is named otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from holmes_core.records.plan import PlanGroup
+from holmes_core.units import format_names
+from holmes_runtime.config.messages import GroupProgress, RankPosition
+
+MOST_SHOWN = 8  # ranks that are doing the same
+
+
+@dataclass(frozen=True)
+class Operation:
+    """The first operation of `group` that `rank` has begun and not completed; `missing` have not come to it."""
+
+    rank: int
+    group: str
+    p2p: bool
+    number: int
+    missing: tuple[int, ...]
+    begun: bool  # on a GPU by somebody, and not by those that are missing; else they have not even handed it over
+    all_known: bool  # of all members it is known how far they are
+
+    @property
+    def in_words(self) -> str:
+        """What it is: torch counts messages and collectives apart."""
+        return f"{'message' if self.p2p else 'collective'} {self.number} of group {self.group}"
+
+
+def operations_under_way(groups: Iterable[PlanGroup], positions: Mapping[int, RankPosition]) -> Iterator[Operation]:
+    """Of each rank and group, the operation under way, if there is one; of ranks whose progress is known."""
+    progress = {(rank, at.group, at.p2p): at for rank, position in positions.items() for at in position.groups}
+    for group in groups:
+        for p2p in (False, True):
+            members = {
+                rank: progress[rank, group.name, p2p] for rank in group.ranks if (rank, group.name, p2p) in progress
+            }
+            for rank, at in members.items():
+                if at.enqueued > at.completed:
+                    yield _operation(rank, at, members, len(members) == len(group.ranks))
+
+
+def _operation(rank: int, at: GroupProgress, members: Mapping[int, GroupProgress], all_known: bool) -> Operation:
+    number = at.completed + 1
+    absent = tuple(other for other, seen in members.items() if seen.enqueued < number)
+    late = tuple(other for other, seen in members.items() if seen.started < number <= at.started)
+    return Operation(rank, at.group, at.p2p, number, absent or late, not absent and bool(late), all_known)
+
+
+def culprit(operations: Sequence[Operation]) -> tuple[int, str] | None:
+    """The rank that holds up the others and the operation that shows it; None where no rank is seen to."""
+    waiting = {operation.rank for operation in operations if operation.missing}
+    reached = {(each.group, each.p2p, each.number) for each in operations if each.missing and each.begun}
+    stuck = {
+        each.rank for each in operations if not each.missing and (each.group, each.p2p, each.number) not in reached
+    }
+    for operation in operations:
+        for rank in operation.missing:
+            if rank not in waiting and rank not in stuck:
+                step = "begun on its GPU" if operation.begun else "come to"
+                return rank, f"it has not {step} {operation.in_words}, in which rank {operation.rank} waits for it"
+    return None
+
+
+def stuck_in_words(operations: Iterable[Operation]) -> str:
+    """The operations that all their members have come to and that are not completed."""
+    stuck = dict.fromkeys(each.in_words for each in operations if each.all_known and not each.missing)
+    return f"; all its ranks have come to {' and to '.join(stuck)}, which does not end" if stuck else ""
+
+
+def doing_in_words(positions: Mapping[int, RankPosition], hosts: Mapping[int, str], silent: Iterable[int]) -> str:
+    """What each rank is doing, those that do the same together; `silent` did not answer."""
+    doing: dict[str, list[int]] = {}
+    for rank in sorted(positions):
+        doing.setdefault(positions[rank].doing, []).append(rank)
+    without = sorted(silent)
+    if without:
+        doing["not answering"] = without
+    return "; ".join(f"{_ranks_in_words(ranks, hosts)}: {what}" for what, ranks in doing.items())
+
+
+def _ranks_in_words(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
+    shown = format_names([f"{rank} ({hosts[rank]})" for rank in ranks], MOST_SHOWN)
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

@@ -1,0 +1,73 @@
+"""Hosts and GPUs that a plan does not use, and why, in sentences: what one would otherwise find out from a bill."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Plan
+from holmes_core.units import format_names
+from planner.problem.fleet import slots_of
+
+MOST_NAMED = 8  # hosts in a sentence
+
+
+def left_out_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
+    """One for each reason: no answer to the probe, refused by it, without a GPU, or not needed by the fastest plan."""
+    silent = [host.name for host in inventory.hosts if not host.reachable]
+    refused = inventory.refusals
+    slots = {
+        host.name: len(slots_of(host, plan.job))
+        for host in inventory.hosts
+        if host.reachable and host.name not in refused
+    }
+    return (
+        *_sentence(silent, "did not answer the probe; see its findings"),
+        *(
+            sentence
+            for rule in dict.fromkeys(finding.rule for finding in refused.values())
+            for sentence in _sentence(
+                [name for name, finding in refused.items() if finding.rule == rule],
+                f"the probe refuses to launch there ({rule}); mend it and probe again",
+            )
+        ),
+        *_sentence([name for name, count in slots.items() if not count], "no GPU was found"),
+        *_unused(plan, slots),
+    )
+
+
+def _unused(plan: Plan, slots: Mapping[str, int]) -> tuple[str, ...]:
+    """Slots the plan could have had: hosts that have none of its ranks, and such as hold fewer than they could."""
+    used = Counter(rank.host for rank in plan.ranks)
+    free = {name: count - used[name] for name, count in slots.items() if count > used[name]}
+    if not free:
+        return ()
+    kind = "GPUs" if plan.job.device == "cuda" else "slots"
+    before = f"{sum(free.values())} of {sum(slots.values())} {kind}, on "
+    return _sentence(free, _reason(plan, sum(count // plan.tp for count in slots.values())), before)
+
+
+def _reason(plan: Plan, group_slots: int) -> str:
+    """Why more would not help, as far as it can be read from the plan's degrees."""
+    fixed = plan.job.parallel
+    if fixed.pp and fixed.dp:
+        return f"job.yaml fixes pp {fixed.pp} and dp {fixed.dp}"
+    total, most = sum(plan.microbatches), group_slots // plan.pp
+    busiest = -(-total // plan.dp)
+    if most > plan.dp and -(-total // most) == busiest:
+        replicas = f"{most} replicas" if most == plan.dp + 1 else f"{plan.dp + 1} to {most} replicas"
+        return (
+            f"of {replicas} the busiest would run {busiest} micro-batches of a step's {total} as well, and no other "
+            "degrees were found to be faster"
+        )
+    if group_slots < (plan.dp + 1) * plan.pp:
+        return f"they are too few for another replica of {plan.pp} pipeline ranks, and no other degrees were faster"
+    return "the search found no faster step with them"
+
+
+def _sentence(hosts: Iterable[str], reason: str, before: str = "") -> tuple[str, ...]:
+    names = list(hosts)
+    if not names:
+        return ()
+    return (f"Left out: {before}{format_names(names, MOST_NAMED)}: {reason}.",)

@@ -1,0 +1,98 @@
+"""How a batch may be shared out: numbers of replicas, and sizes of the micro-batches they run.
+
+A micro-batch divides the batch; the number of replicas need not: they run the ceiling or the floor of micro-batches
+each. Where a number leaves the busiest replica as many as a smaller one would, the smaller one does as well.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+from holmes_core.records.job import Job
+
+MOST_SAMPLES = 64  # of a micro-batch, unless fixed: no published run gains from more
+MOST_SLOTS = 64  # of a fleet on which any number of replicas is looked at; on larger ones as many as have room
+MOST_KINDS = 3  # of slots, for replicas on any set of them
+
+
+class ClassRoom(NamedTuple):
+    """Slots for tensor groups on the hosts of one class, in their cluster; slots of one `kind` are equally fast."""
+
+    cluster: str
+    kind: object
+    group_slots: int
+
+
+class BatchShares:
+    """Numbers of replicas, and sizes of their micro-batches, that share the batch of a job out over `num_slots`."""
+
+    def __init__(self, job: Job, num_slots: int) -> None:
+        fixed, self._batch, self._num_slots = job.parallel, job.global_batch_size, num_slots
+        free = range(1, min(MOST_SAMPLES, self._batch) + 1)
+        sizes = (fixed.micro_batch_size,) if fixed.micro_batch_size else free
+        self._sizes = [size for size in sizes if self._batch % size == 0]
+        self._fixed_dp = fixed.dp
+        # Replicas that hold weights together run equally many, and interleaving takes rounds of pp.
+        self._must_divide = fixed.zero == 3 or (fixed.chunks or 1) > 1 or fixed.schedule == "interleaved"
+        self._even = {size: list(_divisors(self._batch // size, num_slots)) for size in self._sizes}
+
+    def of(self, classes: Sequence[ClassRoom], pp: int) -> list[tuple[int, int]]:
+        """(dp, samples of a micro-batch) of pipelines of `pp` tensor groups that have slots, ascending.
+
+        On large fleets a dp that does not divide is the most that some clusters have room for. On all it is the least
+        that does as well.
+        """
+        most = sum(each.group_slots for each in classes) // pp
+        if self._fixed_dp is not None:
+            dp = self._fixed_dp
+            return [(dp, size) for size in self._sizes if dp <= most and dp * size <= self._batch]
+        found = {(dp, size) for size, even in self._even.items() for dp in even[: bisect_right(even, most)]}
+        if not self._must_divide:
+            rooms = range(1, most + 1) if self._num_slots <= MOST_SLOTS else _rooms(classes, pp)
+            found |= {(least_as_good(self._batch // size, dp), size) for dp in rooms for size in self._sizes}
+            whole = _replicas_of_kinds(classes, pp)
+            found |= {(dp, size) for dp in whole for size in self._sizes if dp * size <= self._batch}
+        return sorted(found)
+
+
+def least_as_good(total: int, dp: int) -> int:
+    """The least number of replicas whose busiest runs no more of `total` micro-batches than with `dp`."""
+    return -(-total // -(-total // dp))
+
+
+def _divisors(number: int, most: int) -> Iterator[int]:
+    return (each for each in range(1, min(number, most) + 1) if number % each == 0)
+
+
+def _rooms(classes: Sequence[ClassRoom], pp: int) -> set[int]:
+    """The most replicas of `pp` stages that have room: each stage in one of the largest, the two largest clusters ...,
+    or each replica in one of all."""
+    slots: Counter[str] = Counter()
+    for each in classes:
+        slots[each.cluster] += each.group_slots
+    sizes = sorted(slots.values(), reverse=True)
+    inside = {_most_inside(sizes[:count], pp) for count in range(1, len(sizes) + 1)}
+    return (inside | {sum(each // pp for each in sizes)}) - {0}
+
+
+def _most_inside(slots: Sequence[int], pp: int) -> int:
+    """The most replicas of `pp` stages that each are inside one of the clusters of so many slots; 0 for none."""
+    return bisect_left(range(1, sum(slots) // pp + 1), True, key=lambda dp: sum(each // dp for each in slots) < pp)
+
+
+def _replicas_of_kinds(classes: Sequence[ClassRoom], pp: int) -> set[int]:
+    """How many replicas in one class each the hosts of some kinds of slots hold; none where all slots are alike.
+
+    Where slots differ in speed, fast replicas run more micro-batches, so that each replica more may help.
+    """
+    rooms: Counter[object] = Counter()
+    for each in classes:
+        rooms[each.kind] += each.group_slots // pp
+    if len(rooms) == 1:
+        return set()
+    sizes = range(1, len(rooms) + 1) if len(rooms) <= MOST_KINDS else (len(rooms),)
+    return {sum(chosen) for size in sizes for chosen in combinations(rooms.values(), size)} - {0}

@@ -1,0 +1,48 @@
+"""Bytes that operators run one by one (eager) move beyond kernels that fuse them, counted on the runtime's own layer.
+
+A test counts them again on the operators that torch dispatches. What costs the same either way is left out: norms, GELU
+and sums with a residual are a kernel each. Letters as in counts.py; f is the width inside the feed-forward network.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from holmes_core.records.job import Model
+from planner.cost.counts import Execution
+
+FP32_BYTES = 4
+# Values moved beyond a fused kernel. SwiGLU: SiLU of the gate is written and read again; in the backward that, and the
+# gradients of both factors. Queries, keys and values: the three gradients are each padded to the length of all and
+# added up, 10 passes for 2; grouped queries are copied before they are rotated, queries and keys before norms of their
+# own, and values beside rotated keys.
+SWIGLU_FORWARD, SWIGLU_BACKWARD = 2, 4
+SPLIT_BACKWARD = 8
+GROUPED_QUERIES = COPIED_KEYS = COPIED_VALUES = 2
+# Values of 4 bytes, whatever v is: four products with cosines and sines of half the values each, a difference and a sum
+# of halves, and what joins them; in the backward two sums and a change of sign besides.
+ROTATION_FORWARD, ROTATION_BACKWARD = 9, 10
+
+
+class EagerBytes(NamedTuple):
+    """Bytes of one layer and micro-batch on one shard, beyond those of fused kernels."""
+
+    forward: float
+    backward: float
+
+
+def eager_bytes(model: Model, execution: Execution) -> EagerBytes:
+    """What a layer moves in excess; nothing where operators are fused."""
+    if execution.fused_operators:
+        return EagerBytes(0.0, 0.0)
+    v, q, k, f = execution.value_bytes, model.query_size, model.kv_size, model.ffn_size
+    forward, backward = 0, SPLIT_BACKWARD * v * (q + 2 * k)
+    if model.family == "llama":
+        # To fp32 and back, and without what one kernel would read and write.
+        casts = 2 * (v + FP32_BYTES) * (v < FP32_BYTES) - 2 * v
+        forward += SWIGLU_FORWARD * v * f + (ROTATION_FORWARD * FP32_BYTES + casts) * (q + k)
+        forward += GROUPED_QUERIES * v * q * (model.kv_heads < model.num_heads or model.qk_norm)
+        forward += COPIED_KEYS * v * k * model.qk_norm + COPIED_VALUES * v * k
+        backward += SWIGLU_BACKWARD * v * f + (ROTATION_BACKWARD * FP32_BYTES + casts) * (q + k)
+    shard_tokens = execution.micro_batch_size * model.seq_length / execution.tp
+    return EagerBytes(forward * shard_tokens, backward * shard_tokens)

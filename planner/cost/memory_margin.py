@@ -1,0 +1,40 @@
+"""What of a GPU's memory is kept from training: what CUDA and NCCL take, and a part of what training takes itself.
+
+The first is counted from known parts; none of them was measured by us. The second stands for holes between torch's
+segments, and for what the model of memory does not count, such as gradients inside a layer's backward.
+"""
+
+from __future__ import annotations
+
+from holmes_core.records.job import Job
+
+MIB = 2**20
+# The context with the kernels that are used, some 300 MB since CUDA 11.7 loads them lazily (pytorch/pytorch #107667),
+# and cuBLAS's workspaces, 32 MiB for each stream that multiplies on Hopper (torch, CUBLAS_WORKSPACE_CONFIG).
+CONTEXT_BYTES = 512 * MIB
+# A ring keeps buffers for two neighbours on each channel (NVIDIA/nccl #986): of the protocols Simple 4 MiB, LL128 4.7
+# and LL 0.5 (nccl, src/init.cc), on as many channels as NVLink gets on eight GPUs.
+CHANNELS = 16
+RING_BYTES = 2 * CHANNELS * (4 * MIB + 120 * 640 * 8 * 8 + 8 * 512 * 8 * 16)
+# Sends and receives share one buffer (NVIDIA/nccl #1450); assumption: the size of one Simple buffer a channel.
+EDGE_BYTES = CHANNELS * 4 * MIB
+MOST_EDGES = 4  # there and back, with the stage before and the one after
+# Assumption until a run has measured it (`--calibrate`): FakeTensor's peaks of the runtime's own steps were 2 to 4 %
+# below what was counted, holes with expandable segments are said to be a few percent (torch, CUDA semantics).
+TRAINING_MARGIN = 0.05
+
+
+def reserve_bytes(job: Job, tp: int, pp: int, dp: int) -> int:
+    """Bytes that CUDA and NCCL keep of a GPU with these degrees; 0 on CPUs."""
+    if job.device == "cpu":
+        return 0
+    return CONTEXT_BYTES + RING_BYTES * ((tp > 1) + (dp > 1)) + EDGE_BYTES * MOST_EDGES * (pp > 1)
+
+
+def training_margin(job: Job) -> float:
+    """The part of what training is counted to take that is kept free beside it: as a run measured it, else 5 %."""
+    if job.device == "cpu":
+        return 0.0
+    calibration = job.compute.calibration
+    known = calibration.memory_margin if calibration is not None else None
+    return TRAINING_MARGIN if known is None else known

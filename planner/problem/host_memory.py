@@ -1,0 +1,35 @@
+"""Host memory for optimizer states: what ranks need of it, and what a host may give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holmes_core.records.inventory import Host
+from holmes_core.records.job import Job, Model
+from holmes_runtime.config.model_shape import stage_parameters
+from planner.cost.counts import Execution, host_state_bytes
+
+USABLE_SHARE = 0.8  # assumption: the rest is the system's, the data's page cache and each process's own
+
+
+def usable_host_bytes(host: Host) -> int | None:
+    """Bytes that optimizer states may take of a host; None where its memory is not known."""
+    return None if host.memory_bytes is None else int(host.memory_bytes * USABLE_SHARE)
+
+
+def host_bytes(
+    model: Model, execution: Execution, checkpoints: bool, num_layers: int, is_first: bool, is_last: bool
+) -> int:
+    """Bytes one rank with so many layers needs of its host; 0 where states are on the device."""
+    parameters = stage_parameters(model, num_layers, is_first, is_last, execution.tp)
+    return host_state_bytes(parameters, execution, checkpoints)
+
+
+def host_bytes_by_rank(job: Job, execution: Execution, layers: Sequence[int]) -> tuple[int, ...]:
+    """By pipeline rank, which hold `layers`; empty where states are on the device."""
+    if not execution.optimizer_offload:
+        return ()
+    last, checkpoints = len(layers) - 1, job.checkpoint is not None
+    return tuple(
+        host_bytes(job.model, execution, checkpoints, held, rank == 0, rank == last) for rank, held in enumerate(layers)
+    )

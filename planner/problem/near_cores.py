@@ -1,0 +1,82 @@
+"""The CPUs of each rank: those near its GPU, which are the ones of its NUMA node, divided among the ranks there."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from holmes_core.records.inventory import Host
+from holmes_core.records.plan import PlanRank
+
+_CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")  # `0-31,64-95`
+_Range = tuple[int, int]  # the first CPU and the last
+MOST_CPUS = 8192  # NR_CPUS of Linux at most, on x86-64
+
+
+def near_cores(host: Host, gpus: Sequence[int | None]) -> tuple[str | None, ...]:
+    """By local rank a list such as `0-7,64-71` that no other rank of the host shares, for ranks on these GPUs.
+
+    None for all ranks of a host where those of one are not known, lists overlap, or there are fewer CPUs than ranks.
+    """
+    near = {gpu.index: gpu.cpus or "" for gpu in host.gpus}
+    lists = [near.get(gpu, "") if gpu is not None else "" for gpu in gpus]
+    nothing = (None,) * len(lists)
+    if not all(_CPU_LIST.fullmatch(each) for each in lists):
+        return nothing
+    counts, taken = Counter(lists), Counter[str]()
+    ranges = {each: cpu_ranges(each) for each in counts}
+    if any(last < first or last > MOST_CPUS for held in ranges.values() for first, last in held):
+        return nothing
+    if first_shared(ranges.values()) is not None:
+        return nothing
+    shares = {each: _shares(held, counts[each]) for each, held in ranges.items()}
+    if not all(map(all, shares.values())):
+        return nothing
+    cores = []
+    for each in lists:
+        cores.append(shares[each][taken[each]])
+        taken[each] += 1
+    return tuple(cores)
+
+
+def with_cores(ranks: Sequence[PlanRank], hosts: Sequence[Host]) -> tuple[PlanRank, ...]:
+    """The ranks with their CPUs, where they are known."""
+    of_host: dict[str, list[int | None]] = {}
+    for rank in ranks:
+        of_host.setdefault(rank.host, []).append(rank.gpu)
+    cores = {host.name: near_cores(host, of_host[host.name]) for host in hosts if host.name in of_host}
+    return tuple(rank.model_copy(update={"cpus": cores[rank.host][rank.local_rank]}) for rank in ranks)
+
+
+def first_shared(lists: Iterable[Sequence[_Range]]) -> int | None:
+    """The least CPU that is in two of the lists, or in one twice; None where there is none."""
+    ordered = sorted(each for held in lists for each in held)
+    return next((after[0] for before, after in pairwise(ordered) if after[0] <= before[1]), None)
+
+
+def cpu_ranges(cpus: str) -> tuple[_Range, ...]:
+    """First and last CPU of each range of a list such as `0-31,64-95`."""
+    bounds = (part.partition("-") for part in cpus.split(","))
+    return tuple((int(first), int(last or first)) for first, _, last in bounds)
+
+
+def _shares(ranges: Sequence[_Range], parts: int) -> list[str]:
+    """So many lists, each with as much of every range: hardware threads of one core are a range apart, or neighbours.
+
+    Ranges shorter than that are cut one after the other. Empty lists where there are too few CPUs.
+    """
+    if min(last - first + 1 for first, last in ranges) < parts:
+        cpus = [cpu for first, last in ranges for cpu in range(first, last + 1)]
+        return [_written([(cpu, cpu) for cpu in _part(cpus, part, parts)]) for part in range(parts)]
+    cut = [[_part(range(first, last + 1), part, parts) for first, last in ranges] for part in range(parts)]
+    return [_written([(piece[0], piece[-1]) for piece in pieces]) for pieces in cut]
+
+
+def _part(cpus: Sequence[int], part: int, parts: int) -> Sequence[int]:
+    return cpus[len(cpus) * part // parts : len(cpus) * (part + 1) // parts]
+
+
+def _written(ranges: Sequence[_Range]) -> str:
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)

@@ -1,0 +1,79 @@
+"""What ZeRO-3 adds to a layer's seconds: its weights are gathered and its gradients reduced for every micro-batch.
+
+The next layer's weights are gathered while a layer computes, and in the backward the gradients of the layer before are
+reduced as well: a forward takes no less than one gathering, a backward no less than a gathering and a reduction. The
+first gathering of a step and its last reduction are those of ZeRO-1, and priced as such. That of the embedding is taken
+to be hidden by the layer before it. Source: Zhao et al., PyTorch FSDP, 2023.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from holmes_core.records.job import Job
+from holmes_runtime.config.model_shape import head_parameters, layer_parameters
+from planner.cost.collectives import PassTimes, exchange_hops, exchange_share, shard_exchange_bytes
+from planner.cost.counts import GRADIENT_BYTES
+from planner.problem.candidates import Candidate
+from planner.problem.coefficients import Coefficients
+from planner.problem.exchange_rates import rings_on_nic, site_latency_s, sync_s_per_byte
+from planner.problem.fleet import HostClass
+
+
+class WeightTraffic(NamedTuple):
+    """Seconds of gathering the weights of one layer, and of reducing its gradients."""
+
+    gather_s: float
+    reduce_s: float
+
+    def under(self, compute: PassTimes) -> PassTimes:
+        """Seconds of a layer's forward and backward with this traffic beside `compute`."""
+        return PassTimes(max(compute.forward_s, self.gather_s), max(compute.backward_s, self.gather_s + self.reduce_s))
+
+
+def with_weight_traffic(job: Job, coeffs: Coefficients) -> Coefficients:
+    """The coefficients with the traffic of layers and head in their seconds; the same under ZeRO-1.
+
+    A class is priced as if it held all replicas that share weights.
+    """
+    candidate = coeffs.candidate
+    shards = candidate.weight_shards
+    if shards == 1:
+        return coeffs
+    inside = replace(coeffs, candidate=replace(candidate, dp=shards))
+    ratio = shard_exchange_bytes(1.0, shards) / shard_exchange_bytes(1.0, candidate.dp)
+    layers, heads = [], []
+    for c, (layer, head) in enumerate(zip(coeffs.layer, coeffs.head, strict=True)):
+        rings = rings_on_nic(inside, (c,))
+        share = exchange_share(shards, job.device) if rings else 1.0
+        per_byte = ratio * sync_s_per_byte(inside, (c,), rings) / share
+        hops, latency_s = exchange_hops(shards, job.device), site_latency_s(inside, (c,)) if rings else 0.0
+        hops_s = (hops.gather + hops.late) * latency_s, (hops.reduce + hops.late) * latency_s
+        layers.append(
+            _traffic(job, candidate, layer_parameters(job.model, candidate.tp), per_byte, hops_s).under(layer)
+        )
+        heads.append(_traffic(job, candidate, head_parameters(job.model, candidate.tp), per_byte, hops_s).under(head))
+    return replace(coeffs, layer=tuple(layers), head=tuple(heads))
+
+
+def least_traffic(job: Job, candidate: Candidate, hosts: HostClass) -> WeightTraffic:
+    """The least that a layer's traffic takes on hosts of that class."""
+    shards, hardware = candidate.weight_shards, hosts.hardware
+    if shards == 1:
+        return WeightTraffic(0.0, 0.0)
+    exchange = shard_exchange_bytes(1.0, shards)
+    if shards <= hosts.group_slots_per_host(candidate.tp):
+        per_byte = exchange / candidate.tp / hardware.slot.inside.bandwidth_bytes_per_s
+    else:
+        per_byte = exchange / hardware.fabric_bytes_per_s if hardware.fabric_bytes_per_s else 0.0
+    return _traffic(job, candidate, layer_parameters(job.model, candidate.tp), per_byte, (0.0, 0.0))
+
+
+def _traffic(
+    job: Job, candidate: Candidate, parameters: int, s_per_byte: float, hops_s: tuple[float, float]
+) -> WeightTraffic:
+    """Of so many parameters on one tensor shard; those of all shards share the network."""
+    per_value_s = candidate.tp * parameters * s_per_byte
+    value_bytes = candidate.execution(job).value_bytes
+    return WeightTraffic(value_bytes * per_value_s + hops_s[0], GRADIENT_BYTES * per_value_s + hops_s[1])

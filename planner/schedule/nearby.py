@@ -1,0 +1,135 @@
+"""Ways near the best contenders, looked through until none is better.
+
+The closed form, by which placements are found, knows neither the depth in flight nor what waits in one schedule and not
+in another. So around the best by simulation it is tried to keep one micro-batch more or less in flight, to move a layer
+to another stage, and a stage to another position, under every schedule. What a lower bound rules out is not simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+
+from planner.problem.problem import Problem
+from planner.schedule.placement_simulator import PlacementSimulator
+from planner.schedule.run_mode import RunMode
+from planner.schedule.runners_up import Contender, best_of_each_crossing, fastest_first, rank_contenders
+from planner.schedule.simulate import MOST_SIMULATED
+from planner.search.placement import Placement, PricedPlacement
+from planner.tolerances import RELATIVE_TOLERANCE
+
+STARTS = 16  # contenders to begin with beside the best
+MOST_STAGES = 6  # of pipelines whose stages are changed; of longer ones only the depth in flight is
+MOST_WORK = 400_000  # forwards and backwards simulated in all: half a second
+LOOK, SIMULATION = 10, 500  # of that, what a bound costs by the square of the stages, and the shortest simulation
+
+
+def rank_improved(problem: Problem, found: Sequence[PricedPlacement]) -> list[Contender]:
+    """As `rank_contenders`, each contender the best that is found around it, then around that one, and so on.
+
+    First all are run deeper or shallower, then the best are changed, as long as there is work left that may be done.
+    """
+    climb, starts = _Climb(problem), rank_contenders(problem, found, STARTS)
+    deeper = _fastest_first([climb.up_from(each, changed=False) for each in starts])
+    climbed, degrees = list[Contender](), set[tuple[int, ...]]()
+    for each in deeper:  # of the same degrees the best alone
+        c = each.found.placement.candidate
+        changed = (c.tp, c.pp, c.dp, c.micro_batch_size) not in degrees
+        degrees.add((c.tp, c.pp, c.dp, c.micro_batch_size))
+        climbed.append(climb.up_from(each, changed=True) if changed else each)
+    return best_of_each_crossing(climbed)
+
+
+def _fastest_first(contenders: Sequence[Contender]) -> list[Contender]:
+    return [contenders[at] for at in fastest_first(contenders, [each.mode.step_s for each in contenders])]
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A way to run a placement, with a lower bound on its seconds."""
+
+    placement: Placement
+    simulator: PlacementSimulator
+    mode: RunMode
+
+
+class _Climb:
+    """Steps from one contender to a better one, as long as there is work left that may be done."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._work = problem, MOST_WORK
+
+    def up_from(self, contender: Contender, changed: bool) -> Contender:
+        """The best contender that steps to better ones lead to; `changed`: not only in its depth."""
+        best, tried = contender, set[tuple[Placement, RunMode]]()
+        while (better := self._step(best, changed, tried)) is not None:
+            best = better
+        return best
+
+    def _step(self, best: Contender, changed: bool, tried: set[tuple[Placement, RunMode]]) -> Contender | None:
+        """The best neighbour; None where none is better, or the work is done."""
+        better: Contender | None = None
+        within_s = best.mode.step_s
+        for way in sorted(self._near(best, changed, tried), key=lambda way: way.mode.step_s):
+            pp, simulated = way.placement.candidate.pp, min(MOST_SIMULATED, *way.placement.microbatches)
+            work = 4 * pp * simulated + SIMULATION
+            if work > self._work or way.mode.step_s >= within_s * (1 - RELATIVE_TOLERANCE):
+                break
+            self._work -= work
+            mode = way.simulator.timed(way.mode)
+            if mode.step_s < within_s * (1 - RELATIVE_TOLERANCE):
+                found = replace(best.found, placement=way.placement)
+                better = Contender(found, mode, way.placement.crossing(self._problem.fleet))
+                within_s = mode.step_s
+        return better
+
+    def _near(self, best: Contender, changed: bool, tried: set[tuple[Placement, RunMode]]) -> Iterator[_Way]:
+        """The neighbours that memory and job.yaml allow, each once."""
+        placement = best.found.placement
+        coeffs = self._problem.coefficients(placement.candidate)
+        for each in self._placements(placement) if changed else (placement,):
+            simulator = PlacementSimulator(self._problem.job, coeffs, each)
+            if simulator.busiest_s >= best.mode.step_s:
+                continue
+            modes = simulator.allowed_modes(eager=False) if changed else ()
+            for mode in (*modes, *_deeper_or_shallower(self._problem, best.mode, each)):
+                if self._work > 0 and (each, mode) not in tried and simulator.fits(mode):
+                    tried.add((each, mode))
+                    self._work -= LOOK * placement.candidate.pp**2
+                    yield _Way(each, simulator, replace(mode, step_s=simulator.lower_bound_s(mode)))
+
+    def _placements(self, placement: Placement) -> Iterator[Placement]:
+        """With one layer moved to another stage, or one stage to another position, with its layers or without."""
+        candidate, layers, sites = placement.candidate, placement.layers, placement.sites
+        if self._problem.job.parallel.layers is not None or candidate.pp > MOST_STAGES:
+            return
+        capacity = self._problem.coefficients(candidate).capacity
+        found = list[Placement]()
+        for giver, taker in permutations(range(candidate.pp), 2):
+            moved = [held - (s == giver) + (s == taker) for s, held in enumerate(layers)]
+            found.append(replace(placement, layers=tuple(moved)))
+            order = [s for s in range(candidate.pp) if s != giver]
+            order.insert(taker, giver)
+            rows, held = tuple(sites[s] for s in order), tuple(layers[s] for s in order)
+            if rows != sites:
+                found += [replace(placement, sites=rows), replace(placement, sites=rows, layers=held)]
+        for each in found:
+            rooms = zip(each.layers, each.sites, capacity, strict=True)
+            if min(each.layers) > 0 and all(held <= room[c] for held, row, room in rooms for c in set(row)):
+                yield each
+
+
+def _deeper_or_shallower(problem: Problem, mode: RunMode, placement: Placement) -> Iterator[RunMode]:
+    """As deep in flight as `mode`, and a micro-batch deeper or shallower, on one edge or on all."""
+    fixed, pp, most = problem.job.parallel, placement.candidate.pp, max(placement.microbatches) - 1
+    if pp == 1 or fixed.schedule not in (None, "eager") or (fixed.chunks or 1) > 1:
+        return
+    now = mode.extra_in_flight or (0,) * (pp - 1)
+    rows = {now: None, tuple(extra + 1 for extra in now): None, tuple(max(0, extra - 1) for extra in now): None}
+    for edge in range(pp - 1):
+        for change in (1, -1):
+            rows[tuple(max(0, extra + change * (e == edge)) for e, extra in enumerate(now))] = None
+    for extra in rows:
+        if 0 < max(extra) <= most:
+            yield RunMode("eager", 1, extra, placement.layers, 0.0)

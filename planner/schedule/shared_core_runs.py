@@ -1,0 +1,85 @@
+"""The step on one machine whose cores all ranks share: those that wait leave theirs to those that compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from planner.schedule.simulate import Buckets, Pipeline, Run, end_s, gathered_s, run_pipeline, simulate
+
+
+def simulate_sharing(pipelines: Sequence[Pipeline], buckets: Buckets = (), most_faster: float = 1.0) -> float:
+    """Seconds until the last rank has its gradients, as `simulate`, on cores as `run_sharing` shares them."""
+    if most_faster == 1.0:
+        return simulate(pipelines, buckets)
+    return end_s(run_sharing(pipelines, buckets, most_faster), buckets)
+
+
+def run_sharing(pipelines: Sequence[Pipeline], buckets: Buckets = (), most_faster: float = 1.0) -> list[Run]:
+    """When each action of each replica runs, if their seconds are those of a time when all n ranks compute.
+
+    While k compute, each does min(n / k, `most_faster`) times as much: no rank uses more cores than it has threads.
+    """
+    if most_faster == 1.0:
+        return [run_pipeline(each.order.precedence, each.times, buckets) for each in pipelines]
+    replicas = [_Replica(pipeline, buckets) for pipeline in pipelines]
+    waiting = [_Rank(replica, numbers) for replica in replicas for numbers in replica.run.precedence.by_rank]
+    computing: list[_Rank] = []
+    num_ranks, now_s = len(waiting), 0.0
+    while waiting or computing:
+        for rank in [rank for rank in waiting if rank.ready_s() <= now_s]:
+            waiting.remove(rank)
+            computing.append(rank.begin())
+        speed = min(num_ranks / len(computing), most_faster) if computing else 1.0
+        ends_s = [now_s + rank.left_s / speed for rank in computing]
+        next_s = min([*ends_s, *(rank.ready_s() for rank in waiting)])
+        assert next_s < inf, "the schedule waits for itself"
+        for rank, rank_end_s in zip(computing[:], ends_s, strict=True):
+            rank.left_s -= (next_s - now_s) * speed
+            if rank_end_s == next_s:
+                computing.remove(rank)
+                if rank.ends(next_s):
+                    waiting.append(rank)
+        now_s = next_s
+    return [replica.run for replica in replicas]
+
+
+class _Replica:
+    """A pipeline under way; what has not ended or left yet does so at no known time."""
+
+    def __init__(self, pipeline: Pipeline, buckets: Buckets) -> None:
+        precedence, times = pipeline.order.precedence, pipeline.times
+        not_known = [inf] * len(precedence.waits)
+        self.run = Run(precedence, [0.0, *not_known], [0.0, *not_known], times.late_s())
+        self.work_s, self.edge_s = times.work_s(), [*times.forward_edge_s, *times.backward_edge_s, 0.0]
+        least_end_s = gathered_s(len(precedence.by_rank), times, buckets)
+        self.least_end_s = least_end_s + [0.0] * (len(self.work_s) - len(least_end_s))
+
+
+@dataclass
+class _Rank:
+    """A rank of a replica: its actions that are not done, and the seconds of the first that are left once it runs."""
+
+    replica: _Replica
+    numbers: Sequence[int]
+    left_s: float = 0.0
+
+    def ready_s(self) -> float:
+        """When its next action may begin; infinite where its input has not left yet."""
+        return self.replica.run.interval(self.numbers[0]).start_s
+
+    def begin(self) -> _Rank:
+        """The rank, which runs its next action."""
+        _, _, work, *_ = self.replica.run.precedence.waits[self.numbers[0] - 1]
+        self.left_s = self.replica.work_s[work]
+        return self
+
+    def ends(self, now_s: float) -> bool:
+        """Ends the action, and sends what it made. Whether there is another one."""
+        run, (number, *rest) = self.replica.run, self.numbers
+        _, _, work, ahead, edge = run.precedence.waits[number - 1]
+        run.ends_s[number] = max(now_s, self.replica.least_end_s[work])
+        run.left_s[number] = max(run.ends_s[number], run.left_s[ahead]) + self.replica.edge_s[edge]
+        self.numbers = rest
+        return bool(rest)

@@ -1,0 +1,40 @@
+"""What each cluster alone would do, where a search ended before it could prove that several do better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from holmes_core.errors import HolmesError
+from planner.problem.fleet import Fleet, Hardware
+from planner.problem.problem import Problem
+from planner.search.branch_and_bound import SearchResult, search
+from planner.search.placement import PricedPlacement
+
+NO_TIME_S = 0.0  # a search finds a placement all the same, if any fits
+BEST = 3  # placements of each cluster
+MOST_LATE = 8  # placements of the search that there is time to simulate
+
+
+def with_single_clusters(problem: Problem, result: SearchResult) -> SearchResult:
+    """The best of the result, with the first placements of a search in each cluster alone; in one of those alike."""
+    several = len(problem.fleet.cluster_names) > 1
+    return replace(result, found=(*result.found[:MOST_LATE], *(_in_single_clusters(problem) if several else ())))
+
+
+def _in_single_clusters(problem: Problem) -> Iterator[PricedPlacement]:
+    searched = set[tuple[tuple[Hardware, int], ...]]()
+    for name in problem.fleet.cluster_names:
+        of = [index for index, each in enumerate(problem.fleet.classes) if each.cluster == name]
+        classes = tuple(problem.fleet.classes[index] for index in of)
+        kind = tuple((replace(each.hardware, cluster=""), len(each.hosts)) for each in classes)
+        if kind in searched:
+            continue
+        searched.add(kind)
+        try:
+            best = search(replace(problem, fleet=Fleet(classes)), NO_TIME_S).found[:BEST]
+        except HolmesError:  # too small, which another cluster may not be
+            continue
+        for found in best:
+            sites = tuple(tuple(of[c] for c in row) for row in found.placement.sites)
+            yield replace(found, placement=replace(found.placement, sites=sites))

@@ -1,0 +1,38 @@
+"""Ways through the PCI tree: the bridges above a device, and how far two devices are from each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+
+class OnPci(Protocol):
+    """A device or bridge of which the bridge right above is known, or not."""
+
+    @property
+    def parent(self) -> str | None:
+        """Its PCI address."""
+
+
+def bridges_above(tree: Mapping[str, OnPci], address: str) -> list[str]:
+    """PCI addresses of the bridges from the one right above a device to the root; `tree` is by address."""
+    above: list[str] = []
+    device = tree.get(address)
+    while device and device.parent and device.parent not in above:
+        above.append(device.parent)
+        device = tree.get(device.parent)
+    return above
+
+
+def path_between(ours: Sequence[str], theirs: Sequence[str], numa_nodes: tuple[int | None, int | None]) -> str | None:
+    """nvidia-smi's word for the path between two devices, by the bridges above each and the NUMA node of each.
+
+    PIX, PXB, NODE or SYS; None if not known. A switch is an upstream bridge and the downstream bridges below it, so two
+    devices of one switch have different bridges right above them and the same one above those: that is PIX.
+    """
+    common = [bridge for bridge in ours if bridge in theirs]
+    if common:
+        return "PIX" if ours.index(common[0]) <= 1 and theirs.index(common[0]) <= 1 else "PXB"
+    if None in numa_nodes or not (ours and theirs):
+        return None
+    return "NODE" if numa_nodes[0] == numa_nodes[1] else "SYS"

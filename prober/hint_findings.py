@@ -1,0 +1,110 @@
+"""Where the labels of a scheduler, which hosts.yaml gives as hints, contradict what was found. Nothing follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from holmes_core.records.inventory import Cluster, Finding, Host
+from holmes_core.units import format_names
+from prober.about import PIN, About
+from prober.islands.union_find import UnionFind
+from prober.nvlink_domains import clique_of
+
+MOST_NAMES = 4
+
+_RULE = "CLUSTER-HINT-CONTRADICTS"
+_REMEDY = f"find out which is right: `holmes probe --links` measures; then correct `hints:`, or {PIN}"
+_SOURCE = "Holmes, docs/integrations.md (hosts from labels)"
+
+ONE_SWITCH = About(
+    _RULE,
+    "W",
+    "hints put hosts on one switch, and they were found in several clusters",
+    "none on the plan, which follows what was found; one of these hosts may have lost its way to the fabric",
+    _REMEDY,
+    _SOURCE,
+)
+OTHER_FABRIC = About(
+    _RULE,
+    "W",
+    "a hint names another kind of fabric than was found",
+    "none on the plan, which follows what was found; the host may have ports that are down or without a driver",
+    _REMEDY,
+    _SOURCE,
+)
+NO_SWITCH = About(
+    _RULE,
+    "I",
+    "hints of several levels give hosts of one cluster no switch in common",
+    "none on the plan, which follows what was found; RDMA between two fabrics would fail",
+    _REMEDY,
+    _SOURCE,
+)
+ONE_NVLINK = About(
+    _RULE,
+    "W",
+    "hints put hosts into one NVLink domain, and their GPUs say that they are in several",
+    "none on the plan, which counts on NVLink between hosts only where the GPUs say so",
+    "compare `nvidia-smi -q` (ClusterUUID) of these hosts, then correct `hints:` in hosts.yaml",
+    _SOURCE,
+)
+ABOUT = (ONE_SWITCH, OTHER_FABRIC, NO_SWITCH, ONE_NVLINK)
+
+
+def hint_findings(hosts: Sequence[Host], clusters: Sequence[Cluster]) -> Iterator[Finding]:
+    """A finding for every switch, kind of fabric, cluster and NVLink domain of which hints say otherwise."""
+    reachable = {host.name: host for host in hosts if host.reachable}
+    yield from _split_switches(reachable, clusters)
+    for cluster in clusters:
+        members = [reachable[name] for name in cluster.hosts]
+        yield from _other_fabrics(cluster, members)
+        yield from _without_switch(cluster, members)
+    yield from _split_domains(reachable.values())
+
+
+def _split_switches(hosts: Mapping[str, Host], clusters: Sequence[Cluster]) -> Iterator[Finding]:
+    """By the nearest switch alone: one further up may well join several fabrics."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for cluster in clusters:
+        for name in cluster.hosts:
+            for switch in hosts[name].hints.network[:1]:
+                found.setdefault(switch, {}).setdefault(cluster.name, []).append(name)
+    for switch, members in found.items():
+        if len(members) > 1:
+            where = "; ".join(f"{format_names(names, MOST_NAMES)} in {cluster}" for cluster, names in members.items())
+            yield ONE_SWITCH.finding([name for names in members.values() for name in names], f"{switch}: {where}")
+
+
+def _other_fabrics(cluster: Cluster, members: Sequence[Host]) -> Iterator[Finding]:
+    hinted: dict[str, list[str]] = {}
+    for host in members:
+        if host.hints.fabric not in (None, cluster.fabric.kind):
+            hinted.setdefault(str(host.hints.fabric), []).append(host.name)
+    for kind, names in hinted.items():
+        yield OTHER_FABRIC.finding(names, f"the hint is {kind}; found: {cluster.fabric.kind}, cluster {cluster.name}")
+
+
+def _without_switch(cluster: Cluster, members: Sequence[Host]) -> Iterator[Finding]:
+    """One level alone is a leaf, and hosts of one fabric hang on many."""
+    labelled = {host.name: host.hints.network for host in members if len(host.hints.network) > 1}
+    sets: UnionFind[str] = UnionFind(labelled)
+    first_on: dict[str, str] = {}
+    for name, switches in labelled.items():
+        sets.join([name, *(first_on.setdefault(switch, name) for switch in switches)])
+    groups = sets.groups()
+    if len(groups) > 1:
+        seen = "; ".join(f"{format_names(group, MOST_NAMES)} below {labelled[group[0]][-1]}" for group in groups[:3])
+        more = f"; and {len(groups) - 3} groups more" if len(groups) > 3 else ""
+        yield NO_SWITCH.finding(list(labelled), f"cluster {cluster.name}: {seen}{more}")
+
+
+def _split_domains(hosts: Iterable[Host]) -> Iterator[Finding]:
+    found: dict[str, dict[str, list[str]]] = {}
+    for host in hosts:
+        clique = clique_of(host)
+        if host.hints.nvlink is not None and clique is not None:
+            found.setdefault(host.hints.nvlink, {}).setdefault(clique[0], []).append(host.name)
+    for domain, members in found.items():
+        if len(members) > 1:
+            where = "; ".join(f"{format_names(names, MOST_NAMES)} in {uuid}" for uuid, names in members.items())
+            yield ONE_NVLINK.finding([name for names in members.values() for name in names], f"{domain}: {where}")

@@ -1,0 +1,123 @@
+"""`holmes model`: what it prints is what job.yaml takes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from holmes_core.records.job import Job
+from tests.cli.conftest import Command
+
+QWEN3 = {
+    "model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936,
+    "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+TINY = {
+    **{"model_type": "llama", "hidden_size": 2, "num_hidden_layers": 1, "num_attention_heads": 1},
+    **{"intermediate_size": 2, "vocab_size": 4, "max_position_embeddings": 8},
+}
+MATRIX, TABLE, NORM = [2, 2], [4, 2], [2]
+LAYER = {
+    **{f"self_attn.{each}_proj.weight": MATRIX for each in "qkvo"},
+    **{f"mlp.{each}_proj.weight": MATRIX for each in ("gate", "up", "down")},
+    **{f"{each}.weight": NORM for each in ("input_layernorm", "post_attention_layernorm")},
+}
+TENSORS = {
+    **{"model.embed_tokens.weight": TABLE, "lm_head.weight": TABLE, "model.norm.weight": NORM},
+    **{f"model.layers.0.{name}": size for name, size in LAYER.items()},
+}
+
+
+def write_folder(
+    folder: Path, config: Mapping[str, object] = TINY, tensors: Mapping[str, list[int]] = TENSORS, cut: int = 0
+) -> None:
+    """A published model's folder; its tensors are zeros in fp32, and the file ends `cut` bytes early."""
+    (folder / "config.json").write_text(json.dumps(config))
+    header, offset = {}, 0
+    for name, size in tensors.items():
+        stop = offset + 4 * math.prod(size)
+        header[name] = {"dtype": "F32", "shape": size, "data_offsets": [offset, stop]}
+        offset = stop
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(offset - cut))
+
+
+def test_training_starts_from_the_tensors_of_a_folder_that_has_them(command: Command, tmp_path: Path) -> None:
+    write_folder(tmp_path)
+
+    done = command("model", ".")
+
+    assert (done.code, yaml.safe_load(done.stdout)["weights"]) == (0, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ({"cut": 1}, "model.safetensors: its header cannot be true: bytes "),
+        ({"tensors": {**TENSORS, "lm_head.weight": NORM}}, "lm_head.weight has the shape [2], the model needs [4, 2]"),
+        ({"tensors": {"lm_head.weight": TABLE}}, "has no tensor model.embed_tokens.weight"),
+        ({"config": {**TINY, "num_hidden_layers": 2**31 - 1}}, "has no tensor model.layers.1."),
+        ({"config": {**TINY, "hidden_size": 2**31 - 2}}, "the model needs [4, 2147483646]"),
+        ({"config": {**TINY, "vocab_size": 10**300}}, "not a whole number from 1 to 2147483647"),
+        ({"config": {**TINY, "num_attention_heads": 2**31 - 1}}, "head_dim is 0"),
+    ],
+)
+def test_a_folder_that_cannot_be_true_is_wrong_usage(
+    written: dict[str, Any], said: str, command: Command, tmp_path: Path
+) -> None:
+    write_folder(tmp_path, **written)
+
+    done = command("model", ".")
+
+    assert (done.code, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 2  # and the hint
+
+
+def test_an_index_that_leads_outside_the_folder_is_wrong_usage(command: Command, tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "config.json").write_text(json.dumps(TINY))
+    index = {"weight_map": dict.fromkeys(TENSORS, "../model.safetensors")}
+    (tmp_path / "inner" / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    done = command("model", "inner")
+
+    assert done.code == 2
+    assert "'../model.safetensors', which is not a file beside it" in done.stderr
+
+
+def test_its_lines_are_a_job_s(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+
+    done = command("model", ".")
+
+    assert done.code == 0
+    job = Job.model_validate(
+        {**yaml.safe_load(done.stdout), "data": {"path": "/d"}, "steps": 1, "global_batch_size": 8}
+    )
+    assert job.weights is None
+    assert "the folder holds no tensors" in done.stderr
+    assert (job.model.qk_norm, job.model.tied_embeddings, job.model.head_size) == (True, True, 128)
+    assert (job.model.rope_theta, job.model.norm_eps, job.model.seq_length) == (1e6, 1e-6, 8192)
+    assert "0.60 billion parameters" in done.stderr
+
+
+def test_a_model_it_does_not_know_is_wrong_usage(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
+
+    done = command("model", str(tmp_path))
+
+    assert done.code == 2
+    assert "model_type 'mixtral' is not one of" in done.stderr
+    assert done.stdout == ""

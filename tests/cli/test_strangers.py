@@ -1,0 +1,70 @@
+"""Whoever shares the network with a run, or a host, does not get into it; the run goes on as if nobody had tried."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.testbed.needs_bed import NEEDS_BED
+from tests.testbed.rehearsal import Site, bed_site, only_run, standard_library_corpus
+from tests.testbed.strangers import Strangers
+
+pytestmark = [*NEEDS_BED, pytest.mark.timeout(600)]
+LEAST_TRIES = 200
+JOB = {
+    "model": {"num_layers": 4, "hidden_size": 32, "num_heads": 2, "seq_length": 32},
+    "data": standard_library_corpus(),
+    "global_batch_size": 12,
+    "steps": 100,
+    "device": "cpu",
+    "compute": {"flops_per_s": 1e10},
+    "parallel": {"pp": 2, "dp": 2, "micro_batch_size": 1},
+    "timeout_s": 60,
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with bed_site(tmp_path_factory.mktemp("site")) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def plan(site: Site) -> Path:
+    job, inventory, plan = site.write_job("job", JOB), site.folder / "inventory.json", site.folder / "plan.json"
+    subprocess.run(site.command("probe", str(site.hosts_yaml), "-o", str(inventory)), check=True, capture_output=True)
+    command = site.command("plan", str(job), "-i", str(inventory), "-o", str(plan))
+    subprocess.run(command, check=True, capture_output=True)
+    return plan
+
+
+def losses_of(site: Site, plan: Path, runs: Path) -> list[float]:
+    """Of every step of a run that comes to its end."""
+    done = subprocess.run(site.command("launch", str(plan), "--runs", str(runs)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = (only_run(runs) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def test_strangers_get_no_answer_and_the_run_goes_on_with_the_same_losses(
+    site: Site, plan: Path, tmp_path: Path
+) -> None:
+    assert site.bed is not None
+    undisturbed = losses_of(site, plan, tmp_path / "undisturbed")
+    strangers = Strangers(site.bed)
+    try:
+        strangers.begin()
+        disturbed = losses_of(site, plan, tmp_path / "disturbed")
+    finally:
+        strangers.end()
+    tries = [*strangers.outside, *strangers.inside]
+    assert [each for each in tries if each.joined or each.answer_bytes] == []
+    assert [each for each in strangers.outside if each.connected and each.address_and_port in strangers.of_ranks] == []
+    assert strangers.of_ranks
+    assert len(tries) >= LEAST_TRIES
+    assert disturbed == undisturbed
+    assert len(disturbed) == JOB["steps"]

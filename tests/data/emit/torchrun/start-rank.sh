@@ -1,0 +1,31 @@
+#!/bin/sh
+# plan sha256:0ebab9a19107eadcdc35e5ae3f4939616e274c5c38c8f56b4c091d3999561dc0
+# Starts one rank, whoever calls it: srun, mpirun, or torchrun. Which one follows from the host and the place there, by
+# the table `ranks`. Words behind it are started instead, where the host's ranks would be: torchrun, for one.
+# The host is HOLMES_HOST, else the one of the plan with this machine's name or address.
+set -euf
+umask 077
+CDPATH= cd -- "$(dirname -- "$0")"
+machine=$(uname -n)
+addresses=$(hostname -I 2>/dev/null || true)
+for name in ${HOLMES_HOST:-${SLURMD_NODENAME:-} $machine ${machine%%.*} $addresses}; do
+    case $name in
+        a1 | 10.0.0.1) HOLMES_HOST=a1 ;;
+        b1 | 10.0.1.1) HOLMES_HOST=b1 ;;
+        *) continue ;;
+    esac
+    break
+done
+LOCAL_RANK=${OMPI_COMM_WORLD_LOCAL_RANK:-${SLURM_LOCALID:-${LOCAL_RANK:-}}}
+export HOLMES_HOST LOCAL_RANK
+case ${HOLMES_HOST:-} in
+    a1)
+        [ $# -gt 0 ] || set -- /opt/py -m holmes_runtime.node.start_rank
+        exec bash -lc 'source /opt/on && cd "$0" && exec "$@"' "$PWD" "$@" ;;
+    b1)
+        [ $# -gt 0 ] || set -- python3 -m holmes_runtime.node.start_rank
+        exec docker run --rm --env HOLMES_HOST --env LOCAL_RANK --network host --ipc host --ulimit memlock=-1 --gpus all --device /dev/infiniband --user "$(id -u):$(id -g)" --env "HOME=$HOME" --volume "$PWD:$PWD" --workdir "$PWD" --volume /data:/data nvcr.io/pytorch:26.07 "$@" ;;
+    *)
+        echo "holmes: ${HOLMES_HOST:-$machine} is no host of the plan: set HOLMES_HOST to one of the file ranks" >&2
+        exit 2 ;;
+esac

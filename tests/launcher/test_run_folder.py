@@ -1,0 +1,45 @@
+"""A run's folder is written by one process at a time, and tells others how far the run is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.records.run import Run, Settings
+from launcher.journal.run_folder import METRICS_FILE, RunFolder
+from launcher.journal.run_store import StoredRun
+
+RUN = Run(run_id="r", plan_digest="sha256:0", state="running", settings=Settings(), attempt=0, started_at_s=0.0)
+
+
+def test_a_second_controller_is_kept_out_until_the_first_is_done(tmp_path: Path) -> None:
+    first = RunFolder(tmp_path / "r")
+    with pytest.raises(HolmesError, match="another process watches this run") as refused:
+        RunFolder(tmp_path / "r")
+    assert refused.value.exit_code == ANSWER_IS_NO
+    first.close()
+    RunFolder(tmp_path / "r").close()
+
+
+def test_a_controller_that_was_killed_keeps_nobody_out(tmp_path: Path) -> None:
+    killed = "import os, pathlib, sys; from launcher.journal.run_folder import RunFolder; "
+    killed += "folder = RunFolder(pathlib.Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", killed, str(tmp_path / "r")], check=False)
+    RunFolder(tmp_path / "r").close()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "steps"),
+    [("", 0), ('{"step": 0}\n{"step": 41}\n', 42), ('{"step": 7}\n{"step": 8, "lo', 8), ("not JSON\n", 0)],
+)
+def test_how_far_a_run_is_stands_in_its_metrics_while_it_lasts(tmp_path: Path, metrics: str, steps: int) -> None:
+    (tmp_path / METRICS_FILE).write_text(metrics, encoding="utf-8")
+    assert StoredRun(tmp_path, RUN).steps_done == steps
+
+
+def test_a_run_without_metrics_has_done_what_its_record_says(tmp_path: Path) -> None:
+    assert StoredRun(tmp_path, RUN.model_copy(update={"steps_done": 3})).steps_done == 3

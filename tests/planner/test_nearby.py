@@ -1,0 +1,47 @@
+"""What is found around the best contenders: never slower, within memory and job.yaml, and somewhere better."""
+
+from __future__ import annotations
+
+import random
+
+from planner.problem.problem import Problem, read_problem
+from planner.schedule.nearby import rank_improved
+from planner.schedule.placement_simulator import PlacementSimulator
+from planner.schedule.runners_up import Contender, rank_contenders
+from planner.search.branch_and_bound import search
+from planner.search.placement import PricedPlacement
+from tests.planner.fleets import bed_job, random_inventory
+
+
+def searched(seed: int, **parallel: object) -> tuple[Problem, tuple[PricedPlacement, ...]]:
+    """A random fleet, a small batch, and what the search found."""
+    job = bed_job(parallel=parallel, global_batch_size=random.Random(seed).choice((6, 8, 12)))
+    problem = read_problem(random_inventory(seed), job)
+    return problem, search(problem, 60.0).found
+
+
+def fits(problem: Problem, contender: Contender) -> bool:
+    """Whether memory holds it, and its layers and micro-batches are all there."""
+    placement = contender.found.placement
+    simulator = PlacementSimulator(problem.job, problem.coefficients(placement.candidate), placement)
+    samples = sum(placement.microbatches) * placement.candidate.micro_batch_size
+    whole = sum(placement.layers) == problem.job.model.num_layers and samples == problem.job.global_batch_size
+    return whole and simulator.fits(contender.mode)
+
+
+def test_what_is_found_is_never_slower_and_somewhere_better() -> None:
+    better = 0
+    for seed in range(8):
+        problem, found = searched(seed)
+        before, after = rank_contenders(problem, found), rank_improved(problem, found)
+        assert after[0].mode.step_s <= before[0].mode.step_s
+        assert all(fits(problem, each) for each in after)
+        better += after[0].mode.step_s < before[0].mode.step_s * 0.999
+    assert better
+
+
+def test_a_fixed_cut_and_a_fixed_schedule_are_kept() -> None:
+    problem, found = searched(3, layers=[4, 3, 3], schedule="1f1b")
+    improved = rank_improved(problem, found)
+    assert {each.mode.schedule for each in improved} == {"1f1b"}
+    assert {each.found.placement.layers for each in improved} == {(4, 3, 3)}

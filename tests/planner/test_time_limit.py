@@ -1,0 +1,47 @@
+"""What a plan is worth that ran out of time: it is compared with what anyone would try first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job
+from planner.advice.changes import apply_changes
+from planner.advice.what_if import parse_changes
+from planner.layout.write_out import contender_step_s
+from planner.problem.problem import read_problem
+from planner.schedule.runners_up import rank_contenders
+from planner.search.branch_and_bound import search
+from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+
+FLEETS = {
+    "GPUs": (gpu_inventory([5, 3]), gpt_7b()),
+    "GPUs, slow between clusters": (gpu_inventory([3, 4], shared_gbps=0.5), gpt_7b()),
+    "CPUs": (cpu_inventory([3, 2, 2]), bed_job(parallel={})),
+}
+
+
+def alone(inventory: Inventory) -> Iterator[Inventory]:
+    """Each cluster without the hosts of the others."""
+    for cluster in inventory.clusters:
+        others = [host.name for host in inventory.hosts if host.name not in cluster.hosts]
+        text = ",".join(f"-host:{name}" for name in others)
+        yield apply_changes(inventory, parse_changes(text, inventory))
+
+
+def greedy_step_s(inventory: Inventory, job: Job) -> float:
+    """The step of the first placement that a search finds."""
+    problem = read_problem(inventory, job)
+    first = search(problem, 0.0).found[:1]
+    return contender_step_s(problem, rank_contenders(problem, first)[0])
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_without_time_no_plan_is_slower_than_greedy_the_usual_order_or_one_cluster(name: str) -> None:
+    inventory, job = FLEETS[name]
+    plan = plan_for(inventory, job, time_limit_s=0.0)
+    others_s = [plan_for(each, job, time_limit_s=0.0).prediction.step_s for each in alone(inventory)]
+    others_s += [plan_for(inventory, job, order="usual").prediction.step_s, greedy_step_s(inventory, job)]
+    assert plan.prediction.step_s <= min(others_s) * (1 + 1e-6)

@@ -1,0 +1,159 @@
+"""The steps of `make test-gpu`: what is said where there is no GPU, and that each works, tiny and on CPUs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.on_gpus.__main__ import main, run_step
+from benchmarks.on_gpus.machine import Machine
+from benchmarks.on_gpus.one_rank_group import LEFT_OUT, settings
+from benchmarks.on_gpus.plain_loop import Llama, train
+from benchmarks.on_gpus.product_run import ProductRun
+from benchmarks.on_gpus.report import Failed, Figure, Outcome, page
+from benchmarks.on_gpus.scale import ON_GPUS
+from benchmarks.on_gpus.steps import STEPS, Bench, Step, degrees, utilisation
+from holmes_core.node_settings import SETTINGS
+from holmes_core.records.job import Job
+from holmes_runtime.config.model_shape import stage_parameters
+from tests.planner.fleets import gpu_inventory, plan_for
+from tests.runtime.launched_runs import TINY_LLAMA
+
+NONE = Machine("2.13.0+cu130", "13.0", "2.29.7", None, ())
+ONE = replace(NONE, driver="580.65.06", gpus=("NVIDIA H100 80GB HBM3",))
+INVENTORY = gpu_inventory([1])
+SHAPE = replace(TINY_LLAMA, num_layers=2, vocab_size=50)
+
+
+def planned(**changes: object) -> Job:
+    return Job.model_validate({**ON_GPUS.job("/corpus.txt", "cuda"), **changes})
+
+
+def run_of(*losses: float, step_s: float = 1.0, memory_bytes: int = 1) -> ProductRun:
+    plan = plan_for(INVENTORY, planned(parallel={"tp": 1, "pp": 1, "dp": 1}))
+    return ProductRun(plan, losses, (step_s,) * len(losses), 100.0, 0.4, memory_bytes)
+
+
+class Done(Bench):
+    """Trains nothing: every run is the one that `runs` has, or a good one."""
+
+    def train(self, name: str, **changes: object) -> ProductRun:
+        del changes
+        self.runs.setdefault(name, run_of(3.0, 2.0))
+        return self.runs[name]
+
+
+def bench_of(folder: Path, **runs: ProductRun) -> Done:
+    return Done(folder, "cuda", ON_GPUS, ONE.gpus, dict(runs))
+
+
+def test_without_a_gpu_every_step_is_left_out_and_the_command_says_no(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-o", str(tmp_path)], NONE) == 1
+    assert "nothing was run: no GPU is there" in capsys.readouterr().err
+    steps = json.loads((tmp_path / "report.json").read_text())["steps"]
+    assert {step["state"] for step in steps} == {"left out"}
+    assert len(steps) > len(STEPS)
+    assert "no GPU is there" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("machine", "why"),
+    [
+        (replace(ONE, cuda=None), "is built without CUDA"),
+        (replace(ONE, driver="575.57.08"), "driver 575.57.08 is older than 580, which CUDA 13.0 needs"),
+        (ONE, "needs 8 GPUs, there are 1"),
+    ],
+)
+def test_a_step_that_this_machine_cannot_run_says_why(tmp_path: Path, machine: Machine, why: str) -> None:
+    step = Step("eight", "", 8, lambda _: [])
+    outcome = run_step(step, bench_of(tmp_path), machine)
+    assert outcome.state == "left out"
+    assert why in outcome.why
+
+
+def test_losses_of_other_degrees_are_held_against_one_rank_s(tmp_path: Path) -> None:
+    figures = degrees(2)(bench_of(tmp_path))
+    assert [figure.value for figure in figures if "differs" in figure.name] == [0.0] * len(ON_GPUS.two)
+    wrong = bench_of(tmp_path, tp2=run_of(3.0, 2.01))
+    with pytest.raises(Failed, match=r"tp2: loss differs by 0\.005 from fp32, 0\.001 are allowed"):
+        degrees(2)(wrong)
+    with pytest.raises(Failed, match="tp2: loss differs by nan"):
+        degrees(2)(bench_of(tmp_path, tp2=run_of(3.0, float("nan"))))
+
+
+def test_memory_and_step_are_held_against_the_plan(tmp_path: Path) -> None:
+    step_s = run_of(3.0).plan.prediction.step_s
+    good = run_of(3.0, step_s=1.5 * step_s)
+    figures = {figure.name: figure.value for figure in utilisation(bench_of(tmp_path, **{"llama-1.3b": good}))}
+    assert figures["step over its prediction"] == pytest.approx(1.5)
+    assert figures["MFU"] == 0.4
+    for bad, said in (
+        (replace(good, memory_bytes=2**40), "bytes were allocated, the plan counts"),
+        (replace(good, steps_s=(3 * step_s,)), "s were predicted"),
+    ):
+        with pytest.raises(Failed, match=said):
+            utilisation(bench_of(tmp_path, **{"llama-1.3b": bad}))
+
+
+def test_a_failed_step_is_in_the_report_with_what_was_measured(tmp_path: Path) -> None:
+    def fails(_: Bench) -> list[Figure]:
+        raise Failed("a | b\nc", [Figure("step", 2.0, "s")])
+
+    failed = run_step(Step("it", "shows", 1, fails), bench_of(tmp_path), ONE)
+    assert failed.state == "failed"
+    passed = Outcome("other", "shows", "passed", "", 2.0, (Figure("MFU", 0.41, ""),))
+    text = page(ONE, "cuda", [failed, passed])
+    assert "On device cuda: 1 passed, 1 failed, 0 left out." in text
+    assert "| failed | 0 | a \\| b c |" in text
+    assert "| other | MFU | 0.41 |  |" in text
+    assert "| it | step | 2 | s |" in text  # what was measured before it failed
+
+
+def test_whatever_ends_a_step_is_in_the_report(tmp_path: Path) -> None:
+    def breaks(bench: Bench) -> list[Figure]:
+        return [Figure("step", bench.runs["none"].step_s, "s")]
+
+    outcome = run_step(Step("it", "shows", 1, breaks), bench_of(tmp_path), ONE)
+    assert (outcome.state, outcome.why) == ("failed", "KeyError('none')")
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_every_layout_is_one_that_is_planned_as_it_is_named(ranks: int) -> None:
+    for name, parallel in ON_GPUS.layouts(ranks).items():
+        plan = plan_for(INVENTORY, planned(compile=False, parallel=parallel))
+        assert plan.world_size == ranks, name
+        assert {key: getattr(plan, key) for key in parallel} == parallel
+
+
+def test_the_large_jobs_are_planned_compiled_and_in_bf16() -> None:
+    for job in (planned(**ON_GPUS.large), planned(**ON_GPUS.largest)):
+        assert (job.compiles, job.value_type) == (True, "bf16")
+        assert plan_for(INVENTORY, job).prediction.step_s > 0
+    model = planned(**ON_GPUS.large).model
+    assert stage_parameters(model, model.num_layers, True, True) == pytest.approx(1.3e9, rel=0.05)
+
+
+def test_nccl_is_given_every_variable_that_plans_set_for_it() -> None:
+    for_nccl = {name for name in SETTINGS if name.startswith(("NCCL_", "TORCH_"))}
+    assert for_nccl - set(settings()) == set(LEFT_OUT)
+
+
+def test_the_plain_loop_trains_the_model_that_holmes_counts() -> None:
+    torch.manual_seed(0)
+    parameters = sum(parameter.numel() for parameter in Llama(SHAPE).parameters())
+    assert parameters == stage_parameters(SHAPE, SHAPE.num_layers, True, True)
+    assert len(train(SHAPE, torch.device("cpu"), micro_batch_size=2, microbatches=2, steps=2)) == 2
+
+
+@pytest.mark.process
+@pytest.mark.timeout(1800)
+def test_every_step_works_on_cpus(tmp_path: Path) -> None:
+    assert main(["--device", "cpu", "-o", str(tmp_path)]) == 0
+    steps = {step["step"]: step for step in json.loads((tmp_path / "report.json").read_text())["steps"]}
+    assert {name: steps[name]["why"] for name in (step.name for step in STEPS)} == {step.name: "" for step in STEPS}
