@@ -26,6 +26,9 @@ from launcher.prepare.user_variables import UserVariables
 
 Translation = TypeVar("Translation")
 
+# Ranks wait so much longer than the controller, which asks where all are and names the one that holds up the others:
+# a rank that gives up first can tell only that somebody did not answer.
+VERDICT_MARGIN_S = 10.0
 SILENCE_LIMIT_S = 15.0  # a node or a controller not heard for so long is taken for lost; both speak every 2 s
 
 
@@ -119,7 +122,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             ranks=tuple(_translated(Rank, rank) for rank in plan.ranks),
             groups=tuple(_translated(Group, group) for group in plan.groups),
             expectation=expectation_of(plan),
-            timeout_s=job.timeout_s,
+            timeout_s=job.timeout_s + VERDICT_MARGIN_S,
             threads_per_rank=job.threads_per_slot,
         )
     except ValueError as error:

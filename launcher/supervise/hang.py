@@ -11,7 +11,7 @@ from launcher.supervise.who_waits import culprit, doing_in_words, operations_und
 
 STEPS = 20  # a step may be slow; twenty times the usual is no step any more
 LEAST_S = 60.0
-ASK_S = 3.0  # from asking the ranks where they are to naming one
+ASK_S = 3.0  # from asking the ranks where they are to naming one; well below VERDICT_MARGIN_S
 _WAITING_ELSEWHERE = (
     "torch/distributed",
     "distributed_c10d",

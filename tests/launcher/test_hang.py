@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.messages import GroupProgress, RankPosition
+from launcher.prepare.prepare import run_config_of
 from launcher.supervise.hang import ASK_S, LEAST_S, HangDetector, Hung
 from tests.launcher.plans import cpu_plan, gpu_plan
 
@@ -126,3 +127,10 @@ def test_progress_takes_the_question_back() -> None:
     detector, now_s = hung()
     detector.take_progress(0, 4, now_s)
     assert detector.verdict({}, now_s) is None
+
+
+def test_no_rank_gives_up_before_the_culprit_can_be_named() -> None:
+    plan = cpu_plan()
+    detector, margin_s = HangDetector(plan, now_s=0.0), 5.0  # the controller looks once a second, and may be busy
+    named_s = detector.limit_s + ASK_S
+    assert run_config_of(plan, "run").timeout_s > named_s + margin_s
