@@ -18,7 +18,8 @@ class Command:
 
     `each`: a glob of paths; the command runs once for each until one hangs, with `$d` the path and `$n` its last part,
     leaving out the names that match a pattern of `skip` and those for which the shell test `only` fails. `when`: a
-    shell test without which it is not run; `$code` is the exit code before. `limited`: a simple command that may hang,
+    shell test without which it is not run; `$code` is the exit code before, `$uid` the user's number, and `has GLOB`
+    says whether a path is there without a process of its own. `limited`: a simple command that may hang,
     ended after TOOL_LIMIT_S. `after_s`: it runs no sooner than so many seconds after the script began. `shown`: what
     the recording calls the command where the shell text is no name.
     """
@@ -42,7 +43,8 @@ def script(commands: Iterable[Command], token: str) -> str:
     parts = [
         "{ export LC_ALL=C PATH=$PATH:/usr/sbin:/sbin:/usr/local/sbin:/opt/amazon/efa/bin:/opt/rocm/bin",
         f"limit=; command -v timeout >/dev/null 2>&1 && limit='timeout -k 2 {TOOL_LIMIT_S}'",
-        "began=$(date +%s)",
+        'has() { [ -e "$1" ]; }',
+        "began=$(date +%s) uid=$(id -u)",
     ]
     for command in commands:
         parts.append(_guarded(command, _marked(command, token)))

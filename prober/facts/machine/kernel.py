@@ -24,9 +24,7 @@ MEMORY = Command(
 )
 CPUS = Command("nproc")
 IOMMU = Command("ls /sys/kernel/iommu_groups")
-IOMMU_TYPES = Command(
-    "cat /sys/kernel/iommu_groups/*/type | sort -u", when="ls -d /sys/kernel/iommu_groups/*/type >/dev/null 2>&1"
-)
+IOMMU_TYPES = Command("cat /sys/kernel/iommu_groups/*/type | sort -u", when="has /sys/kernel/iommu_groups/*/type")
 VIRTUAL = Command("grep -Hsm1 -ow hypervisor /proc/cpuinfo")
 LOG = Command("dmesg | grep -e 'NVRM: Xid' -e nvidia-peermem -e 'limited by'", when="command -v dmesg >/dev/null 2>&1")
 SERVICES = Command(

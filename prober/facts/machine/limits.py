@@ -19,7 +19,7 @@ OWN_NAME = Command('getent ahosts "$(uname -n)"', shown="getent ahosts $(uname -
 UVERBS = Command(
     'for d in /dev/infiniband/uverbs*; do if [ -r "$d" ] && [ -w "$d" ]; then w=open; else w=closed; fi; '
     'echo "$d $w"; done',
-    when="ls -d /sys/class/infiniband/* >/dev/null 2>&1",
+    when="has /sys/class/infiniband/*",
     shown="test -r /dev/infiniband/uverbs* -a -w /dev/infiniband/uverbs*",
 )
 

@@ -27,7 +27,7 @@ _PICK = (
     f'list=; for d in {_ROOT}/*; do read -r c <"$d/class"; '
     'case $c in 0x0200*|0x0207*|0x0300*|0x0302*|0x0604*) list="$list $d";; esac; done; '
 )
-_WORTH = f"ls -d /sys/class/infiniband/* >/dev/null 2>&1 || grep -qs 0x10de {_ROOT}/*/vendor"
+_WORTH = f"has /sys/class/infiniband/* || grep -qs 0x10de {_ROOT}/*/vendor"
 SYSFS = Command(
     _PICK + "for d in $list; do for f in " + " ".join(_FILES) + '; do echo "$d/$f"; done; done | xargs -r grep -Hs .',
     when=_WORTH,
@@ -35,10 +35,10 @@ SYSFS = Command(
 )
 PATHS = Command(_PICK + "ls -ld $list", when=_WORTH, shown=f"ls -ld {_ROOT}/*")
 LSPCI = Command("lspci -Dnn", limited=True)
-LSPCI_VVV = Command("lspci -Dvvv", limited=True, when=f'[ "$(id -u)" = 0 ] && {{ {_WORTH}; }}')
+LSPCI_VVV = Command("lspci -Dvvv", limited=True, when=f'[ "$uid" = 0 ] && {{ {_WORTH}; }}')
 # Without root it hides what the rules need, so one line that says so is enough.
 LSPCI_DENIED = Command(
-    "lspci -Dvvv | grep -m1 '<access denied>'", limited=True, when=f'[ "$(id -u)" != 0 ] && {{ {_WORTH}; }}'
+    "lspci -Dvvv | grep -m1 '<access denied>'", limited=True, when=f'[ "$uid" != 0 ] && {{ {_WORTH}; }}'
 )
 
 What = Literal["gpu", "nic", "bridge"]

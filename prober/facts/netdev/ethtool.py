@@ -13,7 +13,7 @@ _CARDS = "/sys/class/net/*/device"
 _NETDEVS = "/sys/class/net/*"
 _SKIPPED = "lo docker* veth* br-* cali* cni* virbr* bonding_masters"
 SETTINGS = Command('ethtool "$n"', each=_NETDEVS, skip=_SKIPPED, limited=True)
-DRIVER = Command('ethtool -i "$n"', each=_NETDEVS, skip=_SKIPPED, limited=True, when=f"ls -d {_CARDS} >/dev/null 2>&1")
+DRIVER = Command('ethtool -i "$n"', each=_NETDEVS, skip=_SKIPPED, limited=True, when=f"has {_CARDS}")
 
 
 def parse_ethtool(output: Recorded) -> tuple[PartialNetdev, ...]:

@@ -20,11 +20,9 @@ _FILES = [
 
 LIST = Command(f"ls -l {_ROOT}")
 ATTRIBUTES = Command(f"grep -Hs . {' '.join(f'{_ROOT}/*/{file}' for file in _FILES)}")
-DRIVERS = Command(
-    f"ls -ld {_ROOT}/*/device/driver {_ROOT}/*/device/physfn", when=f"ls -d {_ROOT}/*/device >/dev/null 2>&1"
-)
+DRIVERS = Command(f"ls -ld {_ROOT}/*/device/driver {_ROOT}/*/device/physfn", when=f"has {_ROOT}/*/device")
 CONF = Command(f"grep -Hs . {_CONF}/*/rp_filter {_CONF}/*/arp_ignore {_CONF}/*/arp_announce")
-BONDS = Command("grep -Hs . /proc/net/bonding/*", when="ls -d /proc/net/bonding/* >/dev/null 2>&1")
+BONDS = Command("grep -Hs . /proc/net/bonding/*", when="has /proc/net/bonding/*")
 
 _ARPHRD_INFINIBAND, _ARPHRD_LOOPBACK = 32, 772  # include/uapi/linux/if_arp.h
 _IFF_UP = 1

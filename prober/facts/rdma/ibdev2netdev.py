@@ -13,7 +13,7 @@ IBDEV2NETDEV = Command("ibdev2netdev", limited=True)
 SHOW_GIDS = Command(
     "show_gids",
     limited=True,
-    when="[ -d /sys/class/infiniband ] && ! ls -d /sys/class/infiniband/*/ports/*/gids >/dev/null 2>&1",
+    when="[ -d /sys/class/infiniband ] && ! has /sys/class/infiniband/*/ports/*/gids",
 )
 
 _PLAIN = re.compile(r"^(\S+)\s+port\s+(\d{1,9})\s+==>\s+([^\s(]*)\s*\((Up|Down)\)")

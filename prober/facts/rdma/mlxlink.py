@@ -13,7 +13,7 @@ MLXLINK = Command(
     each="/sys/class/infiniband/*",
     only='grep -qs 0x15b3 "$d/device/vendor" && [ ! -e "$d/device/physfn" ]',
     limited=True,
-    when='[ "$(id -u)" = 0 ] && command -v mlxlink >/dev/null 2>&1',
+    when='[ "$uid" = 0 ] && command -v mlxlink >/dev/null 2>&1',
 )
 
 # Gbit/s a lane. Source: InfiniBand Architecture Specification, link speeds.

@@ -9,7 +9,7 @@ from prober.asking.commands import Command
 from prober.asking.recording import Recorded
 from prober.facts.rdma.port_facts import PortFacts, state_word
 
-OPAINFO = Command("opainfo", limited=True, when="ls -d /sys/class/infiniband/hfi1_* >/dev/null 2>&1")
+OPAINFO = Command("opainfo", limited=True, when="has /sys/class/infiniband/hfi1_*")
 
 
 def parse_opainfo(output: Recorded) -> tuple[PortFacts, ...]:

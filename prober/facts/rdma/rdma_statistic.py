@@ -13,9 +13,9 @@ from prober.asking.recording import Recorded
 from prober.facts.rdma.port_facts import PortFacts
 from prober.facts.rdma.rdma_sysfs import COUNTER_NAMES
 
-_NO_COUNTERS = "ls -d /sys/class/infiniband/*/ports/*/hw_counters >/dev/null 2>&1"
+_NO_COUNTERS = "has /sys/class/infiniband/*/ports/*/hw_counters"
 RDMA_STATISTIC = Command(
-    "rdma -j statistic show", limited=True, when=f"ls -d /sys/class/infiniband/* >/dev/null 2>&1 && ! {_NO_COUNTERS}"
+    "rdma -j statistic show", limited=True, when=f"has /sys/class/infiniband/* && ! {_NO_COUNTERS}"
 )
 
 

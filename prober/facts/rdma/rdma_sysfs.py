@@ -34,7 +34,7 @@ _COUNTER_FILES = [
 COUNTER_NAMES = tuple(file.partition("/")[2] for file in _COUNTER_FILES)
 _PKEY_FILES = "pkeys/[0-9]"  # the first ten: each is asked of the card, which may have 128
 
-_ANY = f"ls -d {_ROOT}/* >/dev/null 2>&1"
+_ANY = f"has {_ROOT}/*"
 LIST = Command(f"ls -l {_ROOT}")
 ATTRIBUTES = Command(
     f"grep -Hs . {' '.join(f'{_ROOT}/*/{file}' for file in _DEVICE_FILES)}"
