@@ -57,6 +57,17 @@ def test_whoever_is_not_admitted_gets_no_answer(listener: socket.socket) -> None
     assert not is_answered(where, ("127.0.0.7", 0))
 
 
+def test_ten_thousand_hosts_are_admitted_and_their_neighbours_are_not(listener: socket.socket) -> None:
+    racks = [f"127.{rack >> 8}.{rack & 255}.{host}" for rack in range(256, 256 + 312) for host in range(10, 42)]
+    alone = ["127.9.9.1", "127.9.9.3"]
+    admit_only(listener, [SocketAddress(each, ANY_PORT) for each in [*racks, *alone]])
+    where = listener.getsockname()
+    admitted = ("127.1.0.10", "127.1.0.41", "127.2.55.20", "127.9.9.1", "127.9.9.3")
+    assert [each for each in admitted if not is_answered(where, (each, 0))] == []
+    strangers = ("127.1.0.9", "127.1.0.42", "127.2.56.10", "127.9.9.2", "127.0.0.1")
+    assert [each for each in strangers if is_answered(where, (each, 0))] == []
+
+
 def test_one_port_of_an_address_is_admitted_and_its_others_are_not(listener: socket.socket) -> None:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
