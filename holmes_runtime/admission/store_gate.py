@@ -144,7 +144,15 @@ class StoreGate:
         demand_proof(connection, self._secret, PROOF_S)
 
     def _to_first_node(self) -> socket.socket:
-        connection = socket.create_connection(self._first, CONNECT_S, (self._here, 0))
+        """A proven connection to the first node's gate, which thousands of ranks come to at once. Raises OSError."""
+        deadline = time.monotonic() + FIRST_NODE_S
+        while True:
+            try:
+                connection = socket.create_connection(self._first, CONNECT_S, (self._here, 0))
+                break
+            except TimeoutError:  # its queue was full
+                if time.monotonic() > deadline:
+                    raise
         try:
             prove(connection, self._secret, FIRST_NODE_S)
         except NotProven:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from torch.distributed import ProcessGroupGloo
 
+from holmes_runtime.admission import store_gate
 from holmes_runtime.admission.group_members import TRIES, GroupMembers, closed_device
 from holmes_runtime.admission.own_sockets import LISTENS, all_connections, own_sockets
 from holmes_runtime.admission.proof import DIGEST_BYTES, NONCE_BYTES, NotProven, demand_proof, prove
@@ -243,6 +244,22 @@ def test_every_node_reaches_the_store_through_its_gate(entrance: socket.socket) 
         gate = open_gate(node_rank, entrance)
         assert answer_of((GATE_ADDRESS, gate.port), sent) == sent
         assert answer_of((GATE_ADDRESS, gate.port), b"again") == b"again"
+
+
+def test_a_gate_whose_queue_is_full_is_tried_again(entrance: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_gate, "CONNECT_S", 0.5)
+    where = entrance.getsockname()
+    entrance.listen(0)
+    with socket.create_connection(where):  # nobody takes it, and the queue holds one
+        answers: list[bytes] = []
+        rank = threading.Thread(target=lambda: answers.append(answer_of((GATE_ADDRESS, other.port), b"late")))
+        other = open_gate(1, entrance)
+        rank.start()
+        rank.join(timeout=1.5)
+        assert answers == []
+        open_gate(0, entrance)
+        rank.join(timeout=LIMIT_S)
+    assert answers == [b"late"]
 
 
 def test_a_joiner_without_the_secret_hears_nothing_and_others_go_on(entrance: socket.socket) -> None:
