@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.figure import print_figure
 from tests.testbed.launch_ends import Ending, Way, end_so, endings_here, small_disk
 from tests.testbed.rehearsal import Site, bed_site
-from tests.testbed.slurm_ends import inside_job, slurm_endings_here
+from tests.testbed.slurm_ends import inside_job, probed_by_ssh, slurm_endings_here
 from tests.testbed.slurm_on_bed import SlurmOnBed
 
 LAUNCHES = 100
@@ -37,10 +37,7 @@ def main(launches: int, via: str) -> int:
         bed_site(Path(name)) as site,
         slurm_of(site, via) as slurm,
     ):
-        inventory = site.folder / "inventory.json"
-        with way_of(site, slurm) as way:
-            probe = way.site.command("probe", str(site.hosts_yaml), "-o", str(inventory))
-            subprocess.run(probe, check=True, capture_output=True)
+        inventory = probed(site) if slurm is None else probed_by_ssh(site, slurm)
         for number, ending in enumerate(by_turns(endings_here() if slurm is None else slurm_endings_here(), launches)):
             folder = site.folder / f"launch-{number}"
             folder.mkdir()
@@ -60,6 +57,13 @@ def by_turns(endings: Sequence[Ending], launches: int) -> Iterator[Ending]:
     dice = random.Random(SEED)
     for start in range(0, launches, len(endings)):
         yield from dice.sample(endings, len(endings))[: launches - start]
+
+
+def probed(site: Site) -> Path:
+    """The inventory of the site's hosts."""
+    path = site.folder / "inventory.json"
+    subprocess.run(site.command("probe", str(site.hosts_yaml), "-o", str(path)), check=True, capture_output=True)
+    return path
 
 
 def slurm_of(site: Site, via: str) -> AbstractContextManager[SlurmOnBed | None]:

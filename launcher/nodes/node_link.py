@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.remote.connect import connect
@@ -39,7 +39,10 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class LinkClosed:
-    """Nothing more will come of a node. `agent_ended`: its agent said so; else how the command that ran it ended."""
+    """Nothing more will come of a node. `agent_ended`: its agent said so; else how the command that ran it ended.
+
+    `stderr` is of the last connection that broke off.
+    """
 
     exit_code: int
     stderr: str
@@ -141,14 +144,17 @@ class NodeLink:
 
     def _listen(self) -> None:
         """Hand on every message; when the channel ends before the agent does, make a new one."""
-        last = self._hear()
+        last, said = self._hear(), ""
         while isinstance(last, LinkClosed) and not last.agent_ended and self._seen and not self._closing.is_set():
+            said = last.stderr or said
             self._tell(LinkState("connection lost"))
             if not self._reconnect():
                 self.lost = True
                 break
             self._tell(LinkState("connected again"))
             last = self._hear()
+        if isinstance(last, LinkClosed) and not last.stderr:
+            last = replace(last, stderr=said)
         self.closed = True
         self._tell(last)
 

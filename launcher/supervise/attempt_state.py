@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.run import Failure
+from holmes_core.remote.slurm_word import SlurmWord
 from holmes_runtime.config.messages import (
     Command,
     Exited,
@@ -35,6 +37,7 @@ from launcher.supervise.hang import HangDetector
 from launcher.supervise.silence import SilenceDetector
 
 LAST_LINES = 20
+_STEP_CANCELLED = re.compile(r"STEP \S+ ON \S+ CANCELLED AT")  # slurmstepd's word, which srun hands on
 # Peers of a dead rank fail within 0.2 s on Gloo (measured); torchrun looks every 0.1 s. Wait a little longer than both;
 # where only peers have spoken, until a host that says nothing is noticed: that of the cause may be gone, full or slow.
 CAUSE_WINDOW_S = 1.5
@@ -78,6 +81,7 @@ class AttemptState:
         self.failures: list[Failure] = []
         self.seen: dict[int, int] = {}
         self.has_stepped = False
+        self.allocation_ended = False  # no host is left to start again on
         self._plan, self._detached, self._unix_offset_s = plan, detached, unix_offset_s
         self._silence = SilenceDetector(len(plan.nodes), started_s)
         self._hang = HangDetector(plan, started_s)
@@ -98,6 +102,24 @@ class AttemptState:
     def lost_hosts(self) -> tuple[str, ...]:
         """Hosts that are gone themselves."""
         return tuple(dict.fromkeys(each.host for each in self.failures if each.host_lost and each.host is not None))
+
+    def take_slurm_word(self, word: SlurmWord) -> None:
+        """What Slurm says of its job and nodes goes before what came of it; a job that has ended leaves no host."""
+        if not self.failures:
+            return
+        first_s = min(failure.time_s for failure in self.failures)
+        concerned = {failure.host for failure in self.failures}
+        told: list[tuple[Node | None, str]] = [
+            (node, word.down[node.host] + ("" if word.job_end is None else f"; {word.job_end}"))
+            for node in self._plan.nodes
+            if node.host in word.down and (word.job_end is not None or node.host in concerned)
+        ]
+        if not told and word.job_end is not None:
+            told = [(None, word.job_end)]
+        self.failures[:0] = [
+            failure_of(node, RankFailed(None, 1, text, first_s, ()), host_lost=node is not None) for node, text in told
+        ]
+        self.allocation_ended = word.job_end is not None
 
     def is_over(self, now_s: float) -> bool:
         """Whether every node has ended, or the first failure is some time ago, so that its cause has been told."""
@@ -201,11 +223,14 @@ class AttemptState:
             yield NodeState(node.host, node.cluster, state)
 
     def _take_closed(self, node: Node, closed: LinkClosed, now_s: float) -> None:
-        if closed.agent_ended:
+        lines = tuple(closed.stderr.splitlines()[-LAST_LINES:])
+        if any(_STEP_CANCELLED.search(line) for line in lines):
+            text = "the node agent ended before its ranks: its step of the Slurm job was cancelled (`scancel`)"
+        elif closed.agent_ended:
             text = "the node agent ended before its ranks: it was killed, or told to stop by someone else"
         else:
-            text = f"lost the node agent (exit code {closed.exit_code}): the host or its sshd went away"
-        lines = tuple(closed.stderr.splitlines()[-LAST_LINES:])
+            server = "node daemon of Slurm" if node.access.transport == "slurm" else "sshd"
+            text = f"lost the node agent (exit code {closed.exit_code}): the host or its {server} went away"
         self._lose(node, text, now_s, lines, host_lost=not closed.agent_ended)
 
     def _notice_silence(self, now_s: float) -> Iterator[Effect]:

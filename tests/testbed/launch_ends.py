@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 import subprocess
@@ -288,7 +289,7 @@ def end_so(way: Way, ending: Ending, folder: Path, inventory: Path, full_disk: P
     group = memory_group(f"holmes-{way.bed.suffix}", 150 << 20) if "memory" in ending.name else contextlib.nullcontext()
     home = small_home(way) if ending.name == "home full" else contextlib.nullcontext()
     with group as limited, home:
-        plan = _plan(way.site, folder, job_of(ending, folder, full_disk), inventory)
+        plan = _plan(way.site, job_of(ending, folder, full_disk), inventory)
         before = {host.name: way.guest_pids(host.name) for host in way.bed.hosts}
         command = way.site.command("launch", str(plan), "--runs", str(folder / "runs"), *way.options, *ending.options)
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -317,9 +318,15 @@ def end_so(way: Way, ending: Ending, folder: Path, inventory: Path, full_disk: P
         return wrong if ending.undo is None else wrong + _left(way, before, ending.limit_s + away_s)
 
 
-def _plan(site: Site, folder: Path, job: dict[str, Any], inventory: Path) -> Path:
-    (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
+def _plan(site: Site, job: dict[str, Any], inventory: Path) -> Path:
+    """The plan of a job, which jobs that say the same share."""
+    text = yaml.safe_dump(job)
+    folder = site.folder / f"plan-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     plan = folder / "plan.json"
+    if plan.exists():
+        return plan
+    folder.mkdir(exist_ok=True)
+    (folder / "job.yaml").write_text(text, encoding="utf-8")
     command = site.command("plan", str(folder / "job.yaml"), "-i", str(inventory), "-o", str(plan))
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     return plan

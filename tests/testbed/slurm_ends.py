@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from tests.testbed.launch_ends import Ending, Running, Way, endings_here
 from tests.testbed.rehearsal import Site
@@ -33,7 +35,9 @@ def _set_down(run: Running) -> None:
 
 
 def _resume(run: Running) -> None:
-    _slurm(run).run("scontrol", "update", f"nodename={FAULTY_NODE}", "state=resume")
+    """Unless the node's daemon has told Slurm already that it is up."""
+    with contextlib.suppress(subprocess.CalledProcessError):
+        _slurm(run).run("scontrol", "update", f"nodename={FAULTY_NODE}", "state=resume")
 
 
 def _kill_slurmd(run: Running) -> None:
@@ -46,16 +50,27 @@ def _start_slurmd(run: Running) -> None:
 
 OWN_ENDINGS = (
     Ending("slurmd killed", 0, "", _kill_slurmd, _start_slurmd, job={"steps": 40}),
-    Ending("slurmd missed", 1, "XX", _kill_slurmd, _start_slurmd),
-    Ending("job cancelled", 1, "XX", _scancel),
-    Ending("step cancelled", 1, "XX", _scancel_step),
-    Ending("node down", 1, "XX", _set_down, _resume),
+    Ending("slurmd missed", 1, "Slurm has node b2 DOWN*: Not responding", _kill_slurmd, _start_slurmd),
+    Ending("job cancelled", 1, "was cancelled (`scancel`)", _scancel),
+    Ending("step cancelled", 1, "its step of the Slurm job was cancelled", _scancel_step),
+    Ending("node down", 1, "Slurm has node b2 DOWN: bad power supply", _set_down, _resume),
 )
 
 
 def slurm_endings_here() -> tuple[Ending, ...]:
     """Those that can be brought about on this machine; without SSH its server is nothing to kill."""
     return (*(ending for ending in endings_here() if ending.name != "sshd killed"), *OWN_ENDINGS)
+
+
+def probed_by_ssh(site: Site, slurm: SlurmOnBed) -> Path:
+    """The inventory of the site's hosts; from then on none of them runs an SSH server."""
+    path = site.folder / "inventory.json"
+    with inside_job(site, slurm) as way:
+        command = way.site.command("probe", str(site.hosts_yaml), "-o", str(path))
+        subprocess.run(command, check=True, capture_output=True)
+        for host in way.bed.hosts:
+            way.bed.stop_sshd(host.name)
+    return path
 
 
 @contextlib.contextmanager
