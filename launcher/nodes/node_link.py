@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.remote.connect import connect
@@ -31,6 +31,13 @@ class LinkState:
 
 
 @dataclass(frozen=True)
+class LinkBroken:
+    """The connection to a node broke off, with these words of the way to it; a new one is tried."""
+
+    stderr: str
+
+
+@dataclass(frozen=True)
 class Unreadable:
     """A node said what is no message: why it is none. Nothing more will come of it."""
 
@@ -39,14 +46,14 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class LinkClosed:
-    """Nothing more will come of a node. `agent_ended`: its agent said so; else how the command that ran it ended.
-
-    `stderr` is of the last connection that broke off.
-    """
+    """Nothing more will come of a node. `agent_ended`: its agent said so; else how the command that ran it ended."""
 
     exit_code: int
     stderr: str
     agent_ended: bool
+
+
+LinkWord = LinkState | LinkBroken | Unreadable | LinkClosed
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ class Heard:
     """
 
     node_rank: int
-    message: Message | LinkState | Unreadable | LinkClosed
+    message: Message | LinkWord
     heard_s: float
     number: int | None = None
 
@@ -139,22 +146,19 @@ class NodeLink:
             self._connection = connect(self.bundle.node.host, self.bundle.node.access)
         return self._connection
 
-    def _tell(self, message: Message | LinkState | Unreadable | LinkClosed, number: int | None = None) -> None:
+    def _tell(self, message: Message | LinkWord, number: int | None = None) -> None:
         self._heard.put(Heard(self.bundle.node.node_rank, message, time.monotonic(), number))
 
     def _listen(self) -> None:
         """Hand on every message; when the channel ends before the agent does, make a new one."""
-        last, said = self._hear(), ""
+        last = self._hear()
         while isinstance(last, LinkClosed) and not last.agent_ended and self._seen and not self._closing.is_set():
-            said = last.stderr or said
-            self._tell(LinkState("connection lost"))
+            self._tell(LinkBroken(last.stderr))
             if not self._reconnect():
                 self.lost = True
                 break
             self._tell(LinkState("connected again"))
             last = self._hear()
-        if isinstance(last, LinkClosed) and not last.stderr:
-            last = replace(last, stderr=said)
         self.closed = True
         self._tell(last)
 

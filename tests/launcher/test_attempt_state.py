@@ -24,7 +24,7 @@ from holmes_runtime.config.messages import (
 from holmes_runtime.config.verdicts import HostIsSlow
 from launcher.journal.run_events import LogLine, NodeState, Notice
 from launcher.journal.step_metrics import FinishedStep
-from launcher.nodes.node_link import Heard, LinkClosed, LinkState, Unreadable
+from launcher.nodes.node_link import Heard, LinkBroken, LinkClosed, LinkState, LinkWord, Unreadable
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from launcher.supervise.attempt_state import (
     CAUSE_WINDOW_S,
@@ -52,7 +52,7 @@ def say(state: AttemptState, node_rank: int, message: Message, now_s: float = 0.
     return state.take(Heard(node_rank, message, now_s, number=state.seen.get(node_rank, 0) + 1), now_s)
 
 
-def link_says(state: AttemptState, node_rank: int, message: LinkState | LinkClosed | Unreadable) -> list[Effect]:
+def link_says(state: AttemptState, node_rank: int, message: LinkWord) -> list[Effect]:
     return state.take(Heard(node_rank, message, 0.0), 0.0)
 
 
@@ -293,3 +293,21 @@ def test_slurms_word_makes_no_failure_of_an_attempt_without_one() -> None:
     state = attempt()
     state.take_slurm_word(SlurmWord("Slurm job 7 was cancelled (`scancel`)"))
     assert (state.cause, state.allocation_ended) == (None, False)
+
+
+def test_a_node_that_is_up_again_when_slurm_is_asked_is_known_by_what_its_step_said() -> None:
+    state = lost((0, 1))
+    assert NodeState("b2", "b", "connection lost") in link_says(state, 3, LinkBroken("srun: error: Node failure on b2"))
+    state.take_slurm_word(SlurmWord("Slurm job 7 was ended because a node failed"))
+    assert state.cause is not None
+    assert state.cause.host == "b2"
+    assert state.cause.message.endswith("; Slurm job 7 was ended because a node failed")
+
+
+def test_a_cancelled_step_is_told_from_an_agent_that_was_killed() -> None:
+    state = attempt()
+    link_says(state, 3, LinkBroken("slurmstepd-b2: error: *** STEP 4.17 ON b2 CANCELLED AT 2026-11-23T06:18:26 ***"))
+    link_says(state, 3, LinkClosed(0, "", agent_ended=True))
+    assert state.cause is not None
+    assert state.cause.message.endswith("its step of the Slurm job was cancelled (`scancel`)")
+    assert not state.cause.host_lost

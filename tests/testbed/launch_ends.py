@@ -333,14 +333,14 @@ def _plan(site: Site, job: dict[str, Any], inventory: Path) -> Path:
 
 
 def _wait_for(process: subprocess.Popen[str], start: str) -> str:
-    """What was said up to the line that starts so."""
+    """What was said up to the line that starts so. Raises AssertionError where none comes."""
     assert process.stderr is not None
     said = ""
     for line in process.stderr:
         said += line
         if line.startswith(start):
             return said
-    return said
+    raise AssertionError(f"it ended before {start!r}; it said:\n{said[-3000:]}")
 
 
 def _wrong(ending: Ending, exit_code: int, said: str) -> list[str]:

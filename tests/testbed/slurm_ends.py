@@ -35,9 +35,7 @@ def _set_down(run: Running) -> None:
 
 
 def _resume(run: Running) -> None:
-    """Unless the node's daemon has told Slurm already that it is up."""
-    with contextlib.suppress(subprocess.CalledProcessError):
-        _slurm(run).run("scontrol", "update", f"nodename={FAULTY_NODE}", "state=resume")
+    _slurm(run).run("scontrol", "update", f"nodename={FAULTY_NODE}", "state=resume")
 
 
 def _kill_slurmd(run: Running) -> None:

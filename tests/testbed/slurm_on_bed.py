@@ -47,7 +47,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 SchedulerParameters=bf_interval=1,sched_interval=1
-ReturnToService=2
+ReturnToService=1
 SlurmdTimeout=30
 KillWait=5
 MinJobAge=600
