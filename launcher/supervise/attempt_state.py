@@ -107,7 +107,7 @@ class AttemptState:
         return tuple(dict.fromkeys(each.host for each in self.failures if each.host_lost and each.host is not None))
 
     def take_slurm_word(self, word: SlurmWord) -> None:
-        """What Slurm says of its job and nodes goes before what came of it; a job that has ended leaves no host."""
+        """What Slurm says of its job and nodes is dated before what came of it. A job that has ended leaves no host."""
         if not self.failures:
             return
         first_s = min(failure.time_s for failure in self.failures)

@@ -227,6 +227,7 @@ ENDINGS = (
         1,
         "its process is stopped by a signal",
         lambda run: _signal_rank(run, signal.SIGSTOP),
+        job={"timeout_s": 30},
     ),
     Ending("exception in user code", 1, "ValueError: on purpose", faulty=RAISES),
     Ending("out of memory", 137, "out-of-memory killer", _limit_memory, faulty=EATS_MEMORY, when="4 of 4 nodes: ranks"),
@@ -271,7 +272,7 @@ def job_of(ending: Ending, folder: Path, full_disk: Path) -> dict[str, Any]:
         "device": "cpu",
         "compute": {"flops_per_s": 1e10},
         "parallel": {"pp": 2, "dp": 2, "micro_batch_size": 1},
-        "timeout_s": 30,
+        "timeout_s": 120,
         **ending.job,
     }
     if ending.name == "disk full":
@@ -295,27 +296,27 @@ def end_so(way: Way, ending: Ending, folder: Path, inventory: Path, full_disk: P
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         run = Running(way, folder, process, limited)
         said = ""
-        begun_s = time.monotonic()
+        begun_s: float | None = None
         try:
             if ending.bring_about is not None:
                 said = _wait_for(process, ending.when)
                 begun_s = time.monotonic()
                 ending.bring_about(run)
-            try:
-                said += process.communicate(timeout=ENDS_WITHIN_S)[1]
-                wrong = _wrong(ending, process.returncode, said) + _wrong_record(ending, way.site, folder / "runs")
-            except subprocess.TimeoutExpired:
-                wrong = [f"it did not end within {ENDS_WITHIN_S:g} s; it said:\n{said[-3000:]}"]
-                process.kill()
-            if ending.undo is None:
-                wrong += _left(way, before, ending.limit_s)
+            said += process.communicate(timeout=ENDS_WITHIN_S)[1]
+            wrong = _wrong(ending, process.returncode, said) + _wrong_record(ending, way.site, folder / "runs")
+        except EOFError as error:
+            wrong = [str(error)]
+        except subprocess.TimeoutExpired:
+            wrong = [f"it did not end within {ENDS_WITHIN_S:g} s; it said:\n{said[-3000:]}"]
+            process.kill()
         finally:
-            if ending.undo is not None:
+            away_s = 0.0
+            if ending.undo is not None and begun_s is not None:
                 ending.undo(run)
+                away_s = time.monotonic() - begun_s
             process.kill()
         # TCP tells sshd's sessions that a link is back after a pause as long as it was away.
-        away_s = time.monotonic() - begun_s
-        return wrong if ending.undo is None else wrong + _left(way, before, ending.limit_s + away_s)
+        return wrong + _left(way, before, ending.limit_s + away_s)
 
 
 def _plan(site: Site, job: dict[str, Any], inventory: Path) -> Path:
@@ -333,14 +334,14 @@ def _plan(site: Site, job: dict[str, Any], inventory: Path) -> Path:
 
 
 def _wait_for(process: subprocess.Popen[str], start: str) -> str:
-    """What was said up to the line that starts so. Raises AssertionError where none comes."""
+    """What was said up to the line that starts so. Raises EOFError where none comes."""
     assert process.stderr is not None
     said = ""
     for line in process.stderr:
         said += line
         if line.startswith(start):
             return said
-    raise AssertionError(f"it ended before {start!r}; it said:\n{said[-3000:]}")
+    raise EOFError(f"it ended before {start!r}; it said:\n{said[-3000:]}")
 
 
 def _wrong(ending: Ending, exit_code: int, said: str) -> list[str]:
