@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.remote.connect import connect
 from holmes_core.remote.transport import Connection, Stream
-from holmes_runtime.config.messages import AgentEnded, Command, Message, decode_message, encode
+from holmes_runtime.config.messages import NO_FOLDER, AgentEnded, Command, Message, decode_message, encode
 from launcher.nodes.ship import ship
 from launcher.prepare.bundle import NodeBundle
 from launcher.prepare.prepare import SILENCE_LIMIT_S
@@ -179,7 +179,9 @@ class NodeLink:
                 return LinkClosed(0, "", agent_ended=True)
             self._seen += 1
             self._tell(message, self._seen)
-        return LinkClosed(*self._stream.wait(), agent_ended=False)
+        exit_code, stderr = self._stream.wait()
+        self.ended = exit_code == NO_FOLDER  # which the agent removed at its end
+        return LinkClosed(exit_code, stderr, agent_ended=self.ended)
 
     def _reconnect(self) -> bool:
         """Whether the agent was found again; an attached one is looked for no longer than it would wait."""
