@@ -14,6 +14,8 @@ from pathlib import Path
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Run, Settings, State
+from holmes_core.remote.slurm_step import slurm_name
+from holmes_core.remote.slurm_word import slurm_word
 from launcher.journal.rank_files import FilePart, write_part
 from launcher.journal.run_events import NodeState, RunEvent, View
 from launcher.journal.run_folder import INVENTORY_FILE, PLAN_FILE, RunFolder, read_seen
@@ -123,7 +125,16 @@ class Launch:
                 if interrupted:
                     self._record.say("ending all ranks")
                 self._stop_nodes()
+                if not interrupted:
+                    self._ask_slurm(state)
         return state, interrupted
+
+    def _ask_slurm(self, state: AttemptState) -> None:
+        """Where hosts are nodes of a Slurm job and something failed, hear what Slurm did."""
+        nodes = self._plan.nodes
+        names = {node.host: slurm_name(node.host, node.access) for node in nodes if node.access.transport == "slurm"}
+        if names and state.failures:
+            state.take_slurm_word(slurm_word(names))
 
     def _save_once_more(self, state: AttemptState) -> None:
         """Where a run saves checkpoints, let its ranks finish the step and save. One that hangs is noticed as ever."""
@@ -163,6 +174,8 @@ class Launch:
 
     def _start_again(self, state: AttemptState) -> bool:
         """Whether another attempt was started, as the settings ask or because there is a better plan."""
+        if state.allocation_ended:
+            return False
         if state.cause is not None:
             plan = self._replanning.after_failure(self._plan, state.cause, state.lost_hosts)
         else:

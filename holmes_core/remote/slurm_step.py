@@ -20,12 +20,17 @@ GPUS = "SLURM_GPUS_ON_NODE"  # of the node where the batch script runs
 OF_A_TASK = ("SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_GPUS_PER_TASK")
 
 
+def slurm_name(host: str, access: Access) -> str:
+    """Slurm's name of the host."""
+    return access.address or host
+
+
 def connect_by_slurm(host: str, access: Access, environ: Mapping[str, str] = os.environ) -> LocalConnection:
     """A way to run commands on `host`, one of the job's nodes; `address` is Slurm's name for it where that differs.
 
     Raises HostError where it is no node of the job, there is no job, or Slurm starts no step on it.
     """
-    node = access.address or host
+    node = slurm_name(host, access)
     try:
         nodes = allocated_nodes(environ)
     except HolmesError as error:

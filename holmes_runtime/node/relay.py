@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from holmes_runtime.config.messages import AgentEnded, encode
+from holmes_runtime.config.messages import NO_FOLDER, AgentEnded, encode
 
 MESSAGES_FILE = "messages.jsonl"
 COMMANDS_PIPE = "commands"
@@ -87,10 +87,10 @@ def _lock_is_free(folder: Path) -> bool:
 
 
 def main() -> int:
-    """Relay in the folder this is started in; exit code 4 when it is no node's folder any more."""
+    """Relay in the folder this is started in; exit code NO_FOLDER when it is no node's folder any more."""
     folder = Path.cwd()
     if not (folder / LOCK_FILE).exists():
-        return 4
+        return NO_FOLDER
     relay(folder, int(sys.argv[1]), lambda: _lock_is_free(folder), leave_alone=True)
     return 0
 

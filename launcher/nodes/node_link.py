@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.remote.connect import connect
 from holmes_core.remote.transport import Connection, Stream
-from holmes_runtime.config.messages import AgentEnded, Command, Message, decode_message, encode
+from holmes_runtime.config.messages import NO_FOLDER, AgentEnded, Command, Message, decode_message, encode
 from launcher.nodes.ship import ship
 from launcher.prepare.bundle import NodeBundle
 from launcher.prepare.prepare import SILENCE_LIMIT_S
@@ -31,6 +31,13 @@ class LinkState:
 
 
 @dataclass(frozen=True)
+class LinkBroken:
+    """The connection to a node broke off, with these words of the way to it; a new one is tried."""
+
+    stderr: str
+
+
+@dataclass(frozen=True)
 class Unreadable:
     """A node said what is no message: why it is none. Nothing more will come of it."""
 
@@ -46,6 +53,9 @@ class LinkClosed:
     agent_ended: bool
 
 
+LinkWord = LinkState | LinkBroken | Unreadable | LinkClosed
+
+
 @dataclass(frozen=True)
 class Heard:
     """What came of a node, at `heard_s` of the monotonic clock.
@@ -54,7 +64,7 @@ class Heard:
     """
 
     node_rank: int
-    message: Message | LinkState | Unreadable | LinkClosed
+    message: Message | LinkWord
     heard_s: float
     number: int | None = None
 
@@ -136,14 +146,14 @@ class NodeLink:
             self._connection = connect(self.bundle.node.host, self.bundle.node.access)
         return self._connection
 
-    def _tell(self, message: Message | LinkState | Unreadable | LinkClosed, number: int | None = None) -> None:
+    def _tell(self, message: Message | LinkWord, number: int | None = None) -> None:
         self._heard.put(Heard(self.bundle.node.node_rank, message, time.monotonic(), number))
 
     def _listen(self) -> None:
         """Hand on every message; when the channel ends before the agent does, make a new one."""
         last = self._hear()
         while isinstance(last, LinkClosed) and not last.agent_ended and self._seen and not self._closing.is_set():
-            self._tell(LinkState("connection lost"))
+            self._tell(LinkBroken(last.stderr))
             if not self._reconnect():
                 self.lost = True
                 break
@@ -169,7 +179,9 @@ class NodeLink:
                 return LinkClosed(0, "", agent_ended=True)
             self._seen += 1
             self._tell(message, self._seen)
-        return LinkClosed(*self._stream.wait(), agent_ended=False)
+        exit_code, stderr = self._stream.wait()
+        self.ended = exit_code == NO_FOLDER  # which the agent removed at its end
+        return LinkClosed(exit_code, stderr, agent_ended=self.ended)
 
     def _reconnect(self) -> bool:
         """Whether the agent was found again; an attached one is looked for no longer than it would wait."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from holmes_core.records.plan import Node
+from holmes_runtime.config.messages import NO_FOLDER
 from launcher.prepare.container import container_words
 
 RUN_CONFIG_FILE = "run_config.json"
@@ -99,8 +100,11 @@ class NodeBundle:
         return self._in_folder(f"exec {self._python('agent', start=True)}")
 
     def follow_command(self, messages_seen: int) -> str:
-        """Becomes another relay to an agent that runs, which leaves out the messages that were seen."""
-        return self._in_folder(f"exec {self._python(f'relay {messages_seen}')}")
+        """Becomes another relay to an agent that runs, which leaves out the messages that were seen.
+
+        Exits with NO_FOLDER where there is none any more.
+        """
+        return self._in_folder(f"exec {self._python(f'relay {messages_seen}')}", f" || exit {NO_FOLDER}")
 
     @property
     def end_command(self) -> str:
@@ -127,9 +131,10 @@ class NodeBundle:
     def _name(self) -> str:
         return f"holmes-{self.run_id}-{self.attempt}-{self.node.node_rank}"
 
-    def _in_folder(self, command: str) -> str:
+    def _in_folder(self, command: str, otherwise: str = "") -> str:
         """`command` in the node's folder, after the host's activation line, which needs a login shell's functions."""
-        script = f'umask 077 && cd "{self.folder}" && {command}'
+        enter = f'cd "{self.folder}"'
+        script = f"umask 077 && {f'{{ {enter}{otherwise}; }}' if otherwise else enter} && {command}"
         activate = self.node.access.activate
         return shell(script) if activate is None else f"exec bash -lc {shlex.quote(f'{activate} && {script}')}"
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.run import Failure
+from holmes_core.remote.slurm_word import SlurmWord
 from holmes_runtime.config.messages import (
     Command,
     Exited,
@@ -27,7 +29,7 @@ from holmes_runtime.config.rank_metrics import RankMetrics
 from launcher.journal.rank_files import FilePart, file_part, misfit_of_part
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent
 from launcher.journal.step_metrics import FinishedStep, StepCollector
-from launcher.nodes.node_link import Heard, LinkClosed, LinkState, Unreadable
+from launcher.nodes.node_link import Heard, LinkBroken, LinkClosed, LinkState, LinkWord, Unreadable
 from launcher.nodes.preflight import unreadable_fault
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from launcher.supervise.failure import failure_of, first_cause, is_consequence
@@ -35,6 +37,9 @@ from launcher.supervise.hang import HangDetector
 from launcher.supervise.silence import SilenceDetector
 
 LAST_LINES = 20
+_NODE_FAILED = "Node failure on"  # srun's word; the node may be up again by the time that Slurm is asked
+_NODE_WAS_DOWN = "Slurm took the node for failed, as it does with one that is set down or does not answer"
+_STEP_CANCELLED = re.compile(r"STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")  # slurmstepd's word, which srun hands on
 # Peers of a dead rank fail within 0.2 s on Gloo (measured); torchrun looks every 0.1 s. Wait a little longer than both;
 # where only peers have spoken, until a host that says nothing is noticed: that of the cause may be gone, full or slow.
 CAUSE_WINDOW_S = 1.5
@@ -78,6 +83,7 @@ class AttemptState:
         self.failures: list[Failure] = []
         self.seen: dict[int, int] = {}
         self.has_stepped = False
+        self.allocation_ended = False  # no host is left to start again on
         self._plan, self._detached, self._unix_offset_s = plan, detached, unix_offset_s
         self._silence = SilenceDetector(len(plan.nodes), started_s)
         self._hang = HangDetector(plan, started_s)
@@ -85,6 +91,7 @@ class AttemptState:
         self._rank_at = {(rank.host, rank.local_rank): rank.rank for rank in plan.ranks}
         self._last_lines: dict[int, deque[str]] = {}
         self._states: dict[int, str] = {}
+        self._broken_off: dict[int, str] = {}
         self._ended: set[int] = set()
         self._failed_s: float | None = None
         self._has_cause = False  # kept, as it is asked for after every message and ranks fail by the thousand
@@ -98,6 +105,24 @@ class AttemptState:
     def lost_hosts(self) -> tuple[str, ...]:
         """Hosts that are gone themselves."""
         return tuple(dict.fromkeys(each.host for each in self.failures if each.host_lost and each.host is not None))
+
+    def take_slurm_word(self, word: SlurmWord) -> None:
+        """What Slurm says of its job and nodes is dated before what came of it. A job that has ended leaves no host."""
+        if not self.failures:
+            return
+        first_s = min(failure.time_s for failure in self.failures)
+        failed = {failure.host for failure in self.failures}
+        down = {node.host: _NODE_WAS_DOWN for node in self._plan.nodes if _NODE_FAILED in self._said_of(node)}
+        down |= {host: why for host, why in word.down.items() if word.job_end is not None or host in failed}
+        told: list[tuple[Node | None, str]] = [
+            (node, down[node.host]) for node in self._plan.nodes if node.host in down
+        ]
+        if word.job_end is not None:
+            told = [(node, f"{why}; {word.job_end}") for node, why in told] or [(None, word.job_end)]
+        self.failures[:0] = [
+            failure_of(node, RankFailed(None, 1, text, first_s, ()), host_lost=node is not None) for node, text in told
+        ]
+        self.allocation_ended = word.job_end is not None
 
     def is_over(self, now_s: float) -> bool:
         """Whether every node has ended, or the first failure is some time ago, so that its cause has been told."""
@@ -122,7 +147,7 @@ class AttemptState:
         """What follows from nothing having been said up to `now_s`."""
         return [*self._notice_silence(now_s), *self._notice_hang(now_s)]
 
-    def _misfit(self, node: Node, message: Message | LinkState | Unreadable | LinkClosed) -> str | None:
+    def _misfit(self, node: Node, message: Message | LinkWord) -> str | None:
         """Why that message cannot be of that node; None if it can."""
         ranks: tuple[int | None, ...] = ()
         if isinstance(message, RankPrinted):
@@ -161,11 +186,12 @@ class AttemptState:
         else:
             self._hang.take_states({self._rank_at[node.host, one.local_rank]: one.state for one in message.states})
 
-    def _take_of_node(
-        self, node: Node, message: Message | LinkState | Unreadable | LinkClosed, now_s: float
-    ) -> Iterator[Effect]:
+    def _take_of_node(self, node: Node, message: Message | LinkWord, now_s: float) -> Iterator[Effect]:
         if isinstance(message, LinkState):
             yield from self._set_state(node, message.state)
+        elif isinstance(message, LinkBroken):
+            self._broken_off[node.node_rank] = message.stderr
+            yield from self._set_state(node, "connection lost")
         elif isinstance(message, Started):
             yield from self._set_state(node, "starting ranks")
         elif isinstance(message, RanksUp):
@@ -201,12 +227,19 @@ class AttemptState:
             yield NodeState(node.host, node.cluster, state)
 
     def _take_closed(self, node: Node, closed: LinkClosed, now_s: float) -> None:
-        if closed.agent_ended:
+        lines = tuple((closed.stderr or self._said_of(node)).splitlines()[-LAST_LINES:])
+        if any(_STEP_CANCELLED.search(line) for line in lines):
+            text = "the node agent ended before its ranks: its step of the Slurm job was cancelled (`scancel`)"
+        elif closed.agent_ended:
             text = "the node agent ended before its ranks: it was killed, or told to stop by someone else"
         else:
-            text = f"lost the node agent (exit code {closed.exit_code}): the host or its sshd went away"
-        lines = tuple(closed.stderr.splitlines()[-LAST_LINES:])
+            server = "node daemon of Slurm" if node.access.transport == "slurm" else "sshd"
+            text = f"lost the node agent (exit code {closed.exit_code}): the host or its {server} went away"
         self._lose(node, text, now_s, lines, host_lost=not closed.agent_ended)
+
+    def _said_of(self, node: Node) -> str:
+        """What was said when the last connection to the node broke off."""
+        return self._broken_off.get(node.node_rank, "")
 
     def _notice_silence(self, now_s: float) -> Iterator[Effect]:
         """A host gone without a word (no power, no link) is a failure too; a detached run goes on without us."""

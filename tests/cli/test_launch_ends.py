@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed.launch_ends import Ending, end_so, endings_here, small_disk
+from tests.testbed.launch_ends import Ending, Way, end_so, endings_here, small_disk
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rehearsal import Site, bed_site
 
@@ -38,4 +38,4 @@ def inventory(site: Site) -> Path:
 def test_nothing_is_left_and_the_first_message_is_right(
     site: Site, inventory: Path, full_disk: Path, tmp_path: Path, ending: Ending
 ) -> None:
-    assert end_so(site, ending, tmp_path, inventory, full_disk) == []
+    assert end_so(Way(site), ending, tmp_path, inventory, full_disk) == []

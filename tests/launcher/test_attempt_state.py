@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holmes_core.records.plan import Plan
+from holmes_core.remote.slurm_word import SlurmWord
 from holmes_runtime.config.messages import (
     Alive,
     Exited,
@@ -23,7 +24,7 @@ from holmes_runtime.config.messages import (
 from holmes_runtime.config.verdicts import HostIsSlow
 from launcher.journal.run_events import LogLine, NodeState, Notice
 from launcher.journal.step_metrics import FinishedStep
-from launcher.nodes.node_link import Heard, LinkClosed, LinkState, Unreadable
+from launcher.nodes.node_link import Heard, LinkBroken, LinkClosed, LinkState, LinkWord, Unreadable
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from launcher.supervise.attempt_state import (
     CAUSE_WINDOW_S,
@@ -51,7 +52,7 @@ def say(state: AttemptState, node_rank: int, message: Message, now_s: float = 0.
     return state.take(Heard(node_rank, message, now_s, number=state.seen.get(node_rank, 0) + 1), now_s)
 
 
-def link_says(state: AttemptState, node_rank: int, message: LinkState | LinkClosed | Unreadable) -> list[Effect]:
+def link_says(state: AttemptState, node_rank: int, message: LinkWord) -> list[Effect]:
     return state.take(Heard(node_rank, message, 0.0), 0.0)
 
 
@@ -254,3 +255,59 @@ def test_last_stage_without_a_loss_cannot_be() -> None:
     state = attempt()
     say(state, 3, report(PLAN, 3, step_s=0.5)._replace(loss=None))
     assert [failure.host for failure in state.failures] == ["b2"]
+
+
+def lost(hosts: tuple[int, ...]) -> AttemptState:
+    """An attempt whose links to those nodes have ended."""
+    state = attempt()
+    for node_rank in hosts:
+        link_says(state, node_rank, LinkClosed(1, "", agent_ended=False))
+    return state
+
+
+def test_a_cancelled_job_is_the_cause_and_leaves_nothing_to_start_again_on() -> None:
+    state = lost((0, 1, 2, 3))
+    state.take_slurm_word(SlurmWord("Slurm job 7 was cancelled (`scancel`)"))
+    assert state.cause is not None
+    assert (state.cause.host, state.cause.message) == (None, "Slurm job 7 was cancelled (`scancel`)")
+    assert state.allocation_ended
+
+
+def test_a_node_that_is_down_is_the_cause_of_its_jobs_end() -> None:
+    state = lost((0, 1))
+    state.take_slurm_word(SlurmWord("Slurm job 7 was ended", {"b2": "Slurm has node b2 DOWN: power"}))
+    assert state.cause is not None
+    assert (state.cause.host, state.cause.host_lost) == ("b2", True)
+    assert state.cause.message == "Slurm has node b2 DOWN: power; Slurm job 7 was ended"
+
+
+def test_in_a_job_that_goes_on_slurms_word_counts_for_hosts_that_failed() -> None:
+    state = lost((3,))
+    state.take_slurm_word(SlurmWord(None, {"a1": "Slurm has node a1 DOWN: x", "b2": "Slurm has node b2 DOWN: power"}))
+    assert state.cause is not None
+    assert (state.cause.host, state.cause.message) == ("b2", "Slurm has node b2 DOWN: power")
+    assert (state.lost_hosts, state.allocation_ended) == (("b2",), False)
+
+
+def test_slurms_word_makes_no_failure_of_an_attempt_without_one() -> None:
+    state = attempt()
+    state.take_slurm_word(SlurmWord("Slurm job 7 was cancelled (`scancel`)"))
+    assert (state.cause, state.allocation_ended) == (None, False)
+
+
+def test_a_node_that_is_up_again_when_slurm_is_asked_is_known_by_what_its_step_said() -> None:
+    state = lost((0, 1))
+    assert NodeState("b2", "b", "connection lost") in link_says(state, 3, LinkBroken("srun: error: Node failure on b2"))
+    state.take_slurm_word(SlurmWord("Slurm job 7 was ended because a node failed"))
+    assert state.cause is not None
+    assert state.cause.host == "b2"
+    assert state.cause.message.endswith("; Slurm job 7 was ended because a node failed")
+
+
+def test_a_cancelled_step_is_told_from_an_agent_that_was_killed() -> None:
+    state = attempt()
+    link_says(state, 3, LinkBroken("slurmstepd-b2: error: *** STEP 4.17 ON b2 CANCELLED AT 2026-11-23T06:18:26 ***"))
+    link_says(state, 3, LinkClosed(0, "", agent_ended=True))
+    assert state.cause is not None
+    assert state.cause.message.endswith("its step of the Slurm job was cancelled (`scancel`)")
+    assert not state.cause.host_lost

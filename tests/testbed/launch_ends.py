@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 import subprocess
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from launcher.journal.run_folder import read_run
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from tests.testbed.bed import Bed
 from tests.testbed.rank_processes import rank_pids, torchrun_pids
 from tests.testbed.rehearsal import Site, only_run, standard_library_corpus
+from tests.testbed.slurm_on_bed import SlurmOnBed
 
 STEPPING = "step 3/"
 CLEAN_WITHIN_S = 10.0
@@ -45,15 +48,50 @@ EATS_MEMORY = """
 """
 
 
-@dataclass
-class Running:
-    """A launch under way: its process, and what it said so far on standard error."""
+@dataclass(frozen=True)
+class Way:
+    """How launches reach the hosts of a bed: by SSH, or by steps of a job of `slurm`, where all have one `home`."""
 
     site: Site
-    bed: Bed
+    options: tuple[str, ...] = ()
+    slurm: SlurmOnBed | None = None
+    home: Path | None = None
+
+    @property
+    def bed(self) -> Bed:
+        """The hosts."""
+        assert self.site.bed is not None
+        return self.site.bed
+
+    def cache(self, host: str) -> Path:
+        """Where Holmes puts what it needs on a host."""
+        return (self.home or self.bed.host(host).home) / ".cache/holmes"
+
+    def guest_pids(self, host: str) -> set[int]:
+        """Every process on a host but those that are there without a launch."""
+        daemons = set() if self.slurm is None else self.slurm.pids
+        return set(self.bed.guest_pids(host)) - daemons
+
+    def files(self) -> list[str]:
+        """What launches put on hosts, but for the parcels that are kept."""
+        temporary = {self.home / "tmp"} if self.home else {host.folder / "tmp" for host in self.bed.hosts}
+        folders = temporary | {self.cache(host.name) / "runs" for host in self.bed.hosts}
+        return sorted(str(path) for folder in folders for path in folder.glob("*"))
+
+
+@dataclass
+class Running:
+    """A launch under way: its process, and the control group for a rank whose memory is limited."""
+
+    way: Way
     folder: Path
     process: subprocess.Popen[str]
     memory_group: Path | None
+
+    @property
+    def bed(self) -> Bed:
+        """The hosts it runs on."""
+        return self.way.bed
 
 
 @dataclass(frozen=True)
@@ -93,7 +131,7 @@ def _ctrl_c_twice(run: Running) -> None:
 
 
 def _stop_command(run: Running) -> None:
-    command = run.site.command("stop", str(only_run(run.folder / "runs")))
+    command = run.way.site.command("stop", str(only_run(run.folder / "runs")))
     subprocess.run(command, check=True, capture_output=True, timeout=60)
 
 
@@ -110,16 +148,15 @@ def _link(up: bool) -> Callable[[Running], None]:
     return lambda run: run.bed.set_link("b2", "eno1", up)
 
 
-def _fill_home(bed: Bed) -> None:
-    cache = bed.host(SMALL_HOME).home / ".cache/holmes"
-    fill = ["sh", "-c", f"cat /dev/zero >{cache}/filler"]
-    subprocess.run(bed.on_host_command(SMALL_HOME, fill), stderr=subprocess.DEVNULL, check=False)
+def _fill_home(run: Running) -> None:
+    fill = ["sh", "-c", f"cat /dev/zero >{run.way.cache(SMALL_HOME)}/filler"]
+    subprocess.run(run.bed.on_host_command(SMALL_HOME, fill), stderr=subprocess.DEVNULL, check=False)
 
 
 @contextlib.contextmanager
-def small_home(bed: Bed) -> Iterator[None]:
+def small_home(way: Way) -> Iterator[None]:
     """What Holmes writes on one host has 16 MiB."""
-    cache = bed.host(SMALL_HOME).home / ".cache/holmes"
+    bed, cache = way.bed, way.cache(SMALL_HOME)
     make = f"mkdir -p {cache} && mount -t tmpfs -o size=16m,mode=700 tmpfs {cache}"
     subprocess.run(bed.on_host_command(SMALL_HOME, ["sh", "-c", make]), check=True)
     try:
@@ -182,7 +219,7 @@ ENDINGS = (
         "home full",
         1,
         f"error: host {SMALL_HOME} (roce-1)",
-        lambda run: _fill_home(run.bed),
+        _fill_home,
         options=("--force", "disk"),
     ),
     Ending(
@@ -190,6 +227,7 @@ ENDINGS = (
         1,
         "its process is stopped by a signal",
         lambda run: _signal_rank(run, signal.SIGSTOP),
+        job={"timeout_s": 30},
     ),
     Ending("exception in user code", 1, "ValueError: on purpose", faulty=RAISES),
     Ending("out of memory", 137, "out-of-memory killer", _limit_memory, faulty=EATS_MEMORY, when="4 of 4 nodes: ranks"),
@@ -234,7 +272,7 @@ def job_of(ending: Ending, folder: Path, full_disk: Path) -> dict[str, Any]:
         "device": "cpu",
         "compute": {"flops_per_s": 1e10},
         "parallel": {"pp": 2, "dp": 2, "micro_batch_size": 1},
-        "timeout_s": 30,
+        "timeout_s": 120,
         **ending.job,
     }
     if ending.name == "disk full":
@@ -247,59 +285,63 @@ def job_of(ending: Ending, folder: Path, full_disk: Path) -> dict[str, Any]:
     return job
 
 
-def end_so(site: Site, ending: Ending, folder: Path, inventory: Path, full_disk: Path) -> list[str]:
+def end_so(way: Way, ending: Ending, folder: Path, inventory: Path, full_disk: Path) -> list[str]:
     """Launch, bring the end about, and look at what came of it: what is not as it should be, in words."""
-    assert site.bed is not None
-    group = (
-        memory_group(f"holmes-{site.bed.suffix}", 150 << 20) if "memory" in ending.name else contextlib.nullcontext()
-    )
-    home = small_home(site.bed) if ending.name == "home full" else contextlib.nullcontext()
+    group = memory_group(f"holmes-{way.bed.suffix}", 150 << 20) if "memory" in ending.name else contextlib.nullcontext()
+    home = small_home(way) if ending.name == "home full" else contextlib.nullcontext()
     with group as limited, home:
-        plan = _plan(site, folder, job_of(ending, folder, full_disk), inventory)
-        command = site.command("launch", str(plan), "--runs", str(folder / "runs"), *ending.options)
+        plan = _plan(way.site, job_of(ending, folder, full_disk), inventory)
+        before = {host.name: way.guest_pids(host.name) for host in way.bed.hosts}
+        command = way.site.command("launch", str(plan), "--runs", str(folder / "runs"), *way.options, *ending.options)
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        run = Running(site, site.bed, folder, process, limited)
+        run = Running(way, folder, process, limited)
         said = ""
-        begun_s = time.monotonic()
+        begun_s: float | None = None
         try:
             if ending.bring_about is not None:
                 said = _wait_for(process, ending.when)
                 begun_s = time.monotonic()
                 ending.bring_about(run)
-            try:
-                said += process.communicate(timeout=ENDS_WITHIN_S)[1]
-                wrong = _wrong(ending, process.returncode, said)
-            except subprocess.TimeoutExpired:
-                wrong = [f"it did not end within {ENDS_WITHIN_S:g} s; it said:\n{said[-3000:]}"]
-                process.kill()
-            if ending.undo is None:
-                wrong += _left(site.bed, ending.limit_s)
+            said += process.communicate(timeout=ENDS_WITHIN_S)[1]
+            wrong = _wrong(ending, process.returncode, said) + _wrong_record(ending, way.site, folder / "runs")
+        except EOFError as error:
+            wrong = [str(error)]
+        except subprocess.TimeoutExpired:
+            wrong = [f"it did not end within {ENDS_WITHIN_S:g} s; it said:\n{said[-3000:]}"]
+            process.kill()
         finally:
-            if ending.undo is not None:
+            away_s = 0.0
+            if ending.undo is not None and begun_s is not None:
                 ending.undo(run)
+                away_s = time.monotonic() - begun_s
             process.kill()
         # TCP tells sshd's sessions that a link is back after a pause as long as it was away.
-        away_s = time.monotonic() - begun_s
-        return wrong if ending.undo is None else wrong + _left(site.bed, ending.limit_s + away_s)
+        return wrong + _left(way, before, ending.limit_s + away_s)
 
 
-def _plan(site: Site, folder: Path, job: dict[str, Any], inventory: Path) -> Path:
-    (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
+def _plan(site: Site, job: dict[str, Any], inventory: Path) -> Path:
+    """The plan of a job, which jobs that say the same share."""
+    text = yaml.safe_dump(job)
+    folder = site.folder / f"plan-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     plan = folder / "plan.json"
+    if plan.exists():
+        return plan
+    folder.mkdir(exist_ok=True)
+    (folder / "job.yaml").write_text(text, encoding="utf-8")
     command = site.command("plan", str(folder / "job.yaml"), "-i", str(inventory), "-o", str(plan))
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     return plan
 
 
 def _wait_for(process: subprocess.Popen[str], start: str) -> str:
-    """What was said up to the line that starts so."""
+    """What was said up to the line that starts so. Raises EOFError where none comes."""
     assert process.stderr is not None
     said = ""
     for line in process.stderr:
         said += line
         if line.startswith(start):
             return said
-    return said
+    raise EOFError(f"it ended before {start!r}; it said:\n{said[-3000:]}")
 
 
 def _wrong(ending: Ending, exit_code: int, said: str) -> list[str]:
@@ -311,15 +353,29 @@ def _wrong(ending: Ending, exit_code: int, said: str) -> list[str]:
     return wrong
 
 
-def _left(bed: Bed, within_s: float) -> list[str]:
+def _wrong_record(ending: Ending, site: Site, runs: Path) -> list[str]:
+    """What run.json, and `holmes status` by it, say that is not so. A controller that is killed writes nothing more."""
+    run = read_run(only_run(runs))
+    killed = ending.exit_code < 0
+    state = "running" if killed else {0: "done", 130: "stopped"}.get(ending.exit_code, "failed")
+    wrong = []
+    if (run.state, run.exit_code) != (state, None if killed else ending.exit_code):
+        wrong.append(f"run.json says {run.state}, exit code {run.exit_code}")
+    status = subprocess.run(site.command("status", str(only_run(runs))), capture_output=True, text=True, check=False)
+    says = "its controller was killed" if killed else ending.says
+    if status.returncode != 0 or says not in status.stdout + status.stderr:
+        wrong.append(f"`holmes status` does not say {says!r} but:\n{status.stdout}{status.stderr}")
+    return wrong
+
+
+def _left(way: Way, before: Mapping[str, set[int]], within_s: float) -> list[str]:
     """Processes and files of the run that are there when the time is up."""
     since_s = time.monotonic()
     while True:
-        pids = [f"process {pid} on {host.name}" for host in bed.hosts for pid in bed.guest_pids(host.name)]
-        files = [str(path) for host in bed.hosts for path in (host.home / ".cache/holmes/runs").glob("*")]
-        files += [str(path) for host in bed.hosts for path in (host.folder / "tmp").glob("*")]
-        if not pids and not files:
+        found = ((host.name, way.guest_pids(host.name) - before[host.name]) for host in way.bed.hosts)
+        left = [f"process {pid} on {host}" for host, pids in found for pid in sorted(pids)] + way.files()
+        if not left:
             return []
         if time.monotonic() - since_s > within_s:
-            return [f"left after {within_s:.0f} s: {', '.join([*pids, *files])}"]
+            return [f"left after {within_s:.0f} s: {', '.join(left)}"]
         time.sleep(0.1)

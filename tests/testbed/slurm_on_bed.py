@@ -47,7 +47,8 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 SchedulerParameters=bf_interval=1,sched_interval=1
-ReturnToService=2
+ReturnToService=1
+SlurmdTimeout=30
 KillWait=5
 MinJobAge=600
 """
@@ -68,7 +69,7 @@ class SlurmOnBed:
         self._bed, self._topology = bed, topology
         self.folder = Path(tempfile.mkdtemp(prefix="holmes-slurm-"))
         self._environ = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": SYSTEM_PATH}
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> SlurmOnBed:
         try:
@@ -98,6 +99,32 @@ class SlurmOnBed:
         job, nodes = self.run("squeue", "--noheader", "--states=running", "--format=%i %N").split()
         return {**self._environ, "SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": nodes}
 
+    def release(self) -> None:
+        """End every job; return when all hosts are free."""
+        self.run("scancel", "--user=root")
+        self._wait_idle()
+
+    def steps_on(self, host: str) -> list[str]:
+        """The steps of jobs that are on `host`, as `scancel` names them, the first that was started first."""
+        lines = self.run("squeue", "--steps", "--noheader", f"--nodelist={host}", "--format=%i %N").splitlines()
+        return sorted((line.split()[0] for line in lines), key=lambda step: int(step.rpartition(".")[2]))
+
+    @property
+    def pids(self) -> set[int]:
+        """Its daemons."""
+        return {process.pid for process in self._processes.values()}
+
+    def start_slurmd(self, host: str) -> None:
+        """Start the daemon of `host`."""
+        conf = f"{self.folder}/slurm.conf"
+        words = ["env", f"SLURM_CONF={conf}", "slurmd", "-D", "-f", conf, "-N", host]
+        self._start(f"slurmd-{host}", self._bed.on_host_command(host, words))
+
+    def kill_slurmd(self, host: str) -> None:
+        """Kill the daemon of `host`; steps under way on it go on."""
+        self._processes[f"slurmd-{host}"].kill()
+        self._processes[f"slurmd-{host}"].wait()
+
     def wait_for_end(self, job: str, timeout_s: float = 180.0) -> None:
         """Return when the job has left the queue."""
         self.wait(lambda: not self.run("squeue", "--noheader", f"--jobs={job}").strip(), f"job {job}", timeout_s)
@@ -111,8 +138,10 @@ class SlurmOnBed:
         self.wait(socket_file.exists, "munged")
         self._start("slurmctld", self._bed.controller_command(["slurmctld", "-D", "-c", "-f", conf]))
         for host in self._bed.hosts:
-            words = ["env", f"SLURM_CONF={conf}", "slurmd", "-D", "-f", conf, "-N", host.name]
-            self._start(f"slurmd-{host.name}", self._bed.on_host_command(host.name, words))
+            self.start_slurmd(host.name)
+        self._wait_idle()
+
+    def _wait_idle(self) -> None:
         idle = ("sinfo", "--noheader", "--partition=all", "--states=idle", "--format=%D")
         self.wait(lambda: self._said(idle) == str(len(self._bed.hosts)), "slurmd")
 
@@ -145,16 +174,14 @@ class SlurmOnBed:
     def _start(self, name: str, command: Sequence[str]) -> None:
         """A daemon that ends when this process does, whatever becomes of it."""
         with open(self.folder / f"{name}.log", "wb") as log:
-            self._processes.append(
-                subprocess.Popen(
-                    command,
-                    env=self._environ,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    preexec_fn=lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
-                )
+            self._processes[name] = subprocess.Popen(
+                command,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
             )
 
     def wait(self, done: Callable[[], bool], name: str, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -168,8 +195,8 @@ class SlurmOnBed:
     def _take_down(self) -> None:
         if len(self._processes) > 1:
             self._said(("scancel", "--user=root"))
-        for process in reversed(self._processes):
+        for process in reversed(self._processes.values()):
             process.terminate()
-        for process in self._processes:
+        for process in self._processes.values():
             process.wait(20)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,89 @@
+"""What Slurm says of the job this process runs in, and of its nodes: asked once something in it has ended.
+
+Source: Slurm 22.05, squeue(1), "JOB STATE CODES", and sinfo(1), "NODE STATE CODES"; seen on Slurm 22.05.8.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+JOB = "SLURM_JOB_ID"
+ANSWER_S = 5.0  # slurmctld that does not answer is not waited for
+LOOK_AGAIN_S = 0.5
+_COMPLETING = "COMPLETING"  # hides how the job ends, until all its processes have
+_UNDER_WAY = {"CONFIGURING", "RESIZING", "RUNNING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"}
+_ENDS: Mapping[str, str] = {
+    _COMPLETING: "is being ended",
+    "CANCELLED": "was cancelled (`scancel`)",
+    "NODE_FAIL": "was ended because a node failed",
+    "OUT_OF_MEMORY": "used more memory than it has",
+    "PENDING": "was put back into the queue",
+    "PREEMPTED": "was preempted",
+    "TIMEOUT": "came to its time limit",
+}
+_GONE = {"DOWN", "FAIL", "FAILING", "POWERED_DOWN", "POWERING_DOWN", "REBOOT"}
+
+
+@dataclass(frozen=True)
+class SlurmWord:
+    """`job_end`: how the job ended, in words; None while it is under way. `down`: why a host's node is, by host."""
+
+    job_end: str | None = None
+    down: Mapping[str, str] = field(default_factory=dict)
+
+
+def slurm_word(nodes: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> SlurmWord:
+    """What Slurm says of this job and of hosts, given by its names of them. What it does not say in time is left out.
+
+    It is asked once for the job, again while that is ending, and once for all nodes.
+    """
+    job = environ.get(JOB)
+    if job is None:
+        return SlurmWord()
+    end, down = _job_end(job, environ), _down(nodes.values(), environ)
+    return SlurmWord(end, {host: down[name] for host, name in nodes.items() if name in down})
+
+
+def _job_end(job: str, environ: Mapping[str, str]) -> str | None:
+    """Of a heterogeneous job, the end of the first component that has ended."""
+    deadline = time.monotonic() + ANSWER_S
+    while True:
+        states = _answer(("squeue", f"--jobs={job}", "--states=all", "--format=%T"), environ)
+        ended = [state for state in states if state not in _UNDER_WAY]
+        if _COMPLETING not in ended or time.monotonic() > deadline:
+            break
+        time.sleep(LOOK_AGAIN_S)
+    if not ended:
+        return None
+    return f"Slurm job {job} {_ENDS.get(ended[0], f'is over: {ended[0]}')}"
+
+
+def _down(nodes: Iterable[str], environ: Mapping[str, str]) -> Mapping[str, str]:
+    asked = ("sinfo", "--Node", f"--nodes={','.join(nodes)}", "--format=%N|%T|%E")
+    lines = (line.split("|", maxsplit=2) for line in _answer(asked, environ))
+    return {
+        name: f"Slurm has node {name} {state.upper()}: {reason}"
+        for name, state, reason in lines
+        if state.rstrip("*~#!%$@^-").upper() in _GONE
+    }
+
+
+def _answer(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """The lines of one of Slurm's commands; none where it fails or takes too long."""
+    try:
+        done = subprocess.run(
+            [words[0], "--noheader", *words[1:]],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.split("\n")[:-1]

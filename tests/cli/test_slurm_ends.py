@@ -1,0 +1,37 @@
+"""However a launch inside a Slurm job ends by Slurm's doing: exit code and first message are right, nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.testbed.launch_ends import Ending, end_so
+from tests.testbed.needs_bed import NEEDS_BED
+from tests.testbed.rehearsal import Site
+from tests.testbed.slurm_ends import OWN_ENDINGS, inside_job, probed_by_ssh
+from tests.testbed.slurm_on_bed import SlurmOnBed, missing_for_slurm
+
+MISSING = ", ".join(missing_for_slurm())
+pytestmark = [*NEEDS_BED, pytest.mark.skipif(bool(MISSING), reason=f"no Slurm here: {MISSING}")]
+
+
+@pytest.fixture(scope="module")
+def slurm(site: Site) -> Iterator[SlurmOnBed]:
+    assert site.bed is not None
+    with SlurmOnBed(site.bed) as slurm:
+        yield slurm
+
+
+@pytest.fixture(scope="module")
+def inventory(site: Site, slurm: SlurmOnBed) -> Path:
+    return probed_by_ssh(site, slurm)
+
+
+@pytest.mark.parametrize("ending", OWN_ENDINGS, ids=lambda ending: ending.name)
+def test_nothing_is_left_and_slurm_is_named_where_it_is_the_cause(
+    site: Site, slurm: SlurmOnBed, inventory: Path, tmp_path: Path, ending: Ending
+) -> None:
+    with inside_job(site, slurm) as way:
+        assert end_so(way, ending, tmp_path, inventory, tmp_path) == []
