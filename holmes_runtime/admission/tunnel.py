@@ -71,7 +71,10 @@ class Tunnel:
         written = {"interface": self._interface, "index": None, "address": address, "folder": str(self._folder)}
         _write(self._record, json.dumps(written))
         self._make_interface()
-        _write(self._record, json.dumps({**written, "index": _interfaces()[self._interface]}))
+        index = _interfaces().get(self._interface)
+        if index is None:
+            raise TunnelRefused(f"{self._interface} was made, and is not there", "see whether something removes it")
+        _write(self._record, json.dumps({**written, "index": index}))
         private_key = _run("wg", "genkey")
         _as_root("wg", "set", self._interface, "private-key", "/dev/stdin", given=private_key)
         prefix = 32 - (len(self._addresses) + 1).bit_length()
@@ -90,9 +93,10 @@ class Tunnel:
                     words += ["peer", end.public_key, "endpoint", f"{at}:{end.port}"]
                     words += ["allowed-ips", f"{self._addresses[rank]}/32"]
                     mtus.append(_mtu_to(at))
-            _as_root("wg", "set", self._interface, *words)
-            mtu = min(mtus) - HEADERS_BYTES
-            _as_root("ip", "link", "set", "dev", self._interface, "mtu", str(mtu))
+            if mtus:
+                _as_root("wg", "set", self._interface, *words)
+                mtu = min(mtus) - HEADERS_BYTES
+                _as_root("ip", "link", "set", "dev", self._interface, "mtu", str(mtu))
         except TunnelRefused as refused:
             return refused.fault
         except OSError as error:
