@@ -14,6 +14,7 @@ from holmes_core.errors import HostError
 from holmes_core.hosts.hosts_file import HostEntry, HostsFile, StatedTrunk
 from holmes_core.records.access import Access
 from holmes_core.records.inventory import Finding, Host, Inventory
+from holmes_core.records.link import IN_THE_CLEAR, Security
 from holmes_core.remote.connect import connect
 from prober.asking.commands import cut, script
 from prober.asking.recording import (
@@ -21,9 +22,11 @@ from prober.asking.recording import (
     HostRecording,
     Recorded,
     read_recorded_hosts,
+    read_security,
     read_stated_trunks,
     refuse_used_folder,
     write_recording,
+    write_security,
     write_stated_trunks,
 )
 from prober.audit import audit, joined
@@ -76,23 +79,29 @@ def probe(
         for name, answer in recorded.items():
             write_recording(record, name, answer.outputs, answer.notes)
         write_stated_trunks(record, hosts_file.trunks)
+        write_security(record, hosts_file.security)
     read = [read_recording(name, recording) for name, recording in recorded.items()]
-    inventory = inventory_of_read(read, hosts_file.trunks)
+    stated = hosts_file.trunks, hosts_file.security
+    inventory = inventory_of_read(read, *stated)
     trials = try_open_pairs(inventory, place_hosts(inventory.hosts, _pins(read))) if try_open_pairs else ()
-    return inventory_of_read(read, hosts_file.trunks, trials) if trials else inventory
+    return inventory_of_read(read, *stated, trials) if trials else inventory
 
 
 def replay(folder: Path) -> Inventory:
     """The Inventory of the recording in `folder`. Raises HolmesError naming file and key."""
-    return inventory_of(read_recorded_hosts(folder), read_stated_trunks(folder))
+    return inventory_of(read_recorded_hosts(folder), read_stated_trunks(folder), read_security(folder))
 
 
-def inventory_of(recorded: Mapping[str, HostRecording], stated: Sequence[StatedTrunk] = ()) -> Inventory:
-    """The Inventory of what hosts answered, by host name, and of the trunks stated for it.
+def inventory_of(
+    recorded: Mapping[str, HostRecording], stated: Sequence[StatedTrunk] = (), security: Security = IN_THE_CLEAR
+) -> Inventory:
+    """The Inventory of what hosts answered, by host name, and of what hosts.yaml says of the ways between clusters.
 
     The same answers give the same inventory.
     """
-    return inventory_of_read([read_recording(name, recording) for name, recording in recorded.items()], stated)
+    return inventory_of_read(
+        [read_recording(name, recording) for name, recording in recorded.items()], stated, security
+    )
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,10 @@ def read_recording(name: str, recording: HostRecording) -> ReadHost:
 
 
 def inventory_of_read(
-    read: Sequence[ReadHost], stated: Sequence[StatedTrunk] = (), trials: Sequence[Trial] = ()
+    read: Sequence[ReadHost],
+    stated: Sequence[StatedTrunk] = (),
+    security: Security = IN_THE_CLEAR,
+    trials: Sequence[Trial] = (),
 ) -> Inventory:
     """The Inventory of hosts that were read one by one: their clusters, what joins them, and the audit.
 
@@ -137,6 +149,7 @@ def inventory_of_read(
         shared=shared,
         trunks=trunks,
         nvlink_domains=domains,
+        security=security,
         findings=joined(found),
     )
 

@@ -68,7 +68,8 @@ def _show_shared(inventory: Inventory) -> None:
     rates = {port.bandwidth_bytes_per_s for port in inventory.shared.ports}
     slowest = None if None in rates else min(rate for rate in rates if rate is not None)
     subnet = inventory.shared.subnet or "routed"
-    out.print(f"shared by all: {subnet} over {netdevs}, {format_rate(slowest)}", markup=False, soft_wrap=True)
+    how = ", through WireGuard" if inventory.encrypts else ""
+    out.print(f"shared by all: {subnet} over {netdevs}, {format_rate(slowest)}{how}", markup=False, soft_wrap=True)
 
 
 def _cluster_table(inventory: Inventory, cluster: Cluster) -> Table:

@@ -16,6 +16,7 @@ from holmes_core.hosts.host_pattern import NAME_LENGTH, NAME_PATTERN, expand_pat
 from holmes_core.hosts.rail_pattern import checked_rail_pattern
 from holmes_core.records.access import Access, Container, OneLine, TransportName
 from holmes_core.records.inventory import Hints
+from holmes_core.records.link import IN_THE_CLEAR, Security
 from holmes_core.records.record import Record
 from holmes_core.records.record_file import read_user_file
 
@@ -103,6 +104,7 @@ class HostsFile(Record):
     rails: RailPatterns | None = None
     hosts: tuple[Annotated[HostEntry, BeforeValidator(_entry)], ...] = Field(min_length=1)
     trunks: tuple[StatedTrunk, ...] = ()
+    security: Security = IN_THE_CLEAR
 
     @field_validator("hosts", mode="before")
     @classmethod

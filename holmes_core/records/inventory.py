@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from holmes_core.records.access import Access
 from holmes_core.records.devices import Gpu, GpuProcess, Netdev, NetName, Nic, PciDevice, Route
-from holmes_core.records.link import Link, Trunk
+from holmes_core.records.link import IN_THE_CLEAR, Link, Security, Trunk
 from holmes_core.records.record import FileRecord, Record
 
 FabricKind = Literal["InfiniBand", "RoCE", "EFA", "Ethernet", "loopback"]
@@ -221,6 +221,7 @@ class Inventory(FileRecord):
     links: tuple[Link, ...] = ()
     trunks: tuple[Trunk, ...] = ()  # one for two clusters at most
     nvlink_domains: tuple[NvlinkDomain, ...] = ()
+    security: Security = IN_THE_CLEAR  # as hosts.yaml asks
     findings: tuple[Finding, ...]
 
     @model_validator(mode="after")
@@ -247,6 +248,11 @@ class Inventory(FileRecord):
             "findings": tuple(finding.model_copy(update={"evidence": ""}) for finding in refusing),
         }
         return self.model_copy(update=update).digest()
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether what goes over the network that all clusters share goes through a tunnel."""
+        return self.security.between_clusters == "wireguard" and len(self.clusters) > 1
 
     @property
     def refusals(self) -> dict[str, Finding]:

@@ -1,10 +1,10 @@
-"""Link: what one test between two hosts measured. Trunk: what all flows between two clusters share."""
+"""Link: what one test between two hosts measured. Trunk: what all flows between two clusters share. Security: how."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -68,3 +68,20 @@ class Trunk(Record):
     bandwidth_bytes_per_s: float = Field(gt=0)  # of payload, the slower way; a stated one is a line rate
     source: Literal["hosts.yaml", "measured"]
     pairs: int = Field(ge=0)  # of hosts that sent at once, for a measured one
+
+
+class Security(Record):
+    """How what travels between clusters is protected there; inside a cluster it always travels in the clear."""
+
+    between_clusters: Literal["clear", "wireguard"] = "clear"
+    tunnel_gbps: Annotated[float, Field(gt=0, le=1e6, strict=True)] | None = None
+    """What a host encrypts at most, each way, for all its traffic together; None: as much as its network carries."""
+
+    @model_validator(mode="after")
+    def _rate_is_of_a_tunnel(self) -> Security:
+        if self.tunnel_gbps is not None and self.between_clusters == "clear":
+            raise ValueError("tunnel_gbps is what a host encrypts, and between_clusters asks for no encryption")
+        return self
+
+
+IN_THE_CLEAR = Security()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -17,6 +18,14 @@ DataParallel = Literal["flat", "hierarchical"]
 Order = Literal["holmes", "usual"]
 Crossing = Literal["nothing", "pipeline", "data", "both"]
 """What travels between clusters: messages between stages, the gradients of replicas."""
+
+
+TUNNEL_NETDEV = "holmes-wg"
+
+
+def tunnel_address(node_rank: int) -> str:
+    """Of a node in the tunnel: from the block for tests between networks (RFC 2544), which no site routes."""
+    return str(IPv4Address("198.18.0.0") + 1 + node_rank)
 
 
 class EnvironmentVariable(Record):
@@ -37,6 +46,7 @@ class Node(Record):
     num_ranks: int
     shared_netdev: str  # the interface on the network all clusters share
     shared_address: str  # where the other nodes reach it for control traffic
+    tunnel_endpoint: str | None = None  # where they send what is encrypted; None where nothing is
     environment: tuple[EnvironmentVariable, ...]
 
 

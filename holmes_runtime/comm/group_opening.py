@@ -48,7 +48,7 @@ def register_backend() -> None:
 
 
 def _create_gloo(options: Any, interface: GlooInterface | None) -> ProcessGroupGloo:
-    """A Gloo group whose members have proven who they are, on the devices of one interface, or of Gloo's own choice.
+    """A Gloo group whose members have proven who they are, on the devices of one interface.
 
     Where connections are made when they are first used, as on GPUs, members' hosts stay admitted, and the ends of
     connections are not compared. Raises RuntimeError naming the interface, or that somebody is in it who is no member.
@@ -70,12 +70,17 @@ def _create_gloo(options: Any, interface: GlooInterface | None) -> ProcessGroupG
 
 
 def _gloo_device(interface: GlooInterface | None, lazily: bool) -> Any:
-    if interface is None:
+    """On the group's interface; of a group without one, as the default, on that of GLOO_SOCKET_IFNAME.
+
+    torch reads the variable for groups that it makes itself alone; its default device is where the host's name leads.
+    """
+    name = interface.interface if interface is not None else os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    if not name:
         return ProcessGroupGloo.create_default_device(lazy_init=lazily)
     try:
-        return ProcessGroupGloo.create_device(interface=interface.interface, lazy_init=lazily)
+        return ProcessGroupGloo.create_device(interface=name, lazy_init=lazily)
     except RuntimeError as error:
-        raise RuntimeError(f"cannot use interface {interface.interface!r}: {error}") from error
+        raise RuntimeError(f"cannot use interface {name!r}: {error}") from error
 
 
 def new_control_group(timeout_s: float) -> ProcessGroup:

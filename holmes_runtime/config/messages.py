@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from typing import NamedTuple, get_args
 
+from holmes_runtime.config.node_config import TunnelEnd, TunnelFault
 from holmes_runtime.config.rank_metrics import RankFileKind, RankMetrics
 from holmes_runtime.config.strict_json import parse_one_of, to_json
 
@@ -103,11 +104,18 @@ class SocketAddress(NamedTuple):
 
 class Ready(NamedTuple):
     """The node was looked at, and listens on its planned interfaces. `master_port`: None if no port is free, and on
-    every node but the first."""
+    every node but the first. `tunnel`: None where the plan encrypts nothing."""
 
     facts: NodeFacts
     listeners: dict[str, SocketAddress]
     master_port: int | None
+    tunnel: TunnelEnd | TunnelFault | None = None
+
+
+class Met(NamedTuple):
+    """The tunnel knows its peers; or why it does not."""
+
+    fault: TunnelFault | None
 
 
 class Reached(NamedTuple):
@@ -237,6 +245,12 @@ class Destination(NamedTuple):
     port: int
 
 
+class Meet(NamedTuple):
+    """Take these for the other ends of the tunnel, by node rank, and nobody else."""
+
+    ends: tuple[TunnelEnd, ...]
+
+
 class Reach(NamedTuple):
     """Try to connect to all of them."""
 
@@ -257,6 +271,7 @@ class Stop(NamedTuple):
 
 Message = (
     Ready
+    | Met
     | Reached
     | Started
     | RanksUp
@@ -272,7 +287,7 @@ Message = (
     | Refused
     | AgentEnded
 )
-Command = Go | Reach | Save | Stacks | Stop
+Command = Go | Meet | Reach | Save | Stacks | Stop
 
 
 def encode(record: Message | Command) -> bytes:

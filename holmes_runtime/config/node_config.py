@@ -5,7 +5,29 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from holmes_runtime.config.strict_json import parse
+from holmes_runtime.config.strict_json import encode, parse
+
+
+class TunnelConfig(NamedTuple):
+    """The tunnel between all nodes: the `interface` that is its end on each, which has the node's own address of
+    `node_addresses`; and `endpoints`, by node rank the addresses between which what is encrypted travels."""
+
+    interface: str
+    endpoints: tuple[str, ...]
+
+
+class TunnelEnd(NamedTuple):
+    """A node's end of the tunnel: the public key in base64, and the UDP port where it takes what is encrypted."""
+
+    public_key: str
+    port: int
+
+
+class TunnelFault(NamedTuple):
+    """Why there is no tunnel on this node, and what to do about it."""
+
+    evidence: str
+    remedy: str
 
 
 class NodeConfig(NamedTuple):
@@ -14,10 +36,10 @@ class NodeConfig(NamedTuple):
     `addresses` are the planned interfaces and the node's address on each, None where the plan names none;
     `node_addresses` those of all nodes on the network that they share, in order. The rendezvous is at the first, and
     takes the first free port from `master_port` on. `resume`: the run goes on from the newest checkpoint of
-    `checkpoint_path`, if there is one. `inputs` are the files and folders that job.yaml names
-    and every host must have. `environment` is for the ranks; `secrets` are names of
-    variables whose values lie in files of their own. An attached run ends after `silence_limit_s` without a word from
-    the controller; a `detached` one goes on.
+    `checkpoint_path`, if there is one. `inputs` are the files and folders that job.yaml names and every host must have.
+    `environment` is for the ranks; `secrets` are names of variables whose values lie in files of their own. An attached
+    run ends after `silence_limit_s` without a word from the controller; a `detached` one goes on. `tunnel`: None where
+    nothing is encrypted.
     """
 
     run_id: str
@@ -35,10 +57,11 @@ class NodeConfig(NamedTuple):
     secrets: tuple[str, ...]
     silence_limit_s: float
     detached: bool
+    tunnel: TunnelConfig | None = None
 
     def to_json(self) -> str:
         """The text `from_json` reads."""
-        return json.dumps(self._asdict(), indent=1) + "\n"
+        return json.dumps(encode(type(self), self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> NodeConfig:

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holmes_runtime.admission.store_gate import GATE_ADDRESS, StoreGate
+from holmes_runtime.admission.tunnel import Tunnel, take_down
 from holmes_runtime.config.messages import (
     ASK_SIGNAL,
     POSITIONS_FILE,
@@ -28,7 +29,9 @@ from holmes_runtime.config.messages import (
     Command,
     Exited,
     Go,
+    Meet,
     Message,
+    Met,
     RankFailed,
     RankPosition,
     RankPrinted,
@@ -72,6 +75,7 @@ class Agent:
         self._commands = CommandPipe(folder / COMMANDS_PIPE)
         self._messages = MessageFile(folder / MESSAGES_FILE)
         self._listeners = Listeners(config)
+        self._tunnel = Tunnel(config, config.tunnel, folder) if config.tunnel is not None else None
         self._tails: dict[Path, Tail] = {}
         self._left_files = LeftFiles(folder)
         self._told_to_stop = False
@@ -82,15 +86,18 @@ class Agent:
         """The exit code to end with: 0 done, 1 failed, 3 stopped or left alone."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: setattr(self, "_told_to_stop", True))
+        end = self._tunnel.open() if self._tunnel is not None else None  # before: wireguard-go is to outlive the ranks
         adopt_orphans()
         try:
             facts = read_facts(self._config, self._folder)
             listeners = self._listeners.open(facts.interfaces)
-            self._report(Ready(facts, listeners, self._listeners.open_rendezvous()))
+            self._report(Ready(facts, listeners, self._listeners.open_rendezvous(), end))
             go = self._wait_for_go()
             return 3 if go is None else self._train(go)
         finally:
             self._end(GRACE_S)
+            if self._tunnel is not None:
+                self._tunnel.let_go()
 
     def _end(self, grace_s: float) -> None:
         """End all ranks; one that waits for a device cannot be ended, and is named."""
@@ -104,6 +111,8 @@ class Agent:
             for command in self._commands.take(WAITING_POLL_S):
                 if isinstance(command, Reach):
                     self._report(Reached(self._listeners.reach(command.destinations)))
+                elif isinstance(command, Meet) and self._tunnel is not None:
+                    self._report(Met(self._tunnel.meet(command.ends)))
                 elif isinstance(command, Go):
                     return command
                 else:
@@ -269,6 +278,7 @@ def _become_agent(folder: Path) -> None:
         config = NodeConfig.from_json((folder / "node.json").read_text(encoding="utf-8"))
         code = Agent(config, folder).run()
         if os.getppid() != relay_pid:  # the relay was killed, which would have cleaned up
+            take_down(folder)
             _clean_up(folder, config.detached)
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -289,17 +299,18 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: os.kill(agent, signal.SIGTERM))
     detached = NodeConfig.from_json((folder / "node.json").read_text(encoding="utf-8")).detached
-    relay(folder, 0, lambda: _has_ended(agent))
+    relay(folder, 0, lambda: _has_ended(agent, folder))
     end_descendants(GRACE_S)
     _clean_up(folder, detached)
     return 0
 
 
-def _has_ended(agent: int) -> bool:
-    """Whether the agent has ended; takes the exit statuses of all orphans on the way."""
+def _has_ended(agent: int, folder: Path) -> bool:
+    """Whether the agent has ended, with its tunnel; takes the exit statuses of all orphans on the way."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
             if ended == agent:
+                take_down(folder)
                 return True
         return False
     return True

@@ -1,6 +1,7 @@
 """`python -m holmes_runtime.node.end_agent` in a node's folder: ends its agent and all it started, by recorded ids.
 
-For a run whose controller is gone. SIGTERM first, which an agent answers by ending its ranks; SIGKILL after that.
+For a run whose controller is gone. SIGTERM first, which an agent answers by ending its ranks; SIGKILL after that; then
+its tunnel is taken down.
 Prints what could not be ended, one process a line.
 """
 
@@ -14,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+from holmes_runtime.admission.tunnel import take_down
 from holmes_runtime.node.process_tree import Process, descendants, read_process
 from holmes_runtime.node.relay import AGENT_FILE
 
@@ -62,6 +64,8 @@ def _runs(process: Process) -> bool:
 def main() -> int:
     """Exit code 1 if something stays."""
     left = end_agent(Path.cwd())
+    if not take_down(Path.cwd()):
+        print("the interface of the tunnel stays; the next run here removes it")
     for process in left:
         print(f"{process.pid} {process.name} (state {process.state})")
     return 1 if left else 0

@@ -42,6 +42,7 @@ _TOOL_TIMEOUT_S = 20.0
 def read_facts(config: NodeConfig, folder: Path) -> NodeFacts:
     """All facts of this node; `folder` is the node's own."""
     gpus = _nvidia_smi("--query-gpu=index,uuid,name,driver_version") if config.gpus else []
+    planned = (*config.addresses.values(), config.tunnel and config.tunnel.endpoints[config.node_rank])
     return NodeFacts(
         python=sys.version.split()[0],
         executable=sys.executable,
@@ -50,7 +51,7 @@ def read_facts(config: NodeConfig, folder: Path) -> NodeFacts:
         driver=gpus[0][-1] if gpus else None,
         nccl=_nccl_version(),
         interfaces=_interfaces(),
-        local_addresses=tuple(address for address in config.addresses.values() if address and _is_local(address)),
+        local_addresses=tuple(address for address in planned if address and _is_local(address)),
         rdma_ports=_rdma_ports(),
         net_plugin_there=_net_plugin_there(config.environment.get("NCCL_NET_PLUGIN", "")),
         gpus=None if gpus is None else _gpus(gpus),

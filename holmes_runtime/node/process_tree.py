@@ -92,7 +92,7 @@ def end_descendants(grace_s: float) -> list[Process]:
 
 def _signal_all(number: signal.Signals) -> None:
     for process in descendants():
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # root's wireguard-go ends with its interface
             os.kill(process.pid, number)
 
 

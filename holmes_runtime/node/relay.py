@@ -31,13 +31,13 @@ def relay(folder: Path, messages_seen: int, has_ended: Callable[[], bool], leave
 
     If `leave_alone`, no longer than until the input ends.
     """
-    waiting, listening, heard = b"", True, True
+    waiting, listening, heard, ended = b"", True, True, False
     deadline: float | None = None
     with open(folder / MESSAGES_FILE, "rb") as messages:
         for _ in range(messages_seen):
             messages.readline()
         while True:
-            ended = has_ended()
+            ended = ended or has_ended()
             fresh = messages.read(_MOST_WAITING_BYTES) if len(waiting) < _MOST_WAITING_BYTES else b""
             waiting += fresh
             if ended and not fresh and deadline is None:

@@ -21,6 +21,11 @@ def emit(plan: Plan, form: str, variables: UserVariables) -> dict[str, str]:
     """The files of format `form` by their names. Raises HolmesError naming what the format cannot express."""
     if form not in FORMATS:
         raise HolmesError(f"--to {form}: no format of that name", f"one of {', '.join(FORMATS)}")
+    if any(node.tunnel_endpoint is not None for node in plan.nodes):
+        raise HolmesError(
+            f"--to {form}: hosts.yaml asks for encryption between clusters, which agents set up, and none run there",
+            "start it by `holmes launch`; or take `security:` out of hosts.yaml, probe and plan again",
+        )
     _check_names(plan, form)
     _check_ranks(plan, form)
     files = {**plain_files(plan, variables), **FORMATS[form](plan)}

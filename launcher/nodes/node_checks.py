@@ -12,6 +12,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Node, Plan
 from holmes_core.units import format_memory
 from holmes_runtime.config.messages import NodeFacts, Ready
+from holmes_runtime.config.node_config import TunnelFault
 from launcher.nodes.preflight import Fault
 from launcher.prepare.prepare import planned_interfaces, planned_rdma_ports
 
@@ -38,11 +39,15 @@ def check_facts(plan: Plan, inventory: Inventory | None, answers: Mapping[int, R
     """Every fault in what the nodes say. `answers` are by node rank."""
     yield from _versions(plan, answers)
     for node in plan.nodes:
-        facts = answers[node.node_rank].facts
+        facts, tunnel = answers[node.node_rank].facts, answers[node.node_rank].tunnel
         for name, check in _NODE_CHECKS.items():
             for evidence in check(CheckedNode(plan, node, facts, inventory)):
                 yield Fault(name, node.host, evidence)
-    if answers[0].master_port is None:
+        if isinstance(tunnel, TunnelFault):
+            yield Fault("encryption", node.host, tunnel.evidence, tunnel.remedy)
+        elif node.tunnel_endpoint is not None and tunnel is None:
+            yield Fault("encryption", node.host, "the plan encrypts, and the node has made no tunnel")
+    if answers[0].master_port is None and not isinstance(answers[0].tunnel, TunnelFault):
         first, port = plan.nodes[0], plan.job.master_port
         evidence = f"no port from {port} to {port + 99} is free at {first.shared_address}"
         yield Fault("rendezvous", first.host, evidence)
@@ -141,14 +146,16 @@ def _planned(node: Node, name: str) -> str | None:
 
 
 def _interfaces(at: CheckedNode) -> Iterator[str]:
-    for name in planned_interfaces(at.plan, at.node):
+    tunnel = {at.node.shared_netdev} if at.node.tunnel_endpoint is not None else set()  # has a check of its own
+    for name in sorted(set(planned_interfaces(at.plan, at.node)) - tunnel):
         found = at.facts.interfaces.get(name)
         if found is None:
             yield f"no interface {name}; there are {', '.join(at.facts.interfaces)}"
         elif not found.up:
             yield f"interface {name} is down"
-    if at.node.shared_address not in at.facts.local_addresses:
-        yield f"{at.node.shared_address}, planned on {at.node.shared_netdev}, is no address of this host"
+    address = at.node.tunnel_endpoint or at.node.shared_address
+    if address not in at.facts.local_addresses:
+        yield f"{address}, by which the other nodes are to reach it, is no address of this host"
 
 
 def _disk(at: CheckedNode) -> Iterator[str]:

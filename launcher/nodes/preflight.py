@@ -63,6 +63,13 @@ CHECKS = (
         "the library by which NCCL reaches the cluster's fabric is there",
         "install it there, mount it into the container, or set its own NCCL_NET_PLUGIN in `launch.environment`",
     ),
+    Check(
+        "encryption",
+        "what goes between clusters can be encrypted, as hosts.yaml asks",
+        "open UDP port 51820 and following between the hosts; or take `security:` out of hosts.yaml, probe and plan "
+        "again",
+        False,
+    ),
     Check("interfaces", "the planned interfaces are up and have their addresses", PROBE_AGAIN),
     Check(
         "checkpoints",

@@ -14,7 +14,20 @@ from typing import TypeVar
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
-from holmes_runtime.config.messages import Command, Destination, Go, Message, Reach, Reached, Ready, Refused, Save
+from holmes_runtime.config.messages import (
+    Command,
+    Destination,
+    Go,
+    Meet,
+    Message,
+    Met,
+    Reach,
+    Reached,
+    Ready,
+    Refused,
+    Save,
+)
+from holmes_runtime.config.node_config import TunnelEnd
 from launcher.nodes.node_checks import check_facts
 from launcher.nodes.node_link import Heard, LinkClosed, LinkState, NodeLink, Unreadable
 from launcher.nodes.preflight import Fault, Preflight, host_fault, unreadable_fault
@@ -73,7 +86,9 @@ def start(
     if not faults:
         answers, faults = _await(nodes, Ready, on_state)
     if not faults:
-        faults = [*check_facts(plan, inventory, answers), *_check_network(nodes, plan, answers, on_state)]
+        faults = [*check_facts(plan, inventory, answers), *_introduce(nodes, answers, on_state)]
+        if not any(fault.check == "encryption" for fault in faults):
+            faults += _check_network(nodes, plan, answers, on_state)
     preflight = Preflight(tuple(faults), forced)
     if preflight.passed:
         master_port = answers[0].master_port
@@ -133,6 +148,20 @@ def _why_closed(bundle: NodeBundle, closed: LinkClosed) -> str:
     lines = closed.stderr.strip().splitlines()
     last = lines[-1] if lines else "no message"
     return f"`{bundle.node.access.python}` could not start the node agent (exit code {closed.exit_code}): {last}"
+
+
+def _introduce(nodes: RunningNodes, answers: Mapping[int, Ready], on_state: OnState) -> Iterator[Fault]:
+    """Tell every node's end of the tunnel of the others', where each has one."""
+    ends = tuple(answers[rank].tunnel for rank in range(len(nodes.links)))
+    made = tuple(end for end in ends if isinstance(end, TunnelEnd))
+    if not made or len(made) < len(ends):
+        return
+    nodes.send(Meet(made))
+    met, faults = _await(nodes, Met, on_state)
+    yield from faults
+    for rank, answer in met.items():
+        if answer.fault is not None:
+            yield Fault("encryption", nodes.host(rank), answer.fault.evidence, answer.fault.remedy)
 
 
 def _check_network(nodes: RunningNodes, plan: Plan, answers: Mapping[int, Ready], on_state: OnState) -> Iterator[Fault]:

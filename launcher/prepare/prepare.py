@@ -15,7 +15,7 @@ from holmes_core.records.job import Job, Model
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.record import Record
 from holmes_runtime.config.model_shape import ModelShape, RopeScaling
-from holmes_runtime.config.node_config import NodeConfig, hca_ports
+from holmes_runtime.config.node_config import NodeConfig, TunnelConfig, hca_ports
 from holmes_runtime.config.rank_grid import Group, Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
 from holmes_runtime.config.run_settings import Checkpointing, Data, Emulation, Evaluation, Optimizer, Profile, Source
@@ -181,6 +181,7 @@ def _bundle(
         secrets=tuple(sorted(variables.secrets)),
         silence_limit_s=SILENCE_LIMIT_S,
         detached=attempt.detached,
+        tunnel=_tunnel(plan, node),
     )
     secrets = {f"secret-{name}": text for name, text in variables.secrets.items()}
     own_files = {
@@ -189,6 +190,12 @@ def _bundle(
         **secrets,
     }
     return NodeBundle(node, attempt.run_id, attempt.number, own_files, frozenset(secrets), parcels)
+
+
+def _tunnel(plan: Plan, node: Node) -> TunnelConfig | None:
+    """The tunnel of the node, None where the plan encrypts nothing."""
+    endpoints = tuple(each.tunnel_endpoint for each in plan.nodes if each.tunnel_endpoint is not None)
+    return TunnelConfig(node.shared_netdev, endpoints) if len(endpoints) == len(plan.nodes) else None
 
 
 def inputs_of(job: Job) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.node_settings import CONSTANT
 from holmes_core.records.inventory import Cluster, Host, NetworkPort
 from holmes_core.records.job import Job
-from holmes_core.records.plan import EnvironmentVariable, Node, PlanRank
+from holmes_core.records.plan import EnvironmentVariable, Node, PlanRank, tunnel_address
 from planner.layout.rail_environment import rail_environment
 from planner.problem.networks import VERBS_KINDS
 from planner.problem.problem import Problem
@@ -38,7 +38,7 @@ def _node(
     streams: int,
     of_rails: tuple[EnvironmentVariable, ...],
 ) -> Node:
-    networks = problem.networks
+    networks, encrypts = problem.networks, problem.inventory.encrypts
     cluster, port = networks.cluster(host.name), networks.shared_port(host.name)
     if port.address is None:
         raise HolmesError(
@@ -53,7 +53,8 @@ def _node(
         access=host.access,
         num_ranks=len(ranks),
         shared_netdev=str(port.netdev),
-        shared_address=port.address,
+        shared_address=tunnel_address(node_rank) if encrypts else port.address,
+        tunnel_endpoint=port.address if encrypts else None,
         environment=make_environment(
             problem.job,
             cluster,

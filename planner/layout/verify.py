@@ -9,7 +9,7 @@ from functools import partial
 from itertools import pairwise, zip_longest
 
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.plan import Plan
+from holmes_core.records.plan import TUNNEL_NETDEV, Plan, tunnel_address
 from holmes_runtime.config.rank_grid import EDGE_AXES
 from holmes_runtime.config.schedule import make_schedule, most_in_flight
 from planner.cost.counts import memory_bytes
@@ -167,8 +167,13 @@ def check_nodes(plan: Plan, inventory: Inventory) -> list[str]:
     for node in plan.nodes:
         if node.num_ranks != counts.get(node.host):
             faults.append(f"node {node.host} has {node.num_ranks} ranks, the plan puts {counts.get(node.host)} there")
-        if (node.shared_netdev, node.shared_address) != ports.get(node.host):
-            faults.append(f"node {node.host}: {node.shared_netdev} {node.shared_address} is not its shared port")
+        address = node.tunnel_endpoint if inventory.encrypts else node.shared_address
+        if (node.shared_netdev, address) != ports.get(node.host):
+            faults.append(f"node {node.host}: {node.shared_netdev} {address} is not its shared port")
+        if (node.tunnel_endpoint is not None) != inventory.encrypts:
+            faults.append(f"node {node.host}: tunnel endpoint {node.tunnel_endpoint}, hosts.yaml asks otherwise")
+        elif inventory.encrypts and node.shared_address != tunnel_address(node.node_rank):
+            faults.append(f"node {node.host}: {node.shared_address} is not its address in the tunnel")
     return faults
 
 
@@ -201,7 +206,8 @@ def check_interfaces(plan: Plan, inventory: Inventory) -> list[str]:
     """Every member has the group's interface, and a port on its network; where they differ in cluster, the shared."""
     kinds = {cluster.name: cluster.fabric for cluster in inventory.clusters} | {SHARED: shared_network(inventory)}
     ports = {name: {port.host: port for port in network.ports} for name, network in kinds.items()}
-    netdevs = {host.name: {netdev.name for netdev in host.netdevs} for host in inventory.hosts}
+    made = {TUNNEL_NETDEV} if inventory.encrypts else set()
+    netdevs = {host.name: made | {netdev.name for netdev in host.netdevs} for host in inventory.hosts}
     faults = []
     for group in plan.groups:
         members = [plan.ranks[rank] for rank in group.ranks]

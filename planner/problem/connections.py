@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from statistics import median_low
 
-from holmes_core.records.inventory import Inventory
+from holmes_core.records.inventory import Inventory, Network, NetworkPort
 from holmes_core.records.link import TOOL_CEILING_BYTES_PER_S, Link, Trunk
-from planner.cost.collectives import tcp_payload_share
+from holmes_core.records.plan import TUNNEL_NETDEV
+from holmes_core.units import bytes_per_s_from_gbps
+from planner.cost.collectives import tcp_payload_share, tunnel_payload_share
 
 NEAR_PORTS = 0.9  # of the slower port's rate and more: the ports are the limit
 ABOVE_PORTS = 1.1  # of it and more: the port's rate is wrong, as those of virtual NICs are
@@ -63,6 +66,52 @@ def read_connections(inventory: Inventory, port_rate: PortRate, part: float) -> 
         clusters: _connection(links[clusters], port_rate, part, trunks.get(clusters))
         for clusters in dict.fromkeys([*links, *trunks])
     }
+
+
+def tunnel_network(inventory: Inventory, carrier: Network) -> Network:
+    """The tunnel in the network `carrier`: at each host's address there, the line rate at which as much payload passes.
+
+    Where hosts.yaml says how much a host encrypts, no more than that.
+    """
+    mtus, limit, plain = _mtus(inventory), _tunnel_limit(inventory), tcp_payload_share(None)
+
+    def rate(port: NetworkPort) -> float | None:
+        line = port.bandwidth_bytes_per_s
+        payload = None if line is None else line * tunnel_payload_share(mtus.get((port.host, port.netdev)))
+        return min((each / plain for each in (payload, limit) if each is not None), default=None)
+
+    ports = (
+        port.model_copy(update={"netdev": TUNNEL_NETDEV, "bandwidth_bytes_per_s": rate(port)}) for port in carrier.ports
+    )
+    return carrier.model_copy(update={"ports": tuple(ports)})
+
+
+def through_tunnel(inventory: Inventory, connections: Mapping[Clusters, Connection]) -> Mapping[Clusters, Connection]:
+    """The connections, those between clusters with what is left of them in the tunnel; inside it is as it was."""
+    mtus, ports = _mtus(inventory), inventory.shared.ports if inventory.shared is not None else ()
+    mtu = min((mtu for port in ports if (mtu := mtus.get((port.host, port.netdev))) is not None), default=None)
+    share, limit = tunnel_payload_share(mtu) / tcp_payload_share(mtu), _tunnel_limit(inventory)
+
+    def tunnelled(connection: Connection) -> Connection:
+        sockets, trunk = connection.sockets_bytes_per_s, connection.trunk_bytes_per_s
+        return replace(
+            connection,
+            sockets_bytes_per_s=sockets and min(sockets * share, limit or inf),
+            trunk_bytes_per_s=trunk and trunk * share,
+        )
+
+    return {key: tunnelled(each) if len(key) > 1 else each for key, each in connections.items()}
+
+
+def _tunnel_limit(inventory: Inventory) -> float | None:
+    """Bytes/s of payload that a host encrypts each way, None where hosts.yaml does not say."""
+    gbps = inventory.security.tunnel_gbps
+    return None if gbps is None else bytes_per_s_from_gbps(gbps)
+
+
+def _mtus(inventory: Inventory) -> dict[tuple[str, str | None], int | None]:
+    """By host and netdev."""
+    return {(host.name, netdev.name): netdev.mtu for host in inventory.hosts for netdev in host.netdevs}
 
 
 def _payload_bytes_per_s(trunk: Trunk) -> float:

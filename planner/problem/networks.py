@@ -14,7 +14,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.link import Link
 from holmes_core.units import bytes_per_s_from_gbps
 from planner.cost.collectives import tcp_payload_share
-from planner.problem.connections import NOT_MEASURED, Connection, read_connections
+from planner.problem.connections import NOT_MEASURED, Connection, read_connections, through_tunnel, tunnel_network
 from planner.problem.nvlink import hosts_without_imex, nvlink_rates
 
 SHARED = "shared"
@@ -63,7 +63,8 @@ class Networks:
         self.without_imex = hosts_without_imex(inventory)
         self._shared = shared_network(inventory)
         self._shared_ports = priced(self._shared.ports)
-        self._connections = read_connections(inventory, partial(_payload_rate, inventory, mtus), part)
+        connections = read_connections(inventory, partial(_payload_rate, inventory, mtus), part)
+        self._connections = through_tunnel(inventory, connections) if inventory.encrypts else connections
 
     def shared_port(self, host: str) -> NetworkPort:
         """The port of `host` on the network all share. Raises HolmesError if it has none."""
@@ -224,12 +225,12 @@ def _pairs(clusters: Collection[str]) -> Iterator[tuple[str, str]]:
 
 
 def shared_network(inventory: Inventory) -> Network:
-    """The network all hosts share; with a single cluster and no other network, its fabric.
+    """The network all hosts share, or the tunnel in it; with a single cluster and no other network, its fabric.
 
     Raises HolmesError if several clusters share none.
     """
     if inventory.shared is not None:
-        return inventory.shared
+        return tunnel_network(inventory, inventory.shared) if inventory.encrypts else inventory.shared
     if len(inventory.clusters) == 1:
         return inventory.clusters[0].fabric
     names = ", ".join(cluster.name for cluster in inventory.clusters)

@@ -1,8 +1,8 @@
 """Raw outputs of hosts as files: what was asked, what came back. All reading of a host starts from these.
 
 A recording is `DIR/<host>/recording.json`, a list of {file, command, exit_code}, and the files. `host.json` keeps
-what only the one who asked can know, and `DIR/trunks.json` the trunks that hosts.yaml states; a recording made by
-hand does without either.
+what only the one who asked can know, `DIR/trunks.json` the trunks that hosts.yaml states, and `DIR/security.json` what
+it asks for between clusters; a recording made by hand does without them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.hosts.hosts_file import RailPatterns, StatedTrunk
 from holmes_core.records.access import Access
 from holmes_core.records.inventory import Finding, Hints
+from holmes_core.records.link import IN_THE_CLEAR, Security
 from holmes_core.records.parse_record import parse
 from holmes_core.records.plain_data import read_plain
 from holmes_core.records.record import Record
@@ -180,6 +181,18 @@ def read_stated_trunks(folder: Path) -> tuple[StatedTrunk, ...]:
     """The trunks stated for the recording in `folder`. Raises HolmesError naming file and key."""
     file = folder / "trunks.json"
     return parse(TrunkNotes, read_plain(file, inside=folder), str(file)).trunks if file.exists() else ()
+
+
+def write_security(folder: Path, security: Security) -> None:
+    """Write `folder/security.json`, if anything is asked for. Raises HolmesError where that cannot be written."""
+    if security != IN_THE_CLEAR:
+        write_atomically(folder / "security.json", json.dumps(security.model_dump(mode="json"), indent=1) + "\n")
+
+
+def read_security(folder: Path) -> Security:
+    """What was asked for at the recording in `folder`. Raises HolmesError naming file and key."""
+    file = folder / "security.json"
+    return parse(Security, read_plain(file, inside=folder), str(file)) if file.exists() else IN_THE_CLEAR
 
 
 def refuse_used_folder(folder: Path) -> None:

@@ -9,9 +9,12 @@ import pytest
 from holmes_core.errors import HolmesError
 from holmes_core.node_settings import CONSTANT
 from holmes_core.records.inventory import FabricKind, Inventory
+from holmes_core.records.link import Security
+from holmes_core.records.plan import TUNNEL_NETDEV
 from planner.cost.collectives import tcp_payload_share
 from planner.problem.networks import Networks
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+from tests.planner.measured_links import measured, with_links, with_trunk
 
 CONSTANTS = {setting.name: setting.value for setting in CONSTANT}
 SMALL = {"num_layers": 8, "hidden_size": 1024, "num_heads": 16, "seq_length": 512, "vocab_size": 1000}
@@ -109,3 +112,52 @@ def test_cpu_nodes_get_no_nccl_variables() -> None:
 def test_nodes_carry_their_shared_address() -> None:
     plan = plan_for(cpu_inventory([2, 2]), bed_job())
     assert [(node.host, node.shared_address) for node in plan.nodes][:2] == [("a1", "10.0.0.1"), ("a2", "10.0.0.2")]
+
+
+def encrypting(inventory: Inventory, tunnel_gbps: float | None = None) -> Inventory:
+    """The inventory of a site that asks for encryption between clusters."""
+    return inventory.model_copy(update={"security": Security(between_clusters="wireguard", tunnel_gbps=tunnel_gbps)})
+
+
+def test_what_crosses_clusters_goes_through_the_tunnel_and_nothing_else_does() -> None:
+    plan = plan_for(encrypting(mixed()), gpu_job(parallel={"pp": 2, "dp": 4, "schedule": "1f1b"}))
+    used = {(group.network, group.net_name, *group.interfaces) for group in plan.groups if len(group.ranks) == 2}
+    assert ("shared", "Socket", TUNNEL_NETDEV, TUNNEL_NETDEV) in used
+    assert {interface for group in plan.groups if group.net_name == "IB" for interface in group.interfaces} == {"eth1"}
+    environment = {variable.name: variable.value for variable in plan.nodes[0].environment}
+    assert environment["NCCL_SOCKET_IFNAME"] == f"={TUNNEL_NETDEV}"
+    assert environment["GLOO_SOCKET_IFNAME"] == TUNNEL_NETDEV
+
+
+def test_nodes_reach_each_other_at_tunnel_addresses_and_the_tunnel_at_theirs() -> None:
+    nodes = plan_for(encrypting(cpu_inventory([2, 2])), bed_job()).nodes
+    assert [node.shared_address for node in nodes] == [f"198.18.0.{number}" for number in range(1, 5)]
+    assert sorted(str(node.tunnel_endpoint) for node in nodes) == ["10.0.0.1", "10.0.0.2", "10.0.1.1", "10.0.1.2"]
+
+
+def test_one_cluster_needs_no_tunnel() -> None:
+    nodes = plan_for(encrypting(cpu_inventory([4])), bed_job()).nodes
+    assert {(node.shared_netdev, node.tunnel_endpoint) for node in nodes} == {("eth0", None)}
+
+
+@pytest.mark.parametrize(
+    ("gbps", "payload_bytes_per_s"),
+    # 1368 of 1518 bytes of a frame are payload; 0.05 Gbit/s of payload is less than that of 0.1 Gbit/s on the wire
+    [(None, 0.1e9 / 8 * 1368 / 1518), (0.05, 0.05e9 / 8), (10.0, 0.1e9 / 8 * 1368 / 1518)],
+)
+def test_a_tunnel_has_its_headers_off_the_wire_and_no_more_than_hosts_encrypt(
+    gbps: float | None, payload_bytes_per_s: float
+) -> None:
+    path = Networks(encrypting(cpu_inventory([2, 2]), gbps), bed_job()).route(["a1", "b1"])
+    assert path.bandwidths == pytest.approx((payload_bytes_per_s, payload_bytes_per_s))
+
+
+def test_a_measured_link_and_a_trunk_carry_as_much_less_in_a_tunnel() -> None:
+    inventory = with_links(with_trunk(cpu_inventory([2, 2]), "ab", 8e6), measured(("a1", "b1"), 5e6))
+    plain, tunnelled = (Networks(each, bed_job()).connection("a", "b") for each in (inventory, encrypting(inventory)))
+    less = (1368 / 1518) / tcp_payload_share(1500)
+    assert plain.sockets_bytes_per_s == pytest.approx(5e6)
+    assert tunnelled.sockets_bytes_per_s == pytest.approx(5e6 * less)
+    assert tunnelled.trunk_bytes_per_s == pytest.approx(8e6 * less)
+    limited = Networks(encrypting(inventory, 0.024), bed_job()).connection("a", "b")
+    assert limited.sockets_bytes_per_s == pytest.approx(3e6)

@@ -263,6 +263,30 @@ def test_replay_has_the_trunks_that_were_stated(tmp_path: Path) -> None:
     assert replay(tmp_path).to_json() == probed.to_json()
 
 
+def test_replay_asks_for_the_encryption_that_hosts_yaml_asked_for(tmp_path: Path) -> None:
+    hosts = [{"name": "one", "cluster": "a"}, {"name": "two", "cluster": "b"}]
+    asked = {"between_clusters": "wireguard", "tunnel_gbps": 3}
+    data = {"transport": "local", "hosts": hosts, "security": asked}
+    probed = probe(HostsFile.model_validate(data), nobody_listens, tmp_path)
+    assert probed.encrypts
+    assert replay(tmp_path).to_json() == probed.to_json()
+
+
+@pytest.mark.parametrize(
+    ("security", "said"),
+    [
+        ({"between_clusters": "tls"}, "security.between_clusters: "),
+        ({"between_cluster": "wireguard"}, "security.between_cluster: unknown key"),
+        ({"between_clusters": "wireguard", "tunnel_gbps": 0}, "security.tunnel_gbps: "),
+        ({"tunnel_gbps": 3}, "tunnel_gbps is what a host encrypts, and between_clusters asks for no encryption"),
+    ],
+)
+def test_what_is_no_encryption_is_refused_by_key(security: object, said: str) -> None:
+    with pytest.raises(HolmesError) as caught:
+        parse(HostsFile, {"hosts": ["a"], "security": security}, "hosts.yaml")
+    assert said in caught.value.what
+
+
 def test_edited_trunks_of_a_recording_are_refused_by_file_and_key(tmp_path: Path) -> None:
     hosts = [{"name": "one", "cluster": "a"}, {"name": "two", "cluster": "b"}]
     data = {"transport": "local", "hosts": hosts, "trunks": [{"between": ["a", "b"], "gbps": 0.5}]}
