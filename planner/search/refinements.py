@@ -16,6 +16,7 @@ from holmes_core.records.job import Job
 from planner.problem.candidates import Candidate, with_sharded_weights
 from planner.problem.problem import Problem
 from planner.search.closed_form import blocks_step_s
+from planner.search.crossing_room import CrossingRoom
 from planner.search.early_bounds import EarlyBounds
 from planner.search.greedy import place_greedily
 from planner.search.lower_bounds import LowerBounds
@@ -132,6 +133,11 @@ class SearchState:
         """Notes that placements of `bound_s` or more were not looked for."""
         self.open_bounds_s.append(bound_s)
 
+    def leave_slower_open(self) -> None:
+        """Notes that what does not beat the incumbent was not looked for."""
+        if self.gap > RELATIVE_TOLERANCE:
+            self.leave_open(self.incumbent_s * (1 - self.gap))
+
     def forget(self, branch: Branch) -> None:
         """Drops the relaxation of a branch that is not refined any more."""
         self._relaxations.pop(branch.key, None)
@@ -213,20 +219,31 @@ def programs(state: SearchState, branch: Branch) -> None:
     if len(make_sites(bounds.coeffs, crossing)) > MOST_SITES:
         state.leave_open(branch.lower_bound_s)
         return
+    room = CrossingRoom(bounds.coeffs) if crossing else None
     for at in range(bounds.first_pace, len(bounds.paces_s), PACES_AT_ONCE):
         paces = bounds.paces_s[at : at + PACES_AT_ONCE]
         from_s = bounds.from_pace_s(paces[0])
         if state.is_late or not state.beats_incumbent(from_s):
             state.leave_open(from_s)
             return
-        paces = [pace_s for pace_s in paces if state.beats_incumbent(bounds.from_pace_s(pace_s))]
-        bound_s = min(bounds.at_pace_s(pace_s) for pace_s in paces)
-        if not state.beats_incumbent(bound_s):
-            state.leave_open(bound_s)
-        else:
+        paces = [pace_s for pace_s in paces if _is_open(state, bounds, room, pace_s)]
+        if paces:
+            bound_s = min(bounds.at_pace_s(pace_s) for pace_s in paces)
             least_sync_s = bounds.least_sync_s(bounds.within(paces[-1]))
             spec = ProgramSpec(bounds.coeffs, paces[0], paces[-1], None, least_sync_s, crossing)
             _solve(state, branch.key, spec, bound_s)
+
+
+def _is_open(state: SearchState, bounds: LowerBounds, room: CrossingRoom | None, pace_s: float) -> bool:
+    """Whether placements of that pace may beat the incumbent, in `room` where a stage is over several clusters."""
+    bound_s, within_s = bounds.at_pace_s(pace_s), state.incumbent_s * (1 - state.gap)
+    if bound_s >= within_s:
+        state.leave_open(bound_s)
+        return False
+    if room is None or state.incumbent is None or room.may_hold(pace_s, within_s - bounds.without_sync_s(pace_s)):
+        return True
+    state.leave_slower_open()
+    return False
 
 
 def fixed_cut_program(state: SearchState, branch: Branch) -> None:
@@ -294,8 +311,7 @@ def _solve(state: SearchState, key: Key, spec: ProgramSpec, bound_s: float) -> N
     """Solves one program, for placements that beat the incumbent; `bound_s` is the lower bound known of them."""
     if state.incumbent is not None:
         spec = replace(spec, at_most_s=state.incumbent_s * (1 - state.gap))
-        if state.gap > RELATIVE_TOLERANCE:
-            state.leave_open(state.incumbent_s * (1 - state.gap))  # what is slower is not asked for
+        state.leave_slower_open()
     solution = solve(spec, max(LEAST_PROGRAM_S, state.program_limit_s))
     state.programs += 1
     if solution.status == "time limit":
