@@ -279,22 +279,15 @@ def fixed_cut(job: Job, candidate: Candidate) -> tuple[int, ...] | None:
     return usual_cut(job, candidate.pp) if job.parallel.layers is not None else None
 
 
-def sharded_branches(state: SearchState) -> list[Branch]:
-    """The branches under ZeRO-3 of the candidates that memory does not hold without, as far as it may hold them with.
+def sharded_branches(state: SearchState, misfit: Candidate) -> Iterator[Branch]:
+    """The branches under ZeRO-3 of a candidate that memory does not hold without, as far as it may hold them with.
 
     In blocks, or with whole replicas over several clusters, each of which holds the weights once.
     """
-    job, found = state.problem.job, list[Branch]()
-    if job.parallel.zero is not None:
-        return found
-    for misfit in dict.fromkeys(state.misfits):
-        if misfit.fill != "1f1b":
-            continue
-        sharded = with_sharded_weights(job, misfit)
-        if sharded is not None and state.early.fits(sharded):
-            found.append(Branch(state.early.compute_s(sharded), sharded, "blocks", refinements_of(job, "blocks")))
-        found += sharded_over_clusters(state, misfit)
-    return found
+    job, sharded = state.problem.job, with_sharded_weights(state.problem.job, misfit)
+    if sharded is not None and state.early.fits(sharded):
+        yield Branch(state.early.compute_s(sharded), sharded, "blocks", refinements_of(job, "blocks"))
+    yield from sharded_over_clusters(state, misfit)
 
 
 def sharded_over_clusters(state: SearchState, candidate: Candidate) -> Iterator[Branch]:
