@@ -168,7 +168,7 @@ class LowerBounds:
     @cached_property
     def paces_s(self) -> Sequence[float]:
         """All seconds a stage can take, ascending: the paces T there are."""
-        return _paces_s(frozenset(self._kinds), self.coeffs.num_layers)
+        return stage_paces_s(frozenset(self._kinds), self.coeffs.num_layers)
 
     @cached_property
     def first_pace(self) -> int:
@@ -313,7 +313,7 @@ class LowerBounds:
 
 
 @lru_cache(maxsize=256)
-def _paces_s(kinds: Collection[tuple[float, float]], num_layers: int) -> Sequence[float]:
+def stage_paces_s(kinds: Collection[tuple[float, float]], num_layers: int) -> Sequence[float]:
     """All seconds a stage can take, ascending, on classes of these (layer, head) seconds."""
     return sorted(
         {a * layer_s + head for layer_s, head_s in kinds for a in range(1, num_layers + 1) for head in (0.0, head_s)}
