@@ -9,7 +9,7 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.job import Job, Recompute
 from holmes_core.records.plan import Plan
 from planner.cost.batch_shares import BatchShares, ClassRoom
-from planner.cost.counts import Execution, make_execution
+from planner.cost.counts import Execution, keeps_selectively, make_execution
 from planner.cost.fill import Fill, fills
 from planner.problem.fleet import Fleet
 
@@ -197,11 +197,13 @@ def with_other_fills(job: Job, candidate: Candidate) -> tuple[Candidate, ...]:
 
 def more_recompute(job: Job, candidate: Candidate) -> Candidate | None:
     """The candidate that recomputes a step more, so that it is slower and needs less memory; None if there is none."""
-    at = RECOMPUTE.index(candidate.recompute) + 1
-    if job.parallel.recompute is not None or at == len(RECOMPUTE):
+    if job.parallel.recompute is not None:
         return None
-    more = replace(candidate, recompute=RECOMPUTE[at])
-    return more if candidate.fill in _fills_of(job, more) else None
+    for recompute in RECOMPUTE[RECOMPUTE.index(candidate.recompute) + 1 :]:
+        more = replace(candidate, recompute=recompute)
+        if recompute == "full" or keeps_selectively(more.execution(job)):
+            return more if candidate.fill in _fills_of(job, more) else None
+    return None
 
 
 def _fills_of(job: Job, candidate: Candidate) -> tuple[Fill, ...]:

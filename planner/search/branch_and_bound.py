@@ -112,8 +112,13 @@ def _explore_sharded(state: SearchState) -> SearchState:
 
     Where one fits without, it is no slower. The bounds of what cannot beat it count as left open.
     """
-    beside = state.beside()
-    branches = sharded_branches(state)
+    beside, branches = state.beside(), list[Branch]()
+    for misfit in dict.fromkeys(state.misfits) if state.problem.job.parallel.zero is None else ():
+        least_s = state.early.compute_s(misfit)  # to share weights makes no step shorter
+        if not state.beats_incumbent(least_s):
+            beside.leave_open(least_s)
+        elif misfit.fill == "1f1b":
+            branches += sharded_branches(state, misfit)
     beside.open_bounds_s += [each.lower_bound_s for each in branches if not state.beats_incumbent(each.lower_bound_s)]
     explore(beside, [each for each in branches if state.beats_incumbent(each.lower_bound_s)])
     return beside

@@ -72,11 +72,12 @@ def step_s(lanes: Sequence[Lane], exchanges: Sequence[Exchange]) -> float:
     """Seconds of one step, from its lanes and from the exchanges by stage: the formula above."""
     seconds = max(lane_s(exchanges[0].coeffs, lane) for lane in lanes)
     slowest_stages_s = map(max, zip(*(lane.stage_s for lane in lanes), strict=True))
-    waits = [
-        exposed_sync_s(coeffs, per_byte, coeffs.sync_bytes(stage, held), stage_s)
+    unlike = {  # of many stages most are alike
+        (per_byte, coeffs.layer_sync_bytes, coeffs.sync_bytes(stage, held), stage_s): coeffs
         for stage, ((coeffs, held, per_byte), stage_s) in enumerate(zip(exchanges, slowest_stages_s, strict=True))
         if coeffs.candidate.dp > 1
-    ]
+    }
+    waits = [exposed_sync_s(of, per_byte, size, stage_s) for (per_byte, _, size, stage_s), of in unlike.items()]
     return seconds + max(waits, default=0.0)
 
 
@@ -149,8 +150,10 @@ def joined_blocks_step_s(blocks: Sequence[tuple[Coefficients, Block]]) -> float:
     last = sum(len(block.layers) for _, block in blocks) - 1
     for coeffs, (site, layers, is_even) in blocks:
         per_byte = sync_s_per_byte(coeffs, site, rings_on_nic(coeffs, site), is_even=is_even)
+        stage_s = {held: site_stage_s(coeffs, site, held, is_last=False) for held in set(layers)}
         for held in layers:
-            stages.append(site_stage_s(coeffs, site, held, len(stages) == last))
+            is_last = len(stages) == last
+            stages.append(site_stage_s(coeffs, site, held, is_last) if is_last else stage_s[held])
             exchanges.append(Exchange(coeffs, held, per_byte))
     lane = Lane(blocks[0][0].num_microbatches, tuple(stages), tuple(_edges(blocks)))
     return step_s([lane], exchanges)

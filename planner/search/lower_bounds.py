@@ -53,7 +53,7 @@ class LowerBounds:
         groups: dict[int, list[int]] = {}
         for c in self._classes:
             groups.setdefault(0 if mixed else coeffs.cluster[c], []).append(c)
-        self._groups = list(groups.values())
+        self.groups = list(groups.values())
 
     @cached_property
     def memory(self) -> LayerLimits:
@@ -92,7 +92,7 @@ class LowerBounds:
         """By class, seconds per byte of the fastest exchange it may take part in, alone or with others of its group."""
         coeffs = self.coeffs
         rates = [sync_s_per_byte(coeffs, (c,), rings_on_nic(coeffs, (c,))) for c in self._classes]
-        for c in (c for group in self._groups if len(group) > 1 for c in group):
+        for c in (c for group in self.groups if len(group) > 1 for c in group):
             crossing_s = least_crossing_s_per_byte(coeffs, c) if self.mixed else coeffs.shared_sync_s_per_byte[c]
             rates[c] = min(rates[c], coeffs.fabric_sync_s_per_byte[c], crossing_s)
         return rates
@@ -147,27 +147,28 @@ class LowerBounds:
     @cached_property
     def _shared_slots(self) -> int:
         return sum(
-            sum(self.coeffs.group_slots[c] for c in group) // self._dp for group in self._groups if len(group) > 1
+            sum(self.coeffs.group_slots[c] for c in group) // self._dp for group in self.groups if len(group) > 1
         )
 
     def _stage_limits(self, limits: Sequence[int]) -> list[tuple[int, int]]:
         """(limit, stages): how many stages have which limit at most."""
-        found = []
-        for group in self._groups:
-            if len(group) == 1:
-                found.append((limits[group[0]], self.coeffs.most_stages[group[0]]))
-                continue
-            group_slots = done = 0
-            for c in sorted(group, key=lambda c: -limits[c]):
-                group_slots += self.coeffs.group_slots[c]
-                found.append((limits[c], group_slots // self._dp - done))
-                done = group_slots // self._dp
+        return [each for group in self.groups for each in self.stages_of(group, limits)]
+
+    def stages_of(self, group: Sequence[int], limits: Sequence[int]) -> list[tuple[int, int]]:
+        """(limit, stages) of classes that make up stages together."""
+        if len(group) == 1:
+            return [(limits[group[0]], self.coeffs.most_stages[group[0]])]
+        found, group_slots, done = list[tuple[int, int]](), 0, 0
+        for c in sorted(group, key=lambda c: -limits[c]):
+            group_slots += self.coeffs.group_slots[c]
+            found.append((limits[c], group_slots // self._dp - done))
+            done = group_slots // self._dp
         return found
 
     @cached_property
     def paces_s(self) -> Sequence[float]:
         """All seconds a stage can take, ascending: the paces T there are."""
-        return _paces_s(frozenset(self._kinds), self.coeffs.num_layers)
+        return stage_paces_s(frozenset(self._kinds), self.coeffs.num_layers)
 
     @cached_property
     def first_pace(self) -> int:
@@ -269,9 +270,12 @@ class LowerBounds:
 
     def at_pace_s(self, pace_s: float) -> float:
         """Lower bound on the step, in seconds, of placements whose slowest stage takes `pace_s`."""
-        limits = self.within(pace_s)
-        fill_s = self.coeffs.fill_share * self.least_work_s(limits) + 2 * self.least_edges_s[0]
-        return self._steady_s(pace_s) + fill_s + self.least_sync_s(limits)
+        return self.without_sync_s(pace_s) + self.least_sync_s(self.within(pace_s))
+
+    def without_sync_s(self, pace_s: float) -> float:
+        """Lower bound as `at_pace_s`, without exchanges."""
+        fill_s = self.coeffs.fill_share * self.least_work_s(self.within(pace_s)) + 2 * self.least_edges_s[0]
+        return self._steady_s(pace_s) + fill_s
 
     def from_pace_s(self, pace_s: float) -> float:
         """Lower bound on the step, in seconds, of placements whose slowest stage takes `pace_s` or longer."""
@@ -309,7 +313,7 @@ class LowerBounds:
 
 
 @lru_cache(maxsize=256)
-def _paces_s(kinds: Collection[tuple[float, float]], num_layers: int) -> Sequence[float]:
+def stage_paces_s(kinds: Collection[tuple[float, float]], num_layers: int) -> Sequence[float]:
     """All seconds a stage can take, ascending, on classes of these (layer, head) seconds."""
     return sorted(
         {a * layer_s + head for layer_s, head_s in kinds for a in range(1, num_layers + 1) for head in (0.0, head_s)}

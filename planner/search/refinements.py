@@ -16,6 +16,7 @@ from holmes_core.records.job import Job
 from planner.problem.candidates import Candidate, with_sharded_weights
 from planner.problem.problem import Problem
 from planner.search.closed_form import blocks_step_s
+from planner.search.crossing_room import CrossingRoom
 from planner.search.early_bounds import EarlyBounds
 from planner.search.greedy import place_greedily
 from planner.search.lower_bounds import LowerBounds
@@ -132,6 +133,11 @@ class SearchState:
         """Notes that placements of `bound_s` or more were not looked for."""
         self.open_bounds_s.append(bound_s)
 
+    def leave_slower_open(self) -> None:
+        """Notes that what does not beat the incumbent was not looked for."""
+        if self.gap > RELATIVE_TOLERANCE:
+            self.leave_open(self.incumbent_s * (1 - self.gap))
+
     def forget(self, branch: Branch) -> None:
         """Drops the relaxation of a branch that is not refined any more."""
         self._relaxations.pop(branch.key, None)
@@ -213,20 +219,31 @@ def programs(state: SearchState, branch: Branch) -> None:
     if len(make_sites(bounds.coeffs, crossing)) > MOST_SITES:
         state.leave_open(branch.lower_bound_s)
         return
+    room = CrossingRoom(bounds.coeffs) if crossing else None
     for at in range(bounds.first_pace, len(bounds.paces_s), PACES_AT_ONCE):
         paces = bounds.paces_s[at : at + PACES_AT_ONCE]
         from_s = bounds.from_pace_s(paces[0])
         if state.is_late or not state.beats_incumbent(from_s):
             state.leave_open(from_s)
             return
-        paces = [pace_s for pace_s in paces if state.beats_incumbent(bounds.from_pace_s(pace_s))]
-        bound_s = min(bounds.at_pace_s(pace_s) for pace_s in paces)
-        if not state.beats_incumbent(bound_s):
-            state.leave_open(bound_s)
-        else:
+        paces = [pace_s for pace_s in paces if _is_open(state, bounds, room, pace_s)]
+        if paces:
+            bound_s = min(bounds.at_pace_s(pace_s) for pace_s in paces)
             least_sync_s = bounds.least_sync_s(bounds.within(paces[-1]))
             spec = ProgramSpec(bounds.coeffs, paces[0], paces[-1], None, least_sync_s, crossing)
             _solve(state, branch.key, spec, bound_s)
+
+
+def _is_open(state: SearchState, bounds: LowerBounds, room: CrossingRoom | None, pace_s: float) -> bool:
+    """Whether placements of that pace may beat the incumbent, in `room` where a stage is over several clusters."""
+    bound_s, within_s = bounds.at_pace_s(pace_s), state.incumbent_s * (1 - state.gap)
+    if bound_s >= within_s:
+        state.leave_open(bound_s)
+        return False
+    if room is None or state.incumbent is None or room.may_hold(pace_s, within_s - bounds.without_sync_s(pace_s)):
+        return True
+    state.leave_slower_open()
+    return False
 
 
 def fixed_cut_program(state: SearchState, branch: Branch) -> None:
@@ -262,22 +279,15 @@ def fixed_cut(job: Job, candidate: Candidate) -> tuple[int, ...] | None:
     return usual_cut(job, candidate.pp) if job.parallel.layers is not None else None
 
 
-def sharded_branches(state: SearchState) -> list[Branch]:
-    """The branches under ZeRO-3 of the candidates that memory does not hold without, as far as it may hold them with.
+def sharded_branches(state: SearchState, misfit: Candidate) -> Iterator[Branch]:
+    """The branches under ZeRO-3 of a candidate that memory does not hold without, as far as it may hold them with.
 
     In blocks, or with whole replicas over several clusters, each of which holds the weights once.
     """
-    job, found = state.problem.job, list[Branch]()
-    if job.parallel.zero is not None:
-        return found
-    for misfit in dict.fromkeys(state.misfits):
-        if misfit.fill != "1f1b":
-            continue
-        sharded = with_sharded_weights(job, misfit)
-        if sharded is not None and state.early.fits(sharded):
-            found.append(Branch(state.early.compute_s(sharded), sharded, "blocks", refinements_of(job, "blocks")))
-        found += sharded_over_clusters(state, misfit)
-    return found
+    job, sharded = state.problem.job, with_sharded_weights(state.problem.job, misfit)
+    if sharded is not None and state.early.fits(sharded):
+        yield Branch(state.early.compute_s(sharded), sharded, "blocks", refinements_of(job, "blocks"))
+    yield from sharded_over_clusters(state, misfit)
 
 
 def sharded_over_clusters(state: SearchState, candidate: Candidate) -> Iterator[Branch]:
@@ -294,8 +304,7 @@ def _solve(state: SearchState, key: Key, spec: ProgramSpec, bound_s: float) -> N
     """Solves one program, for placements that beat the incumbent; `bound_s` is the lower bound known of them."""
     if state.incumbent is not None:
         spec = replace(spec, at_most_s=state.incumbent_s * (1 - state.gap))
-        if state.gap > RELATIVE_TOLERANCE:
-            state.leave_open(state.incumbent_s * (1 - state.gap))  # what is slower is not asked for
+        state.leave_slower_open()
     solution = solve(spec, max(LEAST_PROGRAM_S, state.program_limit_s))
     state.programs += 1
     if solution.status == "time limit":

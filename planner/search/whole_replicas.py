@@ -15,6 +15,7 @@ from planner.cost.collectives import times_as_long
 from planner.problem.coefficients import Coefficients
 from planner.problem.exchange_rates import are_even, rings_on_nic, sync_s_per_byte
 from planner.search.closed_form import NO_EDGE, Exchange, Lane, edge_of, lane_s, layers_within, site_stage_s, step_s
+from planner.search.lower_bounds import stage_paces_s
 from planner.search.placement import Placement, PricedPlacement, even_shares, take_surplus
 
 MOST_CLASSES_FOR_ALL_SETS = 4  # with more, the fastest 2, 3, 4 ... of them
@@ -99,10 +100,10 @@ def _cut(coeffs: Coefficients, classes: Sequence[int]) -> tuple[int, ...] | None
     most = [min(row[c] for c in classes) for row in coeffs.capacity]
 
     def within(pace_s: float) -> list[int]:
-        spare = [pace_s] * (pp - 1) + [pace_s - head_s]
-        return [min(limit, layers_within(left, layer_s, limit)) for limit, left in zip(most, spare, strict=True)]
+        held, with_head = (layers_within(left_s, layer_s, coeffs.num_layers) for left_s in (pace_s, pace_s - head_s))
+        return [*(min(limit, held) for limit in most[:-1]), min(most[-1], with_head)]
 
-    paces_s = sorted({a * layer_s + head for a in range(1, coeffs.num_layers + 1) for head in (0.0, head_s)})
+    paces_s = stage_paces_s(frozenset({(layer_s, head_s)}), coeffs.num_layers)
     at = bisect_left(paces_s, coeffs.num_layers, key=lambda pace_s: sum(within(pace_s)))
     if at == len(paces_s):
         return None
