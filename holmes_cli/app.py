@@ -1,7 +1,7 @@
 """The `holmes` command: what it can be asked, and the module of the one command that is.
 
-`holmes NAME` is the function `NAME_command` of `commands/NAME_command.py`, or of `NAME_command.py` here where no person
-types it, imported only when it is asked for: a start costs what that command needs and no more.
+`holmes NAME` is the function `NAME_command` of `commands/NAME_command.py`, or of the module `ELSEWHERE` names, imported
+only when it is asked for: a start costs what that command needs and no more.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from holmes_cli import VERSION
 from holmes_core.errors import HolmesError
 
 COMMANDS = {
+    "demo": "Probe, plan, launch and train a small GPT here; four processes stand in for the hosts of two clusters.",
     "init": "Write hosts.yaml and job.yaml to start from, never over one that is there.",
     "hosts": "Write hosts.yaml from what Slurm, Kubernetes or topograph list; or Slurm's topology.conf.",
     "probe": "Ask every host for its GPUs and NICs, find the clusters, and say what is wrong.",
@@ -40,6 +41,7 @@ COMMANDS = {
     "data": "Turn text into a Megatron-compatible token file, which nodes train on without the tokenizer.",
 }
 HIDDEN = {"control"}
+ELSEWHERE = {"control": "control_command", "demo": "demo.demo_command"}
 # Objects made until cycles are looked for. Records hold none and stay to the end; by default a fifth of the time of
 # planning 4,096 hosts goes into looking.
 OBJECTS_A_COLLECTION = 100_000
@@ -122,9 +124,9 @@ def _of_all_commands(
 
 
 def _command(name: str) -> Callable[..., None]:
-    """The function of a command, with its arguments and options. No person types a hidden one."""
-    package = "holmes_cli" if name in HIDDEN else "holmes_cli.commands"
-    function: Callable[..., None] = getattr(import_module(f"{package}.{name}_command"), f"{name}_command")
+    """The function of a command, with its arguments and options."""
+    module = ELSEWHERE.get(name, f"commands.{name}_command")
+    function: Callable[..., None] = getattr(import_module(f"{__package__}.{module}"), f"{name}_command")
     return function
 
 
