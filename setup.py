@@ -19,7 +19,7 @@ INNER = ("holmes_cli", "holmes_core", "prober", "planner", "launcher", "holmes_r
 STAYS = "editable_wheel" in sys.argv
 
 
-class BuildInside(build_py):
+class BuildInside(build_py):  # type: ignore[misc]  # setuptools has no types
     """Copies modules with relative imports."""
 
     def build_module(self, module, module_file, package):  # type: ignore[no-untyped-def]
@@ -40,7 +40,7 @@ def relative_imports(source: str, package: Sequence[str]) -> str:
     lines = source.splitlines(keepends=True)
     for node in ast.walk(ast.parse(source)):
         absolute, relative = _twins(node, package)
-        if absolute != relative:
+        if isinstance(node, ast.stmt) and absolute != relative:
             line = lines[node.lineno - 1]
             if line.count(absolute) != 1:
                 raise ValueError(f"line {node.lineno}: {line.strip()!r}: write `from PACKAGE import NAME`")

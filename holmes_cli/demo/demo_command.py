@@ -23,7 +23,8 @@ def demo_command(
     if find_spec("torch") is None:
         raise HolmesError(
             f"{sys.executable} has no torch, with which the demo trains on this machine",
-            f"install it: `{sys.executable} -m pip install 'holmes[torch]'`; after pipx `pipx inject holmes torch`",
+            f"install it: `{sys.executable} -m pip install 'torch>=2.13,<2.15'`, or where pipx put Holmes "
+            "`pipx inject holmes 'torch>=2.13,<2.15'`",
         )
     try:
         folder.mkdir(parents=True)

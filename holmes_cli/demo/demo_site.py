@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 import subprocess
@@ -69,7 +70,8 @@ def measured_compute(model: dict[str, int], micro_batch_size: int, at_once: int,
     for key in ("hidden_size", "num_heads", "seq_length"):
         arguments += [f"--{key.replace('_', '-')}", str(model[key])]
     command = [sys.executable, "-m", f"{holmes_runtime.__name__}.calibrate", *arguments]
-    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    quiet = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch warns where the machine's own address has no name
+    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=quiet).stdout
     compute: dict[str, Any] = yaml.safe_load(answer)["compute"]
     return compute
 

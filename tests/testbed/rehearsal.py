@@ -28,9 +28,10 @@ def bed_site(
     slow_mbps: int = 100,
     trunk_mbps: int | None = None,
     trunk_delay_ms: float = 0,
+    with_sshd: bool = True,
 ) -> Iterator[Site]:
     """A bed that lives as long as the context."""
-    with Bed(fast_mbps=fast_mbps, slow_mbps=slow_mbps, trunk_mbps=trunk_mbps, trunk_delay_ms=trunk_delay_ms) as bed:
+    with Bed(fast_mbps, slow_mbps, None, trunk_mbps, trunk_delay_ms, with_sshd) as bed:
         yield Site(folder, bed.hosts_yaml, tuple(bed.controller_command([])), bed)
 
 
