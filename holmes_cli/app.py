@@ -22,6 +22,7 @@ import typer
 from holmes_cli import VERSION
 from holmes_core.errors import HolmesError
 
+SUMMARY = "Train one large model on GPUs in several clusters whose networks do not match: probe, plan, launch."
 COMMANDS = {
     "demo": "Probe, plan, launch and train a small GPT here; four processes stand in for the hosts of two clusters.",
     "init": "Write hosts.yaml and job.yaml to start from, never over one that is there.",
@@ -91,6 +92,15 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _show_man(wanted: bool) -> None:
+    if wanted:
+        from holmes_cli.man_page import man_page
+
+        shown = [name for name in COMMANDS if name not in HIDDEN]
+        typer.echo(man_page(SUMMARY, {name: make_app(name) for name in shown}), nl=False)
+        raise typer.Exit
+
+
 def asked_command(words: Sequence[str], environ: Mapping[str, str]) -> str | None:
     """The command of a command line, or of the one that a shell asks to complete; None before there is one."""
     if COMPLETES in environ:
@@ -102,7 +112,7 @@ def make_app(asked: str | None) -> typer.Typer:
     """The command line with the command `asked` in full, and of every other its name and its line of help."""
     app = typer.Typer(
         name="holmes",
-        help="Train one large model on GPUs in several clusters whose networks do not match: probe, plan, launch.",
+        help=SUMMARY,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
@@ -118,6 +128,9 @@ def make_app(asked: str | None) -> typer.Typer:
 def _of_all_commands(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version)
+    ] = False,
+    man: Annotated[
+        bool, typer.Option("--man", help="Print the manual page, holmes(1).", is_eager=True, callback=_show_man)
     ] = False,
 ) -> None:
     """What stands before a command."""

@@ -45,7 +45,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "planner": ("cost", "problem", "search", "schedule", "layout", "make_plan", "advice"),
     "launcher": ("prepare", "emit", "journal", "nodes", "supervise", "launch"),
     "holmes_cli": (
-        *("screen", "pages", "launchable", "replan", "own_process", "watch_in_background", "api"),
+        *("screen", "pages", "launchable", "replan", "own_process", "watch_in_background", "man_page", "api"),
         *("control_command", "demo", "commands", "app"),
     ),
 }
