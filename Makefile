@@ -15,7 +15,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-# Probe, plan, launch and train on two clusters of two hosts made of network namespaces; on local processes without root.
+# Probe, plan, launch and train on two clusters of two hosts made of network namespaces; needs Linux and iproute2, else it
+# runs on local processes.
 demo: $(READY)
 	$(BIN)/python -m tests.testbed.demo
 

@@ -7,10 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from holmes_cli.api import plan
-from holmes_core.records.inventory import Inventory
-from holmes_core.records.job import Job
-from holmes_core.records.record_file import read_file, read_user_file
+from holmes.api import Inventory, Job, plan, read_file, read_user_file
 
 placed = plan(read_file(Inventory, Path(sys.argv[1])), read_user_file(Job, Path(sys.argv[2])))
 nodes = {node.host: node for node in placed.nodes}

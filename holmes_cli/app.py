@@ -1,7 +1,7 @@
 """The `holmes` command: what it can be asked, and the module of the one command that is.
 
-`holmes NAME` is the function `NAME_command` of `commands/NAME_command.py`, or of `NAME_command.py` here where no person
-types it, imported only when it is asked for: a start costs what that command needs and no more.
+`holmes NAME` is the function `NAME_command` of `commands/NAME_command.py`, or of the module `ELSEWHERE` names, imported
+only when it is asked for: a start costs what that command needs and no more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ import typer
 from holmes_cli import VERSION
 from holmes_core.errors import HolmesError
 
+SUMMARY = "Train one large model on GPUs in several clusters whose networks do not match: probe, plan, launch."
 COMMANDS = {
+    "demo": "Probe, plan, launch and train a small GPT here; four processes stand in for the hosts of two clusters.",
     "init": "Write hosts.yaml and job.yaml to start from, never over one that is there.",
     "hosts": "Write hosts.yaml from what Slurm, Kubernetes or topograph list; or Slurm's topology.conf.",
     "probe": "Ask every host for its GPUs and NICs, find the clusters, and say what is wrong.",
@@ -40,6 +42,7 @@ COMMANDS = {
     "data": "Turn text into a Megatron-compatible token file, which nodes train on without the tokenizer.",
 }
 HIDDEN = {"control"}
+ELSEWHERE = {"control": "control_command", "demo": "demo.demo_command"}
 # Objects made until cycles are looked for. Records hold none and stay to the end; by default a fifth of the time of
 # planning 4,096 hosts goes into looking.
 OBJECTS_A_COLLECTION = 100_000
@@ -89,6 +92,15 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _show_man(wanted: bool) -> None:
+    if wanted:
+        from holmes_cli.man_page import man_page
+
+        shown = [name for name in COMMANDS if name not in HIDDEN]
+        typer.echo(man_page(SUMMARY, {name: make_app(name) for name in shown}), nl=False)
+        raise typer.Exit
+
+
 def asked_command(words: Sequence[str], environ: Mapping[str, str]) -> str | None:
     """The command of a command line, or of the one that a shell asks to complete; None before there is one."""
     if COMPLETES in environ:
@@ -100,7 +112,7 @@ def make_app(asked: str | None) -> typer.Typer:
     """The command line with the command `asked` in full, and of every other its name and its line of help."""
     app = typer.Typer(
         name="holmes",
-        help="Train one large model on GPUs in several clusters whose networks do not match: probe, plan, launch.",
+        help=SUMMARY,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
@@ -117,14 +129,17 @@ def _of_all_commands(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version)
     ] = False,
+    man: Annotated[
+        bool, typer.Option("--man", help="Print the manual page, holmes(1).", is_eager=True, callback=_show_man)
+    ] = False,
 ) -> None:
     """What stands before a command."""
 
 
 def _command(name: str) -> Callable[..., None]:
-    """The function of a command, with its arguments and options. No person types a hidden one."""
-    package = "holmes_cli" if name in HIDDEN else "holmes_cli.commands"
-    function: Callable[..., None] = getattr(import_module(f"{package}.{name}_command"), f"{name}_command")
+    """The function of a command, with its arguments and options."""
+    module = ELSEWHERE.get(name, f"commands.{name}_command")
+    function: Callable[..., None] = getattr(import_module(f"{__package__}.{module}"), f"{name}_command")
     return function
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+import templates
 from holmes_cli.screen.terminal import out
 from holmes_core.errors import HolmesError
 from holmes_core.records.record_file import write_atomically
@@ -30,6 +31,6 @@ def init_command(
     except OSError as error:
         raise HolmesError(f"{folder}: cannot be made: {error.strerror}", "name another folder") from None
     for name in FILES:
-        write_atomically(folder / name, files("templates").joinpath(name).read_text(encoding="utf-8"))
+        write_atomically(folder / name, files(templates).joinpath(name).read_text(encoding="utf-8"))
         out.print(f"wrote {folder / name}", markup=False, soft_wrap=True)
     out.print(f"next: put your hosts and data into them, then holmes probe {folder / 'hosts.yaml'}", markup=False)

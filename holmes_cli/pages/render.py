@@ -6,8 +6,10 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
+import templates
+
 
 def render(template: str, **values: object) -> str:
     """The page that the file `template` of templates/ makes of `values`, which are escaped."""
-    source = files("templates").joinpath(template).read_text(encoding="utf-8")
+    source = files(templates).joinpath(template).read_text(encoding="utf-8")
     return Environment(autoescape=True, undefined=StrictUndefined).from_string(source).render(values)

@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
+import holmes_runtime
 from holmes_core.errors import HolmesError
 from holmes_core.node_settings import is_fixed
 from holmes_core.records.job import Data as JobData
@@ -19,7 +20,7 @@ from holmes_runtime.config.node_config import NodeConfig, TunnelConfig, hca_port
 from holmes_runtime.config.rank_grid import Group, Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
 from holmes_runtime.config.run_settings import Checkpointing, Data, Emulation, Evaluation, Optimizer, Profile, Source
-from launcher.prepare.bundle import NODE_CONFIG_FILE, PLAN_FILE, RUN_CONFIG_FILE, RUNTIME_PACKAGE, NodeBundle, Parcel
+from launcher.prepare.bundle import NODE_CONFIG_FILE, PLAN_FILE, RUN_CONFIG_FILE, NodeBundle, Parcel
 from launcher.prepare.env_file import env_file
 from launcher.prepare.expectation import expectation_of
 from launcher.prepare.user_variables import UserVariables
@@ -50,7 +51,7 @@ def prepare(plan: Plan, attempt: Attempt, variables: UserVariables) -> tuple[Nod
 
 def runtime_files() -> dict[str, str]:
     """The sources of the bundled runtime, by their name on the node."""
-    package = Path(str(files(RUNTIME_PACKAGE)))
+    package = Path(str(files(holmes_runtime)))
     sources = sorted(package.rglob("*.py"))
     return {str(file.relative_to(package.parent)): file.read_text(encoding="utf-8") for file in sources}
 

@@ -1,20 +1,42 @@
-"""`make demo` where there can be no bed: the same commands on local processes, to the end."""
+"""`holmes demo`: the same commands as `make demo` on local processes, to the end."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.testbed.demo import run_demo
-from tests.testbed.rehearsal import local_site
+from holmes_cli.own_process import holmes_words
+from tests.cli.conftest import Command
 
 
 @pytest.mark.process
 def test_demo_on_local_processes_ends_with_its_summary(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    run_demo(local_site(tmp_path), steps=2)
+    subprocess.run(holmes_words("demo", "tried", "--steps", "2"), cwd=tmp_path, check=True)
     shown = capfd.readouterr().out
     commands = [line.split()[2] for line in shown.splitlines() if line.startswith("$ holmes ")]
     assert commands == ["probe", "plan", "launch"]
     assert "Holmes" in shown[shown.index("Summary") :]
     assert "not told apart" in shown
+    assert {path.name for path in tmp_path.iterdir()} == {"tried"}
+
+
+def test_demo_leaves_a_folder_that_is_there_alone(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "holmes-demo").mkdir()
+    done = command("demo")
+    assert done.code == 2
+    assert "holmes-demo: cannot be made: File exists\nhint: name another: `holmes demo FOLDER`" in done.stderr
+    assert list((tmp_path / "holmes-demo").iterdir()) == []
+
+
+def test_demo_without_torch_says_how_to_get_it(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    done = command("demo")
+    assert done.code == 2
+    assert "has no torch" in done.stderr
+    assert "pip install 'torch>=" in done.stderr
+    assert list(tmp_path.iterdir()) == []

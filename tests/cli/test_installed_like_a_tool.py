@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holmes_cli import VERSION
-from holmes_cli.app import asked_command
+from holmes_cli.app import COMMANDS, HIDDEN, asked_command
 from holmes_core.hosts.hosts_file import read_hosts_file
 from holmes_core.records.job import Job
 from holmes_core.records.record_file import read_user_file
@@ -28,6 +29,20 @@ def test_version_is_printed(command: Command) -> None:
 @pytest.mark.parametrize("words", [("-h",), ("plan", "-h")])
 def test_h_is_help(command: Command, words: tuple[str, ...]) -> None:
     assert command(*words).stdout == command(*words[:-1], "--help").stdout
+
+
+def test_the_manual_page_names_every_command_and_option_and_troff_reads_it(command: Command) -> None:
+    page = command("--man").stdout
+    assert page.startswith('.TH HOLMES 1 "" "holmes 0')
+    plain = page.replace("\\-", "-").replace("\\fB", "").replace("\\fR", "").replace("\\fI", "")
+    assert [name for name in COMMANDS if f".SS holmes {name}" not in plain] == sorted(HIDDEN)
+    assert "\n--time-limit\n" in plain
+    assert "Variable: HOLMES_RUNS." in plain
+    if shutil.which("groff") is not None:
+        done = subprocess.run(
+            ["groff", "-man", "-Tutf8", "-ww"], input=page, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

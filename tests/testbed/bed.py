@@ -43,8 +43,11 @@ class Bed:
         python: Path | None = None,
         trunk_mbps: int | None = None,
         trunk_delay_ms: float = 0,
+        with_sshd: bool = True,
     ) -> None:
         """Makes nothing yet. `python` is the interpreter hosts.yaml names; by default the one running.
+
+        Without sshd the bed's own SSH server stands in for it.
 
         `trunk_mbps` is what all between the clusters share, each way, and `trunk_delay_ms` what the trunk adds to
         each way; without a trunk only the hosts' own interfaces limit. Raises ValueError for a rate below 1 Mbit/s
@@ -60,6 +63,7 @@ class Bed:
         self.slow_mbps = slow_mbps
         self.trunk_mbps = trunk_mbps
         self.trunk_delay_ms = trunk_delay_ms
+        self.with_sshd = with_sshd
         self.python = Path(sys.executable) if python is None else python
         self.suffix = _free_suffix()
         self.folder = _bed_folder(self.suffix)
@@ -74,7 +78,7 @@ class Bed:
 
     def __enter__(self) -> "Bed":
         """Sets everything up; raises BedUnavailable where that cannot work, and leaves nothing if it fails half-way."""
-        missing = missing_for_bed() or ([] if self.trunk_mbps is None else missing_for_trunk())
+        missing = missing_for_bed(with_sshd=self.with_sshd) or ([] if self.trunk_mbps is None else missing_for_trunk())
         if missing:
             raise BedUnavailable(missing)
         assert self._estate is None, "a Bed is used once"
@@ -204,7 +208,7 @@ class Bed:
 
     def _start_hosts(self, estate: Estate) -> None:
         """Boots all hosts and starts their sshds, side by side."""
-        self._machines = {host.name: BedMachine(host, estate) for host in self.hosts}
+        self._machines = {host.name: BedMachine(host, estate, self.with_sshd) for host in self.hosts}
         machines = self._machines.values()
         for machine in machines:
             machine.boot()

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,16 +13,18 @@ from tests.testbed.bed_process import BedError, bed_environment, start_tool
 from tests.testbed.bed_ssh import host_environment
 
 HOST_INIT = Path(__file__).with_name("host_init.sh")
+SSH_SERVER = Path(__file__).with_name("ssh_server.py")
 START_TIMEOUT_S = 20.0
 
 
 class BedMachine:
     """A host with its own network, host name, home, /run, /dev/shm and a few files of /etc; the rest it shares."""
 
-    def __init__(self, host: BedHost, estate: Estate) -> None:
-        """Starts nothing yet."""
+    def __init__(self, host: BedHost, estate: Estate, with_sshd: bool = True) -> None:
+        """Starts nothing yet. Without sshd the bed's own SSH server stands in for it."""
         self.host = host
         self._estate = estate
+        self._with_sshd = with_sshd
         self._init: subprocess.Popen[bytes] | None = None
         self._sshd: subprocess.Popen[bytes] | None = None
 
@@ -39,7 +42,7 @@ class BedMachine:
     def boot(self) -> None:
         """Starts the host's first process; `wait_booted` waits for it."""
         enter = ["ip", "netns", "exec", self.host.namespace, "unshare", "--uts"]
-        script = ["sh", str(HOST_INIT), self.host.name, str(self.host.folder)]
+        script = ["sh", str(HOST_INIT), self.host.name, str(self.host.folder), sys.executable]
         self._init = start_tool([*enter, *script], self._init_log)
         self._estate.record_process(self._init.pid)
 
@@ -51,12 +54,14 @@ class BedMachine:
     def start_sshd(self) -> None:
         """Starts the host's sshd, which must not be running; `wait_sshd` waits for it."""
         assert self.sshd_pid is None, f"sshd already runs on {self.host.name}"
-        sshd = shutil.which("sshd", path=bed_environment()["PATH"])
-        assert sshd is not None, "missing_for_bed should have said so"
-        # sshd starts itself anew for each connection, so it must be called by its full path.
-        self._sshd = start_tool(
-            self.inside([sshd, "-D", "-e", "-f", str(self.host.folder / "sshd_config")]), self._sshd_log
-        )
+        if self._with_sshd:
+            sshd = shutil.which("sshd", path=bed_environment()["PATH"])
+            assert sshd is not None, "missing_for_bed should have said so"
+            # sshd starts itself anew for each connection, so it must be called by its full path.
+            command = [sshd, "-D", "-e", "-f", str(self.host.folder / "sshd_config")]
+        else:
+            command = [sys.executable, str(SSH_SERVER), str(self.host.folder), self.host.slow_address]
+        self._sshd = start_tool(self.inside(command), self._sshd_log)
         self._estate.record_process(self._sshd.pid)
 
     def wait_sshd(self) -> None:

@@ -6,7 +6,7 @@ import subprocess
 
 from tests.testbed.bed_process import bed_environment
 
-TOOLS = ("ip", "tc", "sshd", "ssh-keygen", "unshare", "nsenter", "mount", "awk")
+TOOLS = ("ip", "tc", "unshare", "nsenter", "mount", "awk")
 
 # Everything the bed asks of the kernel, once, in namespaces that end with the shell.
 REHEARSAL = """
@@ -17,6 +17,7 @@ ip netns add rehearsal
 ip -n rehearsal link add name bridge0 type bridge
 ip -n rehearsal link add name port0 type veth peer name eth0
 tc -n rehearsal qdisc add dev port0 root tbf rate 1mbit burst 16kb latency 50ms
+ip netns exec rehearsal true
 """
 
 TRUNK_REHEARSAL = "ip tuntap add dev trunk0 mode tap"
@@ -33,12 +34,16 @@ class BedUnavailable(RuntimeError):
         )
 
 
-def missing_for_bed(euid: int | None = None) -> list[str]:
-    """What this machine lacks for a bed, in words; empty if it lacks nothing. `euid` stands in for the caller's own."""
-    missing = [] if (os.geteuid() if euid is None else euid) == 0 else ["root"]
+def missing_for_bed(euid: int | None = None, with_sshd: bool = True, in_user_namespace: bool = False) -> list[str]:
+    """What this machine lacks for a bed, in words; empty if it lacks nothing. `euid` stands in for the caller's own.
+
+    Without sshd the bed brings its own SSH server; in a user namespace anybody is root, if the kernel allows it.
+    """
+    missing = [] if in_user_namespace or (os.geteuid() if euid is None else euid) == 0 else ["root"]
     search_path = bed_environment()["PATH"]
-    missing += [tool for tool in TOOLS if shutil.which(tool, path=search_path) is None]
-    if not missing and (refusal := kernel_refusal(REHEARSAL)) is not None:
+    tools = (*TOOLS, "sshd") if with_sshd else TOOLS
+    missing += [tool for tool in tools if shutil.which(tool, path=search_path) is None]
+    if not missing and (refusal := kernel_refusal(REHEARSAL, in_user_namespace)) is not None:
         missing.append(f"network namespaces with bridges and tc tbf ({refusal})")
     return missing
 
@@ -49,10 +54,11 @@ def missing_for_trunk() -> list[str]:
     return [] if refusal is None else [f"TAP devices, by /dev/net/tun ({refusal})"]
 
 
-def kernel_refusal(rehearsal: str) -> str | None:
+def kernel_refusal(rehearsal: str, in_user_namespace: bool = False) -> str | None:
     """Why the kernel, or the container around us, refuses those commands; None if it does not. Leaves nothing."""
+    as_root = ["--user", "--map-root-user"] if in_user_namespace else []
     done = subprocess.run(
-        ["unshare", "--mount", "--uts", "--net", "sh", "-c", rehearsal],
+        ["unshare", *as_root, "--mount", "--uts", "--net", "sh", "-c", rehearsal],
         capture_output=True,
         text=True,
         env=bed_environment(),

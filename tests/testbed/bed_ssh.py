@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
 from tests.testbed.bed_layout import BedHost
-from tests.testbed.bed_process import SYSTEM_PATH, run_tool
+from tests.testbed.bed_process import SYSTEM_PATH
 
 
 def make_keys(folder: Path, hosts: Sequence[BedHost]) -> None:
@@ -22,7 +25,12 @@ def make_keys(folder: Path, hosts: Sequence[BedHost]) -> None:
 
 def make_key(path: Path) -> None:
     """Makes an ed25519 key pair without a passphrase: `path` and `path`.pub."""
-    run_tool(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "holmes test bed", "-f", str(path)])
+    key = Ed25519PrivateKey.generate()
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    path.touch(mode=0o600)
+    path.write_bytes(secret)
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    path.with_suffix(".pub").write_text(f"{public} holmes test bed\n")
 
 
 def host_key(host: BedHost) -> Path:

@@ -1,123 +1,50 @@
-"""`make demo`: probe, plan, launch and train a small GPT on two clusters, then the same job in the usual rank order."""
+"""`make demo`: probe, plan, launch and train a small GPT on two clusters, then the same job in the usual rank order.
+
+Where sshd is missing the bed's own SSH server stands in for it; where root is, all happens in a user namespace; where
+there can be no bed, four local processes stand in for the hosts.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import os
 import shutil
-from collections.abc import Sequence
+import sys
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
-from holmes_core.records.plan import InterfaceTraffic, Plan
-from holmes_core.records.record_file import read_file
-from holmes_core.records.run import MeasuredTraffic, Run
+from holmes_cli.demo.demo_run import run_demo
 from tests.testbed.bed import missing_for_bed
-from tests.testbed.rehearsal import (
-    LOCAL_HOSTS,
-    Site,
-    bed_site,
-    local_site,
-    measured_compute,
-    only_run,
-    standard_library_corpus,
-)
+from tests.testbed.bed_process import bed_environment
+from tests.testbed.rehearsal import bed_site, local_site
 
 FOLDER = Path("demo")
-MODEL = {"num_layers": 8, "hidden_size": 192, "num_heads": 4, "seq_length": 64}
-MICRO_BATCH_SIZE = 2
-STEPS = 8
+INSIDE = "in-user-namespace"
+AS_ROOT = ("unshare", "--user", "--map-root-user", "--mount", "--net")
+ENTER = 'mount -n -t tmpfs tmpfs /run && mkdir /run/netns && ip link set dev lo up && exec "$@"'
 
 
 def main() -> None:
     """Run the demo in ./demo, which is made anew."""
+    inside = sys.argv[1:] == [INSIDE]
+    missing = missing_for_bed(with_sshd=False)
+    if missing == ["root"] and not (missing := missing_for_bed(with_sshd=False, in_user_namespace=True)):
+        print("No root here: the hosts are in a user namespace, each with the test bed's own SSH server.", flush=True)
+        again = (sys.executable, "-m", "tests.testbed.demo", INSIDE)
+        os.execvpe(AS_ROOT[0], [*AS_ROOT, "sh", "-c", ENTER, "sh", *again], bed_environment())
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
-    missing = missing_for_bed()
-    with contextlib.ExitStack() as stack:
-        if missing:
-            print(f"No test bed here (missing: {', '.join(missing)}): four local processes stand in for the hosts.")
-            print("Same commands, same code; no SSH, and one loopback instead of two kinds of network.")
-            site = local_site(FOLDER)
-        else:
-            site = stack.enter_context(bed_site(FOLDER))
-            assert site.bed is not None
-            print("Two clusters of two hosts on this machine: network namespaces with real sshd; 2 Gbit/s inside a")
-            print("cluster, 100 Mbit/s across. Recorded outputs of real machines stand in for the RDMA and GPU tools.")
-            print(f"The commands below run in the controller's namespace: {' '.join(site.prefix)}")
-        run_demo(site)
-
-
-def run_demo(site: Site, steps: int = STEPS) -> None:
-    """The three commands, then on a bed the usual order, then the summary."""
-    compute = measured_compute(MODEL, MICRO_BATCH_SIZE, at_once=len(LOCAL_HOSTS))
-    gigaflops, action_ms = compute["flops_per_s"] / 1e9, compute["overheads"]["action_s"] * 1e3
-    print(
-        f"Measured just now, four training processes at once: a core computes {gigaflops:.1f} GFLOP/s, and a forward or"
-    )
-    print(f"backward of a stage takes {action_ms:.2f} ms beside computing.")
-    job = {
-        "model": MODEL,
-        "data": standard_library_corpus(),
-        "global_batch_size": 16,
-        "steps": steps,
-        "optimizer": {"learning_rate": 5e-4},
-        "device": "cpu",
-        "compute": compute,
-        "parallel": {"pp": 2, "dp": 2, "micro_batch_size": MICRO_BATCH_SIZE},
-    }
-    job_yaml = str(site.write_job("job", job))
-    inventory, plan = str(site.folder / "inventory.json"), str(site.folder / "plan.json")
-    site.show("probe", str(site.hosts_yaml), "-o", inventory)
-    site.show("plan", job_yaml, "-i", inventory, "-o", plan)
-    site.show("launch", plan, "--runs", str(site.folder / "runs"))
-    plans = {"Holmes": (Path(plan), site.folder / "runs")}
-    if site.bed is not None:
-        usual = site.folder / "plan-usual.json"
-        print(
-            "\nNow the same job in the usual rank order: each cluster holds whole replicas, gradients cross clusters."
-        )
-        site.show("plan", job_yaml, "-i", inventory, "-o", str(usual), "--usual-order")
-        site.show("launch", str(usual), "--runs", str(site.folder / "runs-usual"))
-        plans["usual order"] = (usual, site.folder / "runs-usual")
-    show_summary(
-        {name: (read_file(Plan, path), read_run(runs)) for name, (path, runs) in plans.items()}, site.bed is not None
-    )
-
-
-def read_run(runs: Path) -> Run:
-    """The record of the one run in `runs`."""
-    return read_file(Run, only_run(runs) / "run.json")
-
-
-def _across(traffic: Sequence[InterfaceTraffic | MeasuredTraffic]) -> str:
-    """Bytes a step on the network all clusters share."""
-    return f"{sum(port.sent_bytes or 0 for port in traffic if port.network == 'shared') / 1e6:.2f} MB"
-
-
-def show_summary(results: dict[str, tuple[Plan, Run]], on_bed: bool) -> None:
-    """One line an order, and the ratio. Local processes share one loopback, whose bytes cannot be told apart."""
-    out = Console(highlight=False, width=110)
-    table = Table(title="\nSummary", title_justify="left")
-    for heading in ("order", "stages on", "loss", "tokens/s", "predicted", "across clusters a step", "planned"):
-        table.add_column(heading)
-    for name, (plan, run) in results.items():
-        table.add_row(
-            name,
-            " | ".join(" + ".join(stage.clusters) for stage in plan.stages),
-            f"{run.first_loss:.3f} -> {run.last_loss:.3f}",
-            f"{run.tokens_per_s:.0f}",
-            f"{plan.prediction.tokens_per_s:.0f}",
-            _across(run.traffic) if on_bed else "not told apart",
-            _across(plan.prediction.traffic),
-        )
-    out.print(table)
-    if "usual order" in results:
-        ours, usual = results["Holmes"][1].tokens_per_s, results["usual order"][1].tokens_per_s
-        assert ours is not None
-        assert usual is not None
-        out.print(f"Holmes over the usual order: {ours / usual:.2f}x, with the same losses.")
+    if missing:
+        print(f"No test bed here (missing: {', '.join(missing)}): four local processes stand in for the hosts.")
+        print("Same commands, same code; no SSH, and one loopback instead of two kinds of network.")
+        run_demo(local_site(FOLDER), networks_differ=False)
+        return
+    with_sshd = not inside and not missing_for_bed()
+    if not inside and not with_sshd:
+        print("No sshd here: each host runs the test bed's own SSH server.")
+    with bed_site(FOLDER, with_sshd=with_sshd) as site:
+        print("Two clusters of two hosts on this machine: network namespaces, reached by SSH; 2 Gbit/s inside a")
+        print("cluster, 100 Mbit/s across. Recorded outputs of real machines stand in for the RDMA and GPU tools.")
+        print(f"The commands below run in the controller's namespace: {' '.join(site.prefix)}")
+        run_demo(site, networks_differ=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 #!/bin/sh
 # The first process of a host, already inside the host's own network, mount and UTS namespaces.
 # It gives the host its name and its private places, says so, and then holds the namespaces open.
-#   host_init.sh NAME FOLDER
+#   host_init.sh NAME FOLDER PYTHON
 set -eu
-name=$1 folder=$2
-echo "$name" >/proc/sys/kernel/hostname
+name=$1 folder=$2 python=$3
+# In a user namespace /proc/sys/kernel/hostname is not ours to write, and `hostname` is no tool of every machine.
+"$python" -I -S -c 'import socket, sys; socket.sethostname(sys.argv[1])' "$name"
 mount -n -t tmpfs -o mode=755 tmpfs /run
 mkdir -m 755 /run/sshd
 mount -n -t tmpfs -o mode=1777 tmpfs /dev/shm

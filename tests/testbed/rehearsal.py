@@ -3,48 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
-import socket
-import subprocess
-import sys
-import sysconfig
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
-
+from holmes_cli.demo.demo_run import only_run
+from holmes_cli.demo.demo_site import DemoSite, measured_compute, standard_library_corpus, write_local_hosts
 from tests.testbed.bed import Bed
 
-LOCAL_HOSTS = ("a1", "a2", "b1", "b2")
+__all__ = ["Site", "bed_site", "local_site", "measured_compute", "only_run", "standard_library_corpus"]
 
 
 @dataclass(frozen=True)
-class Site:
-    """Where commands run: `prefix` goes before each, `folder` holds the files. `bed` is None for local processes."""
+class Site(DemoSite):
+    """`bed` is None for local processes."""
 
-    folder: Path
-    hosts_yaml: Path
-    prefix: tuple[str, ...]
-    bed: Bed | None
-
-    def command(self, *arguments: str) -> list[str]:
-        """The whole command line of `holmes ARGUMENTS`."""
-        return [*self.prefix, sys.executable, "-m", "holmes_cli", *arguments]
-
-    def write_job(self, name: str, job: dict[str, Any]) -> Path:
-        """`job` as NAME.yaml in the folder."""
-        path = self.folder / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(job, sort_keys=False), encoding="utf-8")
-        return path
-
-    def show(self, *arguments: str) -> None:
-        """Print `holmes ARGUMENTS` as one would type it, run it, and raise CalledProcessError if it fails."""
-        print(f"\n$ holmes {shlex.join(arguments)}", flush=True)
-        subprocess.run(self.command(*arguments), check=True)
+    bed: Bed | None = None
 
 
 @contextlib.contextmanager
@@ -54,64 +28,13 @@ def bed_site(
     slow_mbps: int = 100,
     trunk_mbps: int | None = None,
     trunk_delay_ms: float = 0,
+    with_sshd: bool = True,
 ) -> Iterator[Site]:
     """A bed that lives as long as the context."""
-    with Bed(fast_mbps=fast_mbps, slow_mbps=slow_mbps, trunk_mbps=trunk_mbps, trunk_delay_ms=trunk_delay_ms) as bed:
+    with Bed(fast_mbps, slow_mbps, None, trunk_mbps, trunk_delay_ms, with_sshd) as bed:
         yield Site(folder, bed.hosts_yaml, tuple(bed.controller_command([])), bed)
 
 
 def local_site(folder: Path) -> Site:
     """Four names for this machine, in two pinned clusters, over the loopback."""
-    hosts = {
-        "transport": "local",
-        "python": sys.executable,
-        "speeds_gbps": {"lo": round(loopback_gbps(), 1)},
-        "hosts": [{"name": name, "cluster": name[0]} for name in LOCAL_HOSTS],
-    }
-    path = folder / "hosts.yaml"
-    path.write_text(yaml.safe_dump(hosts, sort_keys=False), encoding="utf-8")
-    return Site(folder, path, (), None)
-
-
-def standard_library_corpus() -> dict[str, str]:
-    """The `data:` of a job that trains on real text every machine has: the sources of its own Python."""
-    return {"path": sysconfig.get_path("stdlib"), "pattern": "*.py"}
-
-
-def measured_compute(model: dict[str, int], micro_batch_size: int, at_once: int, rounds: int = 3) -> dict[str, Any]:
-    """The `compute:` of a job for slots of this machine, of which `at_once` run, as Holmes' own calibration has it."""
-    arguments = ["--micro-batch-size", str(micro_batch_size), "--rounds", str(rounds), "--slots", str(at_once)]
-    for key in ("hidden_size", "num_heads", "seq_length"):
-        arguments += [f"--{key.replace('_', '-')}", str(model[key])]
-    command = [sys.executable, "-m", "holmes_runtime.calibrate", *arguments]
-    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-    compute: dict[str, Any] = yaml.safe_load(answer)["compute"]
-    return compute
-
-
-def loopback_gbps(size_bytes: int = 256 * 1024**2) -> float:
-    """Gigabits per second of one TCP stream over the loopback, measured by sending `size_bytes`."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        sender = threading.Thread(target=_send, args=(server.getsockname(), size_bytes))
-        started = time.perf_counter()
-        sender.start()
-        connection, _ = server.accept()
-        with connection:
-            while connection.recv(1 << 20):
-                pass
-        sender.join()
-        return size_bytes * 8 / 1e9 / (time.perf_counter() - started)
-
-
-def _send(address: tuple[str, int], size_bytes: int) -> None:
-    chunk = bytes(1 << 20)
-    with socket.create_connection(address) as connection:
-        for _ in range(size_bytes // len(chunk)):
-            connection.sendall(chunk)
-
-
-def only_run(runs: Path) -> Path:
-    """The folder of the one run in `runs`."""
-    found: Sequence[Path] = sorted(runs.iterdir())
-    assert len(found) == 1, found
-    return found[0]
+    return Site(folder, write_local_hosts(folder))

@@ -1,0 +1,1 @@
+"""`holmes demo`: the three commands on hosts that are processes of this machine."""

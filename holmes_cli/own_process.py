@@ -1,0 +1,18 @@
+"""Holmes as another process: the same code by the same Python, whatever lies in the folder it is started in."""
+
+from __future__ import annotations
+
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+_START = (
+    "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; from holmes.__main__ import main; main()"
+)
+"""`python -m holmes` but for the working folder, which comes first there: any module of that name would be run.
+Python's own option for it, -P, is of 3.11."""
+
+
+def holmes_words(*arguments: str) -> list[str]:
+    """The command line of `holmes ARGUMENTS`."""
+    return [sys.executable, "-c", _START, str(Path(str(files("holmes"))).parent), *arguments]
