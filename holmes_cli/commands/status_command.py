@@ -15,7 +15,10 @@ from holmes_runtime.config.strict_json import encode
 from launcher.journal.follow_folder import past_events, read_plan
 from launcher.journal.run_events import NodeState, Notice
 from launcher.journal.run_store import find_run
+from launcher.journal.step_file import read_steps
 from launcher.journal.step_metrics import StepMetrics
+
+MOST_STEPS = 1000
 
 
 def status_command(
@@ -27,16 +30,16 @@ def status_command(
 ) -> None:
     """Say how far a run is: nodes, step, loss, speed against the plan, traffic, and what went wrong."""
     stored = find_run(run)
-    plan, events = read_plan(stored.folder), past_events(stored.folder)
-    steps = {event.step: event for event in events if isinstance(event, StepMetrics)}
+    plan, events = read_plan(stored.folder), list(past_events(stored.folder))
+    steps = read_steps(stored.folder, MOST_STEPS)
     nodes = {event.host: event.state for event in events if isinstance(event, NodeState)}
     notices = [event.text for event in events if isinstance(event, Notice)]
     if html:
         from holmes_cli.pages.status_page import status_page  # slow to import: it brings Jinja2
 
-        write_atomically(html, status_page(stored, plan, list(steps.values()), nodes, notices))
+        write_atomically(html, status_page(stored, plan, steps, nodes, notices))
     if as_json:
-        last = encode(StepMetrics, steps[max(steps)]) if steps else None
+        last = encode(StepMetrics, steps[-1]) if steps else None
         state = {"run": stored.run.model_dump(mode="json"), "watched": stored.watched, "nodes": nodes}
         out.file.write(json.dumps({**state, "last_step": last, "notices": notices}) + "\n")
         return
@@ -46,6 +49,6 @@ def status_command(
     for notice in notices:
         out.print(f"  {notice}", markup=False, soft_wrap=True)
     if stored.run.state == "running":
-        show_speed(plan, [steps[step] for step in sorted(steps)])
+        show_speed(plan, steps)
     else:
         show_run(plan, stored.run, stored.folder)
