@@ -21,7 +21,7 @@ from launcher.journal.run_events import NodeState, RunEvent, View
 from launcher.journal.run_folder import INVENTORY_FILE, PLAN_FILE, RunFolder, read_seen
 from launcher.journal.run_record import RunRecord
 from launcher.journal.run_store import remember
-from launcher.journal.step_metrics import FinishedStep
+from launcher.journal.step_metrics import FinishedStep, StepTotals
 from launcher.nodes.preflight import Preflight, PreflightFailed
 from launcher.nodes.start import RunningNodes, follow, start
 from launcher.nodes.stop import stop
@@ -151,7 +151,7 @@ class Launch:
         """Take what an attempt reports; what is slow may lead to another plan."""
         if isinstance(event, FinishedStep):
             self._record.take(event.metrics)
-            self._replanning.take_verdicts(event.verdicts, self._record.attempt_steps)
+            self._replanning.take_verdicts(event.verdicts, self._record.attempt_steps.median_step_s)
             self._save_for_next_plan()
         elif isinstance(event, FilePart):
             write_part(self.folder.path, event)
@@ -179,7 +179,7 @@ class Launch:
         if state.cause is not None:
             plan = self._replanning.after_failure(self._plan, state.cause, state.lost_hosts)
         else:
-            plan = self._replanning.take_next_plan() if len(self._record.steps) < self._plan.job.steps else None
+            plan = self._replanning.take_next_plan() if self._record.steps_done < self._plan.job.steps else None
         if plan is None:
             return False
         self._plan = plan
@@ -189,7 +189,7 @@ class Launch:
         """Start the next attempt from the last checkpoint; whether its checks let it start."""
         resume = self._plan.job.checkpoint is not None
         self._attempt = replace(self._attempt, number=self._attempt.number + 1, resume=resume)
-        self._record.attempt_steps = []
+        self._record.attempt_steps = StepTotals()
         self._view.take_plan(self._plan)
         preflight = self._start_nodes(None, frozenset())
         for fault in preflight.refusing:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from holmes_cli.screen.show_run import show_run, show_speed, state_in_words
-from holmes_cli.screen.terminal import out
+from holmes_cli.screen.terminal import err, out
+from holmes_core.errors import HolmesError
+from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import write_atomically
 from holmes_runtime.config.strict_json import encode
 from launcher.journal.follow_folder import past_events, read_plan
 from launcher.journal.run_events import NodeState, Notice
-from launcher.journal.run_store import find_run
+from launcher.journal.run_store import StoredRun, find_run
+from launcher.journal.step_file import read_steps
 from launcher.journal.step_metrics import StepMetrics
+
+MOST_STEPS = 1000
+FOLLOW_S = 5.0
 
 
 def status_command(
@@ -24,28 +32,71 @@ def status_command(
     html: Annotated[
         Path | None, typer.Option("--html", help="Write one self-contained page: loss, throughput, traffic.")
     ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="With --html: write the page anew as the run goes on.")
+    ] = False,
 ) -> None:
     """Say how far a run is: nodes, step, loss, speed against the plan, traffic, and what went wrong."""
-    stored = find_run(run)
-    plan, events = read_plan(stored.folder), past_events(stored.folder)
-    steps = {event.step: event for event in events if isinstance(event, StepMetrics)}
-    nodes = {event.host: event.state for event in events if isinstance(event, NodeState)}
-    notices = [event.text for event in events if isinstance(event, Notice)]
+    if follow and html is None:
+        raise HolmesError("--follow: no page to write anew", "give one by `--html PAGE`, or look on by `holmes attach`")
+    known = _read(run)
     if html:
-        from holmes_cli.pages.status_page import status_page  # slow to import: it brings Jinja2
-
-        write_atomically(html, status_page(stored, plan, list(steps.values()), nodes, notices))
+        if follow and known.goes_on:
+            err.print(f"{html} is written anew as the run goes on; Ctrl-C ends that, and leaves the run alone")
+        with contextlib.suppress(KeyboardInterrupt):
+            while follow and known.goes_on:
+                _write_page(html, known, followed=True)
+                time.sleep(FOLLOW_S)
+                known = _read(run)
+        _write_page(html, known)
     if as_json:
-        last = encode(StepMetrics, steps[max(steps)]) if steps else None
-        state = {"run": stored.run.model_dump(mode="json"), "watched": stored.watched, "nodes": nodes}
-        out.file.write(json.dumps({**state, "last_step": last, "notices": notices}) + "\n")
+        last = encode(StepMetrics, known.steps[-1]) if known.steps else None
+        record = known.stored.run.model_dump(mode="json")
+        state = {"run": record, "watched": known.stored.watched, "nodes": known.nodes, "last_step": last}
+        out.file.write(json.dumps({**state, "notices": known.notices}) + "\n")
         return
+    _show(known)
+
+
+class _Known(NamedTuple):
+    """A run as its folder tells it: its steps thinned out, the state of each host, and notices."""
+
+    stored: StoredRun
+    plan: Plan
+    steps: list[StepMetrics]
+    nodes: dict[str, str]
+    notices: list[str]
+
+    @property
+    def goes_on(self) -> bool:
+        return self.stored.watched in ("watched", "elsewhere")
+
+
+def _read(run: str) -> _Known:
+    stored = find_run(run)
+    nodes, notices = dict[str, str](), list[str]()
+    for event in past_events(stored.folder):
+        if isinstance(event, NodeState):
+            nodes[event.host] = event.state
+        elif isinstance(event, Notice):
+            notices.append(event.text)
+    return _Known(stored, read_plan(stored.folder), read_steps(stored.folder, MOST_STEPS), nodes, notices)
+
+
+def _write_page(html: Path, known: _Known, followed: bool = False) -> None:
+    from holmes_cli.pages.status_page import status_page  # slow to import: it brings Jinja2
+
+    write_atomically(html, status_page(*known, followed=followed))
+
+
+def _show(known: _Known) -> None:
+    stored = known.stored
     out.print(f"run {stored.run.run_id}: {state_in_words(stored)}", markup=False, soft_wrap=True)
-    for host, word in nodes.items():
+    for host, word in known.nodes.items():
         out.print(f"  {host}: {word}", markup=False, soft_wrap=True)
-    for notice in notices:
+    for notice in known.notices:
         out.print(f"  {notice}", markup=False, soft_wrap=True)
     if stored.run.state == "running":
-        show_speed(plan, [steps[step] for step in sorted(steps)])
+        show_speed(known.plan, known.steps)
     else:
-        show_run(plan, stored.run, stored.folder)
+        show_run(known.plan, stored.run, stored.folder)

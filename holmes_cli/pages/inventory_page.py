@@ -1,15 +1,16 @@
-"""One self-contained page of an inventory: clusters, hosts, NICs and networks as a picture, then tables."""
+"""One self-contained page of an inventory: findings first, then hosts and networks as a picture, then tables."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holmes_cli.pages.picture_box import Box
 from holmes_cli.pages.render import render
 from holmes_cli.screen.rail_table import rail_rows
 from holmes_cli.screen.show_inventory import trunk_cells
-from holmes_core.records.inventory import Cluster, Host, Inventory, Network
+from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network, Severity
 from holmes_core.records.link import Link
 from holmes_core.units import format_memory, format_rate, format_seconds
 
@@ -26,6 +27,11 @@ FABRIC_COLOURS = {
 }
 NIC_COLOURS = {True: "#2da44e", False: "#cf222e", None: "#d4a72c"}
 SHARED_COLOUR = "#6e7781"
+HOST_STROKES: dict[Severity | None, str] = {"F": "#cf222e", "W": "#d4a72c", None: "#57606a"}
+MOST_ALONE = 32  # hosts drawn one by one; of more, equal ones share a box
+MOST_NAMED = 8  # hosts of a finding that are named at once
+MOST_ROWS = 40  # of a table that is open at once
+LABEL_LENGTH = 20
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,9 @@ class Text:
 
 @dataclass
 class Picture:
-    """What is drawn, and how large the drawing is, in pixels."""
+    """What is drawn, and how large the drawing is, in pixels; `faults` are the findings of each sick host."""
 
+    faults: Mapping[str, Sequence[Finding]]
     width: int = 0
     height: int = 0
     boxes: list[Box] = field(default_factory=list)
@@ -69,23 +76,28 @@ def inventory_page(inventory: Inventory) -> str:
         "inventory.html.j2",
         summary=_summary(inventory),
         picture=draw_inventory(inventory),
+        most_named=MOST_NAMED,
+        most_rows=MOST_ROWS,
         hosts=[_host_row(cluster, inventory.host(name)) for cluster in inventory.clusters for name in cluster.hosts],
         rails=rail_rows(inventory.hosts),
         links=[_link_row(link) for link in inventory.links],
         trunks=[trunk_cells(trunk) for trunk in inventory.trunks],
-        findings=inventory.findings,
+        findings=[finding for finding in inventory.findings if finding.severity != "I"],
+        notes=[finding for finding in inventory.findings if finding.severity == "I"],
     )
 
 
 def draw_inventory(inventory: Inventory) -> Picture:
     """Clusters below one another, each with its hosts, its fabric as a bar; the shared network as a bar at the left."""
-    picture = Picture()
+    picture = Picture(faults_by_host(inventory))
     y = GAP
     anchors = []
     for cluster in inventory.clusters:
         height = _draw_cluster(picture, inventory, cluster, y)
         anchors.append((cluster, y + height // 2))
         y += height + GAP
+    if lost := [host for host in inventory.hosts if not any(host.name in one.hosts for one in inventory.clusters)]:
+        y += _draw_lost(picture, inventory, lost, y) + GAP
     if inventory.shared and len(anchors) > 1:
         _draw_shared(picture, inventory, inventory.shared, anchors)
     picture.width = max((box.x + box.width for box in picture.boxes), default=200) + GAP
@@ -96,31 +108,79 @@ def draw_inventory(inventory: Inventory) -> Picture:
 def _draw_cluster(picture: Picture, inventory: Inventory, cluster: Cluster, top: int) -> int:
     """Draw one cluster from `top` down; its height."""
     left = 4 * GAP
-    columns = min(HOSTS_A_ROW, len(cluster.hosts))
-    rows = -(-len(cluster.hosts) // HOSTS_A_ROW)
+    groups = _equal_hosts(picture, inventory, [inventory.host(name) for name in cluster.hosts])
+    columns = min(HOSTS_A_ROW, len(groups))
+    rows = -(-len(groups) // HOSTS_A_ROW)
     width = max(columns * (HOST_WIDTH + GAP) + GAP, 420)
     height = HEADER + rows * (HOST_HEIGHT + FOOTER)
     colour = FABRIC_COLOURS[cluster.fabric.kind]
     title = f"{cluster.name}: {len(cluster.hosts)} hosts, {cluster.fabric.kind}{_fabric_rate(cluster.fabric)}"
     picture.boxes.append(Box("cluster", left, top, width, height, "#f6f8fa", colour, title, title))
-    for index, name in enumerate(cluster.hosts):
+    for index, group in enumerate(groups):
         row, column = divmod(index, HOSTS_A_ROW)
         x, y = left + GAP + column * (HOST_WIDTH + GAP), top + HEADER + row * (HOST_HEIGHT + FOOTER)
-        _draw_host(picture, inventory.host(name), x, y)
+        _draw_hosts(picture, group, x, y)
         bus = y + HOST_HEIGHT + FOOTER // 2
-        tip = f"{name} on {cluster.fabric.kind}"
+        tip = f"{_label(group)} on {cluster.fabric.kind}"
         drop = (x + HOST_WIDTH // 2, y + HOST_HEIGHT, x + HOST_WIDTH // 2, bus)
         picture.lines.append(Line("port", *drop, colour, 2, tip))
         if column == 0:
-            end = x + min(HOSTS_A_ROW, len(cluster.hosts) - index) * (HOST_WIDTH + GAP) - GAP
+            end = x + min(HOSTS_A_ROW, len(groups) - index) * (HOST_WIDTH + GAP) - GAP
             picture.lines.append(Line("fabric", x, bus, end, bus, colour, 5, title))
             if row == 0:
                 picture.texts.append(Text(x, bus + 16, colour, _measured(inventory, cluster.fabric)))
     return height
 
 
-def _draw_host(picture: Picture, host: Host, x: int, y: int) -> None:
-    picture.boxes.append(Box("host", x, y, HOST_WIDTH, HOST_HEIGHT, "#ffffff", "#57606a", host.name, _tip(host)))
+def _draw_lost(picture: Picture, inventory: Inventory, hosts: list[Host], top: int) -> int:
+    """Draw the hosts of no cluster, which were not reached or have no network to share; the height they take."""
+    groups = _equal_hosts(picture, inventory, hosts)
+    rows = -(-len(groups) // HOSTS_A_ROW)
+    left, width = 4 * GAP, max(min(HOSTS_A_ROW, len(groups)) * (HOST_WIDTH + GAP) + GAP, 420)
+    height = HEADER + rows * (HOST_HEIGHT + GAP)
+    title = f"in no cluster: {len(hosts)} host{'s' * (len(hosts) > 1)}"
+    picture.boxes.append(Box("lost", left, top, width, height, "#fff8f8", HOST_STROKES["F"], title, title))
+    for index, group in enumerate(groups):
+        row, column = divmod(index, HOSTS_A_ROW)
+        x, y = left + GAP + column * (HOST_WIDTH + GAP), top + HEADER + row * (HOST_HEIGHT + GAP)
+        _draw_hosts(picture, group, x, y)
+    return height
+
+
+def _equal_hosts(picture: Picture, inventory: Inventory, hosts: Sequence[Host]) -> list[tuple[Host, ...]]:
+    """Each host alone; in a large inventory those together that have equal GPUs, ports and findings, the sick first."""
+    if len(inventory.hosts) <= MOST_ALONE:
+        return [(host,) for host in hosts]
+    groups: dict[tuple[object, ...], list[Host]] = {}
+    for host in hosts:
+        ports = tuple((nic.kind, nic.rate_gbps, nic.usable_by_nccl_ib) for nic in host.nics)
+        rules = tuple(sorted({finding.rule for finding in picture.faults.get(host.name, ())}))
+        groups.setdefault((_gpus(host), ports, rules), []).append(host)
+    return sorted(map(tuple, groups.values()), key=lambda group: -len(picture.faults.get(group[0].name, ())))
+
+
+def faults_by_host(inventory: Inventory) -> dict[str, list[Finding]]:
+    """The findings that make a host sick: those that refuse a launch or warn."""
+    faults: dict[str, list[Finding]] = {}
+    for finding in inventory.findings:
+        for host in finding.hosts if finding.severity != "I" else ():
+            faults.setdefault(host, []).append(finding)
+    return faults
+
+
+def _label(group: Sequence[Host]) -> str:
+    more = f" +{len(group) - 1}" if len(group) > 1 else ""
+    name, room = group[0].name, LABEL_LENGTH - len(more)
+    return (name if len(name) <= room else f"{name[: room - 1]}\u2026") + more
+
+
+def _draw_hosts(picture: Picture, group: Sequence[Host], x: int, y: int) -> None:
+    host, faults = group[0], picture.faults.get(group[0].name, ())
+    worst = min((fault.severity for fault in faults), key="FW".index, default=None)
+    names = ", ".join(each.name for each in group)
+    tip = "; ".join([_tip(host), *([f"equal: {names}"] if len(group) > 1 else []), *(fault.rule for fault in faults)])
+    role = "host" if worst is None else f"host {worst}"
+    picture.boxes.append(Box(role, x, y, HOST_WIDTH, HOST_HEIGHT, "#ffffff", HOST_STROKES[worst], _label(group), tip))
     picture.texts.append(Text(x + 8, y + 36, "#57606a", _gpus(host)[:22]))
     for index, nic in enumerate(host.nics[:18]):
         row, column = divmod(index, 9)

@@ -1,100 +1,181 @@
-"""One self-contained page of a run: loss, throughput and traffic as curves, then nodes, notices and failures."""
+"""One self-contained page of a run: what needs a look first, then curves against the plan, then hosts by cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from holmes_cli.pages.chart import COLOURS, Chart, Series, draw_chart
 from holmes_cli.pages.render import render
+from holmes_cli.pages.run_traffic import GroupTraffic, HostTraffic, traffic_of_run
 from holmes_cli.screen.show_run import state_in_words
-from holmes_core.records.plan import Plan
-from holmes_core.units import format_bytes
+from holmes_core.records.plan import Node, Plan
+from holmes_core.records.run import Failure
+from holmes_core.units import format_bytes, format_seconds
 from launcher.journal.run_store import StoredRun
 from launcher.journal.step_metrics import StepMetrics
+from launcher.supervise.failure import first_cause
 
-WIDTH, HEIGHT, MARGIN = 860, 220, 8
-COLOURS = ("#0969da", "#1a7f37", "#bf3989", "#9a6700", "#cf222e", "#8250df", "#57606a", "#0a7ea4")
-MOST_POINTS = 1000
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One line of a chart; `points` as SVG wants them."""
-
-    label: str
-    colour: str
-    points: str
+REFRESH_S = 5
+MOST_GROUPS = COLOURS  # drawn; the tables have all
+CLUSTERS_OPEN = 2  # so few show their hosts at once
+OUT_OF_REACH = "connection lost"  # the state of a node
+NOT_STARTED = "not started"
 
 
 @dataclass(frozen=True)
-class Chart:
-    """Curves over steps on one scale."""
+class Look:
+    """A host that needs a look: `role` is its class in the page."""
 
-    title: str
-    curves: tuple[Curve, ...]
-    low_text: str
-    high_text: str
-    first: int
-    last: int
-    width: int = WIDTH
-    height: int = HEIGHT
+    host: str
+    cluster: str
+    role: str
+    why: str
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """A host of a cluster: `role` is its class in the picture and the table."""
+
+    host: str
+    role: str
+    state: str
+    traffic: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ClusterPart:
+    """A cluster's hosts in one sentence, and one by one."""
+
+    name: str
+    summary: str
+    is_open: bool
+    hosts: tuple[HostRow, ...]
 
 
 def status_page(
-    stored: StoredRun, plan: Plan, steps: Sequence[StepMetrics], nodes: Mapping[str, str], notices: Sequence[str]
+    stored: StoredRun,
+    plan: Plan,
+    steps: Sequence[StepMetrics],
+    nodes: Mapping[str, str],
+    notices: Sequence[str],
+    followed: bool = False,
 ) -> str:
-    """The page as HTML; needs nothing from the network to be shown."""
+    """The page as HTML; needs nothing from the network to be shown. `followed`: it loads itself anew, as it is written
+    anew until the run has ended."""
+    groups, traffic = traffic_of_run(plan, steps)
+    looks = hosts_to_look_at(stored, plan, nodes, notices)
+    done = steps[-1].step + 1 if steps else 0
     return render(
         "status.html.j2",
         title=f"Run {stored.run.run_id}",
-        summary=f"{state_in_words(stored)}; step {len(steps)} of {plan.job.steps}; "
-        f"predicted {plan.prediction.step_s:.3g} s a step, {plan.prediction.tokens_per_s:.0f} tokens/s",
-        charts=_charts(steps) if steps else [],
-        nodes=[(node.node_rank, node.host, node.cluster, nodes.get(node.host, "")) for node in plan.nodes],
+        refresh_s=REFRESH_S if followed else None,
+        summary=f"{state_in_words(stored)}; step {done} of {plan.job.steps}; predicted "
+        f"{format_seconds(plan.prediction.step_s)} a step, {plan.prediction.tokens_per_s:.0f} tokens/s",
+        looks=looks,
+        charts=_charts(plan, steps, groups) if steps else [],
+        clusters=_clusters(plan, nodes, looks, traffic),
         notices=notices,
-        failures=stored.run.failures,
+        failures=cause_first(stored.run.failures),
     )
 
 
-def _charts(steps: Sequence[StepMetrics]) -> list[Chart]:
-    """Of a long run every n-th step."""
-    shown = sorted(steps, key=lambda step: step.step)[:: -(-len(steps) // MOST_POINTS)]
-    ports = sorted({(port.host, port.netdev) for step in shown for port in step.interfaces})
-    sent = {
-        f"{host} {netdev}": [
-            sum(port.sent_bytes for port in step.interfaces if (port.host, port.netdev) == (host, netdev))
-            for step in shown
-        ]
-        for host, netdev in ports
-    }
-    return [
-        _chart("Loss", shown, {"loss": [step.loss for step in shown]}, lambda value: f"{value:.4f}"),
-        _chart("Tokens/s", shown, {"tokens/s": [step.tokens_per_s for step in shown]}, lambda value: f"{value:.0f}"),
-        _chart("Bytes sent a step", shown, sent or {"none": [0] * len(shown)}, format_bytes),
+def hosts_to_look_at(
+    stored: StoredRun, plan: Plan, nodes: Mapping[str, str], notices: Sequence[str]
+) -> tuple[Look, ...]:
+    """Hosts that failed, are out of reach or were found slow, worst first, each once."""
+    cluster_of = {node.host: node.cluster for node in plan.nodes}
+    found: dict[str, Look] = {}
+    failures = cause_first(stored.run.failures)
+    for failure in failures[:1]:
+        if failure.host is not None:
+            said = failure.message.strip().rpartition("\n")[2]
+            found[failure.host] = Look(failure.host, failure.cluster or "", "failed", f"failed first: {said}")
+    for host, state in nodes.items():
+        if state == OUT_OF_REACH and host in cluster_of:
+            found.setdefault(host, Look(host, cluster_of[host], "failed", state))
+    for notice in notices:
+        for host in _hosts_of_verdict(notice, cluster_of):
+            found.setdefault(host, Look(host, cluster_of[host], "slow", notice))
+    for failure in failures:
+        if failure.host is not None:
+            found.setdefault(failure.host, Look(failure.host, failure.cluster or "", "ended", "ended with the run"))
+    return tuple(sorted(found.values(), key=lambda look: ("failed", "slow", "ended").index(look.role)))
+
+
+def cause_first(failures: Sequence[Failure]) -> list[Failure]:
+    """The failures as they came, but for the one to blame."""
+    cause = first_cause(failures) if failures else None
+    return sorted(failures, key=lambda failure: failure is not cause)
+
+
+def _hosts_of_verdict(notice: str, hosts: Mapping[str, str]) -> list[str]:
+    """The hosts that the sentence of a verdict is about."""
+    what, name = notice.partition(":")[0].split(" ")[:2], notice.partition(":")[0].rpartition(" ")[2]
+    if what == ["slow", "host"]:
+        return [name] if name in hosts else []
+    if what == ["slow", "link"]:
+        cuts = [index for index, letter in enumerate(name) if letter == "-"]
+        pairs = [(name[:cut], name[cut + 1 :]) for cut in cuts]
+        return [host for pair in pairs if all(each in hosts for each in pair) for host in pair]
+    return []
+
+
+def _charts(plan: Plan, steps: Sequence[StepMetrics], groups: Sequence[GroupTraffic]) -> list[Chart]:
+    numbers, guess = [step.step for step in steps], plan.prediction
+
+    def flat(label: str, value: float, colour: int = 0) -> Series:
+        return Series(label, [value] * len(steps), colour, is_planned=True)
+
+    losses = [Series("training", [step.loss for step in steps])]
+    if any(step.eval_loss is not None for step in steps):
+        losses.append(Series("validation", [step.eval_loss for step in steps], 1))
+    speeds = [Series("measured", [step.tokens_per_s for step in steps]), flat("measured", guess.tokens_per_s)]
+    seconds = [
+        Series("step", [step.step_s for step in steps]),
+        flat("step", guess.step_s),
+        Series("waiting for the network, slowest rank", [step.exposed_s for step in steps], 1),
     ]
+    charts = [
+        draw_chart("Loss", numbers, losses, lambda value: f"{value:.4g}", from_zero=False),
+        draw_chart("Tokens/s", numbers, speeds, lambda value: f"{value:,.0f}"),
+        draw_chart("Seconds a step", numbers, seconds, lambda value: format_seconds(value) if value else "0"),
+    ]
+    sent = []
+    for colour, group in enumerate(groups[:MOST_GROUPS]):
+        sent.append(Series(group.label, group.sent_bytes, colour))
+        if group.planned_bytes is not None:
+            sent.append(flat(group.label, group.planned_bytes, colour))
+    if any(value is not None for one in sent for value in one.values):
+        more = f", the {MOST_GROUPS} busiest of {len(groups)} kinds" if len(groups) > MOST_GROUPS else ""
+        title = f"Sent a step by the mean host of a cluster{more}"
+        charts.append(draw_chart(title, numbers, sent, lambda value: format_bytes(value) if value else "0"))
+    return charts
 
 
-def _chart(
-    title: str, steps: Sequence[StepMetrics], curves: Mapping[str, Sequence[float]], text: Callable[[float], str]
-) -> Chart:
-    low = min(min(values) for values in curves.values())
-    high = max(max(values) for values in curves.values())
-    first, last = steps[0].step, steps[-1].step
-
-    def points(values: Sequence[float]) -> str:
-        return " ".join(
-            f"{_scaled(step.step, first, last, WIDTH):.1f},{HEIGHT - _scaled(value, low, high, HEIGHT):.1f}"
-            for step, value in zip(steps, values, strict=True)
-        )
-
-    drawn = tuple(
-        Curve(label, COLOURS[index % len(COLOURS)], points(values))
-        for index, (label, values) in enumerate(curves.items())
-    )
-    return Chart(title, drawn, text(low), text(high), first, last)
-
-
-def _scaled(value: float, low: float, high: float, size: int) -> float:
-    """`value` of [low, high] in pixels of a side that long."""
-    share = (value - low) / (high - low) if high > low else 0.5
-    return MARGIN + share * (size - 2 * MARGIN)
+def _clusters(
+    plan: Plan, states: Mapping[str, str], looks: Sequence[Look], traffic: Sequence[HostTraffic]
+) -> list[ClusterPart]:
+    by_cluster: dict[str, list[Node]] = {}
+    for node in plan.nodes:
+        by_cluster.setdefault(node.cluster, []).append(node)
+    roles = {look.host: look.role for look in looks}
+    sent: dict[str, list[str]] = {}
+    for each in traffic:
+        measured = "not known" if each.sent_bytes is None else format_bytes(each.sent_bytes)
+        planned = "" if each.planned_bytes is None else f" (planned {format_bytes(each.planned_bytes)})"
+        sent.setdefault(each.host, []).append(f"{each.network}: {measured}{planned}")
+    parts = []
+    for name, nodes in by_cluster.items():
+        counts = Counter(states.get(node.host, NOT_STARTED) for node in nodes)
+        words = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+        sick = Counter(roles[node.host] for node in nodes if roles.get(node.host) in ("failed", "slow"))
+        marks = "".join(f", {count} {role}" for role, count in sick.items())
+        rows = []
+        for node in nodes:
+            role, state = roles.get(node.host, "well"), states.get(node.host, NOT_STARTED)
+            rows.append(HostRow(node.host, role, state, tuple(sent.get(node.host, ()))))
+        title = f"{len(nodes)} host{'s' * (len(nodes) > 1)}: {words}{marks}"
+        parts.append(ClusterPart(name, title, len(by_cluster) <= CLUSTERS_OPEN and len(nodes) <= 8, tuple(rows)))
+    return parts

@@ -14,7 +14,7 @@ from holmes_core.records.run import Failure, Run
 from holmes_core.units import format_bytes, format_duration, format_seconds
 from launcher.journal.run_folder import LOGS, PROFILE_FILE
 from launcher.journal.run_store import StoredRun
-from launcher.journal.step_metrics import StepMetrics, by_interface, median_step_s, rdma_interfaces
+from launcher.journal.step_metrics import StepMetrics, by_interface, median_s, rdma_interfaces
 from launcher.supervise.failure import first_cause
 
 
@@ -60,7 +60,7 @@ def show_speed(plan: Plan, steps: Sequence[StepMetrics]) -> None:
     if not steps:
         out.print("no step is done yet")
         return
-    seconds, guess = median_step_s(steps), plan.prediction
+    seconds, guess = median_s([step.step_s for step in steps]), plan.prediction
     tokens_per_s = plan.job.global_batch_size * plan.job.model.seq_length / seconds
     out.print(f"step {steps[-1].step + 1} of {plan.job.steps}, loss {steps[-1].loss:.4f}")
     out.print(

@@ -224,6 +224,12 @@ class Refused(NamedTuple):
     reason: str
 
 
+class NotKept(NamedTuple):
+    """So many messages had not been passed on when room was made for newer ones; the relay says so in their place."""
+
+    messages: int
+
+
 class AgentEnded(NamedTuple):
     """The last message of a node, which the relay adds."""
 
@@ -285,6 +291,7 @@ Message = (
     | Exited
     | Alive
     | Refused
+    | NotKept
     | AgentEnded
 )
 Command = Go | Meet | Reach | Save | Stacks | Stop

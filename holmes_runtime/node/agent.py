@@ -1,7 +1,7 @@
 """The node agent: looks at the node, starts torchrun, writes down what happens, and ends everything when told.
 
-It lives in the folder that was shipped to it and talks through two files there, a record of `messages.py` a line:
-`messages.jsonl`, and the pipe `commands`, where an empty line is a sign of life. `relay.py` carries both to the
+It lives in the folder that was shipped to it and talks through files there, a record of `messages.py` a line: the parts
+of its messages, and the pipe `commands`, where an empty line is a sign of life. `relay.py` carries both to the
 controller and back. An attached run ends when no sign of life comes for `silence_limit_s`; a detached one goes on. It
 imports nothing but the standard library, so that it can say when torch is missing, and of that only what is quick to
 import: no dataclasses, no concurrent.futures, no importlib.metadata.
@@ -56,7 +56,7 @@ from holmes_runtime.node.listeners import Listeners
 from holmes_runtime.node.mailbox import CommandPipe, MessageFile
 from holmes_runtime.node.node_facts import read_facts
 from holmes_runtime.node.process_tree import adopt_orphans, descendants, end_descendants, read_process
-from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, LOCK_FILE, MESSAGES_FILE, relay
+from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, LOCK_FILE, relay
 from holmes_runtime.node.start_torchrun import FAILURES_FILE, TEMPORARY_LINK, TORCHRUN_LOG, start_torchrun
 from holmes_runtime.node.tail import Tail
 
@@ -73,7 +73,7 @@ class Agent:
         self._config = config
         self._folder = folder
         self._commands = CommandPipe(folder / COMMANDS_PIPE)
-        self._messages = MessageFile(folder / MESSAGES_FILE)
+        self._messages = MessageFile(folder)
         self._listeners = Listeners(config)
         self._tunnel = Tunnel(config, config.tunnel, folder) if config.tunnel is not None else None
         self._tails: dict[Path, Tail] = {}
@@ -291,7 +291,6 @@ def main() -> int:
     """`python -m holmes_runtime.node.agent` in the node's folder: starts the agent, and relays for it until it ends."""
     folder = Path.cwd()
     os.mkfifo(folder / COMMANDS_PIPE, 0o600)
-    (folder / MESSAGES_FILE).touch(0o600)
     agent = os.fork()
     if agent == 0:
         _become_agent(folder)

@@ -1,4 +1,7 @@
-"""The agent's two ways to the controller, files in the node's folder that `relay.py` carries: a record a line."""
+"""The agent's two ways to the controller, files in the node's folder that `relay.py` carries: a record a line.
+
+Messages lie in parts, each named by how many messages came before it. The newest and the one before are kept.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,12 @@ import os
 import select
 import time
 from pathlib import Path
+from typing import BinaryIO
 
-from holmes_runtime.config.messages import Command, Message, Refused, decode_command, encode
+from holmes_runtime.config.messages import Command, Message, NotKept, Refused, decode_command, encode
 
+PART_BYTES = 32 * 1024 * 1024
+PART_NAME = "messages-{before:012}.jsonl"
 SPARE_BYTES = 256 * 1024  # some thousand messages; the ranks take their part of it
 
 
@@ -44,9 +50,12 @@ class MessageFile:
     A spare file keeps room for last words: it goes when the disk is full, so that the controller hears why.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
-        self._spare = path.with_name("spare")
+    def __init__(self, folder: Path, part_bytes: int = PART_BYTES) -> None:
+        self._folder, self._part_bytes = folder, part_bytes
+        self._parts = [PART_NAME.format(before=0)]
+        self._file = self._open()
+        self._count = self._part_written_bytes = 0
+        self._spare = folder / "spare"
         self._waiting = b""
         self.disk_was_full = False
         self.last_s = time.monotonic()
@@ -56,7 +65,10 @@ class MessageFile:
     def report(self, message: Message) -> None:
         """Append one message."""
         self.last_s = time.monotonic()
+        if self._part_written_bytes >= self._part_bytes and not self._waiting:
+            self._begin_part()
         self._waiting += encode(message)
+        self._count += 1
         try:
             self._write()
         except OSError as error:
@@ -68,4 +80,65 @@ class MessageFile:
 
     def _write(self) -> None:
         while self._waiting:
-            self._waiting = self._waiting[os.write(self._file, self._waiting) :]
+            written = os.write(self._file, self._waiting)
+            self._waiting = self._waiting[written:]
+            self._part_written_bytes += written
+
+    def _begin_part(self) -> None:
+        """Put the newest part aside and drop the one before it. A disk that has no room for a file leaves all as is."""
+        self._parts.append(PART_NAME.format(before=self._count))
+        try:
+            file = self._open()
+        except OSError:
+            self._parts.pop()
+            return
+        os.close(self._file)
+        self._file, self._part_written_bytes = file, 0
+        while len(self._parts) > 2:
+            (self._folder / self._parts.pop(0)).unlink(missing_ok=True)
+
+    def _open(self) -> int:
+        return os.open(self._folder / self._parts[-1], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+
+class MessageReader:
+    """What the agent says after its first `seen` messages, through all parts, while it goes on."""
+
+    def __init__(self, folder: Path, seen: int) -> None:
+        self._folder, self._seen = folder, seen
+        self._file: BinaryIO | None = None
+        self._before = -1
+
+    def read(self, most_bytes: int) -> bytes:
+        """The next bytes, none if there are none yet; `NotKept` stands for what is gone already."""
+        befores = self._befores()  # looked at first: a part that had a successor by then is at its end when it is read
+        data = (self._file.read(most_bytes) or b"") if self._file else b""
+        if data or not befores:
+            self._seen += data.count(b"\n")
+            return data
+        before = max((each for each in befores if each <= self._seen), default=min(befores))
+        if before == self._before or not self._open(before):
+            return b""
+        if before > self._seen:
+            gone, self._seen = before - self._seen, before
+            return encode(NotKept(gone))
+        return self.read(most_bytes)
+
+    def _befores(self) -> list[int]:
+        """How many messages came before each part that is kept."""
+        prefix, suffix = PART_NAME.split("{before:012}")
+        paths = self._folder.glob(f"{prefix}*{suffix}")
+        return [int(path.name.removeprefix(prefix).removesuffix(suffix)) for path in paths]
+
+    def _open(self, before: int) -> bool:
+        """Go on in that part, behind what was seen of it; not if it has just been dropped."""
+        try:
+            file = open(self._folder / PART_NAME.format(before=before), "rb")  # noqa: SIM115
+        except FileNotFoundError:
+            return False
+        if self._file:
+            self._file.close()
+        self._file, self._before = file, before
+        for _ in range(self._seen - before):
+            file.readline()
+        return True

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holmes_runtime.config.messages import NO_FOLDER, AgentEnded, encode
+from holmes_runtime.node.mailbox import MessageReader
 
-MESSAGES_FILE = "messages.jsonl"
 COMMANDS_PIPE = "commands"
 LOCK_FILE = "agent.lock"
 AGENT_FILE = "agent.json"
@@ -32,29 +32,29 @@ def relay(folder: Path, messages_seen: int, has_ended: Callable[[], bool], leave
     If `leave_alone`, no longer than until the input ends.
     """
     waiting, listening, heard, ended = b"", True, True, False
+    messages = MessageReader(folder, messages_seen)
     deadline: float | None = None
-    with open(folder / MESSAGES_FILE, "rb") as messages:
-        for _ in range(messages_seen):
-            messages.readline()
-        while True:
+    while True:
+        if deadline is None and len(waiting) < _MOST_WAITING_BYTES:
             ended = ended or has_ended()
-            fresh = messages.read(_MOST_WAITING_BYTES) if len(waiting) < _MOST_WAITING_BYTES else b""
+            fresh = messages.read(_MOST_WAITING_BYTES)
             waiting += fresh
-            if ended and not fresh and deadline is None:
+            if ended and not fresh:
                 waiting += encode(AgentEnded())
                 deadline = time.monotonic() + PATIENCE_S
-            if deadline is not None and (not waiting or time.monotonic() > deadline):
-                return
-            if not heard and leave_alone:
-                return
-            takers = [1] if waiting and listening else []
-            readable, writable, _ = select.select([0] if heard else [], takers, [], POLL_S)
-            if readable:
-                heard = _pass_on(folder)
-            if writable:
-                waiting, listening = _write(waiting)
-            if not listening:
-                waiting = b""
+        if deadline is not None and (not waiting or time.monotonic() > deadline):
+            return
+        if not heard and leave_alone:
+            return
+        takers = [1] if waiting and listening else []
+        readable, writable, _ = select.select([0] if heard else [], takers, [], POLL_S)
+        if readable:
+            heard = _pass_on(folder)
+        if writable:
+            waiting, listening = _write(waiting)
+            deadline = deadline and time.monotonic() + PATIENCE_S
+        if not listening:
+            waiting = b""
 
 
 def _pass_on(folder: Path) -> bool:

@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+CHUNK_BYTES = 1 << 20
+MOST_KEPT_BYTES = 16 << 20
+_PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01  # FALLOC_FL_* of linux/falloc.h
 
 
 class Tail:
     """New lines of a growing file; a last line without its end waits until it has one, or until `rest`.
 
-    A file that its writer has put aside as `NAME.1`, to begin a new one, is read to its end first.
+    A file that its writer has put aside as `NAME.1`, to begin a new one, is read to its end first. Of what was read no
+    more than `most_kept_bytes` stay on the disk, where the file system can free a file's start: not on NFS before 4.2.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, most_kept_bytes: int = MOST_KEPT_BYTES) -> None:
         self._path = path
-        self._offset = 0
+        self._offset = self._freed = 0
+        self._most_kept_bytes = most_kept_bytes
         self._inode: int | None = None
         self._rest = b""
 
     def lines(self) -> Iterator[str]:
         """Whole lines that have come since the last time; none of a file that is not there yet."""
         with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
-            inode = os.fstat(file.fileno()).st_ino
-            data = self._put_aside() if self._inode not in (None, inode) else b""
-            self._inode = inode
+            found = os.fstat(file.fileno())
+            if self._inode not in (None, found.st_ino):
+                yield from self._split(self._put_aside())
+            self._inode = found.st_ino
             file.seek(self._offset)
-            new = file.read()
-            self._offset += len(new)
-            *whole, self._rest = (self._rest + data + new).split(b"\n")
-            for line in whole:
-                yield line.decode(errors="replace")
+            while self._offset < found.st_size:
+                new = file.read(min(CHUNK_BYTES, found.st_size - self._offset))
+                self._offset += len(new)
+                yield from self._split(new)
+            if self._offset - self._freed > self._most_kept_bytes:
+                self._free()
 
     def rest(self) -> Iterator[str]:
         """The same, and a last line that has no end."""
@@ -40,10 +49,25 @@ class Tail:
             yield self._rest.decode(errors="replace")
             self._rest = b""
 
+    def _split(self, new: bytes) -> Iterator[str]:
+        """The whole lines; one that is longer than a chunk comes in parts."""
+        *whole, self._rest = (self._rest + new).split(b"\n")
+        if len(self._rest) > CHUNK_BYTES:
+            whole, self._rest = [*whole, self._rest], b""
+        for line in whole:
+            yield line.decode(errors="replace")
+
     def _put_aside(self) -> bytes:
         """What had not been read of the file before this one, which is read from its start."""
-        offset, self._offset = self._offset, 0
+        offset, self._offset, self._freed = self._offset, 0, 0
         with contextlib.suppress(FileNotFoundError), open(f"{self._path}.1", "rb") as file:
             file.seek(offset)
             return file.read()
         return b""
+
+    def _free(self) -> None:
+        """Give back the room of what was read; its writer goes on at the end."""
+        self._freed = self._offset
+        with contextlib.suppress(OSError), open(self._path, "r+b") as file:
+            start, length = ctypes.c_int64(0), ctypes.c_int64(self._offset)
+            ctypes.CDLL(None).fallocate(file.fileno(), _PUNCH_HOLE_KEEP_SIZE, start, length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import os
 import re
 import time
@@ -13,9 +14,10 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from holmes_core.records.regular_file import check_regular
-from launcher.journal.rank_log import part_before
-from launcher.journal.run_events import LogLine, RunEvent, from_line
+from launcher.journal.bounded_log import part_before
+from launcher.journal.run_events import LogLine, RunEvent, WrittenEvent, from_line
 from launcher.journal.run_folder import EVENTS_FILE, LOGS, PLAN_FILE, read_run
+from launcher.journal.step_file import METRICS_FILE
 
 POLL_S = 0.2
 LINE_CHARACTERS = 1 << 20
@@ -26,9 +28,13 @@ _NAME = re.compile(r".+-rank[0-9]{1,9}")
 class _Lines:
     """New whole lines of a growing file."""
 
-    def __init__(self, folder: Path, path: Path, from_end: bool) -> None:
-        """Raises HolmesError for what is no file of the run folder."""
-        self._folder, self._path, self._rest = folder, path, ""
+    def __init__(self, folder: Path, path: Path, from_end: bool = False, is_thinned: bool = False) -> None:
+        """`is_thinned`: a file put in its place is the same with fewer of the earlier lines, not the next part.
+
+        Raises HolmesError for what is no file of the run folder.
+        """
+        self._folder, self._path, self._is_thinned = folder, path, is_thinned
+        self._rest = self._last = ""
         self._open()
         if from_end:
             self._file.seek(0, 2)
@@ -44,7 +50,7 @@ class _Lines:
                 yield from self._read()
                 self._file.close()
                 self._open()
-                yield from self._read()
+                yield from self._unseen() if self._is_thinned and self._last else self._read()
 
     def _open(self) -> None:
         try:
@@ -55,12 +61,22 @@ class _Lines:
                 f"{self._path}: cannot be read: {error.strerror or error}", "give a folder that `holmes launch` wrote"
             ) from None
 
+    def _unseen(self) -> Iterator[str]:
+        """What stands behind the last line; that is there, as only earlier ones are thinned out."""
+        last, lines = self._last, self._read()
+        for line in lines:
+            if line == last:
+                break
+        yield from lines
+
     def _read(self) -> Iterator[str]:
         while chunk := self._file.read(LINE_CHARACTERS):
             *whole, self._rest = (self._rest + chunk).split("\n")
             if len(self._rest) > LINE_CHARACTERS:
                 whole, self._rest = [*whole, self._rest], ""
-            yield from whole
+            for line in whole:
+                self._last = line
+                yield line
 
 
 def log_lines(folder: Path, rank: int | None) -> Iterator[LogLine]:
@@ -68,7 +84,7 @@ def log_lines(folder: Path, rank: int | None) -> Iterator[LogLine]:
     for path in _logs(folder, rank):
         for part in (part_before(path), path):
             if part.exists():
-                for line in _Lines(folder, part, from_end=False).new():
+                for line in _Lines(folder, part).new():
                     yield _log_line(path, line)
 
 
@@ -78,7 +94,7 @@ def follow_logs(folder: Path, rank: int | None) -> Iterator[LogLine]:
     while True:
         over = read_run(folder).state != "running"
         for path in _logs(folder, rank):
-            lines = files.setdefault(path, _Lines(folder, path, from_end=False))
+            lines = files.setdefault(path, _Lines(folder, path))
             for line in lines.new():
                 yield _log_line(path, line)
         if over:
@@ -88,25 +104,32 @@ def follow_logs(folder: Path, rank: int | None) -> Iterator[LogLine]:
 
 def follow_events(folder: Path) -> Iterator[RunEvent]:
     """Every event so far, then events and log lines as they come, until the run has ended."""
-    events = _Lines(folder, folder / EVENTS_FILE, from_end=False)
+    before = part_before(folder / EVENTS_FILE)
+    files = [_Lines(folder, before)] if before.exists() else []
+    files += [_Lines(folder, folder / EVENTS_FILE), _Lines(folder, folder / METRICS_FILE, is_thinned=True)]
     logs = {path: _Lines(folder, path, from_end=True) for path in _logs(folder, None)}
     while True:
         over = read_run(folder).state != "running"
-        yield from _read_events(events, folder)
+        for each in heapq.merge(*(_read_events(lines, folder) for lines in files), key=lambda each: each.time_s):
+            yield each.event
+        files = files[-2:]
         for path in _logs(folder, None):
-            for line in logs.setdefault(path, _Lines(folder, path, from_end=False)).new():
+            for line in logs.setdefault(path, _Lines(folder, path)).new():
                 yield _log_line(path, line)
         if over:
             return
         time.sleep(POLL_S)
 
 
-def past_events(folder: Path) -> list[RunEvent]:
-    """Every event so far."""
-    return list(_read_events(_Lines(folder, folder / EVENTS_FILE, from_end=False), folder))
+def past_events(folder: Path) -> Iterator[RunEvent]:
+    """What happened so far beside steps, which `step_file` tells, as far back as it is kept."""
+    for part in (part_before(folder / EVENTS_FILE), folder / EVENTS_FILE):
+        if part.exists():
+            for written in _read_events(_Lines(folder, part), folder):
+                yield written.event
 
 
-def _read_events(lines: _Lines, folder: Path) -> Iterator[RunEvent]:
+def _read_events(lines: _Lines, folder: Path) -> Iterator[WrittenEvent]:
     for line in lines.new():
         try:
             yield from_line(line)

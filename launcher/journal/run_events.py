@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from holmes_core.records.plain_data import json_values
 from holmes_core.records.plan import Plan
@@ -75,11 +75,18 @@ def to_line(event: RunEvent) -> str:
     return json.dumps({"event": kind, "time_s": time.time(), **encode(type(event), event)})
 
 
-def from_line(line: str) -> RunEvent:
+class WrittenEvent(NamedTuple):
+    """An event, and the Unix time at which it was written."""
+
+    time_s: float
+    event: RunEvent
+
+
+def from_line(line: str) -> WrittenEvent:
     """The event `to_line` wrote. Raises ValueError for anything else."""
     data = json_values(line)
     if not isinstance(data, dict) or data.get("event") not in _KINDS:
         raise ValueError(f"not of {', '.join(_KINDS)}")
     fields = {name: value for name, value in data.items() if name not in ("event", "time_s")}
-    event: RunEvent = decode(_KINDS[data["event"]], fields, "")
-    return event
+    time_s = decode(float, data.get("time_s"), "time_s")
+    return WrittenEvent(time_s, decode(_KINDS[data["event"]], fields, ""))

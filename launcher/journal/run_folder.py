@@ -1,4 +1,4 @@
-"""The run folder on the controller: plan, record, metrics, events, and a log a rank."""
+"""The run folder on the controller: plan, record, steps, events, and a log a rank."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import TypeVar
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.record import FileRecord
 from holmes_core.records.record_file import private_opener, read_file, read_signed, write_atomically, write_signed
 from holmes_core.records.regular_file import MIB, read_regular
 from holmes_core.records.run import Run
-from holmes_runtime.config.strict_json import encode
-from launcher.journal.rank_log import RankLog
+from launcher.journal.bounded_log import BoundedLog
 from launcher.journal.run_events import LogLine, RunEvent, to_line
+from launcher.journal.step_file import StepFile
 from launcher.journal.step_metrics import StepMetrics
 
 F = TypeVar("F", bound=FileRecord)
@@ -26,7 +26,7 @@ RUN_FILE = "run.json"
 PLAN_FILE = "plan.json"
 INVENTORY_FILE = "inventory.json"
 EVENTS_FILE = "events.jsonl"
-METRICS_FILE = "metrics.jsonl"
+LOCK_FILE = "controller.lock"
 SEEN_FILE = "seen.json"
 PROFILE_FILE = "profile.json.gz"
 LOGS = "logs"
@@ -47,14 +47,14 @@ class RunFolder:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir(mode=0o700, exist_ok=True)
             (path / LOGS).mkdir(mode=0o700, exist_ok=True)
-            self._events = _open_to_append(path / EVENTS_FILE)
-            self._metrics = _open_to_append(path / METRICS_FILE)
+            self._lock = open(path / LOCK_FILE, "w", encoding="utf-8", opener=private_opener)  # noqa: SIM115
         except OSError as error:
             raise HolmesError(
                 f"{path}: cannot be made: {error.strerror}", "choose another folder with `--runs`"
             ) from None
         self._hold()
-        self._logs: dict[str, RankLog] = {}
+        self._events, self._steps = BoundedLog(path / EVENTS_FILE), StepFile(path)
+        self._logs: dict[str, BoundedLog] = {}
 
     @property
     def run_id(self) -> str:
@@ -71,15 +71,13 @@ class RunFolder:
         write_signed(self.path / name, record, private=True)
 
     def write_event(self, event: RunEvent) -> None:
-        """Append to events.jsonl, with the time; a step to metrics.jsonl too, a log line only to its rank's log."""
+        """Append a step to metrics.jsonl, a log line to its rank's log, and what else happens to events.jsonl."""
         if isinstance(event, LogLine):
             self._write_log(f"{event.host}-rank{event.rank}", event.line)
-            return
-        self._events.write(to_line(event) + "\n")
-        self._events.flush()
-        if isinstance(event, StepMetrics):
-            self._metrics.write(json.dumps({"time_s": time.time(), **encode(StepMetrics, event)}) + "\n")
-            self._metrics.flush()
+        elif isinstance(event, StepMetrics):
+            self._steps.write(event)
+        else:
+            self._events.write(to_line(event))
 
     def write_seen(self, attempt: int, seen: Mapping[int, int]) -> None:
         """Remember how many messages of each node are written down, for a controller that takes over."""
@@ -91,15 +89,16 @@ class RunFolder:
 
     def close(self) -> None:
         """Close all files."""
-        for file in (self._events, self._metrics):
-            file.close()
+        self._events.close()
+        self._steps.close()
         for log in self._logs.values():
             log.close()
+        self._lock.close()
 
     def _hold(self) -> None:
-        """Keep other controllers out until the files are closed or this process ends. Not every file system can."""
+        """Keep other controllers out until the lock is closed or this process ends. Not every file system can."""
         try:
-            fcntl.flock(self._events, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise HolmesError(
                 f"{self.path}: another process watches this run",
@@ -111,12 +110,8 @@ class RunFolder:
 
     def _write_log(self, name: str, line: str) -> None:
         if name not in self._logs:
-            self._logs[name] = RankLog(self.path / LOGS / f"{name}.log")
+            self._logs[name] = BoundedLog(self.path / LOGS / f"{name}.log")
         self._logs[name].write(line)
-
-
-def _open_to_append(path: Path) -> TextIO:
-    return open(path, "a", encoding="utf-8", opener=private_opener)
 
 
 def new_folder(runs: Path) -> RunFolder:

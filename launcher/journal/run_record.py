@@ -7,39 +7,52 @@ from pathlib import Path
 
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Run, Settings, State
-from launcher.journal.follow_folder import past_events
 from launcher.journal.prometheus import PrometheusFile
 from launcher.journal.run_events import Notice, RunEvent, View
 from launcher.journal.run_folder import RUN_FILE, RunFolder
 from launcher.journal.run_store import this_process
-from launcher.journal.step_metrics import StepMetrics, median_step_s, traffic_per_step
+from launcher.journal.step_file import read_steps
+from launcher.journal.step_metrics import StepMetrics, StepTotals, traffic_per_step
 
 
 class RunRecord:
-    """`steps` are all of the run by number, `attempt_steps` those of the last attempt."""
+    """`attempt_steps` are those of the last attempt, of which run.json tells speed and traffic."""
 
     def __init__(self, folder: RunFolder, view: View, settings: Settings, exports: Path | None = None) -> None:
         """`exports`: a folder for what Prometheus reads of the run."""
         self._folder, self._view, self._settings = folder, view, settings
         self._prometheus = PrometheusFile(exports, folder.run_id) if exports else None
         self._started_at_s = time.time()
-        self.steps: dict[int, StepMetrics] = {}
-        self.attempt_steps: list[StepMetrics] = []
+        self._first: StepMetrics | None = None
+        self._last: StepMetrics | None = None
+        self.attempt_steps = StepTotals()
+
+    @property
+    def steps_done(self) -> int:
+        """How many steps this run has done, each counted once however often attempts did it."""
+        return self._last.step - self._first.step + 1 if self._first and self._last else 0
 
     def remember(self, run: Run) -> None:
         """Go on with a run of another controller."""
         self._started_at_s = run.started_at_s
-        self.steps = {event.step: event for event in past_events(self._folder.path) if isinstance(event, StepMetrics)}
+        for step in read_steps(self._folder.path, most=2):
+            self._take_step(step)
 
     def take(self, event: RunEvent) -> None:
         """Write an event down, and show it."""
         self._folder.write_event(event)
         self._view.show(event)
         if isinstance(event, StepMetrics):
-            self.steps[event.step] = event
-            self.attempt_steps.append(event)
+            self._take_step(event)
+            self.attempt_steps.add(event)
             if self._prometheus:
                 self._prometheus.take_step(event)
+
+    def _take_step(self, step: StepMetrics) -> None:
+        if self._first is None or step.step <= self._first.step:
+            self._first = step
+        if self._last is None or step.step >= self._last.step:
+            self._last = step
 
     def say(self, text: str) -> None:
         """A notice."""
@@ -55,8 +68,8 @@ class RunRecord:
         not_ended: tuple[str, ...] = (),
     ) -> Run:
         """Replace run.json by the run as it stands, and return it. Speed and traffic are the last attempt's."""
-        steps, latest = [self.steps[step] for step in sorted(self.steps)], self.attempt_steps
-        seconds = median_step_s(latest) if latest else None
+        latest = self.attempt_steps
+        seconds = latest.median_step_s
         tokens = plan.job.global_batch_size * plan.job.model.seq_length
         run = Run(
             run_id=self._folder.run_id,
@@ -68,12 +81,12 @@ class RunRecord:
             started_at_s=self._started_at_s,
             ended_at_s=None if state == "running" else time.time(),
             exit_code=exit_code,
-            steps_done=len(steps),
-            first_loss=steps[0].loss if steps else None,
-            last_loss=steps[-1].loss if steps else None,
+            steps_done=self.steps_done,
+            first_loss=self._first.loss if self._first else None,
+            last_loss=self._last.loss if self._last else None,
             tokens_per_s=tokens / seconds if seconds else None,
             step_s=seconds,
-            traffic=traffic_per_step(latest, plan) if latest else (),
+            traffic=traffic_per_step(latest, plan) if latest.count else (),
             failures=failures,
             not_ended=not_ended,
         )

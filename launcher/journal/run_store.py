@@ -14,7 +14,8 @@ from holmes_core.errors import HolmesError
 from holmes_core.own_key import state_folder
 from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Controller, Run
-from launcher.journal.run_folder import METRICS_FILE, RUN_FILE, read_run
+from launcher.journal.run_folder import RUN_FILE, read_run
+from launcher.journal.step_file import METRICS_FILE
 
 LONGEST_LINE = 4 << 20  # bytes of a step's metrics, which hold one entry for each interface of each host
 Watched = Literal["watched", "elsewhere", "unwatched", "ended"]

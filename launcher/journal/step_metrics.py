@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -70,7 +71,8 @@ class StepCollector:
         by_rank[metrics.rank] = metrics
         if len(by_rank) < self._plan.world_size:
             return None
-        del self._waiting[metrics.step]
+        # A rank's steps come in order: an earlier one that still waits has lost messages, and never comes.
+        self._waiting = {step: ranks for step, ranks in self._waiting.items() if step > metrics.step}
         return self._merge([by_rank[rank] for rank in sorted(by_rank)])
 
     def _merge(self, ranks: Sequence[RankMetrics]) -> FinishedStep:
@@ -102,14 +104,40 @@ class StepCollector:
                 yield StepTraffic(self._plan.ranks[metrics.rank].host, netdev, moved.sent_bytes, moved.received_bytes)
 
 
-def settled(steps: Sequence[StepMetrics]) -> Sequence[StepMetrics]:
-    """The steps to judge speed by: all but the first, which sets up connections and caches, if there are others."""
-    return steps[1:] if len(steps) > 1 else steps
+class StepTotals:
+    """What the steps of an attempt come to, added up one by one: a run may have millions."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._seconds = array("d")
+        self._moved: dict[tuple[str, str], tuple[int, ByteCounters]] = {}
+
+    def add(self, step: StepMetrics) -> None:
+        """One more step."""
+        self.count += 1
+        self._seconds.append(step.step_s)
+        for port in step.interfaces:
+            known, moved = self._moved.get((port.host, port.netdev), (0, ByteCounters(0, 0)))
+            more = ByteCounters(port.sent_bytes, port.received_bytes)
+            self._moved[port.host, port.netdev] = known + 1, moved.plus(more)
+
+    @property
+    def median_step_s(self) -> float | None:
+        """Seconds a step; None without one."""
+        return median_s(self._seconds) if self.count else None
+
+    def mean_bytes(self, host: str, counters: Sequence[str]) -> ByteCounters | None:
+        """Bytes a step of some of a host's counters together; None unless each is known of every step."""
+        found = [self._moved.get((host, counter), (0, ByteCounters(0, 0))) for counter in counters]
+        if not found or any(known < self.count for known, _ in found):
+            return None
+        sent, received = sum(each.sent_bytes for _, each in found), sum(each.received_bytes for _, each in found)
+        return ByteCounters(sent // self.count, received // self.count)
 
 
-def median_step_s(steps: Sequence[StepMetrics]) -> float:
-    """Median seconds of the settled steps."""
-    return statistics.median(step.step_s for step in settled(steps))
+def median_s(steps_s: Sequence[float]) -> float:
+    """Median of the seconds of steps but the first, which sets up connections and caches, if there are others."""
+    return statistics.median(steps_s[1:] if len(steps_s) > 1 else steps_s)
 
 
 def by_interface(traffic: Iterable[InterfaceTraffic]) -> tuple[InterfaceTraffic, ...]:
@@ -131,7 +159,7 @@ def _added(one: InterfaceTraffic, other: InterfaceTraffic) -> InterfaceTraffic:
     )
 
 
-def traffic_per_step(steps: Sequence[StepMetrics], plan: Plan) -> tuple[MeasuredTraffic, ...]:
+def traffic_per_step(steps: StepTotals, plan: Plan) -> tuple[MeasuredTraffic, ...]:
     """Mean bytes a step moved over each interface the plan names, in the plan's order.
 
     Beside them those of the host's planned RDMA ports, where a group uses that interface's network by RDMA. Of all
@@ -142,8 +170,8 @@ def traffic_per_step(steps: Sequence[StepMetrics], plan: Plan) -> tuple[Measured
     result = []
     for expected in by_interface(plan.prediction.traffic):
         place = expected.host, expected.netdev
-        moved = _mean(steps, expected.host, (expected.netdev,))
-        rdma = _mean(steps, expected.host, ports[expected.host]) if place in by_rdma else None
+        moved = steps.mean_bytes(expected.host, (expected.netdev,))
+        rdma = steps.mean_bytes(expected.host, ports[expected.host]) if place in by_rdma else None
         result.append(
             MeasuredTraffic(
                 host=expected.host,
@@ -166,12 +194,3 @@ def rdma_interfaces(plan: Plan) -> frozenset[tuple[str, str]]:
         if group.net_name not in (None, "Socket")
         for rank, interface in zip(group.ranks, group.interfaces, strict=True)
     )
-
-
-def _mean(steps: Sequence[StepMetrics], host: str, counters: Sequence[str]) -> ByteCounters | None:
-    """Bytes a step of some of a host's counters together; None unless each is known of every step."""
-    found = [each for step in steps for each in step.interfaces if each.host == host and each.netdev in counters]
-    if not counters or len(found) < len(steps) * len(counters):
-        return None
-    sent, received = sum(each.sent_bytes for each in found), sum(each.received_bytes for each in found)
-    return ByteCounters(sent // len(steps), received // len(steps))

@@ -11,15 +11,25 @@ from dataclasses import dataclass
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.remote.connect import connect
 from holmes_core.remote.transport import Connection, Stream
-from holmes_runtime.config.messages import NO_FOLDER, AgentEnded, Command, Message, decode_message, encode
+from holmes_runtime.config.messages import (
+    NO_FOLDER,
+    AgentEnded,
+    Command,
+    Message,
+    NotKept,
+    decode_message,
+    encode,
+)
 from launcher.nodes.ship import ship
 from launcher.prepare.bundle import NodeBundle
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 
 HEARTBEAT_S = 2.0
 RECONNECT_S = 1.0
+PAUSE_S = 0.01
 REMOVE_TIMEOUT_S = 4.0
 END_TIMEOUT_S = 15.0
+MOST_HEARD = 10_000  # messages that wait here to be taken; more wait on the node
 MOST_SHOWN = 300  # characters of what cannot be read
 
 
@@ -177,7 +187,9 @@ class NodeLink:
             if isinstance(message, AgentEnded):
                 self.ended = True
                 return LinkClosed(0, "", agent_ended=True)
-            self._seen += 1
+            self._seen += message.messages if isinstance(message, NotKept) else 1
+            while self._heard.qsize() > MOST_HEARD and not self._closing.is_set():
+                time.sleep(PAUSE_S)
             self._tell(message, self._seen)
         exit_code, stderr = self._stream.wait()
         self.ended = exit_code == NO_FOLDER  # which the agent removed at its end

@@ -14,6 +14,7 @@ from holmes_runtime.config.messages import (
     Command,
     Exited,
     Message,
+    NotKept,
     RankFailed,
     RankFile,
     RankPosition,
@@ -196,6 +197,9 @@ class AttemptState:
             yield from self._set_state(node, "starting ranks")
         elif isinstance(message, RanksUp):
             yield from self._set_state(node, "ranks up")
+        elif isinstance(message, NotKept):
+            gone = f"{message.messages} messages, lines and steps, gave way to newer ones before they were taken"
+            yield Notice(f"host {node.host}: {gone}")
         elif isinstance(message, Stuck):
             yield Notice(f"host {node.host}: cannot be ended: {', '.join(message.processes)}")
         elif isinstance(message, Exited):

@@ -9,7 +9,6 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Settings
 from holmes_runtime.config.verdicts import AllHostsSlow, HostIsSlow, LinkIsSlow, SlowPart, Verdict
-from launcher.journal.step_metrics import StepMetrics, median_step_s
 from launcher.supervise.lost_hosts import LostHosts
 
 LEAST_GAIN = 1.1  # a restart costs some steps
@@ -65,8 +64,8 @@ class Replanning:
             self._say(f"restart {self._restarts} of {self._settings.restarts} on the same hosts")
         return plan
 
-    def take_verdicts(self, verdicts: Sequence[Verdict], steps: Sequence[StepMetrics]) -> None:
-        """Show what a plan that knows what is slow gains over `steps`; go on with it where that is asked for."""
+    def take_verdicts(self, verdicts: Sequence[Verdict], step_s: float | None) -> None:
+        """Show what a plan that knows what is slow gains over steps of `step_s`; go on with it where asked to."""
         for verdict in verdicts:
             self._say(verdict.sentence)
         if any(isinstance(verdict, AllHostsSlow) for verdict in verdicts):
@@ -75,7 +74,7 @@ class Replanning:
             if not isinstance(part, HostIsSlow | LinkIsSlow):
                 continue  # the ranks themselves have done something about it
             if self.next_plan is None:
-                plan = self._after(part, steps)
+                plan = self._after(part, step_s)
                 if self._settings.replan_when_slow and self._saves:
                     self._go_on_with(plan)
 
@@ -94,13 +93,13 @@ class Replanning:
         gone = self._lost.names
         return self._plan(f"without {', '.join(gone)}", lambda planner: planner.without(self._first_plan, gone))
 
-    def _after(self, verdict: SlowPart, steps: Sequence[StepMetrics]) -> Plan | None:
+    def _after(self, verdict: SlowPart, step_s: float | None) -> Plan | None:
         """A plan that knows what is slow, where it gains more than it costs to start again."""
         gone, why = self._lost.names, f"after that ({verdict.sentence})"
         plan = self._plan(why, lambda planner: planner.after(self._first_plan, verdict, gone))
-        if plan is None or not steps:
+        if plan is None or step_s is None:
             return None
-        gain = median_step_s(steps) / plan.prediction.step_s
+        gain = step_s / plan.prediction.step_s
         self._say(f"that plan would be {gain:.2f}x as fast as the present one")
         return plan if gain > LEAST_GAIN else None
 

@@ -24,8 +24,27 @@ def screenshot(page: Path) -> Path:
     return shot
 
 
-def _browse(page: Path, what: str) -> str:
+_HIDDEN = """<script>
+document.querySelectorAll("details").forEach(part => part.open = true);
+const wide = [...document.body.querySelectorAll("*")].filter(part => {
+  const box = part.getBoundingClientRect();
+  return box.width && !part.closest(".scroll") && (box.right > innerWidth + 1 || box.left < -1);
+});
+const words = wide.slice(0, 5).map(part => part.outerHTML.slice(0, 80)).join("; ");
+document.documentElement.innerHTML = "HIDDEN(" + words + ")";
+</script>"""
+
+
+def hidden_parts(page: Path, width: int) -> str:
+    """What reaches over the edges of a window that wide (pixels), with all details open; nothing if all is seen."""
+    copy = page.with_name(f"{page.stem}-{width}.html")
+    copy.write_text(page.read_text(encoding="utf-8").replace("</body>", f"{_HIDDEN}</body>"), encoding="utf-8")
+    shown = _browse(copy, "--dump-dom", f"--window-size={width},900")
+    return shown.partition("HIDDEN(")[2].rpartition(")")[0]
+
+
+def _browse(page: Path, *what: str) -> str:
     assert BROWSER is not None
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={page.with_suffix('.profile')}"]
-    command = [BROWSER, *options, what, page.as_uri()]
+    command = [BROWSER, *options, *what, page.as_uri()]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=90).stdout

@@ -9,10 +9,11 @@ import pytest
 
 from holmes_cli.pages.inventory_page import draw_inventory, inventory_page
 from holmes_cli.screen.show_inventory import show_inventory
-from holmes_core.records.inventory import Finding, Inventory
+from holmes_core.records.access import Access
+from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network, Severity
 from holmes_core.records.link import Trunk
 from prober.clusters import find_clusters, find_shared_network
-from tests.cli.browser import NEEDS_BROWSER, dumped, screenshot
+from tests.cli.browser import NEEDS_BROWSER, dumped, hidden_parts, screenshot
 from tests.prober.test_clusters import ib, roce
 
 
@@ -50,7 +51,7 @@ def test_without_trunks_there_is_no_table_of_them(capsys: pytest.CaptureFixture[
 
 def test_every_host_and_port_is_drawn_inside_its_cluster() -> None:
     picture = draw_inventory(inventory())
-    boxes = {role: [box for box in picture.boxes if box.role == role] for role in ("cluster", "host", "nic")}
+    boxes = {role: [box for box in picture.boxes if box.role.split()[0] == role] for role in ("cluster", "host", "nic")}
     assert [len(boxes[role]) for role in ("cluster", "host", "nic")] == [2, 4, 4]
     for inner, outer in (("host", "cluster"), ("nic", "host")):
         for box in boxes[inner]:
@@ -67,6 +68,63 @@ def test_large_cluster_wraps_into_rows() -> None:
     assert picture.width < 1400
 
 
+def large_inventory(num_hosts: int) -> Inventory:
+    """Two clusters alike, of which some hosts are sick, and one that was not reached."""
+    half = num_hosts // 2
+    hosts = tuple(
+        (ib if number < half else roce)(f"{'ab'[number >= half]}{1 + number % half:03}", 1 + number)
+        for number in range(num_hosts)
+    )
+    names = [host.name for host in hosts]
+    fabrics = (
+        Network(name="ib-1", kind="InfiniBand", subnet=None, ports=()),
+        Network(name="roce-1", kind="RoCE", subnet=None, ports=()),
+    )
+    clusters = tuple(
+        Cluster(name=fabric.name, hosts=tuple(part), fabric=fabric)
+        for fabric, part in zip(fabrics, (names[:half], names[half:]), strict=True)
+    )
+    gone = Host(name="c001", access=Access(), reachable=False)
+    words: tuple[tuple[str, Severity, list[str], str], ...] = (
+        ("SSH-UNREACHABLE", "F", ["c001"], "connection refused"),
+        ("NIC-PORT-DOWN", "F", [names[1]], "mlx5_3:1 is Down"),
+        ("GPU-CLOCKS-LOW", "W", names[half : half + num_hosts // 4], "clocks at 1200 MHz"),
+        ("OS-HUGEPAGES-NONE", "I", names, "0 huge pages"),
+    )
+    findings = tuple(
+        Finding(rule=rule, severity=severity, hosts=tuple(whom), evidence=what, effect="slower", remedy="mend it")
+        for rule, severity, whom, what in words
+    )
+    return Inventory(hosts=(*hosts, gone), clusters=clusters, shared=None, findings=findings)
+
+
+@pytest.mark.parametrize("num_hosts", [4, 64, 512])
+def test_page_of_any_size_has_findings_first_and_marks_and_names_the_sick(num_hosts: int) -> None:
+    fleet = large_inventory(num_hosts)
+    page = inventory_page(fleet)
+    assert page.index("NIC-PORT-DOWN") < page.index("<svg") < page.index('id="hosts"')
+    sick = {name for finding in fleet.findings if finding.severity != "I" for name in finding.hosts}
+    findings = page[: page.index("<svg")]
+    assert all(name in findings for name in sick)
+    drawn = re.findall(r'<g class="host( [FW])?"><title>([^<]*)</title>', page)
+    for name in sick:
+        assert [role.strip() for role, tip in drawn if name in tip] == ["W" if name[0] == "b" else "F"]
+    assert sum(1 + tip.count("equal") for _, tip in drawn) <= 32
+    picture = draw_inventory(fleet)
+    assert picture.height < 700
+    assert all(len(box.label) <= 20 for box in picture.boxes if box.role.startswith("host"))
+
+
+@pytest.mark.process
+@NEEDS_BROWSER
+@pytest.mark.parametrize("num_hosts", [4, 64, 512])
+@pytest.mark.parametrize("width", [500, 1000, 1600])
+def test_browser_shows_all_of_the_page_at_any_width(tmp_path: Path, num_hosts: int, width: int) -> None:
+    path = tmp_path / "inventory.html"
+    path.write_text(inventory_page(large_inventory(num_hosts)), encoding="utf-8")
+    assert hidden_parts(path, width) == ""
+
+
 @pytest.mark.process
 @NEEDS_BROWSER
 def test_browser_draws_the_picture(tmp_path: Path) -> None:
@@ -74,5 +132,5 @@ def test_browser_draws_the_picture(tmp_path: Path) -> None:
     page.write_text(inventory_page(inventory()), encoding="utf-8")
     elements = dumped(page)
     assert screenshot(page).stat().st_size > 5000
-    assert elements.count('<g class="host">') == 4
+    assert elements.count('<g class="host') == 4
     assert elements.count("<tr><td>") >= 4

@@ -73,6 +73,17 @@ def test_detached_run_is_listed_shown_and_stopped_from_another_folder(tmp_path: 
     assert nothing_is_left(tmp_path)
 
 
+def test_page_follows_a_run_until_it_has_ended(tmp_path: Path, detached: str) -> None:
+    words = [sys.executable, "-m", "holmes_cli", "status", detached, "--html", "page.html", "--follow"]
+    following = subprocess.Popen(words, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.DEVNULL)
+    page = tmp_path / "page.html"
+    assert eventually(lambda: page.exists() and "refresh" in page.read_text(encoding="utf-8"))
+    assert holmes(tmp_path, "stop", detached).returncode == 0
+    assert following.wait(timeout=120) == 0
+    assert "refresh" not in page.read_text(encoding="utf-8")
+    assert "stopped" in page.read_text(encoding="utf-8")
+
+
 def test_detached_run_outlives_its_controller_and_is_watched_again(tmp_path: Path, detached: str) -> None:
     kill_controller(tmp_path)
     before = steps_done(tmp_path)
@@ -146,7 +157,7 @@ def test_events_as_json_and_the_file_for_prometheus_tell_the_whole_run(
     assert re.search(r'^holmes_run_state\{run="[\w-]+",state="done"\} 1$', exported, re.MULTILINE)
     assert re.search(r'^holmes_run_steps_done\{run="[\w-]+"\} 4$', exported, re.MULTILINE)
     assert holmes(tmp_path, "status", str(run_folder(tmp_path)), "--html", "page.html").returncode == 0
-    assert (tmp_path / "page.html").read_text(encoding="utf-8").count('class="curve"') >= 3
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").count('<polyline class="curve') >= 3
 
 
 def test_variables_and_secrets_reach_the_ranks_and_no_output(tmp_path: Path) -> None:

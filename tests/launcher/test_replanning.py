@@ -11,7 +11,6 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Settings
 from holmes_runtime.config.codec import EdgeSettings
 from holmes_runtime.config.verdicts import AllHostsSlow, EdgeAdapted, HostIsSlow, LinkIsSlow, SlowPart, Verdict
-from launcher.journal.step_metrics import StepMetrics
 from launcher.supervise.lost_hosts import LostHosts
 from launcher.supervise.replanning import Replanning, next_step
 from tests.launcher.plans import cpu_plan
@@ -63,13 +62,8 @@ class Run:
 
     def judged(self, *verdicts: Verdict, times_planned_s: float = 2.0) -> Plan | None:
         """The plan to go on with after steps that took that many times as long as planned."""
-        steps = [step(times_planned_s * self.plan.prediction.step_s)]
-        self.decides.take_verdicts(verdicts, steps)
+        self.decides.take_verdicts(verdicts, times_planned_s * self.plan.prediction.step_s)
         return self.decides.next_plan
-
-
-def step(step_s: float) -> StepMetrics:
-    return StepMetrics(0, 5.0, None, 1.0, 1e-3, step_s, 0.0, 0.0, 1.0, 1.0, 0.0, 1, (), ())
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.run import Run, Settings
-from launcher.journal.run_folder import METRICS_FILE, RunFolder
+from launcher.journal.run_folder import RunFolder
 from launcher.journal.run_store import StoredRun
+from launcher.journal.step_file import METRICS_FILE
 
 RUN = Run(run_id="r", plan_digest="sha256:0", state="running", settings=Settings(), attempt=0, started_at_s=0.0)
 

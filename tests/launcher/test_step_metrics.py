@@ -13,6 +13,7 @@ from holmes_runtime.config.verdicts import HostIsSlow
 from launcher.journal.step_metrics import (
     StepCollector,
     StepMetrics,
+    StepTotals,
     StepTraffic,
     by_interface,
     rdma_interfaces,
@@ -120,9 +121,28 @@ def test_bytes_a_step_are_the_mean_of_all_steps_since_gathered_weights_travel_in
     step = finished.metrics
     steps = [replace(step, interfaces=(StepTraffic(port.host, port.netdev, sent, sent),)) for sent in (50, 100, 150)]
 
-    seen = traffic_per_step(steps, plan)
+    seen = traffic_per_step(total(steps), plan)
 
     assert [one.sent_bytes for one in seen if (one.host, one.netdev) == (port.host, port.netdev)] == [100]
+
+
+def total(steps: list[StepMetrics]) -> StepTotals:
+    totals = StepTotals()
+    for step in steps:
+        totals.add(step)
+    return totals
+
+
+def test_a_step_that_lost_a_rank_s_metrics_is_given_up_once_a_later_one_is_whole() -> None:
+    plan = cpu_plan()
+    collector = StepCollector(plan)
+    for number in range(1000):
+        for rank in range(1, plan.world_size):
+            assert collector.add(report(plan, rank, step_s=1.0)._replace(step=number)) is None
+    finished = [collector.add(report(plan, rank, 1.0)._replace(step=1000)) for rank in range(plan.world_size)][-1]
+    assert finished is not None
+    assert finished.metrics.step == 1000
+    assert collector.add(report(plan, 0, step_s=1.0)._replace(step=999)) is None  # of which nothing is held any more
 
 
 def rdma_steps(plan: Plan, **dropped: int) -> list[StepMetrics]:
@@ -150,7 +170,7 @@ def test_rdma_is_counted_by_the_ports_that_the_interface_does_not_count() -> Non
     assert rdma
     ports = {node.host: len(planned_rdma_ports(node)) for node in plan.nodes}
 
-    seen = traffic_per_step(rdma_steps(plan), plan)
+    seen = traffic_per_step(total(rdma_steps(plan)), plan)
 
     assert {(each.host, each.netdev) for each in seen} >= rdma
     for each in seen:
@@ -163,7 +183,7 @@ def test_a_counter_that_is_missing_in_one_step_is_not_known_and_not_less() -> No
     plan = gpu_plan(hosts=(2, 2), gpus_per_host=1)
     port = planned_rdma_ports(plan.nodes[0])[0]
 
-    seen = traffic_per_step(rdma_steps(plan, **{port.replace(":", "_"): 1}), plan)
+    seen = traffic_per_step(total(rdma_steps(plan, **{port.replace(":", "_"): 1})), plan)
 
     rdma = rdma_interfaces(plan)
     without = {each.host for each in seen if (each.host, each.netdev) in rdma and each.rdma_sent_bytes is None}
@@ -176,5 +196,5 @@ def test_an_interface_without_a_counter_is_not_known_and_not_zero() -> None:
     collector = StepCollector(plan)
     finished = [collector.add(report(plan, rank, step_s=1.0)) for rank in range(plan.world_size)][-1]
     assert finished is not None
-    seen = traffic_per_step([replace(finished.metrics, interfaces=())], plan)
+    seen = traffic_per_step(total([replace(finished.metrics, interfaces=())]), plan)
     assert {each.sent_bytes for each in seen} == {None}

@@ -1,4 +1,4 @@
-"""What a rank printed, as a file that does not grow without bound: its newest part, and the part before that."""
+"""Lines as a file that does not grow without bound: its newest part, and the part before that."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def part_before(log: Path) -> Path:
     return log.with_name(f"{log.name}.1")
 
 
-class RankLog:
+class BoundedLog:
     """Appends lines, each flushed. When the newest part is full it becomes the part before, whose place it takes."""
 
     def __init__(self, path: Path, part_bytes: int = PART_BYTES) -> None:

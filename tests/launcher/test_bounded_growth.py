@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from holmes_core.errors import HolmesError
 from holmes_core.records.run import Run
 from holmes_runtime.metrics import MetricsFile
 from holmes_runtime.node.tail import Tail
+from launcher.journal.bounded_log import BoundedLog, part_before
 from launcher.journal.follow_folder import follow_events, log_lines
-from launcher.journal.rank_log import RankLog, part_before
-from launcher.journal.run_events import Notice, to_line
-from launcher.journal.run_folder import EVENTS_FILE, METRICS_FILE, RUN_FILE, RunFolder
+from launcher.journal.run_events import Notice, RunEvent, to_line
+from launcher.journal.run_folder import EVENTS_FILE, RUN_FILE, RunFolder
+from launcher.journal.step_file import METRICS_FILE, StepFile, read_steps
+from launcher.journal.step_metrics import StepMetrics
 from tests.cli.screens import bed_plan, step
 from tests.launcher.plans import cpu_plan
 from tests.launcher.test_step_metrics import report
@@ -20,11 +26,11 @@ from tests.launcher.test_step_metrics import report
 def test_a_log_keeps_its_newest_part_and_the_one_before(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     path = tmp_path / "logs" / "a1-rank0.log"
-    log = RankLog(path, part_bytes=100)
+    log = BoundedLog(path, part_bytes=100)
     for number in range(100):
         log.write(f"line {number:04}")
     log.close()
-    log = RankLog(path, part_bytes=100)
+    log = BoundedLog(path, part_bytes=100)
     log.write("line 0100")
     log.close()
     assert path.stat().st_size <= 100
@@ -37,7 +43,8 @@ def test_a_log_keeps_its_newest_part_and_the_one_before(tmp_path: Path) -> None:
 def test_who_follows_a_file_reads_the_part_before_to_its_end(tmp_path: Path) -> None:
     run = Run(run_id="r", plan_digest="", state="running", started_at_s=0.0)
     (tmp_path / RUN_FILE).write_text(run.to_json(), encoding="utf-8")
-    log, following, seen = RankLog(tmp_path / EVENTS_FILE, part_bytes=300), follow_events(tmp_path), []
+    StepFile(tmp_path).close()
+    log, following, seen = BoundedLog(tmp_path / EVENTS_FILE, part_bytes=300), follow_events(tmp_path), []
     for number in range(0, 60, 3):
         for each in range(number, number + 3):
             log.write(to_line(Notice(str(each))))
@@ -45,6 +52,33 @@ def test_who_follows_a_file_reads_the_part_before_to_its_end(tmp_path: Path) -> 
     log.close()
     assert part_before(tmp_path / EVENTS_FILE).exists()
     assert seen == [Notice(str(number)) for number in range(60)]
+
+
+def test_steps_take_bounded_room_show_the_whole_course_and_who_follows_sees_each_once(tmp_path: Path) -> None:
+    run = Run(run_id="r", plan_digest="", state="running", started_at_s=0.0)
+    (tmp_path / RUN_FILE).write_text(run.to_json(), encoding="utf-8")
+    (tmp_path / EVENTS_FILE).touch()
+    steps, following, plan = StepFile(tmp_path, most_bytes=20_000), follow_events(tmp_path), bed_plan()
+    seen: list[RunEvent] = []
+    for number in range(1000):
+        loss = 2.0 if number % 10 == 9 else None  # those that are evaluated
+        steps.write(replace(step(number, plan), eval_loss=loss))
+        if number % 7 == 0:
+            seen += [next(following) for _ in range(number + 1 - len(seen))]
+    steps.close()
+    assert [each.step for each in seen if isinstance(each, StepMetrics)] == list(range(995))
+    assert (tmp_path / METRICS_FILE).stat().st_size <= 20_000
+    kept = read_steps(tmp_path, most=1000)
+    assert (kept[0].step, kept[-1].step) == (0, 999)
+    assert [each.step for each in kept[-10:]] == list(range(990, 1000))
+    assert any(each.step < 500 and each.eval_loss is not None for each in kept)
+    assert len(read_steps(tmp_path, most=5)) == 5
+
+
+def test_a_file_that_holds_no_steps_is_refused(tmp_path: Path) -> None:
+    (tmp_path / METRICS_FILE).write_text("junk\n", encoding="utf-8")
+    with pytest.raises(HolmesError, match=r"metrics\.jsonl: no steps: "):
+        read_steps(tmp_path, most=2)
 
 
 def test_ranks_put_their_metrics_aside_and_the_agent_reads_all_of_them(tmp_path: Path) -> None:

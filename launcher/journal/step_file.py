@@ -1,0 +1,81 @@
+"""metrics.jsonl: a step a line. Of a long run the earlier steps are thinned out, so that it shows the whole course."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from holmes_core.errors import HolmesError
+from holmes_core.records.record_file import private_opener
+from holmes_core.records.regular_file import MIB, read_regular
+from launcher.journal.run_events import from_line, to_line
+from launcher.journal.step_metrics import StepMetrics
+
+METRICS_FILE = "metrics.jsonl"
+MOST_BYTES = 32 * MIB  # read in seconds, and 20,000 steps of 4 hosts
+_NOT_EVALUATED = '"eval_loss": null'
+
+
+class StepFile:
+    """Appends steps, each flushed. When it holds `most_bytes`, every other step of its first half is dropped."""
+
+    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
+        self._path, self._most_bytes = folder / METRICS_FILE, most_bytes
+        self._open()
+
+    def write(self, step: StepMetrics) -> None:
+        """Append a step, with the time."""
+        self._file.write(to_line(step) + "\n")
+        self._file.flush()
+        if self._file.tell() > self._most_bytes:
+            with contextlib.suppress(OSError):  # a full disk: another time
+                self._thin_out()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _open(self) -> None:
+        self._file = open(self._path, "a", encoding="utf-8", opener=private_opener)  # noqa: SIM115
+
+    def _thin_out(self) -> None:
+        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+        half = len(lines) // 2
+        temporary = self._path.with_suffix(".partial")
+        with open(temporary, "w", encoding="utf-8", opener=private_opener) as file:
+            file.writelines(_every_other(lines[:half]))
+            file.writelines(lines[half:])
+        temporary.replace(self._path)
+        self._file.close()
+        self._open()
+
+
+def _every_other(lines: Iterable[str]) -> Iterator[str]:
+    """Of steps that were evaluated too, which may be every tenth."""
+    counts = {True: 0, False: 0}
+    for line in lines:
+        is_evaluated = _NOT_EVALUATED not in line
+        if counts[is_evaluated] % 2 == 0:
+            yield line
+        counts[is_evaluated] += 1
+
+
+def read_steps(folder: Path, most: int) -> list[StepMetrics]:
+    """Steps of a run in order, at most `most`, evenly spaced, the first and the last among them. Raises HolmesError."""
+    path = folder / METRICS_FILE
+    try:
+        if not path.exists():
+            return []
+        *lines, _ = read_regular(path, 2 * MOST_BYTES, inside=folder).split(b"\n")
+        last = len(lines) - 1
+        chosen = range(len(lines)) if last < most else sorted({last * index // (most - 1) for index in range(most)})
+        found = [from_line(lines[index].decode("utf-8")).event for index in chosen]
+    except OSError as error:
+        why = error.strerror or os.strerror(error.errno or 0)
+        raise HolmesError(f"{path}: cannot be read: {why}", "give a folder that `holmes launch` wrote") from None
+    except ValueError as error:
+        raise HolmesError(f"{path}: no steps: {str(error)[:200]}", "give a folder that `holmes launch` wrote") from None
+    steps = {step.step: step for step in found if isinstance(step, StepMetrics)}
+    return [steps[number] for number in sorted(steps)]

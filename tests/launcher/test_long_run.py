@@ -1,0 +1,102 @@
+"""A run of 10,000 steps whose ranks print 20,000 lines each: what it leaves on nodes and here, and who reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holmes_core.records.record_file import write_signed
+from holmes_core.records.run import Settings
+from holmes_runtime.config.messages import Exited, Message, RankPrinted, decode_message
+from holmes_runtime.config.rank_metrics import ByteCounters
+from holmes_runtime.node.mailbox import MessageFile, MessageReader
+from launcher.journal.run_events import RunEvent, Silent
+from launcher.journal.run_folder import PLAN_FILE, RunFolder
+from launcher.journal.run_record import RunRecord
+from launcher.journal.step_metrics import FinishedStep
+from launcher.nodes.node_link import Heard
+from launcher.supervise.attempt_state import AttemptState
+from tests.launcher.plans import cpu_plan
+from tests.launcher.test_step_metrics import report
+
+STEPS, LINES, MIB = 10_000, 20_000, 1 << 20
+PORTS = {name: ByteCounters(123_456_789, 123_456_789) for name in ("lo", "eth0", "eth1")}
+
+
+@pytest.mark.slow
+def test_a_long_chatty_run_is_done_in_bounded_memory_and_room_and_is_read_at_once(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", __name__, str(tmp_path)], capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert told["memory_bytes"] < 300 * MIB
+    assert max(told["node_bytes"]) < 66 * MIB
+    assert told["run_bytes"] < (32 + 4) * MIB
+    for words in (("status", "run"), ("status", "run", "--json"), ("logs", "run", "--rank", "3"), ("attach", "run")):
+        seen = _holmes(tmp_path, *words)
+        assert seen["exit_code"] == 0
+        assert seen["memory_bytes"] < 300 * MIB
+        assert seen["lines"] >= {"logs": LINES, "attach": STEPS}.get(words[0], 1)
+
+
+def _holmes(folder: Path, *words: str) -> dict[str, int]:
+    """The command's exit code, lines of output, and most memory."""
+    with open(folder / "out", "w+", encoding="utf-8") as out:
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-m", "holmes_cli", *words[:1], str(folder / words[1]), *words[2:]],
+            {**os.environ, "HOME": str(folder), "XDG_STATE_HOME": str(folder / "state")},
+            file_actions=[(os.POSIX_SPAWN_DUP2, out.fileno(), 1), (os.POSIX_SPAWN_DUP2, out.fileno(), 2)],
+        )
+        _, status, used = os.wait4(pid, 0)
+        out.seek(0)
+        lines = sum(1 for _ in out)
+    return {"exit_code": os.waitstatus_to_exitcode(status), "lines": lines, "memory_bytes": used.ru_maxrss * 1024}
+
+
+def simulate(folder: Path) -> dict[str, object]:
+    """Four nodes of a rank each as their agents and the controller write them down; what that took."""
+    plan = cpu_plan(steps=STEPS)
+    nodes = [folder / node.host for node in plan.nodes]
+    for node in nodes:
+        node.mkdir()
+    files, readers = [MessageFile(node) for node in nodes], [MessageReader(node, 0) for node in nodes]
+    run = RunFolder(folder / "run")
+    write_signed(run.path / PLAN_FILE, plan)
+    record, state = RunRecord(run, Silent(), Settings()), AttemptState(plan, False, 0.0, 0.0)
+    record.write(plan, 0, "running")
+
+    def tell(rank: int, message: Message) -> None:
+        files[rank].report(message)
+        for line in readers[rank].read(MIB).decode().splitlines():
+            number = state.seen.get(rank, 0) + 1
+            for effect in state.take(Heard(rank, decode_message(line), 0.0, number), 0.0):
+                event = effect.metrics if isinstance(effect, FinishedStep) else effect
+                assert isinstance(event, RunEvent)
+                record.take(event)
+
+    for step in range(STEPS):
+        for rank in range(plan.world_size):
+            for number in range(LINES // STEPS):
+                tell(rank, RankPrinted(0, f"rank {rank}: line {number} of step {step}: {'=' * 60}"))
+            tell(rank, report(plan, rank, step_s=1.0)._replace(step=step, interfaces=PORTS))
+    for rank in range(plan.world_size):
+        tell(rank, Exited(0))
+    ended = record.write(plan, 0, "done", exit_code=0)
+    run.close()
+    assert ended.steps_done == STEPS
+    logs = sum(path.stat().st_size for path in (run.path / "logs").iterdir())
+    return {
+        "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "node_bytes": [sum(path.stat().st_size for path in node.iterdir()) for node in nodes],
+        "log_bytes": logs,
+        "run_bytes": sum(path.stat().st_size for path in run.path.rglob("*") if path.is_file()) - logs,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(simulate(Path(sys.argv[1]))))
