@@ -70,7 +70,11 @@ class Tunnel:
         address = self._addresses[self._node_rank]
         written = {"interface": self._interface, "index": None, "address": address, "folder": str(self._folder)}
         _write(self._record, json.dumps(written))
-        self._make_interface()
+        try:
+            self._make_interface()
+        except TunnelRefused:
+            os.ftruncate(self._record, 0)  # one of that name, if there is any by now, is somebody else's
+            raise
         index = _interfaces().get(self._interface)
         if index is None:
             raise TunnelRefused(f"{self._interface} was made, and is not there", "see whether something removes it")

@@ -152,14 +152,37 @@ def test_a_host_without_the_tools_refuses_the_launch_and_nothing_is_left(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_tunnel_that_all_who_knew_of_it_left_behind_is_removed_by_the_next_run(
-    site: Site, bed: Bed, plans: dict[str, Path], tmp_path: Path
-) -> None:
-    long = plan_of(site, "wireguard", {**JOB, "steps": 100_000}, "long")
-    command = site.command("launch", str(long), "--runs", str(tmp_path / "killed"))
+@pytest.fixture(scope="module")
+def long(site: Site) -> Path:
+    """The plan of a job that does not end by itself."""
+    return plan_of(site, "wireguard", {**JOB, "steps": 100_000}, "long")
+
+
+def stepping(site: Site, plan: Path, runs: Path) -> subprocess.Popen[str]:
+    """A launch whose ranks train."""
+    command = site.command("launch", str(plan), "--runs", str(runs))
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     assert any(line.startswith("step 2/") for line in process.stderr)
+    return process
+
+
+@pytest.mark.parametrize("survivor", ["relay", "controller"])
+def test_a_killed_agent_leaves_no_tunnel(site: Site, bed: Bed, long: Path, tmp_path: Path, survivor: str) -> None:
+    process = stepping(site, long, tmp_path)
+    assert tunnels(bed) == [host.name for host in bed.hosts]
+    relay, agent = agent_pids(bed, "b1")
+    for pid in (agent,) if survivor == "relay" else (relay, agent):
+        os.kill(pid, signal.SIGKILL)
+    process.communicate()
+    assert process.returncode != 0
+    assert eventually(lambda: tunnels(bed) == [])
+
+
+def test_a_tunnel_that_all_who_knew_of_it_left_behind_is_removed_by_the_next_run(
+    site: Site, bed: Bed, plans: dict[str, Path], long: Path, tmp_path: Path
+) -> None:
+    process = stepping(site, long, tmp_path / "killed")
     process.kill()
     process.communicate()
     for pid in [*agent_pids(bed, "b1"), *rank_pids(bed, "b1")]:
