@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -16,8 +16,8 @@ import paramiko
 
 from holmes_core.errors import HostError
 from holmes_core.records.access import Access
-from holmes_core.remote.known_hosts import add_known_keys, revoked_keys
-from holmes_core.remote.ssh_faults import RevokedHostKey, UnknownHostKey, explain_login
+from holmes_core.remote.host_proof import check_host, key_algorithms
+from holmes_core.remote.ssh_faults import explain_login
 from holmes_core.remote.ssh_settings import SshSettings, last_jump, ssh_settings
 from holmes_core.remote.transport import (
     CHUNK_BYTES,
@@ -113,8 +113,7 @@ def _log_in(host: str, access: Access, jumps_before: str | None = None) -> param
     if jumps_before:
         settings = replace(settings, proxy_jump=jumps_before, proxy_command=None)
     client = paramiko.SSHClient()
-    add_known_keys(client, host, settings)
-    client.set_missing_host_key_policy(_RefuseUnknownKey(revoked_keys(host, settings)))
+    client.set_missing_host_key_policy(_ProveHost(host, settings))  # the client has no known keys: all are missing
     try:
         client.connect(
             settings.address,
@@ -127,6 +126,7 @@ def _log_in(host: str, access: Access, jumps_before: str | None = None) -> param
             banner_timeout=CONNECT_TIMEOUT_S,
             auth_timeout=CONNECT_TIMEOUT_S,
             sock=open_proxy(settings, access),
+            transport_factory=transport_factory(host, settings),
         )
     except Exception as error:
         _close(client)
@@ -134,12 +134,28 @@ def _log_in(host: str, access: Access, jumps_before: str | None = None) -> param
     return client
 
 
-class _RefuseUnknownKey(paramiko.MissingHostKeyPolicy):
-    def __init__(self, revoked: tuple[paramiko.PKey, ...]) -> None:
-        self._revoked = revoked
+class _ProveHost(paramiko.MissingHostKeyPolicy):
+    """Asked after the key exchange, before anything is sent of the user; to return is to believe the host."""
+
+    def __init__(self, host: str, settings: SshSettings) -> None:
+        self._host = host
+        self._settings = settings
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:  # noqa: ARG002
-        raise RevokedHostKey(key) if key in self._revoked else UnknownHostKey(key)
+        check_host(self._host, self._settings, key)
+
+
+def transport_factory(host: str, settings: SshSettings) -> Callable[..., paramiko.Transport]:
+    """Makes transports that ask for the host keys and certificates by which this host can be proven.
+
+    Raises HostError when a known-hosts file cannot be read.
+    """
+    algorithms = key_algorithms(host, settings)
+
+    class ProvableTransport(paramiko.Transport):
+        preferred_keys = algorithms  # paramiko's own puts certificates last
+
+    return ProvableTransport
 
 
 def open_proxy(settings: SshSettings, access: Access) -> paramiko.ProxyCommand | paramiko.Channel | None:

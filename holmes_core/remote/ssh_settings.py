@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import paramiko
@@ -13,6 +14,18 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.access import Access
 
 SSH_PORT = 22
+LEAST_RSA_BITS = 1024
+ALGORITHMS = (
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "rsa-sha2-512",
+    "rsa-sha2-256",
+)
+"""Those of ssh's own that paramiko has, in ssh's order: no SHA-1, no keys on hardware tokens."""
+CERTIFICATE = "-cert-v01@openssh.com"
+CERTIFIED = tuple(name + CERTIFICATE for name in ALGORITHMS)
 
 
 @dataclass(frozen=True)
@@ -33,6 +46,14 @@ class SshSettings:
     """HostKeyAlias: the name in known-hosts files where that is not the address."""
     revoked: tuple[Path, ...] = ()
     """RevokedHostKeys: files of keys that no host is believed by."""
+    key_algorithms: tuple[str, ...] = (*CERTIFIED, *ALGORITHMS)
+    """HostKeyAlgorithms, those preferred first."""
+    keeps_order: bool = False
+    """Whether HostKeyAlgorithms says in which order; else those by which the host is known come first."""
+    authority_algorithms: tuple[str, ...] = ALGORITHMS
+    """CASignatureAlgorithms: how the authority of a host's certificate may have signed it."""
+    least_rsa_bits: int = LEAST_RSA_BITS
+    """RequiredRSASize."""
 
     @property
     def target(self) -> str:
@@ -56,6 +77,7 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
     keys = [access.identity_file] if access.identity_file else found.get("identityfile", [])
     known = found.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2").split()
     known += found.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2").split()
+    algorithms = found.get("hostkeyalgorithms", "+")
     return SshSettings(
         address=found["hostname"],
         port=access.port or int(found.get("port", SSH_PORT)),
@@ -66,6 +88,10 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
         proxy_command=_unless_none(found.get("proxycommand")),
         proxy_jump=_unless_none(found.get("proxyjump")),
         key_alias=found.get("hostkeyalias"),
+        key_algorithms=_assembled(algorithms, (*CERTIFIED, *ALGORITHMS)),
+        keeps_order=algorithms[:1] not in ("+", "-"),
+        authority_algorithms=_assembled(found.get("casignaturealgorithms", "+"), ALGORITHMS),
+        least_rsa_bits=int(found.get("requiredrsasize", LEAST_RSA_BITS)),
         revoked=tuple(Path(name).expanduser() for name in (_unless_none(found.get("revokedhostkeys")) or "").split()),
     )
 
@@ -80,6 +106,17 @@ def _configuration(access: Access) -> paramiko.SSHConfig:
     except (paramiko.ConfigParseError, OSError, UnicodeDecodeError) as error:
         hint = "correct it; `ssh -G HOST` checks it"
         raise HolmesError(f"{file}: not an SSH configuration: {error}", hint) from None
+
+
+def _assembled(words: str, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """The algorithms that a list of ssh's chooses of the `usual` ones: `+` adds, `-` takes away, `^` puts first."""
+    patterns = words.lstrip("+-^").split(",")
+    named = tuple(dict.fromkeys(each for pattern in patterns for each in usual if fnmatchcase(each, pattern)))
+    if words.startswith("+"):
+        return usual
+    if words.startswith("-"):
+        return tuple(each for each in usual if each not in named)
+    return tuple(dict.fromkeys((*named, *usual))) if words.startswith("^") else named
 
 
 def _unless_none(word: str | None) -> str | None:
