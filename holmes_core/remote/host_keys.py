@@ -49,7 +49,7 @@ def offered_key(host: str, access: Access) -> HostKey:
 
 def _ask_key(host: str, settings: SshSettings, access: Access) -> paramiko.PKey:
     """The key that the host shows at the start of a session, without logging in."""
-    proxy = open_proxy(settings, access)
+    proxy = open_proxy(settings, access, (host,))
     channel = proxy or socket.create_connection((settings.address, settings.port), CONNECT_TIMEOUT_S)
     with contextlib.closing(transport_factory(host, settings)(channel)) as session:
         session.start_client(timeout=CONNECT_TIMEOUT_S)

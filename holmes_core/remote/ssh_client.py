@@ -28,8 +28,10 @@ from holmes_core.remote.transport import (
     read_lines,
     timed_out,
 )
+from holmes_core.remote.user_keys import UserKeys
 
 CONNECT_TIMEOUT_S = 10.0
+MOST_JUMPS = 16
 
 
 class SshConnection(Connection):
@@ -104,11 +106,19 @@ class _SshStream(Stream):
         self._channel.close()
 
 
-def _log_in(host: str, access: Access, jumps_before: str | None = None) -> paramiko.SSHClient:
+def _log_in(
+    host: str, access: Access, jumps_before: str | None = None, onward: tuple[str, ...] = ()
+) -> paramiko.SSHClient:
     """A client that is logged in to `host`, or a HostError that says what to do.
 
     `jumps_before`: hosts of a ProxyJump list to pass before this one, instead of its own proxy.
+    `onward`: the hosts that are reached through this one.
     """
+    if len(onward) > MOST_JUMPS:
+        text = f"ProxyJump leads through more than {MOST_JUMPS} hosts: {', '.join((host, *onward)[:6])}, ..."
+        raise HostError(
+            host, "unreachable", text, "correct the SSH configuration: hosts jump through one another there"
+        )
     settings = ssh_settings(host, access)
     if jumps_before:
         settings = replace(settings, proxy_jump=jumps_before, proxy_command=None)
@@ -119,13 +129,11 @@ def _log_in(host: str, access: Access, jumps_before: str | None = None) -> param
             settings.address,
             port=settings.port,
             username=settings.user,
-            key_filename=list(settings.key_files) or None,  # type: ignore[arg-type]  # a list is documented
-            allow_agent=settings.use_agent,
-            look_for_keys=settings.use_agent and not settings.key_files,
             timeout=CONNECT_TIMEOUT_S,
             banner_timeout=CONNECT_TIMEOUT_S,
             auth_timeout=CONNECT_TIMEOUT_S,
-            sock=open_proxy(settings, access),
+            sock=open_proxy(settings, access, (host, *onward)),
+            auth_strategy=UserKeys(settings),  # type: ignore[arg-type]  # asked to authenticate, nothing else
             transport_factory=transport_factory(host, settings),
         )
     except Exception as error:
@@ -158,14 +166,16 @@ def transport_factory(host: str, settings: SshSettings) -> Callable[..., paramik
     return ProvableTransport
 
 
-def open_proxy(settings: SshSettings, access: Access) -> paramiko.ProxyCommand | paramiko.Channel | None:
-    """The socket through a proxy command or a chain of jump hosts, None for a direct connection."""
+def open_proxy(
+    settings: SshSettings, access: Access, onward: tuple[str, ...]
+) -> paramiko.ProxyCommand | paramiko.Channel | None:
+    """The socket to the first `onward` by a proxy command or a chain of jump hosts; None for a direct connection."""
     if settings.proxy_command:
         return paramiko.ProxyCommand(settings.proxy_command)
     if not settings.proxy_jump:
         return None
     jump, jump_access, before = last_jump(settings, access)
-    transport = _log_in(jump, jump_access, jumps_before=before).get_transport()
+    transport = _log_in(jump, jump_access, jumps_before=before, onward=onward).get_transport()
     assert transport is not None
     return transport.open_channel("direct-tcpip", (settings.address, settings.port), ("", 0), timeout=CONNECT_TIMEOUT_S)
 

@@ -35,7 +35,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def sshds(folder: Path, settings: Mapping[int, str]) -> Iterator[None]:
-    """An sshd at each port, with those settings of its own; whose key is in `folder`/authorized may log in."""
+    """An sshd at each port, with those settings; unless they say otherwise, keys of `folder`/authorized may log in."""
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     started = []
@@ -43,8 +43,8 @@ def sshds(folder: Path, settings: Mapping[int, str]) -> Iterator[None]:
         for port, text in settings.items():
             config = folder / f"sshd-{port}.conf"
             config.write_text(
-                f"ListenAddress 127.0.0.1:{port}\nAuthorizedKeysFile {folder}/authorized\nPidFile none\nUsePAM no\n"
-                f"StrictModes no\nPermitRootLogin prohibit-password\nMaxStartups 100\n{text}\n",
+                f"{text}\nListenAddress 127.0.0.1:{port}\nAuthorizedKeysFile {folder}/authorized\nPidFile none\n"
+                "UsePAM no\nStrictModes no\nPermitRootLogin prohibit-password\nMaxStartups 100\n",
                 encoding="utf-8",
             )
             assert SSHD is not None

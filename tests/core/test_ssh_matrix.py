@@ -75,7 +75,6 @@ CELLS = (
     Cell("the second of two keys", "two", "{name} {rsa}", YES),
     Cell("rsa", "rsa", "{name} {rsa}", YES),
     Cell("ecdsa", "ecdsa", "{name} {ecdsa}", YES),
-
     Cell("lines not read", "ed", "@new * {ed}\n{name} ssh-ed25519 !!!\nx\n\0\n|1|x|y {ed}\n{name} {ed}", YES),
     Cell("hashed", "ed", "{hashed} {ed}", YES),
     Cell("hashed, changed", "ed", "{hashed} {other}", NO, (CHANGED, "{known}:1")),
