@@ -9,11 +9,11 @@ from pathlib import Path
 
 import paramiko
 
-from holmes_core.errors import HostError
 from holmes_core.records.access import Access
-from holmes_core.remote.known_hosts import fingerprint, known_keys, revoked_keys
-from holmes_core.remote.ssh_client import CONNECT_TIMEOUT_S, open_proxy
-from holmes_core.remote.ssh_faults import RevokedHostKey, explain_login, forget_command
+from holmes_core.remote.host_proof import UnknownHost, check_host
+from holmes_core.remote.known_hosts import fingerprint
+from holmes_core.remote.ssh_client import CONNECT_TIMEOUT_S, open_proxy, transport_factory
+from holmes_core.remote.ssh_faults import explain_login
 from holmes_core.remote.ssh_settings import SshSettings, ssh_settings
 
 
@@ -32,29 +32,26 @@ class HostKey:
 
 
 def offered_key(host: str, access: Access) -> HostKey:
-    """The key `host` offers. Raises HostError when it is not reached, or offers another key than the known one."""
+    """The key `host` offers. Raises HostError when it is not reached, or is known and not believed."""
     settings = ssh_settings(host, access)
     try:
-        key = _ask_key(settings, access)
+        key = _ask_key(host, settings, access)
     except Exception as error:
         raise explain_login(host, settings, error) from None
-    if key in revoked_keys(host, settings):
-        raise explain_login(host, settings, RevokedHostKey(key))
-    known = [known_keys(host, settings, file) for file in settings.known_hosts]
-    same_type = [keys[key.get_name()] for keys in known if key.get_name() in keys]
-    if same_type and key not in same_type:
-        text = f"host key of {settings.target} is {fingerprint(key)}, known is {fingerprint(same_type[0])}"
-        hint = f"find out why; if the host was reinstalled: `{forget_command(settings)}`, then this again"
-        raise HostError(host, "key changed", text, hint)
+    try:
+        check_host(host, settings, key)
+        is_known = True
+    except UnknownHost:
+        is_known = False
     line = f"{settings.known_name} {key.get_name()} {key.get_base64()}"
-    return HostKey(settings.known_name, fingerprint(key), line, settings.known_hosts[0], bool(same_type))
+    return HostKey(settings.known_name, fingerprint(key.asbytes()), line, settings.known_hosts[0], is_known)
 
 
-def _ask_key(settings: SshSettings, access: Access) -> paramiko.PKey:
+def _ask_key(host: str, settings: SshSettings, access: Access) -> paramiko.PKey:
     """The key that the host shows at the start of a session, without logging in."""
-    proxy = open_proxy(settings, access)
+    proxy = open_proxy(settings, access, (host,))
     channel = proxy or socket.create_connection((settings.address, settings.port), CONNECT_TIMEOUT_S)
-    with contextlib.closing(paramiko.Transport(channel)) as session:
+    with contextlib.closing(transport_factory(host, settings)(channel)) as session:
         session.start_client(timeout=CONNECT_TIMEOUT_S)
         return session.get_remote_server_key()
 

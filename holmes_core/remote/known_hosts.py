@@ -7,22 +7,22 @@ by `!`, or are one hash. A line that cannot be read is passed over. Source: sshd
 from __future__ import annotations
 
 import base64
+import binascii
 import functools
 import hashlib
-import re
+import hmac
+import os
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import paramiko
-from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
-
 from holmes_core.errors import HostError
+from holmes_core.records.regular_file import MIB, read_regular
 from holmes_core.remote.ssh_settings import SshSettings
 
 CERTIFICATE_AUTHORITY, REVOKED = "@cert-authority", "@revoked"
-_KRL = b"SSHKRL\n\0"  # how one begins: OpenSSH, PROTOCOL.krl
+MOST_BYTES = 64 * MIB
+_HASHED = "|1|"
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -30,86 +30,90 @@ _ONE_AT_A_TIME = threading.Lock()
 class KnownLine:
     """One line: its marker, if it has one, the names it is for, and the key."""
 
+    file: Path
+    number: int
     marker: str | None
-    names: tuple[str, ...]
-    key: paramiko.PKey
+    names: str
+    key_type: str
+    key: bytes
+    """As it travels in SSH, its type first."""
 
     def is_for(self, name: str) -> bool:
         """Whether it speaks of the host known by that name; one negated pattern that fits is enough for a no."""
-        fits = [(pattern.startswith("!"), _fits(pattern.removeprefix("!"), name)) for pattern in self.names]
-        return (False, True) in fits and (True, True) not in fits
+        if self.names.startswith(_HASHED):
+            return _is_hash_of(self.names, name.lower())
+        patterns = self.names.lower().split(",")
+        return any(fits(each, name.lower()) for each in patterns if not each.startswith("!")) and not any(
+            fits(each[1:], name.lower()) for each in patterns if each.startswith("!")
+        )
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether it may be for other hosts too, and `ssh-keygen -R` leaves it."""
+        return any(sign in self.names for sign in "*?!")
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}"
 
 
-def fingerprint(key: paramiko.PKey) -> str:
+def fingerprint(key: bytes) -> str:
     """`ssh-ed25519 SHA256:...`, as ssh shows it."""
-    digest = base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
-    return f"{key.get_name()} SHA256:{digest}"
+    digest = base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
+    return f"{type_of(key)} SHA256:{digest}"
 
 
-def add_known_keys(client: paramiko.SSHClient, host: str, settings: SshSettings) -> None:
-    """Let `client` know the keys of this one address; of several of a type the first counts, as in ssh.
+def type_of(key: bytes) -> str:
+    """The type that a key as it travels in SSH says it has; empty where it says none."""
+    length = int.from_bytes(key[:4], "big")
+    return key[4 : 4 + length].decode(errors="replace") if len(key) >= 4 + length else ""
 
-    Raises HostError when a file cannot be read.
+
+def fits(pattern: str, name: str) -> bool:
+    """Whether `name` is of that pattern, in which `*` stands for any letters and `?` for one.
+
+    Where letters do not fit, the last star takes one more: at most pattern times name steps, unlike an expression's.
     """
-    known = client.get_host_keys()
+    at = place = 0
+    after_star, taken = -1, 0
+    while place < len(name):
+        if at < len(pattern) and pattern[at] == "*":
+            at, after_star, taken = at + 1, at + 1, place
+        elif at < len(pattern) and pattern[at] in ("?", name[place]):
+            at, place = at + 1, place + 1
+        elif after_star >= 0:
+            taken += 1
+            at, place = after_star, taken
+        else:
+            return False
+    return not pattern[at:].strip("*")
+
+
+def known_lines(host: str, settings: SshSettings, name: str) -> tuple[KnownLine, ...]:
+    """What the files say of the host known by `name`, in order. Raises HostError when a file cannot be read."""
+    found = []
     for file in settings.known_hosts:
-        for key_type, key in known_keys(host, settings, file).items():
-            if key_type not in (known.lookup(settings.address_and_port) or {}):
-                known.add(settings.address_and_port, key_type, key)
+        try:
+            found += [line for line in _lines_in(file) if line.is_for(name)]
+        except OSError as error:
+            text = f"known-hosts file {file} cannot be read: {error.strerror or error}"
+            raise HostError(host, "key unknown", text, "correct or remove that file") from None
+    return tuple(found)
 
 
-def known_keys(host: str, settings: SshSettings, file: Path) -> dict[str, paramiko.PKey]:
-    """The keys `file` has for `host`, by type; none that is revoked. Raises HostError when the file cannot be read."""
-    revoked, found = revoked_keys(host, settings), dict[str, paramiko.PKey]()
-    for line in _lines_for(host, settings, file, None):
-        if line.key not in revoked:
-            found.setdefault(line.key.get_name(), line.key)
-    return found
-
-
-def revoked_keys(host: str, settings: SshSettings) -> tuple[paramiko.PKey, ...]:
-    """The keys that some file says `host` must not be believed by. Raises HostError when one cannot be read."""
-    marked = [line.key for file in settings.known_hosts for line in _lines_for(host, settings, file, REVOKED)]
-    return (*marked, *(key for file in settings.revoked for key in _listed_keys(host, file)))
-
-
-def _listed_keys(host: str, file: Path) -> Iterator[paramiko.PKey]:
-    """The keys of a RevokedHostKeys file, a line `TYPE KEY` each. As ssh does, believes no host where it has none."""
-    what = f"{file}, RevokedHostKeys of the SSH configuration,"
+def parsed_key(words: str) -> tuple[str, bytes] | None:
+    """Type and key of `TYPE KEY` and whatever follows; None where it is none."""
+    key_type, _, rest = words.partition(" ")
     try:
-        data = file.read_bytes()
-    except OSError as error:
-        text = f"{what} cannot be read: {error.strerror}; ssh believes no host then"
-        raise HostError(host, "key unknown", text, "correct the path in the SSH configuration, or the file") from None
-    if data.startswith(_KRL):
-        text = f"{what} is a KRL, which is not read here, and may revoke this host's key"
-        hint = "write the revoked keys as text, a line `TYPE KEY` each, or name another `ssh_config:` in hosts.yaml"
-        raise HostError(host, "key unknown", text, hint)
-    for line in data.decode(errors="replace").splitlines():
-        found = _parsed_line(f"* {line.strip()}") if line.strip() and not line.lstrip().startswith("#") else None
-        if found is not None:
-            yield found.key
-
-
-def certified_by(host: str, settings: SshSettings) -> Path | None:
-    """The first file that names a certificate authority for `host`. Raises HostError when one cannot be read."""
-    for file in settings.known_hosts:
-        if next(_lines_for(host, settings, file, CERTIFICATE_AUTHORITY), None) is not None:
-            return file
-    return None
-
-
-def _lines_for(host: str, settings: SshSettings, file: Path, marker: str | None) -> Iterator[KnownLine]:
-    try:
-        lines = _lines_in(file)
-    except (OSError, UnicodeDecodeError) as error:
-        text = f"known-hosts file {file} cannot be read: {error}"
-        raise HostError(host, "key unknown", text, "correct or remove that file") from None
-    return (line for line in lines if line.marker == marker and line.is_for(settings.known_name))
+        key = base64.b64decode(rest.split()[0], validate=True)
+    except (IndexError, binascii.Error, ValueError):
+        return None
+    return (key_type, key) if key_type and type_of(key) == key_type else None
 
 
 def _lines_in(file: Path) -> tuple[KnownLine, ...]:
-    """The lines of `file`, parsed once for all hosts: 512 lines take 0.1 s, which 512 hosts would each spend."""
+    """The lines of `file`, parsed once for all hosts, of which there may be hundreds."""
+    if file == Path(os.devnull):
+        return ()
     with _ONE_AT_A_TIME:
         try:
             status = file.stat()
@@ -121,24 +125,27 @@ def _lines_in(file: Path) -> tuple[KnownLine, ...]:
 @functools.lru_cache(maxsize=16)
 def _parsed(file: Path, _mtime_ns: int, _size_bytes: int) -> tuple[KnownLine, ...]:
     """Parsed anew when the file has changed."""
-    found = (_parsed_line(line.strip()) for line in file.read_text(encoding="utf-8").splitlines())
+    text = read_regular(file, MOST_BYTES).decode(errors="replace")
+    found = (_parsed_line(file, number, line) for number, line in enumerate(text.split("\n"), 1))
     return tuple(line for line in found if line is not None)
 
 
-def _parsed_line(line: str) -> KnownLine | None:
-    """None for a comment, a marker or type of key that is not known, and what is no line of such a file."""
-    marker, _, rest = line.partition(" ") if line.startswith("@") else (None, "", line)
-    if line.startswith("#") or marker not in (None, CERTIFICATE_AUTHORITY, REVOKED):
+def _parsed_line(file: Path, number: int, line: str) -> KnownLine | None:
+    """None for a comment, a marker that is not known, and what is no line of such a file."""
+    words = line.split(maxsplit=1)
+    marker = words.pop(0) if words and words[0].startswith("@") else None
+    if marker is not None:
+        words = words[0].split(maxsplit=1) if words else []
+    if len(words) < 2 or words[0].startswith("#") or marker not in (None, CERTIFICATE_AUTHORITY, REVOKED):
         return None
+    key = parsed_key(" ".join(words[1].split(maxsplit=2)))
+    return None if key is None else KnownLine(file, number, marker, words[0], *key)
+
+
+def _is_hash_of(hashed: str, name: str) -> bool:
+    """Whether `|1|SALT|HASH` stands for that name."""
     try:
-        entry = HostKeyEntry.from_line(" ".join(rest.split()))
-    except (InvalidHostKey, paramiko.SSHException, ValueError, IndexError):
-        return None
-    return None if entry is None else KnownLine(marker, tuple(entry.hostnames), entry.key)
-
-
-def _fits(pattern: str, name: str) -> bool:
-    if pattern.startswith("|1|"):
-        return paramiko.HostKeys.hash_host(name, pattern) == pattern
-    parts = (".*" if part == "*" else "." if part == "?" else re.escape(part) for part in re.split(r"([*?])", pattern))
-    return re.fullmatch("".join(parts), name, re.IGNORECASE) is not None
+        salt, digest = (base64.b64decode(part, validate=True) for part in hashed.removeprefix(_HASHED).split("|"))
+    except (binascii.Error, ValueError):
+        return False
+    return hmac.compare_digest(hmac.new(salt, name.encode(), "sha1").digest(), digest)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -16,8 +16,8 @@ import paramiko
 
 from holmes_core.errors import HostError
 from holmes_core.records.access import Access
-from holmes_core.remote.known_hosts import add_known_keys, revoked_keys
-from holmes_core.remote.ssh_faults import RevokedHostKey, UnknownHostKey, explain_login
+from holmes_core.remote.host_proof import check_host, key_algorithms
+from holmes_core.remote.ssh_faults import explain_login
 from holmes_core.remote.ssh_settings import SshSettings, last_jump, ssh_settings
 from holmes_core.remote.transport import (
     CHUNK_BYTES,
@@ -28,8 +28,10 @@ from holmes_core.remote.transport import (
     read_lines,
     timed_out,
 )
+from holmes_core.remote.user_keys import UserKeys
 
 CONNECT_TIMEOUT_S = 10.0
+MOST_JUMPS = 16
 
 
 class SshConnection(Connection):
@@ -104,29 +106,35 @@ class _SshStream(Stream):
         self._channel.close()
 
 
-def _log_in(host: str, access: Access, jumps_before: str | None = None) -> paramiko.SSHClient:
+def _log_in(
+    host: str, access: Access, jumps_before: str | None = None, onward: tuple[str, ...] = ()
+) -> paramiko.SSHClient:
     """A client that is logged in to `host`, or a HostError that says what to do.
 
     `jumps_before`: hosts of a ProxyJump list to pass before this one, instead of its own proxy.
+    `onward`: the hosts that are reached through this one.
     """
+    if len(onward) > MOST_JUMPS:
+        text = f"ProxyJump leads through more than {MOST_JUMPS} hosts: {', '.join((host, *onward)[:6])}, ..."
+        raise HostError(
+            host, "unreachable", text, "correct the SSH configuration: hosts jump through one another there"
+        )
     settings = ssh_settings(host, access)
     if jumps_before:
         settings = replace(settings, proxy_jump=jumps_before, proxy_command=None)
     client = paramiko.SSHClient()
-    add_known_keys(client, host, settings)
-    client.set_missing_host_key_policy(_RefuseUnknownKey(revoked_keys(host, settings)))
+    client.set_missing_host_key_policy(_ProveHost(host, settings))  # the client has no known keys: all are missing
     try:
         client.connect(
             settings.address,
             port=settings.port,
             username=settings.user,
-            key_filename=list(settings.key_files) or None,  # type: ignore[arg-type]  # a list is documented
-            allow_agent=settings.use_agent,
-            look_for_keys=settings.use_agent and not settings.key_files,
             timeout=CONNECT_TIMEOUT_S,
             banner_timeout=CONNECT_TIMEOUT_S,
             auth_timeout=CONNECT_TIMEOUT_S,
-            sock=open_proxy(settings, access),
+            sock=open_proxy(settings, access, (host, *onward)),
+            auth_strategy=UserKeys(settings),  # type: ignore[arg-type]  # asked to authenticate, nothing else
+            transport_factory=transport_factory(host, settings),
         )
     except Exception as error:
         _close(client)
@@ -134,22 +142,40 @@ def _log_in(host: str, access: Access, jumps_before: str | None = None) -> param
     return client
 
 
-class _RefuseUnknownKey(paramiko.MissingHostKeyPolicy):
-    def __init__(self, revoked: tuple[paramiko.PKey, ...]) -> None:
-        self._revoked = revoked
+class _ProveHost(paramiko.MissingHostKeyPolicy):
+    """Asked after the key exchange, before anything is sent of the user; to return is to believe the host."""
+
+    def __init__(self, host: str, settings: SshSettings) -> None:
+        self._host = host
+        self._settings = settings
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:  # noqa: ARG002
-        raise RevokedHostKey(key) if key in self._revoked else UnknownHostKey(key)
+        check_host(self._host, self._settings, key)
 
 
-def open_proxy(settings: SshSettings, access: Access) -> paramiko.ProxyCommand | paramiko.Channel | None:
-    """The socket through a proxy command or a chain of jump hosts, None for a direct connection."""
+def transport_factory(host: str, settings: SshSettings) -> Callable[..., paramiko.Transport]:
+    """Makes transports that ask for the host keys and certificates by which this host can be proven.
+
+    Raises HostError when a known-hosts file cannot be read.
+    """
+    algorithms = key_algorithms(host, settings)
+
+    class ProvableTransport(paramiko.Transport):
+        preferred_keys = algorithms  # paramiko's own puts certificates last
+
+    return ProvableTransport
+
+
+def open_proxy(
+    settings: SshSettings, access: Access, onward: tuple[str, ...]
+) -> paramiko.ProxyCommand | paramiko.Channel | None:
+    """The socket to the first `onward` by a proxy command or a chain of jump hosts; None for a direct connection."""
     if settings.proxy_command:
         return paramiko.ProxyCommand(settings.proxy_command)
     if not settings.proxy_jump:
         return None
     jump, jump_access, before = last_jump(settings, access)
-    transport = _log_in(jump, jump_access, jumps_before=before).get_transport()
+    transport = _log_in(jump, jump_access, jumps_before=before, onward=onward).get_transport()
     assert transport is not None
     return transport.open_channel("direct-tcpip", (settings.address, settings.port), ("", 0), timeout=CONNECT_TIMEOUT_S)
 

@@ -7,19 +7,7 @@ from dataclasses import dataclass
 import paramiko
 
 from holmes_core.errors import HolmesError, HostError, HostErrorKind
-from holmes_core.remote.known_hosts import certified_by, fingerprint
 from holmes_core.remote.ssh_settings import SshSettings
-
-
-class UnknownHostKey(Exception):
-    """The host offers a key of a type that no known-hosts file has for it."""
-
-    def __init__(self, key: paramiko.PKey) -> None:
-        super().__init__(fingerprint(key))
-
-
-class RevokedHostKey(UnknownHostKey):
-    """The host offers a key that a known-hosts file says is not to be believed any more."""
 
 
 @dataclass(frozen=True)
@@ -39,25 +27,6 @@ _REFUSED = _Explanation(
     "put your public key into the host's authorized_keys, or name the right `user` and `identity_file`",
 )
 _EXPLANATIONS = (  # the first that fits counts, so a class comes before its base classes
-    _Explanation(
-        RevokedHostKey,
-        "key changed",
-        "host key of {target} is revoked, by a known-hosts file or RevokedHostKeys: {error}",
-        "do not log in to it: who holds that key can stand for the host; ask who revoked it",
-    ),
-    _Explanation(
-        UnknownHostKey,
-        "key unknown",
-        "host key of {target} is not known: {error}{certified}",
-        "compare this fingerprint with the host's own; then `holmes trust {host}`, or your hosts.yaml, adds it",
-    ),
-    _Explanation(
-        paramiko.BadHostKeyException,
-        "key changed",
-        "host key of {target} differs from the one in {known_hosts}",
-        "find out why; if the host was reinstalled: `{forget}`, then `holmes trust {host}`, or your hosts.yaml, shows "
-        "the new key to compare",
-    ),
     _Explanation(
         paramiko.PasswordRequiredException,
         "refused login",
@@ -80,7 +49,7 @@ def explain_login(host: str, settings: SshSettings, error: Exception) -> HolmesE
     if isinstance(error, HolmesError):
         return error
     explanation = _explanation(error)
-    words = _words(host, settings, error)
+    words = _words(settings, error)
     return HostError(host, explanation.kind, explanation.what.format(**words), explanation.hint.format(**words))
 
 
@@ -91,34 +60,16 @@ def _explanation(error: Exception) -> _Explanation:
     return next(each for each in _EXPLANATIONS if isinstance(error, each.exception))
 
 
-def _words(host: str, settings: SshSettings, error: Exception) -> dict[str, object]:
-    known_hosts = settings.known_hosts[0]
+def _words(settings: SshSettings, error: Exception) -> dict[str, object]:
     return {
-        "host": host,
         "target": settings.target,
         "user": settings.user,
         "address": settings.address,
         "port": settings.port,
         "keys": ", ".join(settings.key_files) or "the agent's and the default keys",
-        "known_hosts": known_hosts,
-        "certified": _certified(host, settings) if isinstance(error, UnknownHostKey) else "",
-        "forget": forget_command(settings),
         "error": error,
         "reason": _reason(error),
     }
-
-
-def _certified(host: str, settings: SshSettings) -> str:
-    """What to say where ssh would have looked at the host's certificate, which paramiko does not read."""
-    file = certified_by(host, settings)
-    if file is None:
-        return ""
-    return f"; {file} has a @cert-authority for it, and certificates of hosts are not read here: the key itself counts"
-
-
-def forget_command(settings: SshSettings) -> str:
-    """The command that removes the host's known key."""
-    return f"ssh-keygen -R '{settings.known_name}' -f {settings.known_hosts[0]}"
 
 
 def _reason(error: Exception) -> str:

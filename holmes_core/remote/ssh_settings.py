@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import getpass
+import os
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
-
-import paramiko
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.access import Access
+from holmes_core.remote.ssh_config_file import not_read, read_ssh_config
 
 SSH_PORT = 22
+LEAST_RSA_BITS = 1024
+ALGORITHMS = (
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "rsa-sha2-512",
+    "rsa-sha2-256",
+)
+"""Those of ssh's own that paramiko has, in ssh's order: no SHA-1, no keys on hardware tokens."""
+KNOWN_HOSTS = {
+    "user": "~/.ssh/known_hosts ~/.ssh/known_hosts2",
+    "global": "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2",
+}
+CERTIFICATE = "-cert-v01@openssh.com"
+CERTIFIED = tuple(name + CERTIFICATE for name in ALGORITHMS)
 
 
 @dataclass(frozen=True)
@@ -24,6 +41,7 @@ class SshSettings:
     user: str
     key_files: tuple[str, ...]
     use_agent: bool
+    """Whether any key of the agent may be tried; else those alone whose public half is beside a key file."""
     known_hosts: tuple[Path, ...]
     """Files of known host keys; a new key goes to the first."""
     proxy_command: str | None
@@ -33,6 +51,16 @@ class SshSettings:
     """HostKeyAlias: the name in known-hosts files where that is not the address."""
     revoked: tuple[Path, ...] = ()
     """RevokedHostKeys: files of keys that no host is believed by."""
+    key_algorithms: tuple[str, ...] = (*CERTIFIED, *ALGORITHMS)
+    """HostKeyAlgorithms, those preferred first."""
+    keeps_order: bool = False
+    """Whether HostKeyAlgorithms says in which order; else those by which the host is known come first."""
+    authority_algorithms: tuple[str, ...] = ALGORITHMS
+    """CASignatureAlgorithms: how the authority of a host's certificate may have signed it."""
+    least_rsa_bits: int = LEAST_RSA_BITS
+    """RequiredRSASize."""
+    certificate_files: tuple[str, ...] = ()
+    """CertificateFile: of the user's keys, beside `KEY-cert.pub`."""
 
     @property
     def target(self) -> str:
@@ -52,34 +80,63 @@ class SshSettings:
 
 def ssh_settings(host: str, access: Access) -> SshSettings:
     """The settings of `host`. Raises HolmesError naming the SSH configuration that cannot be read."""
-    found = _configuration(access).lookup(access.address or host)
+    name = access.address or host
+    file = access.ssh_config or "~/.ssh/config"
+    try:
+        found = read_ssh_config(access.ssh_config).lookup(name)
+    except HolmesError:
+        raise
+    except Exception as error:  # paramiko's: of a number that is none, a key that is missing, a command that failed
+        why = f"what it says of {name} cannot be used: {type(error).__name__}: {error}"
+        raise not_read(file, why) from None
+    address, port = found["hostname"], access.port or _number(file, found, "port", SSH_PORT)
+    user = access.user or found.get("user") or getpass.getuser()
+    words = {"%%": "%", "%h": address, "%p": str(port), "%r": user, "%n": name, "%u": getpass.getuser()}
+    words |= {"%d": str(Path.home()), "%k": found.get("hostkeyalias", name)}
     keys = [access.identity_file] if access.identity_file else found.get("identityfile", [])
-    known = found.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2").split()
-    known += found.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2").split()
+    algorithms = found.get("hostkeyalgorithms", "+")
+    known = [found.get(f"{whose}knownhostsfile", usual) for whose, usual in KNOWN_HOSTS.items()]
     return SshSettings(
-        address=found["hostname"],
-        port=access.port or int(found.get("port", SSH_PORT)),
-        user=access.user or found.get("user") or getpass.getuser(),
+        address=address,
+        port=port,
+        user=user,
         key_files=tuple(str(Path(key).expanduser()) for key in keys),
         use_agent=found.get("identitiesonly", "no") != "yes",
-        known_hosts=tuple(Path(name).expanduser() for name in known),
+        known_hosts=tuple(path for value in known for path in _paths(value, words)) or (Path(os.devnull),),
         proxy_command=_unless_none(found.get("proxycommand")),
         proxy_jump=_unless_none(found.get("proxyjump")),
         key_alias=found.get("hostkeyalias"),
-        revoked=tuple(Path(name).expanduser() for name in (_unless_none(found.get("revokedhostkeys")) or "").split()),
+        key_algorithms=_assembled(algorithms, (*CERTIFIED, *ALGORITHMS)),
+        keeps_order=algorithms[:1] not in ("+", "-"),
+        authority_algorithms=_assembled(found.get("casignaturealgorithms", "+"), ALGORITHMS),
+        least_rsa_bits=_number(file, found, "requiredrsasize", LEAST_RSA_BITS),
+        certificate_files=tuple(map(str, _paths(found.get("certificatefile", "none"), words))),
+        revoked=_paths(found.get("revokedhostkeys", "none"), words),
     )
 
 
-def _configuration(access: Access) -> paramiko.SSHConfig:
-    """The user's SSH configuration, or the one hosts.yaml names; empty where there is none."""
-    file = Path(access.ssh_config or "~/.ssh/config").expanduser()
-    if not file.exists():
-        return paramiko.SSHConfig()
-    try:
-        return paramiko.SSHConfig.from_path(str(file))
-    except (paramiko.ConfigParseError, OSError, UnicodeDecodeError) as error:
-        hint = "correct it; `ssh -G HOST` checks it"
-        raise HolmesError(f"{file}: not an SSH configuration: {error}", hint) from None
+def _number(file: str, found: dict[str, str], key: str, usual: int) -> int:
+    value = found.get(key, str(usual))
+    if not re.fullmatch(r"[0-9]{1,5}", value):
+        raise not_read(file, f"{key} is {value[:40]!r}, not a number of that size")
+    return int(value)
+
+
+def _paths(value: str, words: dict[str, str]) -> tuple[Path, ...]:
+    """The files that a value names, with ssh's `%` words written out; `none` for no file."""
+    found = (re.sub("%.", lambda match: words.get(match.group(), match.group()), each) for each in value.split())
+    return tuple(Path(each).expanduser() for each in found if each.lower() != "none")
+
+
+def _assembled(words: str, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """The algorithms that a list of ssh's chooses of the `usual` ones: `+` adds, `-` takes away, `^` puts first."""
+    patterns = words.lstrip("+-^").split(",")
+    named = tuple(dict.fromkeys(each for pattern in patterns for each in usual if fnmatchcase(each, pattern)))
+    if words.startswith("+"):
+        return usual
+    if words.startswith("-"):
+        return tuple(each for each in usual if each not in named)
+    return tuple(dict.fromkeys((*named, *usual))) if words.startswith("^") else named
 
 
 def _unless_none(word: str | None) -> str | None:

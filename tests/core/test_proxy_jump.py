@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import getpass
-import os
-import shutil
-import socket
-import subprocess
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,21 +13,7 @@ from holmes_core.records.access import Access
 from holmes_core.remote.connect import connect
 from holmes_core.remote.host_keys import offered_key
 from holmes_core.remote.ssh_settings import name_and_port
-from tests.eventually import eventually
-
-SSHD = shutil.which("sshd", path=os.environ["PATH"] + ":/usr/sbin")
-needs_sshd = pytest.mark.skipif(SSHD is None or shutil.which("ssh-keygen") is None, reason="no openssh-server here")
-
-
-def make_key(path: Path) -> str:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(path)], check=True)
-    return path.with_suffix(".pub").read_text(encoding="utf-8")
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        servers = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [server.getsockname()[1] for server in servers]
+from tests.core.ssh_servers import free_ports, make_key, needs_sshd, sshds
 
 
 @pytest.fixture
@@ -41,39 +21,19 @@ def ssh_config(tmp_path: Path) -> Iterator[Path]:
     """An SSH configuration with hosts `first`, `second` and `target`, which is reached through the other two."""
     ports = free_ports(3)
     (tmp_path / "authorized").write_text(make_key(tmp_path / "client"), encoding="utf-8")
-    lines, known, sshds = [], [], []
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    lines, known, settings = [], [], {}
     for name, port, onward in zip(("first", "second", "target"), ports, (*ports[1:], None), strict=True):
         known.append(f"[127.0.0.1]:{port} {make_key(tmp_path / name)}")
         opened = f"PermitOpen 127.0.0.1:{onward}" if onward else "AllowTcpForwarding no"
-        (tmp_path / f"{name}.conf").write_text(
-            f"ListenAddress 127.0.0.1:{port}\nHostKey {tmp_path / name}\nAuthorizedKeysFile {tmp_path}/authorized\n"
-            f"PidFile none\nUsePAM no\nStrictModes no\nPermitRootLogin prohibit-password\n{opened}\n",
-            encoding="utf-8",
-        )
+        settings[port] = f"HostKey {tmp_path / name}\n{opened}"
         lines.append(f"Host {name}\n    HostName 127.0.0.1\n    Port {port}\n")
-        assert SSHD is not None
-        sshds.append(subprocess.Popen([SSHD, "-D", "-f", str(tmp_path / f"{name}.conf")], stderr=subprocess.DEVNULL))
     lines.append("Host target\n    ProxyJump first,second\n")
     lines.append(f"Host *\n    User {getpass.getuser()}\n    IdentityFile {tmp_path}/client\n    IdentitiesOnly yes\n")
     lines.append(f"    UserKnownHostsFile {tmp_path}/known_hosts\n    GlobalKnownHostsFile /dev/null\n")
     (tmp_path / "known_hosts").write_text("".join(known), encoding="utf-8")
     (tmp_path / "ssh_config").write_text("".join(lines), encoding="utf-8")
-    try:
-        for port in ports:
-            assert eventually(partial(is_listening, port)), port
+    with sshds(tmp_path, settings):
         yield tmp_path / "ssh_config"
-    finally:
-        for sshd in sshds:
-            sshd.terminate()
-            sshd.wait()
-
-
-def is_listening(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        return True
-    return False
 
 
 @needs_sshd
@@ -157,7 +117,7 @@ def test_a_file_of_revoked_keys_counts_as_for_ssh(ssh_config: Path) -> None:
     mine, others = (known[number].partition(" ")[2] for number in (2, 0))
     assert "is revoked" in revoke_by_file(ssh_config, f"# gone\n{others}\n{mine} of the target\n".encode())
     assert "cannot be read: No such file" in revoke_by_file(ssh_config, None)
-    assert "is a KRL, which is not read here" in revoke_by_file(ssh_config, b"SSHKRL\n\0" + bytes(40))
+    assert "is a KRL that `ssh-keygen -Q` does not read" in revoke_by_file(ssh_config, b"SSHKRL\n\0" + bytes(40))
     (ssh_config.parent / "revoked").write_text(others + "\n", encoding="utf-8")
     connect("target", Access(ssh_config=str(ssh_config))).close()
 

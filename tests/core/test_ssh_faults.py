@@ -9,11 +9,10 @@ import pytest
 from paramiko.ssh_exception import NoValidConnectionsError
 
 from holmes_core.errors import HolmesError, HostError, HostErrorKind
-from holmes_core.remote.ssh_faults import UnknownHostKey, explain_login
+from holmes_core.remote.ssh_faults import explain_login
 from holmes_core.remote.ssh_settings import SshSettings
 
 SETTINGS = SshSettings("10.0.0.1", 2222, "bob", ("/id",), False, (Path("/known"),), None, None)
-KEY = paramiko.PKey.from_type_string("ssh-ed25519", b"\0\0\0\x0bssh-ed25519\0\0\0 " + bytes(32))
 
 
 def explained(error: Exception) -> HostError:
@@ -25,8 +24,6 @@ def explained(error: Exception) -> HostError:
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (UnknownHostKey(KEY), "key unknown", "ssh-ed25519 SHA256:"),
-        (paramiko.BadHostKeyException("authentication-1", KEY, KEY), "key changed", "differs from the one in /known"),
         (paramiko.PasswordRequiredException(), "refused login", "has a passphrase"),
         (paramiko.BadAuthenticationType("bad", ["password"]), "refused login", "tried /id"),
         (paramiko.SSHException("No authentication methods available"), "refused login", "tried /id"),
@@ -40,10 +37,6 @@ def test_every_exception_has_its_kind_and_words(error: Exception, kind: HostErro
     found = explained(error)
     assert found.kind == kind
     assert words in found.evidence
-
-
-def test_changed_key_of_another_port_is_forgotten_under_its_own_name() -> None:
-    assert "`ssh-keygen -R '[10.0.0.1]:2222' -f /known`" in explained(paramiko.BadHostKeyException("h", KEY, KEY)).hint
 
 
 def test_error_that_was_explained_already_stays_as_it_is() -> None:

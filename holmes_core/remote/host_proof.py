@@ -1,0 +1,196 @@
+"""Whether a host is the one it says: the key or certificate it offers against known-hosts files, as ssh decides.
+
+Always strict, whatever StrictHostKeyChecking says: what is not known is refused. Source: OpenSSH's sshconnect.c.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from dataclasses import dataclass
+
+import paramiko
+
+from holmes_core.errors import HostError
+from holmes_core.remote.host_certificate import HostCertificate, read_certificate
+from holmes_core.remote.known_hosts import (
+    CERTIFICATE_AUTHORITY,
+    REVOKED,
+    KnownLine,
+    fingerprint,
+    known_lines,
+    type_of,
+)
+from holmes_core.remote.revoked_keys import is_revoked
+from holmes_core.remote.ssh_settings import CERTIFICATE, SshSettings
+
+
+class UnknownHost(HostError):
+    """Nothing is known of the host, by which it could be proven or not."""
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """Why a host is not believed."""
+
+    is_unknown: bool
+    what: str
+    hint: str
+
+
+def key_algorithms(host: str, settings: SshSettings) -> tuple[str, ...]:
+    """The host key algorithms to ask for: those by which the host can be proven come first.
+
+    Raises HostError when a known-hosts file cannot be read.
+    """
+    wanted = settings.key_algorithms
+    lines = known_lines(host, settings, settings.known_name)
+    known = {line.key_type for line in lines if line.marker is None}
+    if settings.keeps_order or not wanted or _key_type(wanted[0]) in known:
+        return wanted
+    is_certified = any(line.marker == CERTIFICATE_AUTHORITY for line in lines)
+    proving = [each for each in wanted if _key_type(each) in known or (is_certified and each.endswith(CERTIFICATE))]
+    return tuple(dict.fromkeys((*proving, *wanted)))
+
+
+def _key_type(algorithm: str) -> str:
+    return "ssh-rsa" if algorithm.startswith("rsa-") else algorithm.removesuffix(CERTIFICATE)
+
+
+def check_host(host: str, settings: SshSettings, key: paramiko.PKey) -> None:
+    """Raises HostError unless known-hosts files prove `host` by the key it offers, or by its certificate.
+
+    UnknownHost where nothing is known of it.
+    """
+    plain, offered = key.asbytes(), _offered(key)
+    if key.get_name() == "ssh-rsa" and key.get_bits() < settings.least_rsa_bits:
+        text = f"host key of {settings.target} has {key.get_bits()} bits; RequiredRSASize is {settings.least_rsa_bits}"
+        raise HostError(host, "key unknown", text, "make a longer key on the host: `ssh-keygen -A` after removing it")
+    certificate = None
+    if offered != plain:
+        try:
+            certificate = read_certificate(offered)
+        except ValueError as error:
+            text = f"the certificate that {settings.target} shows for its key cannot be read: {error}"
+            hint = "have its certificate renewed; `ssh-keygen -L -f` on the host shows the one it has"
+            raise HostError(host, "key unknown", text, hint) from None
+        if certificate.key != plain:
+            text = f"the certificate that {settings.target} shows is for another key than it uses"
+            raise HostError(host, "key unknown", text, "do not log in to it; ask who runs it")
+    refusal = _revoked_by_file(host, settings, offered, plain, certificate) or _Proof(host, settings, plain).refusal(
+        settings.known_name, certificate
+    )
+    if refusal is not None:
+        if refusal.is_unknown:
+            raise UnknownHost(host, "key unknown", refusal.what, refusal.hint)
+        raise HostError(host, "key changed", refusal.what, refusal.hint)
+
+
+def _offered(key: paramiko.PKey) -> bytes:
+    """The key as the host sent it, with its certificate if it has one."""
+    blob = key.public_blob
+    return key.asbytes() if blob is None else blob.key_blob
+
+
+def _revoked_by_file(
+    host: str, settings: SshSettings, offered: bytes, plain: bytes, certificate: HostCertificate | None
+) -> _Refusal | None:
+    keys = (plain,) if certificate is None else (plain, certificate.authority)
+    for file in settings.revoked:
+        if is_revoked(host, file, offered, keys):
+            return _revoked(settings, plain, f"{file}, RevokedHostKeys of the SSH configuration")
+    return None
+
+
+def _revoked(settings: SshSettings, key: bytes, where: str) -> _Refusal:
+    return _Refusal(
+        False,
+        f"host key of {settings.target}, {fingerprint(key)}, is revoked by {where}",
+        "do not log in to it: who holds that key can stand for the host; ask who revoked it",
+    )
+
+
+class _Proof:
+    """One key of one host, held against what is known of it."""
+
+    def __init__(self, host: str, settings: SshSettings, key: bytes) -> None:
+        self._host = host
+        self._settings = settings
+        self._key = key
+        self._aside = ""
+        """What was wrong with the certificate, for who is refused in the end."""
+
+    def refusal(self, name: str, certificate: HostCertificate | None) -> _Refusal | None:
+        """None where the host is proven. A certificate that does not prove it leaves the key itself to do so."""
+        lines = known_lines(self._host, self._settings, name)
+        keys = (self._key,) if certificate is None else (self._key, certificate.authority)
+        revoking = next((line for line in lines if line.marker == REVOKED and line.key in keys), None)
+        if revoking is not None:
+            whose = "" if revoking.key == self._key else f", which names the authority {fingerprint(revoking.key)}"
+            return _revoked(self._settings, self._key, f"{revoking}{whose}")
+        if certificate is None:
+            return self._without_certificate(name, lines)
+        if self._is_certified(name, lines, certificate):
+            return None
+        return self.refusal(name, None)
+
+    def _is_certified(self, name: str, lines: tuple[KnownLine, ...], certificate: HostCertificate) -> bool:
+        settings = self._settings
+        line = next(
+            (each for each in lines if each.marker == CERTIFICATE_AUTHORITY and each.key == certificate.authority), None
+        )
+        if line is None:
+            self._aside = (
+                f"; its certificate is signed by {fingerprint(certificate.authority)}, no @cert-authority for it"
+            )
+            bare = self._name_without_port(name)
+            return bare is not None and self.refusal(bare, certificate) is None
+        fault = certificate.fault(
+            settings.key_alias or settings.address.lower(), time.time(), settings.authority_algorithms
+        )
+        if fault is not None:
+            self._aside = f"; its certificate, by the @cert-authority of {line}, {fault}"
+        return fault is None
+
+    def _without_certificate(self, name: str, lines: tuple[KnownLine, ...]) -> _Refusal | None:
+        known = [line for line in lines if line.marker is None]
+        if any(line.key == self._key for line in known):
+            return None
+        if known:
+            return self._changed(known)
+        bare = self._name_without_port(name)
+        return self._unknown(lines) if bare is None else self.refusal(bare, None)
+
+    def _name_without_port(self, name: str) -> str | None:
+        """ssh falls back to what it knows of an address whatever the port."""
+        return self._settings.address if name not in (self._settings.address, self._settings.key_alias) else None
+
+    def _changed(self, known: list[KnownLine]) -> _Refusal:
+        settings = self._settings
+        line = next((line for line in known if line.key_type == type_of(self._key)), known[0])
+        what = f"host key of {settings.target} is {fingerprint(self._key)}, known is {fingerprint(line.key)}: {line}"
+        hint = (
+            f"find out why; if the host was reinstalled: {forget(settings, line)}, then `holmes trust {self._host}`, "
+            "or your hosts.yaml, shows the new key to compare"
+        )
+        return _Refusal(False, what + self._aside, hint)
+
+    def _unknown(self, lines: tuple[KnownLine, ...]) -> _Refusal:
+        settings = self._settings
+        what = f"host key of {settings.target} is not known: {fingerprint(self._key)}"
+        where = f"; no line for {settings.known_name} in {', '.join(map(str, settings.known_hosts))}"
+        authority = next((line for line in lines if line.marker == CERTIFICATE_AUTHORITY), None)
+        if authority is not None and not self._aside:
+            self._aside = f"; the host shows no certificate by the @cert-authority of {authority}"
+        trust = f"`holmes trust {self._host}`, or your hosts.yaml, adds it"
+        hint = f"compare this fingerprint with the host's own; then {trust}"
+        if self._aside:
+            hint = f"have a certificate made for the host by an authority you trust; or {hint}"
+        return _Refusal(True, what + (self._aside or where), hint)
+
+
+def forget(settings: SshSettings, line: KnownLine) -> str:
+    """How to remove a known key: the command, or the line where there is none."""
+    if line.is_pattern:
+        return f"remove line {line.number} of {line.file}"
+    return f"`ssh-keygen -R {shlex.quote(settings.known_name)} -f {shlex.quote(str(line.file))}`"
