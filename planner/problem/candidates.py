@@ -192,7 +192,8 @@ def _first_fill(job: Job, pp: int) -> Fill:
 
 def with_other_fills(job: Job, candidate: Candidate) -> tuple[Candidate, ...]:
     """The candidate with each schedule that fills its pipeline in another way, itself first."""
-    return tuple(replace(candidate, fill=fill) for fill in _fills_of(job, candidate))
+    others = _fills_of(job, candidate)[1:]
+    return (candidate, *(replace(candidate, fill=fill) for fill in others))
 
 
 def more_recompute(job: Job, candidate: Candidate) -> Candidate | None:

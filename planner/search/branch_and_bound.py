@@ -19,7 +19,6 @@ from planner.problem.candidates import (
     RECOMPUTE,
     Candidate,
     enumerate_candidates,
-    more_recompute,
     with_host_states,
     with_other_fills,
 )
@@ -36,12 +35,11 @@ from planner.search.refinements import (
     SearchState,
     early_bound,
     exchange_bound,
-    placement_of,
     refinements_of,
     sharded_branches,
     sharded_over_clusters,
 )
-from planner.search.solve import solve, solve_preferred, write_lp
+from planner.search.solve import placement_of, solve, solve_preferred, write_lp
 from planner.tolerances import RELATIVE_TOLERANCE
 
 RUNNERS_UP = 48  # placements kept for the simulation, which the closed form may misjudge by a tenth
@@ -197,7 +195,7 @@ def _first_branch(state: SearchState, candidate: Candidate) -> Branch | None:
     job, fitting = state.problem.job, candidate
     while not state.early.fits(fitting):
         state.misfits.append(fitting)
-        more = more_recompute(job, fitting)
+        more = state.early.more_recompute(fitting)
         if more is None:
             return None
         fitting = more
@@ -219,7 +217,7 @@ def _siblings(state: SearchState, branch: Branch) -> Iterator[Branch]:
     job, candidate = state.problem.job, branch.candidate
     if candidate.weight_shards > 1 and job.parallel.zero != 3:
         return  # those of `sharded_branches` are all there are
-    more = more_recompute(job, candidate)
+    more = state.early.more_recompute(candidate)
     if more is not None and (first := _first_branch(state, more)) is not None:
         yield first
     if len(state.problem.fleet.classes) > 1 and candidate.dp > 1:

@@ -15,14 +15,13 @@ from typing import Literal, NamedTuple
 from holmes_core.records.job import Job
 from planner.problem.candidates import Candidate, with_sharded_weights
 from planner.problem.problem import Problem
-from planner.search.closed_form import blocks_step_s
 from planner.search.crossing_room import CrossingRoom
 from planner.search.early_bounds import EarlyBounds
 from planner.search.greedy import place_greedily
 from planner.search.lower_bounds import LowerBounds
 from planner.search.placement import PricedPlacement, from_blocks, usual_cut
 from planner.search.program_spec import ProgramSpec, make_sites
-from planner.search.solve import Solution, solve
+from planner.search.solve import placement_of, solve
 from planner.search.whole_replicas import place_whole_replicas
 from planner.tolerances import RELATIVE_TOLERANCE
 
@@ -311,12 +310,3 @@ def _solve(state: SearchState, key: Key, spec: ProgramSpec, bound_s: float) -> N
         state.leave_open(max(bound_s, solution.bound_s or 0.0))
     if state.keep(key, placement_of(spec, solution)):
         state.specs[key] = spec
-
-
-def placement_of(spec: ProgramSpec, solution: Solution) -> PricedPlacement | None:
-    """The placement in a solution, priced by the closed form itself rather than by the solver."""
-    if solution.blocks is None:
-        return None
-    coeffs = spec.coeffs
-    placement = from_blocks(coeffs.candidate, coeffs.total_microbatches, solution.blocks, solution.replicas)
-    return PricedPlacement(blocks_step_s(coeffs, solution.blocks), placement)
