@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "launcher": {"launcher", "holmes_core", "templates", "holmes_runtime.config"},
     "holmes_cli": {
         *("holmes_cli", "holmes_core", "prober", "planner", "launcher", "templates"),
-        *("holmes_runtime.config", "holmes_runtime.data.text", "holmes_runtime.data.token_file"),
+        *(f"holmes_runtime.{name}" for name in ("config", "admission.gpu_claims", "data.text", "data.token_file")),
         *(f"holmes_runtime.published.{name}" for name in ("architectures", "needed_tensors", "safetensors_header")),
     },
 }
@@ -45,7 +45,17 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "planner": ("cost", "problem", "search", "schedule", "layout", "make_plan", "advice"),
     "launcher": ("prepare", "emit", "journal", "nodes", "supervise", "launch"),
     "holmes_cli": (
-        *("screen", "pages", "launchable", "replan", "own_process", "watch_in_background", "man_page", "api"),
+        *(
+            "screen",
+            "pages",
+            "launchable",
+            "replan",
+            "own_process",
+            "watch_in_background",
+            "man_page",
+            "gpu_holders",
+            "api",
+        ),
         *("control_command", "demo", "commands", "app"),
     ),
 }

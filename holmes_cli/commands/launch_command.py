@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
@@ -14,14 +16,16 @@ from holmes_cli.screen.run_view import RunView
 from holmes_cli.screen.show_bundles import bundles_as_json, show_bundles
 from holmes_cli.screen.show_preflight import show_preflight
 from holmes_cli.screen.show_run import show_end
-from holmes_cli.screen.terminal import out
+from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.via import reached_by
-from holmes_core.records.run import OnLoss, Settings
+from holmes_core.records.run import OnLoss, Run, Settings
 from launcher.journal.follow_folder import read_plan
 from launcher.nodes.preflight import CHECKS, PreflightFailed
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import read_user_variables
+
+LOOK_AGAIN_S = 15.0
 
 
 def launch_command(
@@ -56,6 +60,9 @@ def launch_command(
         list[str] | None,
         typer.Option("--trust", metavar="DIGEST", help="Launch this plan, though it was not made here by you."),
     ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="While others use the planned GPUs, wait and check again.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON, one a line.")] = False,
 ) -> None:
     """Check the hosts, start the plan on them, watch it, and end it everywhere when it ends anywhere."""
@@ -77,12 +84,16 @@ def launch_command(
         show(prepare(record, Attempt("dry-run", detached=detach, resume=resume), variables), record)
         return
     record = reached_by(record, via)
-    with RunView(record, as_json) as view:
-        try:
-            run = launch(record, inventory, runs, job_folder, settings, forced, view)
-        except PreflightFailed as failed:
-            show_preflight(failed.preflight)
-            raise
+
+    def start() -> Run:
+        with RunView(record, as_json) as view:
+            try:
+                return launch(record, inventory, runs, job_folder, settings, forced, view)
+            except PreflightFailed as failed:
+                show_preflight(failed.preflight)
+                raise
+
+    run = when_gpus_are_free(start) if wait else start()
     if detach:
         out.print(run.run_id, markup=False)
         return
@@ -90,6 +101,18 @@ def launch_command(
     show_end(read_plan(folder), run, folder, as_json)
     if run.exit_code:
         raise typer.Exit(run.exit_code)
+
+
+def when_gpus_are_free(start: Callable[[], Run], pause_s: float = LOOK_AGAIN_S) -> Run:
+    """What `start` gives as soon as no other run or process has the GPUs."""
+    while True:
+        try:
+            return start()
+        except PreflightFailed as failed:
+            if not failed.preflight.may_pass_later:
+                raise
+        err.print(f"the GPUs are in use; looking again in {pause_s:g} s; Ctrl-C gives up", markup=False)
+        time.sleep(pause_s)
 
 
 def _forced(names: list[str]) -> frozenset[str]:

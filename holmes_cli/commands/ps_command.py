@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,9 +19,17 @@ from launcher.journal.run_store import StoredRun, all_runs
 
 def ps_command(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Show runs that have ended, too.")] = False,
+    hosts: Annotated[
+        Path | None, typer.Option("--hosts", help="Ask the hosts of this hosts.yaml which run of whom has which GPU.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the records as JSON, one a line.")] = False,
 ) -> None:
     """List the runs that this user started from this machine."""
+    if hosts is not None:
+        from holmes_cli.gpu_holders import show_gpu_holders  # slow to import: it brings SSH
+
+        show_gpu_holders(hosts, as_json)
+        return
     runs = [stored for stored in all_runs() if everything or stored.run.state == "running"]
     if as_json:
         for stored in runs:

@@ -40,6 +40,16 @@ class NodeGpuProcess(NamedTuple):
     name: str
 
 
+class GpuClaim(NamedTuple):
+    """A run that has a GPU of a node: its id, whose it is, and since when (Unix time)."""
+
+    uuid: str
+    gpu_index: int
+    user: str
+    run_id: str
+    since_s: int
+
+
 class NodeCheckpointFolder(NamedTuple):
     """The nearest folder that exists on the way to the checkpoints, and the room it has, None where not known.
 
@@ -67,7 +77,8 @@ class NodeFacts(NamedTuple):
     `torch_cuda` is the CUDA that torch is built for, None for a build without; `driver` is the GPUs', None if it is not
     known. `local_addresses`: of the planned ones, those the host has. `rdma_ports`: `mlx5_0:1` -> `ACTIVE`.
     `net_plugin_there`: whether the file of NCCL_NET_PLUGIN is, None where the ranks' environment names none. `gpus` and
-    `gpu_processes`: None where nvidia-smi does not answer. `free_bytes` of the home, `shm_free_bytes` of /dev/shm.
+    `gpu_processes`: None where nvidia-smi does not answer. `gpus_taken`: the planned ones that other runs have.
+    `free_bytes` of the home, `shm_free_bytes` of /dev/shm.
     `missing_inputs`: those that this node cannot read, as it looked for them. `compile_lacks`: what it lacks to compile
     layers. `memlock_bytes`: -1 without a limit. `memory_bytes`: of the host, what is not in use; None where it does not
     tell.
@@ -93,6 +104,7 @@ class NodeFacts(NamedTuple):
     memlock_bytes: int
     memory_bytes: int | None
     nccl_settings: tuple[NodeNcclSetting, ...]
+    gpus_taken: tuple[GpuClaim, ...]
 
 
 class SocketAddress(NamedTuple):

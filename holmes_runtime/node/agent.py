@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from holmes_runtime.admission.gpu_claims import GpuClaims
 from holmes_runtime.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.admission.tunnel import Tunnel, take_down
 from holmes_runtime.config.messages import (
@@ -78,6 +79,7 @@ class Agent:
         self._tunnel = Tunnel(config, config.tunnel, folder) if config.tunnel is not None else None
         self._tails: dict[Path, Tail] = {}
         self._left_files = LeftFiles(folder)
+        self._gpu_claims = GpuClaims()
         self._told_to_stop = False
         self._ranks_are_up = False
         self._oom_kills = _oom_kills()
@@ -90,6 +92,8 @@ class Agent:
         adopt_orphans()
         try:
             facts = read_facts(self._config, self._folder)
+            taken = self._gpu_claims.take(self._config.gpus, facts.gpus or (), self._config.run_id)
+            facts = facts._replace(gpus_taken=taken)
             listeners = self._listeners.open(facts.interfaces)
             self._report(Ready(facts, listeners, self._listeners.open_rendezvous(), end))
             go = self._wait_for_go()

@@ -40,7 +40,7 @@ _TOOL_TIMEOUT_S = 20.0
 
 
 def read_facts(config: NodeConfig, folder: Path) -> NodeFacts:
-    """All facts of this node; `folder` is the node's own."""
+    """All facts of this node but who has its GPUs; `folder` is the node's own."""
     gpus = _nvidia_smi("--query-gpu=index,uuid,name,driver_version") if config.gpus else []
     planned = (*config.addresses.values(), config.tunnel and config.tunnel.endpoints[config.node_rank])
     return NodeFacts(
@@ -64,6 +64,7 @@ def read_facts(config: NodeConfig, folder: Path) -> NodeFacts:
         memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         memory_bytes=_available_memory_bytes(Path("/proc/meminfo")),
         nccl_settings=_nccl_settings(config.environment),
+        gpus_taken=(),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -118,6 +119,12 @@ def _gpus(at: CheckedNode) -> Iterator[str]:
             yield f"GPU {gpu} is {present[gpu]}, it was {known[gpu]} when probed"
 
 
+def _gpus_taken(at: CheckedNode) -> Iterator[str]:
+    for claim in at.facts.gpus_taken:
+        since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(claim.since_s))
+        yield f"GPU {claim.gpu_index} is taken by run {claim.run_id} of {claim.user}, since {since}"
+
+
 def _gpus_free(at: CheckedNode) -> Iterator[str]:
     planned = {rank.gpu for rank in at.plan.ranks if rank.host == at.node.host and rank.gpu is not None}
     index = {gpu.uuid: gpu.gpu_index for gpu in at.facts.gpus or ()}
@@ -224,6 +231,7 @@ _NODE_CHECKS: dict[str, Callable[[CheckedNode], Iterator[str]]] = {
     "torch": _torch,
     "torch-build": _torch_build,
     "gpus": _gpus,
+    "gpus-taken": _gpus_taken,
     "gpus-free": _gpus_free,
     "rdma-ports": _rdma_ports,
     "net-plugin": _net_plugin,

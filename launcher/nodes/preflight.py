@@ -56,6 +56,7 @@ CHECKS = (
     ),
     Check("versions", "Python, torch and NCCL are the same on all hosts", "install the same versions everywhere"),
     Check("gpus", "the GPUs are those of the inventory", PROBE_AGAIN),
+    Check("gpus-taken", "no other run has the planned GPUs", "`holmes launch --wait`, or plan without them"),
     Check("gpus-free", "no process uses the planned GPUs", "end it, or wait for it"),
     Check("rdma-ports", "the planned RDMA ports are active", "look at cable, switch and subnet manager with `ibstat`"),
     Check(
@@ -127,6 +128,11 @@ class Preflight:
     def passed(self) -> bool:
         """Whether the ranks may start."""
         return not self.refusing
+
+    @property
+    def may_pass_later(self) -> bool:
+        """Whether nothing but others on the GPUs keeps the ranks from starting."""
+        return {fault.check for fault in self.refusing} <= {"gpus-taken", "gpus-free"}
 
 
 class PreflightFailed(HolmesError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +28,7 @@ def read_user_variables(job: Job, environ: Mapping[str, str], folder: Path, stor
     """Take values from `environ`, secrets from their files, and the model's file from `folder`.
 
     That is the folder of job.yaml, or of a `stored` run, where the model's file lies by its name alone.
-    Raises HolmesError for what is not there.
+    Raises HolmesError for what is not there, and for a model that is not Python.
     """
     settings = job.launch
     return UserVariables(
@@ -41,7 +43,24 @@ def _model_file(job: Job, folder: Path, stored: bool) -> dict[str, str]:
     file = Path((job.model.factory or "").rpartition(":")[0])
     if job.model.factory is None or file.is_absolute():
         return {}
-    return {file.name: _read("model.factory", folder / (file.name if stored else file))}
+    path = folder / (file.name if stored else file)
+    text = _read("model.factory", path)
+    _check_syntax(path, text)
+    return {file.name: text}
+
+
+def _check_syntax(path: Path, text: str) -> None:
+    """Compile the user's model without running it: on the hosts a slip would be seen only when torch is up."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(text, str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else f": {error}"
+        raise HolmesError(
+            f"job.yaml: model.factory: {path}{line}",
+            f"correct it; Python {sys.version_info.major}.{sys.version_info.minor} reads it here, and nothing was sent",
+        ) from None
 
 
 def _value(name: str, value: str | None, environ: Mapping[str, str]) -> str:

@@ -202,3 +202,15 @@ def test_unknown_run_is_refused_and_says_how_to_list(
     text = refused("status", "2020")
     assert "run 2020: not known here" in text
     assert "holmes ps" in text
+
+
+@pytest.mark.process
+def test_a_slip_in_ones_own_model_is_found_here_before_anything_is_made(tmp_path: Path) -> None:
+    planned(tmp_path, model={**job(tmp_path)["model"], "factory": "mine.py:build"})
+    (tmp_path / "mine.py").write_text("import torch\ndef build(layers, job)\n    ...\n", encoding="utf-8")
+    refused = holmes(tmp_path, "launch", "plan.json")
+    assert refused.returncode == 2
+    assert "error: job.yaml: model.factory: " in refused.stderr
+    assert "mine.py, line 2: expected ':'\nhint: correct it; " in refused.stderr
+    assert not (tmp_path / "runs").exists()
+    assert nothing_is_left(tmp_path)

@@ -55,4 +55,5 @@ def _facts(plan: Plan, node: Node) -> NodeFacts:
         memlock_bytes=-1,
         memory_bytes=64 << 30,
         nccl_settings=(),
+        gpus_taken=(),
     )

@@ -156,6 +156,27 @@ def test_model_of_ones_own_is_read_beside_the_job_and_sent(tmp_path: Path) -> No
         read_user_variables(plan.job, {}, tmp_path / "elsewhere")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def build(layers, job):\n    return (\n", r"mine\.py, line 2: '\(' was never closed"),
+        ("def build(layers, job)\n    ...\n", r"mine\.py, line 1: expected ':'"),
+        ("x = 1\0", r"mine\.py.*: source code (string )?cannot contain null bytes"),
+    ],
+)
+def test_a_model_that_is_not_python_is_refused_where_it_is_read(
+    tmp_path: Path, text: str, said: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    plan = cpu_plan(model={**bed_job().model.model_dump(), "factory": "mine.py:build"})
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    with pytest.raises(HolmesError, match=said) as refused:
+        read_user_variables(plan.job, {}, tmp_path)
+    assert refused.value.exit_code == 2
+    (tmp_path / "mine.py").write_text("raise SystemExit('\\d runs on the hosts alone')", encoding="utf-8")
+    assert list(read_user_variables(plan.job, {}, tmp_path).files) == ["mine.py"]
+    assert not recwarn.list
+
+
 def test_model_at_an_absolute_path_is_on_the_hosts_already(tmp_path: Path) -> None:
     plan = cpu_plan(model={**bed_job().model.model_dump(), "factory": "/shared/mine.py:build"})
     assert read_user_variables(plan.job, {}, tmp_path).files == {}

@@ -10,7 +10,14 @@ import pytest
 from holmes_core.errors import HostError
 from holmes_core.records.job import LaunchSettings, Source
 from holmes_core.records.plan import EnvironmentVariable, Plan
-from holmes_runtime.config.messages import NodeCheckpointFolder, NodeGpu, NodeGpuProcess, NodeInterface, NodeNcclSetting
+from holmes_runtime.config.messages import (
+    GpuClaim,
+    NodeCheckpointFolder,
+    NodeGpu,
+    NodeGpuProcess,
+    NodeInterface,
+    NodeNcclSetting,
+)
 from launcher.nodes.node_checks import TORCH_BELOW, TORCH_FROM, check_facts
 from launcher.nodes.preflight import CHECKS, Fault, Preflight, PreflightFailed, host_fault, remedy_of
 from launcher.prepare.prepare import inputs_of, node_environment
@@ -28,6 +35,7 @@ NET_IB = NodeNcclSetting("~/.bashrc", "NCCL_NET", "IB")
 DOCKER0 = NodeNcclSetting("/etc/nccl.conf", "NCCL_SOCKET_IFNAME", "docker0")
 UUID = f"GPU-{HOST}-0"
 PYTHON = NodeGpuProcess(UUID, "4711", "python")
+TAKEN = GpuClaim(UUID, 0, "ann", "r1", 1_700_000_000)
 
 
 def faults(plan: Plan, **facts: Any) -> list[Fault]:
@@ -55,6 +63,7 @@ def test_healthy_nodes_have_no_fault(plan: Plan) -> None:
         ("versions", "nccl 2.26.2, where most have 2.27.5", {"nccl": "2.26.2"}),
         ("gpus", "no GPU 1; there are 0", {"gpus": (NodeGpu(0, UUID, "A100"),)}),
         ("gpus", "nvidia-smi does not answer", {"gpus": None}),
+        ("gpus-taken", "GPU 0 is taken by run r1 of ann, since 2023-11-14 22:13 UTC", {"gpus_taken": (TAKEN,)}),
         ("gpus-free", "process 4711 (python) is on GPU 0", {"gpu_processes": (PYTHON,)}),
         ("interfaces", "no interface eth0; there are lo, eth1", {"interfaces": {"lo": UP, "eth1": UP}}),
         ("interfaces", "is no address of this host", {"local_addresses": ()}),
@@ -205,3 +214,10 @@ def test_unknown_host_key_is_a_fault_of_its_own_check() -> None:
 def test_names_of_checks_are_unique() -> None:
     names = [check.name for check in CHECKS]
     assert len(names) == len(set(names))
+
+
+def test_only_others_on_the_gpus_are_waited_for() -> None:
+    busy, taken = Fault("gpus-free", HOST, "process 4711"), Fault("gpus-taken", HOST, "GPU 0")
+    assert Preflight((busy, taken), frozenset()).may_pass_later
+    assert not Preflight((taken, Fault("disk", HOST, "full")), frozenset()).may_pass_later
+    assert Preflight((taken, Fault("disk", HOST, "full")), frozenset({"disk"})).may_pass_later

@@ -18,6 +18,12 @@ from pathlib import Path
 from typing import IO
 
 import paramiko
+from paramiko.common import (
+    AUTH_FAILED,
+    AUTH_SUCCESSFUL,
+    OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED,
+    OPEN_SUCCEEDED,
+)
 
 CHUNK_BYTES = 1 << 15
 EXIT_UNKNOWN = 255
@@ -37,11 +43,11 @@ class Door(paramiko.ServerInterface):
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:  # noqa: ARG002
         """Whether this key may log in; paramiko has seen its signature."""
         known = key.get_base64() in self._authorized
-        return paramiko.AUTH_SUCCESSFUL if known else paramiko.AUTH_FAILED
+        return AUTH_SUCCESSFUL if known else AUTH_FAILED
 
     def check_channel_request(self, kind: str, chanid: int) -> int:  # noqa: ARG002
         """Sessions alone: nothing is forwarded."""
-        return paramiko.OPEN_SUCCEEDED if kind == "session" else paramiko.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
+        return OPEN_SUCCEEDED if kind == "session" else OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
         """Starts the command; its end closes the channel."""
