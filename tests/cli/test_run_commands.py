@@ -156,7 +156,9 @@ def test_events_as_json_and_the_file_for_prometheus_tell_the_whole_run(
     exported = (tmp_path / f"holmes-{run_folder(tmp_path).name}.prom").read_text(encoding="utf-8")
     assert re.search(r'^holmes_run_state\{run="[\w-]+",state="done"\} 1$', exported, re.MULTILINE)
     assert re.search(r'^holmes_run_steps_done\{run="[\w-]+"\} 4$', exported, re.MULTILINE)
-    assert holmes(tmp_path, "status", str(run_folder(tmp_path)), "--html", "page.html").returncode == 0
+    shown = holmes(tmp_path, "status", str(run_folder(tmp_path)), "--html", "page.html", "--tensorboard", "events")
+    assert shown.returncode == 0
+    assert [path.stat().st_size > 500 for path in (tmp_path / "events").glob("*/events.out.tfevents.*")] == [True]
     assert (tmp_path / "page.html").read_text(encoding="utf-8").count('<polyline class="curve') >= 3
 
 
