@@ -129,6 +129,7 @@ def launch(
     from launcher.journal.run_folder import new_folder, read_run
     from launcher.launch import Launch
     from launcher.prepare.user_variables import read_user_variables
+    from launcher.supervise.tell_command import cannot_run
 
     settings = settings or Settings()
     if settings.detached and any(node.access.transport == "slurm" for node in plan.nodes):
@@ -136,6 +137,9 @@ def launch(
             "--detach: what this starts in a Slurm job ends with this process",
             "leave it out: a batch script with `holmes launch` goes on without a shell",
         )
+    for name, words in (("on_end", plan.job.launch.on_end), ("on_verdict", plan.job.launch.on_verdict)):
+        if words and (why := cannot_run(words)):
+            raise HolmesError(f"launch.{name}: {why}", "install it, name it by its whole path, or leave it out")
     variables = read_user_variables(plan.job, os.environ, job_folder)
     exports, folder = exports_folder(os.environ), new_folder(runs)
     planner = Replanner(inventory) if inventory is not None else None

@@ -32,6 +32,7 @@ from launcher.supervise.attempt_state import AttemptState
 from launcher.supervise.failure import shell_exit_code
 from launcher.supervise.lost_hosts import LostHosts
 from launcher.supervise.replanning import Planner, Replanning
+from launcher.supervise.tell_command import TellCommand
 from launcher.supervise.watch import watch
 
 SEEN_EVERY_S = 1.0  # between two notes of how far the nodes' messages are written down
@@ -62,6 +63,8 @@ class Launch:
         self._nodes = RunningNodes((), settings.detached)
         self._stuck: tuple[str, ...] = ()
         self._seen_written_s = 0.0
+        told = plan.job.launch
+        self._at_end, self._for_verdicts = (TellCommand(each, folder.path) for each in (told.on_end, told.on_verdict))
 
     def start(self, inventory: Inventory | None, forced: frozenset[str]) -> None:
         """Start the first attempt. Raises PreflightFailed, or HolmesError; then nothing is left, here or on a node."""
@@ -151,12 +154,22 @@ class Launch:
         """Take what an attempt reports; what is slow may lead to another plan."""
         if isinstance(event, FinishedStep):
             self._record.take(event.metrics)
+            self._tell_verdicts(event)
             self._replanning.take_verdicts(event.verdicts, self._record.attempt_steps.median_step_s)
             self._save_for_next_plan()
         elif isinstance(event, FilePart):
             write_part(self.folder.path, event)
         else:
             self._record.take(event)
+
+    def _tell_verdicts(self, step: FinishedStep) -> None:
+        if step.verdicts:
+            found = {"step": step.metrics.step, "verdicts": step.metrics.verdicts}
+            self._for_verdicts.tell({"event": "verdict", **self._time_and_place(), **found})
+
+    def _time_and_place(self) -> dict[str, object]:
+        path = self.folder.path.absolute()
+        return {"time_s": time.time(), "run_id": self.folder.run_id, "folder": str(path)}
 
     def _tick(self, state: AttemptState) -> None:
         """What is done now and then while an attempt runs."""
@@ -225,6 +238,9 @@ class Launch:
             ended = ("failed", tuple(state.failures), shell_exit_code(state.cause.exit_code))
         run = self._record.write(self._plan, self._attempt.number, *ended, self._stuck)
         self.folder.close()
+        cause = state.cause.model_dump(mode="json") if state.cause else None
+        record = run.model_dump(mode="json")
+        self._at_end.tell({"event": "end", **self._time_and_place(), "cause": cause, "run": record})
         return run
 
 

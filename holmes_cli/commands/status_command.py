@@ -19,10 +19,12 @@ from holmes_runtime.config.strict_json import encode
 from launcher.journal.follow_folder import past_events, read_plan
 from launcher.journal.run_events import NodeState, Notice
 from launcher.journal.run_store import StoredRun, find_run
-from launcher.journal.step_file import read_steps
+from launcher.journal.step_file import read_steps, read_written
 from launcher.journal.step_metrics import StepMetrics
+from launcher.journal.tensorboard import write_event_file
 
 MOST_STEPS = 1000
+ALL_STEPS = 1 << 31
 FOLLOW_S = 5.0
 
 
@@ -31,6 +33,9 @@ def status_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the state as JSON.")] = False,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write one self-contained page: loss, throughput, traffic.")
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write the steps as TensorBoard's event file.")
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="With --html: write the page anew as the run goes on.")
@@ -49,6 +54,10 @@ def status_command(
                 time.sleep(FOLLOW_S)
                 known = _read(run)
         _write_page(html, known)
+    if tensorboard:
+        run_id = known.stored.run.run_id
+        path = write_event_file(tensorboard / run_id, run_id, read_written(known.stored.folder, ALL_STEPS))
+        err.print(f"{path}: `tensorboard --logdir {tensorboard}` shows it", markup=False, soft_wrap=True)
     if as_json:
         last = encode(StepMetrics, known.steps[-1]) if known.steps else None
         record = known.stored.run.model_dump(mode="json")

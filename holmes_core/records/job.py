@@ -169,6 +169,20 @@ class LaunchSettings(Record):
     secrets: dict[VariableName, str] = {}
     """Variables whose value is the text of this file on the controller. It goes into a private file on each node,
     never onto a command line or into the dry run."""
+    on_end: tuple[OneLine, ...] = ()
+    """A command, word by word, that runs on the controller when the run has ended, however it did: `[curl, --json,
+    "@-", https://...]`. On its standard input is JSON that says how; no shell reads the words, the run does not
+    wait for it, and a minute later it is ended. The program is found by PATH, or named by its whole path."""
+    on_verdict: tuple[OneLine, ...] = ()
+    """The same whenever hosts, links or edges are found slow or were adapted, while no earlier one still runs."""
+
+    @model_validator(mode="after")
+    def _names_programs(self) -> LaunchSettings:
+        for name, words in (("on_end", self.on_end), ("on_verdict", self.on_verdict)):
+            program = words[0] if words else "/"
+            if not program or ("/" in program and not program.startswith("/")):
+                raise ValueError(f"{name}: {program!r} is no program's name and no whole path")
+        return self
 
     @model_validator(mode="after")
     def _leaves_the_network_alone(self) -> LaunchSettings:

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.record_file import private_opener
@@ -62,8 +63,20 @@ def _every_other(lines: Iterable[str]) -> Iterator[str]:
         counts[is_evaluated] += 1
 
 
+class WrittenStep(NamedTuple):
+    """A step, and the Unix time at which it was written."""
+
+    time_s: float
+    step: StepMetrics
+
+
 def read_steps(folder: Path, most: int) -> list[StepMetrics]:
     """Steps of a run in order, at most `most`, evenly spaced, the first and the last among them. Raises HolmesError."""
+    return [written.step for written in read_written(folder, most)]
+
+
+def read_written(folder: Path, most: int) -> list[WrittenStep]:
+    """The same, with the time of each."""
     path = folder / METRICS_FILE
     try:
         if not path.exists():
@@ -71,11 +84,12 @@ def read_steps(folder: Path, most: int) -> list[StepMetrics]:
         *lines, _ = read_regular(path, 2 * MOST_BYTES, inside=folder).split(b"\n")
         last = len(lines) - 1
         chosen = range(len(lines)) if last < most else sorted({last * index // (most - 1) for index in range(most)})
-        found = [from_line(lines[index].decode("utf-8")).event for index in chosen]
+        found = [from_line(lines[index].decode("utf-8")) for index in chosen]
     except OSError as error:
         why = error.strerror or os.strerror(error.errno or 0)
         raise HolmesError(f"{path}: cannot be read: {why}", "give a folder that `holmes launch` wrote") from None
     except ValueError as error:
         raise HolmesError(f"{path}: no steps: {str(error)[:200]}", "give a folder that `holmes launch` wrote") from None
-    steps = {step.step: step for step in found if isinstance(step, StepMetrics)}
+    written = (WrittenStep(each.time_s, each.event) for each in found if isinstance(each.event, StepMetrics))
+    steps = {each.step.step: each for each in written}
     return [steps[number] for number in sorted(steps)]

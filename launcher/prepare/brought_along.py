@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
 
 ALL_RANKS = "all ranks"
+HERE = "this machine"
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,9 @@ def _brought_by_job(job: Job) -> Iterator[Brought]:
         *_paths(job),
     ):
         yield Brought(what, value, (ALL_RANKS,))
+    for when, words in (("at the end", job.launch.on_end), ("for what is slow", job.launch.on_verdict)):
+        if words:
+            yield Brought(f"command {when}", shlex.join(words), (HERE,))
 
 
 def _variables(environment: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:

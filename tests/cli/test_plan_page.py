@@ -18,7 +18,7 @@ from holmes_runtime.config.schedule import make_schedule
 from planner.advice.explain import bottleneck
 from planner.layout.reprice import plan_timeline
 from planner.schedule.simulate import PipelineTimes, timeline
-from tests.cli.browser import NEEDS_BROWSER, dumped, screenshot
+from tests.cli.browser import NEEDS_BROWSER, dumped, hidden_parts, screenshot
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
 BED = cpu_inventory([2, 2])
@@ -118,3 +118,12 @@ def test_browser_draws_placement_and_timeline(tmp_path: Path, bed_plan: Plan) ->
     backwards = elements.count('<rect class="b"') + elements.count('<rect class="i"')
     assert elements.count('<rect class="f"') == backwards == 2 * bed_plan.microbatches[0]
     assert elements.count('<path class="edges"') == 2
+
+
+@pytest.mark.process
+@NEEDS_BROWSER
+@pytest.mark.parametrize("width", [500, 1000, 1600])
+def test_browser_shows_all_of_the_page_at_any_width(tmp_path: Path, large_plan: Plan, width: int) -> None:
+    page = tmp_path / "plan.html"
+    page.write_text(page_of(large_plan, LARGE), encoding="utf-8")
+    assert hidden_parts(page, width) == ""

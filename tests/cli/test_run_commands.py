@@ -156,7 +156,9 @@ def test_events_as_json_and_the_file_for_prometheus_tell_the_whole_run(
     exported = (tmp_path / f"holmes-{run_folder(tmp_path).name}.prom").read_text(encoding="utf-8")
     assert re.search(r'^holmes_run_state\{run="[\w-]+",state="done"\} 1$', exported, re.MULTILINE)
     assert re.search(r'^holmes_run_steps_done\{run="[\w-]+"\} 4$', exported, re.MULTILINE)
-    assert holmes(tmp_path, "status", str(run_folder(tmp_path)), "--html", "page.html").returncode == 0
+    shown = holmes(tmp_path, "status", str(run_folder(tmp_path)), "--html", "page.html", "--tensorboard", "events")
+    assert shown.returncode == 0
+    assert [path.stat().st_size > 500 for path in (tmp_path / "events").glob("*/events.out.tfevents.*")] == [True]
     assert (tmp_path / "page.html").read_text(encoding="utf-8").count('<polyline class="curve') >= 3
 
 
@@ -241,3 +243,19 @@ def test_verdict_on_a_killed_rank_is_not_buried_under_its_peers_tracebacks(tmp_p
     assert verdict.startswith("host b1 (b): rank 1 failed first: signal 9")
     assert "Traceback" in (run_folder(tmp_path) / "logs" / "a1-rank0.log").read_text(encoding="utf-8")
     assert nothing_is_left(tmp_path)
+
+
+def test_a_command_of_the_job_is_told_how_the_run_ended_and_a_missing_one_refuses_the_launch(tmp_path: Path) -> None:
+    keep = "import sys; open('heard', 'w').write(sys.stdin.read())"
+    planned(tmp_path, launch={"on_end": [sys.executable, "-c", keep]})
+    assert holmes(tmp_path, "launch", "plan.json").returncode == 0
+    heard = run_folder(tmp_path) / "heard"
+    assert eventually(lambda: heard.exists() and heard.read_text(encoding="utf-8").endswith("\n"))
+    told = json.loads(heard.read_text(encoding="utf-8"))
+    assert (told["event"], told["cause"], told["run"]["state"]) == ("end", None, "done")
+    assert (told["run_id"], told["folder"]) == (run_folder(tmp_path).name, str(run_folder(tmp_path)))
+    planned(tmp_path, launch={"on_end": ["no-such-program-here"]})
+    refused = holmes(tmp_path, "launch", "plan.json", "--runs", "others")
+    assert refused.returncode == 2
+    assert "launch.on_end: no-such-program-here: no program of that name here" in refused.stderr
+    assert not (tmp_path / "others").exists()
