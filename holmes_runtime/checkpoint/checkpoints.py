@@ -85,11 +85,12 @@ class Checkpoints:
         self._group = new_control_group(config.timeout_s)
         self._saving: Future[None] | None = None
         self._snapshot = Snapshot()
-        self.every_steps = config.checkpoint.every_steps
+        self._every_steps, self._copies = config.checkpoint.every_steps, config.checkpoint.copies
+        self._has_too_few = False  # copies of what it went on from
         self._folders = find_folders(self._folder.path, me, config.ranks, self._group)
         self._own = self._folders.number(me.rank)
         self._is_first = self._folders.ranks_at(self._own)[0] == me.rank
-        self._copied_to = self._folders.copied_to(config.checkpoint.copies)
+        self._copied_to = self._folders.copied_to(self._copies)
         if self._is_first:
             self._folder.make_ready()
         self._offers = self._all_offers()
@@ -120,6 +121,10 @@ class Checkpoints:
         """Whether there was none to go on from when this was made: the run starts from the beginning."""
         return all(each.latest is None for each in self._offers)
 
+    def is_due(self, steps: int) -> bool:
+        """Whether the state after `steps` is to be saved: also at once where a host lost now would lose the run."""
+        return steps % self._every_steps == 0 or self._has_too_few
+
     def load(self, shards: Iterable[Shard]) -> Counters | None:
         """Reads the newest whole checkpoint into `shards`; None, and nothing done, if there is none at all.
 
@@ -135,6 +140,7 @@ class Checkpoints:
             counters, fault = self._load(found, pieces)
             if fault is None:
                 self._begun_by = found.offer.begun_by or self._config.run_id
+                self._has_too_few = any(len(at) < min(self._copies, len(self._offers)) for at in found.holders.values())
                 return counters
             reasons.append(f"{found.offer.name}: {fault}")
             if len(self._offers) > 1:
@@ -206,7 +212,7 @@ class Checkpoints:
         is_first = self._me.tp_rank == 0
         mine = [shard for shard in shards if (is_first or not shard.part.is_whole) and not shard.is_copy]
         copies = self._snapshot.take(pieces_of(mine))
-        self._saving = Future()
+        self._saving, self._has_too_few = Future(), False
         # A daemon: when the run fails elsewhere, nobody waits for a write that waits for ranks that are gone.
         Thread(target=self._run, args=(self._saving, copies, counters), name="checkpoint", daemon=True).start()
 
