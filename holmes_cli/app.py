@@ -1,7 +1,8 @@
 """The `holmes` command: what it can be asked, and the module of the one command that is.
 
-`holmes NAME` is the function `NAME_command` of `commands/NAME_command.py`, or of `NAME_command.py` here where no person
-types it, imported only when it is asked for: a start costs what that command needs and no more.
+`holmes NAME` is the function `NAME_command` of `commands/NAME_command.py`, of a folder of its own there, or of
+`NAME_command.py` here where no person types it, imported only when it is asked for: a start costs what that command
+needs and no more.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ COMMANDS = {
     "trust": "Show the keys that hosts offer, ask, and add them to the known hosts. A changed key is never replaced.",
     "model": "Print what job.yaml says of a published model: its shape, and that training starts from its weights.",
     "data": "Turn text into a Megatron-compatible token file, which nodes train on without the tokenizer.",
+    "checkpoint": "Show, check or gather what a run has saved, on one disk or on several hosts' own.",
 }
 HIDDEN = {"control"}
+PACKAGES = {"control": "holmes_cli", "checkpoint": "holmes_cli.commands.checkpoint"}  # where not holmes_cli.commands
 # Objects made until cycles are looked for. Records hold none and stay to the end; by default a fifth of the time of
 # planning 4,096 hosts goes into looking.
 OBJECTS_A_COLLECTION = 100_000
@@ -122,8 +125,8 @@ def _of_all_commands(
 
 
 def _command(name: str) -> Callable[..., None]:
-    """The function of a command, with its arguments and options. No person types a hidden one."""
-    package = "holmes_cli" if name in HIDDEN else "holmes_cli.commands"
+    """The function of a command, with its arguments and options."""
+    package = PACKAGES.get(name, "holmes_cli.commands")
     function: Callable[..., None] = getattr(import_module(f"{package}.{name}_command"), f"{name}_command")
     return function
 

@@ -9,7 +9,7 @@ import pytest
 import typer.main
 from typer.core import TyperGroup
 
-from holmes_cli.app import COMMANDS, HIDDEN, make_app
+from holmes_cli.app import COMMANDS, HIDDEN, PACKAGES, make_app
 
 SHOWN = sorted(set(COMMANDS) - HIDDEN)
 RUN_COMMANDS = {"launch", "ps", "status", "logs", "attach", "stop", "trust"}
@@ -34,7 +34,7 @@ def test_command_says_what_it_does_in_one_sentence(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_command_is_listed_with_the_docstring_of_its_function(name: str) -> None:
-    package = "holmes_cli" if name in HIDDEN else "holmes_cli.commands"
+    package = PACKAGES.get(name, "holmes_cli.commands")
     function = getattr(import_module(f"{package}.{name}_command"), f"{name}_command")
     assert function.__doc__ == COMMANDS[name]
 

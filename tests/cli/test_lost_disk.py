@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from tests.cli.test_lost_host import launched, losses, planned, wait_for
-from tests.testbed.bed import Bed
 from tests.testbed.needs_bed import NEEDS_BED
+from tests.testbed.own_disks import on_host, own_disks
 from tests.testbed.rehearsal import Site, only_run
 
 pytestmark = NEEDS_BED
-
-
-@contextlib.contextmanager
-def own_disks(bed: Bed, folder: Path) -> Iterator[None]:
-    """At `folder` each host sees a disk of its own, and nobody else does."""
-    folder.mkdir()
-    for host in bed.hosts:
-        on_host(bed, host.name, "mount", "-t", "tmpfs", "-o", "mode=777", "tmpfs", str(folder))
-    try:
-        yield
-    finally:
-        for host in bed.hosts:
-            on_host(bed, host.name, "umount", "--lazy", str(folder))
-
-
-def on_host(bed: Bed, host: str, *command: str) -> str:
-    """What the command prints there."""
-    return subprocess.run(bed.on_host_command(host, command), check=True, capture_output=True, text=True).stdout
 
 
 def test_training_goes_on_from_the_other_hosts_disks(site: Site, tmp_path: Path) -> None:
