@@ -8,6 +8,7 @@ holds the files of its ranks and copies of others', and all together hold the ch
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import uuid
 from collections.abc import Iterable
@@ -259,9 +260,10 @@ class Checkpoints:
 
     def _in_words(self, error: Exception) -> str:
         """What went wrong here, and how much is free."""
-        path = self._folder.path
-        free_bytes = shutil.disk_usage(path).free
-        return f"host {self._me.host}, rank {self._me.rank}: {error!r} ({free_bytes / 1e6:.0f} MB are free in {path})"
+        path, free = self._folder.path, "none"
+        with contextlib.suppress(OSError):
+            free = f"{shutil.disk_usage(path).free / 1e6:.0f} MB"
+        return f"host {self._me.host}, rank {self._me.rank}: {error!r} ({free} free in {path})"
 
     def _troubles(self, mine: Exception | None) -> str | None:
         """What went wrong on any rank, in words; None if nothing did."""

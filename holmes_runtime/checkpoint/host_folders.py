@@ -62,22 +62,25 @@ class HostFolders:
         targets: dict[int, tuple[int, ...]] = {rank.rank: () for rank in self.ranks}
         taken = [0] * len(self.hosts)
         for number in range(len(self.hosts)):
-            used, clusters = {number}, self.clusters_at(number)
-            wanted = copies if len(clusters) == 1 else 1
-            own = self.ranks_at(number)
+            used, own = [number], self.ranks_at(number)
+            wanted = copies if len(self.clusters_at(number)) == 1 else 1
             while len(used) < min(wanted, len(self.hosts)):
-                free = (each for each in range(len(self.hosts)) if each not in used)
-                best = min(
-                    free,
-                    key=lambda at: (bool(self.clusters_at(at) & clusters), taken[at], (at - number) % len(taken)),
-                )
-                used.add(best)
-                clusters |= self.clusters_at(best)
+                best = self._next(used, taken)
+                used.append(best)
                 taken[best] += len(own)
                 there = self.ranks_at(best)
                 for position, rank in enumerate(own):
                     targets[rank] = (*targets[rank], there[position % len(there)])
         return targets
+
+    def _next(self, used: Sequence[int], taken: Sequence[int]) -> int:
+        """The folder for one more copy of what those `used` hold; `taken` are by folder the ranks it copies already."""
+        clusters = {cluster for number in used for cluster in self.clusters_at(number)}
+
+        def worse(number: int) -> tuple[bool, int, int]:
+            return bool(self.clusters_at(number) & clusters), taken[number], (number - used[0]) % len(taken)
+
+        return min((number for number in range(len(taken)) if number not in used), key=worse)
 
 
 def find_folders(path: Path, me: Rank, ranks: Sequence[Rank], group: ProcessGroup) -> HostFolders:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 from torch.distributed import ProcessGroup
 
@@ -20,14 +20,15 @@ def copy_files(
 
     Called by all ranks. A rank whose disk fails goes on with the exchange, as its peers wait.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):  # which opening a file in it tells
+        folder.mkdir(parents=True, exist_ok=True)
     given = [_Given(folder, file, target) for file in index.files if file.rank == rank for target in copied_to[rank]]
     taken = [_Taken(folder, file) for file in index.files if rank in copied_to[file.rank]]
     outgoing = [Outgoing(each.target, each.file.size_bytes, each.fill) for each in given]
     incoming = [Incoming(each.file.rank, each.file.size_bytes, each.take) for each in taken]
     exchange(outgoing, incoming, group)
     for each in taken:
-        each.close()
+        each.finish()
     errors = [each.error for each in given] + [each.error for each in taken]
     return next((error for error in errors if error is not None), None)
 
@@ -53,25 +54,22 @@ class _Taken:
     def __init__(self, folder: Path, file: PieceFile) -> None:
         self.file = file
         self.error: OSError | None = None
-        self._target: BinaryIO | None = None
-        try:
-            self._target = open(folder / file.name, "wb")  # noqa: SIM115
-        except OSError as error:
-            self.error = error
+        self._path, self._mode = folder / file.name, "xb"  # never over a file that is there
 
     def take(self, chunk: memoryview) -> None:
         try:
-            if self.error is None and self._target is not None:
-                self._target.write(chunk)
+            if self.error is None:
+                with open(self._path, self._mode) as target:
+                    target.write(chunk)
+                self._mode = "ab"
         except OSError as error:
             self.error = error
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """Waits until the file is on the disk."""
         try:
-            if self._target is not None:
-                with self._target:
-                    self._target.flush()
-                    os.fsync(self._target.fileno())
+            if self.error is None:
+                with open(self._path, "rb") as target:
+                    os.fsync(target.fileno())
         except OSError as error:
-            self.error = self.error or error
+            self.error = error
