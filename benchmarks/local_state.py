@@ -23,9 +23,9 @@ from tests.testbed.bed import Bed
 from tests.testbed.own_disks import on_host, own_disks
 from tests.testbed.rehearsal import Site, bed_site, standard_library_corpus
 
-WINDOW, ROUNDS = 10, 3  # steps in a row that are compared, and how often
+WINDOW, ROUNDS = 10, 2  # steps in a row that are compared, and how often
 STEPS = 2 * WINDOW * (ROUNDS + 1)
-LOST, LOST_AFTER = "b2", 28  # the host that is lost, at a step by which the save after the 20th is done
+LOST, LOST_AFTER = "b2", 38  # the host that is lost, at a step by which the save after the 20th is done
 
 
 def main() -> None:

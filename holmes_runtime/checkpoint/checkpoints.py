@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 import uuid
 from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
-from typing import NamedTuple
 
 from holmes_runtime.checkpoint.checkpoint_folder import LATEST_FILE, CheckpointFolder, before, write_durably
 from holmes_runtime.checkpoint.description import DESCRIPTION_FILE, Counters, Description, describe, differences
@@ -32,13 +32,17 @@ from holmes_runtime.checkpoint.piece_index import (
     INDEX_FILE,
     INDEX_VERSION,
     DamagedPiece,
+    Described,
+    Merged,
     PieceIndex,
+    Written,
     WrittenTensor,
     digest_of,
     index_text,
     read_index,
 )
 from holmes_runtime.checkpoint.piece_loading import PieceLoading
+from holmes_runtime.checkpoint.piece_transfer import Pace
 from holmes_runtime.checkpoint.reshard import TensorPiece, pieces_of
 from holmes_runtime.checkpoint.snapshot import Snapshot
 from holmes_runtime.checkpoint.whole_checkpoints import Found, Offers, found_in, offers_in, read_description
@@ -48,27 +52,7 @@ from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.parallel.gradient_buckets import Shard
 
-
-class Written(NamedTuple):
-    """What one rank wrote, or why it could not."""
-
-    tensors: tuple[WrittenTensor, ...]
-    trouble: str | None
-
-
-class Merged(NamedTuple):
-    """What all ranks wrote, where there are folders that need it, or why not."""
-
-    pieces: PieceIndex | None
-    trouble: str | None
-
-
-class Described(NamedTuple):
-    """A checkpoint's own words, or why they cannot be read."""
-
-    pieces: PieceIndex | None
-    description: str
-    fault: str | None
+SPREAD = 0.5  # of the time between two saves, over which copies are sent, so that training has the network as well
 
 
 class Checkpoints:
@@ -88,6 +72,7 @@ class Checkpoints:
         self._snapshot = Snapshot()
         self._every_steps, self._copies = config.checkpoint.every_steps, config.checkpoint.copies
         self._has_too_few = False  # copies of what it went on from
+        self._pace, self._saved_s = Pace(0.0), time.monotonic()
         self._folders = find_folders(self._folder.path, me, config.ranks, self._group)
         self._own = self._folders.number(me.rank)
         self._is_first = self._folders.ranks_at(self._own)[0] == me.rank
@@ -214,6 +199,8 @@ class Checkpoints:
         mine = [shard for shard in shards if (is_first or not shard.part.is_whole) and not shard.is_copy]
         copies = self._snapshot.take(pieces_of(mine))
         self._saving, self._has_too_few = Future(), False
+        now_s = time.monotonic()
+        self._pace, self._saved_s = Pace(SPREAD * (now_s - self._saved_s)), now_s
         # A daemon: when the run fails elsewhere, nobody waits for a write that waits for ranks that are gone.
         Thread(target=self._run, args=(self._saving, copies, counters), name="checkpoint", daemon=True).start()
 
@@ -224,6 +211,7 @@ class Checkpoints:
 
     def finish(self) -> None:
         """Waits for the write that was started, if any. Raises RuntimeError if it failed."""
+        self._pace.hurry()
         if self._saving is not None:
             self._saving.result()
 
@@ -241,7 +229,8 @@ class Checkpoints:
         merged = self._merge(self._write_own(partial, pieces), counters)
         trouble = merged.trouble
         if trouble is None and merged.pieces is not None:
-            trouble = self._troubles(copy_files(partial, merged.pieces, self._me.rank, self._copied_to, self._group))
+            copied = copy_files(partial, merged.pieces, self._me.rank, self._copied_to, self._group, self._pace)
+            trouble = self._troubles(copied)
         if trouble is None:
             trouble = self._troubles(self._publish(partial, merged.pieces, counters))
         if trouble is not None:

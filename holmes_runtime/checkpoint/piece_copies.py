@@ -10,11 +10,18 @@ from pathlib import Path
 from torch.distributed import ProcessGroup
 
 from holmes_runtime.checkpoint.piece_index import PieceFile, PieceIndex
-from holmes_runtime.checkpoint.piece_transfer import Incoming, Outgoing, exchange
+from holmes_runtime.checkpoint.piece_transfer import Incoming, Outgoing, Pace, exchange
+
+COPIED_BYTES = 1 << 18  # at a time, which what training sends may have to wait for
 
 
 def copy_files(
-    folder: Path, index: PieceIndex, rank: int, copied_to: Mapping[int, tuple[int, ...]], group: ProcessGroup
+    folder: Path,
+    index: PieceIndex,
+    rank: int,
+    copied_to: Mapping[int, tuple[int, ...]],
+    group: ProcessGroup,
+    pace: Pace,
 ) -> OSError | None:
     """Sends the files of `rank` in `folder` to the ranks `copied_to` names, and writes theirs; what went wrong here.
 
@@ -26,7 +33,7 @@ def copy_files(
     taken = [_Taken(folder, file) for file in index.files if rank in copied_to[file.rank]]
     outgoing = [Outgoing(each.target, each.file.size_bytes, each.fill) for each in given]
     incoming = [Incoming(each.file.rank, each.file.size_bytes, each.take) for each in taken]
-    exchange(outgoing, incoming, group)
+    exchange(outgoing, incoming, group, COPIED_BYTES, pace)
     for each in taken:
         each.finish()
     errors = [each.error for each in given] + [each.error for each in taken]

@@ -70,6 +70,28 @@ class PieceIndex(NamedTuple):
     tensors: tuple[WrittenTensor, ...]
 
 
+class Written(NamedTuple):
+    """What one rank wrote, or why it could not."""
+
+    tensors: tuple[WrittenTensor, ...]
+    trouble: str | None
+
+
+class Merged(NamedTuple):
+    """What all ranks wrote, where there are folders that need it, or why not."""
+
+    pieces: PieceIndex | None
+    trouble: str | None
+
+
+class Described(NamedTuple):
+    """A checkpoint's own words, or why they cannot be read."""
+
+    pieces: PieceIndex | None
+    description: str
+    fault: str | None
+
+
 def digest_of(data: bytes | bytearray | memoryview) -> str:
     """What tells that these bytes have changed, in hexadecimal."""
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()

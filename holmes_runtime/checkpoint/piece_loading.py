@@ -21,10 +21,12 @@ from holmes_runtime.checkpoint.piece_index import (
     check_box,
     read_box,
 )
-from holmes_runtime.checkpoint.piece_transfer import Incoming, Outgoing, exchange
+from holmes_runtime.checkpoint.piece_transfer import Incoming, Outgoing, Pace, exchange
 from holmes_runtime.checkpoint.reshard import TensorPiece
 from holmes_runtime.comm.record_exchange import all_gather_records
 from holmes_runtime.config.rank_grid import Rank
+
+ASKED_BYTES = 1 << 22  # at a time, while nothing else is sent
 
 
 class Request(NamedTuple):
@@ -164,7 +166,7 @@ class PieceLoading:
             for request in each.requests
             if request.provider == self._me.rank
         ]
-        exchange(outgoing, incoming, group)
+        exchange(outgoing, incoming, group, ASKED_BYTES, Pace(0.0))
 
     def _size_bytes(self, request: Request) -> int:
         return sum(self._boxes[number].size_bytes for number in request.boxes)
