@@ -45,7 +45,7 @@ def take_steps(trainer: Trainer, checkpoints: Checkpoints | None, first: int) ->
 def measure(folder: Path) -> tuple[float, float]:
     """Percent of ten steps that one checkpoint costs: all of it, and its pause alone."""
     trial = Trial(SHAPE, "cpu", "fp32", threads=1, micro_batch_size=1, num_microbatches=2)
-    config = replace(trial.config(), checkpoint=Checkpointing(str(folder / "saved"), 1, 1))
+    config = replace(trial.config(), checkpoint=Checkpointing(str(folder / "saved"), 1, 1, 2))
     me, tokens = config.grid.rank(0), Tokens([Part("bytes", MemoryBytes(array("B", bytes(10000))), "uint8")])
     trainer = Trainer(config, me, Corpus((tokens,), (), ""), RankGroups(), torch.device("cpu"))
     checkpoints = Checkpoints(config, me, "")

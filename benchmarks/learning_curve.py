@@ -66,7 +66,7 @@ def make_config(text: Path, pattern: str, steps: int, folder: Path) -> RunConfig
         emulation=None,
         data=Data(str(text.absolute()), pattern, None, "joined", 0.05),
         evaluation=Evaluation(50, 4),
-        checkpoint=Checkpointing(str(checkpoints.absolute()), 100, 2),
+        checkpoint=Checkpointing(str(checkpoints.absolute()), 100, 2, 2),
         profile=None,
         resume=True,
         optimizer=Optimizer(1e-3, 1e-4, min(100, steps // 10), "cosine", 0.1, 0.9, 0.95, 1.0),

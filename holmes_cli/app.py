@@ -40,9 +40,14 @@ COMMANDS = {
     "trust": "Show the keys that hosts offer, ask, and add them to the known hosts. A changed key is never replaced.",
     "model": "Print what job.yaml says of a published model: its shape, and that training starts from its weights.",
     "data": "Turn text into a Megatron-compatible token file, which nodes train on without the tokenizer.",
+    "checkpoint": "Show, check or gather what a run has saved, on one disk or on several hosts' own.",
 }
 HIDDEN = {"control"}
-ELSEWHERE = {"control": "control_command", "demo": "demo.demo_command"}
+ELSEWHERE = {
+    "checkpoint": "commands.checkpoint.checkpoint_command",
+    "control": "control_command",
+    "demo": "demo.demo_command",
+}
 # Objects made until cycles are looked for. Records hold none and stay to the end; by default a fifth of the time of
 # planning 4,096 hosts goes into looking.
 OBJECTS_A_COLLECTION = 100_000

@@ -51,7 +51,7 @@ def run_steps(
         examines = examination.is_due(step, result.examine)
         if has_reason and not examines:
             trainer.ask_to_examine()
-        saves = checkpoints is not None and (is_last or (step + 1) % checkpoints.every_steps == 0)
+        saves = checkpoints is not None and (is_last or checkpoints.is_due(step + 1))
         if evaluates or examines or saves or profiler.changes_at(step + 1):
             trainer.zero1.wait()
             meter.pause()

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("holmes", "holmes_cli", "holmes_core", "prober", "planner", "launcher", "holmes_runtime", "templates")
+CHECKPOINT_FILES = ("checkpoint_folder", "description", "piece_index", "whole_checkpoints")
 ALLOWED: dict[str, set[str]] = {
     "holmes": {"holmes_cli.api", "holmes_cli.app", "holmes_core", "launcher.journal", "launcher.nodes.preflight"},
     "holmes_core": {"holmes_core"},
@@ -22,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "holmes_cli": {
         *("holmes_cli", "holmes_core", "prober", "planner", "launcher", "templates"),
         *(f"holmes_runtime.{name}" for name in ("config", "admission.gpu_claims", "data.text", "data.token_file")),
+        *(f"holmes_runtime.checkpoint.{name}" for name in CHECKPOINT_FILES),
         *(f"holmes_runtime.published.{name}" for name in ("architectures", "needed_tensors", "safetensors_header")),
     },
 }
@@ -143,6 +145,7 @@ def test_what_nodes_and_controller_share_is_free_of_torch() -> None:
     files += [runtime / "data" / f"{name}.py" for name in free]
     published = ("architectures", "weight_names", "needed_tensors", "safetensors_header")
     files += [runtime / "published" / f"{name}.py" for name in published]
+    files += [runtime / "checkpoint" / f"{name}.py" for name in CHECKPOINT_FILES]
     users = {file.name for file in files for name in imports(file) if name.split(".")[0] == "torch"}
     assert users == {"torchrun.py"}
 

@@ -83,9 +83,10 @@ class OptimizerSettings(Record):
 class Checkpointing(Record):
     """Where and how often to save. The last step is always saved."""
 
-    path: str  # a folder that all hosts share
+    path: str  # a folder that all hosts share, or one on the disk of each
     every_steps: Positive
     keep_last: Positive = 2  # how many checkpoints to keep
+    copies: Positive = 2  # of hosts' own folders: how many hold each piece, of other clusters where there are any
 
 
 class Profile(Record):

@@ -1,8 +1,8 @@
 """The folder of a run's checkpoints. A checkpoint has its name only when it is whole, so a kill spoils none.
 
-It holds `latest` (the name of the newest whole checkpoint), `step-00000100` for the state after 100 steps, and while
-one is written `step-00000200.partial`. Rank 0 alone changes names here. The node agent looks for the newest before
-torch is up, so this imports only what is quick to import.
+It holds `latest` (the name of the newest checkpoint), `step-00000100` for the state after 100 steps, and while one is
+written `step-00000200.partial`. The first rank that sees the folder alone changes names here. The node agent looks for
+the newest before torch is up, so this imports only what is quick to import.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 LATEST_FILE = "latest"
 PARTIAL = ".partial"
+SEEN = "seen-"  # files by which hosts find out which of them share a folder begin so
 
 
 class CheckpointFolder(NamedTuple):
@@ -27,13 +28,15 @@ class CheckpointFolder(NamedTuple):
         self.path.mkdir(parents=True, exist_ok=True)
         for stray in self.path.glob(f"*{PARTIAL}"):
             shutil.rmtree(stray, ignore_errors=True)
+        for stray in self.path.glob(f"{SEEN}*"):
+            stray.unlink(missing_ok=True)
 
     def partial(self, steps: int) -> Path:
         """Where the checkpoint after `steps` is written."""
         return self.path / f"{_name(steps)}{PARTIAL}"
 
     def publish(self, steps: int) -> None:
-        """Gives the checkpoint after `steps`, now whole, its name, points `latest` to it, and removes old ones."""
+        """Gives the checkpoint after `steps`, all files of which are written, its name, and points `latest` to it."""
         final = self.path / _name(steps)
         if final.exists():
             _remove(final)
@@ -42,7 +45,10 @@ class CheckpointFolder(NamedTuple):
         write_durably(pointer, final.name + "\n")
         pointer.replace(self.path / LATEST_FILE)
         _sync_folder(self.path)
-        older = sorted(path for path in self.path.glob("step-*") if path.name <= final.name and not path.suffix)
+
+    def remove_old(self, steps: int) -> None:
+        """Keeps the newest up to the one after `steps`, once all folders have that one."""
+        older = sorted(path for path in self.path.glob("step-*") if path.name <= _name(steps) and not path.suffix)
         for path in older[: -self.keep_last]:
             _remove(path)
 
@@ -57,6 +63,11 @@ def before(checkpoint: Path) -> Path | None:
     """The newest whole checkpoint older than `checkpoint` beside it; None if there is none."""
     beside = (path for path in checkpoint.parent.glob("step-*") if path.name < checkpoint.name and not path.suffix)
     return max(beside, default=None)
+
+
+def steps_of(checkpoint: Path) -> int:
+    """The steps that the name of a checkpoint tells. Raises ValueError for another name."""
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def _name(steps: int) -> str:

@@ -48,7 +48,16 @@ class Description:
         """Of the checkpoint in `folder`. Raises ValueError naming the file if it is not one this version reads."""
         path = folder / DESCRIPTION_FILE
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"{path} does not describe a checkpoint: {error}") from None
+        return cls.parse(text, path)
+
+    @classmethod
+    def parse(cls, text: str, path: Path) -> Description:
+        """Of the `text` of the file at `path`. Raises ValueError naming that if it is not one this version reads."""
+        try:
+            data = json.loads(text)
             if data["format_version"] != FORMAT_VERSION:
                 raise ValueError(f"{path}: format_version {data['format_version']}, this Holmes reads {FORMAT_VERSION}")
             # Before there were epochs every step drew its batch with replacement, and samples were not counted.
@@ -58,7 +67,7 @@ class Description:
                 raise ValueError(f"{path}: the run's order of samples is {counters.order!r}, known are {SAMPLE_ORDERS}")
             shape = {**ADDED_TO_SHAPES, **data["shape"]}
             return cls(**{**data, "counters": counters, "shape": shape})
-        except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path} does not describe a checkpoint: {error}") from None
 
     def to_json(self) -> str:

@@ -1,17 +1,16 @@
 """The tensors of a checkpoint as torch's files. Ranks tell one another what they wrote as JSON: torch would pickle it.
 
 Every rank writes its boxes to a file of its own; no two ranks have the same box, so nobody has to be asked before. The
-first rank then writes what lies where.
+first rank of a folder then writes what lies where.
 """
 
 from __future__ import annotations
 
-import warnings
+import pickle
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-import torch.distributed.checkpoint.state_dict_loader as dcp_loader
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -23,30 +22,26 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
-from holmes_runtime.checkpoint.reshard import PieceLoadPlanner, PieceSavePlanner, TensorPiece
+from holmes_runtime.checkpoint.checkpoint_folder import steps_of
+from holmes_runtime.checkpoint.piece_index import (
+    INDEX_VERSION,
+    DamagedPiece,
+    PieceFile,
+    PieceIndex,
+    WrittenBox,
+    WrittenTensor,
+    digest_of,
+    read_box,
+)
+from holmes_runtime.checkpoint.reshard import PieceSavePlanner, TensorPiece
 from holmes_runtime.checkpoint.safe_reader import SafeReader
 
 
-class WrittenBox(NamedTuple):
-    """A box of a whole tensor, and the bytes of the file that hold it. `offsets` and `sizes` have a number a dim."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    file: str
-    first_byte: int
-    size_bytes: int
-
-
-class WrittenTensor(NamedTuple):
-    """What one rank wrote of one tensor, fp32 of `shape`."""
-
-    name: str
-    shape: tuple[int, ...]
-    boxes: tuple[WrittenBox, ...]
-
-
 def write_pieces(folder: Path, pieces: dict[str, TensorPiece], rank: int) -> tuple[WrittenTensor, ...]:
-    """Writes what `rank` holds to a file in `folder`, which is made. Raises what torch's writer raises."""
+    """Writes what `rank` holds to a file in `folder`, which is made; with digests of what can be read back.
+
+    Raises what torch's writer raises.
+    """
     writer, planner = FileSystemWriter(folder), PieceSavePlanner()
     planner.set_up_planner(pieces, writer.storage_meta())
     writer.set_up_storage_writer(False)
@@ -57,11 +52,21 @@ def write_pieces(folder: Path, pieces: dict[str, TensorPiece], rank: int) -> tup
     for result in writer.write_data(named_by_rank, planner).wait():
         assert result.index.offset is not None
         stored, chunk = result.storage_data, chunks[result.index.fqn, result.index.offset]
-        box = WrittenBox(tuple(chunk.offsets), tuple(chunk.sizes), stored.relative_path, stored.offset, stored.length)
-        boxes[result.index.fqn].append(box)
+        place = (stored.relative_path, stored.offset, stored.length)
+        box = WrittenBox(tuple(chunk.offsets), tuple(chunk.sizes), *place, digest="")
+        boxes[result.index.fqn].append(box._replace(digest=digest_of(read_box(folder, box))))
     return tuple(
         WrittenTensor(name, tuple(pieces[name].part.global_shape), tuple(of)) for name, of in boxes.items() if of
     )
+
+
+def joined_boxes(written: Iterable[WrittenTensor]) -> tuple[WrittenTensor, ...]:
+    """Each tensor once, with the boxes of all ranks that wrote of it."""
+    together: dict[str, WrittenTensor] = {}
+    for tensor in written:
+        before = together.get(tensor.name, tensor._replace(boxes=()))
+        together[tensor.name] = before._replace(boxes=before.boxes + tensor.boxes)
+    return tuple(together.values())
 
 
 def write_metadata(folder: Path, written: tuple[WrittenTensor, ...]) -> None:
@@ -79,8 +84,34 @@ def write_metadata(folder: Path, written: tuple[WrittenTensor, ...]) -> None:
     FileSystemWriter(folder).finish(Metadata(dict(tensors)), [results])
 
 
-def read_pieces(folder: Path, pieces: dict[str, TensorPiece]) -> None:
-    """Reads into `pieces` what any ranks wrote of their tensors. Raises CheckpointException with what was wrong."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp_loader.load(dict(pieces), storage_reader=SafeReader(folder), planner=PieceLoadPlanner(), no_dist=True)
+def index_of_old(checkpoint: Path) -> PieceIndex:
+    """Of a checkpoint from before there were digests, by torch's `.metadata`. Raises DamagedPiece if it is none."""
+    path = checkpoint / ".metadata"
+    try:
+        content, steps = path.read_bytes(), steps_of(checkpoint)
+        metadata = SafeReader(checkpoint).read_metadata()
+    except (OSError, pickle.UnpicklingError, EOFError, ValueError, AttributeError, IndexError, KeyError) as error:
+        raise DamagedPiece(f"{path} does not describe tensors: {error}") from None
+    tensors = []
+    for name, saved in metadata.state_dict_metadata.items():
+        assert isinstance(saved, TensorStorageMetadata)
+        boxes = []
+        for number, chunk in enumerate(saved.chunks):
+            stored: _StorageInfo = (metadata.storage_data or {})[MetadataIndex(name, chunk.offsets, number)]
+            place = (stored.relative_path, stored.offset, stored.length)
+            boxes.append(WrittenBox(tuple(chunk.offsets), tuple(chunk.sizes), *place, digest=""))
+        tensors.append(WrittenTensor(name, tuple(saved.size), tuple(boxes)))
+    files = files_of(tensors, {})
+    return PieceIndex(INDEX_VERSION, digest_of(content), "", 0, steps, "", files, tuple(tensors))
+
+
+def files_of(tensors: Iterable[WrittenTensor], hosts: Mapping[int, tuple[str, ...]]) -> tuple[PieceFile, ...]:
+    """The files that hold `tensors`, by name; `hosts` are by rank those whose folders get what that rank wrote."""
+    size_bytes: dict[str, int] = {}
+    for tensor in tensors:
+        for box in tensor.boxes:
+            size_bytes[box.file] = max(size_bytes.get(box.file, 0), box.first_byte + box.size_bytes)
+    ranks = {name: int(name.strip("_").partition("_")[0]) for name in size_bytes}
+    return tuple(
+        PieceFile(name, ranks[name], size, hosts.get(ranks[name], ())) for name, size in sorted(size_bytes.items())
+    )

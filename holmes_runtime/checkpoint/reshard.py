@@ -12,16 +12,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
-    Metadata,
     MetadataIndex,
     TensorProperties,
-    TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from holmes_runtime.model.tensor_part import TensorPart
 from holmes_runtime.parallel.gradient_buckets import Shard
@@ -125,31 +122,3 @@ class PieceSavePlanner(DefaultSavePlanner):
         """The values to write as the box at `index`."""
         piece: TensorPiece = self.state_dict[index.fqn]
         return piece.chunk_at(index.offset)
-
-
-class PieceLoadPlanner(DefaultLoadPlanner):
-    """Tells torch what to load into a {name: TensorPiece}."""
-
-    def set_up_planner(
-        self, state_dict: dict[str, TensorPiece], metadata: Metadata | None = None, is_coordinator: bool = False
-    ) -> None:
-        """Takes the pieces of this rank."""
-        self.pieces, self.metadata, self.is_coordinator = state_dict, metadata, is_coordinator
-
-    def create_local_plan(self) -> LoadPlan:
-        """Whatever was saved of each box. Raises ValueError for a tensor that was not saved, or not in this shape."""
-        assert self.metadata is not None
-        items = []
-        for name, piece in self.pieces.items():
-            saved = self.metadata.state_dict_metadata.get(name)
-            if not isinstance(saved, TensorStorageMetadata) or tuple(saved.size) != piece.part.global_shape:
-                found = (
-                    f"has the shape {tuple(saved.size)}" if isinstance(saved, TensorStorageMetadata) else "is missing"
-                )
-                raise ValueError(f"{name} {found}, this run has it with the shape {piece.part.global_shape}")
-            items += create_read_items_for_chunk_list(name, saved, [chunk for chunk, _ in piece.chunks()])
-        return LoadPlan(items)
-
-    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        """Where the values of the box at `index` go."""
-        return self.pieces[index.fqn].chunk_at(index.offset)

@@ -49,11 +49,11 @@ def gather_records(mine: Record, group: ProcessGroup | None = None) -> list[Reco
     return _parsed(type(mine), gathered or [], sizes)
 
 
-def broadcast_record(mine: Record, group: ProcessGroup | None = None) -> Record:
-    """The record of the group's first rank. Raises as above."""
+def broadcast_record(mine: Record, group: ProcessGroup | None = None, source: int = 0) -> Record:
+    """The record of the group's rank `source`. Raises as above."""
     sizes, padded = _padded(mine, group)
-    dist.broadcast(padded, group=group, group_src=0)
-    return _parsed(type(mine), [padded], sizes[:1])[0]
+    dist.broadcast(padded, group=group, group_src=source)
+    return _parsed(type(mine), [padded], sizes[source : source + 1])[0]
 
 
 def _padded(record: object, group: ProcessGroup | None) -> tuple[list[int], Tensor]:

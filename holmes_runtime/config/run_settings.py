@@ -105,14 +105,18 @@ class Profile:
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """A folder that all hosts share; saved to after every `every_steps` steps and the last; `keep_last` are kept."""
+    """A folder on each host, saved to after every `every_steps` steps and the last; `keep_last` are kept.
+
+    Where it is not one folder that all hosts share, `copies` of them hold each piece.
+    """
 
     path: str
     every_steps: int
     keep_last: int
+    copies: int
 
     def __post_init__(self) -> None:
-        check_positive(self, "every_steps", "keep_last")
+        check_positive(self, "every_steps", "keep_last", "copies")
 
 
 @dataclass(frozen=True)

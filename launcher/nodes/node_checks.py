@@ -48,6 +48,7 @@ def check_facts(plan: Plan, inventory: Inventory | None, answers: Mapping[int, R
             yield Fault("encryption", node.host, tunnel.evidence, tunnel.remedy)
         elif node.tunnel_endpoint is not None and tunnel is None:
             yield Fault("encryption", node.host, "the plan encrypts, and the node has made no tunnel")
+    yield from _checkpoints(plan, answers)
     if answers[0].master_port is None and not isinstance(answers[0].tunnel, TunnelFault):
         first, port = plan.nodes[0], plan.job.master_port
         evidence = f"no port from {port} to {port + 99} is free at {first.shared_address}"
@@ -63,6 +64,17 @@ def _versions(plan: Plan, answers: Mapping[int, Ready]) -> Iterator[Fault]:
         for host, value in seen.items():
             if value != common:
                 yield Fault("versions", host, f"{what} {value}, where most have {common}")
+
+
+def _checkpoints(plan: Plan, answers: Mapping[int, Ready]) -> Iterator[Fault]:
+    """What the ranks would refuse once torch is up, of the first host that has it: of a shared folder all say so."""
+    told = set()
+    for node in plan.nodes:
+        found = answers[node.node_rank].facts.checkpoint
+        if found is not None and found.unresumed is not None and (found.folder, found.unresumed) not in told:
+            told.add((found.folder, found.unresumed))
+            evidence = f"{found.folder} holds a checkpoint, {found.unresumed}, and this run does not resume it"
+            yield Fault("checkpoints", node.host, evidence)
 
 
 def _versions_of(facts: NodeFacts) -> dict[str, str | None]:
@@ -175,13 +187,6 @@ def _disk(at: CheckedNode) -> Iterator[str]:
         yield f"{format_memory(free_bytes)} free for checkpoints in {checkpoint.folder}"
 
 
-def _checkpoints(at: CheckedNode) -> Iterator[str]:
-    """What the first rank would refuse once torch is up."""
-    checkpoint = at.facts.checkpoint
-    if checkpoint is not None and checkpoint.unresumed is not None and at.node.node_rank == 0:
-        yield f"{checkpoint.folder} holds a checkpoint, {checkpoint.unresumed}, and this run does not resume it"
-
-
 def _inputs(at: CheckedNode) -> Iterator[str]:
     for path in at.facts.missing_inputs:
         yield f"{path}, which job.yaml names, is not there or cannot be read"
@@ -236,7 +241,6 @@ _NODE_CHECKS: dict[str, Callable[[CheckedNode], Iterator[str]]] = {
     "rdma-ports": _rdma_ports,
     "net-plugin": _net_plugin,
     "interfaces": _interfaces,
-    "checkpoints": _checkpoints,
     "inputs": _inputs,
     "compiler": _compiler,
     "disk": _disk,

@@ -181,6 +181,15 @@ def test_a_checkpoint_that_the_run_does_not_resume_is_found_once_before_torch_is
     assert "--resume" in remedy_of(fault)
 
 
+def test_a_checkpoint_in_the_own_folder_of_one_host_is_found_there() -> None:
+    answers = healthy_answers(PLAN)
+    answers[1] = answers[1]._replace(facts=answers[1].facts._replace(checkpoint=OTHERS))
+
+    (fault,) = check_facts(PLAN, None, answers)
+
+    assert (fault.check, fault.host) == ("checkpoints", PLAN.nodes[1].host)
+
+
 def test_what_can_be_forced_is_said_with_its_names_and_nothing_else_is() -> None:
     disk, torch = Fault("disk", "a1", "full"), Fault("torch", "a1", "none")
     forced, refused = (PreflightFailed(Preflight(faults, frozenset())) for faults in ((disk,), (disk, torch)))

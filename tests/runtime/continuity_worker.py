@@ -55,7 +55,14 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-def enter(config: RunConfig, rank: int, port: int, folder: Path, before: Callable[[], None]) -> None:
+def enter(
+    config: RunConfig,
+    rank: int,
+    port: int,
+    folder: Path,
+    before: Callable[[], None],
+    own: Callable[[RunConfig, int], RunConfig] | None,
+) -> None:
     """One rank: what torchrun would have set, then training; what it says goes to a file."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(config.world_size))
     with open(folder / f"rank{rank}.log", "w") as log:
@@ -63,7 +70,8 @@ def enter(config: RunConfig, rank: int, port: int, folder: Path, before: Callabl
         os.dup2(log.fileno(), 2)
         try:
             before()
-            train(config, Launched(rank, rank, config.world_size, folder / "metrics"))
+            mine = config if own is None else own(config, rank)
+            train(mine, Launched(rank, rank, config.world_size, folder / "metrics"))
         except BaseException:
             traceback.print_exc()
             os._exit(1)
@@ -75,11 +83,17 @@ def run(
     folder: Path,
     before: Callable[[], None] = lambda: None,
     during: Callable[[list[int]], None] = lambda _: None,
+    own: Callable[[RunConfig, int], RunConfig] | None = None,
 ) -> dict[str, Any]:
-    """Trains `config`; `before` is called in every rank, `during` here with the ranks' process ids."""
+    """Trains `config`; `before` is called in every rank, `during` here with the ranks' process ids.
+
+    `own` makes of it the configuration that is a rank's own, where these differ.
+    """
     folder.mkdir(parents=True)
     fork, port = multiprocessing.get_context("fork"), free_port()
-    ranks = [fork.Process(target=enter, args=(config, rank, port, folder, before)) for rank in range(config.world_size)]
+    ranks = [
+        fork.Process(target=enter, args=(config, rank, port, folder, before, own)) for rank in range(config.world_size)
+    ]
     for process in ranks:
         process.start()
     during([process.pid or 0 for process in ranks])
@@ -108,7 +122,7 @@ class Worker:
         self.results: dict[str, dict[str, Any]] = {}
 
     def plan(self, steps: int, checkpoints: Path | None, resume: bool, /, **plan: Any) -> RunConfig:
-        saving = Checkpointing(str(checkpoints), 2, 2) if checkpoints else None
+        saving = Checkpointing(str(checkpoints), 2, 2, 2) if checkpoints else None
         num_layers = plan.get("cuts", (0, 3))[-1]
         shape = replace(make_config().model, num_layers=num_layers)
         arguments = {"model": shape, "steps": steps, "checkpoint": saving, "resume": resume, **plan}

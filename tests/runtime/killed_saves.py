@@ -1,8 +1,9 @@
 """Two ranks that save after every step are killed at random moments, again and again, and always go on from a whole
 checkpoint. A program of its own: it forks ranks, which only a process without threads may do.
 
-`python -m tests.runtime.killed_saves FOLDER KILLS` prints JSON: the last step
-resumed from, for every kill how many saved steps it cost, and what lies in the folder.
+`python -m tests.runtime.killed_saves FOLDER KILLS` prints JSON: the last step resumed from, for every kill how many
+saved steps it cost, and what lies in the folder. With `own` each rank has a folder of its own, and after each kill that
+of one of them is deleted.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -34,9 +36,9 @@ ELEMENTS = 2**18
 RANKS = 2
 
 
-def config(folder: Path, resume: bool) -> RunConfig:
+def config(folder: Path, resume: bool, own: str) -> RunConfig:
     plain = make_config(pipelines=((0,), (1,)), cuts=(0, 3))
-    return replace(plain, checkpoint=Checkpointing(str(folder / "checkpoints"), 1, 2), resume=resume)
+    return replace(plain, checkpoint=Checkpointing(str(folder / "checkpoints" / own), 1, 2, 2), resume=resume)
 
 
 def shards(rank: int) -> list[Shard]:
@@ -56,10 +58,10 @@ def fill(mine: list[Shard], steps: int) -> None:
             values.fill_(steps * times)
 
 
-def train(rank: int, folder: Path, attempt: int, report: Connection) -> None:
+def train(rank: int, folder: Path, attempt: int, report: Connection, own: str) -> None:
     """One rank: resumes, checks that what it got is one step's state, and saves step after step until it is killed."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{attempt}", rank=rank, world_size=RANKS)
-    settings = config(folder, resume=attempt > 0)
+    settings = config(folder, resume=attempt > 0, own=own)
     checkpoints = Checkpoints(settings, settings.grid.rank(rank), "digest")
     mine, expected = shards(rank), shards(rank)
     counters = checkpoints.load(mine)
@@ -78,12 +80,15 @@ def train(rank: int, folder: Path, attempt: int, report: Connection) -> None:
 
 def main() -> None:
     folder, kills = Path(sys.argv[1]), int(sys.argv[2])
+    own = [f"host{rank}" if "own" in sys.argv else "" for rank in range(RANKS)]
     random.seed(7)
     fork = get_context("fork")
     lost, last_saved, resumed = [], 0, 0
     for attempt in range(kills + 1):
         pipes = [fork.Pipe(duplex=False) for _ in range(RANKS)]
-        ranks = [fork.Process(target=train, args=(rank, folder, attempt, pipes[rank][1])) for rank in range(RANKS)]
+        ranks = [
+            fork.Process(target=train, args=(rank, folder, attempt, pipes[rank][1], own[rank])) for rank in range(RANKS)
+        ]
         for process in ranks:
             process.start()
         reader = pipes[0][0]
@@ -92,6 +97,10 @@ def main() -> None:
         assert kind == "resumed"
         if attempt:
             lost.append(last_saved - resumed)
+        last_saved = resumed
+        while own[0] and last_saved in (0, resumed):  # what was resumed has one copy until something is saved again
+            assert reader.poll(300), "nothing was saved within 300 s"
+            last_saved = reader.recv()[1]
         time.sleep(random.uniform(0.0, 0.4))
         for process in ranks:
             assert process.is_alive(), f"attempt {attempt}: rank ended by itself with {process.exitcode}"
@@ -99,12 +108,13 @@ def main() -> None:
             os.kill(process.pid, signal.SIGKILL)
         for process in ranks:
             process.join()
-        last_saved = resumed
         while reader.poll():
             try:
                 last_saved = max(last_saved, reader.recv()[1])
             except EOFError:
                 break
+        if own[0]:
+            shutil.rmtree(folder / "checkpoints" / random.choice(own))
     left = sorted(path.name for path in (folder / "checkpoints").iterdir())
     print(json.dumps({"resumed": resumed, "lost": lost, "left": left}))
 

@@ -40,7 +40,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def config(folder: Path, resume: bool = False, keep_last: int = 2, value_type: str = "fp32") -> RunConfig:
     return make_config(
-        checkpoint=Checkpointing(str(folder), 1, keep_last),
+        checkpoint=Checkpointing(str(folder), 1, keep_last, 2),
         resume=resume,
         value_type=value_type,  # type: ignore[arg-type]
         model=OWN,
@@ -128,7 +128,7 @@ def test_whatever_rank_0_fails_at_last_all_ranks_are_told(tmp_path: Path) -> Non
     no_number: Any = object()  # which JSON cannot hold
     checkpoints.save(make_shards(1), Counters(1, 1, no_number, 0, 8))
 
-    with pytest.raises(RuntimeError, match=r"after 1 steps could not be written .*: rank 0: TypeError"):
+    with pytest.raises(RuntimeError, match=r"after 1 steps could not be written .*: host host0, rank 0: TypeError"):
         checkpoints.finish()
 
 
@@ -154,8 +154,9 @@ def test_an_order_of_samples_that_is_not_known_is_refused(tmp_path: Path) -> Non
 
 
 def rewrite_counters(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Changes what the newest checkpoint in `folder` says of its counters."""
+    """Changes what the newest checkpoint in `folder` says of its counters, as if it were from before digests."""
     path = next(folder.glob("step-*")) / "checkpoint.json"
+    (path.parent / "pieces.json").unlink()
     description = json.loads(path.read_text())
     change(description["counters"])
     path.write_text(json.dumps(description))
@@ -168,6 +169,7 @@ def test_a_checkpoint_from_before_a_key_of_shapes_is_of_the_same_model(tmp_path:
     for key in ADDED_TO_SHAPES:
         del said["shape"][key]
     path.write_text(json.dumps(said))
+    (path.parent / "pieces.json").unlink()
 
     counters = open_folder(config(tmp_path, resume=True)).load(make_shards(0))
 
@@ -180,8 +182,34 @@ def test_a_broken_tensor_file_is_an_error_that_names_the_checkpoint(tmp_path: Pa
     path = next((tmp_path / "step-00000001").glob("*.distcp"))
     path.write_bytes(path.read_bytes()[:100])
 
-    with pytest.raises(RuntimeError, match=r"checkpoint .*step-00000001 cannot be read: rank 0"):
+    with pytest.raises(RuntimeError, match=r"step-00000001 cannot be read: .*/__0_0\.distcp has 100 of \d+ bytes"):
         open_folder(config(tmp_path, resume=True)).load(make_shards(0))
+
+
+def test_a_bit_that_has_changed_is_told_with_its_file_and_place(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    path = next((tmp_path / "step-00000001").glob("*.distcp"))
+    flip(path, path.stat().st_size // 2)
+
+    with pytest.raises(RuntimeError, match=r"step-00000001/__0_0\.distcp: bytes \d+ to \d+ are not those that were"):
+        open_folder(config(tmp_path, resume=True)).load(make_shards(0))
+
+
+@pytest.mark.parametrize("name", ["pieces.json", "checkpoint.json"])
+def test_a_bit_that_has_changed_in_what_describes_a_checkpoint_is_told(tmp_path: Path, name: str) -> None:
+    save(tmp_path, 1)
+    path = tmp_path / "step-00000001" / name
+    path.write_text(path.read_text().replace('"steps": 1', '"steps": 3'))
+
+    with pytest.raises(RuntimeError, match=rf"step-00000001/{name}.* is not as it was written"):
+        open_folder(config(tmp_path, resume=True)).load(make_shards(0))
+
+
+def flip(path: Path, position: int) -> None:
+    """One bit of the byte at `position`."""
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
 
 
 def test_a_broken_newest_checkpoint_is_told_with_the_one_before_and_how_to_take_it(tmp_path: Path) -> None:

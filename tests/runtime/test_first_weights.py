@@ -62,7 +62,7 @@ def test_a_run_of_sharded_weights_starts_from_published_ones(folder: Path) -> No
 
 
 def test_a_run_that_resumes_needs_the_folder_no_more(folder: Path) -> None:
-    saved = Checkpointing(str(folder / "saved"), 1, 1)
+    saved = Checkpointing(str(folder / "saved"), 1, 1, 2)
     first = make_config(
         folder / "text.txt", ((0,),), (0, 4), model=SHAPE, steps=1, checkpoint=saved, weights=str(folder / "published")
     )

@@ -230,7 +230,10 @@ def test_config_and_schedule_load_without_torch() -> None:
         ({"data": {"validation_fraction": 1.0}}, r"^data\.validation_fraction: must be in \[0, 1\), got 1\.0"),
         ({"evaluation": {"every_steps": 5, "num_batches": 1}}, r"^data\.validation_fraction: must be above 0"),
         ({"evaluation": {"every_steps": 0, "num_batches": 1}}, r"^evaluation\.every_steps: must be positive, got 0"),
-        ({"checkpoint": {"path": "c", "every_steps": 1, "keep_last": 0}}, r"^checkpoint\.keep_last: must be positive"),
+        (
+            {"checkpoint": {"path": "c", "every_steps": 1, "keep_last": 0, "copies": 2}},
+            r"^checkpoint\.keep_last: must be positive",
+        ),
         ({"room_in_flight": [1, 2]}, r"^room_in_flight: must be empty or 1 positive numbers, one a pipeline rank"),
         ({"resume": True}, r"^resume: must be false without a checkpoint folder, got True"),
         ({"resume": 1}, r"^resume: expected bool, got 1"),

@@ -91,7 +91,7 @@ def test_a_model_the_library_wrote_has_the_library_s_logits(name: str, tmp_path:
 def test_a_checkpoint_exported_loads_in_the_library_with_equal_logits(name: str, tmp_path: Path) -> None:
     shape = SHAPES[name]
     stage = random_stage(shape)
-    settings = make_config(model=shape, checkpoint=Checkpointing(str(tmp_path / "saved"), 1, 1))
+    settings = make_config(model=shape, checkpoint=Checkpointing(str(tmp_path / "saved"), 1, 1, 2))
     checkpoints = Checkpoints(settings, settings.grid.rank(0), "digest")
     checkpoints.save(Zero1([stage], stage.parts, SETTINGS, RankGroups(), 1).shards(), Counters(1, 1, 1.0, 0, 8))
     checkpoints.finish()
@@ -108,7 +108,7 @@ def test_a_checkpoint_exported_loads_in_the_library_with_equal_logits(name: str,
 
 def test_an_export_in_bf16_says_so(tmp_path: Path) -> None:
     shape = replace(SHAPES["llama"], tied_embeddings=True)
-    settings = make_config(model=shape, value_type="bf16", checkpoint=Checkpointing(str(tmp_path / "saved"), 1, 1))
+    settings = make_config(model=shape, value_type="bf16", checkpoint=Checkpointing(str(tmp_path / "saved"), 1, 1, 2))
     checkpoints = Checkpoints(settings, settings.grid.rank(0), "digest")
     stage = random_stage(shape)
     checkpoints.save(Zero1([stage], stage.parts, SETTINGS, RankGroups(), 1).shards(), Counters(1, 1, 1.0, 0, 8))

@@ -1,0 +1,1 @@
+"""`holmes checkpoint`: what saved folders hold, checked and put together."""

@@ -1,0 +1,122 @@
+"""`holmes checkpoint`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holmes_cli.commands.checkpoint.gathered import damaged, gather
+from holmes_cli.screen.fitted_table import fitted_table
+from holmes_cli.screen.terminal import err, out
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.units import format_bytes
+from holmes_runtime.checkpoint.piece_index import DamagedPiece, PieceIndex
+from holmes_runtime.checkpoint.whole_checkpoints import Found, Offers, OtherRun, found_in, offers_in
+
+HEADINGS = ("checkpoint", "start", "files", "bytes", "whole")
+MISSING_SHOWN = 10
+
+
+class Action(str, Enum):
+    """What to do with the folders."""
+
+    LIST = "list"
+    VERIFY = "verify"
+    GATHER = "gather"
+
+
+def checkpoint_command(
+    action: Annotated[
+        Action, typer.Argument(help="Show what there is, read and check it all, or make one folder of it.")
+    ],
+    folders: Annotated[
+        list[Path], typer.Argument(help="`checkpoint.path` of a run; of hosts' own disks each one's, as copied here.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="For gather: the folder to make, or an empty one.")
+    ] = None,
+) -> None:
+    """Show, check or gather what a run has saved, on one disk or on several hosts' own."""
+    _check_paths(action, folders, output)
+    host = os.uname().nodename
+    offers = [offers_in(host, folder, _read_old) for folder in folders]
+    try:
+        found = found_in(offers)
+    except OtherRun as error:
+        raise HolmesError(str(error), "name the folders of one run") from None
+    faults = [fault for each in offers for fault in each.faults]
+    if not found and not faults:
+        named = ", ".join(map(str, folders))
+        raise HolmesError(f"{named}: no checkpoint there", "name the `checkpoint.path` of a run", ANSWER_IS_NO)
+    if action == Action.VERIFY:
+        faults += [fault for each in found for fault in damaged(each, folders)]
+    if action == Action.GATHER:
+        _gather(found, faults, folders, output or Path())
+    else:
+        _show(found, offers, faults, action)
+
+
+def _check_paths(action: Action, folders: Sequence[Path], output: Path | None) -> None:
+    for folder in folders:
+        if not folder.is_dir():
+            raise HolmesError(f"{folder} is no folder", "name the `checkpoint.path` of a run")
+    if (action == Action.GATHER) != (output is not None):
+        raise HolmesError(f"{action.value}: --output is for gather, which needs it", "gather PATH... --output FOLDER")
+    if output is not None and (output.is_file() or (output.is_dir() and any(output.iterdir()))):
+        raise HolmesError(f"--output {output} exists and is not empty", "name another folder")
+
+
+def _read_old(checkpoint: Path) -> PieceIndex:
+    raise DamagedPiece(f"{checkpoint} has no pieces.json: it is from before there were digests, or no checkpoint")
+
+
+def _show(found: Sequence[Found], offers: Sequence[Offers], faults: Sequence[str], action: Action) -> None:
+    """The table, what is wrong, and whether the newest can be gone on from; exit code 1 where something is wrong."""
+    rows = []
+    for each in found:
+        held = sum(bool(holders) for holders in each.holders.values())
+        size_bytes = sum(file.size_bytes for file in each.offer.files)
+        files = f"{held} of {len(each.offer.files)}"
+        said = (each.offer.name, str(each.offer.generation), files, format_bytes(size_bytes))
+        rows.append((*said, "yes" if each.is_whole else "no"))
+    out.print(fitted_table(HEADINGS, rows, out.width))
+    for each in found:
+        missing = [file for file in each.offer.files if not each.holders[file.name]]
+        for file in missing[:MISSING_SHOWN]:
+            had = f"; it was on {', '.join(file.hosts)}"
+            out.print(f"{each.offer.name}: {file.name} is in none of these folders{had}", markup=False, soft_wrap=True)
+    for fault in faults:
+        out.print(fault, markup=False, soft_wrap=True)
+    whole = [each.offer.name for each in found if each.is_whole]
+    if action == Action.VERIFY and not faults and whole:
+        out.print("every byte is as it was written", soft_wrap=True)
+    if not whole or (action == Action.VERIFY and faults):
+        raise typer.Exit(ANSWER_IS_NO)
+    named = " ".join(each.path for each in offers)
+    err.print(
+        f"next: holmes checkpoint gather {named} -o FOLDER, or `holmes launch --resume`", markup=False, soft_wrap=True
+    )
+
+
+def _gather(found: Sequence[Found], faults: Sequence[str], folders: Sequence[Path], output: Path) -> None:
+    """Makes one folder of the newest checkpoint that is whole."""
+    for fault in faults:
+        err.print(fault, markup=False, soft_wrap=True)
+    newest = next((each for each in found if each.is_whole), None)
+    if newest is None:
+        hosts = sorted({host for each in found[:1] for file in each.offer.files for host in file.hosts})
+        hint = f"add the folders of more hosts: it was saved on {', '.join(hosts)}"
+        raise HolmesError("no checkpoint is whole in these folders", hint, ANSWER_IS_NO)
+    size_bytes = gather(newest, folders, output)
+    out.print(f"checkpoint: {output / newest.offer.name} ({format_bytes(size_bytes)})", markup=False, soft_wrap=True)
+    err.print(
+        f"next: `checkpoint: {{path: {output.absolute()}}}` on one host and `holmes launch --resume`, "
+        f"or python -m holmes_runtime.export {output} FOLDER",
+        markup=False,
+        soft_wrap=True,
+    )

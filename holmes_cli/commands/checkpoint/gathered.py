@@ -1,0 +1,70 @@
+"""One portable checkpoint out of the folders of several hosts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder
+from holmes_runtime.checkpoint.description import DESCRIPTION_FILE
+from holmes_runtime.checkpoint.piece_index import INDEX_FILE, PieceFile, PieceIndex, damage_in, read_index
+from holmes_runtime.checkpoint.whole_checkpoints import Found
+
+METADATA_FILE = ".metadata"  # torch's, by which its tools and the export read the checkpoint
+
+
+def index_of(found: Found, folders: Sequence[Path]) -> PieceIndex:
+    """Of a checkpoint that the first of its folders describes. Raises DamagedPiece."""
+    index = read_index(folders[found.folders[0]] / found.offer.name)
+    assert index is not None, "a checkpoint without an index is not offered"
+    return index
+
+
+def damaged(found: Found, folders: Sequence[Path]) -> Iterator[str]:
+    """A sentence on each file of a checkpoint, in any folder, that is not as it was written; all bytes are read."""
+    index = index_of(found, folders)
+    for name, holders in found.holders.items():
+        for at in holders:
+            fault = damage_in(folders[at] / found.offer.name, index, name)
+            if fault is not None:
+                yield fault
+
+
+def gather(found: Found, folders: Sequence[Path], output: Path) -> int:
+    """Writes the checkpoint, each file from a folder where it is sound, to `output`; how many bytes.
+
+    It has its name there only when it is whole. Raises HolmesError, and leaves nothing, where no folder has a file as
+    it was written.
+    """
+    index, target = index_of(found, folders), CheckpointFolder(output, keep_last=1)
+    target.make_ready()
+    partial = target.partial(index.steps)
+    partial.mkdir()
+    try:
+        for file in index.files:
+            shutil.copyfile(_sound(found, folders, index, file), partial / file.name)
+        for name in (METADATA_FILE, DESCRIPTION_FILE, INDEX_FILE):
+            shutil.copyfile(folders[found.folders[0]] / found.offer.name / name, partial / name)
+        target.publish(index.steps)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise HolmesError(f"cannot write {output}: {error}", "nothing was left behind", ANSWER_IS_NO) from None
+    except HolmesError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return sum(file.size_bytes for file in index.files)
+
+
+def _sound(found: Found, folders: Sequence[Path], index: PieceIndex, file: PieceFile) -> Path:
+    """The file in a folder where each of its bytes is as it was written."""
+    faults = []
+    for at in found.holders[file.name]:
+        checkpoint = folders[at] / found.offer.name
+        fault = damage_in(checkpoint, index, file.name)
+        if fault is None:
+            return checkpoint / file.name
+        faults.append(fault)
+    what = f"{found.offer.name}: no folder has {file.name} as it was written: {'; '.join(faults)}"
+    raise HolmesError(what, f"add the folder of another host that had it: {', '.join(file.hosts)}", ANSWER_IS_NO)

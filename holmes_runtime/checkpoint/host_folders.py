@@ -1,0 +1,150 @@
+"""Which hosts see one folder at the path of the checkpoints, and where the copies of each rank's files go."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from torch.distributed import ProcessGroup
+
+from holmes_runtime.checkpoint.checkpoint_folder import SEEN
+from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record
+from holmes_runtime.config.rank_grid import Rank
+
+SEEN_WITHIN_S = 10.0  # how long a network file system may take to show a host what another wrote
+LOCAL_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay", "bcachefs"}
+MOUNTS = Path("/proc/self/mounts")
+
+
+class Said(NamedTuple):
+    """A text, or None."""
+
+    text: str | None
+
+
+class Seen(NamedTuple):
+    """The ranks whose files a rank sees in its folder, first ranks of their hosts."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class HostFolders:
+    """The folders there are, each seen by the hosts of one tuple; `ranks` are those of the run."""
+
+    hosts: tuple[tuple[str, ...], ...]
+    ranks: tuple[Rank, ...]
+
+    def number(self, rank: int) -> int:
+        """Of the folder that `rank` sees."""
+        host = next(each.host for each in self.ranks if each.rank == rank)
+        return next(number for number, hosts in enumerate(self.hosts) if host in hosts)
+
+    def ranks_at(self, number: int) -> list[int]:
+        """The ranks that see a folder, in order; the first of them alone changes names there."""
+        return sorted(each.rank for each in self.ranks if each.host in self.hosts[number])
+
+    def clusters_at(self, number: int) -> set[str]:
+        """The clusters of the hosts that see a folder."""
+        return {each.cluster for each in self.ranks if each.host in self.hosts[number]}
+
+    def copied_to(self, copies: int) -> dict[int, tuple[int, ...]]:
+        """By rank the ranks that put a copy of its files into their folders, so that `copies` folders hold them.
+
+        The next folder is one of a cluster that has none of them yet, where there is one, and of these the one that
+        takes the least. What hosts of several clusters see is copied nowhere.
+        """
+        targets: dict[int, tuple[int, ...]] = {rank.rank: () for rank in self.ranks}
+        taken = [0] * len(self.hosts)
+        for number in range(len(self.hosts)):
+            used, own = [number], self.ranks_at(number)
+            wanted = copies if len(self.clusters_at(number)) == 1 else 1
+            while len(used) < min(wanted, len(self.hosts)):
+                best = self._next(used, taken)
+                used.append(best)
+                taken[best] += len(own)
+                there = self.ranks_at(best)
+                for position, rank in enumerate(own):
+                    targets[rank] = (*targets[rank], there[position % len(there)])
+        return targets
+
+    def _next(self, used: Sequence[int], taken: Sequence[int]) -> int:
+        """The folder for one more copy of what those `used` hold; `taken` are by folder the ranks it copies already."""
+        clusters = {cluster for number in used for cluster in self.clusters_at(number)}
+
+        def worse(number: int) -> tuple[bool, int, int]:
+            return bool(self.clusters_at(number) & clusters), taken[number], (number - used[0]) % len(taken)
+
+        return min((number for number in range(len(taken)) if number not in used), key=worse)
+
+
+def find_folders(path: Path, me: Rank, ranks: Sequence[Rank], group: ProcessGroup) -> HostFolders:
+    """Makes `path` on all hosts, and finds out which see one folder there: each writes a file that others may see.
+
+    Called by all ranks. Raises RuntimeError naming the hosts where it cannot be made or written to.
+    """
+    mark = f"{SEEN}{broadcast_record(Said(uuid.uuid4().hex), group).text}"
+    firsts = _first_ranks(ranks)
+    own = path / f"{mark}-{me.rank}"
+    fault = _touch(path, own, me.host) if me.rank in firsts else None
+    faults = [each.text for each in all_gather_records(Said(fault), group) if each.text is not None]
+    if faults:
+        raise RuntimeError(f"checkpoint.path {path} must be a folder that every host can write to: {'; '.join(faults)}")
+    mine = Seen(_see(path, mark, len(firsts)) if me.rank in firsts else ())
+    seen = {rank: set(each.ranks) for rank, each in enumerate(all_gather_records(mine, group))}
+    with contextlib.suppress(FileNotFoundError):
+        own.unlink()
+    hosts: list[list[int]] = []
+    for rank in firsts:
+        together = next((each for each in hosts if each[0] in seen[rank] and rank in seen[each[0]]), None)
+        if together is None:
+            hosts.append([rank])
+        else:
+            together.append(rank)
+    names = {rank.rank: rank.host for rank in ranks}
+    return HostFolders(tuple(tuple(names[rank] for rank in each) for each in hosts), tuple(ranks))
+
+
+def _first_ranks(ranks: Sequence[Rank]) -> list[int]:
+    """The first rank of every host."""
+    first: dict[str, int] = {}
+    for rank in sorted(ranks, key=lambda each: each.rank):
+        first.setdefault(rank.host, rank.rank)
+    return list(first.values())
+
+
+def _touch(path: Path, own: Path, host: str) -> str | None:
+    """What kept this host from writing, in words."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        own.touch()
+    except OSError as error:
+        return f"host {host}: {error}"
+    return None
+
+
+def _see(path: Path, mark: str, most: int) -> tuple[int, ...]:
+    """The ranks whose files are there; a network file system gets the time it may need to show them."""
+    is_local = _file_system(path) in LOCAL_FILE_SYSTEMS
+    deadline_s = time.monotonic() + (0.0 if is_local else SEEN_WITHIN_S)
+    while True:
+        seen = tuple(sorted(int(each.name.rpartition("-")[2]) for each in path.glob(f"{mark}-*")))
+        if len(seen) == most or time.monotonic() >= deadline_s:
+            return seen
+        time.sleep(0.1)
+
+
+def _file_system(path: Path) -> str:
+    """The type of the file system that holds `path`, empty where the system does not say."""
+    best, kind = "", ""
+    with contextlib.suppress(OSError):
+        for line in MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines():
+            _, point, found, *_ = line.split(" ")
+            if len(point) >= len(best) and (point == "/" or f"{path.resolve()}/".startswith(f"{point}/")):
+                best, kind = point, found
+    return kind

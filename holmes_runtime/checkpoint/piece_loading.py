@@ -1,0 +1,234 @@
+"""A rank's pieces read from a checkpoint: from the folder its host sees, and from peers what that folder lacks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from holmes_runtime.checkpoint.host_folders import HostFolders
+from holmes_runtime.checkpoint.piece_index import (
+    DamagedPiece,
+    PieceIndex,
+    WrittenTensor,
+    check_box,
+    read_box,
+)
+from holmes_runtime.checkpoint.piece_transfer import Incoming, Outgoing, Pace, exchange
+from holmes_runtime.checkpoint.reshard import TensorPiece
+from holmes_runtime.comm.record_exchange import all_gather_records
+from holmes_runtime.config.rank_grid import Rank
+
+ASKED_BYTES = 1 << 22  # at a time, while nothing else is sent
+
+
+class Request(NamedTuple):
+    """The boxes of the index, by number, that a rank asks rank `provider` for."""
+
+    provider: int
+    boxes: tuple[int, ...]
+
+
+class Wanted(NamedTuple):
+    """What a rank asks others for now; `fault`: why it can go on no more; `damage`: what it has found, to be told."""
+
+    requests: tuple[Request, ...]
+    fault: str | None
+    damage: tuple[str, ...]
+
+
+class PieceLoading:
+    """Loads `pieces` of one rank from the checkpoint `index`; `holders` are by file the folders that have it.
+
+    `places`: what each folder calls the checkpoint, such as `host a1: /saved/step-00000100`. `checkpoint`: its path
+    in the rank's own folder.
+    """
+
+    def __init__(
+        self,
+        index: PieceIndex,
+        pieces: Mapping[str, TensorPiece],
+        checkpoint: Path,
+        holders: Mapping[str, tuple[int, ...]],
+        places: Sequence[str],
+        folders: HostFolders,
+        me: Rank,
+    ) -> None:
+        self._pieces, self._checkpoint, self._places = pieces, checkpoint, places
+        self._folders, self._me, self._own = folders, me, folders.number(me.rank)
+        self._boxes = [box for tensor in index.tensors for box in tensor.boxes]
+        self._items: dict[int, list[tuple[str, ReadItem]]] = {}  # by box, what of it goes where
+        self._other_model = self._find_items(index)
+        self._sources = {number: self._in_order(holders[self._boxes[number].file]) for number in self._items}
+        self._damage: list[str] = []  # sentences
+
+    def _find_items(self, index: PieceIndex) -> str | None:
+        """Notes which boxes hold what of the pieces; why the checkpoint is none of this model, if it is not."""
+        first_box = 0
+        saved: dict[str, tuple[WrittenTensor, int]] = {}
+        for tensor in index.tensors:
+            saved[tensor.name] = (tensor, first_box)
+            first_box += len(tensor.boxes)
+        for name, piece in self._pieces.items():
+            shape = piece.part.global_shape
+            if name not in saved or saved[name][0].shape != shape:
+                found = f"has the shape {saved[name][0].shape}" if name in saved else "is missing"
+                return f"{name} {found}, this run has it with the shape {shape}"
+            tensor, first_box = saved[name]
+            for item in read_items(tensor, piece):
+                assert item.storage_index.index is not None
+                self._items.setdefault(first_box + item.storage_index.index, []).append((name, item))
+        return None
+
+    def _in_order(self, holders: tuple[int, ...]) -> list[int]:
+        """The rank's own folder, those of its cluster, the others; ranks do not all begin with the same."""
+
+        def farther(number: int) -> tuple[bool, bool, int]:
+            turn = (number + self._me.rank) % len(self._places)
+            return number != self._own, self._me.cluster not in self._folders.clusters_at(number), turn
+
+        return sorted(holders, key=farther)
+
+    def load(self, group: ProcessGroup) -> tuple[str | None, list[str]]:
+        """What ranks cannot get, in words, None if all got all they need; and a sentence on each damaged file.
+
+        Called by all ranks, which are all told the same.
+        """
+        told: dict[str, None] = {}
+        while True:
+            self._read_own()
+            wanted = all_gather_records(Wanted(self._requests(), self._fault(), tuple(self._damage)), group)
+            told.update((sentence, None) for each in wanted for sentence in each.damage)
+            faults = [f"rank {rank}: {each.fault}" for rank, each in enumerate(wanted) if each.fault is not None]
+            if faults:
+                return "; ".join(faults), list(told)
+            if not any(each.requests for each in wanted):
+                return None, list(told)
+            self._exchange(wanted, group)
+
+    def _fault(self) -> str | None:
+        """Why the rank cannot go on, if it cannot."""
+        if self._other_model is not None:
+            return self._other_model
+        gone = [self._boxes[number].file for number, sources in self._sources.items() if not sources]
+        return f"no folder has {gone[0]} as it was written: {'; '.join(self._damage)}" if gone else None
+
+    def _read_own(self) -> None:
+        """Reads what the rank's own folder has. A box that is damaged there is asked for elsewhere."""
+        for number in [number for number, sources in self._sources.items() if sources[:1] == [self._own]]:
+            try:
+                self._put(number, read_box(self._checkpoint, self._boxes[number], check=False))
+            except DamagedPiece as error:
+                self._is_damaged(number, str(error))
+
+    def _put(self, number: int, data: bytearray) -> None:
+        """Takes the bytes of a box. Raises DamagedPiece if they are not what was written."""
+        box = self._boxes[number]
+        check_box(data, box)
+        try:
+            values = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            assert tuple(values.shape) == box.sizes
+        except Exception as error:  # torch raises many kinds for bytes that are no tensor
+            raise DamagedPiece(f"{box.file}: no tensor at byte {box.first_byte}: {error!r}") from None
+        for name, item in self._items[number]:
+            target = self._pieces[name].chunk_at(item.dest_index.offset)
+            target[_slices(item.dest_offsets, item.lengths)].copy_(values[_slices(item.storage_offsets, item.lengths)])
+        del self._sources[number]
+
+    def _is_damaged(self, number: int, why: str) -> None:
+        """The next folder is asked for that box."""
+        place = self._places[self._sources[number].pop(0)]
+        self._damage.append(f"{place}/{why}")
+
+    def _requests(self) -> tuple[Request, ...]:
+        """What others have; the ranks that see a folder share the work."""
+        by_provider: dict[int, list[int]] = {}
+        for number, sources in sorted(self._sources.items()):
+            if sources:
+                there = self._folders.ranks_at(sources[0])
+                by_provider.setdefault(there[self._me.rank % len(there)], []).append(number)
+        return tuple(Request(provider, tuple(boxes)) for provider, boxes in sorted(by_provider.items()))
+
+    def _exchange(self, wanted: Sequence[Wanted], group: ProcessGroup) -> None:
+        """Gives and gets what all ask for."""
+        mine = wanted[self._me.rank].requests
+        incoming = [Incoming(each.provider, self._size_bytes(each), _Taker(self, each.boxes).take) for each in mine]
+        outgoing = [
+            Outgoing(rank, self._size_bytes(request), _Giver(self, request.boxes).fill)
+            for rank, each in enumerate(wanted)
+            for request in each.requests
+            if request.provider == self._me.rank
+        ]
+        exchange(outgoing, incoming, group, ASKED_BYTES, Pace(0.0))
+
+    def _size_bytes(self, request: Request) -> int:
+        return sum(self._boxes[number].size_bytes for number in request.boxes)
+
+    def bytes_of(self, number: int) -> bytearray:
+        """Of a box in the rank's own folder; zeros, which the peer finds damaged, where they cannot be read."""
+        box = self._boxes[number]
+        try:
+            return read_box(self._checkpoint, box, check=False)
+        except DamagedPiece:
+            return bytearray(box.size_bytes)
+
+    def size_bytes_of(self, number: int) -> int:
+        """Of a box."""
+        return self._boxes[number].size_bytes
+
+    def take_box(self, number: int, data: bytearray) -> None:
+        """Takes a box that a peer has sent."""
+        try:
+            self._put(number, data)
+        except DamagedPiece as error:
+            self._is_damaged(number, str(error))
+
+
+class _Giver:
+    """The bytes of boxes one after the other, each read when its turn comes."""
+
+    def __init__(self, loading: PieceLoading, boxes: Sequence[int]) -> None:
+        self._chunks = (memoryview(loading.bytes_of(number)) for number in boxes)
+        self._left = memoryview(b"")
+
+    def fill(self, target: memoryview) -> None:
+        while target:
+            if not self._left:
+                self._left = next(self._chunks)
+            size = min(len(target), len(self._left))
+            target[:size] = self._left[:size]
+            target, self._left = target[size:], self._left[size:]
+
+
+class _Taker:
+    """Boxes put together from the bytes that come, one after the other."""
+
+    def __init__(self, loading: PieceLoading, boxes: Sequence[int]) -> None:
+        self._loading, self._boxes, self._data = loading, list(boxes), bytearray()
+
+    def take(self, source: memoryview) -> None:
+        while source:
+            wanted = self._loading.size_bytes_of(self._boxes[0]) - len(self._data)
+            self._data += source[:wanted]
+            source = source[wanted:]
+            if len(self._data) == self._loading.size_bytes_of(self._boxes[0]):
+                self._loading.take_box(self._boxes.pop(0), self._data)
+                self._data = bytearray()
+
+
+def read_items(tensor: WrittenTensor, piece: TensorPiece) -> list[ReadItem]:
+    """What of which box of `tensor`, numbered as they are in it, goes into which box of the piece."""
+    chunks = [ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box in tensor.boxes]
+    saved = TensorStorageMetadata(TensorProperties(dtype=torch.float32), torch.Size(tensor.shape), chunks)
+    return create_read_items_for_chunk_list(tensor.name, saved, [chunk for chunk, _ in piece.chunks()])
+
+
+def _slices(offsets: torch.Size, lengths: torch.Size) -> tuple[slice, ...]:
+    return tuple(slice(offset, offset + length) for offset, length in zip(offsets, lengths, strict=True))

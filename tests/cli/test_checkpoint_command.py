@@ -1,0 +1,139 @@
+"""`holmes checkpoint`: what the folders of several hosts hold, checked byte by byte, and put together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder
+from holmes_runtime.checkpoint.piece_index import (
+    PieceFile,
+    PieceIndex,
+    WrittenBox,
+    WrittenTensor,
+    digest_of,
+    index_text,
+)
+from tests.cli.conftest import Command
+
+DESCRIPTION = json.dumps({"format_version": 1})
+CONTENT = {"__0_0.distcp": b"first rank", "__1_0.distcp": b"second"}
+HOSTS = {"__0_0.distcp": ("a1", "b1"), "__1_0.distcp": ("b1", "a1")}
+
+
+def save(folder: Path, steps: int, *names: str, run: str = "begun", save_id: str = "one") -> Path:
+    """A checkpoint in a folder that holds those of its two files; its path."""
+    boxes = [
+        WrittenBox((at,), (1,), name, 0, len(CONTENT[name]), digest_of(CONTENT[name]))
+        for at, name in enumerate(CONTENT)
+    ]
+    files = tuple(PieceFile(name, int(name[2]), len(content), HOSTS[name]) for name, content in CONTENT.items())
+    tensors = (WrittenTensor("weight/w", (2,), tuple(boxes)),)
+    index = PieceIndex(1, f"{save_id}-{steps}", run, 1, steps, digest_of(DESCRIPTION.encode()), files, tensors)
+    target = CheckpointFolder(folder, keep_last=9)
+    target.make_ready()
+    partial = target.partial(steps)
+    partial.mkdir()
+    for name in names:
+        (partial / name).write_bytes(CONTENT[name])
+    (partial / "checkpoint.json").write_text(DESCRIPTION)
+    (partial / "pieces.json").write_text(index_text(index))
+    (partial / ".metadata").write_text("torch's")
+    target.publish(steps)
+    return folder / f"step-{steps:08d}"
+
+
+def rows(stdout: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in stdout.splitlines() if line.startswith("│")]
+
+
+def test_folders_that_hold_a_checkpoint_together_are_told_as_one(tmp_path: Path, command: Command) -> None:
+    save(tmp_path / "a1", 10, "__0_0.distcp")
+    save(tmp_path / "b1", 10, "__1_0.distcp")
+
+    both = command("checkpoint", "list", "a1", "b1")
+    one = command("checkpoint", "list", "a1")
+
+    assert (both.code, one.code) == (0, 1)
+    assert rows(both.stdout) == [["step-00000010", "1", "2 of 2", "16 B", "yes"]]
+    assert rows(one.stdout) == [["step-00000010", "1", "1 of 2", "16 B", "no"]]
+    assert "step-00000010: __1_0.distcp is in none of these folders; it was on b1, a1" in one.stdout
+
+
+def test_every_file_that_is_not_as_it_was_written_is_named(tmp_path: Path, command: Command) -> None:
+    kept = save(tmp_path / "a1", 10, *CONTENT)
+    assert command("checkpoint", "verify", "a1").code == 0
+
+    (kept / "__0_0.distcp").write_bytes(b"first rAnk")
+    done = command("checkpoint", "verify", "a1")
+
+    assert done.code == 1
+    assert "a1/step-00000010/__0_0.distcp: bytes 0 to 9 are not those that were written" in done.stdout
+
+
+def test_the_newest_that_is_whole_becomes_one_folder_of_sound_files(tmp_path: Path, command: Command) -> None:
+    save(tmp_path / "a1", 10, *CONTENT)
+    newest = save(tmp_path / "a1", 20, *CONTENT)
+    save(tmp_path / "b1", 20, *CONTENT)
+    save(tmp_path / "b1", 30, "__1_0.distcp")
+    (newest / "__1_0.distcp").write_bytes(b"sEcond")
+
+    done = command("checkpoint", "gather", "a1", "b1", "-o", "one")
+
+    assert done.code == 0
+    assert (tmp_path / "one" / "latest").read_text() == "step-00000020\n"
+    assert {name: (tmp_path / "one" / "step-00000020" / name).read_bytes() for name in CONTENT} == CONTENT
+    assert command("checkpoint", "verify", "one").code == 0
+
+
+def test_nothing_is_left_where_no_folder_has_a_file_as_it_was_written(tmp_path: Path, command: Command) -> None:
+    kept = save(tmp_path / "a1", 10, *CONTENT)
+    (kept / "__1_0.distcp").write_bytes(b"sEcond")
+
+    done = command("checkpoint", "gather", "a1", "-o", "one")
+
+    assert done.code == 1
+    assert "no folder has __1_0.distcp as it was written" in done.stderr
+    assert "add the folder of another host that had it: b1, a1" in done.stderr
+    assert list((tmp_path / "one").iterdir()) == []
+
+
+def test_folders_of_different_runs_are_not_put_together(tmp_path: Path, command: Command) -> None:
+    save(tmp_path / "a1", 10, *CONTENT)
+    save(tmp_path / "b1", 10, *CONTENT, run="other", save_id="two")
+
+    done = command("checkpoint", "list", "a1", "b1")
+
+    assert done.code == 2
+    assert "checkpoints of different runs: " in done.stderr
+    assert "b1 of run other" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("list", "nowhere"), "nowhere is no folder"),
+        (("list", "a1", "-o", "one"), "--output is for gather"),
+        (("gather", "a1"), "--output is for gather, which needs it"),
+        (("gather", "a1", "-o", "a1"), "--output a1 exists and is not empty"),
+    ],
+)
+def test_wrong_usage_touches_nothing(tmp_path: Path, command: Command, words: tuple[str, ...], said: str) -> None:
+    save(tmp_path / "a1", 10, *CONTENT)
+
+    done = command("checkpoint", *words)
+
+    assert done.code == 2
+    assert said in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["a1"]
+
+
+def test_a_folder_without_a_checkpoint_is_told(tmp_path: Path, command: Command) -> None:
+    (tmp_path / "empty").mkdir()
+
+    done = command("checkpoint", "list", "empty")
+
+    assert done.code == 1
+    assert "empty: no checkpoint there" in done.stderr

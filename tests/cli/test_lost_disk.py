@@ -1,0 +1,42 @@
+"""Without a shared folder: a host is lost with its disk, and the others go on from what they hold together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holmes_core.records.plan import Plan
+from holmes_core.records.record_file import read_file
+from tests.cli.test_lost_host import launched, losses, planned, wait_for
+from tests.testbed.needs_bed import NEEDS_BED
+from tests.testbed.own_disks import on_host, own_disks
+from tests.testbed.rehearsal import Site, only_run
+
+pytestmark = NEEDS_BED
+
+
+def test_training_goes_on_from_the_other_hosts_disks(site: Site, tmp_path: Path) -> None:
+    assert site.bed is not None
+    disks = tmp_path / "disks"
+    with own_disks(site.bed, disks):
+        plan = planned(site, tmp_path, checkpoint={"path": f"{disks}/saved", "every_steps": 10})
+        process = launched(site, tmp_path / "runs", plan, "--on-loss", "replan")
+        try:
+            wait_for(process, "step 19/")  # the save after step 10 is whole by then, and not that after 20
+            site.bed.set_link("b2", "eno1", up=False)
+            wait_for(process, "plan without b2: ")
+            on_host(site.bed, "b2", "rm", "-r", f"{disks}/saved")
+            first = wait_for(process, "step ").splitlines()[-1]
+            said = process.communicate(timeout=240)[1]
+        finally:
+            site.bed.set_link("b2", "eno1", up=True)
+            process.kill()
+        assert process.returncode == 0, said
+        assert list(disks.iterdir()) == []  # nothing of it is on a disk that all see
+        run = only_run(tmp_path / "runs")
+        left = [node.host for node in read_file(Plan, run / "plan.json").nodes]
+        newest = {on_host(site.bed, host, "cat", f"{disks}/saved/latest").strip() for host in left}
+    assert "b2" not in left
+    assert newest == {"step-00000040"}
+    saved = int(first.removeprefix("step ").split("/")[0]) - 1  # steps that pass before the loss is seen may be saved
+    assert saved in (10, 20, 30), first
+    assert sorted(losses(run, after=saved)) == list(range(saved, 40))

@@ -1,0 +1,142 @@
+"""Hosts with folders of their own: what one has lost another has, and what is damaged is told and never mixed in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .continuity_worker import STEPS, STOPPED_AFTER
+from .own_folders_worker import HOSTS
+from .test_continuity import WORKER_LIMIT_S, start
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(WORKER_LIMIT_S + 60)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("own-folders")
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> dict[str, Any]:
+    done = start("own_folders_worker", str(folder))
+    assert done.returncode == 0, done.stderr
+    results: dict[str, Any] = json.loads((folder / "own_folders.json").read_text())
+    return results
+
+
+def resumed(runs: dict[str, Any], name: str, after: int = STOPPED_AFTER) -> tuple[list[float], list[float], str]:
+    """Losses after the stop, those of the run that was not stopped, and what was said."""
+    run = runs[name]
+    assert set(run["exit_codes"]) == {0}, run["said"]
+    assert run["steps"][0] == after
+    return run["losses"], runs["uninterrupted"]["losses"][after:], run["said"]
+
+
+def test_each_host_has_its_own_files_and_those_of_one_host_of_the_other_cluster(
+    runs: dict[str, Any], folder: Path
+) -> None:
+    assert set(runs["stopped"]["exit_codes"]) == {0}
+    held = {
+        host: {int(path.name[2]) for path in (folder / "saved-stopped" / host).glob("step-*/*.distcp")}
+        for host in HOSTS
+    }
+    assert held == {"h0": {0, 2}, "h1": {1, 0}, "h2": {2, 3}, "h3": {3, 1}}
+
+
+@pytest.mark.parametrize("lost", ["nothing lost", *(f"{host} lost" for host in HOSTS), "h0 and h3 lost"])
+def test_the_loss_goes_on_bit_equal_whichever_host_has_lost_its_folder(runs: dict[str, Any], lost: str) -> None:
+    losses, expected, said = resumed(runs, lost)
+
+    assert losses == expected
+    for host in HOSTS:
+        assert (f"/{host} holds nothing of step-00000003: read from another folder" in said) == (host in lost)
+
+
+@pytest.mark.parametrize("left", ["on h0 h1 h2", "on h1 h2"])
+def test_hosts_that_are_left_go_on_under_another_plan(runs: dict[str, Any], left: str) -> None:
+    losses, expected, _ = resumed(runs, left)
+
+    assert losses == pytest.approx(expected, abs=1e-6)
+
+
+def test_hosts_that_have_nothing_whole_say_what_is_missing_and_who_had_it(runs: dict[str, Any]) -> None:
+    run = runs["on h0 h1"]
+    assert run["exit_codes"] == [1, 1]
+    assert "h0, h1 hold no checkpoint that is whole: step-00000003: host h0: " in run["said"]
+    assert "/h0/step-00000003/__3_0.distcp is missing; " in run["said"]
+    assert "it was also on h3; it was also on h2" in run["said"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("truncated", "/h0/step-00000003/__0_0.distcp has 100 of "),
+        ("flipped", "/h0/step-00000003/__0_0.distcp: bytes "),
+        ("index flipped", "/h0/step-00000003/pieces.json is not as it was written"),
+    ],
+)
+def test_a_damaged_file_is_told_and_its_copy_read(runs: dict[str, Any], name: str, sentence: str) -> None:
+    losses, expected, said = resumed(runs, name)
+
+    assert losses == expected
+    assert any(line.startswith("host h0: ") and sentence in line for line in said.splitlines())
+
+
+def test_where_every_copy_is_damaged_the_checkpoint_before_is_taken_whole(runs: dict[str, Any]) -> None:
+    losses, expected, said = resumed(runs, "both flipped", after=2)
+
+    assert losses == expected
+    assert "checkpoint step-00000003 cannot be read and is left out: " in said
+    for host in ("h0", "h1"):
+        assert f"/{host}/step-00000003/__0_0.distcp: bytes " in said
+
+
+def test_an_old_folder_that_comes_back_with_a_later_clock_is_not_taken_for_the_newest(runs: dict[str, Any]) -> None:
+    run = runs["old folder"]
+    assert set(run["exit_codes"]) == {0}, run["said"]
+    assert run["steps"] == [STEPS, STEPS + 1]
+    assert "/h3 holds nothing of step-00000006: read from another folder" in run["said"]
+
+
+def test_a_folder_with_the_same_step_of_another_save_is_not_mixed_in(runs: dict[str, Any]) -> None:
+    losses, expected, said = resumed(runs, "folder of same step")
+
+    assert losses == expected
+    assert "/h3 holds nothing of step-00000003: read from another folder" in said
+
+
+def test_a_folder_of_another_run_is_refused_and_left_alone(runs: dict[str, Any], folder: Path) -> None:
+    run = runs["folder of other run"]
+    assert run["exit_codes"] == [1, 1, 1, 1]
+    assert "checkpoints of different runs: host h0: " in run["said"]
+    assert "/h3 of run other; empty the folders that are not wanted" in run["said"]
+    assert (folder / "saved-folder-of-other-run" / "h3" / "latest").read_text() == "step-00000003\n"
+
+
+def test_a_host_that_cannot_write_is_named_before_anything_is_trained(runs: dict[str, Any]) -> None:
+    run = runs["no folder"]
+    assert run["exit_codes"] == [1, 1, 1, 1]
+    assert "must be a folder that every host can write to: host h2: " in run["said"]
+    assert run["steps"] == []
+
+
+def test_a_full_disk_of_one_host_stops_all_and_leaves_what_was_saved(runs: dict[str, Any], folder: Path) -> None:
+    run = runs["full"]
+    assert run["exit_codes"] == [1, 1, 1, 1]
+    assert "the checkpoint after 4 steps could not be written to" in run["said"]
+    assert "those before it are whole: host h1, rank 1: OSError(27, 'File too large')" in run["said"]
+    for host in HOSTS:
+        assert (folder / "saved-full" / host / "latest").read_text() == "step-00000003\n"
+
+
+def test_twenty_kills_each_with_a_folder_deleted_lose_nothing_that_was_saved(tmp_path: Path) -> None:
+    done = start("killed_saves", str(tmp_path), "20", "own")
+
+    assert done.returncode == 0, done.stderr
+    lost = json.loads(done.stdout.splitlines()[-1])["lost"]
+    assert len(lost) == 20
+    assert max(lost) <= 0  # below zero: a save that was under way became whole before the kill
