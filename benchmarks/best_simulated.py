@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from heapq import nsmallest
 from itertools import combinations_with_replacement, product
+from pathlib import Path
 from statistics import mean, quantiles
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ from planner.search.placement import Placement, PricedPlacement, even_shares
 from tests.planner.enumerator import compositions
 from tests.planner.fleets import bed_job, cpu_inventory, faster, gpt_7b, gpu_inventory, plan_for
 
-FLEETS = 300
+FLEETS, WORST_SHOWN = 300, 10
 WRITTEN_OUT = 8  # of each fleet's enumerated ways
 MISJUDGED = 1.05  # how much slower than the plan's prediction a way may be by classes, and yet be written out
 
@@ -45,22 +46,39 @@ class Way(NamedTuple):
 
 
 def main() -> None:
-    """Compare `FLEETS` plans, or as many as the command line says, with the best of their fleets."""
-    behind: list[float] = []
-    for seed in range(int(sys.argv[1]) if len(sys.argv) > 1 else FLEETS):
+    """Compare `FLEETS` plans, or as many as the command line says, with the best of their fleets.
+
+    A file named after that gets a row a fleet, its number and by what part its plan is behind, and is gone on with.
+    """
+    fleets = int(sys.argv[1]) if len(sys.argv) > 1 else FLEETS
+    rows = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+    done, errors = _read_rows(rows) if rows is not None and rows.exists() else dict[int, float](), 0
+    for seed in range(fleets):
+        if seed in done:
+            continue
         try:
-            found = behind_best(*draw_fleet(seed))
+            done[seed] = behind_best(*draw_fleet(seed))
         except HolmesError as error:
+            errors += 1
             print(f"fleet {seed}: {error.what}", file=sys.stderr)
             continue
-        if found > 0.005:
-            print(f"fleet {seed}: {found:.2%}", flush=True)
-        behind.append(found)
-    cuts = quantiles(behind, n=20)
+        if rows is not None:
+            with rows.open("a", encoding="utf-8") as file:
+                file.write(f"{seed} {done[seed]:.6f}\n")
+    behind = [done[seed] for seed in range(fleets) if seed in done]
+    for seed in sorted(done, key=lambda seed: -done[seed])[:WORST_SHOWN]:
+        print(f"fleet {seed}: {done[seed]:.2%}")
     print_figure("best_simulated.fleets", len(behind), "1")
+    print_figure("best_simulated.errors", errors, "1")
     print_figure("best_simulated.mean_behind", mean(behind) * 100, "%")
-    print_figure("best_simulated.behind_95th_percentile", cuts[-1] * 100, "%")
+    print_figure("best_simulated.behind_95th_percentile", quantiles(behind, n=20)[-1] * 100, "%")
     print_figure("best_simulated.most_behind", max(behind) * 100, "%")
+
+
+def _read_rows(rows: Path) -> dict[int, float]:
+    """By fleet, by what part its plan is behind."""
+    pairs = (line.split() for line in rows.read_text(encoding="utf-8").splitlines())
+    return {int(seed): float(behind) for seed, behind in pairs}
 
 
 def draw_fleet(seed: int) -> tuple[Inventory, Job]:
@@ -102,13 +120,13 @@ def _contender(problem: Problem, way: Way) -> Contender:
 def _best_ways(problem: Problem, at_most_s: float) -> list[Way]:
     """The best by classes of all ways that take no longer."""
     best: list[Way] = []
-    for placement in _placements(problem):
+    for placement in all_placements(problem):
         coeffs = problem.coefficients(placement.candidate)
         simulator = PlacementSimulator(problem.job, coeffs, placement)
         if simulator.busiest_s > at_most_s:
             continue
-        for mode in _modes(simulator, placement):
-            if simulator.fits(mode) and simulator.lower_bound_s(mode) <= at_most_s:
+        for mode in all_modes(simulator, placement):
+            if simulator.lower_bound_s(mode) <= at_most_s and simulator.fits(mode):
                 step_s = simulator.timed(mode).step_s
                 if step_s <= at_most_s:
                     best = nsmallest(WRITTEN_OUT, [*best, Way(step_s, placement, mode)], key=lambda way: way.step_s)
@@ -116,7 +134,7 @@ def _best_ways(problem: Problem, at_most_s: float) -> list[Way]:
     return best
 
 
-def _placements(problem: Problem) -> Iterator[Placement]:
+def all_placements(problem: Problem) -> Iterator[Placement]:
     """Every one: sites of stages, cuts, and where replicas keep to a class each, shares of micro-batches."""
     num_layers, batch = problem.job.model.num_layers, problem.job.global_batch_size
     for candidate in enumerate_candidates(problem.job, problem.fleet):
@@ -141,7 +159,7 @@ def _shares(candidate: Candidate, sites: Sequence[tuple[int, ...]], total: int) 
                 yield shares
 
 
-def _modes(simulator: PlacementSimulator, placement: Placement) -> Iterator[RunMode]:
+def all_modes(simulator: PlacementSimulator, placement: Placement) -> Iterator[RunMode]:
     """Every schedule, number of chunks and depth in flight; their seconds are still to be found."""
     pp, layers, most = placement.candidate.pp, placement.layers, max(placement.microbatches)
     yield RunMode("1f1b", 1, (), layers, 0.0)

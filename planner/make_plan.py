@@ -101,7 +101,7 @@ def _writing_s(problem: Problem, time_limit_s: float) -> float:
 
 def _contenders(problem: Problem, result: SearchResult) -> list[Contender]:
     """The best placements and what is better around them; before them the best under ZeRO-3, where it is worth it."""
-    contenders = rank_improved(problem, result.found)
+    contenders = rank_improved(problem, result.found, [each for _, each in result.ranked])
     sharded = rank_contenders(problem, result.sharded)[:1] if result.sharded else []
     faster = (each for each in sharded if each.mode.step_s * WORTH_SHARDING < contenders[0].mode.step_s)
     return [*faster, *contenders]

@@ -76,6 +76,7 @@ class Coefficients:
     fill_share: float = 1.0  # of what ranks wait under 1F1B while a pipeline fills and drains; see cost/fill.py
     crossings: Mapping[tuple[int, int], Crossing] = field(default_factory=dict)
     """What was measured, by two indices of clusters, the smaller first, or inside one by twice its index."""
+    slots: tuple[Slot, ...] = ()  # for the update, the simulation's alone
 
     @cached_property
     def num_microbatches(self) -> int:
@@ -162,6 +163,7 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         capacity=_capacity(job, classes, candidate),
         layer=tuple(layer for layer, _ in slots),
         head=tuple(head for _, head in slots),
+        slots=tuple(each.slot for each in hardware),
         net_names=tuple(each.net_name for each in hardware),
         fabric_edge_s=tuple(
             _free_or(message * n, each.fabric_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)

@@ -11,26 +11,35 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
+from planner.problem.candidates import Candidate
 from planner.problem.problem import Problem
 from planner.schedule.placement_simulator import PlacementSimulator
 from planner.schedule.run_mode import RunMode
 from planner.schedule.runners_up import Contender, best_of_each_crossing, fastest_first, rank_contenders
 from planner.schedule.simulate import MOST_SIMULATED
+from planner.schedule.straddling import straddling_placements
 from planner.search.placement import Placement, PricedPlacement
 from planner.tolerances import RELATIVE_TOLERANCE
 
 STARTS = 16  # contenders to begin with beside the best
 MOST_STAGES = 6  # of pipelines whose stages are changed; of longer ones only the depth in flight is
 MOST_WORK = 400_000  # forwards and backwards simulated in all: half a second
+EVENLY = (1, 2, 4, 8)  # micro-batches more in flight on all edges, wherever a climb stands: deeper is not always faster
 LOOK, SIMULATION = 10, 500  # of that, what a bound costs by the square of the stages, and the shortest simulation
 
 
-def rank_improved(problem: Problem, found: Sequence[PricedPlacement]) -> list[Contender]:
+def rank_improved(
+    problem: Problem, found: Sequence[PricedPlacement], candidates: Sequence[Candidate] = ()
+) -> list[Contender]:
     """As `rank_contenders`, each contender the best that is found around it, then around that one, and so on.
 
+    It is begun with what is `found`, and with placements of `candidates` that straddle clusters.
     First all are run deeper or shallower, then the best are changed, as long as there is work left that may be done.
     """
     climb, starts = _Climb(problem), rank_contenders(problem, found, STARTS)
+    straddling = list(straddling_placements(problem, candidates, starts[0].mode.step_s))
+    if straddling:
+        starts = rank_contenders(problem, [*(each.found for each in starts), *straddling], STARTS)
     deeper = _fastest_first([climb.up_from(each, changed=False) for each in starts])
     climbed, degrees = list[Contender](), set[tuple[int, ...]]()
     for each in deeper:  # of the same degrees the best alone
@@ -121,7 +130,7 @@ class _Climb:
 
 
 def _deeper_or_shallower(problem: Problem, mode: RunMode, placement: Placement) -> Iterator[RunMode]:
-    """As deep in flight as `mode`, and a micro-batch deeper or shallower, on one edge or on all."""
+    """As deep in flight as `mode`, a micro-batch deeper or shallower on one edge or on all, and evenly deep."""
     fixed, pp, most = problem.job.parallel, placement.candidate.pp, max(placement.microbatches) - 1
     if pp == 1 or fixed.schedule not in (None, "eager") or (fixed.chunks or 1) > 1:
         return
@@ -130,6 +139,8 @@ def _deeper_or_shallower(problem: Problem, mode: RunMode, placement: Placement) 
     for edge in range(pp - 1):
         for change in (1, -1):
             rows[tuple(max(0, extra + change * (e == edge)) for e, extra in enumerate(now))] = None
-    for extra in rows:
-        if 0 < max(extra) <= most:
-            yield RunMode("eager", 1, extra, placement.layers, 0.0)
+    for extra in EVENLY:
+        rows[(extra,) * (pp - 1)] = None
+    for row in rows:
+        if 0 < max(row) <= most:
+            yield RunMode("eager", 1, row, placement.layers, 0.0)

@@ -14,7 +14,7 @@ from holmes_runtime.config.model_shape import Part, bucket_bytes, gradient_order
 from holmes_runtime.config.schedule import microbatches_in_flight
 from planner.cost.collectives import exchange_hops, exchange_share, times_as_long
 from planner.cost.compute_time import split_factor
-from planner.cost.counts import GRADIENT_BYTES, edge_bytes, edge_values, memory_bytes, tied_bytes
+from planner.cost.counts import GRADIENT_BYTES, edge_bytes, edge_values, memory_bytes
 from planner.cost.fill import splits_backwards
 from planner.cost.packing import allowed_codecs, lossiest_codec, with_messages
 from planner.problem.coefficients import Coefficients, are_alike
@@ -22,6 +22,7 @@ from planner.problem.exchange_rates import are_even, rings_on_nic, site_latency_
 from planner.schedule.buckets import Bucket, Exchange, make_buckets
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts
 from planner.schedule.simulate import Order, Pipeline, PipelineTimes, simulate
+from planner.schedule.step_end import slowest_update_s, tied_s
 from planner.schedule.step_lower_bound import Shape, least_step_s
 from planner.search.closed_form import NO_EDGE, Edge, edge_of
 from planner.search.placement import Placement, even_shares
@@ -171,19 +172,17 @@ class PlacementSimulator:
 
     @cached_property
     def _after_s(self) -> float:
-        """Seconds after all gradients: the sum over copies of a tied table, and the norm's over all ranks under way,
-        down pipelines and back up, and around replicas."""
+        """Seconds after all gradients: the sum over copies of a tied table, the norm's over all ranks under way, down
+        pipelines and back up, and around replicas, and the update."""
         pipelines_s = max(sum(edge.latency_s for edge in self._edges(sites, 1)) for _, sites in self._lanes)
         around_s = max(site_latency_s(self._coeffs, site) for site in self._sites)
-        return 2 * pipelines_s + 2 * (self._placement.candidate.dp - 1) * around_s + self._tied_s()
+        norm_s = 2 * pipelines_s + 2 * (self._placement.candidate.dp - 1) * around_s
+        return norm_s + tied_s(self._job, self._execution, self._coeffs, self._sites) + self._update_s
 
-    def _tied_s(self) -> float:
-        """Seconds of the sum over copies of a tied table, as a message between the ends of the pipeline."""
-        if not self._job.model.tied_embeddings or self._pp == 1:
-            return 0.0
-        message = edge_bytes(self._job.model, self._execution, lossiest_codec(self._job))
-        edge = edge_of(self._coeffs, self._sites[0], self._sites[-1])
-        return tied_bytes(self._job.model, self._execution) / message * edge.busy_s + edge.latency_s
+    @cached_property
+    def _update_s(self) -> float:
+        """Seconds of the slowest rank's update."""
+        return slowest_update_s(self._job, self._execution, self._coeffs, self._sites, self._placement.layers)
 
     def parts(self, mode: RunMode) -> StepParts:
         """The parts of its seconds; what links add is taken from shortened simulations."""
@@ -194,8 +193,8 @@ class PlacementSimulator:
         gradients_s = simulate(pipelines, self._buckets(mode.layers)) - without_gradients_s
         shortened = min(count for count, _ in self._lanes) - left_out * self._pp
         edges_s = (without_gradients_s - simulate(free)) * max(self._placement.microbatches) / shortened
-        bubble_s = mode.step_s - self.busiest_s - edges_s - gradients_s
-        return StepParts(self.busiest_s, bubble_s, edges_s, gradients_s)
+        bubble_s = mode.step_s - self.busiest_s - edges_s - gradients_s - self._update_s
+        return StepParts(self.busiest_s, bubble_s, edges_s, gradients_s, self._update_s)
 
     def _pipelines(self, mode: RunMode, rounds_left_out: int, messages: bool = True) -> list[Pipeline]:
         """One pipeline a lane, without so many rounds of pp micro-batches; `messages`: or they take nothing."""

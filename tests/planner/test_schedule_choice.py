@@ -8,7 +8,9 @@ from math import ceil
 import pytest
 
 from holmes_core.records.job import Job
-from planner.cost.collectives import PassTimes
+from planner.cost.collectives import PassTimes, Path
+from planner.cost.gpu_speeds import constant_speed
+from planner.cost.slot import Slot
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
 from planner.schedule.schedule_choice import choose_schedule
@@ -36,6 +38,7 @@ def two_stages(edge_s: float, memory_bytes: int | None = None) -> Coefficients:
         net_names=("IB", "IB"),
         fabric_edge_s=(0.0, 0.0),
         shared_edge_s=(edge_s, edge_s),
+        slots=(Slot(constant_speed(1.0), Path(1.0)),) * 2,  # whose update takes nothing
     )
 
 

@@ -1,0 +1,173 @@
+"""A lower bound on the simulated step of all placements of a job, under every schedule that it may run.
+
+The search proves its answer in the closed form, which assumes how a pipeline fills and what is hidden. Here only what
+no schedule avoids counts. Of a replica of m micro-batches, w_r seconds of forwards and backwards of one on its rank r:
+
+- Rank r begins when another micro-batch went through the ranks before it, runs all of its own, and then those ranks
+  have a backward to run: T >= phi (w_0 + ... + w_(r-1)) + m w_r. phi is 1 with one stage a rank, the share of a
+  forward in w where backwards are split, 1 / v with v chunks.
+- All ranks together run every layer of every micro-batch.
+- Where no class has room for a stage's replicas, their gradients and weights cross between hosts that differ: T is no
+  less than that and all but the first forward and the last backward that may hide it, with chunks all but p of each.
+
+Then the fastest rank that holds an average share of the layers updates it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from math import inf
+from typing import NamedTuple
+
+from holmes_core.records.job import Recompute
+from holmes_runtime.config.model_shape import layer_parameters
+from planner.cost.fill import splits_backwards
+from planner.cost.slot import update_s
+from planner.problem.candidates import Candidate
+from planner.problem.coefficients import slot_s
+from planner.problem.problem import Problem
+from planner.schedule.placement_simulator import CHUNKS
+from planner.search.early_bounds import EarlyBounds
+from planner.tolerances import ROUNDING
+
+EXACT = 1e-6  # relative: how far below the least seconds that hold all layers the bound may stay
+ONE_STAGE_A_RANK = (None, "1f1b", "gpipe", "eager")  # schedules, or none fixed, that run whole backwards
+
+
+class Speeds(NamedTuple):
+    """(seconds of a layer, group slots) by class, fastest first; the least seconds of a head, the least share of a
+    layer's seconds that its forward takes."""
+
+    classes: tuple[tuple[float, int], ...]
+    head_s: float
+    forward_share: float
+
+    def rate(self, first: int, stop: int) -> float:
+        """Layers a second of the group slots from `first` to `stop`, the fastest being 0."""
+        found, before = 0.0, 0
+        for layer_s, count in self.classes:
+            found += max(0, min(stop, before + count) - max(first, before)) / layer_s
+            before += count
+        return found
+
+
+class AnyScheduleBounds:
+    """The lower bounds of a problem's candidates."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._job, self._classes, self._early = problem.job, problem.fleet.classes, EarlyBounds(problem)
+        self._num_layers = problem.job.model.num_layers
+        self._speeds = cache(self._read_speeds)
+        # On shared cores ranks compute faster while others wait; then it only holds what all compute together.
+        self._shares_cores = any(each.hardware.slot.threads_per_core > 1 for each in self._classes)
+
+    def least_s(self, candidates: Iterable[Candidate]) -> float:
+        """Seconds below which no step of these candidates is predicted, wherever they are placed and however run."""
+        least_s = inf
+        for work_s, candidate in sorted((self.work_s(each), each) for each in dict.fromkeys(candidates)):
+            if work_s >= least_s:
+                break
+            least_s = min(least_s, self.candidate_s(candidate))
+        return least_s
+
+    def work_s(self, candidate: Candidate) -> float:
+        """Seconds of all the work on the fastest group slots, as though nobody waited."""
+        speeds, slots, total = self._speeds_of(candidate), candidate.pp * candidate.dp, self._microbatches(candidate)
+        fastest_s = speeds.classes[0][0]
+        if not fastest_s:
+            return 0.0
+        if self._shares_cores:
+            return total * (self._num_layers * fastest_s + speeds.head_s) / slots
+        return self._layers(candidate) / speeds.rate(0, slots)
+
+    def candidate_s(self, candidate: Candidate) -> float:
+        """Seconds of a step of the candidate, at least."""
+        fastest_s, execution = self._speeds_of(candidate).classes[0][0], candidate.execution(self._job)
+        stage_layers = -(-self._num_layers // candidate.pp)
+        parameters = stage_layers * layer_parameters(self._job.model, candidate.tp)
+        after_s = min(update_s(parameters, execution, each.hardware.slot) for each in self._classes)
+        exchange_s = stage_layers * self._crossing_s(candidate)
+        if self._shares_cores or not fastest_s:
+            return (max(self.work_s(candidate), exchange_s) + after_s) * (1 - ROUNDING)
+        m = candidate.num_microbatches(self._job.global_batch_size)
+        hiding = 1 if self._chunks(candidate) == 1 else candidate.pp
+        exchanged_s = exchange_s + max(0, m - hiding) * stage_layers * fastest_s
+        fill = self._fill_share(candidate)
+        filled_s = max(self._filled_s(candidate, fill), self._whole_layers_s(candidate, fill))
+        return (max(filled_s, exchanged_s) + after_s) * (1 - ROUNDING)
+
+    def _filled_s(self, candidate: Candidate, fill: float) -> float:
+        """Of all group slots: those of rank r work for (1 - fill / m) ** r of the step at most, the fastest first."""
+        speeds, dp, most = (
+            self._speeds_of(candidate),
+            candidate.dp,
+            candidate.num_microbatches(self._job.global_batch_size),
+        )
+        if len(speeds.classes) > 1:
+            most = self._microbatches(candidate) - dp + 1  # of a replica, if all others run one
+        rates = [speeds.rate(rank * dp, (rank + 1) * dp) for rank in range(candidate.pp)]
+        return self._layers(candidate) / sum(rate * (1 - fill / most) ** rank for rank, rate in enumerate(rates))
+
+    def _layers(self, candidate: Candidate) -> float:
+        """Layers of all micro-batches; heads count as layers on the slowest of the fastest group slots."""
+        speeds, slots = self._speeds_of(candidate), candidate.pp * candidate.dp
+        return self._microbatches(candidate) * (self._num_layers + speeds.head_s * speeds.rate(slots - 1, slots))
+
+    def _whole_layers_s(self, candidate: Candidate, fill: float) -> float:
+        """Of the busiest replica, as though it were on the fastest group slots alone, in whole layers a rank."""
+        speeds, m = self._speeds_of(candidate), candidate.num_microbatches(self._job.global_batch_size)
+        layer_s = speeds.classes[0][0]
+
+        def layers_within(seconds: float) -> int:
+            held = 0
+            for rank in range(candidate.pp):
+                room_s = (seconds - fill * held * layer_s) / m - speeds.head_s * (rank == candidate.pp - 1)
+                held += max(0, int(room_s / layer_s * (1 + ROUNDING)))
+            return held
+
+        least_s = 0.0
+        most_s = 2 * (m + candidate.pp) * (-(-self._num_layers // candidate.pp) * layer_s + speeds.head_s)
+        while most_s - least_s > EXACT * most_s:
+            middle_s = (least_s + most_s) / 2
+            least_s, most_s = (least_s, middle_s) if layers_within(middle_s) >= self._num_layers else (middle_s, most_s)
+        return least_s
+
+    def _crossing_s(self, candidate: Candidate) -> float:
+        """Seconds of the exchange of a layer between hosts that differ; 0 where a class has room for all replicas."""
+        if candidate.dp <= max(each.num_group_slots(candidate.tp) for each in self._classes):
+            return 0.0
+        return self._early.crossing_sync_s(candidate)
+
+    def _fill_share(self, candidate: Candidate) -> float:
+        """The least phi of the schedules that it may run."""
+        fixed, chunks = self._job.parallel, self._chunks(candidate)
+        shares = [1.0] if fixed.schedule in ONE_STAGE_A_RANK and (fixed.chunks or 1) == 1 else []
+        if chunks > 1:
+            shares.append(1 / chunks if fixed.layers is None else 0.0)
+        split = splits_backwards(self._job, candidate.pp, candidate.recompute, candidate.weight_shards)
+        if split and fixed.schedule in (None, "zero-bubble"):
+            shares.append(self._speeds_of(candidate).forward_share)
+        return min(shares, default=1.0)
+
+    def _chunks(self, candidate: Candidate) -> int:
+        """Stages a rank holds at most."""
+        fixed, pp = self._job.parallel, candidate.pp
+        if pp == 1 or fixed.schedule not in (None, "interleaved") or self._microbatches(candidate) % pp:
+            return 1
+        return fixed.chunks or max(1, min(CHUNKS[-1], self._num_layers // pp))
+
+    def _microbatches(self, candidate: Candidate) -> int:
+        """Of all replicas."""
+        return self._job.global_batch_size // candidate.micro_batch_size
+
+    def _speeds_of(self, candidate: Candidate) -> Speeds:
+        return self._speeds(candidate.tp, candidate.micro_batch_size, candidate.recompute)
+
+    def _read_speeds(self, tp: int, micro_batch_size: int, recompute: Recompute) -> Speeds:
+        execution = Candidate(tp, 1, 1, micro_batch_size, recompute).execution(self._job)
+        seconds = [slot_s(self._job, each.hardware.slot, execution) for each in self._classes]
+        counts: Sequence[int] = [each.num_group_slots(tp) for each in self._classes]
+        classes = sorted((layer.both_s, count) for (layer, _), count in zip(seconds, counts, strict=True) if count)
+        forward_shares = [layer.forward_s / layer.both_s for layer, _ in seconds if layer.both_s]
+        return Speeds(tuple(classes), min(head.both_s for _, head in seconds), min(forward_shares, default=0.0))

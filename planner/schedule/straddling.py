@@ -1,0 +1,52 @@
+"""Placements whose stages straddle clusters, which the search leaves out where the closed form rules them out.
+
+The closed form counts the whole fill of 1F1B; interleaving, which does with less of it, may make one of them the best.
+Clusters in some order give their group slots to one stage after another, with an even cut: a start to improve on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+from math import inf
+
+from planner.problem.candidates import Candidate
+from planner.problem.problem import Problem
+from planner.schedule.any_schedule_bound import AnyScheduleBounds
+from planner.search.placement import Placement, PricedPlacement, even_shares, usual_cut
+
+MOST_CLUSTERS = 3  # that are tried in every order
+MOST_SLOTS = 64  # of a fleet; on larger ones a cluster that has no room for a stage is a small part
+MOST_CANDIDATES = 16  # those of the lowest bounds
+
+
+def straddling_placements(
+    problem: Problem, candidates: Sequence[Candidate], within_s: float
+) -> Iterator[PricedPlacement]:
+    """Of the candidates that may take less than `within_s` under some schedule; their closed forms are not known."""
+    fleet = problem.fleet
+    if not 1 < len(fleet.cluster_names) <= MOST_CLUSTERS or fleet.num_group_slots(1) > MOST_SLOTS:
+        return
+    bounds = AnyScheduleBounds(problem)
+    may_win = [
+        (bound_s, each)
+        for each in candidates
+        if each.pp > 1 and each.dp > 1 and each.weight_shards == 1 and (bound_s := bounds.candidate_s(each)) < within_s
+    ]
+    for _, candidate in sorted(may_win)[:MOST_CANDIDATES]:
+        for placement in dict.fromkeys(_placements(problem, candidate)):
+            yield PricedPlacement(inf, placement)
+
+
+def _placements(problem: Problem, candidate: Candidate) -> Iterator[Placement]:
+    """One for each order of the clusters in which a stage straddles some."""
+    coeffs, dp = problem.coefficients(candidate), candidate.dp
+    cut, shares = usual_cut(problem.job, candidate.pp), even_shares(coeffs.total_microbatches, dp)
+    for order in permutations(range(len(problem.fleet.cluster_names))):
+        classes = [c for cluster in order for c, own in enumerate(coeffs.cluster) if own == cluster]
+        slots = [c for c in classes for _ in range(coeffs.group_slots[c])]
+        sites = tuple(tuple(sorted(slots[first : first + dp])) for first in range(0, candidate.pp * dp, dp))
+        rooms = zip(cut, sites, coeffs.capacity, strict=True)
+        straddles = any(len({coeffs.cluster[c] for c in row}) > 1 for row in sites)
+        if straddles and all(held <= room[c] for held, row, room in rooms for c in row):
+            yield Placement(candidate, cut, sites, shares)
