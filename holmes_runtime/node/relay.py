@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from holmes_runtime.admission.tunnel import take_down
 from holmes_runtime.config.messages import NO_FOLDER, AgentEnded, encode
 from holmes_runtime.node.mailbox import MessageReader
 
@@ -86,12 +87,20 @@ def _lock_is_free(folder: Path) -> bool:
     return True
 
 
+def _has_ended(folder: Path) -> bool:
+    """Whether the agent has ended; then with its tunnel, which the first relay, ended too, may have left."""
+    if not _lock_is_free(folder):
+        return False
+    take_down(folder)
+    return True
+
+
 def main() -> int:
     """Relay in the folder this is started in; exit code NO_FOLDER when it is no node's folder any more."""
     folder = Path.cwd()
     if not (folder / LOCK_FILE).exists():
         return NO_FOLDER
-    relay(folder, int(sys.argv[1]), lambda: _lock_is_free(folder), leave_alone=True)
+    relay(folder, int(sys.argv[1]), lambda: _has_ended(folder), leave_alone=True)
     return 0
 
 

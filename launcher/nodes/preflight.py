@@ -66,7 +66,7 @@ CHECKS = (
     ),
     Check(
         "encryption",
-        "what goes between clusters can be encrypted, as hosts.yaml asks",
+        "what hosts.yaml wants encrypted between clusters can be",
         "open UDP port 51820 and following between the hosts; or take `security:` out of hosts.yaml, probe and plan "
         "again",
         False,
