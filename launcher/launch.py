@@ -14,8 +14,8 @@ from pathlib import Path
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Run, Settings, State
-from holmes_core.remote.slurm_step import slurm_name
-from holmes_core.remote.slurm_word import slurm_word
+from holmes_core.remote.slurm.slurm_step import slurm_name
+from holmes_core.remote.slurm.slurm_word import slurm_word
 from launcher.journal.rank_files import FilePart, write_part
 from launcher.journal.run_events import NodeState, RunEvent, View
 from launcher.journal.run_folder import INVENTORY_FILE, PLAN_FILE, RunFolder, read_seen

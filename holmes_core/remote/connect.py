@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holmes_core.records.access import Access
 from holmes_core.remote.local_shell import LocalConnection
-from holmes_core.remote.slurm_step import connect_by_slurm
+from holmes_core.remote.slurm.slurm_step import connect_by_slurm
 from holmes_core.remote.ssh_client import SshConnection
 from holmes_core.remote.transport import Connection
 

@@ -191,6 +191,6 @@ class _Proof:
 
 def forget(settings: SshSettings, line: KnownLine) -> str:
     """How to remove a known key: the command, or the line where there is none."""
-    if line.is_pattern:
+    if line.is_pattern or not line.file.is_file():
         return f"remove line {line.number} of {line.file}"
     return f"`ssh-keygen -R {shlex.quote(settings.known_name)} -f {shlex.quote(str(line.file))}`"

@@ -12,7 +12,10 @@ import functools
 import hashlib
 import hmac
 import os
+import shlex
+import subprocess
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +26,7 @@ from holmes_core.remote.ssh_settings import SshSettings
 CERTIFICATE_AUTHORITY, REVOKED = "@cert-authority", "@revoked"
 MOST_BYTES = 64 * MIB
 _HASHED = "|1|"
+_ANSWER_S = 30.0
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -89,7 +93,7 @@ def fits(pattern: str, name: str) -> bool:
 
 
 def known_lines(host: str, settings: SshSettings, name: str) -> tuple[KnownLine, ...]:
-    """What the files say of the host known by `name`, in order. Raises HostError when a file cannot be read."""
+    """What files and KnownHostsCommand say of the host known by `name`. Raises HostError where one cannot be read."""
     found = []
     for file in settings.known_hosts:
         try:
@@ -97,7 +101,7 @@ def known_lines(host: str, settings: SshSettings, name: str) -> tuple[KnownLine,
         except OSError as error:
             text = f"known-hosts file {file} cannot be read: {error.strerror or error}"
             raise HostError(host, "key unknown", text, "correct or remove that file") from None
-    return tuple(found)
+    return (*found, *(line for line in _lines_of_command(host, settings, name) if line.is_for(name)))
 
 
 def parsed_key(words: str) -> tuple[str, bytes] | None:
@@ -128,6 +132,26 @@ def _parsed(file: Path, _mtime_ns: int, _size_bytes: int) -> tuple[KnownLine, ..
     text = read_regular(file, MOST_BYTES).decode(errors="replace")
     found = (_parsed_line(file, number, line) for number, line in enumerate(text.split("\n"), 1))
     return tuple(line for line in found if line is not None)
+
+
+def _lines_of_command(host: str, settings: SshSettings, name: str) -> Iterator[KnownLine]:
+    """What KnownHostsCommand prints; ssh goes on without one that is not there, and believes no host where it fails.
+
+    Raises HostError where it fails.
+    """
+    program = Path(*settings.known_hosts_command[:1])
+    if not program.is_absolute() or not program.exists():
+        return
+    command = [word.replace("%H", name) for word in settings.known_hosts_command]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        text = f"KnownHostsCommand of the SSH configuration fails for {settings.target}: {error}"
+        raise HostError(host, "key unknown", text, f"try `{shlex.join(command)}`; correct it or take it out") from None
+    for number, line in enumerate(done.stdout.decode(errors="replace").split("\n"), 1):
+        found = _parsed_line(Path(f"KnownHostsCommand {command[0]}"), number, line)
+        if found is not None:
+            yield found
 
 
 def _parsed_line(file: Path, number: int, line: str) -> KnownLine | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -59,6 +60,8 @@ class SshSettings:
     """CASignatureAlgorithms: how the authority of a host's certificate may have signed it."""
     least_rsa_bits: int = LEAST_RSA_BITS
     """RequiredRSASize."""
+    known_hosts_command: tuple[str, ...] = ()
+    """KnownHostsCommand: prints lines of such files; `%H` in it stands for the name that is looked for."""
     certificate_files: tuple[str, ...] = ()
     """CertificateFile: of the user's keys, beside `KEY-cert.pub`."""
 
@@ -110,6 +113,7 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
         keeps_order=algorithms[:1] not in ("+", "-"),
         authority_algorithms=_assembled(found.get("casignaturealgorithms", "+"), ALGORITHMS),
         least_rsa_bits=_number(file, found, "requiredrsasize", LEAST_RSA_BITS),
+        known_hosts_command=_command(file, found.get("knownhostscommand", "none"), words),
         certificate_files=tuple(map(str, _paths(found.get("certificatefile", "none"), words))),
         revoked=_paths(found.get("revokedhostkeys", "none"), words),
     )
@@ -123,9 +127,25 @@ def _number(file: str, found: dict[str, str], key: str, usual: int) -> int:
 
 
 def _paths(value: str, words: dict[str, str]) -> tuple[Path, ...]:
-    """The files that a value names, with ssh's `%` words written out; `none` for no file."""
-    found = (re.sub("%.", lambda match: words.get(match.group(), match.group()), each) for each in value.split())
+    """The files that a value names; `none` for no file."""
+    found = (_written_out(each, words) for each in value.split())
     return tuple(Path(each).expanduser() for each in found if each.lower() != "none")
+
+
+def _command(file: str, value: str, words: dict[str, str]) -> tuple[str, ...]:
+    """The words of a command. It is told of no key, as it is asked before one is offered."""
+    if value.lower() == "none":
+        return ()
+    words = {**words, "%I": "HOSTNAME", "%K": "NONE", "%f": "NONE", "%t": "NONE"}
+    try:
+        return tuple(_written_out(each, words) for each in shlex.split(value))
+    except ValueError as error:
+        raise not_read(file, f"KnownHostsCommand: {error}") from None
+
+
+def _written_out(text: str, words: dict[str, str]) -> str:
+    """What ssh makes of its `%` words, those not known here left as they are."""
+    return re.sub("%.", lambda match: words.get(match.group(), match.group()), text)
 
 
 def _assembled(words: str, usual: tuple[str, ...]) -> tuple[str, ...]:

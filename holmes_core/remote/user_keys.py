@@ -25,21 +25,18 @@ class UserKeys:
 
     def authenticate(self, transport: paramiko.Transport) -> None:
         """Logs in. Raises what was said to the last key, or why it was not tried."""
-        with contextlib.closing(paramiko.Agent()) as agent:
-            for key in self._keys(agent):
-                try:
-                    more = transport.auth_publickey(self._settings.user, key)
-                except (paramiko.SSHException, ValueError) as error:
-                    self._fault = error
-                    continue
-                if not more:
-                    return
-                self._fault = paramiko.AuthenticationException(
-                    f"the key is not enough, it also asks for {', '.join(more)}"
-                )
+        for key in self._keys():
+            try:
+                more = transport.auth_publickey(self._settings.user, key)
+            except (paramiko.SSHException, ValueError) as error:
+                self._fault = error
+                continue
+            if not more:
+                return
+            self._fault = paramiko.AuthenticationException(f"the key is not enough, it also asks for {', '.join(more)}")
         raise self._fault or paramiko.SSHException("No authentication methods available")
 
-    def _keys(self, agent: paramiko.Agent) -> Iterator[paramiko.PKey]:
+    def _keys(self) -> Iterator[paramiko.PKey]:
         settings = self._settings
         files = [Path(name).expanduser() for name in settings.key_files or USUAL_FILES]
         for file in files:
@@ -52,11 +49,12 @@ class UserKeys:
                 key.public_blob = None
                 yield key
         named = [_public_blob(path) for file in files for path in (Path(f"{file}.pub"), *_certificates(file, settings))]
-        for held in agent.get_keys():
-            if held.name.endswith(CERTIFICATE):
-                held.public_blob = PublicBlob(held.name, held.blob)  # type: ignore[assignment]
-            if settings.use_agent or held.blob in named:
-                yield held
+        with contextlib.suppress(paramiko.SSHException), contextlib.closing(paramiko.Agent()) as agent:
+            for held in agent.get_keys():
+                if held.name.endswith(CERTIFICATE):
+                    held.public_blob = PublicBlob(held.name, held.blob)  # type: ignore[assignment]
+                if settings.use_agent or held.blob in named:
+                    yield held
 
     def _read_key(self, file: Path) -> paramiko.PKey | None:
         """None where it cannot be read, which ssh passes over too."""
@@ -65,8 +63,12 @@ class UserKeys:
         for key_class in _CLASSES:
             try:
                 return key_class.from_private_key_file(str(file))
-            except (paramiko.SSHException, OSError, ValueError, IndexError) as error:
+            except paramiko.PasswordRequiredException as error:
                 self._fault = error
+                return None
+            except (paramiko.SSHException, OSError, ValueError, IndexError):
+                continue  # one of another class
+        self._fault = paramiko.AuthenticationException(f"{file} holds no private key that is read here")
         return None
 
 

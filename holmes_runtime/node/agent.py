@@ -55,7 +55,7 @@ from holmes_runtime.config.strict_json import parse
 from holmes_runtime.node.left_files import LeftFiles
 from holmes_runtime.node.listeners import Listeners
 from holmes_runtime.node.mailbox import CommandPipe, MessageFile
-from holmes_runtime.node.node_facts import read_facts
+from holmes_runtime.node.node_facts import oom_kills, read_facts
 from holmes_runtime.node.process_tree import adopt_orphans, descendants, end_descendants, read_process
 from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, LOCK_FILE, relay
 from holmes_runtime.node.start_torchrun import FAILURES_FILE, TEMPORARY_LINK, TORCHRUN_LOG, start_torchrun
@@ -82,7 +82,7 @@ class Agent:
         self._gpu_claims = GpuClaims()
         self._told_to_stop = False
         self._ranks_are_up = False
-        self._oom_kills = _oom_kills()
+        self._oom_kills = oom_kills()
 
     def run(self) -> int:
         """The exit code to end with: 0 done, 1 failed, 3 stopped or left alone."""
@@ -215,16 +215,16 @@ class Agent:
     def _report_failures(self, exit_code: int) -> None:
         """The ranks torchrun blames; torchrun itself when it blames none."""
         failures = self._folder / FAILURES_FILE
-        oom_kills = _oom_kills() - self._oom_kills
+        killed = oom_kills() - self._oom_kills
         if failures.exists():
             for line in failures.read_text(encoding="utf-8").splitlines():
                 failed = parse(RankFailed, line)
-                self._report(failed._replace(message=self._with_disk(failed.message), oom_kills=oom_kills))
+                self._report(failed._replace(message=self._with_disk(failed.message), oom_kills=killed))
             return
         lines = (self._folder / TORCHRUN_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
         message = f"torchrun ended with {exit_code}: {lines[-1] if lines else 'no output'}"
         message = self._with_disk(message)
-        self._report(RankFailed(None, exit_code, message, time.time(), tuple(lines[-20:]), oom_kills))
+        self._report(RankFailed(None, exit_code, message, time.time(), tuple(lines[-20:]), killed))
 
     def _with_disk(self, message: str) -> str:
         """The message of a failure, and where the disk was full: its own words may not have found room."""
@@ -244,15 +244,6 @@ def _local_rank(pid: int) -> int | None:
             if variable.startswith(b"LOCAL_RANK="):
                 return int(variable.partition(b"=")[2])
     return None
-
-
-def _oom_kills() -> int:
-    """Processes the kernel has killed for memory since boot, 0 where it does not say."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/vmstat").read_text(encoding="utf-8").splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
 
 
 def _clean_up(folder: Path, detached: bool) -> None:

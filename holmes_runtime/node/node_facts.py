@@ -197,3 +197,12 @@ def _nccl_settings(environment: Mapping[str, str]) -> tuple[NodeNcclSetting, ...
     for file in (*conf_files({**os.environ, **environment}), *shells):
         found += [NodeNcclSetting(str(file), *setting) for setting in settings_in(file)]
     return tuple(found)
+
+
+def oom_kills() -> int:
+    """Processes the kernel has killed for memory since boot, 0 where it does not say."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text(encoding="utf-8").splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0

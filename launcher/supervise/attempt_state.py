@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.run import Failure
-from holmes_core.remote.slurm_word import SlurmWord
+from holmes_core.remote.slurm.slurm_word import SlurmWord
 from holmes_runtime.config.messages import (
     Command,
     Exited,

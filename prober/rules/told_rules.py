@@ -20,7 +20,7 @@ UNREACHABLE = About(
 KEY_UNKNOWN = About(
     "SSH-HOSTKEY-UNKNOWN",
     "F",
-    "the host's key is in no known_hosts file",
+    "no known_hosts file proves the host by its key or certificate",
     _LEFT_OUT,
     "`holmes trust hosts.yaml` shows the keys and adds them when told to",
     "sshd(8), SSH_KNOWN_HOSTS FILE FORMAT",
@@ -28,7 +28,7 @@ KEY_UNKNOWN = About(
 KEY_CHANGED = About(
     "SSH-HOSTKEY-CHANGED",
     "F",
-    "the host's key is another than known_hosts has",
+    "the host's key is another than known_hosts has, or revoked",
     f"somebody may be between; {_LEFT_OUT}",
     "ask who reinstalled the host; then `ssh-keygen -R HOST`, and trust the new key",
     "ssh-keygen(1), ssh(1) (verifying host keys)",

@@ -46,4 +46,4 @@ def test_changed_key_is_never_replaced(site: Site, tmp_path: Path) -> None:
     code, said, after = trust(site, tmp_path, known, "--yes")
     assert (code, after) == (1, known)
     assert "known is ssh-ed25519 SHA256:" in said
-    assert "ssh-keygen -R '10.9.0.1'" in said
+    assert "`ssh-keygen -R 10.9.0.1 -f " in said

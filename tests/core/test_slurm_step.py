@@ -10,7 +10,7 @@ import pytest
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.hosts.allocation import allocated_nodes, allocation_hosts, is_in_allocation
 from holmes_core.records.access import Access
-from holmes_core.remote.slurm_step import connect_by_slurm, step_words
+from holmes_core.remote.slurm.slurm_step import connect_by_slurm, step_words
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2],login3"}
 # Recorded from a job of two components on Slurm 22.05.8.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holmes_core.remote.slurm_word import SlurmWord, slurm_word
+from holmes_core.remote.slurm.slurm_word import SlurmWord, slurm_word
 
 NODES = {"a1": "nid1", "b1": "nid2"}
 Slurm = Callable[..., dict[str, str]]

@@ -89,6 +89,7 @@ HOSTILE = {
     "port is huge": ("Port " + "9" * 5000, "port is '9999"),
     "port is below nothing": ("Port -1", "port is '-1'"),
     "bits are a word": ("RequiredRSASize x", "requiredrsasize is 'x'"),
+    "command of a quote": ("KnownHostsCommand /bin/echo 'a", "KnownHostsCommand: No closing quotation"),
     "names without a domain": ("CanonicalizeHostname yes", "cannot be used: KeyError"),
     "dots are a word": ("CanonicalizeMaxDots x", "cannot be used: ValueError"),
     "nul": ("\0" * 1000, "Unparsable line"),

@@ -56,6 +56,8 @@ LOGINS = (
     Login("wrong, then right", "keys", ONLY + "IdentityFile {site}/other\nIdentityFile {site}/client", YES),
     Login("garbage, then right", "keys", ONLY + "IdentityFile {folder}/x\nIdentityFile {site}/client", YES,
           files={"x": "x"}),
+    Login("garbage", "keys", ONLY + "IdentityFile {folder}/x", NO, files={"x": "x"}),
+    Login("passphrase of rsa", "keys", ONLY + "IdentityFile {site}/locked_rsa", NO),
     Login("certificate", "authority", ONLY + "IdentityFile {site}/member", YES),
     Login("certificate of rsa", "authority", ONLY + "IdentityFile {site}/rsa", YES),
     Login("certificate of ecdsa", "authority", ONLY + "IdentityFile {site}/ecdsa", YES),
@@ -125,7 +127,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     (folder / "stray-cert.pub").rename(folder / "certificates" / "stray-cert.pub")
     for suffix in ("", ".pub"):
         shutil.copy(folder / f"unlocked{suffix}", folder / f"locked{suffix}")
-    subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "a secret", "-f", folder / "locked"], check=True)
+    make_key(folder / "locked_rsa", *KEYS["rsa"])
+    for name in ("locked", "locked_rsa"):
+        subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "a secret", "-f", folder / name], check=True)
     (folder / "authorized").write_text(public["client"] + public["late"] + public["unlocked"], encoding="utf-8")
     ports = dict(zip(("keys", "authority"), free_ports(2), strict=True))
     settings = {
@@ -177,4 +181,5 @@ def test_holmes_gets_in_where_ssh_does(
         with pytest.raises(HolmesError) as raised:
             connect("target", Access(ssh_config=str(config)))
     assert any(each in raised.value.what for each in ("refused the login", "has a passphrase", str(tmp_path)))
+    assert ("passphrase" in login.name) == ("has a passphrase" in raised.value.what)
     assert len(raised.value.hint) > 20

@@ -15,6 +15,8 @@ import pytest
 from holmes_core.errors import HostError
 from holmes_core.records.access import Access
 from holmes_core.remote.connect import connect
+from holmes_core.remote.host_keys import offered_key
+from holmes_core.remote.host_proof import UnknownHost
 from tests.core.ssh_servers import free_ports, make_key, needs_sshd, sshds
 
 pytestmark = [
@@ -107,6 +109,17 @@ CELLS = (
     Cell("algorithm taken away", "two", "{name} {rsa}", YES, config="HostKeyAlgorithms -ssh-ed25519*"),
     Cell("algorithm first", "two", "{name} {ed}", NO, (CHANGED,), config="HostKeyAlgorithms ^rsa-sha2-256"),
     Cell("key too short", "rsa", "{name} {rsa}", NO, ("RequiredRSASize is 4096",), config="RequiredRSASize 4096"),
+    Cell("command", "ed", "", YES, config="KnownHostsCommand /bin/echo %H {ed}"),
+    Cell("command, changed", "ed", "", NO, (CHANGED, "remove line 1 of KnownHostsCommand /bin/echo"),
+         config="KnownHostsCommand /bin/echo %H {other}"),
+    Cell("command, certified", "good", "", YES, config="KnownHostsCommand /bin/echo @cert-authority * {ca}"),
+    Cell("command prints a file", "ed", "{name} {rsa}", YES, config="KnownHostsCommand /bin/cat {folder}/more",
+         files={"more": "x\n{name} {ed}"}),
+    Cell("command of another host", "ed", "", NO, (UNKNOWN,), config="KnownHostsCommand /bin/echo b.example {ed}"),
+    Cell("command fails", "ed", "{name} {ed}", NO, ("KnownHostsCommand", "exit status 1"),
+         config="KnownHostsCommand /bin/false"),
+    Cell("command is missing", "ed", "{name} {ed}", YES, config="KnownHostsCommand /nowhere/x"),
+    Cell("command without its folder", "ed", "{name} {ed}", YES, config="KnownHostsCommand false"),
     # revoked
     Cell("revoked", "ed", "{name} {ed}\n@revoked {name} {ed}", NO, (REVOKED, "{known}:2")),
     Cell("revoked everywhere", "ed", "@revoked * {ed}\n{name} {ed}", NO, (REVOKED, "{known}:1")),
@@ -292,12 +305,19 @@ def test_holmes_believes_whom_ssh_believes(site: Site, tmp_path: Path, cell: Cel
     config, words = _written(site, tmp_path, cell)
     accepted, said = ssh_accepts(config)
     assert accepted == cell.accepted, said
+    access = Access(ssh_config=str(config))
     if accepted:
-        connect("target", Access(ssh_config=str(config))).close()
+        connect("target", access).close()
+        assert offered_key("target", access).is_known
         return
     with pytest.raises(HostError) as raised:
-        connect("target", Access(ssh_config=str(config)))
+        connect("target", access)
     error = raised.value
+    if isinstance(error, UnknownHost) and error.host == "target":  # nothing but what is unknown can come to be trusted
+        assert not offered_key("target", access).is_known
+    else:
+        with pytest.raises(HostError):
+            offered_key("target", access)
     assert error.kind in ("key unknown", "key changed")
     assert any(each in error.evidence for each in ("127.0.0.1:", str(tmp_path), str(site.folder)))
     assert [each for each in cell.says if each.format(**words) not in f"{error}"] == []

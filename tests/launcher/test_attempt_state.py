@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holmes_core.records.plan import Plan
-from holmes_core.remote.slurm_word import SlurmWord
+from holmes_core.remote.slurm.slurm_word import SlurmWord
 from holmes_runtime.config.messages import (
     Alive,
     Exited,

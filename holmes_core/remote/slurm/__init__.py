@@ -1,0 +1,1 @@
+"""Slurm: steps of its job as the way to hosts, and what it says of job and nodes."""
