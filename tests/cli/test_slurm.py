@@ -15,7 +15,9 @@ import yaml
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
+from holmes_core.records.run import Run
 from launcher.journal.run_folder import read_run
+from tests.testbed.bed import Bed
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rehearsal import Site, only_run, standard_library_corpus
 from tests.testbed.slurm_on_bed import SlurmOnBed, missing_for_slurm
@@ -118,24 +120,36 @@ def test_partitions_of_a_heterogeneous_job_are_one_fleet(slurm: SlurmOnBed, tmp_
     assert sorted(sorted(cluster.hosts) for cluster in clusters) == [["a1", "a2"], ["b1", "b2"]]
 
 
-@pytest.mark.usefixtures("no_sshd")
-def test_a_cancelled_job_saves_before_it_ends(site: Site, slurm: SlurmOnBed, tmp_path: Path) -> None:
-    assert site.bed is not None
-    write_job(tmp_path, steps=100000, checkpoint={"path": str(tmp_path / "checkpoints"), "every_steps": 100000})
-    script = tmp_path / "train.sh"
+def cancelled(slurm: SlurmOnBed, bed: Bed, folder: Path, *how: str) -> Run:
+    """The record of the folder's job, cancelled in that way while its ranks step; no process of it is left."""
+    script = folder / "train.sh"
     script.write_text(FIVE_LINES, encoding="utf-8")
-    before = {host.name: set(site.bed.guest_pids(host.name)) for host in site.bed.hosts}
+    before = {host.name: set(bed.guest_pids(host.name)) for host in bed.hosts}
     job = slurm.submit(script)
-    slurm.wait(lambda: "train.sh.out" in listed(tmp_path) and '"event": "step"' in said(script), "a step", 120)
-    slurm.run("scancel", "--signal=TERM", "--batch", job)
+    slurm.wait(lambda: "train.sh.out" in listed(folder) and '"event": "step"' in said(script), "a step", 120)
+    slurm.run("scancel", *how, job)
     slurm.wait_for_end(job)
-    run = read_run(only_run(tmp_path / "runs"))
+    assert {host.name: set(bed.guest_pids(host.name)) - before[host.name] for host in bed.hosts} == {
+        host.name: set() for host in bed.hosts
+    }
+    return read_run(only_run(folder / "runs"))
+
+
+@pytest.mark.usefixtures("no_sshd")
+def test_a_cancelled_job_saves_before_it_ends(bed: Bed, slurm: SlurmOnBed, tmp_path: Path) -> None:
+    write_job(tmp_path, steps=100000, checkpoint={"path": str(tmp_path / "checkpoints"), "every_steps": 100000})
+    run = cancelled(slurm, bed, tmp_path, "--signal=TERM", "--batch")
     assert (run.state, run.exit_code) == ("stopped", 130)
     latest = (tmp_path / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
     assert latest == f"step-{run.steps_done:08}"
-    assert {host.name: set(site.bed.guest_pids(host.name)) - before[host.name] for host in site.bed.hosts} == {
-        host.name: set() for host in site.bed.hosts
-    }
+
+
+@pytest.mark.usefixtures("no_sshd")
+def test_a_job_cancelled_without_notice_is_stopped(bed: Bed, slurm: SlurmOnBed, tmp_path: Path) -> None:
+    """Its controller, inside the batch job, is told with its steps, and has Slurm's KillWait to end them."""
+    write_job(tmp_path, steps=100000)
+    run = cancelled(slurm, bed, tmp_path)
+    assert (run.state, run.exit_code) == ("stopped", 130)
 
 
 def listed(folder: Path) -> set[str]:
