@@ -123,8 +123,9 @@ def follow_events(folder: Path) -> Iterator[RunEvent]:
 
 def past_events(folder: Path) -> Iterator[RunEvent]:
     """What happened so far beside steps, which `step_file` tells, as far back as it is kept."""
-    for part in (part_before(folder / EVENTS_FILE), folder / EVENTS_FILE):
-        if part.exists():
+    newest = folder / EVENTS_FILE
+    for part in (part_before(newest), newest):
+        if part == newest or part.exists():
             for written in _read_events(_Lines(folder, part), folder):
                 yield written.event
 
