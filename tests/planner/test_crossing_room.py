@@ -40,7 +40,7 @@ def two_clusters(group_slots: tuple[int, int], dp: int, pp: int, num_layers: int
         capacity=((4,) * classes,) * pp,
         layer=(PassTimes(0.5, 0.5),) * classes,
         head=(PassTimes(0.0, 0.0),) * classes,
-        net_names=("IB", "RoCE"),
+        net_names=("IB", "Socket"),
         crossings={},
         fabric_sync_s_per_byte=(1e-3,) * classes,
         shared_sync_s_per_byte=(1.0,) * classes,
