@@ -18,7 +18,7 @@ def test_training_goes_on_from_the_other_hosts_disks(site: Site, tmp_path: Path)
     assert site.bed is not None
     disks = tmp_path / "disks"
     with own_disks(site.bed, disks):
-        plan = planned(site, tmp_path, checkpoint={"path": f"{disks}/saved", "every_steps": 10})
+        plan = planned(site, tmp_path, checkpoint={"path": f"{disks}/saved", "every_steps": 10, "keep_last": 9})
         process = launched(site, tmp_path / "runs", plan, "--on-loss", "replan")
         try:
             wait_for(process, "step 19/")  # the save after step 10 is whole by then, and not that after 20
