@@ -122,7 +122,11 @@ def _proof_sentence(solve: SolveReport) -> str:
         return "Placement: fixed by the usual rank order, nothing was solved."
     gap = "proven best" if solve.gap == 0 else f"at most {solve.gap:.2%} from the best"
     tried = f"{count(solve.candidates, 'candidate')}, {count(solve.programs, 'integer program')}"
-    return f"Placement: {gap} by the closed-form cost ({solve.solver}, {solve.status}; {tried})."
+    placement = f"Placement: {gap} by the closed-form cost ({solve.solver}, {solve.status}; {tried})."
+    if solve.step_gap is None:
+        return placement
+    step = "proven best" if solve.step_gap == 0 else f"at most {solve.step_gap:.1%} from the best"
+    return f"{placement} Its simulated step: {step} of all placements under all schedules."
 
 
 def _placement_tree(plan: Plan) -> Tree:

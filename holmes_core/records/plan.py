@@ -165,7 +165,7 @@ class UnequalDegrees(Record):
 
 
 class SolveReport(Record):
-    """How the answer was found. Its seconds are closed forms; those of the simulated schedule are the prediction's."""
+    """How the answer was found. Its seconds are closed forms; `step_bound_s` and the prediction's are simulated."""
 
     solver: str
     status: Literal["optimal", "near optimal", "time limit", "fixed"]
@@ -175,6 +175,8 @@ class SolveReport(Record):
     placement_s: float  # of this plan; larger than the objective where simulation preferred another of the best
     candidates: int
     programs: int  # integer programs that were solved
+    step_bound_s: float | None = None  # no candidate's step is simulated faster, however placed and scheduled
+    step_gap: float | None = None  # (prediction's step - step_bound) / step
     crossing: Crossing
     alternatives: tuple[Alternative, ...] = ()  # the next best and the best of every other crossing, best first
     unequal: UnequalDegrees | None = None  # one that would be faster than the objective, as far as was looked

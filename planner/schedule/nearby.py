@@ -13,6 +13,7 @@ from itertools import permutations
 
 from planner.problem.candidates import Candidate
 from planner.problem.problem import Problem
+from planner.schedule.least_memory import WORTH_MEMORY, in_least_memory
 from planner.schedule.placement_simulator import PlacementSimulator
 from planner.schedule.run_mode import RunMode
 from planner.schedule.runners_up import Contender, best_of_each_crossing, fastest_first, rank_contenders
@@ -34,7 +35,8 @@ def rank_improved(
     """As `rank_contenders`, each contender the best that is found around it, then around that one, and so on.
 
     It is begun with what is `found`, and with placements of `candidates` that straddle clusters.
-    First all are run deeper or shallower, then the best are changed, as long as there is work left that may be done.
+    First all are run deeper or shallower, then the best are changed, as long as there is work left that may be done. In
+    the end the best, and what comes so near that it may be it, are run in the least memory that is worth it.
     """
     climb, starts = _Climb(problem), rank_contenders(problem, found, STARTS)
     straddling = list(straddling_placements(problem, candidates, starts[0].mode.step_s))
@@ -47,7 +49,10 @@ def rank_improved(
         changed = (c.tp, c.pp, c.dp, c.micro_batch_size) not in degrees
         degrees.add((c.tp, c.pp, c.dp, c.micro_batch_size))
         climbed.append(climb.up_from(each, changed=True) if changed else each)
-    return best_of_each_crossing(climbed)
+    ranked = best_of_each_crossing(climbed)
+    near_s = ranked[0].mode.step_s * (1 + WORTH_MEMORY)
+    near = (in_least_memory(problem, each) if each.mode.step_s <= near_s else each for each in ranked)
+    return best_of_each_crossing(list(near))
 
 
 def _fastest_first(contenders: Sequence[Contender]) -> list[Contender]:

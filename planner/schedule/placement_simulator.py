@@ -149,17 +149,23 @@ class PlacementSimulator:
 
     def fits(self, mode: RunMode) -> bool:
         """Whether every rank's memory holds what the schedule keeps."""
+        return all(share <= 1 for share in self._memory_shares(mode))
+
+    def fullest_share(self, mode: RunMode) -> float:
+        """The part of its memory that the fullest rank needs; 0 where no memory is known."""
+        return max(self._memory_shares(mode))
+
+    def _memory_shares(self, mode: RunMode) -> Iterator[float]:
+        """By pipeline rank, what it needs as a part of the least memory on its site; 0 where that is not known."""
         count = max(self._placement.microbatches)
         for rank, site in enumerate(self._sites):
-            known = [self._coeffs.memory_bytes[c] for c in site]
             held = microbatches_in_flight(mode.schedule, self._pp, count, rank, mode.chunks, mode.extra_in_flight)
             is_first, is_last = rank == 0, rank == self._pp - 1
             needed = memory_bytes(
                 self._job.model, self._execution, mode.layers[rank :: self._pp], held, is_first, is_last
             )
-            if any(memory is not None and needed > memory for memory in known):
-                return False
-        return True
+            known = [memory for c in site if (memory := self._coeffs.memory_bytes[c]) is not None]
+            yield needed / min(known) if known else 0.0
 
     def lower_bound_s(self, mode: RunMode) -> float:
         """Lower bound on the step of `mode`, in seconds."""

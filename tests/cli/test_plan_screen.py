@@ -49,6 +49,7 @@ def test_screen_tells_placement_tables_bottleneck_usual_order_and_advice(command
     assert "Compute takes" in done.stdout
     assert "x as fast as the usual rank order on these hosts, " in done.stdout.splitlines()[2]
     assert "Placement: proven best by the closed-form cost" in done.stdout
+    assert "% from the best of all placements under all schedules." in done.stdout
     assert "link:a-b=40Mb/s" in done.stdout
     assert done.stdout.endswith("plan: plan.json\nnext: holmes launch plan.json\n")
 

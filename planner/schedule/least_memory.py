@@ -1,0 +1,81 @@
+"""The fastest way to run a placement may fill memory for next to nothing: what takes about as long in less is better.
+
+A GPU filled to the brim has no room for what the memory model does not know, so micro-batches in flight must earn it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from planner.problem.problem import Problem
+from planner.schedule.placement_simulator import PlacementSimulator
+from planner.schedule.run_mode import SIMPLEST, RunMode
+from planner.schedule.runners_up import Contender
+
+WORTH_MEMORY = 0.002  # of a step: what a schedule must gain over one that needs less memory
+MOST_EDGES = 5  # of pipelines whose edges are made shallower one by one, not only all together
+
+
+def in_least_memory(problem: Problem, contender: Contender) -> Contender:
+    """The contender as its fullest rank needs least memory, for at most `WORTH_MEMORY` of its step.
+
+    The same where it needs least already, or memory is not known.
+    """
+    placement, fastest = contender.found.placement, contender.mode
+    simulator = PlacementSimulator(problem.job, problem.coefficients(placement.candidate), placement)
+    within_s = fastest.step_s * (1 + WORTH_MEMORY)
+
+    def timed(mode: RunMode) -> RunMode | None:
+        """The mode with its seconds; None where it takes too long."""
+        if simulator.lower_bound_s(mode) > within_s:
+            return None
+        found = simulator.timed(mode)
+        return found if found.step_s <= within_s else None
+
+    least, least_share = fastest, simulator.fullest_share(fastest)
+    modes = (mode for mode in _modes(simulator, fastest, timed) if simulator.fullest_share(mode) < least_share)
+    for mode in sorted(modes, key=lambda mode: (simulator.fullest_share(mode), SIMPLEST.index(mode.schedule))):
+        found = timed(mode)
+        if found is not None:
+            least = found
+            break
+    return replace(contender, mode=least)
+
+
+def _modes(
+    simulator: PlacementSimulator, fastest: RunMode, timed: Callable[[RunMode], RunMode | None]
+) -> Iterator[RunMode]:
+    """Other schedules, and the fastest as shallow as takes no longer."""
+    yield from simulator.allowed_modes(eager=False)
+    if fastest.schedule == "eager":
+        yield _shallowest(fastest, timed)
+
+
+def _shallowest(mode: RunMode, timed: Callable[[RunMode], RunMode | None]) -> RunMode:
+    """`mode` with as little in flight as takes no longer: no edge deeper than all must be, then each by itself."""
+    extra = mode.extra_in_flight
+
+    def least(most: int, shallower: Callable[[int], RunMode]) -> int:
+        """The least depth that does, if every deeper one does too; `most` does."""
+        too_shallow = -1
+        while most - too_shallow > 1:
+            middle = (most + too_shallow) // 2
+            if timed(shallower(middle)) is None:
+                too_shallow = middle
+            else:
+                most = middle
+        return most
+
+    def capped(depth: int) -> RunMode:
+        return replace(mode, extra_in_flight=tuple(min(each, depth) for each in extra))
+
+    found = capped(least(max(extra), capped))
+    for edge in range(len(extra) if len(extra) <= MOST_EDGES else 0):
+        row = found.extra_in_flight
+
+        def alone(depth: int, row: tuple[int, ...] = row, edge: int = edge) -> RunMode:
+            return replace(mode, extra_in_flight=(*row[:edge], depth, *row[edge + 1 :]))
+
+        found = alone(least(row[edge], alone))
+    return found
