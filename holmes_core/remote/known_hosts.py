@@ -46,10 +46,9 @@ class KnownLine:
         """Whether it speaks of the host known by that name; one negated pattern that fits is enough for a no."""
         if self.names.startswith(_HASHED):
             return _is_hash_of(self.names, name.lower())
-        patterns = self.names.lower().split(",")
-        return any(fits(each, name.lower()) for each in patterns if not each.startswith("!")) and not any(
-            fits(each[1:], name.lower()) for each in patterns if each.startswith("!")
-        )
+        exact, patterns, negated = _patterns(self.names)
+        found = name.lower() in exact or any(fits(each, name.lower()) for each in patterns)
+        return found and not any(fits(each, name.lower()) for each in negated)
 
     @property
     def is_pattern(self) -> bool:
@@ -164,6 +163,16 @@ def _parsed_line(file: Path, number: int, line: str) -> KnownLine | None:
         return None
     key = parsed_key(" ".join(words[1].split(maxsplit=2)))
     return None if key is None else KnownLine(file, number, marker, words[0], *key)
+
+
+@functools.lru_cache(maxsize=16384)
+def _patterns(names: str) -> tuple[frozenset[str], tuple[str, ...], tuple[str, ...]]:
+    """Names that are for one host each, patterns, and negated ones: a file of a thousand hosts is asked by each."""
+    words = names.lower().split(",")
+    negated = tuple(each[1:] for each in words if each.startswith("!"))
+    wanted = [each for each in words if not each.startswith("!")]
+    patterns = tuple(each for each in wanted if "*" in each or "?" in each)
+    return frozenset(wanted).difference(patterns), patterns, negated
 
 
 def _is_hash_of(hashed: str, name: str) -> bool:
