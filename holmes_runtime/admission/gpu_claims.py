@@ -16,7 +16,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from holmes_runtime.config.messages import GpuClaim, NodeGpu
+from holmes_runtime.config.messages import NodeGpu
+from holmes_runtime.config.node_config import GpuClaim
 
 _NAME = re.compile(r"@holmes-gpu/([\w-]+)/(\d+)/([\w.-]+)/([\w-]+)/(\d+)$", re.ASCII)
 _MOST_USER = 16  # characters: a name of a socket has 107 bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from typing import NamedTuple, get_args
 
-from holmes_runtime.config.node_config import TunnelEnd, TunnelFault
+from holmes_runtime.config.node_config import GpuClaim, TunnelEnd, TunnelFault
 from holmes_runtime.config.rank_metrics import RankFileKind, RankMetrics
 from holmes_runtime.config.strict_json import parse_one_of, to_json
 
@@ -38,16 +38,6 @@ class NodeGpuProcess(NamedTuple):
     gpu_uuid: str
     pid: str
     name: str
-
-
-class GpuClaim(NamedTuple):
-    """A run that has a GPU of a node: its id, whose it is, and since when (Unix time)."""
-
-    uuid: str
-    gpu_index: int
-    user: str
-    run_id: str
-    since_s: int
 
 
 class NodeCheckpointFolder(NamedTuple):

@@ -16,6 +16,16 @@ class TunnelConfig(NamedTuple):
     endpoints: tuple[str, ...]
 
 
+class GpuClaim(NamedTuple):
+    """A run that has a GPU of a node: its id, whose it is, and since when (Unix time)."""
+
+    uuid: str
+    gpu_index: int
+    user: str
+    run_id: str
+    since_s: int
+
+
 class TunnelEnd(NamedTuple):
     """A node's end of the tunnel: the public key in base64, and the UDP port where it takes what is encrypted."""
 

@@ -19,7 +19,8 @@ from holmes_core.records.access import Access
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Run
 from holmes_runtime.admission.gpu_claims import SOCKETS, GpuClaims, read_claims
-from holmes_runtime.config.messages import GpuClaim, NodeGpu
+from holmes_runtime.config.messages import NodeGpu
+from holmes_runtime.config.node_config import GpuClaim
 from launcher.nodes.preflight import Fault, Preflight, PreflightFailed
 from tests.cli.conftest import Command
 from tests.eventually import eventually

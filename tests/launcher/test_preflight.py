@@ -11,13 +11,13 @@ from holmes_core.errors import HostError
 from holmes_core.records.job import LaunchSettings, Source
 from holmes_core.records.plan import EnvironmentVariable, Plan
 from holmes_runtime.config.messages import (
-    GpuClaim,
     NodeCheckpointFolder,
     NodeGpu,
     NodeGpuProcess,
     NodeInterface,
     NodeNcclSetting,
 )
+from holmes_runtime.config.node_config import GpuClaim
 from launcher.nodes.node_checks import TORCH_BELOW, TORCH_FROM, check_facts
 from launcher.nodes.preflight import CHECKS, Fault, Preflight, PreflightFailed, host_fault, remedy_of
 from launcher.prepare.prepare import inputs_of, node_environment
