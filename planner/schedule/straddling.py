@@ -28,11 +28,9 @@ def straddling_placements(
     if not 1 < len(fleet.cluster_names) <= MOST_CLUSTERS or fleet.num_group_slots(1) > MOST_SLOTS:
         return
     bounds = AnyScheduleBounds(problem)
-    may_win = [
-        (bound_s, each)
-        for each in candidates
-        if each.pp > 1 and each.dp > 1 and each.weight_shards == 1 and (bound_s := bounds.candidate_s(each)) < within_s
-    ]
+    straddle = (each for each in candidates if each.pp > 1 and each.dp > 1 and each.weight_shards == 1)
+    near = (each for each in straddle if bounds.work_s(each) < within_s)  # the cheaper bound first
+    may_win = [(bound_s, each) for each in near if (bound_s := bounds.candidate_s(each)) < within_s]
     for _, candidate in sorted(may_win)[:MOST_CANDIDATES]:
         for placement in dict.fromkeys(_placements(problem, candidate)):
             yield PricedPlacement(inf, placement)
