@@ -1,8 +1,8 @@
 """`python -m benchmarks.local_state`: what checkpoints on hosts' own disks cost, on the bed. Needs root.
 
 Four hosts in two clusters, 2 Gbit/s inside and 100 Mbit/s across, 15 million parameters, 180 MB of state. Compute is
-emulated, so that what is measured is disks and networks. A stall is what ten steps take longer when a save precedes
-them than the ten steps after those; bytes are those of a run that saves less those of one that does not; and a host is
+emulated, so that what is measured is disks and networks. A stall is what ten steps after a save take longer than ten
+steps of a run that does not save; bytes are those of a run that saves less those of one that does not; and a host is
 lost once where all share a folder and once, with its disk, where none do.
 """
 
@@ -33,12 +33,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, bed_site(Path(name), FAST_MBPS, SLOW_MBPS) as site:
         assert site.bed is not None
         holmes(site, "probe", str(site.hosts_yaml), "-o", str(site.folder / "inventory.json"))
-        plain_bytes, _ = trained(site, site.bed, "plain", {})
+        plain_bytes, plain_s = trained(site, site.bed, "plain", {})
         with own_disks(site.bed, site.folder / "disks"):
             path = site.folder / "disks" / "saved"
-            saving_bytes, stall = trained(site, site.bed, "saving", checkpoints(path))
+            saving_bytes, saving_s = trained(site, site.bed, "saving", checkpoints(path))
             copies = (saving_bytes - plain_bytes) / (STEPS // (2 * WINDOW)) / state_bytes(site.bed, path)
-        print_figure("local_state.stall_percent", stall, "%")
+        stall = statistics.median(saving_s[::2]) / statistics.median(plain_s) - 1
+        print_figure("local_state.stall_percent", 100 * stall, "%")
         print_figure("local_state.across_bytes_copies", copies, "x")
         with own_disks(site.bed, site.folder / "others"):
             own_s = lost(site, site.bed, "own", site.folder / "others" / "saved")
@@ -69,8 +70,8 @@ def planned(site: Site, name: str, steps: int, changes: dict[str, Any]) -> Path:
     return plan
 
 
-def trained(site: Site, bed: Bed, name: str, changes: dict[str, Any]) -> tuple[int, float]:
-    """Bytes a whole run sends between the clusters, and percent of ten steps that a save before them costs."""
+def trained(site: Site, bed: Bed, name: str, changes: dict[str, Any]) -> tuple[int, list[float]]:
+    """Bytes a whole run sends between the clusters, and the seconds of each ten steps, the first after a save."""
     degrees = {"parallel": {"pp": 2, "dp": 2, "micro_batch_size": 2}}
     plan = planned(site, name, STEPS, {**degrees, **changes})
     before = sent_bytes(bed)
@@ -83,7 +84,7 @@ def trained(site: Site, bed: Bed, name: str, changes: dict[str, Any]) -> tuple[i
     process.communicate(timeout=120)
     seconds = [ends_s[first + WINDOW - 1] - ends_s[first - 1] for first in range(2 * WINDOW, STEPS, WINDOW)]
     print(name, *(f"{each:.3f}" for each in seconds), flush=True)
-    return sent_bytes(bed) - before, 100 * (statistics.median(seconds[::2]) / statistics.median(seconds[1::2]) - 1)
+    return sent_bytes(bed) - before, seconds
 
 
 def sent_bytes(bed: Bed) -> int:
