@@ -48,7 +48,7 @@ def _modes(
 ) -> Iterator[RunMode]:
     """Other schedules, and the fastest as shallow as takes no longer."""
     yield from simulator.allowed_modes(eager=False)
-    if fastest.schedule == "eager":
+    if any(fastest.extra_in_flight):
         yield _shallowest(fastest, timed)
 
 
