@@ -68,7 +68,7 @@ class AnyScheduleBounds:
         for work_s, candidate in sorted((self.work_s(each), each) for each in dict.fromkeys(candidates)):
             if work_s >= least_s:
                 break
-            least_s = min(least_s, self.candidate_s(candidate))
+            least_s = min(least_s, self.candidate_s(candidate, least_s))
         return least_s
 
     def work_s(self, candidate: Candidate) -> float:
@@ -81,8 +81,8 @@ class AnyScheduleBounds:
             return total * (self._num_layers * fastest_s + speeds.head_s) / slots
         return self._layers(candidate) / speeds.rate(0, slots)
 
-    def candidate_s(self, candidate: Candidate) -> float:
-        """Seconds of a step of the candidate, at least."""
+    def candidate_s(self, candidate: Candidate, within_s: float = inf) -> float:
+        """Seconds of a step of the candidate, at least; where that is more than `within_s`, it is looked no further."""
         fastest_s, execution = self._speeds_of(candidate).classes[0][0], candidate.execution(self._job)
         stage_layers = -(-self._num_layers // candidate.pp)
         parameters = stage_layers * layer_parameters(self._job.model, candidate.tp)
@@ -94,8 +94,10 @@ class AnyScheduleBounds:
         hiding = 1 if self._chunks(candidate) == 1 else candidate.pp
         exchanged_s = exchange_s + max(0, m - hiding) * stage_layers * fastest_s
         fill = self._fill_share(candidate)
-        filled_s = max(self._filled_s(candidate, fill), self._whole_layers_s(candidate, fill))
-        return (max(filled_s, exchanged_s) + after_s) * (1 - ROUNDING)
+        waited_s = max(self._filled_s(candidate, fill), exchanged_s)
+        if waited_s < within_s:
+            waited_s = max(waited_s, self._whole_layers_s(candidate, fill, within_s))
+        return (waited_s + after_s) * (1 - ROUNDING)
 
     def _filled_s(self, candidate: Candidate, fill: float) -> float:
         """Of all group slots: those of rank r work for (1 - fill / m) ** r of the step at most, the fastest first."""
@@ -114,8 +116,11 @@ class AnyScheduleBounds:
         speeds, slots = self._speeds_of(candidate), candidate.pp * candidate.dp
         return self._microbatches(candidate) * (self._num_layers + speeds.head_s * speeds.rate(slots - 1, slots))
 
-    def _whole_layers_s(self, candidate: Candidate, fill: float) -> float:
-        """Of the busiest replica, as though it were on the fastest group slots alone, in whole layers a rank."""
+    def _whole_layers_s(self, candidate: Candidate, fill: float, within_s: float) -> float:
+        """Of the busiest replica, as though it were on the fastest group slots alone, in whole layers a rank.
+
+        No more than `within_s`.
+        """
         speeds, m = self._speeds_of(candidate), candidate.num_microbatches(self._job.global_batch_size)
         layer_s = speeds.classes[0][0]
 
@@ -126,6 +131,8 @@ class AnyScheduleBounds:
                 held += max(0, int(room_s / layer_s * (1 + ROUNDING)))
             return held
 
+        if within_s < inf and layers_within(within_s) < self._num_layers:
+            return within_s
         least_s = 0.0
         most_s = 2 * (m + candidate.pp) * (-(-self._num_layers // candidate.pp) * layer_s + speeds.head_s)
         while most_s - least_s > EXACT * most_s:
