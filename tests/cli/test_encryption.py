@@ -9,7 +9,6 @@ import signal
 import struct
 import subprocess
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from tests.testbed.bed import Bed
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.packets import Listener, listening
 from tests.testbed.rank_processes import agent_pids, rank_pids
-from tests.testbed.rehearsal import Site, bed_site, only_run, standard_library_corpus
+from tests.testbed.rehearsal import Site, only_run, standard_library_corpus
 
 MISSING = [tool for tool in ("wg", "wireguard-go") if shutil.which(tool) is None]
 pytestmark = [
@@ -66,18 +65,6 @@ JOB: dict[str, Any] = {
     "parallel": {"pp": 2, "dp": 2, "micro_batch_size": 1},
     "timeout_s": 60,
 }
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with bed_site(tmp_path_factory.mktemp("site")) as site:
-        yield site
-
-
-@pytest.fixture(scope="module")
-def bed(site: Site) -> Bed:
-    assert site.bed is not None
-    return site.bed
 
 
 @pytest.fixture(scope="module")

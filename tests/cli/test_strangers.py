@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.testbed.needs_bed import NEEDS_BED
-from tests.testbed.rehearsal import Site, bed_site, only_run, standard_library_corpus
+from tests.testbed.rehearsal import Site, only_run, standard_library_corpus
 from tests.testbed.strangers import Strangers
 
 pytestmark = [*NEEDS_BED, pytest.mark.timeout(600)]
@@ -25,12 +24,6 @@ JOB = {
     "parallel": {"pp": 2, "dp": 2, "micro_batch_size": 1},
     "timeout_s": 60,
 }
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with bed_site(tmp_path_factory.mktemp("site")) as site:
-        yield site
 
 
 @pytest.fixture(scope="module")
