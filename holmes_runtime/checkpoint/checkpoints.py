@@ -228,7 +228,8 @@ class Checkpoints:
         partial = self._folder.partial(counters.steps)
         merged = self._merge(self._write_own(partial, pieces), counters)
         trouble = merged.trouble
-        if trouble is None and merged.pieces is not None:
+        if trouble is None and len(self._offers) > 1:  # in one folder of all hosts rank 0 alone knows the pieces
+            assert merged.pieces is not None
             copied = copy_files(partial, merged.pieces, self._me.rank, self._copied_to, self._group, self._pace)
             trouble = self._troubles(copied)
         if trouble is None:
