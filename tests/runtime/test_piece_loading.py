@@ -1,0 +1,68 @@
+"""What a peer sends of a checkpoint is read as numbers, and as nothing else."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from holmes_runtime.checkpoint.piece_index import DamagedPiece, WrittenBox
+from holmes_runtime.checkpoint.piece_loading import STORAGE, values_of
+
+VALUES = torch.arange(6.0).reshape(2, 3)
+
+
+def saved(values: torch.Tensor) -> bytearray:
+    """As checkpoints hold a tensor."""
+    data = io.BytesIO()
+    torch.save(values, data)
+    return bytearray(data.getvalue())
+
+
+def box_of(data: bytearray) -> WrittenBox:
+    return WrittenBox((0, 0), (2, 3), "__0_0.distcp", 0, len(data), "")
+
+
+def archive(**entries: bytes) -> bytearray:
+    """An archive as torch.save names its entries."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as written:
+        for name, content in entries.items():
+            written.writestr(f"archive/{name}", content)
+    return bytearray(data.getvalue())
+
+
+def test_numbers_come_back_as_torch_saved_them() -> None:
+    data = saved(VALUES)
+    assert torch.equal(values_of(data, box_of(data)), VALUES)
+
+
+def test_a_program_in_the_pickle_of_a_peer_is_not_run(tmp_path: Path) -> None:
+    class Program:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "was here"),)
+
+    data = archive(**{"data.pkl": pickle.dumps(Program()), STORAGE[1:]: VALUES.numpy().tobytes()})
+    assert torch.equal(values_of(data, box_of(data)), VALUES)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        bytearray(200),
+        saved(torch.zeros(2, 2)),
+        saved(VALUES)[:-40],
+        archive(**{"data.pkl": b""}),
+        archive(**{STORAGE[1:]: bytes(1 << 28)}),
+    ],
+    ids=["zeros", "other size", "cut", "no numbers", "bomb"],
+)
+def test_what_is_no_tensor_of_that_size_is_damaged(data: bytearray) -> None:
+    with pytest.raises(DamagedPiece, match=r"__0_0\.distcp: no tensor at byte 0"):
+        values_of(data, box_of(data))
