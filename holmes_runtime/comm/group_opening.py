@@ -50,10 +50,12 @@ def register_backend() -> None:
 def _create_gloo(options: Any, interface: GlooInterface | None) -> ProcessGroupGloo:
     """A Gloo group whose members have proven who they are, on the devices of one interface.
 
-    Where connections are made when they are first used, as on GPUs, members' hosts stay admitted, and the ends of
-    connections are not compared. Raises RuntimeError naming the interface, or that somebody is in it who is no member.
+    A group that carries tensors is connected at once: an end that connects at its first message may wait in it for the
+    other end, and two ranks that each post a receive first, on an edge's two groups, would wait for one another. One of
+    control traffic may connect late, as on GPUs: then members' hosts stay admitted, and the ends of connections are not
+    compared. Raises RuntimeError naming the interface, or that somebody is in it who is no member.
     """
-    lazily = os.environ.get("TORCH_GLOO_LAZY_INIT") == "1"
+    lazily = interface is None and os.environ.get("TORCH_GLOO_LAZY_INIT") == "1"
     opened = [
         closed_device(lambda: _gloo_device(interface, lazily)) for _ in range(interface.streams if interface else 1)
     ]

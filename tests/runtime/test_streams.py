@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from holmes_runtime.comm.shard_exchange import start_all_gather, start_reduce_sc
 from holmes_runtime.comm.streams import LEAST_PART, start_receive, start_send
 
 LIMIT_S = 60
+EDGES = 16
 SIZES = (1, 2 * LEAST_PART - 1, 2 * LEAST_PART, 5 * LEAST_PART + 3)
 
 
@@ -42,13 +45,42 @@ def _rank(rank: int, streams: int, folder: Path) -> None:
     (folder / f"done-{rank}").touch()
 
 
+def _rank_that_hears_first(rank: int, folder: Path) -> None:
+    """Of each edge both ends post what they will receive, on a group each, and then send, as a pipeline's do."""
+    torch.set_num_threads(1)
+    os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
+    register_backend()
+    for edge in range(EDGES):
+        groups = [
+            dist.new_group([0, 1], backend=BACKEND, pg_options=GlooInterface(f"{edge}.{end}", "lo", 1))
+            for end in (0, 1)
+        ]
+        received, sent = torch.zeros(1), torch.tensor([edge + 1.0])
+        transfers = [start_receive(received, 1 - rank, groups[rank]), start_send(sent, 1 - rank, groups[1 - rank])]
+        for transfer in transfers:
+            transfer.wait()
+        torch.testing.assert_close(received, sent)
+    (folder / f"done-{rank}").touch()
+
+
 @pytest.mark.parametrize("streams", [1, 3])
 def test_messages_arrive_whole_over_any_number_of_connections(streams: int, tmp_path: Path) -> None:
+    _run(_rank, (streams,), tmp_path)
+
+
+def test_ends_that_both_hear_before_they_speak_need_no_other_to_connect(tmp_path: Path) -> None:
+    """Which end waits for the other depends on port numbers, so several edges are tried."""
+    _run(_rank_that_hears_first, (), tmp_path)
+
+
+def _run(target: Callable[..., None], arguments: tuple[int, ...], folder: Path) -> None:
+    """`target` as two ranks, each of which leaves a file when it is done."""
     context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=_rank, args=(rank, streams, tmp_path)) for rank in (0, 1)]
+    ranks = [context.Process(target=target, args=(rank, *arguments, folder)) for rank in (0, 1)]
     for each in ranks:
         each.start()
     for each in ranks:
         each.join(LIMIT_S)
         each.kill()
-    assert {path.name for path in tmp_path.glob("done-*")} == {"done-0", "done-1"}
+    assert {path.name for path in folder.glob("done-*")} == {"done-0", "done-1"}
