@@ -21,7 +21,7 @@ from benchmarks.figure import print_figure
 from benchmarks.two_clusters import EMULATED, FAST_MBPS, MODEL, SLOW_MBPS, holmes
 from tests.testbed.bed import Bed
 from tests.testbed.own_disks import on_host, own_disks
-from tests.testbed.rehearsal import Site, bed_site, standard_library_corpus
+from tests.testbed.rehearsal import Site, bed_site, said_until, standard_library_corpus
 
 WINDOW, ROUNDS = 10, 2  # steps in a row that are compared, and how often
 STEPS = 2 * WINDOW * (ROUNDS + 1)
@@ -79,7 +79,7 @@ def trained(site: Site, bed: Bed, name: str, changes: dict[str, Any]) -> tuple[i
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     ends_s = []
     for step in range(1, STEPS + 1):
-        wait_for(process, f"step {step}/")
+        said_until(process, f"step {step}/")
         ends_s.append(time.monotonic())
     process.communicate(timeout=120)
     seconds = [ends_s[first + WINDOW - 1] - ends_s[first - 1] for first in range(2 * WINDOW, STEPS, WINDOW)]
@@ -105,13 +105,13 @@ def lost(site: Site, bed: Bed, name: str, path: Path) -> float:
     command = site.command("launch", str(plan), "--runs", str(site.folder / f"runs-{name}"), "--on-loss", "replan")
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
-        wait_for(process, f"step {LOST_AFTER}/")
+        said_until(process, f"step {LOST_AFTER}/")
         bed.set_link(LOST, bed.host(LOST).slow_interface, up=False)
         lost_s = time.monotonic()
         if name == "own":
             on_host(bed, LOST, "rm", "-r", str(path))
-        wait_for(process, f"plan without {LOST}: ")
-        said = wait_for(process, "step ")
+        said_until(process, f"plan without {LOST}: ")
+        said = said_until(process, "step ")
         seconds = time.monotonic() - lost_s
         print(f"{name}: {seconds:.1f} s to {said.splitlines()[-1]}", flush=True)
         return seconds
@@ -120,17 +120,6 @@ def lost(site: Site, bed: Bed, name: str, path: Path) -> float:
         process.wait()
         time.sleep(20)  # the agents end their ranks once the controller has been silent for so long
         bed.set_link(LOST, bed.host(LOST).slow_interface, up=True)
-
-
-def wait_for(process: subprocess.Popen[str], start: str) -> str:
-    """What the launch said up to the line that starts so."""
-    assert process.stderr is not None
-    said = ""
-    for line in process.stderr:
-        said += line
-        if line.startswith(start):
-            return said
-    raise SystemExit(f"it never said {start!r}:\n{said[-3000:]}")
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ from launcher.journal.follow_folder import past_events
 from launcher.journal.run_events import Notice
 from launcher.journal.run_folder import read_run
 from planner.cost.collectives import tcp_payload_share
-from tests.cli.test_lost_host import launched, planned, wait_for
+from tests.cli.test_lost_host import launched, planned
 from tests.cli.test_three_commands import nothing_is_left
 from tests.testbed.bed_needs import missing_for_trunk
 from tests.testbed.needs_bed import NEEDS_BED
-from tests.testbed.rehearsal import Site, bed_site, only_run
+from tests.testbed.rehearsal import Site, bed_site, only_run, said_until
 
 pytestmark = [*NEEDS_BED, pytest.mark.skipif(bool(missing_for_trunk()), reason="no trunk here")]
 
@@ -65,10 +65,10 @@ def test_a_trunk_that_becomes_slow_and_recovers_costs_no_restart(
     assert {group.trunk_bytes_per_s for group in plan.groups if group.axis == "pp_forward"} == {share}
     process = launched(site, tmp_path / "runs", plan_file)
     try:
-        wait_for(process, f"step {FALLS_AT}/")
+        said_until(process, f"step {FALLS_AT}/")
         bed.set_trunk(rate_mbps=SLOW_MBPS)
-        said = wait_for(process, "edge a1+a2-b1+b2: ")
-        wait_for(process, f"step {RISES_AT}/")
+        said = said_until(process, "edge a1+a2-b1+b2: ")
+        said_until(process, f"step {RISES_AT}/")
         bed.set_trunk(rate_mbps=FAST_MBPS)
         said += process.communicate(timeout=300)[1]
     finally:

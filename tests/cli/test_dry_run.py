@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_lost_host import launched, planned, wait_for
+from tests.cli.test_lost_host import launched, planned
 from tests.cli.test_three_commands import OWN_MODEL, holmes
 from tests.testbed.bed import Bed
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rank_processes import rank_pids
-from tests.testbed.rehearsal import Site, only_run
+from tests.testbed.rehearsal import Site, only_run, said_until
 
 pytestmark = NEEDS_BED
 
@@ -44,7 +44,7 @@ def listing(site: Site, bed: Bed, tmp_path_factory: pytest.TempPathFactory) -> L
         (host.home / ".bashrc").write_text(REMEMBER_COMMANDS, encoding="utf-8")
     process = launched(site, folder / "runs", plan)
     try:
-        wait_for(process, "step 3/")
+        said_until(process, "step 3/")
         for host in bed.hosts:
             (sent,) = (host.home / ".cache/holmes/runs").glob("*/*")
             shutil.copytree(sent, host.home / "arrived", ignore=shutil.ignore_patterns("commands", "tmp"))

@@ -18,12 +18,12 @@ import pytest
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from launcher.journal.run_folder import read_run
-from tests.cli.test_lost_host import launched, losses, planned, wait_for
+from tests.cli.test_lost_host import launched, losses, planned
 from tests.cli.test_three_commands import nothing_is_left
 from tests.testbed.bed import Bed
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rank_processes import rank_pids
-from tests.testbed.rehearsal import Site, only_run
+from tests.testbed.rehearsal import Site, only_run, said_until
 
 pytestmark = NEEDS_BED
 
@@ -32,10 +32,10 @@ def test_killed_rank_costs_a_restart_from_the_checkpoint(site: Site, bed: Bed, t
     plan = planned(site, tmp_path, parallel={"pp": 2, "dp": 2, "micro_batch_size": 1})
     process = launched(site, tmp_path / "runs", plan, "--restarts", "1")
     try:
-        wait_for(process, "step 13/")
+        said_until(process, "step 13/")
         (victim,) = rank_pids(bed, "b1")
         os.kill(victim, signal.SIGKILL)
-        assert "restart 1 of 1 on the same hosts" in wait_for(process, "step 11/")
+        assert "restart 1 of 1 on the same hosts" in said_until(process, "step 11/")
         said = process.communicate(timeout=120)[1]
     finally:
         process.kill()
@@ -51,7 +51,7 @@ def test_rank_killed_once_more_than_there_are_restarts_ends_the_run(site: Site, 
     process = launched(site, tmp_path / "runs", plan, "--restarts", "1")
     try:
         for _ in range(2):
-            wait_for(process, "step 13/")
+            said_until(process, "step 13/")
             (victim,) = rank_pids(bed, "b1")
             os.kill(victim, signal.SIGKILL)
         said = process.communicate(timeout=60)[1]
@@ -66,11 +66,11 @@ def test_host_that_is_away_for_a_while_is_waited_for(site: Site, bed: Bed, tmp_p
     plan = planned(site, tmp_path, parallel={"pp": 2, "dp": 2, "micro_batch_size": 1})
     process = launched(site, tmp_path / "runs", plan, "--on-loss", "wait")
     try:
-        wait_for(process, "step 13/")
+        said_until(process, "step 13/")
         bed.set_link("b2", "eno1", up=False)
-        wait_for(process, "waiting for b2")
+        said_until(process, "waiting for b2")
         bed.set_link("b2", "eno1", up=True)
-        wait_for(process, "step 11/")
+        said_until(process, "step 11/")
         said = process.communicate(timeout=120)[1]
     finally:
         bed.set_link("b2", "eno1", up=True)
@@ -107,11 +107,11 @@ def test_slow_host_is_planned_around(site: Site, bed: Bed, tmp_path: Path) -> No
     plan = planned(site, tmp_path, compute=emulated, steps=30)
     process = launched(site, tmp_path / "runs", plan, "--replan-when-slow")
     try:
-        wait_for(process, "step 2/")
+        said_until(process, "step 2/")
         host = read_file(Plan, plan).nodes[-1].host
         (victim,) = rank_pids(bed, host)
         with slowed(victim):
-            said = wait_for(process, "the ranks save after this step")
+            said = said_until(process, "the ranks save after this step")
         said += process.communicate(timeout=120)[1]
     finally:
         process.kill()
@@ -133,7 +133,7 @@ def slow_run(site: Site, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A launch that is in its second step."""
     plan = planned(site, tmp_path, compute=SLOW, parallel={"pp": 2, "dp": 2, "micro_batch_size": 1})
     process = launched(site, tmp_path / "runs", plan)
-    wait_for(process, "step 1/")
+    said_until(process, "step 1/")
     yield process
     process.kill()
     process.communicate()
@@ -155,7 +155,7 @@ def test_stop_lets_the_ranks_finish_their_step_and_save(
 
 def test_second_ctrl_c_does_not_wait_for_the_step(bed: Bed, tmp_path: Path, slow_run: subprocess.Popen[str]) -> None:
     slow_run.send_signal(signal.SIGINT)
-    wait_for(slow_run, "the ranks finish this step and save")
+    said_until(slow_run, "the ranks finish this step and save")
     slow_run.send_signal(signal.SIGINT)
     assert slow_run.wait(timeout=60) == 130
     assert not (tmp_path / "checkpoints" / "latest").exists()

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
-from tests.cli.test_lost_host import launched, losses, planned, wait_for
+from tests.cli.test_lost_host import launched, losses, planned
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.own_disks import on_host, own_disks
-from tests.testbed.rehearsal import Site, only_run
+from tests.testbed.rehearsal import Site, only_run, said_until
 
 pytestmark = NEEDS_BED
 
@@ -21,11 +21,11 @@ def test_training_goes_on_from_the_other_hosts_disks(site: Site, tmp_path: Path)
         plan = planned(site, tmp_path, checkpoint={"path": f"{disks}/saved", "every_steps": 10, "keep_last": 9})
         process = launched(site, tmp_path / "runs", plan, "--on-loss", "replan")
         try:
-            wait_for(process, "step 19/")  # the save after step 10 is whole by then, and not that after 20
+            said_until(process, "step 19/")  # the save after step 10 is whole by then, and not that after 20
             site.bed.set_link("b2", "eno1", up=False)
-            wait_for(process, "plan without b2: ")
+            said_until(process, "plan without b2: ")
             on_host(site.bed, "b2", "rm", "-r", f"{disks}/saved")
-            first = wait_for(process, "step ").splitlines()[-1]
+            first = said_until(process, "step ").splitlines()[-1]
             said = process.communicate(timeout=240)[1]
         finally:
             site.bed.set_link("b2", "eno1", up=True)

@@ -16,7 +16,7 @@ import yaml
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from tests.testbed.needs_bed import NEEDS_BED
-from tests.testbed.rehearsal import Site, only_run, standard_library_corpus
+from tests.testbed.rehearsal import Site, only_run, said_until, standard_library_corpus
 
 pytestmark = NEEDS_BED
 
@@ -49,17 +49,6 @@ def losses(run: Path, after: int) -> dict[int, float]:
     return {step["step"]: step["loss"] for step in map(json.loads, lines) if step["step"] >= after}
 
 
-def wait_for(process: subprocess.Popen[str], start: str) -> str:
-    """What the launch said up to the line that starts so."""
-    assert process.stderr is not None
-    said = ""
-    for line in process.stderr:
-        said += line
-        if line.startswith(start):
-            return said
-    raise AssertionError(f"it never said {start!r}:\n{said[-3000:]}")
-
-
 def launched(site: Site, folder: Path, plan: Path, *options: str) -> subprocess.Popen[str]:
     command = site.command("launch", str(plan), "--runs", str(folder), *options)
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -71,11 +60,11 @@ def test_training_goes_on_without_the_lost_host_from_the_newest_checkpoint(
     assert site.bed is not None
     process = launched(site, tmp_path / "runs", planned(site, tmp_path), "--on-loss", "replan")
     try:
-        wait_for(process, "step 13/")
+        said_until(process, "step 13/")
         site.bed.set_link("b2", "eno1", up=False)
         lost_s = time.monotonic()
-        wait_for(process, "plan without b2: ")
-        first = wait_for(process, "step ").splitlines()[-1]
+        said_until(process, "plan without b2: ")
+        first = said_until(process, "step ").splitlines()[-1]
         seconds = time.monotonic() - lost_s
         said = process.communicate(timeout=120)[1]
     finally:
@@ -109,12 +98,12 @@ def test_host_that_answers_again_is_taken_back(site: Site, tmp_path: Path) -> No
     plan = planned(site, tmp_path, steps=100000, compute=emulated)
     process = launched(site, tmp_path / "runs", plan, "--on-loss", "replan")
     try:
-        wait_for(process, "step 13/")
+        said_until(process, "step 13/")
         site.bed.set_link("b2", "eno1", up=False)
-        assert "plan without b2: " in wait_for(process, "3 of 3 nodes: stepping")
+        assert "plan without b2: " in said_until(process, "3 of 3 nodes: stepping")
         site.bed.set_link("b2", "eno1", up=True)
-        wait_for(process, "plan with b2 again: ")
-        wait_for(process, "4 of 4 nodes: stepping")
+        said_until(process, "plan with b2 again: ")
+        said_until(process, "4 of 4 nodes: stepping")
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=60)[1]
     finally:

@@ -20,12 +20,11 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Run
 from launcher.prepare.prepare import SILENCE_LIMIT_S
-from tests.cli.test_lost_host import wait_for
 from tests.eventually import eventually
 from tests.testbed.bed import Bed
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rank_processes import agent_pids, our_pids, rank_pids, torchrun_pids
-from tests.testbed.rehearsal import Site, bed_site, only_run, standard_library_corpus
+from tests.testbed.rehearsal import Site, bed_site, only_run, said_until, standard_library_corpus
 
 pytestmark = NEEDS_BED
 
@@ -192,7 +191,7 @@ def long_run(site: Site, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     command = site.command("launch", str(path), "--runs", str(tmp_path / "runs"))
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
-        wait_for(process, "step 3/")
+        said_until(process, "step 3/")
         yield process
     finally:
         process.kill()

@@ -20,7 +20,7 @@ from launcher.journal.run_folder import read_run
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from tests.testbed.bed import Bed
 from tests.testbed.rank_processes import rank_pids, torchrun_pids
-from tests.testbed.rehearsal import Site, only_run, standard_library_corpus
+from tests.testbed.rehearsal import Site, only_run, said_until, standard_library_corpus
 from tests.testbed.slurm_on_bed import SlurmOnBed
 
 STEPPING = "step 3/"
@@ -299,7 +299,7 @@ def end_so(way: Way, ending: Ending, folder: Path, inventory: Path, full_disk: P
         begun_s: float | None = None
         try:
             if ending.bring_about is not None:
-                said = _wait_for(process, ending.when)
+                said = said_until(process, ending.when)
                 begun_s = time.monotonic()
                 ending.bring_about(run)
             said += process.communicate(timeout=ENDS_WITHIN_S)[1]
@@ -331,17 +331,6 @@ def _plan(site: Site, job: dict[str, Any], inventory: Path) -> Path:
     command = site.command("plan", str(folder / "job.yaml"), "-i", str(inventory), "-o", str(plan))
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     return plan
-
-
-def _wait_for(process: subprocess.Popen[str], start: str) -> str:
-    """What was said up to the line that starts so. Raises EOFError where none comes."""
-    assert process.stderr is not None
-    said = ""
-    for line in process.stderr:
-        said += line
-        if line.startswith(start):
-            return said
-    raise EOFError(f"it ended before {start!r}; it said:\n{said[-3000:]}")
 
 
 def _wrong(ending: Ending, exit_code: int, said: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from holmes_cli.demo.demo_run import only_run
 from holmes_cli.demo.demo_site import DemoSite, measured_compute, standard_library_corpus, write_local_hosts
 from tests.testbed.bed import Bed
 
-__all__ = ["Site", "bed_site", "local_site", "measured_compute", "only_run", "standard_library_corpus"]
+__all__ = ["Site", "bed_site", "local_site", "measured_compute", "only_run", "said_until", "standard_library_corpus"]
 
 
 @dataclass(frozen=True)
@@ -38,3 +39,14 @@ def bed_site(
 def local_site(folder: Path) -> Site:
     """Four names for this machine, in two pinned clusters, over the loopback."""
     return Site(folder, write_local_hosts(folder))
+
+
+def said_until(process: subprocess.Popen[str], start: str) -> str:
+    """What a launch said on stderr up to the line that starts so. Raises EOFError where none comes."""
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if line.startswith(start):
+            return said
+    raise EOFError(f"it ended before {start!r}; it said:\n{said[-3000:]}")
