@@ -60,7 +60,7 @@ NOT_MEASURED = Connection()
 
 
 def read_connections(inventory: Inventory, port_rate: PortRate, part: float) -> Mapping[Clusters, Connection]:
-    """By clusters, what was measured in the clear. Rates are multiplied by `part`, what a calibrating run got of them."""
+    """By clusters, what was measured in the clear; rates by `part` of it, which is what a calibrating run got."""
     links: defaultdict[Clusters, list[Link]] = defaultdict(list)
     for link in (link for link in inventory.links if not link.tunnel):
         links[frozenset(link.clusters)].append(link)
@@ -118,7 +118,7 @@ def through_tunnel(inventory: Inventory, connections: Mapping[Clusters, Connecti
 def encryption_limits(inventory: Inventory) -> Mapping[str, float]:
     """By host, bytes/s of payload that it encrypts each way at most; without those of which no limit is known.
 
-    The least that was measured with it, of hosts that were not tried the least of all, and no more than hosts.yaml says.
+    The least that was measured with it, for a host that was not tried the least of all; no more than hosts.yaml says.
     """
     tried = {host for link in inventory.links if link.tunnel for host in link.hosts}
     measured: dict[str, float] = {}
