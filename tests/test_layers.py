@@ -17,7 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "holmes_core": {"holmes_core"},
     "holmes_runtime": {"holmes_runtime"},
     "templates": set(),
-    "prober": {"prober", "holmes_core"},
+    "prober": {"prober", "holmes_core", "holmes_runtime.admission.wireguard_tools"},
     "planner": {"planner", "holmes_core", "holmes_runtime.config", "holmes_runtime.gpu_peaks"},
     "launcher": {"launcher", "holmes_core", "templates", "holmes_runtime.config"},
     "holmes_cli": {
