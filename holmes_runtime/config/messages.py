@@ -14,6 +14,7 @@ from holmes_runtime.config.strict_json import parse_one_of, to_json
 
 ASK_SIGNAL = signal.SIGUSR2  # blocked in all threads from the start on; one waits for it, even while others are stuck
 POSITIONS_FILE = "positions-rank{rank}.jsonl"
+EVERY_CONNECTION = 0
 NO_FOLDER = 4  # exit code of a relay that finds no node's folder
 
 
@@ -232,6 +233,13 @@ class NotKept(NamedTuple):
     messages: int
 
 
+class ToMeeting(NamedTuple):
+    """A line for the meeting of islands, by that connection to this node's gate; an empty one: the connection ended."""
+
+    connection: int
+    line: str
+
+
 class AgentEnded(NamedTuple):
     """The last message of a node, which the relay adds."""
 
@@ -273,6 +281,14 @@ class Stacks(NamedTuple):
     """Have the ranks print and say where they are, and report their states."""
 
 
+class FromMeeting(NamedTuple):
+    """A line of the meeting of islands for that connection to this node's gate, or EVERY_CONNECTION; an empty one: end
+    the connection."""
+
+    connection: int
+    line: str
+
+
 class Stop(NamedTuple):
     """End all ranks, and then the agent."""
 
@@ -294,9 +310,10 @@ Message = (
     | Alive
     | Refused
     | NotKept
+    | ToMeeting
     | AgentEnded
 )
-Command = Go | Meet | Reach | Save | Stacks | Stop
+Command = FromMeeting | Go | Meet | Reach | Save | Stacks | Stop
 
 
 def encode(record: Message | Command) -> bytes:

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holmes_runtime.admission.gpu_claims import GpuClaims
+from holmes_runtime.admission.meeting_gate import MeetingGate
 from holmes_runtime.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.admission.tunnel import Tunnel, take_down
 from holmes_runtime.config.messages import (
@@ -29,6 +30,7 @@ from holmes_runtime.config.messages import (
     Alive,
     Command,
     Exited,
+    FromMeeting,
     Go,
     Meet,
     Message,
@@ -77,6 +79,7 @@ class Agent:
         self._messages = MessageFile(folder)
         self._listeners = Listeners(config)
         self._tunnel = Tunnel(config, config.tunnel, folder) if config.tunnel is not None else None
+        self._meeting: MeetingGate | None = None
         self._tails: dict[Path, Tail] = {}
         self._left_files = LeftFiles(folder)
         self._gpu_claims = GpuClaims()
@@ -132,12 +135,15 @@ class Agent:
         nodes, secret = self._config.node_addresses, bytes.fromhex(go.secret)
         try:
             gate = StoreGate(nodes, self._config.node_rank, go.master_port, secret, self._listeners.rendezvous)
+            self._meeting = MeetingGate(self._report) if self._config.meets else None
         except OSError as error:
             words = f"nothing can listen at {GATE_ADDRESS} here ({error.strerror}): give interface lo 127.0.0.1/8"
             self._report(RankFailed(None, 1, words, time.time()))
             return 1
-        torchrun = start_torchrun(self._config, self._folder, gate)
+        torchrun = start_torchrun(self._config, self._folder, gate, self._meeting)
         gate.open()
+        if self._meeting is not None:
+            self._meeting.open()
         self._listeners.close()
         self._report(Started())
         while torchrun.poll() is None:
@@ -167,6 +173,8 @@ class Agent:
             self._told_to_stop = True
         elif isinstance(command, Refused):
             self._report(command)
+        elif isinstance(command, FromMeeting) and self._meeting is not None:
+            self._meeting.hand_on(command)
         elif isinstance(command, Save) and torchrun is not None:
             self._signal_ranks(torchrun, signal.SIGTERM)
         elif isinstance(command, Stacks) and torchrun is not None:

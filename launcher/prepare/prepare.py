@@ -35,12 +35,16 @@ SILENCE_LIMIT_S = 15.0  # a node or a controller not heard for so long is taken 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of a run: the first, a restart, or one with a new plan. `resume` continues the last checkpoint."""
+    """One start of a run: the first, a restart, or one with a new plan. `resume` continues the last checkpoint.
+
+    `meets`: the ranks are an island's, and reach the meeting of all.
+    """
 
     run_id: str
     number: int = 0
     detached: bool = False
     resume: bool = False
+    meets: bool = False
 
 
 def prepare(plan: Plan, attempt: Attempt, variables: UserVariables) -> tuple[NodeBundle, ...]:
@@ -183,6 +187,7 @@ def _bundle(
         silence_limit_s=SILENCE_LIMIT_S,
         detached=attempt.detached,
         tunnel=_tunnel(plan, node),
+        meets=attempt.meets,
     )
     secrets = {f"secret-{name}": text for name, text in variables.secrets.items()}
     own_files = {

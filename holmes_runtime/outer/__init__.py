@@ -1,0 +1,1 @@
+"""Rounds between islands: where they meet, and what they exchange."""
