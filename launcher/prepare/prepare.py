@@ -123,6 +123,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             profile=_translated(Profile, job.profile) if job.profile else None,
             resume=False,
             optimizer=_translated(Optimizer, job.optimizer),
+            outer_sync=None,
             stages=tuple(_translated(Stage, stage) for stage in plan.stages),
             ranks=tuple(_translated(Rank, rank) for rank in plan.ranks),
             groups=tuple(_translated(Group, group) for group in plan.groups),
