@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
-from holmes_core.records.plan import Order, Plan, Source
+from holmes_core.records.plan import IslandsPlan, Order, Plan, Source
 from holmes_core.records.run import Run, Settings
 from holmes_core.units import format_seconds
 
 if TYPE_CHECKING:
     from holmes_core.hosts.hosts_file import HostsFile
     from launcher.journal.run_events import View
+    from launcher.launch_islands import IslandsView
     from prober.islands.placing import Placing
     from prober.islands.settle import Trial
 
@@ -129,7 +130,6 @@ def launch(
     from launcher.journal.run_folder import new_folder, read_run
     from launcher.launch import Launch
     from launcher.prepare.user_variables import read_user_variables
-    from launcher.supervise.tell_command import cannot_run
 
     settings = settings or Settings()
     if settings.detached and any(node.access.transport == "slurm" for node in plan.nodes):
@@ -137,9 +137,7 @@ def launch(
             "--detach: what this starts in a Slurm job ends with this process",
             "leave it out: a batch script with `holmes launch` goes on without a shell",
         )
-    for name, words in (("on_end", plan.job.launch.on_end), ("on_verdict", plan.job.launch.on_verdict)):
-        if words and (why := cannot_run(words)):
-            raise HolmesError(f"launch.{name}: {why}", "install it, name it by its whole path, or leave it out")
+    _refuse_missing_commands(plan.job)
     variables = read_user_variables(plan.job, os.environ, job_folder)
     exports, folder = exports_folder(os.environ), new_folder(runs)
     planner = Replanner(inventory) if inventory is not None else None
@@ -155,3 +153,36 @@ def launch(
 
         keep_profile(folder.path)
     return ended
+
+
+def launch_islands(
+    plan: IslandsPlan,
+    inventory: Inventory | None,
+    runs: Path,
+    job_folder: Path,
+    settings: Settings,
+    forced: frozenset[str],
+    view: IslandsView,
+) -> Run:
+    """As `launch`, of a plan of islands: the run is done when all islands are that were not lost."""
+    import os
+
+    from launcher.journal.prometheus import exports_folder
+    from launcher.journal.run_folder import new_folder
+    from launcher.launch_islands import LaunchIslands
+    from launcher.prepare.user_variables import read_user_variables
+
+    _refuse_missing_commands(plan.job)
+    variables = read_user_variables(plan.job, os.environ, job_folder)
+    run = LaunchIslands(new_folder(runs), plan, settings, variables, view, exports_folder(os.environ))
+    run.start(inventory, forced)
+    return run.run_to_end()
+
+
+def _refuse_missing_commands(job: Job) -> None:
+    """Raises HolmesError for a command of the job's that this machine does not have."""
+    from launcher.supervise.tell_command import cannot_run
+
+    for name, words in (("on_end", job.launch.on_end), ("on_verdict", job.launch.on_verdict)):
+        if words and (why := cannot_run(words)):
+            raise HolmesError(f"launch.{name}: {why}", "install it, name it by its whole path, or leave it out")

@@ -66,8 +66,8 @@ class Launch:
             if island is not None
             else Replanning(plan, settings, planner, self._record.say, LostHosts())
         )
-        meets = island is not None
-        self._attempt = Attempt(folder.run_id, detached=settings.detached, resume=settings.resume, meets=meets)
+        outer = island.outer_sync if island is not None else None
+        self._attempt = Attempt(folder.run_id, detached=settings.detached, resume=settings.resume, outer_sync=outer)
         self._nodes = RunningNodes((), settings.detached)
         self._stuck: tuple[str, ...] = ()
         self._seen_written_s = 0.0
@@ -105,6 +105,11 @@ class Launch:
             stop(self._nodes)
             self.folder.close()
             shutil.rmtree(self.folder.path, ignore_errors=True)
+
+    @property
+    def is_living(self) -> bool:
+        """Whether it is no island, or one in which nothing has failed since its last step."""
+        return not isinstance(self._replanning, ComingBack) or self._replanning.is_living
 
     def go(self) -> None:
         """Let the ranks start that were checked."""

@@ -38,6 +38,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "checkpoint",
         "published",
         "data",
+        "outer",
         "node",
         "health",
         "trainer",
@@ -45,7 +46,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "prober": ("about", "asking", "facts", "rails", "islands", "clusters", "rules", "links", "probe"),
     "planner": ("cost", "problem", "search", "schedule", "layout", "make_plan", "advice"),
-    "launcher": ("prepare", "emit", "journal", "nodes", "supervise", "launch"),
+    "launcher": ("prepare", "emit", "journal", "nodes", "supervise", "islands", "launch", "launch_islands"),
     "holmes_cli": (
         *(
             "screen",
@@ -58,7 +59,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
             "gpu_holders",
             "api",
         ),
-        *("control_command", "demo", "commands", "app"),
+        *("islands", "control_command", "demo", "commands", "app"),
     ),
 }
 """Of each package its rooms: folders or modules that import only those before them."""

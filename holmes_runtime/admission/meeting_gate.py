@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import time
 from collections.abc import Callable
 from itertools import count
@@ -15,40 +16,42 @@ from threading import Lock, Thread
 
 from holmes_runtime.admission.proof import NotProven
 from holmes_runtime.admission.store_gate import GATE_ADDRESS, listening, see_user
-from holmes_runtime.config.meeting_words import MOST_LINE_BYTES
-from holmes_runtime.config.messages import EVERY_CONNECTION, FromMeeting, ToMeeting
+from holmes_runtime.config.meeting_words import EVERY_CONNECTION, MOST_LINE_BYTES, FromMeeting, ToMeeting
 
 PAUSE_S = 0.1
+SEND_S = 5
 
 
 class MeetingGate:
     """One node's gate. `report` takes what is for the controller, from any thread."""
 
     def __init__(self, report: Callable[[ToMeeting], None]) -> None:
-        """Raises OSError where nothing can listen."""
+        """Takes connections, by threads that end with the process. Raises OSError where nothing can listen."""
         self._report = report
         self._listener = listening(GATE_ADDRESS, 0)
         self._connections: dict[int, socket.socket] = {}
         self._lock = Lock()
+        Thread(target=self._take, daemon=True).start()
 
     @property
     def port(self) -> int:
         """Where processes of this node find the meeting, at GATE_ADDRESS."""
         return int(self._listener.getsockname()[1])
 
-    def open(self) -> None:
-        """From now on connections are taken, by threads that end with the process."""
-        Thread(target=self._take, daemon=True).start()
-
     def hand_on(self, command: FromMeeting) -> None:
         """A line to the connection it is for; one that does not take it is ended."""
-        data = command.line.encode() + b"\n"
         with self._lock:
-            for number, connection in self._connections.items():
-                if command.connection in (number, EVERY_CONNECTION):
-                    with contextlib.suppress(OSError):
-                        if not command.line or connection.send(data, socket.MSG_DONTWAIT) < len(data):
-                            connection.shutdown(socket.SHUT_RDWR)
+            known = self._connections
+            every = command.connection == EVERY_CONNECTION
+            taking = [*known.values()] if every else [known[n] for n in (command.connection,) if n in known]
+        for connection in taking:
+            try:
+                if not command.line:
+                    raise BrokenPipeError
+                connection.sendall(command.line.encode() + b"\n")
+            except OSError:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def _take(self) -> None:
         for number in count(1):
@@ -64,6 +67,7 @@ class MeetingGate:
         with connection, contextlib.suppress(OSError, NotProven, UnicodeDecodeError):
             see_user(connection)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_S, 0))
             with self._lock:
                 self._connections[number] = connection
             try:

@@ -1,4 +1,4 @@
-"""What ranks of islands ask of the meeting, and its answers: a record a line. Free of torch.
+"""What ranks of islands ask of the meeting, its answers, and how agents carry both. Free of torch.
 
 The meeting is a dictionary of small values that the controller holds, so that it outlives every island. A rank asks one
 thing at a time on a connection; an answer may take as long as another island takes to come.
@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple
 
 MEETING = "HOLMES_MEETING"
 """The variable by which ranks find their node's gate: ADDRESS:PORT on the loopback."""
-MOST_LINE_BYTES = 1 << 16  # records are of some hundred bytes; more waits in no pipe on the way
+EVERY_CONNECTION = 0
+MOST_LINE_BYTES = 1 << 22  # what ranks say of their layout is the longest, some hundred kilobytes
 
 
 class Ask(NamedTuple):
@@ -32,3 +33,18 @@ class Answer(NamedTuple):
     """`values` are in base64, those of "add" and "check" plain."""
 
     values: tuple[str, ...]
+
+
+class ToMeeting(NamedTuple):
+    """A line for the meeting of islands, by that connection to this node's gate; an empty one: the connection ended."""
+
+    connection: int
+    line: str
+
+
+class FromMeeting(NamedTuple):
+    """A line of the meeting of islands for that connection to this node's gate, or EVERY_CONNECTION; an empty one: end
+    the connection."""
+
+    connection: int
+    line: str

@@ -8,13 +8,13 @@ from __future__ import annotations
 import signal
 from typing import NamedTuple, get_args
 
+from holmes_runtime.config.meeting_words import FromMeeting, ToMeeting
 from holmes_runtime.config.node_config import GpuClaim, TunnelEnd, TunnelFault
 from holmes_runtime.config.rank_metrics import RankFileKind, RankMetrics
 from holmes_runtime.config.strict_json import parse_one_of, to_json
 
 ASK_SIGNAL = signal.SIGUSR2  # blocked in all threads from the start on; one waits for it, even while others are stuck
 POSITIONS_FILE = "positions-rank{rank}.jsonl"
-EVERY_CONNECTION = 0
 NO_FOLDER = 4  # exit code of a relay that finds no node's folder
 
 
@@ -233,13 +233,6 @@ class NotKept(NamedTuple):
     messages: int
 
 
-class ToMeeting(NamedTuple):
-    """A line for the meeting of islands, by that connection to this node's gate; an empty one: the connection ended."""
-
-    connection: int
-    line: str
-
-
 class AgentEnded(NamedTuple):
     """The last message of a node, which the relay adds."""
 
@@ -279,14 +272,6 @@ class Save(NamedTuple):
 
 class Stacks(NamedTuple):
     """Have the ranks print and say where they are, and report their states."""
-
-
-class FromMeeting(NamedTuple):
-    """A line of the meeting of islands for that connection to this node's gate, or EVERY_CONNECTION; an empty one: end
-    the connection."""
-
-    connection: int
-    line: str
 
 
 class Stop(NamedTuple):

@@ -24,13 +24,13 @@ from holmes_runtime.admission.gpu_claims import GpuClaims
 from holmes_runtime.admission.meeting_gate import MeetingGate
 from holmes_runtime.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.admission.tunnel import Tunnel, take_down
+from holmes_runtime.config.meeting_words import FromMeeting
 from holmes_runtime.config.messages import (
     ASK_SIGNAL,
     POSITIONS_FILE,
     Alive,
     Command,
     Exited,
-    FromMeeting,
     Go,
     Meet,
     Message,
@@ -142,8 +142,6 @@ class Agent:
             return 1
         torchrun = start_torchrun(self._config, self._folder, gate, self._meeting)
         gate.open()
-        if self._meeting is not None:
-            self._meeting.open()
         self._listeners.close()
         self._report(Started())
         while torchrun.poll() is None:

@@ -64,9 +64,16 @@ def _pass_on(folder: Path) -> bool:
     if data:
         with contextlib.suppress(OSError):  # the agent has ended
             pipe = os.open(folder / COMMANDS_PIPE, os.O_WRONLY | os.O_NONBLOCK)
-            os.write(pipe, data)
+            _write_all(pipe, data)
             os.close(pipe)
     return bool(data)
+
+
+def _write_all(pipe: int, data: bytes) -> None:
+    """Write as the agent reads; what it does not take for long, it will never."""
+    while data and select.select([], [pipe], [], PATIENCE_S)[1]:
+        with contextlib.suppress(BlockingIOError):
+            data = data[os.write(pipe, data) :]
 
 
 def _write(data: bytes) -> tuple[bytes, bool]:

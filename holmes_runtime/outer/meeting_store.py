@@ -13,7 +13,8 @@ from datetime import timedelta
 from threading import Lock
 from typing import BinaryIO
 
-from torch.distributed import DistStoreError, Store
+import torch.distributed as dist
+from torch.distributed import DistStoreError
 
 from holmes_runtime.config.meeting_words import MEETING, Answer, Ask
 from holmes_runtime.config.strict_json import parse, to_json
@@ -28,7 +29,7 @@ def open_meeting(environ: Mapping[str, str]) -> MeetingStore | None:
     return MeetingStore(address, int(port)) if port else None
 
 
-class MeetingStore(Store):  # type: ignore[misc]
+class MeetingStore(dist.Store):  # type: ignore[name-defined, misc]
     """A connection to the meeting at `address`. Values are bytes. One thing is asked at a time, from any thread."""
 
     def __init__(self, address: str, port: int, limit_s: float = LIMIT_S) -> None:
@@ -96,7 +97,7 @@ class MeetingStore(Store):  # type: ignore[misc]
                 except OSError as error:
                     self._close()
                     if tries_left == 0:
-                        raise dist.DistStoreError(f"the meeting of islands cannot be reached: {error}") from None
+                        raise DistStoreError(f"the meeting of islands cannot be reached: {error}") from None
         raise AssertionError
 
     def _answer(self, question: bytes, limit_s: float) -> tuple[str, ...]:

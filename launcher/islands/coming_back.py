@@ -33,6 +33,11 @@ class ComingBack:
         self._most, self._told, self._say, self._answers, self._pause_s = tries, told, say, answers, pause_s
         self._tries = 0
 
+    @property
+    def is_living(self) -> bool:
+        """Whether nothing has failed since the last step."""
+        return self._tries == 0
+
     def take_next_plan(self) -> None:
         """There is none."""
 

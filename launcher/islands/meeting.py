@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 
-from holmes_runtime.config.meeting_words import Answer, Ask
-from holmes_runtime.config.messages import FromMeeting, ToMeeting
+from holmes_runtime.config.meeting_words import Answer, Ask, FromMeeting, ToMeeting
 from holmes_runtime.config.strict_json import parse, to_json
 
 Reply = Callable[[FromMeeting], None]

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.remote.connect import connect
 from holmes_core.remote.transport import Connection, Stream
+from holmes_runtime.config.meeting_words import EVERY_CONNECTION, FromMeeting
 from holmes_runtime.config.messages import (
-    EVERY_CONNECTION,
     NO_FOLDER,
     AgentEnded,
     Command,
-    FromMeeting,
     Message,
     NotKept,
     decode_message,

@@ -14,10 +14,10 @@ from typing import Protocol, TypeVar
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
+from holmes_runtime.config.meeting_words import FromMeeting, ToMeeting
 from holmes_runtime.config.messages import (
     Command,
     Destination,
-    FromMeeting,
     Go,
     Meet,
     Message,
@@ -27,7 +27,6 @@ from holmes_runtime.config.messages import (
     Ready,
     Refused,
     Save,
-    ToMeeting,
 )
 from holmes_runtime.config.node_config import TunnelEnd
 from launcher.nodes.node_checks import check_facts

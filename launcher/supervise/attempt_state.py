@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.run import Failure
 from holmes_core.remote.slurm.slurm_word import SlurmWord
+from holmes_runtime.config.meeting_words import ToMeeting
 from holmes_runtime.config.messages import (
     Command,
     Exited,
@@ -25,7 +26,6 @@ from holmes_runtime.config.messages import (
     Stacks,
     Started,
     Stuck,
-    ToMeeting,
 )
 from holmes_runtime.config.rank_metrics import RankMetrics
 from launcher.journal.rank_files import FilePart, file_part, misfit_of_part
