@@ -40,6 +40,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "data",
         "node",
         "health",
+        "outer",
         "trainer",
         "train",
     ),
