@@ -41,6 +41,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "outer",
         "node",
         "health",
+        "outer",
         "trainer",
         "train",
     ),

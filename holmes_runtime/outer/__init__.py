@@ -1,1 +1,1 @@
-"""Rounds between islands: where they meet, and what they exchange."""
+"""Islands: runs apart that exchange, now and then, how their parameters have changed."""
