@@ -48,7 +48,7 @@ class Execution:
     memory_margin: float = 0.0
     weight_shards: int = 1  # ranks that hold a layer's weights and gradients together, under ZeRO-3
     optimizer_offload: bool = False
-    outer_bytes: int = 0  # of an island for each parameter of a rank's share, beside its optimizer's
+    outer_bytes: int = 0  # of host memory, for each parameter of a rank's 1/dp, in an island
     sequence_parallel: bool = True
     fused_attention: bool = True
     masked: bool = False
@@ -78,10 +78,12 @@ def make_execution(
 
 
 def outer_bytes(islands: IslandsSection) -> int:
-    """Bytes for each parameter that an island keeps in fp32: anchor, momentum, where a codec loses some the error, and
-    the change and the mean of the one fragment that is exchanged. A rank has those of its 1/dp.
+    """Bytes of host memory for each parameter of a rank's 1/dp, in fp32: an island's anchor and momentum, the error
+    where a codec makes one, what steps changed since where a fragment is late, and change and mean of one fragment.
+
+    Source: holmes_runtime.outer.
     """
-    kept = 2 if islands.codec == "none" else 3
+    kept = 2 + (islands.codec != "none") + (islands.delay_steps > 0)
     return GRADIENT_BYTES * kept + ceil(2 * GRADIENT_BYTES / islands.fragments)
 
 
@@ -153,13 +155,13 @@ def keeps_selectively(execution: Execution) -> bool:
 
 def state_bytes(parameters: int, execution: Execution) -> int:
     """Bytes of weights (v) and gradient sums (4), and of this rank's 1/dp of masters (4 beside 16-bit weights), moments
-    (8), of what an island keeps and, with several replicas, reduced gradients (4 as they arrive, 4 as they are kept).
+    (8) and, with several replicas, reduced gradients (4 as they arrive, 4 as they are kept).
 
     Under ZeRO-3 weights and gradient sums are in as many parts as `weight_shards`, and where those are all replicas
-    the sums are the reduced gradients. Masters, moments and an island's may be in host memory instead.
-    Source: Rajbhandari et al., ZeRO, 2020, stages 1 and 3; holmes_runtime.parallel.zero1 and zero3.
+    the sums are the reduced gradients. Masters and moments may be in host memory instead. Source: Rajbhandari et al.,
+    ZeRO, 2020, stages 1 and 3; holmes_runtime.parallel.zero1 and zero3.
     """
-    sharded = MOMENT_BYTES + (MASTER_BYTES if execution.value_bytes < 4 else 0) + execution.outer_bytes
+    sharded = MOMENT_BYTES + (MASTER_BYTES if execution.value_bytes < 4 else 0)
     if execution.optimizer_offload:
         sharded = 0
     if execution.dp > execution.weight_shards:
@@ -188,16 +190,16 @@ def tied_bytes(model: Model, execution: Execution) -> int:
 
 def host_state_bytes(parameters: int, execution: Execution, checkpoints: bool) -> int:
     """Bytes of host memory for a rank's optimizer states: 1/dp of masters (4), moments (8), gradients (4) and weights
-    on their way (v, if not the masters), of what an island keeps, and of a copy of the first two (12) while a
-    checkpoint is written.
+    on their way (v, if not the masters), and of a copy of the first two (12) while a checkpoint is written; none of
+    these where states are on the device. And 1/dp of what an island keeps.
 
-    0 where states are on the device. Source: holmes_runtime.parallel.host_states.
+    Source: holmes_runtime.parallel.host_states.
     """
-    if not execution.optimizer_offload:
-        return 0
-    states = MASTER_BYTES + MOMENT_BYTES
-    sharded = states * (2 if checkpoints else 1) + GRADIENT_BYTES + execution.outer_bytes
-    sharded += execution.value_bytes if execution.value_bytes < MASTER_BYTES else 0
+    sharded = execution.outer_bytes
+    if execution.optimizer_offload:
+        states = MASTER_BYTES + MOMENT_BYTES
+        sharded += states * (2 if checkpoints else 1) + GRADIENT_BYTES
+        sharded += execution.value_bytes if execution.value_bytes < MASTER_BYTES else 0
     return -(-parameters * sharded // execution.dp)
 
 

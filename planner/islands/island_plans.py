@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from holmes_core.errors import HolmesError
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan, Source
+from holmes_core.units import format_memory
+from holmes_runtime.config.model_shape import stage_parameters
+from planner.cost.counts import outer_bytes
 from planner.islands.groupings import Grouping, groupings, island_batch
 from planner.islands.island_rounds import IslandRound, make_round
 from planner.islands.only_clusters import only_clusters
 from planner.layout.reprice import reprice_step_s
 from planner.make_plan import make_plan
+from planner.problem.host_memory import usable_host_bytes
 from planner.problem.networks import Networks
 from planner.time_left import TimeLeft
 
@@ -112,8 +116,26 @@ def _plan_island(
         )
     if job.islands.quorum > num_islands:
         return HolmesError(f"islands.quorum is {job.islands.quorum}, of {num_islands} islands", "make it smaller")
-    own = job.model_copy(update={"global_batch_size": batch})
+    own, hosts = job.model_copy(update={"global_batch_size": batch}), only_clusters(inventory, clusters)
+    if short := _too_little_host_memory(hosts, own):
+        return short
     try:
-        return make_plan(only_clusters(inventory, clusters), own, *sources, time_limit_s=time_limit_s)
+        return make_plan(hosts, own, *sources, time_limit_s=time_limit_s)
     except HolmesError as error:
         return error
+
+
+def _too_little_host_memory(inventory: Inventory, job: Job) -> HolmesError | None:
+    """That all hosts together have no room for what an island keeps, in words that say so."""
+    assert job.islands is not None
+    known = [usable_host_bytes(host) for host in inventory.hosts]
+    model, room = job.model, sum(size for size in known if size is not None)
+    needed = outer_bytes(job.islands) * stage_parameters(model, model.num_layers, True, True, 1)
+    if None in known or needed <= room:
+        return None
+    return HolmesError(
+        f"anchor and momentum take {format_memory(needed)} of host memory, the hosts have room for "
+        f"{format_memory(room)}",
+        "add hosts to the cluster",
+        ANSWER_IS_NO,
+    )

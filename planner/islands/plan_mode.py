@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import get_args
@@ -84,19 +85,25 @@ def _written(job: Job, sources: tuple[Source, Source], best: IslandRound, modes:
         job=job,
         rounds=rounds,
         islands=tuple(
-            plan.model_copy(update={"job": _island_job(job, plan.job.global_batch_size, steps, rounds)})
-            for plan, steps in zip(best.plans, best.inner_steps, strict=True)
+            plan.model_copy(update={"job": _island_job(job, f"island-{k}", plan.job.global_batch_size, steps, rounds)})
+            for k, (plan, steps) in enumerate(zip(best.plans, best.inner_steps, strict=True))
         ),
         prediction=best.cost,
         modes=modes,
     )
 
 
-def _island_job(job: Job, batch: int, inner_steps: int, rounds: int) -> Job:
-    """The job of an island that takes so many steps a round; its learning rate warms up in as much of the training."""
+def _island_job(job: Job, name: str, batch: int, inner_steps: int, rounds: int) -> Job:
+    """The job of an island that takes so many steps a round.
+
+    Its learning rate warms up in as much of the training, and its checkpoints are in a folder of its own.
+    """
     assert job.islands is not None
     steps = rounds * inner_steps
     warmup = round(job.optimizer.warmup_steps * steps / job.steps)
+    checkpoint = job.checkpoint
+    if checkpoint is not None:
+        checkpoint = checkpoint.model_copy(update={"path": posixpath.join(checkpoint.path, name)})
     profile = job.profile if job.profile and job.profile.after + job.profile.steps <= steps else None
     return job.model_copy(
         update={
@@ -104,6 +111,7 @@ def _island_job(job: Job, batch: int, inner_steps: int, rounds: int) -> Job:
             "steps": steps,
             "islands": job.islands.model_copy(update={"inner_steps": inner_steps}),
             "optimizer": job.optimizer.model_copy(update={"warmup_steps": warmup}),
+            "checkpoint": checkpoint,
             "profile": profile,
         }
     )
