@@ -24,15 +24,16 @@ class IslandsSection(Record):
     delay_steps: Annotated[int, Field(ge=0)] = 2  # from sending a fragment to applying the mean; 0: wait for it
     outer_rate: Annotated[float, Field(gt=0)] = 0.7  # of the outer step, Nesterov's
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # of the outer step
-    grace_s: Annotated[float, Field(ge=0)] = 30.0  # a round closes so long after the first has come
+    grace_s: Annotated[float, Field(gt=0)] = 30.0  # a round closes so long after the first has come
     quorum: Positive = 1  # fewest islands that close a round
 
     @model_validator(mode="after")
     def _a_round_holds_its_fragments(self) -> IslandsSection:
         if self.fragments > self.inner_steps:
             raise ValueError(f"fragments {self.fragments} is more than inner_steps {self.inner_steps} of a round")
-        if self.delay_steps >= self.inner_steps:
-            raise ValueError(f"delay_steps {self.delay_steps} is not less than inner_steps {self.inner_steps}")
+        apart = self.inner_steps // self.fragments
+        if self.delay_steps > apart:
+            raise ValueError(f"delay_steps {self.delay_steps} is more than the {apart} steps between two fragments")
         return self
 
 

@@ -126,7 +126,7 @@ class Prediction(Record):
     optimizer_s: float
     tokens_per_s: float
     memory_bytes: tuple[int, ...]  # of a rank, by pipeline rank
-    host_memory_bytes: tuple[int, ...] = ()  # likewise, of optimizer states; empty where they are on the device
+    host_memory_bytes: tuple[int, ...] = ()  # likewise, of optimizer states there and of what an island keeps; or empty
     microbatch_compute_s: tuple[tuple[float, ...], ...]
     """By pipeline rank and replica: forward and backward of one micro-batch, without tensor parallel collectives."""
     traffic: tuple[InterfaceTraffic, ...]

@@ -46,7 +46,7 @@ def islands_plan(hosts: tuple[str, str] = ("a", "b")) -> IslandsPlan:
     ("islands", "said"),
     [
         ({"fragments": 60}, "fragments 60 is more than inner_steps 50"),
-        ({"delay_steps": 50}, "delay_steps 50 is not less than inner_steps 50"),
+        ({"delay_steps": 50}, "delay_steps 50 is more than the 12 steps between two fragments"),
         ({"inner_steps": 200}, "islands.inner_steps is 200, the job has only 100 steps"),
         ({"inner_steps": "50"}, "islands.inner_steps"),
         ({"inner_steps": 0}, "islands.inner_steps"),
@@ -54,7 +54,7 @@ def islands_plan(hosts: tuple[str, str] = ("a", "b")) -> IslandsPlan:
         ({"momentum": 1.0}, "islands.momentum"),
         ({"outer_rate": 0}, "islands.outer_rate"),
         ({"quorum": 0}, "islands.quorum"),
-        ({"grace_s": -1}, "islands.grace_s"),
+        ({"grace_s": 0}, "islands.grace_s"),
         ({"outer_lr": 0.7}, "outer_lr"),
     ],
 )
