@@ -20,13 +20,14 @@ from holmes_runtime.config.meeting_words import MEETING, Answer, Ask
 from holmes_runtime.config.strict_json import parse, to_json
 
 LIMIT_S = 300.0  # as torch's own stores, where no other is given
+_KEPT: list[MeetingStore] = []  # a PrefixStore or a group of it keeps the part of torch alone
 TRIES = 5  # the controller may be making its connection to this host anew
 
 
-def open_meeting(environ: Mapping[str, str]) -> MeetingStore | None:
-    """The meeting of the island that this process is of; None where it is of none."""
+def open_meeting(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> MeetingStore | None:
+    """The meeting of the island that this process is of, which waits so long at most; None where it is of none."""
     address, _, port = environ.get(MEETING, "").rpartition(":")
-    return MeetingStore(address, int(port)) if port else None
+    return MeetingStore(address, int(port), limit_s) if port else None
 
 
 class MeetingStore(dist.Store):  # type: ignore[name-defined, misc]
@@ -34,6 +35,7 @@ class MeetingStore(dist.Store):  # type: ignore[name-defined, misc]
 
     def __init__(self, address: str, port: int, limit_s: float = LIMIT_S) -> None:
         super().__init__()
+        _KEPT.append(self)
         self._address, self._limit_s = (address, port), limit_s
         self._lock = Lock()
         self._connection: socket.socket | None = None
@@ -79,6 +81,8 @@ class MeetingStore(dist.Store):  # type: ignore[name-defined, misc]
     def delete_key(self, key: str) -> bool:
         """Take the key away; whether it was there."""
         return self._ask(Ask("delete", (key,))) == ("1",)
+
+    deleteKey = delete_key  # what PrefixStore looks for, in torch 2.13
 
     def has_extended_api(self) -> bool:
         """It has `multi_get` and `multi_set`."""

@@ -12,30 +12,30 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from datetime import timedelta
 from threading import Thread
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore
+from torch.distributed import PrefixStore, ProcessGroup, Store
 
 from holmes_runtime.checkpoint.description import OuterCounters
 from holmes_runtime.checkpoint.reshard import TensorPiece
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.record_exchange import broadcast_record
+from holmes_runtime.config.meeting_words import MEETING
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.rank_metrics import OuterExchange
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.outer.island_exchange import IslandExchange, Offer, Outcome
 from holmes_runtime.outer.lanes import fragments_of
 from holmes_runtime.outer.meeting import Meeting
+from holmes_runtime.outer.meeting_store import open_meeting
 from holmes_runtime.outer.outer_state import OuterState, Values
 from holmes_runtime.parallel.gradient_buckets import Shard
 from holmes_runtime.parallel.zero1 import Zero1
 
-MEETING = "HOLMES_MEETING"  # where the islands' store is: HOST:PORT
 OPENING_S = 30.0  # beyond the grace, for ranks that have agreed to exchange to find one another
 
 
@@ -273,12 +273,8 @@ def _broadcast(values: Tensor, group: ProcessGroup) -> None:
 
 
 def meeting_store(timeout_s: float) -> Store:
-    """The store in which islands meet. Raises RuntimeError if it is not known, or nobody answers there."""
-    host, _, port = os.environ.get(MEETING, "").rpartition(":")
-    if not port.isdecimal():
-        raise RuntimeError(f"{MEETING} must say where the islands meet, as HOST:PORT, got {os.environ.get(MEETING)!r}")
-    try:
-        store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout_s))
-    except RuntimeError as error:
-        raise RuntimeError(f"the islands' meeting place {host}:{port} does not answer: {error}") from None
+    """The store in which islands meet. Raises RuntimeError if it is not known."""
+    store = open_meeting(os.environ, timeout_s)
+    if store is None:
+        raise RuntimeError(f"{MEETING} must say where the islands meet, as ADDRESS:PORT of this node's agent")
     return PrefixStore("islands", store)

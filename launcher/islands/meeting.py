@@ -6,6 +6,7 @@ back the same way; nobody else reaches it.
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
@@ -29,7 +30,7 @@ class Meeting:
     """Takes lines from the threads of all islands; an answer may be sent from that of another."""
 
     def __init__(self) -> None:
-        self._values: dict[str, str] = {}  # in base64, as they come; numbers as they are
+        self._values: dict[str, str] = {}  # in base64, as they come
         self._waiting: list[_Waiting] = []
         self._lock = Lock()
 
@@ -73,8 +74,9 @@ class Meeting:
             return [str(int(all(key in values for key in ask.keys)))]
         key = ask.keys[0]
         if ask.operation == "add":
-            values[key] = str(int(values.get(key, "0")) + ask.amount)
-            return [values[key]]
+            total = str(int(b64decode(values[key])) + ask.amount if key in values else ask.amount)
+            values[key] = b64encode(total.encode()).decode()
+            return [total]
         if ask.operation == "delete":
             return [str(int(values.pop(key, None) is not None))]
         expected, desired = ask.values

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
+from holmes_runtime.config.packing_seconds import pack_s, unpack_s
+
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan, PlanRank
 from holmes_runtime.config.codec import packed_bytes
 from holmes_runtime.config.model_shape import stage_parameters
-from holmes_runtime.config.packing_seconds import pack_s, unpack_s
 from planner.problem.networks import Networks, require_bandwidth
 
 VALUE_BYTES = 4  # changes are fp32, like masters
