@@ -11,11 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
-from holmes_runtime.config.packing_seconds import pack_s, unpack_s
-
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan, PlanRank
-from holmes_runtime.config.codec import packed_bytes
+from holmes_runtime.config.codec import pack_s, packed_bytes, unpack_s
 from holmes_runtime.config.model_shape import stage_parameters
 from planner.problem.networks import Networks, require_bandwidth
 
