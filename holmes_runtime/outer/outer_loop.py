@@ -135,7 +135,7 @@ class OuterLoop:
             steps = self._receive(steps)
         if self._unapplied is not None and steps >= self._unapplied + delay:
             self._apply(steps)
-        if steps >= self._due_steps:
+        if self._under_way is None and steps >= self._due_steps:
             self._send(steps, is_behind=False)
             if not delay:
                 steps = self._receive(steps)
