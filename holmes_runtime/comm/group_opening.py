@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup, ProcessGroupGloo, Store
+from torch._C._distributed_c10d import Store
+from torch.distributed import ProcessGroup, ProcessGroupGloo
 
 from holmes_runtime.admission.group_members import GroupMembers, closed_device
 from holmes_runtime.admission.own_sockets import Connection, own_connections

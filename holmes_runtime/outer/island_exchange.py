@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.rank_metrics import OuterExchange
@@ -190,7 +190,6 @@ class IslandExchange:
             for (lane, _), each in zip(lanes, own, strict=True)
         ]
         sent_bytes = carry(parcels, sync.streams)
-        received_bytes = sum(got.nbytes for parcel in parcels for got in parcel.gets.values())
         values = {name: torch.empty_like(piece) for name, piece in offer.parameters.items()}
         outcome = outcome._replace(anchor=values, momentum={name: each.clone() for name, each in values.items()})
         if state.error is not None:
@@ -210,8 +209,8 @@ class IslandExchange:
             if outcome.error is not None and mine.error is not None:
                 state.scatter(mine.error, outcome.error, cells)
         self._compare([lane for lane, _ in lanes], digests, peers, decision)
-        total = sum(int.from_bytes(bytes(digest.tolist()), "big") for digest in digests) % 2**64
-        return outcome._replace(sent_bytes=sent_bytes, received_bytes=received_bytes, digest=total)
+        received_bytes = _received_bytes(parcels)
+        return outcome._replace(sent_bytes=sent_bytes, received_bytes=received_bytes, digest=_sum_of(digests))
 
     def _outgoing(self, cells: Sequence[Cell], parameters: Values, codec: Codec) -> Outgoing:
         state = self._state
@@ -222,16 +221,14 @@ class IslandExchange:
         self, lanes: Sequence[OpenLane], digests: Sequence[Tensor], peers: tuple[int, ...], decision: Decision
     ) -> None:
         """Raises RuntimeError unless all islands have come to the same."""
-        parcels = [
-            Parcel(lane, mine, peers, {peer: torch.empty_like(mine) for peer in peers})
-            for lane, mine in zip(lanes, digests, strict=True)
-        ]
+        theirs = [{peer: torch.empty_like(mine) for peer in peers} for mine in digests]
+        parcels = [Parcel(lane, mine, peers, gets) for lane, mine, gets in zip(lanes, digests, theirs, strict=True)]
         carry(parcels, 1)
-        for (lane, _), mine, _, gets in parcels:
-            for peer, theirs in gets.items():
-                if not torch.equal(mine, theirs):
+        for lane, mine, gets in zip(lanes, digests, theirs, strict=True):
+            for peer, other in gets.items():
+                if not torch.equal(mine, other):
                     raise RuntimeError(
-                        f"exchange {decision.exchange}: what rank {lane.owners[peer]} of island "
+                        f"exchange {decision.exchange}: what rank {lane.lane.owners[peer]} of island "
                         f"{decision.all[peer].island} has is not what this rank has: their states differ"
                     )
 
@@ -257,19 +254,17 @@ class IslandExchange:
             size = sum(torch.Size(cell.sizes).numel() for cell in lane.lane.cells)
             parcels.append(Parcel(lane, None, (), {donor: torch.empty(2 * size)}))
         carry(parcels, self._sync.streams)
-        for (lane, _), _, _, gets in parcels:
-            anchor, momentum = gets[donor].chunk(2)
-            state.scatter(anchor, outcome.anchor, lane.cells)
-            state.scatter(momentum, outcome.momentum, lane.cells)
+        for parcel in parcels:
+            anchor, momentum = parcel.gets[donor].chunk(2)
+            state.scatter(anchor, outcome.anchor, parcel.lane.lane.cells)
+            state.scatter(momentum, outcome.momentum, parcel.lane.lane.cells)
         fragment = outcome.exchange % self._sync.fragments
-        lanes = [cells for lane in self._lanes if (cells := self._cells(lane, fragment))]
         digests = [
             _digest(Stepped(state.gather(outcome.anchor, cells), state.gather(outcome.momentum, cells)))
-            for cells in lanes
+            for lane in self._lanes
+            if (cells := self._cells(lane, fragment))
         ]
-        total = sum(int.from_bytes(bytes(digest.tolist()), "big") for digest in digests) % 2**64
-        received_bytes = sum(got.nbytes for parcel in parcels for got in parcel.gets.values())
-        return outcome._replace(received_bytes=received_bytes, digest=total)
+        return outcome._replace(received_bytes=_received_bytes(parcels), digest=_sum_of(digests))
 
 
 def _digest(stepped: Stepped) -> Tensor:
@@ -278,3 +273,12 @@ def _digest(stepped: Stepped) -> Tensor:
     for values in stepped:
         hashed.update((ctypes.c_char * values.nbytes).from_address(values.data_ptr()))
     return torch.frombuffer(bytearray(hashed.digest()), dtype=torch.uint8)
+
+
+def _sum_of(digests: Sequence[Tensor]) -> int:
+    """Modulo 2^64."""
+    return sum(int.from_bytes(bytes(digest.tolist()), "big") for digest in digests) % 2**64
+
+
+def _received_bytes(parcels: Sequence[Parcel]) -> int:
+    return sum(got.nbytes for parcel in parcels for got in parcel.gets.values())

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 from holmes_runtime.config.run_settings import OuterSync
 from holmes_runtime.config.strict_json import parse, to_json
@@ -140,7 +140,7 @@ class Meeting:
     def show(self, start: int, pieces: tuple[Piece, ...]) -> None:
         """Tells other islands which pieces this rank owns."""
         text = to_json(Layout((pieces,))).encode()
-        self._store.set(f"pieces/{self._island}/{start}/{self._rank}", zlib.compress(text))
+        self._store.set(f"pieces/{self._island}/{start}/{self._rank}", zlib.compress(text))  # type: ignore[arg-type]
 
     def layout(self, island: int, start: int, num_ranks: int) -> Layout:
         """The pieces of all ranks of an island since its `start`th start."""

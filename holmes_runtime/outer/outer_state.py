@@ -61,13 +61,8 @@ class OuterState:
     def pieces(self) -> tuple[Piece, ...]:
         """What this rank owns, as other islands are told."""
         return tuple(
-            Piece(
-                name,
-                *map(tuple, (shard.part.global_shape, shard.part.offset, shard.part.shape)),
-                shard.start,
-                shard.stop,
-            )
-            for name, shard in self.owned.items()
+            Piece(name, each.part.global_shape, each.part.offset, each.part.shape, each.start, each.stop)
+            for name, each in self.owned.items()
         )
 
     def saved(self) -> dict[str, TensorPiece]:
