@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.show_run import state_in_words
 from holmes_cli.screen.terminal import err, out
+from holmes_core.errors import HolmesError
 from holmes_core.records.run import Run
 from holmes_core.units import format_names
 from launcher.journal.follow_folder import past_notices, read_plan
@@ -74,3 +76,12 @@ def state_as_json(stored: StoredRun) -> str:
     notices = [{"time_s": time_s, "text": text} for time_s, text in past_notices(stored.folder)]
     record = {"run": stored.run.model_dump(mode="json"), "watched": stored.watched}
     return json.dumps({**record, "islands": islands, "notices": notices})
+
+
+def refuse_whole(stored: StoredRun, what: str, command: str) -> NoReturn:
+    """Raises HolmesError for what there is of each island and not of the whole."""
+    first = stored.islands[0].folder
+    raise HolmesError(
+        f"{what}: run {stored.run.run_id} is of {len(stored.islands)} islands",
+        f"name one of them, as in `holmes {command} {first}`",
+    )

@@ -7,7 +7,8 @@ from datetime import timedelta
 
 import pytest
 import torch
-from torch.distributed import DistStoreError, PrefixStore, ProcessGroupGloo
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import DistStoreError, ProcessGroupGloo
 
 from holmes_runtime.config.meeting_words import EVERY_CONNECTION, MEETING, FromMeeting
 from holmes_runtime.outer.meeting_store import MeetingStore, open_meeting
@@ -33,7 +34,7 @@ def test_what_one_island_sets_another_reads(place: MeetingPlace) -> None:
     assert [there.check(["a", "n"]), there.check(["a", "b"])] == [True, False]
     assert [here.compare_set("c", "", "first"), there.compare_set("c", "", "second")] == [b"first", b"first"]
     assert [there.delete_key("a"), here.check(["a"])] == [True, False]
-    here.set("long", b"\x00\xff" * 300_000)
+    here.set("long", b"\x00\xff" * 300_000)  # type: ignore[arg-type]
     assert there.get("long") == b"\x00\xff" * 300_000
 
 
@@ -69,7 +70,7 @@ def test_a_gloo_group_of_two_islands_is_made_of_it(place: MeetingPlace) -> None:
         options._devices = [ProcessGroupGloo.create_device(interface="lo")]
         group = ProcessGroupGloo(PrefixStore("lane", store(place, rank)), rank, 2, options)
         total = torch.full((3,), float(rank + 1))
-        group.allreduce([total]).wait()
+        group.allreduce([total]).wait()  # type: ignore[attr-defined]
         return float(total[0])
 
     with ThreadPoolExecutor() as pool:
