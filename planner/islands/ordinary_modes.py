@@ -60,7 +60,9 @@ def find_ways(
         tell(f"looking for placements on other networks, {number} of {len(networks)}")
         found += _ways_on(each, job, left.seconds / (len(networks) - number))
     return tuple(
-        {(way.layout.candidate, way.layout.ranks, replace(way.layout.mode, step_s=0.0)): way for way in found}.values()
+        {
+            (each.layout.ranks, each.layout.microbatches, replace(each.layout.mode, step_s=0.0)): each for each in found
+        }.values()
     )
 
 
