@@ -38,6 +38,10 @@ class ModesPicture:
     labels: tuple[Label, ...]
 
 
+def _over_next(cell: BestMode) -> str:
+    return "" if cell.over_next is None else f", {cell.over_next:.2f}x as fast as the next best"
+
+
 def draw_modes(cells: Sequence[BestMode]) -> ModesPicture:
     """The best modes: faster from left to right, latency growing downwards."""
     rates = sorted({cell.bandwidth_bytes_per_s for cell in cells})
@@ -55,7 +59,7 @@ def draw_modes(cells: Sequence[BestMode]) -> ModesPicture:
             stroke="none",
             label=cell.mode,
             tip=f"{format_rate(cell.bandwidth_bytes_per_s)} and {format_seconds(cell.latency_s)} between clusters: "
-            f"{cell.mode}, {cell.tokens_per_s:.0f} tokens/s",
+            f"{cell.mode}, {cell.tokens_per_s:.0f} tokens/s{_over_next(cell)}",
         )
         for cell in cells
     )

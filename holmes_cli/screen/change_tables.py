@@ -84,15 +84,21 @@ def _mode_row(price: ModePrice, most_per_s: float, is_best: bool) -> tuple[str, 
 
 
 def _best_modes(cells: Sequence[BestMode]) -> Sheet:
-    """A row a rate between clusters, a column a latency."""
+    """A row a rate between clusters, a column a latency; how many times as fast as the next best mode."""
     latencies = sorted({cell.latency_s for cell in cells})
-    by_rate: dict[float, dict[float, Mode]] = {}
+    by_rate: dict[float, dict[float, BestMode]] = {}
     for cell in cells:
-        by_rate.setdefault(cell.bandwidth_bytes_per_s, {})[cell.latency_s] = cell.mode
+        by_rate.setdefault(cell.bandwidth_bytes_per_s, {})[cell.latency_s] = cell
     rows = tuple(
-        (format_rate(rate), *(best.get(latency_s, "") for latency_s in latencies)) for rate, best in by_rate.items()
+        (format_rate(rate), *(_cell(best[latency_s]) if latency_s in best else "" for latency_s in latencies))
+        for rate, best in by_rate.items()
     )
-    return Sheet("Best mode by what joins clusters", ("a host", *map(format_seconds, latencies)), rows)
+    headings = ("a host", *map(format_seconds, latencies))
+    return Sheet("Best mode by what joins clusters, times as fast as the next best", headings, rows)
+
+
+def _cell(best: BestMode) -> str:
+    return best.mode if best.over_next is None else f"{best.mode} {best.over_next:.2f}x"
 
 
 def _degrees(plan: Plan) -> str:
