@@ -85,9 +85,12 @@ def plan(
     The sources say where the plan's own file finds theirs again; else it takes inventory.json and job.yaml beside it.
     `order` "usual" is that of other launchers, to compare with. After `time_limit_s` the best so far is taken, with its
     gap; without one after that of `holmes plan`. `lp` is written with the last integer program. Raises HolmesError
-    where there is no plan: what fails, and what would make it fit.
+    where there is no plan: what fails, and what would make it fit; and where the job allows islands.
     """
     from planner.make_plan import TIME_LIMIT_S, make_plan
+
+    if job.islands is not None:
+        raise HolmesError("the job allows islands, and this plans all hosts as one", "call `plan_any_mode`")
 
     def progress(settled: int, total: int, best_s: float | None) -> None:
         best = f", best step so far {format_seconds(best_s)}" if best_s is not None else ""
@@ -96,12 +99,44 @@ def plan(
     return make_plan(
         inventory,
         job,
-        inventory_source or Source(path="inventory.json", digest=inventory.source_digest()),
-        job_source or Source(path="job.yaml", digest=job.source_digest()),
+        *_sources(inventory, job, inventory_source, job_source),
         order,
         progress,
         TIME_LIMIT_S if time_limit_s is None else time_limit_s,
         lp,
+    )
+
+
+def plan_any_mode(
+    inventory: Inventory,
+    job: Job,
+    inventory_source: Source | None = None,
+    job_source: Source | None = None,
+    time_limit_s: float | None = None,
+    lp: Path | None = None,
+    tell: Tell = _silent,
+) -> Plan | IslandsPlan:
+    """The plan of a job that allows islands: of islands where they are fastest, with the prices of all modes.
+
+    All else is as for `plan`.
+    """
+    from planner.islands.plan_mode import plan_mode
+    from planner.make_plan import TIME_LIMIT_S
+
+    sources = _sources(inventory, job, inventory_source, job_source)
+
+    def make(together: Job, within_s: float) -> Plan:
+        return plan(inventory, together, *sources, time_limit_s=within_s, lp=lp, tell=tell)
+
+    return plan_mode(inventory, job, sources, make, TIME_LIMIT_S if time_limit_s is None else time_limit_s, tell)
+
+
+def _sources(
+    inventory: Inventory, job: Job, inventory_source: Source | None, job_source: Source | None
+) -> tuple[Source, Source]:
+    return (
+        inventory_source or Source(path="inventory.json", digest=inventory.source_digest()),
+        job_source or Source(path="job.yaml", digest=job.source_digest()),
     )
 
 

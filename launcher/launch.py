@@ -184,6 +184,8 @@ class Launch:
         """Take what an attempt reports; what is slow may lead to another plan."""
         if isinstance(event, FinishedStep):
             self._record.take(event.metrics)
+            if event.exchange is not None:
+                self._record.take(event.exchange)
             self._replanning.take_step()
             self._tell_verdicts(event)
             self._replanning.take_verdicts(event.verdicts, self._record.attempt_steps.median_step_s)

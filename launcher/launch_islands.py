@@ -21,11 +21,13 @@ from launcher.islands.told import Told
 from launcher.journal.run_events import NodeState, Notice, RunEvent
 from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, island_name
 from launcher.journal.run_store import remember, this_process
+from launcher.journal.step_metrics import Exchange
 from launcher.launch import Launch
 from launcher.prepare.user_variables import UserVariables
 from launcher.supervise.tell_command import TellCommand
 
 POLL_S = 0.2
+DIGESTS_KEPT = 1000
 SAVING_AND_AT_ONCE = 2  # how often Ctrl-C says something new
 
 
@@ -68,6 +70,7 @@ class LaunchIslands:
         self._view, self._exports = view, exports
         self._meeting, self._lock = Meeting(), threading.Lock()
         self._islands: list[_Island] = []
+        self._digests: dict[int, tuple[int, str]] = {}  # by exchange, of the island that has told first
         self._started_at_s = time.time()
         self._at_end = TellCommand(plan.job.launch.on_end, folder.path)
 
@@ -126,6 +129,20 @@ class LaunchIslands:
             elif isinstance(event, NodeState):
                 self.folder.write_event(event)
             self._view.show(number, event)
+            if isinstance(event, Exchange):
+                self._compare(number, event)
+
+    def _compare(self, number: int, exchange: Exchange) -> None:
+        """After an exchange all islands have the same state, or something is wrong that no rank can see."""
+        other, digest = self._digests.setdefault(exchange.exchange, (number, exchange.digest))
+        if digest != exchange.digest:
+            notice = Notice(
+                f"exchange {exchange.exchange + 1}: islands {other} and {number} do not have the same state"
+            )
+            self.folder.write_event(notice)
+            self._view.show(number, notice)
+        while len(self._digests) > DIGESTS_KEPT:
+            del self._digests[next(iter(self._digests))]
 
     def _end_stragglers(self) -> None:
         """Once an island is done, those that have failed and not come back have nobody left to join."""

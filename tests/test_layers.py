@@ -46,7 +46,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "train",
     ),
     "prober": ("about", "asking", "facts", "rails", "islands", "clusters", "rules", "links", "probe"),
-    "planner": ("cost", "problem", "search", "schedule", "layout", "make_plan", "advice"),
+    "planner": ("cost", "problem", "search", "schedule", "layout", "make_plan", "islands", "advice"),
     "launcher": ("prepare", "emit", "journal", "nodes", "supervise", "islands", "launch", "launch_islands"),
     "holmes_cli": (
         *(

@@ -6,9 +6,9 @@ import json
 
 from holmes_cli.screen.terminal import err, out
 from holmes_core.records.plan import IslandsPlan
-from holmes_core.units import format_seconds
+from holmes_core.units import format_bytes, format_seconds
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent, to_line
-from launcher.journal.step_metrics import StepMetrics
+from launcher.journal.step_metrics import Exchange, StepMetrics
 
 
 class LinesOfIslands:
@@ -34,6 +34,8 @@ class LinesOfIslands:
             self._show_state(island, event)
         elif isinstance(event, StepMetrics):
             self._print(f"island {island}: {self._step_text(island, event)}")
+        elif isinstance(event, Exchange):
+            self._print(f"island {island}: {exchange_in_words(event)}")
         elif isinstance(event, LogLine):
             self._print(f"island {island}: {event.host} rank {event.rank} | {event.line}")
         elif isinstance(event, Notice):
@@ -57,3 +59,12 @@ class LinesOfIslands:
 
     def _print(self, text: str) -> None:
         err.print(text, markup=False, soft_wrap=True)
+
+
+def exchange_in_words(exchange: Exchange) -> str:
+    """With whom, how much, and what it took."""
+    names = ", ".join(map(str, exchange.islands))
+    took = f"{format_seconds(exchange.duration_s)}, waited for {format_seconds(exchange.waited_s)}"
+    if exchange.has_joined:
+        return f"exchange {exchange.exchange + 1}: joined, with the state of islands {names}; {took}"
+    return f"exchange {exchange.exchange + 1} of islands {names}: {format_bytes(exchange.sent_bytes)} sent in {took}"

@@ -65,6 +65,7 @@ class BestMode(Record):
     latency_s: float
     mode: Mode
     tokens_per_s: float
+    over_next: float | None = None  # times as fast as the next best mode; None where there is no other
 
 
 class Modes(Record):

@@ -7,7 +7,7 @@ looked for as if all clusters were joined at some rates from slow to fast, and a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
@@ -59,7 +59,11 @@ def find_ways(
     for number, each in enumerate(networks):
         tell(f"looking for placements on other networks, {number} of {len(networks)}")
         found += _ways_on(each, job, left.seconds / (len(networks) - number))
-    return tuple({(way.mode, way.layout.candidate, way.layout.ranks, way.layout.layers): way for way in found}.values())
+    return tuple(
+        {
+            (each.layout.ranks, each.layout.microbatches, replace(each.layout.mode, step_s=0.0)): each for each in found
+        }.values()
+    )
 
 
 def _ways_on(inventory: Inventory, job: Job, time_limit_s: float) -> Iterator[OrdinaryWay]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -152,8 +152,15 @@ def _by_network(ways: _Ways) -> Iterator[BestMode]:
             rate = bytes_per_s_from_mbps(mbps)
             found = _tokens_per_s(ways, joined_alike(ways.inventory, rate, latency_s))
             if found:
-                mode = max(found, key=lambda mode: found[mode])
-                yield BestMode(bandwidth_bytes_per_s=rate, latency_s=latency_s, mode=mode, tokens_per_s=found[mode])
+                yield _best_mode(rate, latency_s, sorted(found.items(), key=lambda each: -each[1]))
+
+
+def _best_mode(rate: float, latency_s: float, ranked: Sequence[tuple[Mode, float]]) -> BestMode:
+    (mode, tokens_per_s), *others = ranked
+    over_next = tokens_per_s / others[0][1] if others else None
+    return BestMode(
+        bandwidth_bytes_per_s=rate, latency_s=latency_s, mode=mode, tokens_per_s=tokens_per_s, over_next=over_next
+    )
 
 
 def _tokens_per_s(ways: _Ways, inventory: Inventory) -> dict[Mode, float]:
