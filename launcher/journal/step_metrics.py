@@ -56,8 +56,8 @@ class Exchange:
     """What an island has exchanged with others, by all its ranks together.
 
     `islands`: those whose changes are in the mean, of so many tokens; one that `has_joined` got the state of the
-    others. `duration_s` is from the beginning to the end, of which training waited `waited_s`. `digest`: of the state it
-    led to, in hexadecimal, the same for every island.
+    others. `duration_s` is from the beginning to the end, of which training waited `waited_s`. `digest`: of the state
+    it led to, in hexadecimal, the same for every island.
     """
 
     exchange: int
