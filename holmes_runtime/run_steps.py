@@ -51,7 +51,7 @@ def run_steps(
         next_step = step + 1 if outer is None else outer.after_step(step + 1, result.stop)
         collect_garbage(step + 1 - first_step)
         is_last = result.stop or next_step >= config.steps
-        line = meter.end_step(step, result, barrier=is_last)._replace(outer=outer.said if outer else None)
+        line = meter.end_step(step, result, barrier=is_last)._replace(outer=outer.take_said() if outer else None)
         evaluates = config.evaluation is not None and (step + 1) % config.evaluation.every_steps == 0
         has_reason = examination.add(line.step_s, line.paused_s, meter.laps_s)
         examines = examination.is_due(step, result.examine)

@@ -124,6 +124,8 @@ class IslandExchange:
                 assert outcome is not None
                 return outcome._replace(duration_s=time.monotonic() - began_s)
             self._lanes, self._opened = [], -1
+            if self._rank == 0:
+                print(f"exchange {decision.exchange} of islands is held again: {trouble}", flush=True)
         raise RuntimeError(f"islands: exchange {offer.exchange} failed {MOST_FAILURES} times; the last time {trouble}")
 
     def _take_part(self, decision: Decision, offer: Offer) -> Outcome:

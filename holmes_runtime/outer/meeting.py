@@ -87,23 +87,24 @@ def decide(
     slot: int,
     coming: Sequence[Coming],
     expected: Collection[int],
+    possible: Collection[int],
     mine: Coming,
     waited_s: float,
     patience: Patience,
     quorum: int,
-    num_islands: int,
 ) -> Decision | None:
     """Who takes part, as far as island `mine` can tell that has come itself `waited_s` ago; None to wait on.
 
-    Those who are furthest are members, in the state that most of them have. Where all that come are behind those who
-    took the last step, as after a loss of all, they go on from what they have.
+    `expected` took part the last time, and no others but `possible` can come. Those who are furthest are members, in the
+    state that most of them have. Where all that come are behind those who took the last step, as after a loss of all,
+    they go on from what they have.
     """
     able = [each for each in coming if not each.is_behind]
     if len(coming) < quorum:
         return None
-    is_complete = bool(able) and set(expected) <= {each.island for each in coming}
+    here = {each.island for each in coming}
     limit_s = patience.ahead_s if mine.is_behind else patience.grace_s
-    if not (is_complete or len(coming) == num_islands or waited_s >= limit_s):
+    if not (here >= set(expected if able else possible) or waited_s >= limit_s):
         return None
     furthest = max(each.exchange for each in able or coming)
     candidates = [each for each in able or coming if each.exchange == furthest]
@@ -181,9 +182,8 @@ class Meeting:
             there = [each for each in keys if self._store.check([each])]
             coming = [parse(Coming, self._store.get(each).decode()) for each in there]
             waited_s = time.monotonic() - came_s
-            left = {island for island in expected if self._store.check([f"left/{island}"])}
-            numbers = self._quorum, self._num_islands
-            decision = decide(self.slot, coming, expected - left, mine, waited_s, patience, *numbers)
+            possible = {each for each in range(self._num_islands) if not self._store.check([f"left/{each}"])}
+            decision = decide(self.slot, coming, expected & possible, possible, mine, waited_s, patience, self._quorum)
             if decision is not None:
                 self._store.compare_set(key, "", to_json(decision))
             elif waited_s > 2 * patience.ahead_s:

@@ -66,7 +66,7 @@ def due_after(exchange: int, inner_steps: int, fragments: int) -> int:
 class OuterLoop:
     """The outer loop of one rank, whose weights are those of `zero1`.
 
-    All methods are called by all ranks after the same step. `said` is what the last step has to tell, if anything.
+    All methods are called by all ranks after the same step.
     """
 
     def __init__(self, config: RunConfig, me: Rank, zero1: Zero1, groups: RankGroups) -> None:
@@ -80,7 +80,7 @@ class OuterLoop:
         self._unapplied: int | None = None  # the steps after which was sent what is known, and not applied yet
         self._fragments: dict[str, int] = {}
         self.counters = OuterCounters(0, "", (0,) * self._sync.fragments)
-        self.said: OuterExchange | None = None
+        self._said: OuterExchange | None = None
 
     def saved(self) -> Mapping[str, TensorPiece]:
         """What a checkpoint holds beside the counters, to be loaded into as well."""
@@ -130,7 +130,6 @@ class OuterLoop:
 
         If it `stops`, or these are all, nobody waits for this island any more.
         """
-        self.said = None
         delay = self._sync.delay_steps
         if self._under_way is not None and steps >= self._under_way.sent_steps + delay:
             steps = self._receive(steps)
@@ -143,6 +142,11 @@ class OuterLoop:
         if stops or steps >= self._config.steps:
             steps = self._finish(steps)
         return steps
+
+    def take_said(self) -> OuterExchange | None:
+        """What there is to tell of the last exchange, once."""
+        said, self._said = self._said, None
+        return said
 
     def settle(self) -> None:
         """Waits for what is under way, so that a checkpoint has it; it is applied when it is due."""
@@ -202,11 +206,13 @@ class OuterLoop:
         if outcome.has_joined:
             steps = max(steps, self._planned(outcome.exchange))
             self._join(outcome, steps)
+            if self._me.rank == 0:
+                print(f"has joined the other islands, which had gone on: goes on after {steps} steps", flush=True)
         else:
             self._take(self._under_way)
             self._apply(steps)
         self._under_way = None
-        self.said = outcome.said(waited_s)
+        self._said = outcome.said(waited_s)
         return steps
 
     def _take(self, under_way: UnderWay) -> None:
