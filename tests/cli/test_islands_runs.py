@@ -47,15 +47,15 @@ def plan_islands(folder: Path, **changes: Any) -> Path:
 
 
 @contextmanager
-def launched(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    words = [sys.executable, "-m", "holmes_cli", "launch", "plan.json", "--json"]
-    with subprocess.Popen(words, cwd=folder, env=environment(folder), stdout=subprocess.PIPE, text=True) as process:
+def launched(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    words, nowhere = [sys.executable, "-m", "holmes_cli", "launch", "plan.json"], subprocess.DEVNULL
+    with subprocess.Popen(words, cwd=folder, env=environment(folder), stdout=nowhere, stderr=nowhere) as process:
         try:
             yield process
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=120)
+            process.wait(timeout=120)
 
 
 def run_folder(folder: Path) -> Path:
