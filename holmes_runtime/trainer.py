@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from holmes_runtime.checkpoint.description import Counters
+from holmes_runtime.checkpoint.description import Counters, OuterCounters
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.stopwatch import Stopwatch
 from holmes_runtime.config.rank_grid import Rank
@@ -18,7 +18,7 @@ from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import Corpus
 from holmes_runtime.data.host_copies import HostCopy, to_device
 from holmes_runtime.data.read_ahead import Batch, BatchesAhead
-from holmes_runtime.data.samples import Samples, make_samples
+from holmes_runtime.data.samples import ALL_SAMPLES, Samples, make_samples
 from holmes_runtime.learning_rate import learning_rate
 from holmes_runtime.model.build_stage import build_stage, loss_function
 from holmes_runtime.model.tensor_parallel import TensorParallel
@@ -63,8 +63,9 @@ class Trainer:
         self.stopwatch = stopwatch or Stopwatch(device)
         self._wants_stop = self._wants_examination = False
         self.training = make_samples(config, corpus.training, str(config.seed))
-        # In an order of their own, the same at every evaluation.
-        self.validation = replace(self.training, tokens=corpus.validation, key=f"{config.seed}/evaluation")
+        # In an order of their own, the same at every evaluation, and on every island.
+        key = f"{config.seed}/evaluation"
+        self.validation = replace(self.training, tokens=corpus.validation, key=key, own=ALL_SAMPLES)
         self._batches = BatchesAhead(lambda step: self._read(self.training, step), config.steps, me.host, device)
         tp = TensorParallel(groups.tp, me.tp_rank, config.tp, self.stopwatch)
         stages = [build_stage(config, stage, me, tp, device, draws) for stage in config.stages_of(me.pp_rank)]
@@ -152,11 +153,11 @@ class Trainer:
             dist.all_reduce(total, group=group)
         return total.item() / self.config.total_microbatches / num_batches
 
-    def counters(self, steps: int) -> Counters:
-        """What a checkpoint after `steps` keeps beside the tensors."""
+    def counters(self, steps: int, outer: OuterCounters | None = None) -> Counters:
+        """What a checkpoint after `steps` keeps beside the tensors; `outer` of an island."""
         scale = self.loss_scale or LossScale(1.0)
-        samples = self.training.first + steps * self.config.global_batch_size
-        return Counters(steps, self.zero1.steps_taken, scale.scale, scale.good_steps, samples, self.training.order)
+        samples, order = self.training.first + steps * self.config.global_batch_size, self.training.order
+        return Counters(steps, self.zero1.steps_taken, scale.scale, scale.good_steps, samples, order, outer)
 
     def restore(self, counters: Counters) -> None:
         """Goes on from `counters`, the masters and moments having been loaded."""

@@ -99,6 +99,7 @@ class Trial:
             profile=None,
             resume=False,
             optimizer=Optimizer(1e-4, 0.0, 0, "constant", 0.1, 0.9, 0.95, 1.0),
+            outer_sync=None,
             stages=self._stages(),
             ranks=tuple(ranks),
             groups=tuple(self._groups()),

@@ -93,7 +93,7 @@ def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float) -> float
     problem = read_problem(inventory, job)
     require_rates(problem)
     result = search(problem, time_limit_s)
-    return best_step_s(problem, _contenders(problem, result))
+    return best_step_s(problem, contenders_of(problem, result))
 
 
 def _writing_s(problem: Problem, time_limit_s: float) -> float:
@@ -101,7 +101,7 @@ def _writing_s(problem: Problem, time_limit_s: float) -> float:
     return min(time_limit_s * (1 - SEARCHING), 1 + problem.fleet.num_group_slots(1) / GPUS_WRITTEN_PER_S)
 
 
-def _contenders(problem: Problem, result: SearchResult) -> list[Contender]:
+def contenders_of(problem: Problem, result: SearchResult) -> list[Contender]:
     """The best placements and what is better around them; before them the best under ZeRO-3, where it is worth it."""
     contenders = rank_improved(problem, result.found, [each for _, each in result.ranked])
     sharded = rank_contenders(problem, result.sharded)[:1] if result.sharded else []
@@ -127,7 +127,7 @@ def _write_and_compare(problem: Problem, result: SearchResult) -> tuple[WrittenP
         return written.prediction if written is not None else None, unequal
 
     with BackgroundCall(work) as background:
-        written, alternatives = write_best(problem, _contenders(problem, result))
+        written, alternatives = write_best(problem, contenders_of(problem, result))
         usual, unequal = background.result()
     if usual is not None and usual.step_s < written.prediction.step_s * (1 - RELATIVE_TOLERANCE):
         written = write_usual(problem, result) or written

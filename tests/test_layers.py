@@ -38,14 +38,16 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "checkpoint",
         "published",
         "data",
+        "outer",
         "node",
         "health",
+        "outer",
         "trainer",
         "train",
     ),
     "prober": ("about", "asking", "facts", "rails", "islands", "clusters", "rules", "links", "probe"),
-    "planner": ("cost", "problem", "search", "schedule", "layout", "make_plan", "advice"),
-    "launcher": ("prepare", "emit", "journal", "nodes", "supervise", "launch"),
+    "planner": ("cost", "problem", "search", "schedule", "layout", "make_plan", "islands", "advice"),
+    "launcher": ("prepare", "emit", "journal", "nodes", "supervise", "islands", "launch", "launch_islands"),
     "holmes_cli": (
         *(
             "screen",
@@ -58,7 +60,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
             "gpu_holders",
             "api",
         ),
-        *("control_command", "demo", "commands", "app"),
+        *("islands", "control_command", "demo", "commands", "app"),
     ),
 }
 """Of each package its rooms: folders or modules that import only those before them."""

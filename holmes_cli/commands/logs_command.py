@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
+from holmes_cli.islands.show_islands import refuse_whole
 from holmes_cli.screen.terminal import out
 from holmes_core.errors import HolmesError
 from launcher.journal.follow_folder import follow_logs, log_lines, read_plan
+from launcher.journal.run_events import LogLine
 from launcher.journal.run_store import find_run
 
 
@@ -18,11 +20,23 @@ def logs_command(
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only what this rank printed.")] = None,
 ) -> None:
     """Print what the ranks printed."""
-    folder = find_run(run).folder
+    stored = find_run(run)
+    if stored.islands and (follow or rank is not None):
+        refuse_whole(stored, "--follow, --rank", "logs")
+    for island in stored.islands:
+        for line in log_lines(island.folder, None):
+            _print(f"{island.folder.name} {line.host}", line)
+    if stored.islands:
+        return
+    folder = stored.folder
     size = read_plan(folder).world_size
     if rank is not None and rank >= size:
         raise HolmesError(f"--rank {rank}: run {folder.name} has {size} ranks", f"give one of 0 to {size - 1}")
     following = follow_logs(folder, rank) if follow else iter(())
     for lines in (log_lines(folder, rank), following):
         for line in lines:
-            out.print(f"{line.host} rank {line.rank} | {line.line}", markup=False, soft_wrap=True)
+            _print(line.host, line)
+
+
+def _print(where: str, line: LogLine) -> None:
+    out.print(f"{where} rank {line.rank} | {line.line}", markup=False, soft_wrap=True)

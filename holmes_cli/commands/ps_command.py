@@ -44,8 +44,8 @@ def ps_command(
 
 
 def _row(stored: StoredRun) -> tuple[str, ...]:
-    plan, run = read_plan(stored.folder), stored.run
-    names = [node.host for node in plan.nodes]
-    hosts = format_names(names, 4)
+    run, plans = stored.run, [read_plan(each.folder) for each in stored.islands or (stored,)]
+    hosts = format_names([node.host for plan in plans for node in plan.nodes], 4)
+    steps = max(plan.job.steps for plan in plans)
     age = format_duration(time.time() - run.started_at_s)
-    return run.run_id, state_in_words(stored), f"{stored.steps_done}/{plan.job.steps}", hosts, age, str(stored.folder)
+    return run.run_id, state_in_words(stored), f"{stored.steps_done}/{steps}", hosts, age, str(stored.folder)

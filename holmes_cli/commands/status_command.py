@@ -10,6 +10,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from holmes_cli.islands.show_islands import refuse_whole, show_islands, state_as_json
 from holmes_cli.screen.show_run import show_run, show_speed, state_in_words
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
@@ -44,6 +45,12 @@ def status_command(
     """Say how far a run is: nodes, step, loss, speed against the plan, traffic, and what went wrong."""
     if follow and html is None:
         raise HolmesError("--follow: no page to write anew", "give one by `--html PAGE`, or look on by `holmes attach`")
+    stored = find_run(run)
+    if stored.islands:
+        if html or tensorboard:
+            refuse_whole(stored, "--html, --tensorboard", "status")
+        show_islands(stored.run, stored.folder) if not as_json else out.file.write(state_as_json(stored) + "\n")
+        return
     known = _read(run)
     if html:
         if follow and known.goes_on:

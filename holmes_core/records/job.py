@@ -5,9 +5,18 @@ from __future__ import annotations
 import posixpath
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from holmes_core.records.access import OneLine
+from holmes_core.records.islands import IslandsSection
 from holmes_core.records.model import Model, Positive, RopeScaling
 from holmes_core.records.record import FileRecord, Record
 
@@ -224,6 +233,8 @@ class Job(FileRecord):
     compute: Compute = Compute()
     parallel: Parallel = Parallel()
     wire: Wire = Wire()
+    islands: IslandsSection | None = None
+    """None: clusters do not train apart, which changes what is trained. In a plan, whose job is one island's."""
     launch: LaunchSettings = LaunchSettings()
     master_port: Annotated[int, Field(ge=1024, le=65535)] = 29500  # of the rendezvous; the next free one from there
     timeout_s: Annotated[float, Field(gt=0)] = 600.0  # how long a rank waits for another
@@ -239,6 +250,22 @@ class Job(FileRecord):
         if self.compute.emulate is not None:
             return False
         return self.compile if self.compile is not None else self.device == "cuda" and self.model.factory is None
+
+    @model_serializer(mode="wrap")
+    def _islands_only_where_they_are(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields: dict[str, object] = serialize(self)
+        if self.islands is None:
+            fields.pop("islands", None)
+        return fields
+
+    @model_validator(mode="after")
+    def _round_is_within_the_run(self) -> Job:
+        if self.islands is not None and self.islands.inner_steps > self.steps:
+            raise ValueError(
+                f"islands.inner_steps is {self.islands.inner_steps}, the job has only {self.steps} steps: no round "
+                "would end"
+            )
+        return self
 
     @model_validator(mode="after")
     def _profile_is_within_the_run(self) -> Job:

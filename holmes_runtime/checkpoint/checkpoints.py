@@ -12,7 +12,7 @@ import contextlib
 import shutil
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
@@ -52,6 +52,7 @@ from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.parallel.gradient_buckets import Shard
 
+NOTHING: Mapping[str, TensorPiece] = {}
 SPREAD = 0.5  # of the time between two saves, over which copies are sent, so that training has the network as well
 
 
@@ -111,8 +112,10 @@ class Checkpoints:
         """Whether the state after `steps` is to be saved: also at once where a host lost now would lose the run."""
         return steps % self._every_steps == 0 or self._has_too_few
 
-    def load(self, shards: Iterable[Shard]) -> Counters | None:
+    def load(self, shards: Iterable[Shard], more: Mapping[str, TensorPiece] = NOTHING) -> Counters | None:
         """Reads the newest whole checkpoint into `shards`; None, and nothing done, if there is none at all.
+
+        What it never had of `more` stays as it is.
 
         What is missing in a rank's folder comes from peers. Of folders apart an older checkpoint is taken where none
         has a whole newer one, and that is told; in one folder of all hosts it is the user who decides. Raises
@@ -123,7 +126,7 @@ class Checkpoints:
         self._tell(self._faults)
         pieces, reasons = pieces_of(shards), list(self._faults)
         for found in self._candidates():
-            counters, fault = self._load(found, pieces)
+            counters, fault = self._load(found, pieces, more)
             if fault is None:
                 self._begun_by = found.offer.begun_by or self._config.run_id
                 self._has_too_few = any(len(at) < min(self._copies, len(self._offers)) for at in found.holders.values())
@@ -148,7 +151,9 @@ class Checkpoints:
         instead = f"; to go on from {older.name}, write that into {folder.parent}/{LATEST_FILE}" if older else ""
         return f"checkpoint {folder} cannot be read: {'; '.join(reasons)}{instead}"
 
-    def _load(self, found: Found, pieces: dict[str, TensorPiece]) -> tuple[Counters | None, str | None]:
+    def _load(
+        self, found: Found, pieces: dict[str, TensorPiece], more: Mapping[str, TensorPiece]
+    ) -> tuple[Counters | None, str | None]:
         """Reads one checkpoint; or why that cannot be done, the same on all ranks."""
         if not found.is_whole:
             return None, "; ".join(found.lacking)
@@ -165,6 +170,8 @@ class Checkpoints:
         if changed:
             self._tell([f"resumes {folder} with other settings: {'; '.join(changed)}"])
         places = [f"{self._place(each)}/{found.offer.name}" for each in self._offers]
+        there = {tensor.name for tensor in described.pieces.tensors}
+        pieces = {**pieces, **{name: piece for name, piece in more.items() if name in there}}
         loading = PieceLoading(described.pieces, pieces, folder, found.holders, places, self._folders, self._me)
         fault, damage = loading.load(self._group)
         if fault is None:
@@ -189,15 +196,17 @@ class Checkpoints:
             for sentence in sentences:
                 print(sentence, flush=True)
 
-    def save(self, shards: Iterable[Shard], counters: Counters) -> None:
+    def save(self, shards: Iterable[Shard], counters: Counters, more: Mapping[str, TensorPiece] = NOTHING) -> None:
         """Copies the state, always to the same memory, and starts to write it; waits until the write before it is done.
+
+        Of `more` every piece is saved once: no two ranks have the same.
 
         Raises RuntimeError if the write before it failed.
         """
         self.finish()
         is_first = self._me.tp_rank == 0
         mine = [shard for shard in shards if (is_first or not shard.part.is_whole) and not shard.is_copy]
-        copies = self._snapshot.take(pieces_of(mine))
+        copies = self._snapshot.take({**pieces_of(mine), **more})
         self._saving, self._has_too_few = Future(), False
         now_s = time.monotonic()
         self._pace, self._saved_s = Pace(SPREAD * (now_s - self._saved_s)), now_s

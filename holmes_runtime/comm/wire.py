@@ -3,7 +3,8 @@
 A block codec scales each block to integers and rounds stochastically: up with the probability of what is cut off, so
 that the mean of what arrives is what was sent. The randomness is a function of the message's name alone, and each
 operation is one that IEEE 754 defines: the same message has the same bits on any device and with any number of threads.
-There is no error feedback, which would send later what was rounded away: no sample comes twice.
+There is no error feedback, which would send later what was rounded away: no sample comes twice. What does come again,
+and is told no name, is rounded to the nearest.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import cache
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -51,8 +53,10 @@ class MessageName(NamedTuple):
     shard: int
 
 
-def pack(values: Tensor, codec: Codec, name: MessageName) -> Tensor:
+def pack(values: Tensor, codec: Codec, name: MessageName | None) -> Tensor:
     """The bytes of `values`, uint8 (packed_bytes,). values: fp32, bf16 or fp16 of any shape.
+
+    Without a `name` a block codec rounds to the nearest.
 
     A block that holds a number that is not finite arrives without a finite one, so that the run notices. Rounding up
     may make infinities of numbers within a hundredth of the largest of their type. Under "none" the bytes are those of
@@ -123,11 +127,14 @@ def _in_blocks(flat: Tensor) -> Tensor:
     return (torch.nn.functional.pad(flat, (0, missing)) if missing else flat).view(-1, BLOCK)
 
 
-def _noise(name: MessageName, device: torch.device) -> Iterator[Tensor]:
-    """Random numbers, fp32 (TILE,) at a time, as many as are asked for.
+def _noise(name: MessageName | None, device: torch.device) -> Iterator[Tensor]:
+    """Random numbers, fp32 (TILE,) at a time, as many as are asked for; without a name one half each.
 
     Each is a stretch of the same kept ones from where a hash says: a number is uniform over messages, exactly.
     """
+    if name is None:
+        yield from repeat(torch.full((TILE,), 0.5, device=device))
+        return
     tile, state = _tile(device), 0
     for part in name:
         state = _hash(state ^ part)

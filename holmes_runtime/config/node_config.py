@@ -49,7 +49,7 @@ class NodeConfig(NamedTuple):
     `checkpoint_path`, if there is one. `inputs` are the files and folders that job.yaml names and every host must have.
     `environment` is for the ranks; `secrets` are names of variables whose values lie in files of their own. An attached
     run ends after `silence_limit_s` without a word from the controller; a `detached` one goes on. `tunnel`: None where
-    nothing is encrypted.
+    nothing is encrypted. `meets`: the node is of an island, and its ranks reach the meeting of all.
     """
 
     run_id: str
@@ -68,6 +68,7 @@ class NodeConfig(NamedTuple):
     silence_limit_s: float
     detached: bool
     tunnel: TunnelConfig | None = None
+    meets: bool = False
 
     def to_json(self) -> str:
         """The text `from_json` reads."""

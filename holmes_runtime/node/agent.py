@@ -21,8 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holmes_runtime.admission.gpu_claims import GpuClaims
+from holmes_runtime.admission.meeting_gate import MeetingGate
 from holmes_runtime.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.admission.tunnel import Tunnel, take_down
+from holmes_runtime.config.meeting_words import FromMeeting
 from holmes_runtime.config.messages import (
     ASK_SIGNAL,
     POSITIONS_FILE,
@@ -56,8 +58,8 @@ from holmes_runtime.node.left_files import LeftFiles
 from holmes_runtime.node.listeners import Listeners
 from holmes_runtime.node.mailbox import CommandPipe, MessageFile
 from holmes_runtime.node.node_facts import oom_kills, read_facts
-from holmes_runtime.node.process_tree import adopt_orphans, descendants, end_descendants, read_process
-from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, LOCK_FILE, relay
+from holmes_runtime.node.process_tree import adopt_orphans, descendants, end_descendants, local_rank_of, read_process
+from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, LOCK_FILE, WAKING_PIPE, relay, rouse
 from holmes_runtime.node.start_torchrun import FAILURES_FILE, TEMPORARY_LINK, TORCHRUN_LOG, start_torchrun
 from holmes_runtime.node.tail import Tail
 
@@ -77,6 +79,7 @@ class Agent:
         self._messages = MessageFile(folder)
         self._listeners = Listeners(config)
         self._tunnel = Tunnel(config, config.tunnel, folder) if config.tunnel is not None else None
+        self._meeting: MeetingGate | None = None
         self._tails: dict[Path, Tail] = {}
         self._left_files = LeftFiles(folder)
         self._gpu_claims = GpuClaims()
@@ -132,11 +135,12 @@ class Agent:
         nodes, secret = self._config.node_addresses, bytes.fromhex(go.secret)
         try:
             gate = StoreGate(nodes, self._config.node_rank, go.master_port, secret, self._listeners.rendezvous)
+            self._meeting = MeetingGate(self._report_at_once) if self._config.meets else None
         except OSError as error:
             words = f"nothing can listen at {GATE_ADDRESS} here ({error.strerror}): give interface lo 127.0.0.1/8"
             self._report(RankFailed(None, 1, words, time.time()))
             return 1
-        torchrun = start_torchrun(self._config, self._folder, gate)
+        torchrun = start_torchrun(self._config, self._folder, gate, self._meeting)
         gate.open()
         self._listeners.close()
         self._report(Started())
@@ -167,6 +171,8 @@ class Agent:
             self._told_to_stop = True
         elif isinstance(command, Refused):
             self._report(command)
+        elif isinstance(command, FromMeeting) and self._meeting is not None:
+            self._meeting.hand_on(command)
         elif isinstance(command, Save) and torchrun is not None:
             self._signal_ranks(torchrun, signal.SIGTERM)
         elif isinstance(command, Stacks) and torchrun is not None:
@@ -176,7 +182,7 @@ class Agent:
         """Signal every rank; the kernel's state of each."""
         states = []
         for process in descendants(torchrun):
-            local_rank = _local_rank(process.pid) if process.parent == torchrun else None
+            local_rank = local_rank_of(process.pid) if process.parent == torchrun else None
             if local_rank is not None:
                 with contextlib.suppress(ProcessLookupError):
                     for number in numbers:
@@ -236,14 +242,9 @@ class Agent:
     def _report(self, message: Message) -> None:
         self._messages.report(message)
 
-
-def _local_rank(pid: int) -> int | None:
-    """LOCAL_RANK in the environment of the process."""
-    with contextlib.suppress(OSError):
-        for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            if variable.startswith(b"LOCAL_RANK="):
-                return int(variable.partition(b"=")[2])
-    return None
+    def _report_at_once(self, message: Message) -> None:
+        self._messages.report(message)
+        rouse(self._folder)
 
 
 def _clean_up(folder: Path, detached: bool) -> None:
@@ -285,7 +286,8 @@ def _become_agent(folder: Path) -> None:
 def main() -> int:
     """`python -m holmes_runtime.node.agent` in the node's folder: starts the agent, and relays for it until it ends."""
     folder = Path.cwd()
-    os.mkfifo(folder / COMMANDS_PIPE, 0o600)
+    for pipe in (COMMANDS_PIPE, WAKING_PIPE):
+        os.mkfifo(folder / pipe, 0o600)
     agent = os.fork()
     if agent == 0:
         _become_agent(folder)

@@ -20,6 +20,7 @@ from holmes_runtime.config.messages import NO_FOLDER, AgentEnded, encode
 from holmes_runtime.node.mailbox import MessageReader
 
 COMMANDS_PIPE = "commands"
+WAKING_PIPE = "waking"  # where the agent rouses its relay for a message that does not wait
 LOCK_FILE = "agent.lock"
 AGENT_FILE = "agent.json"
 POLL_S = 0.1
@@ -35,6 +36,7 @@ def relay(folder: Path, messages_seen: int, has_ended: Callable[[], bool], leave
     waiting, listening, heard, ended = b"", True, True, False
     messages = MessageReader(folder, messages_seen)
     deadline: float | None = None
+    waking = os.open(folder / WAKING_PIPE, os.O_RDWR | os.O_NONBLOCK)  # a writer of our own: the pipe never ends
     while True:
         if deadline is None and len(waiting) < _MOST_WAITING_BYTES:
             ended = ended or has_ended()
@@ -48,8 +50,10 @@ def relay(folder: Path, messages_seen: int, has_ended: Callable[[], bool], leave
         if not heard and leave_alone:
             return
         takers = [1] if waiting and listening else []
-        readable, writable, _ = select.select([0] if heard else [], takers, [], POLL_S)
-        if readable:
+        readable, writable, _ = select.select([waking, *([0] if heard else [])], takers, [], POLL_S)
+        if waking in readable:
+            os.read(waking, _MOST_WAITING_BYTES)
+        if 0 in readable:
             heard = _pass_on(folder)
         if writable:
             waiting, listening = _write(waiting)
@@ -58,15 +62,30 @@ def relay(folder: Path, messages_seen: int, has_ended: Callable[[], bool], leave
             waiting = b""
 
 
+def rouse(folder: Path) -> None:
+    """Have the relay look for messages now. Where there is none to hear it, nothing happens."""
+    with contextlib.suppress(OSError):
+        pipe = os.open(folder / WAKING_PIPE, os.O_WRONLY | os.O_NONBLOCK)
+        os.write(pipe, b"\n")
+        os.close(pipe)
+
+
 def _pass_on(folder: Path) -> bool:
     """Hand on what the controller sent; False at the end of the input."""
     data = os.read(0, 65536)
     if data:
         with contextlib.suppress(OSError):  # the agent has ended
             pipe = os.open(folder / COMMANDS_PIPE, os.O_WRONLY | os.O_NONBLOCK)
-            os.write(pipe, data)
+            _write_all(pipe, data)
             os.close(pipe)
     return bool(data)
+
+
+def _write_all(pipe: int, data: bytes) -> None:
+    """Write as the agent reads; what it does not take for long, it will never."""
+    while data and select.select([], [pipe], [], PATIENCE_S)[1]:
+        with contextlib.suppress(BlockingIOError):
+            data = data[os.write(pipe, data) :]
 
 
 def _write(data: bytes) -> tuple[bytes, bool]:

@@ -15,7 +15,7 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from holmes_core.records.regular_file import check_regular
 from launcher.journal.bounded_log import part_before
-from launcher.journal.run_events import LogLine, RunEvent, WrittenEvent, from_line
+from launcher.journal.run_events import LogLine, Notice, RunEvent, WrittenEvent, from_line
 from launcher.journal.run_folder import EVENTS_FILE, LOGS, PLAN_FILE, read_run
 from launcher.journal.step_file import METRICS_FILE
 
@@ -128,6 +128,16 @@ def past_events(folder: Path) -> Iterator[RunEvent]:
         if part == newest or part.exists():
             for written in _read_events(_Lines(folder, part), folder):
                 yield written.event
+
+
+def past_notices(folder: Path) -> Iterator[tuple[float, str]]:
+    """The notices so far, each with its Unix time, as far back as they are kept."""
+    newest = folder / EVENTS_FILE
+    for part in (part_before(newest), newest):
+        if part == newest or part.exists():
+            for written in _read_events(_Lines(folder, part), folder):
+                if isinstance(written.event, Notice):
+                    yield written.time_s, written.event.text
 
 
 def _read_events(lines: _Lines, folder: Path) -> Iterator[WrittenEvent]:

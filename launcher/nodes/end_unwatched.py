@@ -21,6 +21,13 @@ def end_unwatched(stored: StoredRun, plan: Plan) -> tuple[str, ...]:
     nodes = RunningNodes(prepare(plan, attempt, UserVariables({}, {})), detached=True)
     left = nodes.each(_end)
     nodes.close()
+    record_stopped(stored)
+    hosts = (link.bundle.node.host for link in nodes.links)
+    return tuple(f"host {host}: {what}" for host, what in zip(hosts, left, strict=True) if what)
+
+
+def record_stopped(stored: StoredRun) -> None:
+    """Write down that a run whose controller is gone was stopped."""
     ended = Run.model_validate(
         {
             **stored.run.model_dump(),
@@ -32,8 +39,6 @@ def end_unwatched(stored: StoredRun, plan: Plan) -> tuple[str, ...]:
         }
     )
     write_signed(stored.folder / RUN_FILE, ended, private=True)
-    hosts = (link.bundle.node.host for link in nodes.links)
-    return tuple(f"host {host}: {what}" for host, what in zip(hosts, left, strict=True) if what)
 
 
 def _end(link: NodeLink) -> str | None:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from itertools import pairwise
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
+from holmes_runtime.config.meeting_words import FromMeeting, ToMeeting
 from holmes_runtime.config.messages import (
     Command,
     Destination,
@@ -38,16 +39,26 @@ AT_ONCE = 32
 SECRET_BYTES = 32
 
 OnState = Callable[[str, str], None]
+Reply = Callable[[FromMeeting], None]
 Answer = TypeVar("Answer", bound=Message)
 Result = TypeVar("Result")
 
 
-class RunningNodes:
-    """The agents of one attempt, and what is heard of them in one queue."""
+class Meeting(Protocol):
+    """Where ranks of several launches ask for what the others' say."""
 
-    def __init__(self, bundles: Sequence[NodeBundle], detached: bool) -> None:
+    def take(self, reply: Reply, message: ToMeeting) -> None:
+        """Answer by `reply`, now or later."""
+
+
+class RunningNodes:
+    """The agents of one attempt, and what is heard of them in one queue. An island's ranks ask `meeting`."""
+
+    def __init__(self, bundles: Sequence[NodeBundle], detached: bool, meeting: Meeting | None = None) -> None:
         self.heard: queue.Queue[Heard] = queue.Queue()
+        self.master_port: int | None = None  # of the rendezvous, once the first node has found one
         self.links = tuple(NodeLink(bundle, self.heard, detached) for bundle in bundles)
+        self._meeting = meeting
         self._asked_to_save = False
 
     def host(self, node_rank: int) -> str:
@@ -59,6 +70,16 @@ class RunningNodes:
         for link in self.links:
             if link.opened:
                 link.send(command)
+
+    def meet(self, node_rank: int, message: ToMeeting) -> None:
+        """Hand on what a rank of that node asks the others' ranks."""
+        if self._meeting is not None:
+            self._meeting.take(self.links[node_rank].send, message)
+
+    def go(self) -> None:
+        """Let the ranks start. Only after every check has passed."""
+        assert self.master_port is not None  # a fault that no one can force
+        self.send(Go(self.master_port, secrets.token_hex(SECRET_BYTES)))
 
     def save(self) -> None:
         """Have the ranks finish the step, save and end. Asked once: ranks take a second time for "at once"."""
@@ -80,7 +101,7 @@ class RunningNodes:
 def start(
     nodes: RunningNodes, plan: Plan, inventory: Inventory | None, forced: frozenset[str], on_state: OnState
 ) -> Preflight:
-    """Bring every node to ready, check, and let the ranks go; the checks, of which a failed one lets none go."""
+    """Bring every node to ready, and check; ranks start at `nodes.go()`, if all has passed."""
     faults = _open_all(nodes, on_state)
     answers: dict[int, Ready] = {}
     if not faults:
@@ -89,12 +110,9 @@ def start(
         faults = [*check_facts(plan, inventory, answers), *_introduce(nodes, answers, on_state)]
         if not any(fault.check == "encryption" for fault in faults):
             faults += _check_network(nodes, plan, answers, on_state)
-    preflight = Preflight(tuple(faults), forced)
-    if preflight.passed:
-        master_port = answers[0].master_port
-        assert master_port is not None  # a fault that no one can force
-        nodes.send(Go(master_port, secrets.token_hex(SECRET_BYTES)))
-    return preflight
+    if answers and answers[0].master_port is not None:
+        nodes.master_port = answers[0].master_port
+    return Preflight(tuple(faults), forced)
 
 
 def _open_all(nodes: RunningNodes, on_state: OnState) -> list[Fault]:

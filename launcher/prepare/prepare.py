@@ -19,7 +19,16 @@ from holmes_runtime.config.model_shape import ModelShape, RopeScaling
 from holmes_runtime.config.node_config import NodeConfig, TunnelConfig, hca_ports
 from holmes_runtime.config.rank_grid import Group, Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
-from holmes_runtime.config.run_settings import Checkpointing, Data, Emulation, Evaluation, Optimizer, Profile, Source
+from holmes_runtime.config.run_settings import (
+    Checkpointing,
+    Data,
+    Emulation,
+    Evaluation,
+    Optimizer,
+    OuterSync,
+    Profile,
+    Source,
+)
 from launcher.prepare.bundle import NODE_CONFIG_FILE, PLAN_FILE, RUN_CONFIG_FILE, NodeBundle, Parcel
 from launcher.prepare.env_file import env_file
 from launcher.prepare.expectation import expectation_of
@@ -35,17 +44,24 @@ SILENCE_LIMIT_S = 15.0  # a node or a controller not heard for so long is taken 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of a run: the first, a restart, or one with a new plan. `resume` continues the last checkpoint."""
+    """One start of a run: the first, a restart, or one with a new plan. `resume` continues the last checkpoint.
+
+    `outer_sync`: of an island, what its ranks have to know of the others.
+    """
 
     run_id: str
     number: int = 0
     detached: bool = False
     resume: bool = False
+    outer_sync: OuterSync | None = None
 
 
 def prepare(plan: Plan, attempt: Attempt, variables: UserVariables) -> tuple[NodeBundle, ...]:
     """Every file and command of every node, nodes in order. Raises HolmesError if the runtime cannot run the plan."""
-    parcels = (Parcel(runtime_files()), Parcel({**variables.files, **plan_files(plan, attempt.resume)}))
+    parcels = (
+        Parcel(runtime_files()),
+        Parcel({**variables.files, **plan_files(plan, attempt.resume, attempt.outer_sync)}),
+    )
     return tuple(_bundle(plan, node, attempt, variables, parcels) for node in plan.nodes)
 
 
@@ -56,9 +72,10 @@ def runtime_files() -> dict[str, str]:
     return {str(file.relative_to(package.parent)): file.read_text(encoding="utf-8") for file in sources}
 
 
-def plan_files(plan: Plan, resume: bool) -> dict[str, str]:
+def plan_files(plan: Plan, resume: bool, outer_sync: OuterSync | None = None) -> dict[str, str]:
     """What the plan says to all nodes alike. Named by the plan and not by the run, so that it is sent once."""
-    run_config = replace(run_config_of(plan, plan.digest().removeprefix("sha256:")[:12]), resume=resume)
+    run_id = plan.digest().removeprefix("sha256:")[:12]
+    run_config = replace(run_config_of(plan, run_id), resume=resume, outer_sync=outer_sync)
     return {
         RUN_CONFIG_FILE: run_config.to_json(),
         PLAN_FILE: plan.to_json(),
@@ -119,6 +136,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             profile=_translated(Profile, job.profile) if job.profile else None,
             resume=False,
             optimizer=_translated(Optimizer, job.optimizer),
+            outer_sync=None,
             stages=tuple(_translated(Stage, stage) for stage in plan.stages),
             ranks=tuple(_translated(Rank, rank) for rank in plan.ranks),
             groups=tuple(_translated(Group, group) for group in plan.groups),
@@ -183,6 +201,7 @@ def _bundle(
         silence_limit_s=SILENCE_LIMIT_S,
         detached=attempt.detached,
         tunnel=_tunnel(plan, node),
+        meets=attempt.outer_sync is not None,
     )
     secrets = {f"secret-{name}": text for name, text in variables.secrets.items()}
     own_files = {

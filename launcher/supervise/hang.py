@@ -43,6 +43,8 @@ class HangDetector:
         self._most_s = plan.job.timeout_s / 2
         # Saving a checkpoint is no step either, and how long it takes is the disk's affair.
         self._least_s = LEAST_S if plan.job.checkpoint is None else self._most_s
+        islands = plan.job.islands
+        self._for_others_s = islands.grace_s + plan.job.timeout_s if islands is not None else 0.0
         evaluation = plan.job.evaluation
         self._batches = 1 + (evaluation.num_batches if evaluation else 0)
         self._steps: dict[int, int] = {rank.rank: -1 for rank in plan.ranks}
@@ -77,10 +79,13 @@ class HangDetector:
 
     @property
     def limit_s(self) -> float:
-        """Seconds without progress that mean the run is hung; after the first step always sooner than the timeout."""
+        """Seconds without progress that mean the run is hung; after the first step always sooner than the timeout.
+
+        An island may also have to wait for others, which come as late as they do.
+        """
         if not self.has_begun:
-            return self._plan.job.timeout_s
-        return min(max(STEPS * self._usual_s * self._batches, self._least_s), self._most_s)
+            return self._plan.job.timeout_s + self._for_others_s
+        return min(max(STEPS * self._usual_s * self._batches, self._least_s), self._most_s) + self._for_others_s
 
     def asks_now(self, now_s: float) -> bool:
         """True once, when it is time to ask the ranks where they are."""

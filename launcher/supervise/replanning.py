@@ -9,6 +9,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Settings
 from holmes_runtime.config.verdicts import AllHostsSlow, HostIsSlow, LinkIsSlow, SlowPart, Verdict
+from launcher.nodes.preflight import Fault
 from launcher.supervise.lost_hosts import LostHosts
 
 LEAST_GAIN = 1.1  # a restart costs some steps
@@ -63,6 +64,12 @@ class Replanning:
             self._restarts += 1
             self._say(f"restart {self._restarts} of {self._settings.restarts} on the same hosts")
         return plan
+
+    def after_refusal(self, plan: Plan, faults: Sequence[Fault]) -> None:
+        """Nothing more is tried where checks do not let the next attempt start."""
+
+    def take_step(self) -> None:
+        """Restarts are counted over the whole run."""
 
     def take_verdicts(self, verdicts: Sequence[Verdict], step_s: float | None) -> None:
         """Show what a plan that knows what is slow gains over steps of `step_s`; go on with it where asked to."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from holmes_core.records.islands import IslandsSection
 from holmes_core.records.job import Job, Model, Recompute
 from holmes_runtime.config.codec import Codec, packed_bytes
 from holmes_runtime.config.model_shape import (
@@ -47,6 +48,7 @@ class Execution:
     memory_margin: float = 0.0
     weight_shards: int = 1  # ranks that hold a layer's weights and gradients together, under ZeRO-3
     optimizer_offload: bool = False
+    outer_bytes: int = 0  # of host memory, for each parameter of a rank's 1/dp, in an island
     sequence_parallel: bool = True
     fused_attention: bool = True
     masked: bool = False
@@ -71,7 +73,18 @@ def make_execution(
         *(reserve_bytes(job, tp, pp, dp), training_margin(job), weight_shards, optimizer_offload),
         masked=job.data.documents == "separate",
         fused_operators=job.compiles,
+        outer_bytes=outer_bytes(job.islands) if job.islands is not None else 0,
     )
+
+
+def outer_bytes(islands: IslandsSection) -> int:
+    """Bytes of host memory for each parameter of a rank's 1/dp, in fp32: an island's anchor and momentum, the error
+    where a codec makes one, what steps changed since where a fragment is late, and change and mean of one fragment.
+
+    Source: holmes_runtime.outer.
+    """
+    kept = 2 + (islands.codec != "none") + (islands.delay_steps > 0)
+    return GRADIENT_BYTES * kept + ceil(2 * GRADIENT_BYTES / islands.fragments)
 
 
 def edge_bytes(model: Model, execution: Execution, codec: Codec = "none") -> int:
@@ -177,15 +190,16 @@ def tied_bytes(model: Model, execution: Execution) -> int:
 
 def host_state_bytes(parameters: int, execution: Execution, checkpoints: bool) -> int:
     """Bytes of host memory for a rank's optimizer states: 1/dp of masters (4), moments (8), gradients (4) and weights
-    on their way (v, if not the masters), and of a copy of the first two (12) while a checkpoint is written.
+    on their way (v, if not the masters), and of a copy of the first two (12) while a checkpoint is written; none of
+    these where states are on the device. And 1/dp of what an island keeps.
 
-    0 where states are on the device. Source: holmes_runtime.parallel.host_states.
+    Source: holmes_runtime.parallel.host_states.
     """
-    if not execution.optimizer_offload:
-        return 0
-    states = MASTER_BYTES + MOMENT_BYTES
-    sharded = states * (2 if checkpoints else 1) + GRADIENT_BYTES
-    sharded += execution.value_bytes if execution.value_bytes < MASTER_BYTES else 0
+    sharded = execution.outer_bytes
+    if execution.optimizer_offload:
+        states = MASTER_BYTES + MOMENT_BYTES
+        sharded += states * (2 if checkpoints else 1) + GRADIENT_BYTES
+        sharded += execution.value_bytes if execution.value_bytes < MASTER_BYTES else 0
     return -(-parameters * sharded // execution.dp)
 
 

@@ -35,6 +35,22 @@ def count_traffic(job: Job, layout: Layout) -> tuple[InterfaceTraffic, ...]:
     )
 
 
+def across_bytes(job: Job, layout: Layout) -> int:
+    """Bytes per step that hosts send those of other clusters."""
+    execution, total = layout.candidate.execution(job), 0.0
+    for group in layout.groups_of_first_shards:
+        ranks = [layout.ranks[rank] for rank in group.ranks]
+        for sender, receiver, size in _flows(job, execution, layout, group):
+            one, other = ranks[sender], ranks[receiver]
+            if sender == receiver:  # an all-to-all, by hosts
+                outside = sum(rank.host != one.host for rank in ranks)
+                size *= sum(rank.cluster != one.cluster for rank in ranks) / outside if outside else 0
+            elif one.cluster == other.cluster:
+                continue
+            total += size * layout.candidate.tp
+    return round(total)
+
+
 Flows = Sequence[tuple[int, int, float]]
 """(sender, receiver, bytes a step) of what leaves a host, as positions in a group."""
 

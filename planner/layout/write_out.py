@@ -60,7 +60,7 @@ def best_step_s(problem: Problem, contenders: Sequence[Contender]) -> float:
 
 def contender_step_s(problem: Problem, contender: Contender) -> float:
     """Seconds of the step that would be predicted for it, written out."""
-    return predict_step_s(problem, _lay_out_contender(problem, contender))
+    return predict_step_s(problem, lay_out_contender(problem, contender))
 
 
 def _are_many(contenders: Sequence[Contender]) -> bool:
@@ -81,17 +81,24 @@ def _step_parts(prediction: Prediction) -> StepParts:
 
 
 def _write_out(problem: Problem, contender: Contender) -> WrittenPlan:
-    layout = _lay_out_contender(problem, contender)
+    layout = lay_out_contender(problem, contender)
     return WrittenPlan(contender.found.placement, layout, predict(problem, layout))
 
 
-def _lay_out_contender(problem: Problem, contender: Contender) -> Layout:
+def lay_out_contender(problem: Problem, contender: Contender) -> Layout:
+    """The contender's ranks and groups, with the codecs and levels of data parallelism that are best."""
     placement, tp = contender.found.placement, contender.found.placement.candidate.tp
     assigned = assign_hosts(placement, problem.fleet, problem.coefficients(placement.candidate).aligned)
     group_slots = meet_on_rails(assigned, problem.fleet, problem.rails, tp, wraps=contender.mode.chunks > 1)
     ranks = number_ranks(group_slots, hosts_by_stage(group_slots), tp)
     flat = lay_out(problem, placement.candidate, contender.mode, ranks, placement.microbatches)
     return choose_codecs(problem, _with_clusters_first(problem, flat))
+
+
+def lay_out_again(problem: Problem, layout: Layout) -> Layout:
+    """The same ranks on the networks of `problem`, with the codecs and levels that are best there."""
+    parts = layout.candidate, layout.mode, layout.ranks, layout.microbatches
+    return choose_codecs(problem, _with_clusters_first(problem, lay_out(problem, *parts)))
 
 
 def _with_clusters_first(problem: Problem, flat: Layout) -> Layout:

@@ -114,7 +114,10 @@ class _Climb:
                     yield _Way(each, simulator, replace(mode, step_s=simulator.lower_bound_s(mode)))
 
     def _placements(self, placement: Placement) -> Iterator[Placement]:
-        """With one layer moved to another stage, or one stage to another position, with its layers or without."""
+        """With one layer moved to another stage, or one stage to another position, with its layers or without.
+
+        Of two stages both at once, too: the other order may be better with another cut alone.
+        """
         candidate, layers, sites = placement.candidate, placement.layers, placement.sites
         if self._problem.job.parallel.layers is not None or candidate.pp > MOST_STAGES:
             return
@@ -127,7 +130,8 @@ class _Climb:
             order.insert(taker, giver)
             rows, held = tuple(sites[s] for s in order), tuple(layers[s] for s in order)
             if rows != sites:
-                found += [replace(placement, sites=rows), replace(placement, sites=rows, layers=held)]
+                cuts = (layers, held) if candidate.pp > 2 else (layers, held, tuple(moved))
+                found += [replace(placement, sites=rows, layers=cut) for cut in cuts]
         for each in found:
             rooms = zip(each.layers, each.sites, capacity, strict=True)
             if min(each.layers) > 0 and all(held <= room[c] for held, row, room in rooms for c in set(row)):

@@ -12,14 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from holmes_cli.screen import terminal
+from holmes_cli.screen.change_tables import mode_sheets
 from holmes_cli.screen.run_view import RunView
 from holmes_cli.screen.show_bundles import show_bundles
-from holmes_cli.screen.show_plan import show_plan
+from holmes_cli.screen.show_plan import islands_sheet, show_islands, show_plan
 from holmes_cli.screen.show_preflight import show_preflight
 from holmes_cli.screen.show_run import show_run
 from holmes_core.records.inventory import Inventory
+from holmes_core.records.islands import IslandsSection
 from holmes_core.records.job import LaunchSettings
-from holmes_core.records.plan import Plan
+from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.run import Failure, MeasuredTraffic, Run
 from launcher.journal.run_events import LogLine, NodeState, Notice
 from launcher.journal.step_metrics import StepMetrics, StepTraffic, by_interface
@@ -27,7 +29,9 @@ from launcher.nodes.preflight import Fault, Preflight
 from launcher.prepare.bundle import Parcel
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables
-from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+from planner.islands.joined_alike import joined_alike
+from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+from tests.planner.islands_jobs import planned_mode
 
 FOLDER = Path(__file__).parent.parent / "data" / "screens"
 WIDTHS = (80, 120)
@@ -97,6 +101,14 @@ def _plan() -> None:
     show_plan(*gpu_plan())
 
 
+def _islands() -> None:
+    """The bed's clusters at 2 Mbit/s."""
+    far = joined_alike(cpu_inventory([2, 2]), 0.002 * GBPS, 0.02)
+    plan = planned_mode(far, bed_job(parallel={}, steps=100, islands=IslandsSection(inner_steps=20)))
+    assert isinstance(plan, IslandsPlan)
+    show_islands(plan, (islands_sheet(plan), *mode_sheets(plan.modes)))
+
+
 def _dry_run() -> None:
     plan, _ = gpu_plan()
     job = plan.job.model_copy(update={"launch": LaunchSettings(environment={"HF_HOME": "/data/hf"})})
@@ -146,6 +158,7 @@ def _preflight() -> None:
 
 SCREENS: dict[str, Callable[[], None]] = {
     "plan": _plan,
+    "islands": _islands,
     "dry-run": _dry_run,
     "running": _running,
     "failed": _failed,

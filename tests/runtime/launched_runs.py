@@ -25,6 +25,7 @@ from holmes_runtime.config.run_settings import (
     Evaluation,
     Expectation,
     Optimizer,
+    OuterSync,
     Precision,
     Profile,
     Recompute,
@@ -39,6 +40,11 @@ TINY = ModelShape(
     tied_embeddings=False, factory=None,
 )  # fmt: skip
 TINY_LLAMA = replace(TINY, family="llama", num_kv_heads=2, ffn_hidden_size=64)
+
+ONE_ISLAND = OuterSync(
+    island=0, num_islands=1, inner_steps=4, samples_before=0, round_samples=32, codec="none", fragments=1,
+    delay_steps=0, outer_rate=1.0, momentum=0.0, grace_s=5.0, quorum=1, interfaces=("lo",), streams=1,
+)  # fmt: skip
 
 NO_CODECS: Mapping[Axis, Codec] = {}
 LIMIT_S = 600  # of a launch, however busy the machine
@@ -139,6 +145,7 @@ def make_config(
     zero: Zero = 1,
     tied: Sequence[tuple[int, int]] | None = None,
     weights: str | None = None,
+    outer_sync: OuterSync | None = None,
 ) -> RunConfig:
     """A run of a tiny model; `pipelines[d][s]` is the rank of stage s of replica d, `cuts` are the stage bounds.
 
@@ -190,6 +197,7 @@ def make_config(
         profile=profile,
         resume=resume,
         optimizer=Optimizer(learning_rate, 0.0, 0, "constant", 0.1, 0.9, 0.95, grad_clip),
+        outer_sync=outer_sync,
         stages=tuple(Stage(index, first, stop) for index, (first, stop) in enumerate(pairwise(cuts))),
         ranks=tuple(ranks),
         groups=make_groups(shards, interface, chunks, codecs, clusters, tied),
