@@ -44,6 +44,7 @@ COMMANDS = {
 }
 HIDDEN = {"control"}
 ELSEWHERE = {
+    **{name: f"commands.launched.{name}_command" for name in ("attach", "logs", "ps", "status", "stop")},
     "checkpoint": "commands.checkpoint.checkpoint_command",
     "control": "control_command",
     "demo": "demo.demo_command",

@@ -64,7 +64,9 @@ class RunFolder:
     def write_files(self, files: Mapping[str, str]) -> None:
         """Write what goes to nodes; a later attempt's replace an earlier one's."""
         for name, text in files.items():
-            write_atomically(self.path / name, text, private=True)
+            path = self.path / name
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(path, text, private=True)
 
     def write_record(self, name: str, record: FileRecord) -> None:
         """Replace run.json, plan.json or inventory.json by the record, signed as this user's."""
