@@ -25,7 +25,7 @@ class _Slots(NamedTuple):
 
     host: str
     access: Access
-    count: int
+    at_once: int
 
 
 def calibrate_command(
@@ -48,8 +48,8 @@ def calibrate_command(
     only_model = record.model_copy(update={"launch": LaunchSettings(code=record.launch.code)})
     variables = read_user_variables(only_model, {}, job.absolute().parent)
     with err.status(f"measuring on {slots.host}"):
-        lines = measure_compute(record, slots.host, slots.access, slots.count, variables)
-    out.print(f"# measured on {slots.host}, {slots.count} at once", markup=False, soft_wrap=True)
+        lines = measure_compute(record, slots.host, slots.access, slots.at_once, variables)
+    out.print(f"# measured on {slots.host}, {slots.at_once} at once", markup=False, soft_wrap=True)
     out.print(lines.rstrip("\n"), markup=False, soft_wrap=True)
     err.print(f"next: put this into {job}, then `holmes plan {job}`", markup=False, soft_wrap=True)
 

@@ -51,14 +51,16 @@ class Parcel:
     def unpack_command(self) -> str:
         """Reads the archive from standard input. The folder appears whole or not at all, whoever else sends it too.
 
-        Forgets parcels long unused; where homes are shared, others do the same and `find` trips over what they remove.
+        Forgets parcels and compiled layers long unused; where homes are shared, others do the same and `find` trips
+        over what they remove.
         """
         new = f"{CACHE}/parcels/.{self.digest}.$$"
         forget = f"find . -mindepth 1 -maxdepth 1 -mtime +{FORGET_AFTER_DAYS} -exec rm -rf -- {{}} +"
+        unused = f"find ../inductor -type f -mtime +{FORGET_AFTER_DAYS} -atime +{FORGET_AFTER_DAYS} -delete"
         return shell(
             f'umask 077 && mkdir -p "{new}" && cd "{new}" && tar -xzf - && cd .. && '
             f'{{ mv -T "{new}" "{self.folder}" 2>/dev/null || rm -rf -- "{new}"; }} && test -d "{self.folder}" && '
-            f"{{ {forget} 2>/dev/null || true; }}"
+            f"{{ {forget} 2>/dev/null || true; }} && {{ {unused} 2>/dev/null || true; }}"
         )
 
 

@@ -16,6 +16,7 @@ def logs_command(
     run: Annotated[str, typer.Argument(help="A run's id, the start of it, or its folder.")],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only what this rank printed.")] = None,
+    times: Annotated[bool, typer.Option("--times", "-t", help="Before each line, when it came (UTC).")] = False,
 ) -> None:
     """Print what the ranks printed."""
     folder = find_run(run).folder
@@ -24,5 +25,6 @@ def logs_command(
         raise HolmesError(f"--rank {rank}: run {folder.name} has {size} ranks", f"give one of 0 to {size - 1}")
     following = follow_logs(folder, rank) if follow else iter(())
     for lines in (log_lines(folder, rank), following):
-        for line in lines:
-            out.print(f"{line.host} rank {line.rank} | {line.line}", markup=False, soft_wrap=True)
+        for when, line in lines:
+            stamp = f"{when or '-'} " if times else ""
+            out.print(f"{stamp}{line.host} rank {line.rank} | {line.line}", markup=False, soft_wrap=True)
