@@ -60,7 +60,8 @@ class Launch:
     ) -> None:
         self.folder, self._plan, self._settings, self._variables = folder, plan, settings, variables
         self._view, self._island = view, island
-        self._record = RunRecord(folder, view, settings, exports)
+        code = variables.code.sent if variables.code else None
+        self._record = RunRecord(folder, view, settings, exports, code)
         self._replanning: Replanning | ComingBack = (
             ComingBack(island.tries, island.told, self._record.say)
             if island is not None
@@ -263,13 +264,12 @@ class Launch:
     def _start_nodes(self, inventory: Inventory | None, forced: frozenset[str]) -> Preflight:
         """Write down what goes to the nodes, save secrets and settings, and bring them up."""
         bundles = prepare(self._plan, self._attempt, self._variables)
-        files = {
-            name: text
-            for bundle in bundles
-            for name, text in (*bundle.parcels[1].files.items(), *bundle.files.items())
-            if name not in (NODE_CONFIG_FILE, PLAN_FILE, *bundle.secrets)
-        }
-        self.folder.write_files(files)
+        files = dict[str, str]()
+        for parcel in bundles[0].parcels[1:]:
+            files.update(parcel.files)
+        for bundle in bundles:
+            files.update({name: text for name, text in bundle.files.items() if name not in bundle.secrets})
+        self.folder.write_files({name: files[name] for name in files if name not in (NODE_CONFIG_FILE, PLAN_FILE)})
         self.folder.write_record(PLAN_FILE, self._plan)
         self._record.write(self._plan, self._attempt.number, "running")
         self._nodes = RunningNodes(bundles, self._settings.detached, self._island.meeting if self._island else None)

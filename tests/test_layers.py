@@ -22,7 +22,10 @@ ALLOWED: dict[str, set[str]] = {
     "launcher": {"launcher", "holmes_core", "templates", "holmes_runtime.config"},
     "holmes_cli": {
         *("holmes_cli", "holmes_core", "prober", "planner", "launcher", "templates"),
-        *(f"holmes_runtime.{name}" for name in ("config", "admission.gpu_claims", "data.text", "data.token_file")),
+        *(
+            f"holmes_runtime.{name}"
+            for name in ("config", "admission.gpu_claims", "admission.socket_filter", "data.text", "data.token_file")
+        ),
         *(f"holmes_runtime.checkpoint.{name}" for name in CHECKPOINT_FILES),
         *(f"holmes_runtime.published.{name}" for name in ("architectures", "needed_tensors", "safetensors_header")),
     },

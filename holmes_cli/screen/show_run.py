@@ -10,12 +10,14 @@ from pathlib import Path
 from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.terminal import err, out
 from holmes_core.records.plan import Plan
-from holmes_core.records.run import Failure, Run
+from holmes_core.records.run import Failure, Run, SentCode
 from holmes_core.units import format_bytes, format_duration, format_seconds
 from launcher.journal.run_folder import LOGS, PROFILE_FILE
 from launcher.journal.run_store import StoredRun
 from launcher.journal.step_metrics import StepMetrics, by_interface, median_s, rdma_interfaces
 from launcher.supervise.failure import first_cause
+
+SHOWN_COMMIT = 12  # characters that tell one from another
 
 
 def show_run(plan: Plan, run: Run, folder: Path) -> None:
@@ -83,7 +85,8 @@ def _show_failure(failure: Failure, count: int, folder: Path) -> None:
         err.print(f"likely: {failure.likely}", markup=False, soft_wrap=True)
     err.print("[bold]hint:[/] ", end="")
     logs = folder / LOGS / (f"{failure.host}-rank{failure.rank}.log" if failure.rank is not None else "")
-    others = f"; {count - 1} more ranks or nodes failed with it" if count > 1 else ""
+    more = "1 more rank or node" if count == 2 else f"{count - 1} more ranks or nodes"
+    others = f"; {more} failed with it" if count > 1 else ""
     err.print(f"all that was printed is in {logs}{others}", markup=False, soft_wrap=True)
 
 
@@ -109,6 +112,15 @@ def _show_result(plan: Plan, run: Run) -> None:
         rows.append((seen.host, seen.netdev, seen.network, measured, *((rdma,) if by_rdma else ()), planned))
     headings = ("host", "interface", "network", "measured", *(("by RDMA",) if by_rdma else ()), "planned")
     out.print(fitted_table(headings, rows, out.width, "Traffic a step: sent, measured against planned"))
+
+
+def code_in_words(code: SentCode) -> str:
+    """Which code was sent: its folder, commit, and whether it was as committed."""
+    size = f"{code.files} {'file' if code.files == 1 else 'files'}, {format_bytes(code.size_bytes)}"
+    if code.revision is None:
+        return f"code: {code.folder}, {size}, not in git"
+    differs = {True: ", and changes since", False: "", None: ", and whether it was changed is not known"}[code.changed]
+    return f"code: {code.folder}, {size}, commit {code.revision[:SHOWN_COMMIT]}{differs}"
 
 
 def _known_bytes(size_bytes: int | None) -> str:

@@ -150,7 +150,7 @@ class Calibration(Record):
 
 
 class Overheads(Record):
-    """What a step costs a slot beside FLOPs and bytes on links, as `python -m holmes_runtime.calibrate` measures it."""
+    """What a step costs a slot beside FLOPs and bytes on links, as `holmes calibrate` measures it."""
 
     action_s: Seconds
     """Of each forward and backward of a stage in a pipeline beside computing it: the schedule and its messages."""
@@ -179,6 +179,9 @@ class LaunchSettings(Record):
     secrets: dict[VariableName, str] = {}
     """Variables whose value is the text of this file on the controller. It goes into a private file on each node,
     never onto a command line or into the dry run."""
+    code: OneLine | None = None
+    """The folder of `model.factory` and what it imports, as seen from job.yaml: it is sent to every host. What begins
+    with a dot, `__pycache__`, virtual environments and run folders are left out."""
     on_end: tuple[OneLine, ...] = ()
     """A command, word by word, that runs on the controller when the run has ended, however it did: `[curl, --json,
     "@-", https://...]`. On its standard input is JSON that says how; no shell reads the words, the run does not
@@ -274,6 +277,18 @@ class Job(FileRecord):
             raise ValueError(
                 f"profile of {profile.steps} steps after {profile.after}: the job has only {self.steps}; set "
                 "profile.after and profile.steps so that they are within"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _code_is_that_of_the_model(self) -> Job:
+        file, code = (self.model.factory or "").rpartition(":")[0], self.launch.code
+        if code is not None and (not file or file.startswith("/")):
+            hint = "name model.factory, FILE.py:FUNCTION in that folder"
+            raise ValueError(f"launch.code is {code!r}, and nothing imports from it: {hint}")
+        if code is None and "/" in file and not file.startswith("/"):
+            raise ValueError(
+                f"model.factory {file} is in a folder: name that folder by launch.code, or put the file beside job.yaml"
             )
         return self
 

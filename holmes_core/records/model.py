@@ -125,9 +125,9 @@ class Model(Record):
     qkv_bias: bool = False  # of a llama's queries, keys and values
     qk_norm: bool = False  # a llama's RMSNorm over each head of queries and keys
     tied_embeddings: bool = False  # the head is the table of token vectors
-    factory: Annotated[str, Field(pattern=r"^(/[^:]*|[^/:]+)\.py:[A-Za-z_]\w*$")] | None = None
-    """FILE.py:FUNCTION, a model of the user's own, FILE being beside job.yaml or, if absolute, on every host. The shape
-    must still describe it, since the planner prices the shape."""
+    factory: Annotated[str, Field(pattern=r"^(/[^:]*|[^/:]+(/[^/:]+)*)\.py:[A-Za-z_]\w*$")] | None = None
+    """FILE.py:FUNCTION, a model of the user's own. FILE is beside job.yaml, in the folder that `launch.code` names, or,
+    if absolute, on every host. The shape must still describe it, since the planner prices the shape."""
 
     @property
     def kv_heads(self) -> int:

@@ -48,11 +48,13 @@ class Signed(Generic[F]):
 def write_atomically(path: Path, text: str | Iterable[str], private: bool = False) -> None:
     """Write `text`, whole or in parts, to `path` so that readers see the old file or the new one, never a part.
 
-    `private`: readable by this user alone. Raises HolmesError when the folder is missing or not writable.
+    `private`: readable by this user alone. A lone surrogate is a byte, as `surrogateescape` reads what is not UTF-8.
+    Raises HolmesError when the folder is missing or not writable.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with open(temporary, "x", encoding="utf-8", opener=private_opener if private else None) as file:
+        opener = private_opener if private else None
+        with open(temporary, "x", encoding="utf-8", errors="surrogateescape", opener=opener) as file:
             file.writelines([text] if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())

@@ -77,4 +77,6 @@ def _reason(error: Exception) -> str:
         return "timed out"
     if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
         return "; ".join(str(getattr(cause, "strerror", cause)).lower() for cause in error.errors.values())
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
     return str(error) or type(error).__name__

@@ -15,6 +15,7 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from holmes_core.records.regular_file import check_regular
 from launcher.journal.bounded_log import part_before
+from launcher.journal.log_time import WrittenLine, split_stamp
 from launcher.journal.run_events import LogLine, Notice, RunEvent, WrittenEvent, from_line
 from launcher.journal.run_folder import EVENTS_FILE, LOGS, PLAN_FILE, read_run
 from launcher.journal.step_file import METRICS_FILE
@@ -79,7 +80,7 @@ class _Lines:
                 yield line
 
 
-def log_lines(folder: Path, rank: int | None) -> Iterator[LogLine]:
+def log_lines(folder: Path, rank: int | None) -> Iterator[WrittenLine]:
     """What the ranks (or the one) printed so far, rank by rank, as far back as it is kept."""
     for path in _logs(folder, rank):
         for part in (part_before(path), path):
@@ -88,7 +89,7 @@ def log_lines(folder: Path, rank: int | None) -> Iterator[LogLine]:
                     yield _log_line(path, line)
 
 
-def follow_logs(folder: Path, rank: int | None) -> Iterator[LogLine]:
+def follow_logs(folder: Path, rank: int | None) -> Iterator[WrittenLine]:
     """What the ranks (or the one) print from now on, until the run has ended."""
     files = {path: _Lines(folder, path, from_end=True) for path in _logs(folder, rank)}
     while True:
@@ -115,7 +116,7 @@ def follow_events(folder: Path) -> Iterator[RunEvent]:
         files = files[-2:]
         for path in _logs(folder, None):
             for line in logs.setdefault(path, _Lines(folder, path)).new():
-                yield _log_line(path, line)
+                yield _log_line(path, line).event
         if over:
             return
         time.sleep(POLL_S)
@@ -166,5 +167,6 @@ def _rank_of(path: Path) -> int:
     return int(path.stem.rpartition("-rank")[2])
 
 
-def _log_line(path: Path, line: str) -> LogLine:
-    return LogLine(path.stem.rpartition("-rank")[0], "", _rank_of(path), line)
+def _log_line(path: Path, line: str) -> WrittenLine:
+    when, text = split_stamp(line)
+    return WrittenLine(when, LogLine(path.stem.rpartition("-rank")[0], "", _rank_of(path), text))

@@ -16,6 +16,7 @@ from holmes_core.records.record_file import private_opener, read_file, read_sign
 from holmes_core.records.regular_file import MIB, read_regular
 from holmes_core.records.run import Run
 from launcher.journal.bounded_log import BoundedLog
+from launcher.journal.log_time import stamped
 from launcher.journal.run_events import LogLine, RunEvent, to_line
 from launcher.journal.step_file import StepFile
 from launcher.journal.step_metrics import StepMetrics
@@ -63,7 +64,9 @@ class RunFolder:
     def write_files(self, files: Mapping[str, str]) -> None:
         """Write what goes to nodes; a later attempt's replace an earlier one's."""
         for name, text in files.items():
-            write_atomically(self.path / name, text, private=True)
+            path = self.path / name
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(path, text, private=True)
 
     def write_record(self, name: str, record: FileRecord) -> None:
         """Replace run.json, plan.json or inventory.json by the record, signed as this user's."""
@@ -110,7 +113,7 @@ class RunFolder:
     def _write_log(self, name: str, line: str) -> None:
         if name not in self._logs:
             self._logs[name] = BoundedLog(self.path / LOGS / f"{name}.log")
-        self._logs[name].write(line)
+        self._logs[name].write(stamped(line))
 
 
 def new_folder(runs: Path) -> RunFolder:

@@ -15,7 +15,7 @@ from holmes_core.records.job import Data as JobData
 from holmes_core.records.job import Job, Model
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.record import Record
-from holmes_runtime.config.model_shape import ModelShape, RopeScaling
+from holmes_runtime.config.model_shape import CODE_FOLDER, ModelShape, RopeScaling
 from holmes_runtime.config.node_config import NodeConfig, TunnelConfig, hca_ports
 from holmes_runtime.config.rank_grid import Group, Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
@@ -58,10 +58,9 @@ class Attempt:
 
 def prepare(plan: Plan, attempt: Attempt, variables: UserVariables) -> tuple[NodeBundle, ...]:
     """Every file and command of every node, nodes in order. Raises HolmesError if the runtime cannot run the plan."""
-    parcels = (
-        Parcel(runtime_files()),
-        Parcel({**variables.files, **plan_files(plan, attempt.resume, attempt.outer_sync)}),
-    )
+    of_plan = Parcel({**variables.files, **plan_files(plan, attempt.resume, attempt.outer_sync)})
+    own = (Parcel(code),) if (code := code_files(variables)) else ()
+    parcels = (Parcel(runtime_files()), of_plan, *own)
     return tuple(_bundle(plan, node, attempt, variables, parcels) for node in plan.nodes)
 
 
@@ -70,6 +69,12 @@ def runtime_files() -> dict[str, str]:
     package = Path(str(files(holmes_runtime)))
     sources = sorted(package.rglob("*.py"))
     return {str(file.relative_to(package.parent)): file.read_text(encoding="utf-8") for file in sources}
+
+
+def code_files(variables: UserVariables) -> dict[str, str]:
+    """The user's own code, by its name on the node; nothing where the job names none."""
+    code = variables.code
+    return {f"{CODE_FOLDER}/{name}": content for name, content in code.files.items()} if code else {}
 
 
 def plan_files(plan: Plan, resume: bool, outer_sync: OuterSync | None = None) -> dict[str, str]:
@@ -127,7 +132,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             optimizer_offload=plan.optimizer_offload,
             value_type=job.value_type,
             compile=job.compiles,
-            model=_shape_of(model),
+            model=_shape_of(model, job.launch.code is not None),
             weights=job.weights,
             emulation=_translated(Emulation, job.compute.emulate) if job.compute.emulate else None,
             data=_data(job.data),
@@ -148,8 +153,8 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
         raise HolmesError(f"the runtime refuses the plan: {error}", "correct job.yaml and plan again") from None
 
 
-def _shape_of(model: Model) -> ModelShape:
-    """The model's shape; what may be said in two ways is said in one."""
+def _shape_of(model: Model, in_code: bool) -> ModelShape:
+    """The model's shape; what may be said in two ways is said in one. `in_code`: its file is in the user's folder."""
     return _translated(
         ModelShape,
         model,
@@ -157,6 +162,7 @@ def _shape_of(model: Model) -> ModelShape:
         ffn_hidden_size=model.ffn_size,
         head_dim=None if model.query_size == model.hidden_size else model.head_dim,
         rope_scaling=_translated(RopeScaling, model.rope_scaling) if model.rope_scaling else None,
+        factory=f"{CODE_FOLDER}/{model.factory}" if in_code else model.factory,
     )
 
 

@@ -54,7 +54,8 @@ class Replanning:
         if step == "end":
             return None
         said = cause.message.strip() or f"exit code {cause.exit_code}"
-        self._say(f"host {cause.host}: {said.splitlines()[-1]}")
+        who = f"host {cause.host}: " if cause.host is not None else ""
+        self._say(f"{who}{said.splitlines()[-1]}")
         if step == "replan":
             return self._without(plan, lost_hosts)
         if step == "wait":

@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,6 +132,21 @@ def test_parcel_is_there_though_what_is_to_be_forgotten_vanishes(home: Path) -> 
     done = shell(parcel.unpack_command, home, parcel.archive)
     assert (done.returncode, done.stderr) == (0, b"")
     assert (home / ".cache/holmes/parcels" / parcel.digest).is_dir()
+
+
+def test_what_was_not_used_for_a_month_is_forgotten_when_something_new_comes(home: Path) -> None:
+    cache, parcel = home / ".cache/holmes", bundle(Access()).parcels[0]
+    month_ago = time.time() - 32 * 86400
+    for name, used_s in (("old", month_ago), ("used", time.time())):
+        (cache / "parcels" / name).mkdir(parents=True)
+        (cache / "inductor" / name).mkdir(parents=True)
+        compiled = cache / "inductor" / name / "kernel.so"
+        compiled.touch()
+        os.utime(compiled, (used_s, month_ago))
+        os.utime(cache / "parcels" / name, (used_s, used_s))
+    shell(parcel.unpack_command, home, parcel.archive)
+    assert {path.name for path in (cache / "parcels").iterdir()} == {"used", parcel.digest}
+    assert [path.parent.name for path in (cache / "inductor").rglob("*.so")] == ["used"]
 
 
 def test_files_have_the_forms_their_readers_want() -> None:

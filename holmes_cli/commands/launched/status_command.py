@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from holmes_cli.islands.show_islands import refuse_whole, show_islands, state_as_json
-from holmes_cli.screen.show_run import show_run, show_speed, state_in_words
+from holmes_cli.screen.show_run import code_in_words, show_run, show_speed, state_in_words
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
@@ -108,6 +108,8 @@ def _write_page(html: Path, known: _Known, followed: bool = False) -> None:
 def _show(known: _Known) -> None:
     stored = known.stored
     out.print(f"run {stored.run.run_id}: {state_in_words(stored)}", markup=False, soft_wrap=True)
+    if stored.run.code is not None:
+        out.print(f"  {code_in_words(stored.run.code)}", markup=False, soft_wrap=True)
     for host, word in known.nodes.items():
         out.print(f"  {host}: {word}", markup=False, soft_wrap=True)
     for notice in known.notices:

@@ -18,14 +18,15 @@ def logs_command(
     run: Annotated[str, typer.Argument(help="A run's id, the start of it, or its folder.")],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only what this rank printed.")] = None,
+    times: Annotated[bool, typer.Option("--times", "-t", help="Before each line, when it came (UTC).")] = False,
 ) -> None:
     """Print what the ranks printed."""
     stored = find_run(run)
     if stored.islands and (follow or rank is not None):
         refuse_whole(stored, "--follow, --rank", "logs")
     for island in stored.islands:
-        for line in log_lines(island.folder, None):
-            _print(f"{island.folder.name} {line.host}", line)
+        for when, line in log_lines(island.folder, None):
+            _print(f"{island.folder.name} {line.host}", line, f"{when or '-'} " if times else "")
     if stored.islands:
         return
     folder = stored.folder
@@ -34,9 +35,9 @@ def logs_command(
         raise HolmesError(f"--rank {rank}: run {folder.name} has {size} ranks", f"give one of 0 to {size - 1}")
     following = follow_logs(folder, rank) if follow else iter(())
     for lines in (log_lines(folder, rank), following):
-        for line in lines:
-            _print(line.host, line)
+        for when, line in lines:
+            _print(line.host, line, f"{when or '-'} " if times else "")
 
 
-def _print(where: str, line: LogLine) -> None:
-    out.print(f"{where} rank {line.rank} | {line.line}", markup=False, soft_wrap=True)
+def _print(where: str, line: LogLine, stamp: str = "") -> None:
+    out.print(f"{stamp}{where} rank {line.rank} | {line.line}", markup=False, soft_wrap=True)
