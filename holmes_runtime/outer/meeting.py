@@ -95,9 +95,9 @@ def decide(
 ) -> Decision | None:
     """Who takes part, as far as island `mine` can tell that has come itself `waited_s` ago; None to wait on.
 
-    `expected` took part the last time, and no others but `possible` can come. Those who are furthest are members, in the
-    state that most of them have. Where all that come are behind those who took the last step, as after a loss of all,
-    they go on from what they have.
+    `expected` took part the last time, and no others but `possible` can come. Those who are furthest are members, in
+    the state that most of them have. Where all that come are behind those who took the last step, as after a loss of
+    all, they go on from what they have.
     """
     able = [each for each in coming if not each.is_behind]
     if len(coming) < quorum:
