@@ -116,7 +116,7 @@ class Worker:
         if outer is None:
             return plain
         batch = plain.global_batch_size
-        own = {"island": island, "samples_before": island * H * batch, "round_samples": 2 * H * batch}
+        own = {"island": island, "grace_s": 60.0, "samples_before": island * H * batch, "round_samples": 2 * H * batch}
         sync = replace(ONE_ISLAND, num_islands=2, outer_rate=0.7, momentum=0.9, interfaces=("lo",) * plain.world_size)
         return replace(plain, outer_sync=replace(sync, **{**own, **outer}))
 
@@ -180,26 +180,26 @@ class Worker:
         """Island 1 comes to its second exchange when island 0 has held it alone."""
         store, folder = self.store(), self._folder / f"{name} 0".replace(" ", "-")
 
-        def is_past() -> bool:
-            return any(len(lines) >= 2 * H for lines in read_metrics(folder / "metrics").values())
+        def has_gone_on() -> bool:
+            lines = read_metrics(folder / "metrics").get(0, [])
+            return any(line["outer"] and line["outer"]["exchange"] == 1 for line in lines)
 
         gates = {17: until_it_has_come(island=1, slot=2)}
         first = self.start(f"{name} 0", store, self.config(ALONE, outer), lambda: open_gates(gates))
-        late = {6: until(is_past)}
+        late = {6: until(has_gone_on)}
         second = self.start(f"{name} 1", store, self.config(REPLICAS, outer, 1), lambda: open_gates(late))
         self.note(name, first, second)
 
     def all(self) -> None:
         """Every scenario."""
-        self.together("plain", [ALONE, ALONE])
-        self.together("pp and dp", [PIPELINE, REPLICAS], codec="int4", fragments=2, delay_steps=1)
+        self.together("int4", [ALONE, ALONE], codec="int4")
         self.together("two and three", [SHARDS, THREE], codec="int8")
         self.by_itself("alone", REPLICAS)
         self.by_itself("alone, streaming", PIPELINE, fragments=2, delay_steps=1, codec="int4")
         self.stopped("resume", [PIPELINE, REPLICAS], 6, codec="int4", delay_steps=3)
-        self.killed("killed", grace_s=2.0, codec="int8")
-        self.dies_within("dies within", grace_s=2.0)
-        self.late("late", grace_s=0.5, fragments=1, codec="int4", delay_steps=1)
+        self.killed("killed", grace_s=3.0, codec="int8")
+        self.dies_within("dies within", grace_s=3.0)
+        self.late("late", grace_s=3.0, codec="int4", delay_steps=1)
 
 
 def before_steps(act: Callable[[Trainer, int], None]) -> None:
