@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch._C._distributed_c10d import TCPStore
 
 from holmes_runtime.config.codec import packed_bytes
+from holmes_runtime.config.meeting_words import MEETING
 from holmes_runtime.config.model_shape import stage_parameters
-from holmes_runtime.outer.outer_loop import MEETING
 
 from .islands_worker import PIPELINE, REPLICAS, STEPS, H
 from .launched_runs import ONE_ISLAND, TINY, FinishedRun, launch, make_config
+from .meeting_place import MeetingPlace
 from .test_continuity import WORKER_LIMIT_S, start
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(2 * WORKER_LIMIT_S)]
@@ -63,7 +62,7 @@ def test_islands_of_other_degrees_are_equal_after_every_round(tmp_path: Path) ->
     """Each under a torchrun of its own."""
     corpus = tmp_path / "text.txt"
     corpus.write_bytes(bytes(range(32, 127)) * 40)
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    place = MeetingPlace()
 
     def island(number: int) -> FinishedRun:
         sync = replace(
@@ -71,7 +70,7 @@ def test_islands_of_other_degrees_are_equal_after_every_round(tmp_path: Path) ->
             fragments=2, delay_steps=1, outer_rate=0.7, momentum=0.9, grace_s=120.0, interfaces=("lo", "lo"),
         )  # fmt: skip
         config = make_config(corpus, steps=12, outer_sync=sync, **(PIPELINE, REPLICAS)[number])
-        return launch(config, tmp_path / str(number), variables={MEETING: f"127.0.0.1:{store.port}"})
+        return launch(config, tmp_path / str(number), variables={MEETING: place.addresses[0]})
 
     with ThreadPoolExecutor() as pool:
         runs = list(pool.map(island, range(2)))
