@@ -15,7 +15,7 @@ from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.run import Run, Settings, State
 from launcher.islands.coming_back import TRIES
 from launcher.islands.island_part import IslandPart
-from launcher.islands.meeting import Meeting
+from launcher.islands.meeting_records import Meeting
 from launcher.islands.outer_sync import outer_sync_of
 from launcher.islands.told import Told
 from launcher.journal.run_events import NodeState, Notice, RunEvent
