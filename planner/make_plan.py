@@ -89,11 +89,14 @@ def make_plan(
 
 
 def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float) -> float:
-    """The step that the plan of `job` would be predicted to take, without all else a plan tells. Raises HolmesError."""
+    """The step that the plan of `job` would be predicted to take, without all else a plan tells, or a little more.
+
+    What lies near the best placements is not looked through. Raises HolmesError.
+    """
     problem = read_problem(inventory, job)
     require_rates(problem)
     result = search(problem, time_limit_s)
-    return best_step_s(problem, _contenders(problem, result))
+    return best_step_s(problem, _with_sharded(problem, result, rank_contenders(problem, result.found)))
 
 
 def _writing_s(problem: Problem, time_limit_s: float) -> float:
@@ -103,7 +106,11 @@ def _writing_s(problem: Problem, time_limit_s: float) -> float:
 
 def _contenders(problem: Problem, result: SearchResult) -> list[Contender]:
     """The best placements and what is better around them; before them the best under ZeRO-3, where it is worth it."""
-    contenders = rank_improved(problem, result.found, [each for _, each in result.ranked])
+    return _with_sharded(problem, result, rank_improved(problem, result.found, [each for _, each in result.ranked]))
+
+
+def _with_sharded(problem: Problem, result: SearchResult, contenders: list[Contender]) -> list[Contender]:
+    """The contenders, before them the best under ZeRO-3 where it is worth it."""
     sharded = rank_contenders(problem, result.sharded)[:1] if result.sharded else []
     faster = (each for each in sharded if each.mode.step_s * WORTH_SHARDING < contenders[0].mode.step_s)
     return [*faster, *contenders]

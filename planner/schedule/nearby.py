@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
+from planner.cost.engines import engine_of
 from planner.problem.candidates import Candidate
 from planner.problem.problem import Problem
 from planner.schedule.least_memory import WORTH_MEMORY, in_least_memory
@@ -22,7 +23,8 @@ from planner.schedule.straddling import straddling_placements
 from planner.search.placement import Placement, PricedPlacement
 from planner.tolerances import RELATIVE_TOLERANCE
 
-STARTS = 16  # contenders to begin with beside the best
+STARTS = 16  # contenders to begin with beside the best, of those that are near it:
+NEAR = 0.1  # of a step
 MOST_STAGES = 6  # of pipelines whose stages are changed; of longer ones only the depth in flight is
 MOST_WORK = 400_000  # forwards and backwards simulated in all: half a second
 EVENLY = (1, 2, 4, 8)  # micro-batches more in flight on all edges, wherever a climb stands: deeper is not always faster
@@ -38,10 +40,10 @@ def rank_improved(
     First all are run deeper or shallower, then the best are changed, as long as there is work left that may be done. In
     the end the best, and what comes so near that it may be it, are run in the least memory that is worth it.
     """
-    climb, starts = _Climb(problem), rank_contenders(problem, found, STARTS)
+    climb, starts = _Climb(problem), rank_contenders(problem, found, STARTS, NEAR)
     straddling = list(straddling_placements(problem, candidates, starts[0].mode.step_s))
     if straddling:
-        starts = rank_contenders(problem, [*(each.found for each in starts), *straddling], STARTS)
+        starts = rank_contenders(problem, [*(each.found for each in starts), *straddling], STARTS, NEAR)
     deeper = _fastest_first([climb.up_from(each, changed=False) for each in starts])
     climbed, degrees = list[Contender](), set[tuple[int, ...]]()
     for each in deeper:  # of the same degrees the best alone
@@ -137,7 +139,8 @@ class _Climb:
 def _deeper_or_shallower(problem: Problem, mode: RunMode, placement: Placement) -> Iterator[RunMode]:
     """As deep in flight as `mode`, a micro-batch deeper or shallower on one edge or on all, and evenly deep."""
     fixed, pp, most = problem.job.parallel, placement.candidate.pp, max(placement.microbatches) - 1
-    if pp == 1 or fixed.schedule not in (None, "eager") or (fixed.chunks or 1) > 1:
+    may_deepen = "eager" in engine_of(problem.job).schedules and fixed.schedule in (None, "eager")
+    if pp == 1 or not may_deepen or (fixed.chunks or 1) > 1:
         return
     now = mode.extra_in_flight or (0,) * (pp - 1)
     rows = {now: None, tuple(extra + 1 for extra in now): None, tuple(max(0, extra - 1) for extra in now): None}
