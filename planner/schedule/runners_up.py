@@ -18,6 +18,7 @@ from planner.problem.problem import Problem
 from planner.schedule.placement_simulator import PlacementSimulator
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts, simplest
 from planner.search.placement import PricedPlacement
+from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
 
 NEXT_BEST = 3  # runners-up, beside the best of every other crossing
@@ -33,16 +34,21 @@ class Contender:
 
 
 def rank_contenders(
-    problem: Problem, found: Sequence[PricedPlacement], next_best: int = NEXT_BEST, near: float = inf
+    problem: Problem,
+    found: Sequence[PricedPlacement],
+    next_best: int = NEXT_BEST,
+    near: float = inf,
+    left: TimeLeft | None = None,
 ) -> list[Contender]:
     """The fastest contender and its runners-up, by seconds simulated by classes.
 
     The runners-up are the `next_best`, of those beyond `NEXT_BEST` what is as near to the fastest, as a part of its
-    step; and behind them the best of every other crossing.
+    step; and behind them the best of every other crossing. When no time is `left`, they are the best of what was
+    simulated until then, one at least.
     Raises HolmesError where job.yaml fixes a schedule that none of them can run.
     """
     entrants = [_Entrant(problem, each) for each in found]
-    _simulate_promising(entrants, next_best, near)
+    _simulate_promising(entrants, next_best, near, left)
     contenders = [Contender(each.found, simplest(each.simulated), each.crossing) for each in entrants if each.simulated]
     if not contenders:
         raise _none_can_run(problem.job, len(found))
@@ -75,7 +81,7 @@ class _Entrant:
         self.best_s = min(self.best_s, self.simulated[-1].step_s)
 
 
-def _simulate_promising(entrants: Sequence[_Entrant], next_best: int, near: float) -> None:
+def _simulate_promising(entrants: Sequence[_Entrant], next_best: int, near: float, left: TimeLeft | None) -> None:
     """Simulates the modes that may still be ranked, the lowest bound first.
 
     A placement enters with the compute of its busiest rank as its bound, which rules most of them out before each of
@@ -86,7 +92,7 @@ def _simulate_promising(entrants: Sequence[_Entrant], next_best: int, near: floa
         (each.simulator.busiest_s, next(number), each, None) for each in entrants
     ]
     heapify(waiting)
-    while waiting:
+    while waiting and not (left is not None and left.is_over and any(each.simulated for each in entrants)):
         lower_bound_s, _, entrant, mode = heappop(waiting)
         if lower_bound_s > _ranked_within_s(entrants, entrant.crossing, next_best, near) * (1 + RELATIVE_TOLERANCE):
             continue

@@ -6,7 +6,7 @@ They need none of a candidate's coefficients, and rule out all but a few hundred
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
 
 from holmes_core.records.job import Recompute
@@ -14,7 +14,7 @@ from holmes_runtime.config.model_shape import layer_parameters
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
 from planner.cost.counts import more_layer_bytes, whole_layers_bytes
 from planner.cost.engines import engine_of
-from planner.cost.fill import fill_share
+from planner.cost.fill import Fill, fill_share
 from planner.problem.candidates import Candidate, more_recompute
 from planner.problem.coefficients import slot_s
 from planner.problem.exchange_rates import two_levels
@@ -49,7 +49,7 @@ class EarlyBounds:
     def __init__(self, problem: Problem) -> None:
         self._job, self._fleet, self._num_layers = problem.job, problem.fleet, problem.job.model.num_layers
         self._speeds, self._fewest_stages = cache(self._read_speeds), cache(self._read_fewest_stages)
-        self._more_recompute = cache(partial(more_recompute, problem.job))
+        self._more_recompute = cache(self._read_more_recompute)
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether the class with the largest memory might hold a stage's layers."""
@@ -61,11 +61,18 @@ class EarlyBounds:
     def more_recompute(self, candidate: Candidate) -> Candidate | None:
         """As `more_recompute` of candidates.py, for very many: it depends on little."""
         c = candidate
-        of = self._more_recompute(Candidate(c.tp, min(c.pp, 2), 1, 1, c.recompute, c.fill, c.weight_shards))
-        if of is None:
+        recompute = self._more_recompute(c.tp, c.pp > 1, c.recompute, c.fill, c.weight_shards)
+        if recompute is None:
             return None
         sizes = c.tp, c.pp, c.dp, c.micro_batch_size
-        return Candidate(*sizes, of.recompute, c.fill, c.weight_shards, c.optimizer_offload)
+        return Candidate(*sizes, recompute, c.fill, c.weight_shards, c.optimizer_offload)
+
+    def _read_more_recompute(
+        self, tp: int, is_pipeline: bool, recompute: Recompute, fill: Fill, weight_shards: int
+    ) -> Recompute | None:
+        like = Candidate(tp, 2 if is_pipeline else 1, 1, 1, recompute, fill, weight_shards)
+        more = more_recompute(self._job, like)
+        return None if more is None else more.recompute
 
     def compute_s(self, candidate: Candidate) -> float:
         """Lower bound on the step, in seconds, with stages in blocks: from compute alone.
