@@ -7,6 +7,7 @@ from dataclasses import replace
 from benchmarks.published_steps.measurements import Measurement, measurements
 from benchmarks.published_steps.row_files import cut, inventory_of, job_of
 from holmes_core.errors import HolmesError
+from holmes_core.records.job import ScheduleName
 from holmes_core.records.plan import Plan, Source
 from planner.make_plan import make_plan
 from planner.problem.candidates import Candidate
@@ -64,5 +65,5 @@ def quick_s(row: Measurement) -> float:
     shares = even_shares(row.global_batch_size // row.micro_batch_size, row.dp)
     placement = Placement(candidate, layers, ((0,) * row.dp,) * row.pp, shares)
     simulator = PlacementSimulator(problem.job, problem.coefficients(candidate), placement)
-    schedule = "interleaved" if row.chunks > 1 else "1f1b"
+    schedule: ScheduleName = "interleaved" if row.chunks > 1 else "1f1b"
     return simulator.timed(RunMode(schedule, row.chunks, (), tuple(stages), 0.0)).step_s

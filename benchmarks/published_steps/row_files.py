@@ -14,7 +14,7 @@ import yaml
 
 from benchmarks.published_steps.measurements import Measurement, measurements
 from holmes_core.records.access import Access
-from holmes_core.records.devices import Gpu
+from holmes_core.records.devices import Gpu, Netdev, Nic
 from holmes_core.records.inventory import Cluster, Host, Inventory, Network, NetworkPort
 from holmes_core.records.job import EngineName, Job
 from holmes_core.records.record_file import write_signed
@@ -64,12 +64,39 @@ def inventory_of(row: Measurement, knows_memory: bool = True) -> Inventory:
         )
         for index in range(site.gpus_per_host)
     )
-    hosts = tuple(Host(name=name, access=Access(), reachable=True, hostname=name, gpus=gpus) for name in names)
+    rate_gbps = site.host_bytes_per_s * 8e-9
+    nic = Nic(
+        device="mlx5_0",
+        port=1,
+        kind="InfiniBand",
+        rate_gbps=rate_gbps,
+        state="Active",
+        phys_state="LinkUp",
+        netdev="ib0",
+        subnet_prefix=None,
+        sm_lid=None,
+        usable_by_nccl_ib=True,
+        why="active",
+    )
+    hosts = tuple(
+        Host(
+            name=name,
+            access=Access(),
+            reachable=True,
+            hostname=name,
+            gpus=gpus,
+            nics=(nic,),
+            netdevs=(
+                Netdev(name="ib0", up=True, mtu=4092, addresses=(f"{_address(number)}/16",), speed_bytes_per_s=None),
+            ),
+        )
+        for number, name in enumerate(names)
+    )
     ports = tuple(
         NetworkPort(
             host=name,
             netdev="ib0",
-            address=f"10.0.{number // 250}.{number % 250 + 1}",
+            address=_address(number),
             bandwidth_bytes_per_s=site.host_bytes_per_s,
             hcas=("mlx5_0:1",),
             rdma_bandwidth_bytes_per_s=site.host_bytes_per_s,
@@ -79,6 +106,10 @@ def inventory_of(row: Measurement, knows_memory: bool = True) -> Inventory:
     fabric = Network(name="a", kind="InfiniBand", subnet="10.0.0.0/16", ports=ports)
     cluster = Cluster(name="a", hosts=tuple(names), fabric=fabric)
     return Inventory(hosts=hosts, clusters=(cluster,), shared=None, findings=())
+
+
+def _address(number: int) -> str:
+    return f"10.0.{number // 250}.{number % 250 + 1}"
 
 
 def job_of(row: Measurement) -> Job:
