@@ -46,6 +46,7 @@ from planner.tolerances import RELATIVE_TOLERANCE
 # as computing takes longer, but on GPUs collectives take processors from it. An assumption, not measured.
 WORTH_SHARDING = 1.04
 TIME_LIMIT_S = 60.0  # long enough for a proof on the sizes we test; the plan says when it was not
+STARTS_OF_A_CHANGE = 2  # placements around which it is looked, beside the best, where only a change is to be priced
 SEARCHING = 0.6  # of a time limit, at least; the rest, as far as need be, is for simulating, writing out and checking:
 SIMULATING = 0.1  # of a time limit, each cluster alone included
 GPUS_WRITTEN_PER_S = 8000  # on a slow core, in all that follows the search
@@ -93,12 +94,14 @@ def make_plan(
 def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float) -> float:
     """The step that the plan of `job` would be predicted to take, without all else a plan tells, or a little more.
 
-    What lies near the best placements is not looked through. Raises HolmesError.
+    What is around the best few placements alone is looked through. Raises HolmesError.
     """
     problem = read_problem(inventory, job)
     require_rates(problem)
     result = search(problem, time_limit_s)
-    return best_step_s(problem, _with_sharded(problem, result, rank_contenders(problem, result.found)))
+    candidates = [each for _, each in result.ranked]
+    contenders = rank_improved(problem, result.found, candidates, most_starts=STARTS_OF_A_CHANGE)
+    return best_step_s(problem, _with_sharded(problem, result, contenders))
 
 
 def _writing_s(problem: Problem, time_limit_s: float) -> float:
@@ -139,7 +142,9 @@ def _write_and_compare(problem: Problem, result: SearchResult, left: TimeLeft) -
     with BackgroundCall(work) as background:
         written, alternatives = write_best(problem, _contenders(problem, result, left))
         usual, unequal = background.result()
-    if usual is not None and usual.step_s < written.prediction.step_s * (1 - RELATIVE_TOLERANCE):
+    # Other engines have an order of their own, in which replicas of a stage are neighbours, as in blocks.
+    within_s = written.prediction.step_s * (1 - RELATIVE_TOLERANCE)
+    if usual is not None and problem.job.is_launched and usual.step_s < within_s:
         written = write_usual(problem, result) or written
     return written, _Compared(alternatives, usual, unequal)
 

@@ -40,13 +40,14 @@ FITTED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "sailor.edge_share", "sailor.exchange_share",
         ),
     ),
+    "H100-engines": (("V6",), ("megatron-2024.exposed_tp", "megatron-2024.exchange_share")),
     "GH200-memory": (("V5",), ("sailor.extra_state_bytes", "sailor.activation_factor")),
     "H100": (
         ("V6",),
         ("speed.matrix_flops_per_s", "speed.half_size", "megatron-2024.exposed_tp", "megatron-2024.exchange_share"),
     ),
 }  # fmt: skip
-SPEEDS: dict[str, tuple[str, int]] = {"A100": ("A100", 2), "GH200": ("GH200", 4), "H100": ("H100", 2)}
+SPEEDS: Mapping[str, tuple[str, int]] = {"A100": ("A100", 2), "GH200": ("GH200", 4), "H100": ("H100", 2)}
 
 # What no constant may exceed: dense tensor rates of the data sheets (GH200: TF32). A new machine type starts from
 # plausible constants in gpu_speeds.py and engines.py.
@@ -59,8 +60,8 @@ MOST = {
 
 def read_constants(names: Sequence[str], gpu: str) -> dict[str, float]:
     """What the constants are now."""
-    owners = {"speed": PUBLISHED[SPEEDS[gpu]], **ENGINES}
-    return {name: float(getattr(owners[_owner(name)], name.split(".")[1])) for name in names}
+    speed, engines = PUBLISHED[SPEEDS[gpu]], {str(name): engine for name, engine in ENGINES.items()}
+    return {name: float(getattr(engines.get(_owner(name), speed), name.split(".")[1])) for name in names}
 
 
 def _owner(name: str) -> str:

@@ -92,7 +92,8 @@ def plan_command(
     else:
         show_plan(answer.plan, inventory_record, [*advice, *asked])
         pages = f"page: {html}\n" if html else ""
-        out.print(f"\n{pages}plan: {output}\nnext: holmes launch {output}", markup=False, soft_wrap=True)
+        following = f"\nnext: holmes launch {output}" if known_job.is_launched else ""
+        out.print(f"\n{pages}plan: {output}{following}", markup=False, soft_wrap=True)
 
 
 def _changed(inventory: Inventory, text: str) -> Inventory:

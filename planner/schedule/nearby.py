@@ -38,20 +38,21 @@ def rank_improved(
     found: Sequence[PricedPlacement],
     candidates: Sequence[Candidate] = (),
     left: TimeLeft | None = None,
+    most_starts: int = STARTS,
 ) -> list[Contender]:
     """As `rank_contenders`, each contender the best that is found around it, then around that one, and so on.
 
     It is begun with what is `found`, and with placements of `candidates` that straddle clusters.
     First all are run deeper or shallower, then the best are changed, as long as there is work left that may be done. In
     the end the best, and what comes so near that it may be it, are run in the least memory that is worth it.
-    What no time is `left` for is not done.
+    Not more than `most_starts` beside the best are begun with. What no time is `left` for is not done.
     """
     left = left or TimeLeft(inf)
-    climb, starts = _Climb(problem, left), rank_contenders(problem, found, STARTS, NEAR, left)
+    climb, starts = _Climb(problem, left), rank_contenders(problem, found, most_starts, NEAR, left)
     within_s = starts[0].mode.step_s
     straddling = [] if left.is_over else list(straddling_placements(problem, candidates, within_s))
     if straddling:
-        starts = rank_contenders(problem, [*(each.found for each in starts), *straddling], STARTS, NEAR, left)
+        starts = rank_contenders(problem, [*(each.found for each in starts), *straddling], most_starts, NEAR, left)
     deeper = _fastest_first([climb.up_from(each, changed=False) for each in starts])
     climbed, degrees = list[Contender](), set[tuple[int, ...]]()
     for each in deeper:  # of the same degrees the best alone

@@ -17,10 +17,12 @@ from planner.problem.candidates import RECOMPUTE, Candidate
 from planner.problem.problem import Problem
 from planner.schedule.placement_simulator import PlacementSimulator
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts, simplest
+from planner.schedule.simulate import MOST_SIMULATED
 from planner.search.placement import PricedPlacement
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
 
+WORK_WHEN_LATE = 200_000  # forwards and backwards simulated whatever the time: a few tenths of a second
 NEXT_BEST = 3  # runners-up, beside the best of every other crossing
 
 
@@ -44,7 +46,7 @@ def rank_contenders(
 
     The runners-up are the `next_best`, of those beyond `NEXT_BEST` what is as near to the fastest, as a part of its
     step; and behind them the best of every other crossing. When no time is `left`, they are the best of what was
-    simulated until then, one at least.
+    simulated until then.
     Raises HolmesError where job.yaml fixes a schedule that none of them can run.
     """
     entrants = [_Entrant(problem, each) for each in found]
@@ -74,6 +76,8 @@ class _Entrant:
         self.simulator = PlacementSimulator(problem.job, coeffs, found.placement)
         self.simulated: list[RunMode] = []
         self.best_s = inf  # of the modes simulated so far
+        microbatches = min(MOST_SIMULATED, *found.placement.microbatches)
+        self.work = 2 * found.placement.candidate.pp * microbatches  # forwards and backwards of one mode, about
 
     def simulate(self, mode: RunMode) -> None:
         """Finds the seconds of `mode`."""
@@ -92,12 +96,14 @@ def _simulate_promising(entrants: Sequence[_Entrant], next_best: int, near: floa
         (each.simulator.busiest_s, next(number), each, None) for each in entrants
     ]
     heapify(waiting)
-    while waiting and not (left is not None and left.is_over and any(each.simulated for each in entrants)):
+    work = 0
+    while waiting and not (work > WORK_WHEN_LATE and left is not None and left.is_over):
         lower_bound_s, _, entrant, mode = heappop(waiting)
         if lower_bound_s > _ranked_within_s(entrants, entrant.crossing, next_best, near) * (1 + RELATIVE_TOLERANCE):
             continue
         if mode is not None:
             entrant.simulate(mode)
+            work += entrant.work
             continue
         for each in entrant.simulator.modes():
             heappush(waiting, (each.step_s, next(number), entrant, each))
