@@ -96,11 +96,12 @@ def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float) -> float
 
     What is around the best few placements alone is looked through. Raises HolmesError.
     """
+    left = TimeLeft(time_limit_s)
     problem = read_problem(inventory, job)
     require_rates(problem)
-    result = search(problem, time_limit_s)
+    result = search(problem, SEARCHING * left.seconds)
     candidates = [each for _, each in result.ranked]
-    contenders = rank_improved(problem, result.found, candidates, most_starts=STARTS_OF_A_CHANGE)
+    contenders = rank_improved(problem, result.found, candidates, left, STARTS_OF_A_CHANGE)
     return best_step_s(problem, _with_sharded(problem, result, contenders))
 
 
