@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import socket
 import struct
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +16,7 @@ from holmes_runtime.config.messages import SocketAddress
 PROC = Path("/proc/self")
 TCP_FILES = ("net/tcp", "net/tcp6")
 ESTABLISHED, LISTENS = 1, 10  # include/net/tcp_states.h
+SIOCOUTQNSD = 0x894B  # include/uapi/linux/sockios.h
 _MAPPED = "::ffff:"
 
 
@@ -68,3 +72,18 @@ def own_connections() -> set[Connection]:
     """The established TCP connections of this process."""
     mine = own_sockets()
     return {each for each in all_connections() if each.state == ESTABLISHED and each.inode in mine}
+
+
+def beside_newer(connections: Iterable[Connection]) -> list[int]:
+    """The descriptors of those `connections` of this process that leave from where newer ones of its leave."""
+    older = set(connections)
+    addresses = {each.local.address for each in own_connections() - older}
+    sockets = own_sockets()
+    return [sockets[each.inode] for each in older if each.local.address in addresses and each.inode in sockets]
+
+
+def unsent_bytes(descriptor: int) -> int:
+    """What a TCP socket of this process has been given and not yet sent; 0 where the system does not say."""
+    with contextlib.suppress(OSError):
+        return int.from_bytes(fcntl.ioctl(descriptor, SIOCOUTQNSD, bytes(4)), sys.byteorder)
+    return 0

@@ -31,8 +31,6 @@ from holmes_runtime.checkpoint.reshard import TensorPiece
 from holmes_runtime.comm.record_exchange import all_gather_records
 from holmes_runtime.config.rank_grid import Rank
 
-ASKED_BYTES = 1 << 22  # at a time, while nothing else is sent
-
 STORAGE = "/data/0"  # of the one tensor in an archive of torch.save
 
 
@@ -169,7 +167,7 @@ class PieceLoading:
             for request in each.requests
             if request.provider == self._me.rank
         ]
-        exchange(outgoing, incoming, group, ASKED_BYTES, Pace(0.0))
+        exchange(outgoing, incoming, group, Pace())
 
     def _size_bytes(self, request: Request) -> int:
         return sum(self._boxes[number].size_bytes for number in request.boxes)

@@ -68,9 +68,10 @@ def save(folder: Path, *steps: int, keep_last: int = 2, value_type: str = "fp32"
     checkpoints.finish()
 
 
-def test_what_is_changed_after_save_has_begun_is_not_saved(tmp_path: Path) -> None:
+def test_what_is_changed_once_the_state_is_copied_is_not_saved(tmp_path: Path) -> None:
     checkpoints, shards = open_folder(config(tmp_path)), make_shards(7)
     checkpoints.save(shards, Counters(7, 6, 2.0, 3, 56))
+    checkpoints.await_copy()
     for shard in shards:
         shard.master.zero_()
     checkpoints.finish()
@@ -82,13 +83,18 @@ def test_what_is_changed_after_save_has_begun_is_not_saved(tmp_path: Path) -> No
     assert all(torch.equal(one.master, other.master) for one, other in zip(loaded, make_shards(7), strict=True))
 
 
+def taken(snapshot: Snapshot, pieces: dict[str, TensorPiece]) -> dict[str, TensorPiece]:
+    snapshot.start(pieces)
+    return snapshot.finish()
+
+
 def test_a_snapshot_is_taken_into_the_memory_of_the_one_before() -> None:
     shards, snapshot = make_shards(1), Snapshot()
-    first = snapshot.take(pieces_of(shards))
+    first = taken(snapshot, pieces_of(shards))
     for shard in shards:
         shard.master.fill_(9.0)
 
-    second = snapshot.take(pieces_of(shards))
+    second = taken(snapshot, pieces_of(shards))
 
     assert [piece.values.data_ptr() for piece in first.values()] == [
         piece.values.data_ptr() for piece in second.values()
@@ -99,7 +105,7 @@ def test_a_snapshot_is_taken_into_the_memory_of_the_one_before() -> None:
 def test_every_box_of_a_snapshot_is_all_of_its_storage_so_that_torch_writes_it_without_a_copy() -> None:
     piece = TensorPiece(torch.arange(13.0), TensorPart((4, 5), (0, 0), (4, 5)), 3, 16)
 
-    chunks = Snapshot().take({"weight": piece})["weight"].chunks()
+    chunks = taken(Snapshot(), {"weight": piece})["weight"].chunks()
 
     assert [chunk for chunk, _ in chunks] == [chunk for chunk, _ in piece.chunks()]
     for (_, copy), (_, values) in zip(chunks, piece.chunks(), strict=True):

@@ -1,0 +1,155 @@
+"""Bytes between ranks in chunks: their sizes, their order, and that training's own messages go first."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from holmes_runtime.admission.own_sockets import beside_newer, own_connections, unsent_bytes
+from holmes_runtime.checkpoint.piece_transfer import (
+    LEAST_BYTES,
+    MOST_BYTES,
+    Incoming,
+    Outgoing,
+    Pace,
+    exchange,
+)
+
+RANKS = 3
+SIZES = {(0, 1): 3 * MOST_BYTES + 5, (1, 0): 7, (0, 2): LEAST_BYTES, (2, 1): 2 * LEAST_BYTES + 1}  # by sender and taker
+
+
+def content(pair: tuple[int, int]) -> bytes:
+    return (bytes(range(251)) * (SIZES[pair] // 251 + 1))[pair[0] :][: SIZES[pair]]
+
+
+def give_and_take(rank: int, folder: Path, answers: Any) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    taken: dict[tuple[int, int], bytearray] = {pair: bytearray() for pair in SIZES if pair[1] == rank}
+    chunks: dict[tuple[int, int], list[int]] = {pair: [] for pair in taken}
+
+    def giver(pair: tuple[int, int]) -> Outgoing:
+        left = memoryview(content(pair))
+
+        def fill(target: memoryview) -> None:
+            nonlocal left
+            target[:], left = left[: len(target)], left[len(target) :]
+
+        return Outgoing(pair[1], SIZES[pair], fill)
+
+    def taker(pair: tuple[int, int]) -> Incoming:
+        def take(source: memoryview) -> None:
+            chunks[pair].append(len(source))
+            taken[pair].extend(source)
+
+        return Incoming(pair[0], SIZES[pair], take)
+
+    outgoing = [giver(pair) for pair in SIZES if pair[0] == rank]
+    assert dist.group.WORLD is not None
+    exchange(outgoing, [taker(pair) for pair in taken], dist.group.WORLD, Pace())
+    answers.put({pair: (bytes(data) == content(pair), chunks[pair]) for pair, data in taken.items()})
+    dist.barrier()
+
+
+@pytest.mark.torch
+def test_all_bytes_come_in_order_in_chunks_that_grow_where_only_the_way_takes_time(tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    answers = fork.Queue()
+    ranks = [fork.Process(target=give_and_take, args=(rank, tmp_path, answers)) for rank in range(RANKS)]
+    for process in ranks:
+        process.start()
+    found = {pair: answer for _ in ranks for pair, answer in answers.get(timeout=120).items()}
+    for process in ranks:
+        process.join(60)
+
+    assert {pair: whole for pair, (whole, _) in found.items()} == dict.fromkeys(SIZES, True)
+    sizes = found[0, 1][1]
+    assert sizes[:4] == [LEAST_BYTES, 2 * LEAST_BYTES, 4 * LEAST_BYTES, 8 * LEAST_BYTES]
+    assert max(sizes) == MOST_BYTES
+    assert found[1, 0][1] == [7]
+
+
+def test_chunks_shrink_again_where_there_is_time() -> None:
+    pace = Pace()
+    assert [pace.hold(0.0) for _ in range(2)] == [2 * LEAST_BYTES, 4 * LEAST_BYTES]
+
+    slow = Pace(duration_s=0.01)
+    slow.begin()
+    assert slow.hold(1.0) == LEAST_BYTES
+
+
+class LookedAt(list[int]):
+    """Says when somebody has begun to look through it."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        super().__init__(numbers)
+        self.looked = threading.Event()
+
+    def __iter__(self) -> Iterator[int]:
+        self.looked.set()
+        return super().__iter__()
+
+
+def fill(sender: socket.socket) -> int:
+    """Sends until no more is taken; the bytes sent."""
+    sender.setblocking(False)
+    sent = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sent += sender.send(bytes(1 << 16))
+    return sent
+
+
+def test_a_chunk_is_held_back_while_training_has_something_to_send() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        before = own_connections()
+        sender = socket.create_connection(server.getsockname())
+        taker = server.accept()[0]
+        with sender, taker:
+            of_training = own_connections() - before
+            sent = fill(sender)
+            sockets = LookedAt([sender.fileno()])
+            pace = Pace(latest_s=3600.0, sockets=sockets)
+            pace.begin()
+            held: list[int] = []
+            thread = threading.Thread(target=lambda: held.append(pace.hold(0.5)))
+            thread.start()
+            assert sockets.looked.wait(60)
+            assert unsent_bytes(sender.fileno()) > 0
+            assert held == []
+            while sent:
+                sent -= len(taker.recv(1 << 20))
+            thread.join(60)
+            assert held == [LEAST_BYTES]
+            assert unsent_bytes(sender.fileno()) == 0
+
+            with socket.create_connection(server.getsockname()) as newer, server.accept()[0]:
+                found = set(beside_newer(of_training))
+                assert {sender.fileno(), taker.fileno()} <= found
+                assert newer.fileno() not in found
+
+
+def test_who_waits_for_the_exchange_is_not_held_up_by_what_training_sends() -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    with server, socket.create_connection(server.getsockname()) as sender, server.accept()[0]:
+        fill(sender)
+        pace = Pace(duration_s=3600.0, latest_s=3600.0, sockets=[sender.fileno()])
+        pace.begin()
+        pace.hurry()
+        assert pace.hold(1.0) == 2 * LEAST_BYTES
+
+
+def test_what_is_no_tcp_socket_has_nothing_to_send() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        descriptor = one.fileno()
+        assert unsent_bytes(descriptor) == 0
+    assert unsent_bytes(descriptor) == 0  # closed
