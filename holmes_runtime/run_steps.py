@@ -74,7 +74,7 @@ def run_steps(
     gc.enable()
     profiler.finish()
     if checkpoints is not None:
-        checkpoints.finish()
+        checkpoints.close()
 
 
 def collect_garbage(steps_taken: int) -> None:

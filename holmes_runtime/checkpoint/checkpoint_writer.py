@@ -13,6 +13,7 @@ from torch.distributed import ProcessGroup
 from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder, write_durably
 from holmes_runtime.checkpoint.description import DESCRIPTION_FILE, Counters, describe
 from holmes_runtime.checkpoint.host_folders import HostFolders, Said
+from holmes_runtime.checkpoint.memory_files import MemoryFiles
 from holmes_runtime.checkpoint.piece_copies import copy_files
 from holmes_runtime.checkpoint.piece_files import files_of, joined_boxes, write_metadata, write_pieces
 from holmes_runtime.checkpoint.piece_index import (
@@ -43,11 +44,13 @@ class CheckpointWriter:
         folder: CheckpointFolder,
         folders: HostFolders,
         generation: int,
+        memory: MemoryFiles,
         group: ProcessGroup,
     ) -> None:
         assert config.checkpoint is not None
         self._config, self._me, self._data_digest = config, me, data_digest
-        self._folder, self._folders, self._generation, self._group = folder, folders, generation, group
+        self._folder, self._folders, self._generation = folder, folders, generation
+        self._memory, self._group = memory, group
         self._copied_to = folders.copied_to(config.checkpoint.copies)
 
     def write(self, pieces: dict[str, TensorPiece], counters: Counters, begun_by: str, pace: Pace) -> None:
@@ -56,13 +59,15 @@ class CheckpointWriter:
         Called by all ranks. Raises RuntimeError, on all, if one of them failed.
         """
         partial = self._folder.partial(counters.steps)
-        merged = self._merge(self._write_own(partial, pieces), counters, begun_by)
+        mine = self._write_own(partial, pieces)
+        merged = self._merge(mine, counters, begun_by)
         trouble = merged.trouble
         if trouble is None and len(self._folders.hosts) > 1:  # in one folder of all rank 0 alone knows the pieces
             assert merged.pieces is not None
             copied = copy_files(partial, merged.pieces, self._me.rank, self._copied_to, self._group, pace)
             trouble = self._troubles(copied)
         if trouble is None:
+            self._memory.keep(merged.save_id, partial, self._own_names(mine, merged.pieces))
             trouble = self._troubles(self._publish(partial, merged.pieces, counters))
         if trouble is not None:
             raise RuntimeError(
@@ -71,6 +76,12 @@ class CheckpointWriter:
             )
         if self._folders.is_first(self._me.rank):
             self._folder.remove_old(counters.steps)
+
+    def _own_names(self, mine: Written, index: PieceIndex | None) -> set[str]:
+        """The files that this rank has written or copied."""
+        copied = () if index is None else index.files
+        written = {box.file for tensor in mine.tensors for box in tensor.boxes}
+        return written | {file.name for file in copied if self._me.rank in self._copied_to[file.rank]}
 
     def _write_own(self, partial: Path, pieces: dict[str, TensorPiece]) -> Written:
         try:
@@ -102,7 +113,7 @@ class CheckpointWriter:
             except Exception as error:  # whatever it is, the others wait to hear of it
                 trouble = self._in_words(error)
         told = index if len(self._folders.hosts) > 1 else None
-        merged = broadcast_record(Merged(told, trouble), self._group)
+        merged = broadcast_record(Merged(index.save_id if index else "", told, trouble), self._group)
         return merged._replace(pieces=merged.pieces or index)
 
     def _index(self, tensors: Iterable[WrittenTensor], counters: Counters, begun_by: str) -> PieceIndex:

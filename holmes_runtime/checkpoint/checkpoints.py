@@ -8,6 +8,7 @@ holds the files of its ranks and copies of others', and all together hold the ch
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -19,9 +20,10 @@ from holmes_runtime.checkpoint.checkpoint_folder import LATEST_FILE, CheckpointF
 from holmes_runtime.checkpoint.checkpoint_writer import CheckpointWriter
 from holmes_runtime.checkpoint.description import DESCRIPTION_FILE, Counters, Description, describe, differences
 from holmes_runtime.checkpoint.host_folders import find_folders
+from holmes_runtime.checkpoint.memory_files import MemoryFiles
 from holmes_runtime.checkpoint.piece_files import index_of_old
 from holmes_runtime.checkpoint.piece_index import DamagedPiece, Described, read_index
-from holmes_runtime.checkpoint.piece_loading import PieceLoading
+from holmes_runtime.checkpoint.piece_loading import OwnFiles, PieceLoading
 from holmes_runtime.checkpoint.piece_transfer import Pace
 from holmes_runtime.checkpoint.reshard import TensorPiece, pieces_of
 from holmes_runtime.checkpoint.snapshot import Snapshot
@@ -54,6 +56,7 @@ class Checkpoints:
         self._snapshot = Snapshot()
         self._every_steps, self._copies = config.checkpoint.every_steps, config.checkpoint.copies
         self._has_too_few = False  # copies of what it went on from
+        self._steps = 0  # of the newest checkpoint
         self._pace, self._saved_s = Pace(), time.monotonic()
         self._folders = find_folders(self._folder.path, me, config.ranks, self._group)
         self._sockets = beside_newer(of_training)  # what they have to send goes before copies
@@ -65,7 +68,10 @@ class Checkpoints:
         self._faults = [fault for each in self._offers for fault in each.faults]
         generation = 1 + max((offer.generation for each in self._offers for offer in each.offers), default=0)
         self._begun_by = config.run_id
-        self._writer = CheckpointWriter(config, me, data_digest, self._folder, self._folders, generation, self._group)
+        self._memory = MemoryFiles(me, config.ranks, os.environ)
+        self._writer = CheckpointWriter(
+            config, me, data_digest, self._folder, self._folders, generation, self._memory, self._group
+        )
         if not self.is_empty and not config.resume:
             holder = next(each for each in self._offers if each.latest is not None)
             raise RuntimeError(
@@ -108,6 +114,7 @@ class Checkpoints:
             counters, fault = self._load(found, pieces)
             if fault is None:
                 self._begun_by = found.offer.begun_by or self._config.run_id
+                self._steps = found.offer.steps
                 self._has_too_few = any(len(at) < min(self._copies, len(self._offers)) for at in found.holders.values())
                 return counters
             reasons.append(f"{found.offer.name}: {fault}")
@@ -147,7 +154,8 @@ class Checkpoints:
         if changed:
             self._tell([f"resumes {folder} with other settings: {'; '.join(changed)}"])
         places = [f"{self._place(each)}/{found.offer.name}" for each in self._offers]
-        loading = PieceLoading(described.pieces, pieces, folder, found.holders, places, self._folders, self._me)
+        own = OwnFiles(folder, self._memory.of_save(described.pieces.save_id))
+        loading = PieceLoading(described.pieces, pieces, own, found.holders, places, self._folders, self._me)
         fault, damage = loading.load(self._group)
         if fault is None:
             self._tell(f"{sentence}: read from another folder" for sentence in (*found.lost, *damage))
@@ -181,7 +189,7 @@ class Checkpoints:
         is_first = self._me.tp_rank == 0
         mine = [shard for shard in shards if (is_first or not shard.part.is_whole) and not shard.is_copy]
         self._snapshot.start(pieces_of(mine))
-        self._saving, self._has_too_few = Future(), False
+        self._saving, self._has_too_few, self._steps = Future(), False, counters.steps
         now_s = time.monotonic()
         between_s, self._saved_s = now_s - self._saved_s, now_s
         self._pace = Pace(SPREAD * between_s, LATEST * between_s, self._sockets)
@@ -202,6 +210,12 @@ class Checkpoints:
         self._pace.hurry()
         if self._saving is not None:
             self._saving.result()
+
+    def close(self) -> None:
+        """Waits as `finish`. After the last step of all nobody needs what is kept in memory."""
+        self.finish()
+        if self._steps >= self._config.steps:
+            self._memory.remove()
 
     def _run(self, outcome: Future[None], counters: Counters) -> None:
         try:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.checkpoint.description import ADDED_TO_SHAPES, Counters, differences
+from holmes_runtime.checkpoint.piece_files import SafeReader
 from holmes_runtime.checkpoint.reshard import TensorPiece, pieces_of
-from holmes_runtime.checkpoint.safe_reader import SafeReader
 from holmes_runtime.checkpoint.snapshot import Snapshot
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing
@@ -26,16 +25,9 @@ from holmes_runtime.parallel.gradient_buckets import Shard
 
 from .launched_runs import TINY, make_config
 
+pytestmark = pytest.mark.usefixtures("lone_group")
 OWN = replace(TINY, factory="own.py:build")
 SHAPES = {"head.weight": (5, 3), "norm.bias": (4,)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    store = tmp_path_factory.mktemp("store") / "store"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def config(folder: Path, resume: bool = False, keep_last: int = 2, value_type: str = "fp32") -> RunConfig:

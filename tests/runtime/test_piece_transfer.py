@@ -87,14 +87,16 @@ def test_chunks_shrink_again_where_there_is_time() -> None:
 
 
 class LookedAt(list[int]):
-    """Says when somebody has begun to look through it."""
+    """Says when somebody looks through it again."""
 
     def __init__(self, numbers: list[int]) -> None:
         super().__init__(numbers)
-        self.looked = threading.Event()
+        self.looked, self._times = threading.Event(), 0
 
     def __iter__(self) -> Iterator[int]:
-        self.looked.set()
+        self._times += 1
+        if self._times > 1:
+            self.looked.set()
         return super().__iter__()
 
 
