@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import socket
 import struct
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +17,8 @@ PROC = Path("/proc/self")
 TCP_FILES = ("net/tcp", "net/tcp6")
 ESTABLISHED, LISTENS = 1, 10  # include/net/tcp_states.h
 SIOCOUTQNSD = 0x894B  # include/uapi/linux/sockios.h
+TCP_INFO_BYTES, LAST_DATA = 56, (44, 52)  # include/uapi/linux/tcp.h: where tcpi_last_data_sent and _recv are
+JUST_MS = 6  # a queue of 256 KiB leaves a NIC of 400 Mbit/s in as long
 _MAPPED = "::ffff:"
 
 
@@ -74,16 +76,23 @@ def own_connections() -> set[Connection]:
     return {each for each in all_connections() if each.state == ESTABLISHED and each.inode in mine}
 
 
-def beside_newer(connections: Iterable[Connection]) -> list[int]:
-    """The descriptors of those `connections` of this process that leave from where newer ones of its leave."""
+def beside_newer(connections: Iterable[Connection]) -> list[socket.socket]:
+    """Those `connections` of this process that leave from where newer ones of its leave, to be looked at."""
     older = set(connections)
     addresses = {each.local.address for each in own_connections() - older}
     sockets = own_sockets()
-    return [sockets[each.inode] for each in older if each.local.address in addresses and each.inode in sockets]
+    found = (sockets.get(each.inode) for each in older if each.local.address in addresses)
+    return [socket.socket(fileno=os.dup(descriptor)) for descriptor in found if descriptor is not None]
 
 
-def unsent_bytes(descriptor: int) -> int:
-    """What a TCP socket of this process has been given and not yet sent; 0 where the system does not say."""
+def is_moving(connection: socket.socket) -> bool:
+    """Whether a TCP connection has something to send, or has just sent or received; no where the system says nothing.
+
+    What has left the socket waits for the interface, and what comes needs answers that pass it.
+    """
     with contextlib.suppress(OSError):
-        return int.from_bytes(fcntl.ioctl(descriptor, SIOCOUTQNSD, bytes(4)), sys.byteorder)
-    return 0
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        sent_ms_ago, received_ms_ago = (value for (value,) in (struct.unpack_from("=I", info, at) for at in LAST_DATA))
+        unsent = fcntl.ioctl(connection, SIOCOUTQNSD, bytes(4))
+        return any(unsent) or min(sent_ms_ago, received_ms_ago) < JUST_MS
+    return False

@@ -59,7 +59,7 @@ class Checkpoints:
         self._steps = 0  # of the newest checkpoint
         self._pace, self._saved_s = Pace(), time.monotonic()
         self._folders = find_folders(self._folder.path, me, config.ranks, self._group)
-        self._sockets = beside_newer(of_training)  # what they have to send goes before copies
+        self._of_training = beside_newer(of_training)  # what moves on them goes before copies
         self._is_first = self._folders.is_first(me.rank)
         if self._is_first:
             self._folder.make_ready()
@@ -192,7 +192,7 @@ class Checkpoints:
         self._saving, self._has_too_few, self._steps = Future(), False, counters.steps
         now_s = time.monotonic()
         between_s, self._saved_s = now_s - self._saved_s, now_s
-        self._pace = Pace(SPREAD * between_s, LATEST * between_s, self._sockets)
+        self._pace = Pace(SPREAD * between_s, LATEST * between_s, self._of_training)
         # A daemon: when the run fails elsewhere, nobody waits for a write that waits for ranks that are gone.
         Thread(target=self._run, args=(self._saving, counters), name="checkpoint", daemon=True).start()
 

@@ -6,6 +6,7 @@ and large ones make up for a long way.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Sequence
 from threading import Event
@@ -16,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
-from holmes_runtime.admission.own_sockets import unsent_bytes
+from holmes_runtime.admission.own_sockets import is_moving
 
-LEAST_BYTES, MOST_BYTES = 1 << 17, 1 << 22  # of a chunk; the first is of the least
+LEAST_BYTES, MOST_BYTES = 1 << 16, 1 << 22  # of a chunk; the first is of the least
 SIZE_BYTES = 8  # of the number that it ends with
-LOOK_EVERY_S = 0.004  # at what training sends
+LOOK_EVERY_S = 0.002  # at what training sends and receives
 
 
 class Outgoing(NamedTuple):
@@ -42,12 +43,14 @@ class Incoming(NamedTuple):
 class Pace:
     """Spreads an exchange evenly over `duration_s`, until somebody waits for it.
 
-    What the `sockets` of training have still to send goes first, as long as the exchange lasts no longer than
-    `latest_s` by that.
+    What moves on the `connections` of training goes first, as long as the exchange lasts no longer than `latest_s` by
+    that.
     """
 
-    def __init__(self, duration_s: float = 0.0, latest_s: float = 0.0, sockets: Sequence[int] = ()) -> None:
-        self._duration_s, self._latest_s, self._sockets = duration_s, latest_s, sockets
+    def __init__(
+        self, duration_s: float = 0.0, latest_s: float = 0.0, connections: Sequence[socket.socket] = ()
+    ) -> None:
+        self._duration_s, self._latest_s, self._connections = duration_s, latest_s, connections
         self._hurry, self._began_s = Event(), time.monotonic()
         self._chunk_bytes = LEAST_BYTES
 
@@ -74,9 +77,9 @@ class Pace:
         return self._chunk_bytes
 
     def _yield(self, until_s: float) -> bool:
-        """Waits until training has nothing to send; whether it had."""
+        """Waits until training neither sends nor receives; whether it did."""
         has_yielded = False
-        while time.monotonic() < until_s and not self._hurry.is_set() and any(map(unsent_bytes, self._sockets)):
+        while time.monotonic() < until_s and not self._hurry.is_set() and any(map(is_moving, self._connections)):
             has_yielded = True
             self._hurry.wait(LOOK_EVERY_S)
         return has_yielded

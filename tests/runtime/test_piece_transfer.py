@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from holmes_runtime.admission.own_sockets import beside_newer, own_connections, unsent_bytes
+from holmes_runtime.admission.own_sockets import beside_newer, is_moving, own_connections
 from holmes_runtime.checkpoint.piece_transfer import (
     LEAST_BYTES,
     MOST_BYTES,
@@ -86,14 +87,14 @@ def test_chunks_shrink_again_where_there_is_time() -> None:
     assert slow.hold(1.0) == LEAST_BYTES
 
 
-class LookedAt(list[int]):
+class LookedAt(list[socket.socket]):
     """Says when somebody looks through it again."""
 
-    def __init__(self, numbers: list[int]) -> None:
-        super().__init__(numbers)
+    def __init__(self, connections: list[socket.socket]) -> None:
+        super().__init__(connections)
         self.looked, self._times = threading.Event(), 0
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[socket.socket]:
         self._times += 1
         if self._times > 1:
             self.looked.set()
@@ -110,7 +111,7 @@ def fill(sender: socket.socket) -> int:
     return sent
 
 
-def test_a_chunk_is_held_back_while_training_has_something_to_send() -> None:
+def test_a_chunk_is_held_back_while_training_sends_or_receives() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         before = own_connections()
         sender = socket.create_connection(server.getsockname())
@@ -118,40 +119,57 @@ def test_a_chunk_is_held_back_while_training_has_something_to_send() -> None:
         with sender, taker:
             of_training = own_connections() - before
             sent = fill(sender)
-            sockets = LookedAt([sender.fileno()])
-            pace = Pace(latest_s=3600.0, sockets=sockets)
+            connections = LookedAt([sender])
+            pace = Pace(latest_s=3600.0, connections=connections)
             pace.begin()
             held: list[int] = []
             thread = threading.Thread(target=lambda: held.append(pace.hold(0.5)))
             thread.start()
-            assert sockets.looked.wait(60)
-            assert unsent_bytes(sender.fileno()) > 0
+            assert connections.looked.wait(60)
+            assert is_moving(sender)
             assert held == []
             while sent:
                 sent -= len(taker.recv(1 << 20))
             thread.join(60)
             assert held == [LEAST_BYTES]
-            assert unsent_bytes(sender.fileno()) == 0
 
             with socket.create_connection(server.getsockname()) as newer, server.accept()[0]:
-                found = set(beside_newer(of_training))
-                assert {sender.fileno(), taker.fileno()} <= found
-                assert newer.fileno() not in found
+                found = beside_newer(of_training)
+                assert {each.getsockname() for each in found} == {sender.getsockname(), taker.getsockname()}
+                assert newer.getsockname() not in {each.getsockname() for each in found}
+                for each in found:
+                    each.close()
 
 
 def test_who_waits_for_the_exchange_is_not_held_up_by_what_training_sends() -> None:
     server = socket.create_server(("127.0.0.1", 0))
     with server, socket.create_connection(server.getsockname()) as sender, server.accept()[0]:
         fill(sender)
-        pace = Pace(duration_s=3600.0, latest_s=3600.0, sockets=[sender.fileno()])
+        pace = Pace(duration_s=3600.0, latest_s=3600.0, connections=[sender])
         pace.begin()
         pace.hurry()
         assert pace.hold(1.0) == 2 * LEAST_BYTES
 
 
-def test_what_is_no_tcp_socket_has_nothing_to_send() -> None:
+def test_a_connection_moves_when_it_has_just_received_and_later_no_more() -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    with server, socket.create_connection(server.getsockname()) as sender, server.accept()[0] as taker:
+
+        def has_received() -> bool:
+            sender.send(b"x")
+            taker.recv(1)
+            return is_moving(taker)
+
+        assert any(has_received() for _ in range(1000))  # this process may be held up in between
+        deadline_s = time.monotonic() + 60
+        while is_moving(taker):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+
+
+def test_nothing_is_known_to_move_on_what_is_no_tcp_connection() -> None:
     one, other = socket.socketpair()
     with one, other:
-        descriptor = one.fileno()
-        assert unsent_bytes(descriptor) == 0
-    assert unsent_bytes(descriptor) == 0  # closed
+        one.send(b"x")
+        assert not is_moving(one)
+    assert not is_moving(one)  # closed
