@@ -28,6 +28,7 @@ from tests.testbed.rehearsal import Site, bed_site, only_run, standard_library_c
 
 NARROW_MBPS = 2
 SECTION: dict[str, Any] = {"codec": "int4", "fragments": 4, "delay_steps": 6, "grace_s": 10.0}
+OFTEN = {"inner_steps": 20, "delay_steps": 2}  # who comes back joins at the next exchange
 ROUNDS, EXACT_STEPS, PLAIN_STEPS = 2, 4, 6
 LOST_CLUSTER, DOWN_S, EVERY_S, MINUTES = "B", 15.0, 60.0, 10
 
@@ -143,7 +144,7 @@ def median_step_s(folder: Path) -> float:
 def goodput(site: Site) -> float:
     """Steps that two islands take over those their uptime allows, where one is gone for a quarter of the time."""
     assert site.bed is not None
-    plan = island_plan(site, "goodput", SECTION | {"inner_steps": 50}, 100000)
+    plan = island_plan(site, "goodput", SECTION | OFTEN, 100000)
     runs = site.folder / "runs-goodput"
     command = site.command("launch", str(plan), "--runs", str(runs), "--json")
     with open(site.folder / "said", "w") as said, subprocess.Popen(command, stdout=said, stderr=said) as process:

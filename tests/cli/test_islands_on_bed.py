@@ -46,8 +46,11 @@ def holmes(site: Site, *arguments: str) -> subprocess.CompletedProcess[str]:
 def planned(site: Site, steps: int) -> Path:
     inventory, plan = site.folder / "inventory.json", site.folder / "plan.json"
     job = site.write_job("job", {**JOB, "steps": steps})
-    for words in (("probe", str(site.hosts_yaml), "-o", str(inventory)), ("plan", str(job), "-i", str(inventory))):
-        done = holmes(site, *words, *(("-o", str(plan)) if words[0] == "plan" else ()))
+    for words in (
+        ("probe", str(site.hosts_yaml), "-o", str(inventory)),
+        ("plan", str(job), "-i", str(inventory), "-o", str(plan)),
+    ):
+        done = holmes(site, *words)
         assert done.returncode == 0, done.stderr
     assert json.loads(plan.read_text(encoding="utf-8"))["kind"] == "islands_plan"
     return plan
