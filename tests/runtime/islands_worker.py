@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import TCPStore
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing
 from holmes_runtime.outer import island_exchange
+from holmes_runtime.outer.lane_exchange import carry
 from holmes_runtime.outer.outer_loop import MEETING, meeting_store
 from holmes_runtime.trainer import StepResult, Trainer
 
@@ -210,7 +211,7 @@ def before_steps(act: Callable[[Trainer, int], None]) -> None:
         act(trainer, number)
         return take_step(trainer, number)
 
-    Trainer.step = step  # type: ignore[method-assign]
+    Trainer.step = step  # type: ignore[method-assign, assignment]
 
 
 def stop_after(steps: int) -> None:
@@ -251,7 +252,7 @@ def until_it_has_come(island: int, start: int = 1, slot: int = 0) -> Callable[[]
 
 def die_in_exchange() -> None:
     """The process is gone as soon as it has something to send in its second exchange."""
-    carry, held = island_exchange.carry, []
+    held: list[int] = []
 
     def carry_or_die(*arguments: Any) -> int:
         held.append(1)
@@ -259,7 +260,7 @@ def die_in_exchange() -> None:
             os._exit(9)
         return carry(*arguments)
 
-    island_exchange.carry = carry_or_die
+    island_exchange.carry = carry_or_die  # type: ignore[attr-defined, assignment]
 
 
 if __name__ == "__main__":
