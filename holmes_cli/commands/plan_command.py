@@ -106,7 +106,7 @@ def plan_command(
         _print_file(output, asked)
     else:
         show_plan(answer.plan, inventory_record, [*advice, *asked])
-        _show_files(output, html)
+        _show_files(output, html, is_launched=known_job.is_launched)
 
 
 def _check_options(given: Mapping[str, bool]) -> None:
@@ -138,9 +138,10 @@ def _show_mode(plan: Plan | IslandsPlan, inventory: Inventory, output: Path, htm
     _show_files(output, html)
 
 
-def _show_files(output: Path, html: Path | None) -> None:
+def _show_files(output: Path, html: Path | None, is_launched: bool = True) -> None:
     pages = f"page: {html}\n" if html else ""
-    out.print(f"\n{pages}plan: {output}\nnext: holmes launch {output}", markup=False, soft_wrap=True)
+    following = f"\nnext: holmes launch {output}" if is_launched else ""
+    out.print(f"\n{pages}plan: {output}{following}", markup=False, soft_wrap=True)
 
 
 def _write(output: Path, plan: Plan | IslandsPlan, is_own: bool) -> None:

@@ -114,8 +114,16 @@ def plan_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
         *unused_fabric_sentences(plan, inventory),
         *assumed_speed_sentence(plan, inventory),
         *_unequal_sentence(plan.solve),
+        *_engine_sentence(plan),
         _proof_sentence(plan.solve),
     )
+
+
+def _engine_sentence(plan: Plan) -> tuple[str, ...]:
+    """That another engine is to train, where one is."""
+    if plan.job.is_launched:
+        return ()
+    return (f"These are predictions for {plan.job.engine} (`engine` in job.yaml): Holmes does not launch it.",)
 
 
 def show_sheet(sheet: Sheet, console: Console) -> None:

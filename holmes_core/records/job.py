@@ -29,6 +29,7 @@ Codec = Literal["none", "bf16", "int8", "int4"]
 Zero = Literal[1, 3]
 """The stage of ZeRO: 1 shards optimizer states over replicas; 3 also weights and gradients, inside a cluster."""
 ScheduleName = Literal["gpipe", "1f1b", "eager", "interleaved", "zero-bubble"]
+EngineName = Literal["holmes", "megatron-2021", "megatron-deepspeed", "megatron-2024", "sailor"]
 
 
 class Source(Record):
@@ -230,6 +231,9 @@ class Job(FileRecord):
     evaluation: Evaluation | None = None
     checkpoint: Checkpointing | None = None
     profile: Profile | None = None
+    engine: EngineName = "holmes"
+    """What trains: the bundled runtime, or other software, whose plans are predictions and not launched; see
+    docs/cost-model.md."""
     device: Device = "cuda"
     slots_per_host: Positive = 1  # on CPUs, whatever GPUs the host has
     threads_per_slot: Positive = 1
@@ -241,6 +245,11 @@ class Job(FileRecord):
     launch: LaunchSettings = LaunchSettings()
     master_port: Annotated[int, Field(ge=1024, le=65535)] = 29500  # of the rendezvous; the next free one from there
     timeout_s: Annotated[float, Field(gt=0)] = 600.0  # how long a rank waits for another
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether the bundled runtime trains, and not software of which only predictions are made."""
+        return self.engine == "holmes"
 
     @property
     def value_type(self) -> Precision:

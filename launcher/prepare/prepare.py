@@ -106,8 +106,13 @@ def reasons_of(node: Node, variables: UserVariables) -> dict[str, str]:
 
 
 def run_config_of(plan: Plan, run_id: str) -> RunConfig:
-    """The plan in the runtime's own words."""
+    """The plan in the runtime's own words. Raises HolmesError where it is not the runtime's."""
     job, model = plan.job, plan.job.model
+    if not job.is_launched:
+        raise HolmesError(
+            f"the plan says what {job.engine} would take, which Holmes predicts and does not run",
+            "leave `engine` out of job.yaml and plan again",
+        )
     try:
         return RunConfig(
             schema_version=1,

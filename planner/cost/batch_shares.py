@@ -37,7 +37,8 @@ class BatchShares:
         self._sizes = [size for size in sizes if self._batch % size == 0]
         self._fixed_dp = fixed.dp
         # Replicas that hold weights together run equally many, and interleaving takes rounds of pp.
-        self._must_divide = fixed.zero == 3 or (fixed.chunks or 1) > 1 or fixed.schedule == "interleaved"
+        in_rounds = (fixed.chunks or 1) > 1 or fixed.schedule == "interleaved"
+        self._must_divide = not job.is_launched or fixed.zero == 3 or in_rounds
         self._even = {size: list(_divisors(self._batch // size, num_slots)) for size in self._sizes}
 
     def of(self, classes: Sequence[ClassRoom], pp: int) -> list[tuple[int, int]]:

@@ -22,6 +22,7 @@ from holmes_runtime.config.model_shape import (
     stage_parameters,
     table_parameters,
 )
+from planner.cost.engines import engine_of
 from planner.cost.memory_margin import reserve_bytes, training_margin
 
 GRADIENT_BYTES = 4  # gradients are summed in fp32 whatever the precision
@@ -34,8 +35,9 @@ class Execution:
     """How every tasklet is run; `reserve_bytes` and `memory_margin` are what is kept of a GPU, see memory_margin.py.
 
     The bundled runtime shards sequences together with tensors, never keeps attention scores and has no fp32 copy of all
-    logits; older software, which the validation predicts, does none of it. `masked`: attention is told by a
-    mask where documents end. `fused_operators`: what lies between matrix products runs in kernels made for it, by
+    logits; other engines may do none of it, and need `extra_state_bytes` a parameter and `activation_factor` times the
+    activations, see engines.py. `dp`: among so many ranks a parameter's update is shared. `masked`: attention is told
+    by a mask where documents end. `fused_operators`: what lies between matrix products runs in kernels made for it, by
     torch.compile or by hand; else operator by operator (eager).
     """
 
@@ -54,6 +56,8 @@ class Execution:
     masked: bool = False
     chunked_loss: bool = True
     fused_operators: bool = True
+    extra_state_bytes: float = 0.0
+    activation_factor: float = 1.0
 
 
 def make_execution(
@@ -67,13 +71,18 @@ def make_execution(
     optimizer_offload: bool = False,
 ) -> Execution:
     """The execution of `job` with these degrees, in its precision and on its device."""
-    value_bytes = 4 if job.value_type == "fp32" else 2
+    value_bytes, engine = 4 if job.value_type == "fp32" else 2, engine_of(job)
     return Execution(
-        *(tp, dp, micro_batch_size, value_bytes, recompute),
+        *(tp, dp if engine.shards_states else 1, micro_batch_size, value_bytes, recompute),
         *(reserve_bytes(job, tp, pp, dp), training_margin(job), weight_shards, optimizer_offload),
+        sequence_parallel=engine.shards_sequences(recompute),
+        fused_attention=engine.fused_attention,
         masked=job.data.documents == "separate",
+        chunked_loss=engine.chunked_loss,
         fused_operators=job.compiles,
         outer_bytes=outer_bytes(job.islands) if job.islands is not None else 0,
+        extra_state_bytes=engine.extra_state_bytes,
+        activation_factor=engine.activation_factor,
     )
 
 
@@ -231,12 +240,28 @@ def memory_bytes(
     parameters = stage_parameters(model, sum(layers), is_first, is_last, execution.tp)
     layers_in_flight = sum(count * held for count, held in zip(layers, in_flight, strict=True))
     return (
-        _with_margin(state_bytes(parameters, execution), execution)
-        + layers_in_flight * _with_margin(layer_activation_bytes(model, execution), execution)
+        _states_bytes(parameters, execution)
+        + layers_in_flight * _kept_bytes(model, execution)
         + sum(in_flight) * _with_margin(mask_bytes(model, execution), execution)
         + _with_margin(_passing_bytes(model, execution, is_first, is_last), execution)
         + execution.reserve_bytes
     )
+
+
+def more_layer_bytes(model: Model, execution: Execution) -> int:
+    """Bytes that a second layer adds to a rank that holds one and one micro-batch."""
+    one, two = (_states_bytes(count * layer_parameters(model, execution.tp), execution) for count in (1, 2))
+    return two - one + _kept_bytes(model, execution)
+
+
+def _states_bytes(parameters: int, execution: Execution) -> int:
+    states = state_bytes(parameters, execution) + int(parameters * execution.extra_state_bytes)
+    return _with_margin(states, execution)
+
+
+def _kept_bytes(model: Model, execution: Execution) -> int:
+    """Of one layer and micro-batch."""
+    return _with_margin(int(layer_activation_bytes(model, execution) * execution.activation_factor), execution)
 
 
 def _passing_bytes(model: Model, execution: Execution, is_first: bool, is_last: bool) -> int:

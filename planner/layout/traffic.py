@@ -11,6 +11,7 @@ from holmes_runtime.config.model_shape import gradient_order
 from holmes_runtime.config.schedule import ActionKind, make_schedule
 from planner.cost.collectives import shard_exchange_bytes
 from planner.cost.counts import GRADIENT_BYTES, Execution, edge_bytes, tied_bytes
+from planner.cost.engines import engine_of
 from planner.layout.layout import Layout
 from planner.schedule.buckets import part_parameters
 
@@ -95,9 +96,10 @@ def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup
         parameters = gathered_parameters = parameters * n // layout.candidate.dp
     hosts = [layout.ranks[rank].host for rank in group.ranks]
     ring = [(i, (i + 1) % n) for i in range(n) if hosts[i] != hosts[(i + 1) % n]]
-    gathered = shard_exchange_bytes(execution.value_bytes * gathered_parameters, n)
+    reduced_bytes, gathered_bytes = engine_of(job).travels_bytes(execution.value_bytes)
+    gathered = shard_exchange_bytes(gathered_bytes * gathered_parameters, n)
     if job.device == "cuda":
-        reduced = shard_exchange_bytes(GRADIENT_BYTES * parameters, n)
+        reduced = shard_exchange_bytes(reduced_bytes * parameters, n)
         return [(i, j, gathered + reduced) for i, j in ring]
     members, part = Counter(hosts), GRADIENT_BYTES * parameters / n
     # A member stands for those it sends to: its own interface gets back what they send.

@@ -10,6 +10,7 @@ from holmes_core.records.job import Job, Recompute
 from holmes_core.records.plan import Plan
 from planner.cost.batch_shares import BatchShares, ClassRoom
 from planner.cost.counts import Execution, keeps_selectively, make_execution
+from planner.cost.engines import engine_of
 from planner.cost.fill import Fill, fills
 from planner.problem.fleet import Fleet
 
@@ -97,6 +98,7 @@ def check_job(job: Job) -> None:
         )
     _check_zero(job)
     _check_compiled(job)
+    _check_engine(job)
 
 
 def _check_zero(job: Job) -> None:
@@ -126,6 +128,28 @@ def _check_compiled(job: Job) -> None:
             f"job: parallel.schedule zero-bubble with compile {said}: a compiled layer's backward is one piece, so "
             "that its whole would run in each of the two halves",
             "set `compile: false`, or choose another schedule",
+        )
+
+
+def _check_engine(job: Job) -> None:
+    if job.is_launched:
+        return
+    fixed, schedules = job.parallel, engine_of(job).schedules
+    if job.device == "cpu":
+        raise HolmesError(
+            f"job: engine is {job.engine} and device cpu: what is known of other engines was measured on GPUs",
+            "leave engine out, or set `device: cuda`",
+        )
+    if fixed.schedule is not None and fixed.schedule not in schedules:
+        raise HolmesError(
+            f"job: parallel.schedule is {fixed.schedule}, which engine {job.engine} does not have",
+            f"set it to {', '.join(schedules[:-1])} or {schedules[-1]}, or leave it out",
+        )
+    if fixed.zero == 3 or fixed.optimizer_offload:
+        what = "zero 3" if fixed.zero == 3 else "optimizer_offload"
+        raise HolmesError(
+            f"job: parallel.{what} with engine {job.engine}: how it does that is not known",
+            f"leave {what} out, or engine",
         )
 
 
@@ -168,12 +192,13 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
     classes = {tp: class_rooms(fleet, tp) for tp in tensor_degrees(job, fleet)}
     found = tuple(
         Candidate(
-            *(tp, pp, dp, micro_batch_size, recompute, _first_fill(job, pp)),
+            *(tp, pp, dp, micro_batch_size, recompute, fill),
             weight_shards=dp if job.parallel.zero == 3 else 1,
             optimizer_offload=job.parallel.optimizer_offload or False,
         )
         for tp, rooms in classes.items()
         for pp in _pipeline_degrees(job, fleet.num_group_slots(tp))
+        for fill in (_first_fill(job, pp),)
         for dp, micro_batch_size in shares.of(rooms, pp)
     )
     if not found:
@@ -218,7 +243,8 @@ def with_sharded_weights(job: Job, candidate: Candidate, num_clusters: int = 1) 
     replicas, several of them, which all run as many micro-batches.
     """
     shards, rest = divmod(candidate.dp, num_clusters)
-    cannot = job.parallel.zero == 1 or job.parallel.schedule == "zero-bubble" or job.model.tied_embeddings
+    fixed = job.parallel
+    cannot = fixed.zero == 1 or fixed.schedule == "zero-bubble" or job.model.tied_embeddings or not job.is_launched
     if cannot or candidate.optimizer_offload or rest or shards == 1 or not candidate.divides(job.global_batch_size):
         return None
     return replace(candidate, fill="1f1b", weight_shards=shards)
@@ -226,7 +252,7 @@ def with_sharded_weights(job: Job, candidate: Candidate, num_clusters: int = 1) 
 
 def with_host_states(job: Job, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     """The candidates with optimizer states in host memory, which makes room at a price; none where job.yaml decides."""
-    if job.parallel.optimizer_offload is not None or job.parallel.zero == 3:
+    if job.parallel.optimizer_offload is not None or job.parallel.zero == 3 or not job.is_launched:
         return ()
     return tuple(replace(candidate, optimizer_offload=True) for candidate in candidates)
 
