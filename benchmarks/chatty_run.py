@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def _mean_of(runs: list[Trained], what: str) -> float:
-    return statistics.mean(getattr(run, what) for run in runs)
+    return statistics.mean(float(getattr(run, what)) for run in runs)
 
 
 def _trained(site: Site, name: str, steps: int, chatty: bool) -> Trained:

@@ -33,7 +33,7 @@ def test_demo_leaves_a_folder_that_is_there_alone(command: Command, tmp_path: Pa
 
 
 def test_demo_says_in_a_line_that_this_kernel_lets_nobody_train(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo_run, "may_filter", lambda: False)
     done = command("demo", "tried")
