@@ -96,10 +96,11 @@ def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float) -> float
 
     What is around the best few placements alone is looked through. Raises HolmesError.
     """
+    left = TimeLeft(time_limit_s)
     problem = read_problem(inventory, job)
     require_rates(problem)
-    result = search(problem, time_limit_s)
-    return best_step_s(problem, contenders_of(problem, result, most_starts=STARTS_OF_A_CHANGE))
+    result = search(problem, SEARCHING * left.seconds)
+    return best_step_s(problem, contenders_of(problem, result, left, most_starts=STARTS_OF_A_CHANGE))
 
 
 def _writing_s(problem: Problem, time_limit_s: float) -> float:

@@ -45,10 +45,12 @@ def rank_improved(
     It is begun with what is `found`, and with placements of `candidates` that straddle clusters.
     First all are run deeper or shallower, then the best are changed, as long as there is work left that may be done. In
     the end the best, and what comes so near that it may be it, are run in the least memory that is worth it.
-    Not more than `most_starts` beside the best are begun with. What no time is `left` for is not done.
+    No more than `most_starts` beside the best are begun with, and with fewer less is done in all. What no time is
+    `left` for is not done.
     """
     left = left or TimeLeft(inf)
-    climb, starts = _Climb(problem, left), rank_contenders(problem, found, most_starts, NEAR, left)
+    climb = _Climb(problem, MOST_WORK * most_starts // STARTS, left)
+    starts = rank_contenders(problem, found, most_starts, NEAR, left)
     within_s = starts[0].mode.step_s
     straddling = [] if left.is_over else list(straddling_placements(problem, candidates, within_s))
     if straddling:
@@ -84,8 +86,8 @@ class _Way:
 class _Climb:
     """Steps from one contender to a better one, as long as there is work left that may be done."""
 
-    def __init__(self, problem: Problem, left: TimeLeft) -> None:
-        self._problem, self._work, self._left = problem, MOST_WORK, left
+    def __init__(self, problem: Problem, work: int, left: TimeLeft) -> None:
+        self._problem, self._work, self._left = problem, work, left
 
     def up_from(self, contender: Contender, changed: bool) -> Contender:
         """The best contender that steps to better ones lead to; `changed`: not only in its depth."""

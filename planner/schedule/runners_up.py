@@ -112,7 +112,7 @@ def _simulate_promising(entrants: Sequence[_Entrant], next_best: int, near: floa
 def _ranked_within_s(entrants: Sequence[_Entrant], crossing: Crossing, next_best: int, near: float) -> float:
     """Seconds within which a placement with that crossing may still be ranked."""
     known = sorted(each.best_s for each in entrants)
-    known += [inf] * (next_best + 1 - len(known))
+    known += [inf] * (max(next_best, NEXT_BEST) + 1 - len(known))
     of_its_kind = min(each.best_s for each in entrants if each.crossing == crossing)
     return max(known[NEXT_BEST], min(known[next_best], known[0] * (1 + near)), of_its_kind)
 
