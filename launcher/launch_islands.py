@@ -14,8 +14,8 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.run import Run, Settings, State
 from launcher.islands.coming_back import TRIES
+from launcher.islands.held_meeting import Meeting
 from launcher.islands.island_part import IslandPart
-from launcher.islands.meeting import Meeting
 from launcher.islands.outer_sync import outer_sync_of
 from launcher.islands.told import Told
 from launcher.journal.run_events import NodeState, Notice, RunEvent

@@ -41,7 +41,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "checkpoint",
         "published",
         "data",
-        "outer",
         "node",
         "health",
         "outer",

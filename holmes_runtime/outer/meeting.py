@@ -23,6 +23,7 @@ from holmes_runtime.outer.lanes import Layout, Piece
 
 POLL_S = 0.05
 DONE = "done"
+SLOTS_KEPT = 8  # what was said in them, for ranks that are slow to read it
 
 
 class Coming(NamedTuple):
@@ -173,7 +174,7 @@ class Meeting:
         return parse(Decision, self._store.get(f"decision/{self.slot}").decode())
 
     def _lead(self, mine: Coming, patience: Patience) -> Decision:
-        key, keys = f"decision/{self.slot}", [f"coming/{self.slot}/{island}" for island in range(self._num_islands)]
+        key, keys = f"decision/{self.slot}", self._came(self.slot)
         if not self._store.check([key]):
             self._store.set(keys[self._island], to_json(mine))
         expected = self._expected()
@@ -193,7 +194,19 @@ class Meeting:
                 )
             else:
                 time.sleep(POLL_S)
-        return self._decided()
+        decided = self._decided()
+        if decided.members[0].island == self._island:
+            self._tidy_up(self.slot - SLOTS_KEPT)
+        return decided
+
+    def _came(self, slot: int) -> list[str]:
+        """Where each island says that it has come."""
+        return [f"coming/{slot}/{island}" for island in range(self._num_islands)]
+
+    def _tidy_up(self, slot: int) -> None:
+        """Takes away what nobody looks at any more; decisions stay, for islands that have been away."""
+        for key in (*self._came(slot), f"done/{slot}", f"verdict/{slot}") if slot >= 0 else ():
+            self._store.delete_key(key)
 
     def _expected(self) -> set[int]:
         """The islands that are waited for: those of the slot before; at first all."""

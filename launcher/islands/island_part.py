@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holmes_runtime.config.run_settings import OuterSync
-from launcher.islands.meeting import Meeting
+from launcher.islands.held_meeting import Meeting
 from launcher.islands.told import Told
 
 

@@ -6,7 +6,7 @@ from base64 import b64encode
 
 from holmes_runtime.config.meeting_words import Answer, Ask, FromMeeting, ToMeeting
 from holmes_runtime.config.strict_json import parse, to_json
-from launcher.islands.meeting import Meeting
+from launcher.islands.held_meeting import Meeting
 
 
 class Node:

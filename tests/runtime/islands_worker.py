@@ -14,21 +14,20 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from torch._C._distributed_c10d import TCPStore
-
+from holmes_runtime.config.meeting_words import MEETING
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing
 from holmes_runtime.outer import island_exchange
-from holmes_runtime.outer.outer_loop import MEETING, meeting_store
+from holmes_runtime.outer.outer_loop import meeting_store
 from holmes_runtime.trainer import StepResult, Trainer
 
 from .continuity_worker import enter
 from .launched_runs import ONE_ISLAND, free_port, make_config, read_metrics
+from .meeting_place import MeetingPlace
 
 LIMIT_S = 300.0  # of anything that is waited for, however busy the machine
 H, STEPS = 4, 24
@@ -99,8 +98,8 @@ class Worker:
         self._corpus.write_bytes(bytes(range(32, 127)) * 40)
         self.results: dict[str, list[dict[str, Any]]] = {}
 
-    def store(self) -> TCPStore:
-        return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=LIMIT_S))
+    def store(self) -> MeetingPlace:
+        return MeetingPlace()
 
     def config(
         self,
@@ -116,14 +115,14 @@ class Worker:
         if outer is None:
             return plain
         batch = plain.global_batch_size
-        own = {"island": island, "samples_before": island * H * batch, "round_samples": 2 * H * batch}
+        own = {"island": island, "grace_s": 60.0, "samples_before": island * H * batch, "round_samples": 2 * H * batch}
         sync = replace(ONE_ISLAND, num_islands=2, outer_rate=0.7, momentum=0.9, interfaces=("lo",) * plain.world_size)
         return replace(plain, outer_sync=replace(sync, **{**own, **outer}))
 
     def start(
-        self, name: str, store: TCPStore | None, config: RunConfig, before: Callable[[], None] = lambda: None
+        self, name: str, store: MeetingPlace | None, config: RunConfig, before: Callable[[], None] = lambda: None
     ) -> Island:
-        meeting = f"127.0.0.1:{store.port}" if store else ""
+        meeting = store.addresses[0] if store else ""
         return Island(self._folder / name.replace(" ", "-"), config, meeting, before)
 
     def note(self, name: str, *islands: Island) -> None:
@@ -180,26 +179,26 @@ class Worker:
         """Island 1 comes to its second exchange when island 0 has held it alone."""
         store, folder = self.store(), self._folder / f"{name} 0".replace(" ", "-")
 
-        def is_past() -> bool:
-            return any(len(lines) >= 2 * H for lines in read_metrics(folder / "metrics").values())
+        def has_gone_on() -> bool:
+            lines = read_metrics(folder / "metrics").get(0, [])
+            return any(line["outer"] and line["outer"]["exchange"] == 1 for line in lines)
 
         gates = {17: until_it_has_come(island=1, slot=2)}
         first = self.start(f"{name} 0", store, self.config(ALONE, outer), lambda: open_gates(gates))
-        late = {6: until(is_past)}
+        late = {6: until(has_gone_on)}
         second = self.start(f"{name} 1", store, self.config(REPLICAS, outer, 1), lambda: open_gates(late))
         self.note(name, first, second)
 
     def all(self) -> None:
         """Every scenario."""
-        self.together("plain", [ALONE, ALONE])
-        self.together("pp and dp", [PIPELINE, REPLICAS], codec="int4", fragments=2, delay_steps=1)
+        self.together("int4", [ALONE, ALONE], codec="int4")
         self.together("two and three", [SHARDS, THREE], codec="int8")
         self.by_itself("alone", REPLICAS)
         self.by_itself("alone, streaming", PIPELINE, fragments=2, delay_steps=1, codec="int4")
         self.stopped("resume", [PIPELINE, REPLICAS], 6, codec="int4", delay_steps=3)
-        self.killed("killed", grace_s=2.0, codec="int8")
-        self.dies_within("dies within", grace_s=2.0)
-        self.late("late", grace_s=0.5, fragments=1, codec="int4", delay_steps=1)
+        self.killed("killed", grace_s=3.0, codec="int8")
+        self.dies_within("dies within", grace_s=3.0)
+        self.late("late", grace_s=3.0, codec="int4", delay_steps=1)
 
 
 def before_steps(act: Callable[[Trainer, int], None]) -> None:
@@ -210,7 +209,7 @@ def before_steps(act: Callable[[Trainer, int], None]) -> None:
         act(trainer, number)
         return take_step(trainer, number)
 
-    Trainer.step = step  # type: ignore[method-assign]
+    Trainer.step = step  # type: ignore[method-assign, assignment]
 
 
 def stop_after(steps: int) -> None:
@@ -251,7 +250,7 @@ def until_it_has_come(island: int, start: int = 1, slot: int = 0) -> Callable[[]
 
 def die_in_exchange() -> None:
     """The process is gone as soon as it has something to send in its second exchange."""
-    carry, held = island_exchange.carry, []
+    carry, held = island_exchange.carry, []  # type: ignore[attr-defined]
 
     def carry_or_die(*arguments: Any) -> int:
         held.append(1)
@@ -259,7 +258,7 @@ def die_in_exchange() -> None:
             os._exit(9)
         return carry(*arguments)
 
-    island_exchange.carry = carry_or_die
+    island_exchange.carry = carry_or_die  # type: ignore[attr-defined, assignment]
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holmes_runtime.admission.meeting_gate import MeetingGate
 from holmes_runtime.admission.store_gate import GATE_ADDRESS
-from launcher.islands.meeting import Meeting
+from launcher.islands.held_meeting import Meeting
 
 
 class MeetingPlace:
