@@ -22,6 +22,7 @@ from holmes_runtime.config.meeting_words import MEETING
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing
 from holmes_runtime.outer import island_exchange
+from holmes_runtime.outer.lane_exchange import carry
 from holmes_runtime.outer.outer_loop import meeting_store
 from holmes_runtime.trainer import StepResult, Trainer
 
@@ -250,7 +251,7 @@ def until_it_has_come(island: int, start: int = 1, slot: int = 0) -> Callable[[]
 
 def die_in_exchange() -> None:
     """The process is gone as soon as it has something to send in its second exchange."""
-    carry, held = island_exchange.carry, []  # type: ignore[attr-defined]
+    held: list[int] = []
 
     def carry_or_die(*arguments: Any) -> int:
         held.append(1)
