@@ -14,7 +14,8 @@ from holmes_runtime.config.messages import Destination, NodeInterface, SocketAdd
 from holmes_runtime.config.node_config import NodeConfig
 
 PORTS_TRIED = 100
-CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 6.0  # WireGuard asks again 5 s after its first words were lost (REKEY_TIMEOUT)
+CONNECT_TRIES = 3
 _BACKLOG = 1024
 
 
@@ -88,9 +89,12 @@ def _listen(address: str, port: int, admitted: Sequence[str] | None = None) -> s
 
 
 def _reach(destination: Destination) -> str | None:
-    """None when a connection is made. A refusal may be a lost race with a full queue, so it is tried twice."""
+    """None when a connection is made. A refusal may be a lost race with a full queue, so it is tried again.
+
+    So may silence be, in a tunnel whose ends begin to talk at once: its first words are lost, and said again later.
+    """
     what, source, address, port = destination
-    for _ in range(2):
+    for _ in range(CONNECT_TRIES):
         try:
             socket.create_connection((address, port), CONNECT_TIMEOUT_S, (source, 0) if source else None).close()
         except OSError as error:

@@ -21,7 +21,7 @@ from tests.testbed.bed import Bed
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.packets import Listener, listening
 from tests.testbed.rank_processes import agent_pids, rank_pids
-from tests.testbed.rehearsal import Site, only_run, standard_library_corpus
+from tests.testbed.rehearsal import Site, only_run, said_until, standard_library_corpus
 
 MISSING = [tool for tool in ("wg", "wireguard-go") if shutil.which(tool) is None]
 pytestmark = [
@@ -149,8 +149,7 @@ def stepping(site: Site, plan: Path, runs: Path) -> subprocess.Popen[str]:
     """A launch whose ranks train."""
     command = site.command("launch", str(plan), "--runs", str(runs))
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    assert any(line.startswith("step 2/") for line in process.stderr)
+    said_until(process, "step 2/")
     return process
 
 
