@@ -78,11 +78,11 @@ def check_same(folder: Path, by_ssh: BySsh, said: object) -> None:
         for line in lines:
             for netdev, moved in line["interfaces"].items():
                 traffic[plan.ranks[rank].host, netdev] += moved["sent_bytes"]
-    shared = {(node.host, node.shared_netdev) for node in plan.nodes}
     for where, size in by_ssh.traffic.items():
         if where[1] != "lo":
             assert size > 50_000
-            assert traffic[where] == pytest.approx(size, rel=0.05 if where in shared else 0.01), where
+            # TCP acknowledges as it sees fit: up to 2 % of what is received counts as sent.
+            assert traffic[where] == pytest.approx(size, rel=0.05), where
 
 
 def test_torchrun_on_every_node(site: Site, by_ssh: BySsh, tmp_path: Path) -> None:
