@@ -10,9 +10,9 @@ import typer
 
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
-from holmes_core.records.access import Access
+from holmes_core.records.access import Access, LaunchSettings
 from holmes_core.records.inventory import Host, Inventory
-from holmes_core.records.job import Job, LaunchSettings
+from holmes_core.records.job import Job
 from holmes_core.records.record_file import read_signed, read_user_file
 from launcher.nodes.measure_compute import measure_compute
 from launcher.prepare.user_variables import read_user_variables

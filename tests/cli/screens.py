@@ -18,9 +18,9 @@ from holmes_cli.screen.show_bundles import show_bundles
 from holmes_cli.screen.show_plan import islands_sheet, show_islands, show_plan
 from holmes_cli.screen.show_preflight import show_preflight
 from holmes_cli.screen.show_run import show_run
+from holmes_core.records.access import LaunchSettings
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.islands import IslandsSection
-from holmes_core.records.job import LaunchSettings
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.run import Failure, MeasuredTraffic, Run
 from launcher.journal.run_events import LogLine, NodeState, Notice
