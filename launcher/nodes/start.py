@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from itertools import pairwise
 from typing import Protocol, TypeVar
 
 from holmes_core.errors import HolmesError, HostError
@@ -17,7 +16,6 @@ from holmes_core.records.plan import Plan
 from holmes_runtime.config.meeting_words import FromMeeting, ToMeeting
 from holmes_runtime.config.messages import (
     Command,
-    Destination,
     Go,
     Meet,
     Message,
@@ -32,6 +30,7 @@ from holmes_runtime.config.node_config import TunnelEnd
 from launcher.nodes.node_checks import check_facts
 from launcher.nodes.node_link import Heard, LinkClosed, LinkState, NodeLink, Unreadable
 from launcher.nodes.preflight import Fault, Preflight, host_fault, unreadable_fault
+from launcher.nodes.tries import rounds_of, tries_of
 from launcher.prepare.bundle import NodeBundle
 
 READY_TIMEOUT_S = 60.0
@@ -186,37 +185,13 @@ def _check_network(nodes: RunningNodes, plan: Plan, answers: Mapping[int, Ready]
     """Every node tries the rendezvous, and the next member of each of its groups on the group's interfaces."""
     if answers[0].master_port is None:
         return
-    for rank, destinations in _destinations(plan, answers, answers[0].master_port).items():
-        nodes.links[rank].send(Reach(destinations))
-    reached, faults = _await(nodes, Reached, on_state)
-    yield from faults
-    for rank, answer in reached.items():
-        yield from (Fault("network", nodes.host(rank), text) for text in answer.faults)
-
-
-def _destinations(plan: Plan, answers: Mapping[int, Ready], master_port: int) -> dict[int, tuple[Destination, ...]]:
-    """What each node is to connect to, by node rank."""
-    first = plan.nodes[0].shared_address
-    found = {
-        node.node_rank: [Destination("the rendezvous", node.shared_address, first, master_port)] for node in plan.nodes
-    }
-    for here, interface, there, other in sorted(set(_neighbours(plan))):
-        source, target = answers[here].listeners.get(interface), answers[there].listeners.get(other)
-        if source and target:
-            what = f"{plan.nodes[there].host} over {interface} to {other}"
-            found[here].append(Destination(what, source.address, target.address, target.port))
-    return {rank: tuple(destinations) for rank, destinations in found.items()}
-
-
-def _neighbours(plan: Plan) -> Iterator[tuple[int, str, int, str]]:
-    """(node, interface, next node, its interface) for members of a group that follow one another, as on a ring."""
-    node_of = {node.host: node.node_rank for node in plan.nodes}
-    nodes = [node_of[rank.host] for rank in plan.ranks]
-    for group in plan.groups:
-        members = list(zip((nodes[rank] for rank in group.ranks), group.interfaces, strict=True))
-        for (here, interface), (there, other) in pairwise([*members, members[0]]):
-            if here != there:
-                yield here, interface, there, other
+    for tries in rounds_of(plan, tries_of(plan, answers, answers[0].master_port)):
+        for rank in range(len(nodes.links)):
+            nodes.links[rank].send(Reach(tuple(each.destination for each in tries if each.here == rank)))
+        reached, faults = _await(nodes, Reached, on_state)
+        yield from faults
+        for rank, answer in reached.items():
+            yield from (Fault("network", nodes.host(rank), text) for text in answer.faults)
 
 
 def follow(nodes: RunningNodes, messages_seen: Mapping[int, int]) -> None:
