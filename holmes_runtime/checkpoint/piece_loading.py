@@ -31,8 +31,6 @@ from holmes_runtime.checkpoint.reshard import TensorPiece
 from holmes_runtime.comm.record_exchange import all_gather_records
 from holmes_runtime.config.rank_grid import Rank
 
-ASKED_BYTES = 1 << 22  # at a time, while nothing else is sent
-
 STORAGE = "/data/0"  # of the one tensor in an archive of torch.save
 
 
@@ -51,24 +49,38 @@ class Wanted(NamedTuple):
     damage: tuple[str, ...]
 
 
+class OwnFiles(NamedTuple):
+    """The folder `checkpoint` of a save that a rank sees, and by name the files that the host has in memory as well."""
+
+    checkpoint: Path
+    in_memory: Mapping[str, Path]
+
+    def remembered(self, box: WrittenBox) -> bytearray | None:
+        """The bytes of a box in memory, as they were written; None where it has others, or none."""
+        folder = self.in_memory.get(box.file)
+        try:
+            return None if folder is None else read_box(folder, box)
+        except DamagedPiece:
+            return None
+
+
 class PieceLoading:
     """Loads `pieces` of one rank from the checkpoint `index`; `holders` are by file the folders that have it.
 
-    `places`: what each folder calls the checkpoint, such as `host a1: /saved/step-00000100`. `checkpoint`: its path
-    in the rank's own folder.
+    `places`: what each folder calls the checkpoint, such as `host a1: /saved/step-00000100`. `own`: its files here.
     """
 
     def __init__(
         self,
         index: PieceIndex,
         pieces: Mapping[str, TensorPiece],
-        checkpoint: Path,
+        own: OwnFiles,
         holders: Mapping[str, tuple[int, ...]],
         places: Sequence[str],
         folders: HostFolders,
         me: Rank,
     ) -> None:
-        self._pieces, self._checkpoint, self._places = pieces, checkpoint, places
+        self._pieces, self._files, self._places = pieces, own, places
         self._folders, self._me, self._own = folders, me, folders.number(me.rank)
         self._boxes = [box for tensor in index.tensors for box in tensor.boxes]
         self._items: dict[int, list[tuple[str, ReadItem]]] = {}  # by box, what of it goes where
@@ -130,10 +142,18 @@ class PieceLoading:
     def _read_own(self) -> None:
         """Reads what the rank's own folder has. A box that is damaged there is asked for elsewhere."""
         for number in [number for number, sources in self._sources.items() if sources[:1] == [self._own]]:
-            try:
-                self._put(number, read_box(self._checkpoint, self._boxes[number], check=False))
-            except DamagedPiece as error:
-                self._is_damaged(number, str(error))
+            if not self._read_memory(number):
+                try:
+                    self._put(number, read_box(self._files.checkpoint, self._boxes[number], check=False))
+                except DamagedPiece as error:
+                    self._is_damaged(number, str(error))
+
+    def _read_memory(self, number: int) -> bool:
+        """Whether memory had the box as it was written; else disks are asked."""
+        data = self._files.remembered(self._boxes[number])
+        if data is not None:
+            self._put(number, data)
+        return data is not None
 
     def _put(self, number: int, data: bytearray) -> None:
         """Takes the bytes of a box. Raises DamagedPiece if they are not what was written."""
@@ -169,7 +189,7 @@ class PieceLoading:
             for request in each.requests
             if request.provider == self._me.rank
         ]
-        exchange(outgoing, incoming, group, ASKED_BYTES, Pace(0.0))
+        exchange(outgoing, incoming, group, Pace())
 
     def _size_bytes(self, request: Request) -> int:
         return sum(self._boxes[number].size_bytes for number in request.boxes)
@@ -177,8 +197,11 @@ class PieceLoading:
     def bytes_of(self, number: int) -> bytearray:
         """Of a box in the rank's own folder; zeros, which the peer finds damaged, where they cannot be read."""
         box = self._boxes[number]
+        data = self._files.remembered(box)
+        if data is not None:
+            return data
         try:
-            return read_box(self._checkpoint, box, check=False)
+            return read_box(self._files.checkpoint, box, check=False)
         except DamagedPiece:
             return bytearray(box.size_bytes)
 

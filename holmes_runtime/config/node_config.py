@@ -7,6 +7,13 @@ from typing import NamedTuple
 
 from holmes_runtime.config.strict_json import encode, parse
 
+MEMORY_VARIABLE = "HOLMES_MEMORY_FOLDER"  # where ranks keep the newest checkpoint in memory, in their environment
+
+
+def memory_folder(run_id: str, host: str) -> str:
+    """Where ranks of a run on that host keep the newest checkpoint in memory."""
+    return f"/dev/shm/holmes-{run_id}-{host.replace('/', '-')}"
+
 
 class TunnelConfig(NamedTuple):
     """The tunnel between all nodes: the `interface` that is its end on each, which has the node's own address of

@@ -51,7 +51,7 @@ from holmes_runtime.config.messages import (
     Stop,
     Stuck,
 )
-from holmes_runtime.config.node_config import NodeConfig
+from holmes_runtime.config.node_config import NodeConfig, memory_folder
 from holmes_runtime.config.rank_metrics import RankMetrics
 from holmes_runtime.config.strict_json import parse
 from holmes_runtime.node.left_files import LeftFiles
@@ -103,6 +103,8 @@ class Agent:
             return 3 if go is None else self._train(go)
         finally:
             self._end(GRACE_S)
+            if self._hears_nobody():
+                shutil.rmtree(memory_folder(self._config.run_id, self._config.host), ignore_errors=True)
             if self._tunnel is not None:
                 self._tunnel.let_go()
 
@@ -128,8 +130,11 @@ class Agent:
         return None
 
     def _left_alone(self) -> bool:
-        silent_s = time.monotonic() - self._commands.last_heard_s
-        return self._told_to_stop or (not self._config.detached and silent_s > self._config.silence_limit_s)
+        return self._told_to_stop or (not self._config.detached and self._hears_nobody())
+
+    def _hears_nobody(self) -> bool:
+        """Whether the controller is gone, so that it can neither start again nor remove what that would need."""
+        return time.monotonic() - self._commands.last_heard_s > self._config.silence_limit_s
 
     def _train(self, go: Go) -> int:
         nodes, secret = self._config.node_addresses, bytes.fromhex(go.secret)
