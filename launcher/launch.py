@@ -310,10 +310,8 @@ class Launch:
 @contextlib.contextmanager
 def _ctrl_c_ignored() -> Iterator[None]:
     """A second Ctrl-C must not leave ranks behind: ending takes seconds and is bounded."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    is_main = threading.current_thread() is threading.main_thread()  # the others get no signals
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
     try:
         yield
     finally:

@@ -221,6 +221,8 @@ class Checkpoints:
     def close(self) -> None:
         """Waits as `finish`. After the last step of all nobody needs what is kept in memory."""
         self.finish()
+        for connection in self._of_training:  # others see an end of it once nobody here has it open
+            connection.close()
         if self._steps >= self._config.steps:
             self._memory.remove()
 

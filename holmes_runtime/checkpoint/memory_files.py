@@ -7,10 +7,11 @@ read from a disk as if there were no memory.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from holmes_runtime.config.node_config import MEMORY_VARIABLE
@@ -18,6 +19,8 @@ from holmes_runtime.config.rank_grid import Rank
 
 MOST_PART = 0.5  # of the memory that is free, for all ranks of a host: NCCL, data and others need some too
 MEMORY = Path("/proc/meminfo")
+OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+UNLIMITED = 1 << 62
 
 
 class MemoryFiles:
@@ -42,22 +45,27 @@ class MemoryFiles:
         """
         if self._folder is None:
             return
-        mine = self._folder / str(self._me.rank)
         try:
-            shutil.rmtree(mine, ignore_errors=True)
             self._make_folder(self._folder)
-            paths = [checkpoint / name for name in names]
-            self._require_room(self._folder, sum(path.stat().st_size for path in paths))
-            coming = mine / "coming"
+            self._put(self._folder / str(self._me.rank), save_id, [checkpoint / name for name in names])
+        except OSError as error:
+            if not self._has_told:
+                print(f"host {self._me.host}: the newest checkpoint is not kept in memory: {error}", flush=True)
+            self._has_told = True
+
+    def _put(self, mine: Path, save_id: str, paths: Sequence[Path]) -> None:
+        """Makes these files all there is in this rank's part; nothing where they do not fit."""
+        shutil.rmtree(mine, ignore_errors=True)
+        self._require_room(mine.parent, sum(path.stat().st_size for path in paths))
+        coming = mine / "coming"
+        try:
             coming.mkdir(mode=0o700, parents=True)
             for path in paths:
                 shutil.copyfile(path, coming / path.name)
             coming.rename(mine / save_id)
-        except OSError as error:
+        except OSError:
             shutil.rmtree(mine, ignore_errors=True)
-            if not self._has_told:
-                print(f"host {self._me.host}: the newest checkpoint is not kept in memory: {error}", flush=True)
-            self._has_told = True
+            raise
 
     def _make_folder(self, folder: Path) -> None:
         """Makes it, private, unless another rank has; without the parts of ranks that are here no more."""
@@ -71,7 +79,7 @@ class MemoryFiles:
 
     def _require_room(self, folder: Path, size_bytes: int) -> None:
         """Raises OSError if the ranks of this host, each with as much, would leave others too little."""
-        free_bytes = min(shutil.disk_usage(folder).free, _available_bytes())
+        free_bytes = min(shutil.disk_usage(folder).free, _available_bytes()) + _bytes_in(folder)
         wanted_bytes = size_bytes * len(self._beside)
         if wanted_bytes > MOST_PART * free_bytes:
             ranks = f"{len(self._beside)} ranks want {wanted_bytes / 1e9:.1f} GB"
@@ -92,10 +100,51 @@ def _is_own(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
+def _bytes_in(folder: Path) -> int:
+    """What ranks keep there now, some of which another may be removing."""
+    size_bytes = 0
+    for path in folder.glob("*/*/*"):
+        with contextlib.suppress(FileNotFoundError):
+            size_bytes += path.stat().st_size
+    return size_bytes
+
+
 def _available_bytes() -> int:
-    """Memory that processes may still take; without limit where the system does not say."""
+    """Memory that processes may still take, of the host and by the limits of a job; no limit where none is said."""
+    return min(_available_on_host(), *_left_by_groups(), UNLIMITED)
+
+
+def _available_on_host() -> int:
     try:
         lines = MEMORY.read_text(encoding="utf-8").splitlines()
     except OSError:
-        return 1 << 62
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 1 << 62)
+        return UNLIMITED
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), UNLIMITED)
+
+
+def _left_by_groups() -> Iterator[int]:
+    """Of each control group around this process that limits memory what is left: who takes more is killed.
+
+    Cached files yield; what is in /dev/shm does not. Version 2 and version 1, as Linux documents them in
+    admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+    """
+    with contextlib.suppress(OSError):
+        for line in OWN_GROUPS.read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                yield from _left_above(GROUPS, path, "memory.max", ("anon", "shmem"))
+            elif "memory" in controllers.split(","):
+                yield from _left_above(GROUPS / "memory", path, "memory.limit_in_bytes", ("total_rss", "total_shmem"))
+
+
+def _left_above(root: Path, path: str, limit_file: str, taken: tuple[str, str]) -> Iterator[int]:
+    """Of the group at `path` and those above it what its limit leaves beyond the kinds `taken` of its memory.stat."""
+    group = root / path.strip("/")
+    for folder in (group, *group.parents):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or `max`
+            limit_bytes = int((folder / limit_file).read_text(encoding="utf-8"))
+            lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
+            used = dict(line.split(" ", 1) for line in lines)
+            yield limit_bytes - sum(int(used.get(kind, 0)) for kind in taken)
+        if folder == root:
+            return

@@ -142,24 +142,16 @@ class PieceLoading:
     def _read_own(self) -> None:
         """Reads what the rank's own folder has. A box that is damaged there is asked for elsewhere."""
         for number in [number for number, sources in self._sources.items() if sources[:1] == [self._own]]:
-            if not self._read_memory(number):
-                try:
-                    self._put(number, read_box(self._files.checkpoint, self._boxes[number], check=False))
-                except DamagedPiece as error:
-                    self._is_damaged(number, str(error))
-
-    def _read_memory(self, number: int) -> bool:
-        """Whether memory had the box as it was written; else disks are asked."""
-        data = self._files.remembered(self._boxes[number])
-        if data is not None:
-            self._put(number, data)
-        return data is not None
+            box = self._boxes[number]
+            try:
+                data = self._files.remembered(box)  # as it was written; else disks are asked
+                self._put(number, read_box(self._files.checkpoint, box) if data is None else data)
+            except DamagedPiece as error:
+                self._is_damaged(number, str(error))
 
     def _put(self, number: int, data: bytearray) -> None:
-        """Takes the bytes of a box. Raises DamagedPiece if they are not what was written."""
-        box = self._boxes[number]
-        check_box(data, box)
-        values = values_of(data, box)
+        """Takes the bytes of a box, which are what was written. Raises DamagedPiece if that was no tensor."""
+        values = values_of(data, self._boxes[number])
         for name, item in self._items[number]:
             target = self._pieces[name].chunk_at(item.dest_index.offset)
             target[_slices(item.dest_offsets, item.lengths)].copy_(values[_slices(item.storage_offsets, item.lengths)])
@@ -212,6 +204,7 @@ class PieceLoading:
     def take_box(self, number: int, data: bytearray) -> None:
         """Takes a box that a peer has sent."""
         try:
+            check_box(data, self._boxes[number])
             self._put(number, data)
         except DamagedPiece as error:
             self._is_damaged(number, str(error))

@@ -48,43 +48,42 @@ class Snapshot:
         self._is_copied.set()
 
     def start(self, pieces: Mapping[str, TensorPiece]) -> None:
-        """Begins to copy the values of `pieces`, always the same ones; on a GPU behind all that was asked of it."""
+        """Begins to copy the values of `pieces`, always the same ones; those on a GPU behind all that was asked of it.
+
+        What is in host memory already, such as states that were moved there, is left to `finish`.
+        """
         self._is_copied.clear()
         self._pieces = pieces
+        on_gpu = any(piece.values.is_cuda for piece in pieces.values())
         if self._memory is None:
-            self._memory = host_memory(sum(piece.values.nbytes for piece in pieces.values()), pinned=self._on_gpu)
-        if self._on_gpu:
+            self._memory = host_memory(sum(piece.values.nbytes for piece in pieces.values()), pinned=on_gpu)
+        if on_gpu:
             self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
-                self._copy()
+                self._copy(of_gpu=True)
                 self._arrival = self._stream.record_event()
-
-    @property
-    def _on_gpu(self) -> bool:
-        return any(piece.values.is_cuda for piece in self._pieces.values())
 
     def finish(self) -> dict[str, TensorPiece]:
         """The pieces with copies of their values, fp32, once all are there."""
         try:
-            if self._arrival is None:
-                self._copy()
-            else:
-                self._arrival.synchronize()
-            return self._copies()
+            self._copy(of_gpu=False)
         finally:
             self._is_copied.set()
+        if self._arrival is not None:
+            self._arrival.synchronize()
+        return self._copies()
 
     def await_copy(self) -> None:
-        """Has what this thread does next to the state come after the copy; on a GPU that alone waits."""
+        """Has what this thread does next to the state come after the copy; of what is on a GPU that alone waits."""
         if self._arrival is not None:
             torch.cuda.current_stream().wait_event(self._arrival)
-        else:
-            self._is_copied.wait()
+        self._is_copied.wait()
 
-    def _copy(self) -> None:
+    def _copy(self, of_gpu: bool) -> None:
         for piece, copy in zip(self._pieces.values(), self._copies().values(), strict=True):
-            copy.values.copy_(piece.values, non_blocking=True)
+            if piece.values.is_cuda == of_gpu:
+                copy.values.copy_(piece.values, non_blocking=True)
 
     def _copies(self) -> dict[str, TensorPiece]:
         """The pieces as they lie in memory."""

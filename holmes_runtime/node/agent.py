@@ -83,14 +83,14 @@ class Agent:
         self._tails: dict[Path, Tail] = {}
         self._left_files = LeftFiles(folder)
         self._gpu_claims = GpuClaims()
-        self._told_to_stop = False
+        self._told_to_stop = self._has_to_go = False  # by the controller, and by a signal
         self._ranks_are_up = False
         self._oom_kills = oom_kills()
 
     def run(self) -> int:
         """The exit code to end with: 0 done, 1 failed, 3 stopped or left alone."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: setattr(self, "_told_to_stop", True))
+            signal.signal(number, lambda *_: setattr(self, "_has_to_go", True))
         end = self._tunnel.open() if self._tunnel is not None else None  # before: wireguard-go is to outlive the ranks
         adopt_orphans()
         try:
@@ -103,7 +103,7 @@ class Agent:
             return 3 if go is None else self._train(go)
         finally:
             self._end(GRACE_S)
-            if self._hears_nobody():
+            if self._has_to_go or self._hears_nobody():  # as at the end of a Slurm job, where nobody comes again
                 shutil.rmtree(memory_folder(self._config.run_id, self._config.host), ignore_errors=True)
             if self._tunnel is not None:
                 self._tunnel.let_go()
@@ -130,7 +130,7 @@ class Agent:
         return None
 
     def _left_alone(self) -> bool:
-        return self._told_to_stop or (not self._config.detached and self._hears_nobody())
+        return self._told_to_stop or self._has_to_go or (not self._config.detached and self._hears_nobody())
 
     def _hears_nobody(self) -> bool:
         """Whether the controller is gone, so that it can neither start again nor remove what that would need."""
@@ -233,8 +233,7 @@ class Agent:
                 self._report(failed._replace(message=self._with_disk(failed.message), oom_kills=killed))
             return
         lines = (self._folder / TORCHRUN_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-        message = f"torchrun ended with {exit_code}: {lines[-1] if lines else 'no output'}"
-        message = self._with_disk(message)
+        message = self._with_disk(f"torchrun ended with {exit_code}: {lines[-1] if lines else 'no output'}")
         self._report(RankFailed(None, exit_code, message, time.time(), tuple(lines[-20:]), killed))
 
     def _with_disk(self, message: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed.launch_ends import Ending, Way, end_so, endings_here, small_disk
+from tests.testbed.launch_ends import ENDINGS, Ending, Way, end_so, endings_here, saving, small_disk
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rehearsal import Site, bed_site
 
@@ -39,3 +39,15 @@ def test_nothing_is_left_and_the_first_message_is_right(
     site: Site, inventory: Path, full_disk: Path, tmp_path: Path, ending: Ending
 ) -> None:
     assert end_so(Way(site), ending, tmp_path, inventory, full_disk) == []
+
+
+@pytest.mark.parametrize("name", ["Ctrl-C", "holmes stop", "rank killed", "controller killed", "interface down"])
+def test_no_checkpoint_stays_in_the_memory_of_a_host(
+    site: Site, inventory: Path, full_disk: Path, tmp_path: Path, name: str
+) -> None:
+    assert site.bed is not None
+    kept: list[Path] = []
+    (ending,) = (each for each in ENDINGS if each.name == name)
+    assert end_so(Way(site), saving(ending, tmp_path, kept), tmp_path, inventory, full_disk) == []
+    assert len(kept) == len(site.bed.hosts)
+    assert [path for path in kept if path.exists()] == []

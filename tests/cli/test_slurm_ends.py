@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed.launch_ends import Ending, end_so
+from tests.testbed.launch_ends import Ending, end_so, saving
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rehearsal import Site
 from tests.testbed.slurm_ends import OWN_ENDINGS, inside_job, probed_by_ssh
@@ -35,3 +35,14 @@ def test_nothing_is_left_and_slurm_is_named_where_it_is_the_cause(
 ) -> None:
     with inside_job(site, slurm) as way:
         assert end_so(way, ending, tmp_path, inventory, tmp_path) == []
+
+
+def test_a_job_that_slurm_ends_leaves_no_checkpoint_in_the_memory_of_a_node(
+    site: Site, slurm: SlurmOnBed, inventory: Path, tmp_path: Path
+) -> None:
+    kept: list[Path] = []
+    (cancelled,) = (each for each in OWN_ENDINGS if each.name == "job cancelled")
+    with inside_job(site, slurm) as way:
+        assert end_so(way, saving(cancelled, tmp_path, kept), tmp_path, inventory, tmp_path) == []
+    assert kept
+    assert [path for path in kept if path.exists()] == []

@@ -102,6 +102,64 @@ def test_where_memory_is_short_it_is_left_to_others_and_told(
     assert "host a: the newest checkpoint is not kept in memory: 2 ranks want 0.0 GB" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("group", "limit_file", "stat"),
+    [
+        ("0::/job/step", "memory.max", "anon 3000\nfile 900000\nshmem 1000\n"),
+        ("4:cpu,memory:/job/step", "memory.limit_in_bytes", "rss 1\ntotal_rss 3000\ntotal_shmem 1000\n"),
+    ],
+)
+@pytest.mark.parametrize(("size_bytes", "is_kept"), [(1500, True), (1501, False)])
+def test_what_a_job_may_take_limits_what_is_kept_and_cached_files_do_not(
+    memory: Path,
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    group: str,
+    limit_file: str,
+    stat: str,
+    size_bytes: int,
+    is_kept: bool,
+) -> None:
+    monkeypatch.setattr(memory_files, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(memory_files, "GROUPS", tmp_path / "groups")
+    (tmp_path / "own").write_text(f"12:cpuset:/\n{group}\n")
+    job = tmp_path / "groups" / ("memory" if "memory" in group else "") / "job"  # its step has no limit of its own
+    (job / "step").mkdir(parents=True)
+    (job / "step" / limit_file).write_text("max\n")
+    (job / limit_file).write_text("10000\n")
+    (job / "memory.stat").write_text(stat)
+    (checkpoint / "__0_0.distcp").write_bytes(bytes(size_bytes))  # of two ranks half of 6000
+
+    of(0, memory).keep("one", checkpoint, ["__0_0.distcp"])
+
+    assert bool(of(0, memory).of_save("one")) == is_kept
+
+
+def test_what_ranks_keep_already_is_theirs_to_take_again(
+    memory: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_files, "MEMORY", tmp_path / "meminfo")
+    (checkpoint / "__0_0.distcp").write_bytes(bytes(2048))
+    (checkpoint / "__1_0.distcp").write_bytes(bytes(2048))
+    (tmp_path / "meminfo").write_text("MemAvailable: 8 kB\n")
+    of(1, memory).keep("one", checkpoint, ["__1_0.distcp"])
+    (tmp_path / "meminfo").write_text("MemAvailable: 6 kB\n")  # what the other rank keeps is gone from it
+
+    of(0, memory).keep("one", checkpoint, ["__0_0.distcp"])
+
+    assert set(of(0, memory).of_save("one")) == {"__0_0.distcp", "__1_0.distcp"}
+
+
+def test_what_cannot_be_kept_leaves_nothing_of_an_older_save(memory: Path, checkpoint: Path) -> None:
+    of(0, memory).keep("one", checkpoint, ["__0_0.distcp"])
+    (checkpoint / "__0_0.distcp").unlink()
+
+    of(0, memory).keep("two", checkpoint, ["__0_0.distcp"])
+
+    assert of(0, memory).of_save("one") == of(0, memory).of_save("two") == {}
+
+
 def test_without_an_agent_that_removes_it_nothing_is_kept(checkpoint: Path) -> None:
     files = MemoryFiles(RANKS[0], RANKS, {})
     files.keep("one", checkpoint, ["__0_0.distcp"])
