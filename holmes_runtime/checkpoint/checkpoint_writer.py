@@ -62,12 +62,15 @@ class CheckpointWriter:
         mine = self._write_own(partial, pieces)
         merged = self._merge(mine, counters, begun_by)
         trouble = merged.trouble
-        if trouble is None and len(self._folders.hosts) > 1:  # in one folder of all rank 0 alone knows the pieces
-            assert merged.pieces is not None
-            copied = copy_files(partial, merged.pieces, self._me.rank, self._copied_to, self._group, pace)
+        if trouble is None:
+            copied = None
+            if len(self._folders.hosts) > 1:  # in one folder of all rank 0 alone knows the pieces
+                assert merged.pieces is not None
+                copied = copy_files(partial, merged.pieces, self._me.rank, self._copied_to, self._group, pace)
+            if copied is None:  # what is published has another name, under which nobody looks for it
+                self._memory.keep(merged.save_id, partial, self._own_names(mine, merged.pieces))
             trouble = self._troubles(copied)
         if trouble is None:
-            self._memory.keep(merged.save_id, partial, self._own_names(mine, merged.pieces))
             trouble = self._troubles(self._publish(partial, merged.pieces, counters))
         if trouble is not None:
             raise RuntimeError(

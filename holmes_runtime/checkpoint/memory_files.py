@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from holmes_runtime.config.node_config import MEMORY_VARIABLE
+from holmes_runtime.config.node_config import MEMORY_VARIABLE, SHM_BYTES_PER_RANK
 from holmes_runtime.config.rank_grid import Rank
 
 MOST_PART = 0.5  # of the memory that is free, for all ranks of a host: NCCL, data and others need some too
@@ -79,7 +79,8 @@ class MemoryFiles:
 
     def _require_room(self, folder: Path, size_bytes: int) -> None:
         """Raises OSError if the ranks of this host, each with as much, would leave others too little."""
-        free_bytes = min(shutil.disk_usage(folder).free, _available_bytes()) + _bytes_in(folder)
+        beside_nccl_bytes = shutil.disk_usage(folder).free - SHM_BYTES_PER_RANK * len(self._beside)
+        free_bytes = min(beside_nccl_bytes, _available_bytes()) + _bytes_in(folder)
         wanted_bytes = size_bytes * len(self._beside)
         if wanted_bytes > MOST_PART * free_bytes:
             ranks = f"{len(self._beside)} ranks want {wanted_bytes / 1e9:.1f} GB"

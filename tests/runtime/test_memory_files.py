@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from holmes_runtime.checkpoint import memory_files
+from holmes_runtime.checkpoint.checkpoints import Checkpoints
+from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.checkpoint.memory_files import MemoryFiles
-from holmes_runtime.config.node_config import MEMORY_VARIABLE
+from holmes_runtime.config.node_config import MEMORY_VARIABLE, SHM_BYTES_PER_RANK
 from holmes_runtime.config.rank_grid import Rank
+
+from .killed_saves import config, shards
 
 RANKS = [Rank(0, "a", "one", 0, 0, 0), Rank(1, "a", "one", 0, 1, 0), Rank(2, "b", "two", 0, 2, 0)]
 
@@ -136,6 +147,19 @@ def test_what_a_job_may_take_limits_what_is_kept_and_cached_files_do_not(
     assert bool(of(0, memory).of_save("one")) == is_kept
 
 
+@pytest.mark.parametrize(("size_bytes", "is_kept"), [(1500, True), (1501, False)])
+def test_the_next_start_finds_the_room_that_nccl_needs(
+    memory: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, size_bytes: int, is_kept: bool
+) -> None:
+    free = shutil.disk_usage(memory.parent)._replace(free=2 * SHM_BYTES_PER_RANK + 6000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    (checkpoint / "__0_0.distcp").write_bytes(bytes(size_bytes))
+
+    of(0, memory).keep("one", checkpoint, ["__0_0.distcp"])
+
+    assert bool(of(0, memory).of_save("one")) == is_kept
+
+
 def test_what_ranks_keep_already_is_theirs_to_take_again(
     memory: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,3 +189,37 @@ def test_without_an_agent_that_removes_it_nothing_is_kept(checkpoint: Path) -> N
     files.keep("one", checkpoint, ["__0_0.distcp"])
     assert files.of_save("one") == {}
     files.remove()
+
+
+def save_together(rank: int, folder: Path, answers: Any) -> None:
+    """Two ranks of one host save once; the second is slow to read what it has written."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    os.environ[MEMORY_VARIABLE] = str(folder / "memory")
+    if rank == 1:
+        keep = MemoryFiles.keep
+
+        def keep_later(*arguments: Any) -> None:
+            time.sleep(1)
+            keep(*arguments)
+
+        MemoryFiles.keep = keep_later  # type: ignore[method-assign]
+    settings = config(folder, False, "shared", rank)
+    settings = replace(settings, ranks=tuple(replace(each, host="a") for each in settings.ranks))
+    checkpoints = Checkpoints(settings, settings.grid.rank(rank), "digest")
+    checkpoints.save(shards(rank, 2), Counters(1, 1, 1.0, 0, 1))
+    checkpoints.finish()
+    answers.put(sorted(path.name for path in (folder / "memory" / str(rank)).glob("*/*")))
+
+
+@pytest.mark.torch
+def test_nobody_publishes_what_a_rank_beside_has_not_kept_yet(tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    answers = fork.Queue()
+    ranks = [fork.Process(target=save_together, args=(rank, tmp_path, answers)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    kept = [answers.get(timeout=120) for _ in ranks]
+    for process in ranks:
+        process.join(60)
+
+    assert sorted(kept) == [["__0_0.distcp"], ["__1_0.distcp"]]

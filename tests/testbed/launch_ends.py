@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from holmes_runtime.config.node_config import memory_folder
 from launcher.journal.run_folder import read_run
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from tests.testbed.bed import Bed
+from tests.testbed.own_disks import hosts_that_remember
 from tests.testbed.rank_processes import rank_pids, torchrun_pids
 from tests.testbed.rehearsal import Site, only_run, said_until, standard_library_corpus
 from tests.testbed.slurm_on_bed import SlurmOnBed
@@ -240,13 +240,11 @@ def endings_here() -> tuple[Ending, ...]:
     return ENDINGS if (MEMORY_GROUPS / "memory.limit_in_bytes").exists() else ENDINGS[:-1]
 
 
-def saving(ending: Ending, folder: Path, kept: list[Path]) -> Ending:
-    """The same of a run that saves after every step; `kept` gets what its hosts have in their memory by then."""
+def saving(ending: Ending, folder: Path, remembering: list[str]) -> Ending:
+    """The same of a run that saves after every step; `remembering` gets the hosts that have some of it in memory."""
 
     def bring_about(run: Running) -> None:
-        run_id = only_run(run.folder / "runs").name
-        folders = (Path(memory_folder(run_id, host.name)) for host in run.bed.hosts)  # they share one /dev/shm
-        kept.extend(each for each in folders if each.exists())
+        remembering.extend(hosts_that_remember(run.bed, only_run(run.folder / "runs").name))
         assert ending.bring_about is not None
         ending.bring_about(run)
 
