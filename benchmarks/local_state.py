@@ -24,20 +24,21 @@ from tests.testbed.bed import Bed
 from tests.testbed.own_disks import on_host, own_disks
 from tests.testbed.rehearsal import Site, bed_site, said_until, standard_library_corpus
 
-WINDOW, STEPS = (
-    10,
-    50,
-)  # steps in a row that are compared and between two saves, and of a run; the first ten do not count
+WINDOW, STEPS = 10, 50  # steps that are compared and between two saves, and of a run; the first ten do not count
 ROUNDS = 2  # runs of each kind
 HEADER_BYTES = 14 + 20 + 32  # of a frame: Ethernet, IP, and TCP with timestamps
 LOST, LOST_AFTER = "b2", 28  # the host that is lost, at a step by which the save after the 10th is done
 
 
 class Trained(NamedTuple):
-    """Of a whole run: what crossed between the clusters, and the seconds of each ten steps but the first."""
+    """Of a whole run: what crossed between the clusters, and the seconds of each ten steps but the first.
+
+    `again_segments`: those that TCP sent once more, whose bytes are among the others.
+    """
 
     wire_bytes: int
     payload_bytes: int
+    again_segments: int
     windows_s: list[float]
 
 
@@ -96,7 +97,7 @@ def trained(site: Site, bed: Bed, name: str, changes: dict[str, Any]) -> Trained
     """Trains all steps in one run."""
     degrees = {"parallel": {"pp": 2, "dp": 2, "micro_batch_size": 2}}
     plan = planned(site, name, STEPS, {**degrees, **changes})
-    bytes_before, frames_before = sent(bed)
+    before = sent(bed)
     command = site.command("launch", str(plan), "--runs", str(site.folder / f"runs-{name}"))
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     ends_s = []
@@ -105,20 +106,23 @@ def trained(site: Site, bed: Bed, name: str, changes: dict[str, Any]) -> Trained
         ends_s.append(time.monotonic())
     process.communicate(timeout=120)
     windows_s = [ends_s[first + WINDOW - 1] - ends_s[first - 1] for first in range(WINDOW, STEPS, WINDOW)]
-    print(name, *(f"{each:.3f}" for each in windows_s), flush=True)
-    bytes_after, frames_after = sent(bed)
-    wire_bytes = bytes_after - bytes_before
-    return Trained(wire_bytes, wire_bytes - HEADER_BYTES * (frames_after - frames_before), windows_s)
+    wire_bytes, frames, again = (after - earlier for after, earlier in zip(sent(bed), before, strict=True))
+    print(name, *(f"{each:.3f}" for each in windows_s), f"{wire_bytes} bytes, {again} segments again", flush=True)
+    return Trained(wire_bytes, wire_bytes - HEADER_BYTES * frames, again, windows_s)
 
 
-def sent(bed: Bed) -> tuple[int, int]:
-    """Bytes and frames that all hosts have sent between the clusters so far."""
+def sent(bed: Bed) -> tuple[int, int, int]:
+    """Bytes and frames that all hosts have sent between the clusters so far, and TCP segments sent once more."""
     counted = []
     for host in bed.hosts:
         lines = on_host(bed, host.name, "cat", "/proc/net/dev").splitlines()
         columns = next(line for line in lines if line.strip().startswith(f"{host.slow_interface}:")).split()
-        counted.append((int(columns[9]), int(columns[10])))
-    return sum(size for size, _ in counted), sum(frames for _, frames in counted)
+        names, values = (
+            line.split() for line in on_host(bed, host.name, "cat", "/proc/net/snmp").splitlines() if line.startswith("Tcp:")
+        )
+        counted.append((int(columns[9]), int(columns[10]), int(values[names.index("RetransSegs")])))
+    size, frames, again = (sum(each) for each in zip(*counted, strict=True))
+    return size, frames, again
 
 
 def bytes_of_state(bed: Bed, path: Path) -> int:
