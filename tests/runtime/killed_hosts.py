@@ -38,10 +38,10 @@ def lose(how: str) -> list[str]:
 
 def losses_in(metrics: Path) -> dict[int, float]:
     """By step, of lines that are whole."""
-    found = {}
+    found: dict[int, float] = {}
     for path in metrics.glob("metrics-rank*.jsonl"):
         for text in path.read_text().splitlines(keepends=True):
-            line = json.loads(text) if text.endswith("\n") else {"loss": None}
+            line: dict[str, Any] = json.loads(text) if text.endswith("\n") else {"loss": None}
             if line["loss"] is not None:
                 found[line["step"]] = line["loss"]
     return found

@@ -202,7 +202,7 @@ def save_together(rank: int, folder: Path, answers: Any) -> None:
             time.sleep(1)
             keep(*arguments)
 
-        MemoryFiles.keep = keep_later  # type: ignore[method-assign]
+        pytest.MonkeyPatch().setattr(MemoryFiles, "keep", keep_later)
     settings = config(folder, False, "shared", rank)
     settings = replace(settings, ranks=tuple(replace(each, host="a") for each in settings.ranks))
     checkpoints = Checkpoints(settings, settings.grid.rank(rank), "digest")
