@@ -85,7 +85,7 @@ def planned(site: Site, name: str, steps: int, changes: dict[str, Any]) -> Path:
         "steps": steps,
         "device": "cpu",
         "compute": EMULATED,
-        "timeout_s": 120,
+        "timeout_s": 300,
         **changes,
     }
     plan, inventory = site.folder / f"{name}.json", site.folder / "inventory.json"

@@ -1,9 +1,10 @@
-"""Trainings whose ranks are killed at a random moment, with the folders of hosts deleted, go on to the same losses.
+"""Trainings whose ranks are killed at random moments, with the folders of hosts deleted, go on to the same losses.
 
-`python -m tests.runtime.killed_hosts FOLDER KILLS HOW` prints JSON: for every kill the step gone on from, -1 if it did
-not go on, and the largest difference of a loss from that of a run that was not killed. HOW: `host`, a random one of
-four hosts loses its folder and the same degrees go on; `gone`, that host is gone and three replicas go on; `cluster`,
-both hosts of one lose theirs.
+`python -m tests.runtime.killed_hosts FOLDER KILLS HOW` prints JSON: for every kill the step after which it came, the
+first step after it, none if training did not go on, and the largest difference of a later loss from that of a run that
+is not killed. HOW: `host`, a random one of four hosts loses its folder each time and the same degrees go on, to be
+killed again; `cluster`, both hosts of a random one lose theirs; `gone`, a host is gone and the others go on with three
+replicas, from the beginning each time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing
@@ -26,8 +27,17 @@ from .continuity_worker import enter, run
 from .launched_runs import free_port
 from .own_folders_worker import CLUSTERS, FOUR, HOSTS, THREE, Worker, own_folder
 
-STEPS, LEAST_STEPS, MOST_STEPS = 200, 4, 12  # of the run that is not killed; after which others are
-LIMIT_S = 300
+LEAST_STEPS, MOST_STEPS = 4, 12  # of a start that is killed; by the fourth its first save is whole
+STEPS_AFTER = 4  # the last kill
+LIMIT_S = 600
+
+
+class Killed(NamedTuple):
+    """One kill, and the losses of the start that came after it, by step."""
+
+    lost: list[str]
+    after_steps: int
+    losses: dict[int, float]
 
 
 def lose(how: str) -> list[str]:
@@ -69,47 +79,52 @@ def kill_in_training(config: RunConfig, folder: Path) -> dict[int, float]:
     return losses_in(folder / "metrics")
 
 
-def go_on(config: RunConfig, folder: Path, expected: dict[int, float]) -> tuple[int, float]:
-    """The first step after a kill, and how far losses are from those expected."""
-    done = run(config, folder, own=own_folder)
+def kill_and_go_on(worker: Worker, folder: Path, kills: int, how: str) -> list[Killed]:
+    """As many kills of a training, the last of which it survives."""
+    folder.mkdir()
+    saving = Checkpointing(str(folder / "saved"), 1, 3, 2)
+    kept: list[Killed] = []
+    for number in range(kills):
+        config = worker.config(10**6, FOUR, HOSTS, checkpoint=saving, resume=number > 0)
+        losses = kill_in_training(config, folder / f"killed-{number}")
+        if kept:
+            kept[-1] = kept[-1]._replace(losses=losses)
+        kept.append(Killed(lose(how), max(losses) + 1, {}))
+        for host in kept[-1].lost:
+            shutil.rmtree(folder / "saved" / host)
+    lost, after_steps, _ = kept[-1]
+    plan, hosts = (THREE, [host for host in HOSTS if host not in lost]) if how == "gone" else (FOUR, HOSTS)
+    last = worker.config(after_steps + STEPS_AFTER, plan, hosts, checkpoint=saving, resume=True)
+    done = run(last, folder / "last", own=own_folder)
     if set(done["exit_codes"]) != {0}:
         print(done["said"], file=sys.stderr)
-        return -1, float("inf")
-    return done["steps"][0], difference(dict(zip(done["steps"], done["losses"], strict=True)), expected)
-
-
-def difference(losses: dict[int, float], expected: dict[int, float]) -> float:
-    """The largest of a step."""
-    return max(abs(loss - expected[step]) for step, loss in losses.items())
+        return kept
+    kept[-1] = kept[-1]._replace(losses=dict(zip(done["steps"], done["losses"], strict=True)))
+    return kept
 
 
 def main() -> None:
     folder, kills, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     random.seed(11)
     worker = Worker(folder)
-    whole = run(worker.config(STEPS, FOUR, HOSTS), folder / "whole")
+    all_at_once = [kills] if how != "gone" else [1] * kills
+    killed = [
+        each
+        for number, together in enumerate(all_at_once)
+        for each in kill_and_go_on(worker, folder / str(number), together, how)
+    ]
+    steps = max(step for each in killed for step in each.losses) + 1
+    whole = run(worker.config(steps, FOUR, HOSTS), folder / "whole")
     expected = dict(zip(whole["steps"], whole["losses"], strict=True))
-    found: list[dict[str, Any]] = []
-    for number in range(kills):
-        saving = Checkpointing(str(folder / f"saved-{number}"), 1, 3, 2)
-        killed = worker.config(10**6, FOUR, HOSTS, checkpoint=saving)
-        before = kill_in_training(killed, folder / f"killed-{number}")
-        lost = lose(how)
-        for host in lost:
-            shutil.rmtree(folder / f"saved-{number}" / host)
-        plan, hosts = (THREE, [host for host in HOSTS if host not in lost]) if how == "gone" else (FOUR, HOSTS)
-        config = worker.config(max(before) + 4, plan, hosts, checkpoint=saving, resume=True)
-        first, apart = go_on(config, folder / f"on-{number}", expected)
-        found.append(
-            {
-                "lost": lost,
-                "killed_after": max(before) + 1,
-                "first": first,
-                "difference": max(apart, difference(before, expected)),
-            }
-        )
-        print(found[-1], file=sys.stderr, flush=True)
-        shutil.rmtree(folder / f"saved-{number}")
+    found = [
+        {
+            "lost": each.lost,
+            "after_steps": each.after_steps,
+            "goes_on_with": min(each.losses, default=None),
+            "difference": max((abs(loss - expected[step]) for step, loss in each.losses.items()), default=None),
+        }
+        for each in killed
+    ]
     print(json.dumps(found))
 
 
