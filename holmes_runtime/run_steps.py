@@ -80,7 +80,7 @@ def run_steps(
     gc.enable()
     profiler.finish()
     if checkpoints is not None:
-        checkpoints.finish()
+        checkpoints.close()
 
 
 def save(trainer: Trainer, outer: OuterLoop | None, checkpoints: Checkpoints, steps: int) -> None:

@@ -118,7 +118,8 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
     checkpoints = Checkpoints(config, me, corpus.digest) if config.checkpoint else None
     is_new = checkpoints is None or checkpoints.is_empty
     where.now("building the model", alone=True)
-    trainer = Trainer(config, me, corpus, groups, device, draws=is_new)
+    before_update = checkpoints.await_copy if checkpoints else lambda: None
+    trainer = Trainer(config, me, corpus, groups, device, draws=is_new, before_update=before_update)
     print(describe_rank(config, me), flush=True)
 
     where.now("loading a checkpoint, or meeting the others for the first step")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,11 +58,13 @@ class Trainer:
         device: torch.device,
         stopwatch: Stopwatch | None = None,
         draws: bool = True,
+        before_update: Callable[[], None] = lambda: None,
     ) -> None:
-        """Without `draws` the weights are not yet: a checkpoint is to be loaded."""
+        """Without `draws` the weights are not yet: a checkpoint is to be loaded. Each step calls `before_update`."""
         self.config, self.me, self.groups, self.device = config, me, groups, device
         self.stopwatch = stopwatch or Stopwatch(device)
         self._wants_stop = self._wants_examination = False
+        self._before_update = before_update
         self.training = make_samples(config, corpus.training, str(config.seed))
         # In an order of their own, the same at every evaluation, and on every island.
         key = f"{config.seed}/evaluation"
@@ -114,6 +117,7 @@ class Trainer:
         own = [squares, self._sum_of(losses) / self.config.tp, to_device(votes, self.device)]
         sums = self._sum_over_ranks(torch.cat(own))
         on_host = HostCopy(sums)
+        self._before_update()
         # The update follows the backward on the device, where it is clipped or left out; the host learns of it after.
         if self.config.emulation is None:
             self.zero1.step(rate, sums[0].sqrt())

@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,8 +26,8 @@ from launcher.journal.run_store import remember
 from launcher.journal.step_metrics import FinishedStep, StepTotals
 from launcher.nodes.preflight import Preflight, PreflightFailed
 from launcher.nodes.start import RunningNodes, follow, start
-from launcher.nodes.stop import stop
-from launcher.prepare.bundle import NODE_CONFIG_FILE
+from launcher.nodes.stop import forget_states, stop
+from launcher.prepare.bundle import NODE_CONFIG_FILE, NodeBundle
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables
 from launcher.supervise.attempt_state import AttemptState
@@ -70,6 +70,7 @@ class Launch:
         outer = island.outer_sync if island is not None else None
         self._attempt = Attempt(folder.run_id, detached=settings.detached, resume=settings.resume, outer_sync=outer)
         self._nodes = RunningNodes((), settings.detached)
+        self._remembering: dict[str, NodeBundle] = {}  # by host those whose ranks may keep a checkpoint in memory
         self._stuck: tuple[str, ...] = ()
         self._seen_written_s = 0.0
         told, end = plan.job.launch, () if island is not None else plan.job.launch.on_end
@@ -126,7 +127,7 @@ class Launch:
         self._attempt = replace(self._attempt, number=run.attempt)
         self._record.remember(run)
         bundles = prepare(self._plan, self._attempt, self._variables)
-        self._nodes = RunningNodes(bundles, self._settings.detached)
+        self._nodes = self._running(bundles)
         follow(self._nodes, read_seen(self.folder.path, run.attempt))
         self._record.write(self._plan, self._attempt.number, "running")
 
@@ -272,8 +273,19 @@ class Launch:
         self.folder.write_files({name: files[name] for name in files if name not in (NODE_CONFIG_FILE, PLAN_FILE)})
         self.folder.write_record(PLAN_FILE, self._plan)
         self._record.write(self._plan, self._attempt.number, "running")
-        self._nodes = RunningNodes(bundles, self._settings.detached, self._island.meeting if self._island else None)
+        self._nodes = self._running(bundles)
         return start(self._nodes, self._plan, inventory, forced, self._on_state)
+
+    def _running(self, bundles: Sequence[NodeBundle]) -> RunningNodes:
+        if self._plan.job.checkpoint is not None:
+            self._remembering.update((bundle.node.host, bundle) for bundle in bundles)
+        return RunningNodes(bundles, self._settings.detached, self._island.meeting if self._island else None)
+
+    def _forget_states(self, state: State) -> None:
+        """Nobody starts again. Ranks that have taken the last step have removed what they kept themselves."""
+        clean = {node.host for node in self._plan.nodes} if state == "done" else set()
+        with _ctrl_c_ignored():
+            forget_states(bundle for host, bundle in self._remembering.items() if host not in clean)
 
     def _on_state(self, host: str, state: str) -> None:
         self._heed()
@@ -286,6 +298,7 @@ class Launch:
             ended = ("stopped", tuple(state.failures), 130)
         elif state.cause is not None:
             ended = ("failed", tuple(state.failures), shell_exit_code(state.cause.exit_code))
+        self._forget_states(ended[0])
         run = self._record.write(self._plan, self._attempt.number, *ended, self._stuck)
         self.folder.close()
         cause = state.cause.model_dump(mode="json") if state.cause else None
@@ -297,10 +310,8 @@ class Launch:
 @contextlib.contextmanager
 def _ctrl_c_ignored() -> Iterator[None]:
     """A second Ctrl-C must not leave ranks behind: ending takes seconds and is bounded."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    is_main = threading.current_thread() is threading.main_thread()  # the others get no signals
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
     try:
         yield
     finally:

@@ -7,6 +7,14 @@ from typing import NamedTuple
 
 from holmes_runtime.config.strict_json import encode, parse
 
+MEMORY_VARIABLE = "HOLMES_MEMORY_FOLDER"  # where ranks keep the newest checkpoint in memory, in their environment
+SHM_BYTES_PER_RANK = 128 << 20  # for NCCL, whose buffers of a rank stay well below; Docker's default of 64 MiB is short
+
+
+def memory_folder(run_id: str, host: str) -> str:
+    """Where ranks of a run on that host keep the newest checkpoint in memory."""
+    return f"/dev/shm/holmes-{run_id}-{host.replace('/', '-')}"
+
 
 class TunnelConfig(NamedTuple):
     """The tunnel between all nodes: the `interface` that is its end on each, which has the node's own address of

@@ -51,7 +51,7 @@ from holmes_runtime.config.messages import (
     Stop,
     Stuck,
 )
-from holmes_runtime.config.node_config import NodeConfig
+from holmes_runtime.config.node_config import NodeConfig, memory_folder
 from holmes_runtime.config.rank_metrics import RankMetrics
 from holmes_runtime.config.strict_json import parse
 from holmes_runtime.node.left_files import LeftFiles
@@ -83,14 +83,14 @@ class Agent:
         self._tails: dict[Path, Tail] = {}
         self._left_files = LeftFiles(folder)
         self._gpu_claims = GpuClaims()
-        self._told_to_stop = False
+        self._told_to_stop = self._has_to_go = False  # by the controller, and by a signal
         self._ranks_are_up = False
         self._oom_kills = oom_kills()
 
     def run(self) -> int:
         """The exit code to end with: 0 done, 1 failed, 3 stopped or left alone."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: setattr(self, "_told_to_stop", True))
+            signal.signal(number, lambda *_: setattr(self, "_has_to_go", True))
         end = self._tunnel.open() if self._tunnel is not None else None  # before: wireguard-go is to outlive the ranks
         adopt_orphans()
         try:
@@ -103,6 +103,8 @@ class Agent:
             return 3 if go is None else self._train(go)
         finally:
             self._end(GRACE_S)
+            if self._has_to_go or self._hears_nobody():  # as at the end of a Slurm job, where nobody comes again
+                shutil.rmtree(memory_folder(self._config.run_id, self._config.host), ignore_errors=True)
             if self._tunnel is not None:
                 self._tunnel.let_go()
 
@@ -128,8 +130,11 @@ class Agent:
         return None
 
     def _left_alone(self) -> bool:
-        silent_s = time.monotonic() - self._commands.last_heard_s
-        return self._told_to_stop or (not self._config.detached and silent_s > self._config.silence_limit_s)
+        return self._told_to_stop or self._has_to_go or (not self._config.detached and self._hears_nobody())
+
+    def _hears_nobody(self) -> bool:
+        """Whether the controller is gone, so that it can neither start again nor remove what that would need."""
+        return time.monotonic() - self._commands.last_heard_s > self._config.silence_limit_s
 
     def _train(self, go: Go) -> int:
         nodes, secret = self._config.node_addresses, bytes.fromhex(go.secret)
@@ -228,8 +233,7 @@ class Agent:
                 self._report(failed._replace(message=self._with_disk(failed.message), oom_kills=killed))
             return
         lines = (self._folder / TORCHRUN_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-        message = f"torchrun ended with {exit_code}: {lines[-1] if lines else 'no output'}"
-        message = self._with_disk(message)
+        message = self._with_disk(f"torchrun ended with {exit_code}: {lines[-1] if lines else 'no output'}")
         self._report(RankFailed(None, exit_code, message, time.time(), tuple(lines[-20:]), killed))
 
     def _with_disk(self, message: str) -> str:

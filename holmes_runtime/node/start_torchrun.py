@@ -12,7 +12,7 @@ from pathlib import Path
 from holmes_runtime.admission.meeting_gate import MeetingGate
 from holmes_runtime.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.config.meeting_words import MEETING
-from holmes_runtime.config.node_config import NodeConfig
+from holmes_runtime.config.node_config import MEMORY_VARIABLE, NodeConfig, memory_folder
 from holmes_runtime.node.process_tree import die_with_parent
 
 TEMPORARY_LINK = "tmp"
@@ -77,6 +77,8 @@ def rank_environment(config: NodeConfig, folder: Path) -> dict[str, str]:
         environment.update(gpu_environment(environment, folder))
     environment["HOLMES_FAILURES_FILE"] = str(folder / FAILURES_FILE)
     environment["HOLMES_METRICS_DIR"] = str(folder)
+    if config.checkpoint_path is not None:
+        environment[MEMORY_VARIABLE] = memory_folder(config.run_id, config.host)
     return environment
 
 

@@ -18,6 +18,7 @@ from functools import cached_property
 from holmes_core.records.access import Access
 from holmes_core.records.plan import Node
 from holmes_runtime.config.messages import NO_FOLDER
+from holmes_runtime.config.node_config import memory_folder
 from launcher.prepare.container import container_words
 
 RUN_CONFIG_FILE = "run_config.json"
@@ -124,6 +125,11 @@ class NodeBundle:
             f'if [ -L "{link}" ]; then rm -rf -- "$(readlink "{link}")"; fi; '
             f'rm -rf -- "{self.folder}"; rmdir -- "{CACHE}/runs/{self.run_id}" 2>/dev/null; true'
         )
+
+    @property
+    def forget_command(self) -> str:
+        """Removes what ranks have kept of the newest checkpoint in the host's memory for another start."""
+        return shell(f"rm -rf -- {shlex.quote(memory_folder(self.run_id, self.node.host))}")
 
     @property
     def _container(self) -> str | None:

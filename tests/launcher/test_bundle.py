@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
 import tarfile
 import time
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.access import Access, Container
-from holmes_runtime.config.node_config import NodeConfig
+from holmes_runtime.config.node_config import NodeConfig, memory_folder
 from launcher.prepare.bundle import NodeBundle, archive
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables, read_user_variables
@@ -89,6 +90,21 @@ def test_values_and_secrets_arrive_as_they_are_and_on_no_command_line(home: Path
     commands = (one.unpack_command, one.start_command, one.follow_command(0), one.end_command, one.remove_command)
     assert len(secret) < 6 or not any(secret in command for command in commands)
     shell(one.remove_command, home)
+
+
+def test_what_ranks_keep_in_memory_is_removed_by_the_run_s_own_name_alone(home: Path) -> None:
+    one = bundle(Access())
+    kept = Path(memory_folder(one.run_id, one.node.host))
+    other = kept.with_name(f"{kept.name}x")
+    try:
+        for folder in (kept, other):
+            (folder / "0" / "save").mkdir(parents=True)
+        assert shell(one.forget_command, home).returncode == 0
+        assert not kept.exists()
+        assert other.exists()
+    finally:
+        for folder in (kept, other):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_files_on_a_node_are_private(home: Path) -> None:

@@ -98,6 +98,13 @@ def make_groups(
     return tuple(groups)
 
 
+def write_corpus(folder: Path) -> Path:
+    """A text in `folder` for runs that compare losses."""
+    corpus = folder / "text.txt"
+    corpus.write_bytes(bytes(range(32, 127)) * 40)
+    return corpus
+
+
 def exchanges(ranks: Sequence[int], clusters: Sequence[str]) -> dict[str, tuple[Axis, Sequence[int]]]:
     """The groups of the replicas `ranks` of one stage, by name; all in one without `clusters`."""
     if not clusters:

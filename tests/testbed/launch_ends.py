@@ -10,7 +10,7 @@ import subprocess
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import yaml
 from launcher.journal.run_folder import read_run
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from tests.testbed.bed import Bed
+from tests.testbed.own_disks import hosts_that_remember
 from tests.testbed.rank_processes import rank_pids, torchrun_pids
 from tests.testbed.rehearsal import Site, only_run, said_until, standard_library_corpus
 from tests.testbed.slurm_on_bed import SlurmOnBed
@@ -237,6 +238,18 @@ ENDINGS = (
 def endings_here() -> tuple[Ending, ...]:
     """Those that can be brought about on this machine: the last needs memory control groups of version 1."""
     return ENDINGS if (MEMORY_GROUPS / "memory.limit_in_bytes").exists() else ENDINGS[:-1]
+
+
+def saving(ending: Ending, folder: Path, remembering: list[str]) -> Ending:
+    """The same of a run that saves after every step; `remembering` gets the hosts that have some of it in memory."""
+
+    def bring_about(run: Running) -> None:
+        remembering.extend(hosts_that_remember(run.bed, only_run(run.folder / "runs").name))
+        assert ending.bring_about is not None
+        ending.bring_about(run)
+
+    checkpoint = {"path": str(folder / "saved"), "every_steps": 1}
+    return replace(ending, bring_about=bring_about, job={**ending.job, "checkpoint": checkpoint})
 
 
 @contextlib.contextmanager
