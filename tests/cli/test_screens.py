@@ -74,6 +74,11 @@ def test_lines_after_a_traceback_come_when_steps_long_after_show_that_the_rank_l
     assert ("KeyError: caught by the model" in said) is shown_now
 
 
+def test_ids_of_runs_are_whole_at_80_columns_so_that_they_can_be_copied() -> None:
+    lines = shown("ps", 80).splitlines()
+    assert sum(bool(re.match("│ 20261123-1[2-6]0000-[0-9a-f]{4} │", line)) for line in lines) == 5
+
+
 @given(st.lists(st.tuples(CELLS, CELLS), min_size=1), st.integers(2, 60))
 def test_columns_keep_their_longest_word_where_all_of_them_have_room(rows: list[tuple[str, str]], room: int) -> None:
     widths = column_widths(rows, room)
