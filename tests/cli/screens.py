@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from rich.color import ColorSystem
+
 from holmes_cli.commands.launched.ps_command import show_runs
 from holmes_cli.commands.launched.status_command import KnownRun, show_known
 from holmes_cli.gpu_holders import show_claims
@@ -266,22 +268,23 @@ SCREENS: dict[str, Callable[[], None]] = {
 
 
 @contextmanager
-def _captured(width: int) -> Iterator[io.StringIO]:
-    """Both consoles write into one text, so many columns wide."""
+def _captured(width: int, colours: ColorSystem | None) -> Iterator[io.StringIO]:
+    """Both consoles write into one text, so many columns wide; with colours as on a terminal."""
     written = io.StringIO()
-    before = [(console, console.width) for console in (terminal.out, terminal.err)]
-    for console, _ in before:
-        console.file, console.width = written, width
+    before = [(console, console.width, console._color_system) for console in (terminal.out, terminal.err)]
+    for console, *_ in before:
+        console.file, console.width, console._color_system = written, width, colours
     try:
         yield written
     finally:
-        for console, old in before:
-            console.file, console.width = None, old  # type: ignore[assignment]  # whatever standard output is then
+        for console, old_width, old_colours in before:
+            console.file = None  # type: ignore[assignment]  # whatever standard output is then
+            console.width, console._color_system = old_width, old_colours
 
 
-def shown(name: str, width: int) -> str:
+def shown(name: str, width: int, colours: ColorSystem | None = None) -> str:
     """The screen of that name."""
-    with _captured(width) as written:
+    with _captured(width, colours) as written:
         SCREENS[name]()
     return "".join(line.rstrip() + "\n" for line in written.getvalue().splitlines())
 

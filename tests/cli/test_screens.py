@@ -7,6 +7,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.color import ColorSystem
 
 from holmes_cli.screen.fitted_table import column_widths
 from holmes_cli.screen.run_view import HELD_S, RunView
@@ -21,6 +22,15 @@ TABLES = ("┏", "┃", "┡", "│", "└", "├")
 @pytest.mark.parametrize("name", SCREENS)
 def test_screen_is_the_accepted_one(name: str, width: int) -> None:
     assert shown(name, width) == golden(name, width).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_colours_change_no_text(name: str) -> None:
+    coloured = shown(name, 120, ColorSystem.STANDARD)
+    plain = "".join(line.rstrip() + "\n" for line in re.sub("\x1b\\[[0-9;]*m", "", coloured).splitlines())
+    assert plain == golden(name, 120).read_text(encoding="utf-8")
+    if name in ("probe", "failed"):
+        assert coloured != plain
 
 
 @pytest.mark.parametrize("name", SCREENS)
