@@ -17,6 +17,7 @@ from launcher.journal.run_store import StoredRun
 from launcher.journal.step_metrics import StepMetrics, by_interface, median_s, rdma_interfaces
 from launcher.supervise.failure import first_cause
 
+WORTH_A_WORD_S = 600.0  # without a word from a run whose controller is on another machine, and may be gone with it
 SHOWN_COMMIT = 12  # characters that tell one from another
 
 
@@ -130,7 +131,9 @@ def _known_bytes(size_bytes: int | None) -> str:
 def state_in_words(stored: StoredRun) -> str:
     """The state, and for a run under way whether anybody watches it."""
     if stored.watched == "elsewhere" and stored.run.controller is not None:
-        return f"running, watched on {stored.run.controller.host}"
+        silent_s = stored.silent_s
+        silent = f"; nothing written for {format_duration(silent_s)}" if silent_s > WORTH_A_WORD_S else ""
+        return f"running, watched on {stored.run.controller.host}{silent}"
     if stored.watched != "unwatched":
         return stored.run.state + (" (detached)" if stored.run.settings.detached else "")
     if stored.run.settings.detached:

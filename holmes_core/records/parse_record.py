@@ -11,11 +11,13 @@ from typing import Any, TypeVar, Union
 from pydantic import BaseModel, ValidationError
 
 from holmes_core.errors import HolmesError
-from holmes_core.records.record import Record
+from holmes_core.records.fault_words import fault_words, without_echoes
+from holmes_core.records.record import FileRecord, Record
 
 SCHEMA_VERSION = 1
 MOST_FAULTS = 10  # that one message lists
 MOST_CHARACTERS = 60  # of a key or value it shows
+_KINDS = {type(None): "is empty", list: "holds a list", str: "holds a text"}
 
 R = TypeVar("R", bound=Record)
 
@@ -23,7 +25,8 @@ R = TypeVar("R", bound=Record)
 def parse(cls: type[R], data: object, source: str) -> R:
     """`data` as a record of `cls`; `source` (a file name) is named in the errors."""
     if not isinstance(data, dict):
-        raise HolmesError(f"{source}: holds {type(data).__name__}, not keys and values", f"write {_keys(cls)} into it")
+        kind = _KINDS.get(type(data), "holds a value")
+        raise HolmesError(f"{source}: {kind}, not keys and values", _hint(cls, _needed(cls)))
     version = data.get("schema_version", SCHEMA_VERSION)
     if "schema_version" in cls.model_fields and version != SCHEMA_VERSION:
         raise HolmesError(
@@ -39,7 +42,8 @@ def parse(cls: type[R], data: object, source: str) -> R:
 def _explain(cls: type[BaseModel], error: ValidationError, source: str) -> HolmesError:
     """One line a fault: key path, value seen, what is wrong; the hint is the nearest valid key where one is unknown."""
     faults, hints = [], []
-    for fault in error.errors()[:MOST_FAULTS]:
+    found = without_echoes(error.errors())
+    for fault in found[:MOST_FAULTS]:
         location = list(fault["loc"])
         path = ".".join(str(part)[:MOST_CHARACTERS] for part in location) or "(whole file)"
         if fault["type"] == "extra_forbidden":
@@ -51,14 +55,24 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str) -> Holme
             faults.append(f"{path}: missing")
             hints.append(f"add `{location[-1]}:`")
         else:
-            message = fault["msg"].removeprefix("Value error, ")
             if fault["type"] == "int_parsing" and _is_float(fault["input"]):
                 hints.append(f"YAML takes that for text: write {float(fault['input']):.0f}")
-            faults.append(f"{path}: {message} (value {_shown(fault['input'])})")
-    if error.error_count() > MOST_FAULTS:
-        faults.append(f"and {error.error_count() - MOST_FAULTS} faults more")
-    hint = "; ".join(dict.fromkeys(hints)) or "correct the value"
-    return HolmesError(f"{source}: " + "; ".join(faults), hint)
+            faults.append(f"{path}: {fault_words(fault)} (value {_shown(fault['input'])})")
+    if len(found) > MOST_FAULTS:
+        faults.append(f"and {len(found) - MOST_FAULTS} faults more")
+    return HolmesError(f"{source}: " + "; ".join(faults), _hint(cls, "; ".join(dict.fromkeys(hints))))
+
+
+def _hint(cls: type[BaseModel], hint: str) -> str:
+    """That, or how to make a file again that is not the user's to edit."""
+    if issubclass(cls, FileRecord) and cls.RENEW.startswith("holmes "):
+        return f"make it again with `{cls.RENEW}`"
+    return hint or "correct the value"
+
+
+def _needed(cls: type[BaseModel]) -> str:
+    names = [f"`{name}:`" for name, field in cls.model_fields.items() if field.is_required()]
+    return f"it needs at least {', '.join(names)}"
 
 
 def _is_float(value: object) -> bool:

@@ -59,7 +59,7 @@ from holmes_runtime.node.listeners import Listeners
 from holmes_runtime.node.mailbox import CommandPipe, MessageFile
 from holmes_runtime.node.node_facts import oom_kills, read_facts
 from holmes_runtime.node.process_tree import adopt_orphans, descendants, end_descendants, local_rank_of, read_process
-from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, LOCK_FILE, WAKING_PIPE, relay, rouse
+from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, LOCK_FILE, WAKING_PIPE, AgentAsChild, relay, rouse
 from holmes_runtime.node.start_torchrun import FAILURES_FILE, TEMPORARY_LINK, TORCHRUN_LOG, start_torchrun
 from holmes_runtime.node.tail import Tail
 
@@ -298,22 +298,11 @@ def main() -> int:
     adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: os.kill(agent, signal.SIGTERM))
-    detached = NodeConfig.from_json((folder / "node.json").read_text(encoding="utf-8")).detached
-    relay(folder, 0, lambda: _has_ended(agent, folder))
+    config = NodeConfig.from_json((folder / "node.json").read_text(encoding="utf-8"))
+    relay(folder, 0, AgentAsChild(agent, folder, config.silence_limit_s).has_ended)
     end_descendants(GRACE_S)
-    _clean_up(folder, detached)
+    _clean_up(folder, config.detached)
     return 0
-
-
-def _has_ended(agent: int, folder: Path) -> bool:
-    """Whether the agent has ended, with its tunnel; takes the exit statuses of all orphans on the way."""
-    with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-            if ended == agent:
-                take_down(folder)
-                return True
-        return False
-    return True
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from pathlib import Path
 from holmes_runtime.admission.tunnel import take_down
 from holmes_runtime.config.messages import NO_FOLDER, AgentEnded, encode
 from holmes_runtime.node.mailbox import MessageReader
+from holmes_runtime.node.process_tree import read_process
 
 COMMANDS_PIPE = "commands"
 WAKING_PIPE = "waking"  # where the agent rouses its relay for a message that does not wait
@@ -60,6 +62,36 @@ def relay(folder: Path, messages_seen: int, has_ended: Callable[[], bool], leave
             deadline = deadline and time.monotonic() + PATIENCE_S
         if not listening:
             waiting = b""
+
+
+class AgentAsChild:
+    """The agent as its first relay sees it, whose child it is."""
+
+    def __init__(self, pid: int, folder: Path, silence_limit_s: float) -> None:
+        self._pid = pid
+        self._folder = folder
+        self._most_looks = silence_limit_s / POLL_S
+        self._looks_stopped = 0  # in a row: a clock would count how long this process was stopped along with it
+
+    def has_ended(self) -> bool:
+        """Whether the agent has ended, with its tunnel; takes the exit statuses of all orphans on the way.
+
+        An agent that a signal stopped is ended once it was silent for long: its ranks must not outlive the run.
+        """
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                if ended == self._pid:
+                    take_down(self._folder)
+                    return True
+            self._end_if_stopped()
+            return False
+        return True
+
+    def _end_if_stopped(self) -> None:
+        process = read_process(self._pid)
+        self._looks_stopped = self._looks_stopped + 1 if process is not None and process.state == "T" else 0
+        if self._looks_stopped > self._most_looks:
+            os.kill(self._pid, signal.SIGKILL)
 
 
 def rouse(folder: Path) -> None:

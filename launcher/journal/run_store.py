@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,7 +15,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.own_key import state_folder
 from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Controller, Run
-from launcher.journal.run_folder import ISLAND, RUN_FILE, island_folders, read_run
+from launcher.journal.run_folder import EVENTS_FILE, ISLAND, RUN_FILE, island_folders, read_run
 from launcher.journal.step_file import METRICS_FILE
 
 LONGEST_LINE = 4 << 20  # bytes of a step's metrics, which hold one entry for each interface of each host
@@ -66,6 +67,15 @@ class StoredRun:
                 whole = file.read().rpartition(b"\n")[0]
             return int(json.loads(whole.rpartition(b"\n")[2])["step"]) + 1
         return self.run.steps_done
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since its controller last wrote a step or an event; 0 where it has written none."""
+        times_s = []
+        for name in (METRICS_FILE, EVENTS_FILE):
+            with contextlib.suppress(OSError):
+                times_s.append((self.folder / name).stat().st_mtime)
+        return max(0.0, time.time() - max(times_s)) if times_s else 0.0
 
 
 def remember(folder: Path) -> None:

@@ -108,7 +108,8 @@ class Replanning:
         if plan is None or step_s is None:
             return None
         gain = step_s / plan.prediction.step_s
-        self._say(f"that plan would be {gain:.2f}x as fast as the present one")
+        better = f"{gain:.2f}x as fast as" if gain > 1 else "no faster than"
+        self._say(f"that plan would be {better} the present one")
         return plan if gain > LEAST_GAIN else None
 
     def _go_on_with(self, plan: Plan | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -121,6 +122,14 @@ def test_a_number_that_yaml_takes_for_text_is_said_to_be_one(command: Command, t
     done = command("plan", "job.yaml")
     assert done.code == 2
     assert "hint: YAML takes that for text: write 1000\n" in done.stderr
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_hang_up_ends_a_command_but_not_one_under_nohup(command: Command, ignored: bool) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    assert command("--version").code == 0
+    assert (signal.getsignal(signal.SIGHUP) == signal.SIG_IGN) is ignored
+    assert signal.getsignal(signal.SIGHUP) != signal.SIG_DFL
 
 
 @pytest.mark.process

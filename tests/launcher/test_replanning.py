@@ -171,6 +171,12 @@ def test_plan_that_gains_less_than_a_restart_costs_is_not_taken() -> None:
     assert run.judged(SLOW_HOST, times_planned_s=1.05) is None
 
 
+def test_plan_that_would_be_slower_is_not_praised() -> None:
+    run = Run(Settings(replan_when_slow=True))
+    assert run.judged(SLOW_HOST, times_planned_s=0.49) is None
+    assert run.said[-1] == "that plan would be no faster than the present one"
+
+
 ADAPTED = EdgeAdapted(("a1",), ("b1",), EdgeSettings("none", "none", 0), EdgeSettings("int8", "none", 1), 0.3, 0.2)
 
 

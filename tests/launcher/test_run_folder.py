@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 
+from holmes_cli.screen.show_run import state_in_words
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.records.run import Run, Settings
+from holmes_core.records.run import Controller, Run, Settings
 from launcher.journal.follow_folder import log_lines
 from launcher.journal.run_events import LogLine
 from launcher.journal.run_folder import RunFolder
@@ -47,6 +50,16 @@ def test_how_far_a_run_is_stands_in_its_metrics_while_it_lasts(tmp_path: Path, m
 
 def test_a_run_without_metrics_has_done_what_its_record_says(tmp_path: Path) -> None:
     assert StoredRun(tmp_path, RUN.model_copy(update={"steps_done": 3})).steps_done == 3
+
+
+@pytest.mark.parametrize(("age_s", "said"), [(7200.0, "; nothing written for 2.0 h"), (30.0, "")])
+def test_a_run_watched_on_a_machine_that_may_be_gone_tells_how_long_it_is_silent(
+    tmp_path: Path, age_s: float, said: str
+) -> None:
+    (tmp_path / METRICS_FILE).write_text("", encoding="utf-8")
+    os.utime(tmp_path / METRICS_FILE, (time.time() - age_s,) * 2)
+    run = RUN.model_copy(update={"controller": Controller(pid=1, start_ticks=1, host="node017")})
+    assert state_in_words(StoredRun(tmp_path, run)) == f"running, watched on node017{said}"
 
 
 def test_a_line_is_kept_behind_the_time_it_came_and_read_without_it(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from launcher.journal.run_folder import read_run
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from tests.testbed.bed import Bed
 from tests.testbed.own_disks import hosts_that_remember
-from tests.testbed.rank_processes import rank_pids, torchrun_pids
+from tests.testbed.rank_processes import agent_pids, rank_pids, torchrun_pids
 from tests.testbed.rehearsal import Site, only_run, said_until, standard_library_corpus
 from tests.testbed.slurm_on_bed import SlurmOnBed
 
@@ -121,6 +121,11 @@ def _kill_torchrun(run: Running) -> None:
     os.kill(torchrun, signal.SIGKILL)
 
 
+def _stop_agent(run: Running) -> None:
+    _, agent = agent_pids(run.bed, "b2")
+    os.kill(agent, signal.SIGSTOP)
+
+
 def _ctrl_c(run: Running) -> None:
     run.process.send_signal(signal.SIGINT)
 
@@ -198,6 +203,13 @@ ENDINGS = (
         "error: host b2 (roce-1): the node failed first",
         _kill_sshd,
         lambda run: run.bed.start_sshd("b2"),
+        limit_s=SILENCE_LIMIT_S + CLEAN_WITHIN_S,
+    ),
+    Ending(
+        "agent stopped",
+        1,
+        "no word from the node agent",
+        _stop_agent,
         limit_s=SILENCE_LIMIT_S + CLEAN_WITHIN_S,
     ),
     Ending(

@@ -71,10 +71,10 @@ def status_command(
         state = {"run": record, "watched": known.stored.watched, "nodes": known.nodes, "last_step": last}
         out.file.write(json.dumps({**state, "notices": known.notices}) + "\n")
         return
-    _show(known)
+    show_known(known)
 
 
-class _Known(NamedTuple):
+class KnownRun(NamedTuple):
     """A run as its folder tells it: its steps thinned out, the state of each host, and notices."""
 
     stored: StoredRun
@@ -88,7 +88,7 @@ class _Known(NamedTuple):
         return self.stored.watched in ("watched", "elsewhere")
 
 
-def _read(run: str) -> _Known:
+def _read(run: str) -> KnownRun:
     stored = find_run(run)
     nodes, notices = dict[str, str](), list[str]()
     for event in past_events(stored.folder):
@@ -96,16 +96,17 @@ def _read(run: str) -> _Known:
             nodes[event.host] = event.state
         elif isinstance(event, Notice):
             notices.append(event.text)
-    return _Known(stored, read_plan(stored.folder), read_steps(stored.folder, MOST_STEPS), nodes, notices)
+    return KnownRun(stored, read_plan(stored.folder), read_steps(stored.folder, MOST_STEPS), nodes, notices)
 
 
-def _write_page(html: Path, known: _Known, followed: bool = False) -> None:
+def _write_page(html: Path, known: KnownRun, followed: bool = False) -> None:
     from holmes_cli.pages.status_page import status_page  # slow to import: it brings Jinja2
 
     write_atomically(html, status_page(*known, followed=followed))
 
 
-def _show(known: _Known) -> None:
+def show_known(known: KnownRun) -> None:
+    """Print the run's state, its nodes', what was noticed, and its speed or its end."""
     stored = known.stored
     out.print(f"run {stored.run.run_id}: {state_in_words(stored)}", markup=False, soft_wrap=True)
     if stored.run.code is not None:
@@ -116,5 +117,6 @@ def _show(known: _Known) -> None:
         out.print(f"  {notice}", markup=False, soft_wrap=True)
     if stored.run.state == "running":
         show_speed(known.plan, known.steps)
+        out.print(f"run: {stored.folder}", markup=False, soft_wrap=True)
     else:
         show_run(known.plan, stored.run, stored.folder)
