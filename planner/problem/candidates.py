@@ -15,6 +15,7 @@ from planner.cost.fill import Fill, fills
 from planner.problem.fleet import Fleet
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+NEED_A_PIPELINE = ("interleaved", "zero-bubble")  # schedules of several stages alone
 
 
 @dataclass(frozen=True, order=True)
@@ -151,6 +152,12 @@ def _check_engine(job: Job) -> None:
             f"job: parallel.{what} with engine {job.engine}: how it does that is not known",
             f"leave {what} out, or engine",
         )
+    if job.global_batch_size % ((fixed.dp or 1) * (fixed.micro_batch_size or 1)):
+        raise HolmesError(
+            f"job: global_batch_size {job.global_batch_size} is not a multiple of dp x micro_batch_size = "
+            f"{fixed.dp or 1} x {fixed.micro_batch_size or 1}, and replicas of engine {job.engine} run equally many",
+            "choose a dp that divides the batch, or leave engine out",
+        )
 
 
 def _sharded_sizes(job: Job) -> dict[str, int]:
@@ -202,7 +209,7 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
         for dp, micro_batch_size in shares.of(rooms, pp)
     )
     if not found:
-        raise _too_few_slots(job, fleet)
+        raise _no_candidate(job, fleet)
     return found
 
 
@@ -274,17 +281,31 @@ def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
 
 
 def _pipeline_degrees(job: Job, num_group_slots: int) -> range:
-    """The fixed degree, or all from 1 to what layers and places allow."""
-    fixed, chunks = job.parallel.pp, job.parallel.chunks or 1
+    """The fixed degree, or all from 1 to what layers and places allow; from 2 under a schedule that needs a pipeline."""
+    fixed, schedule, chunks = job.parallel.pp, job.parallel.schedule, job.parallel.chunks or 1
     if fixed is None and job.parallel.layers:
         fixed = len(job.parallel.layers) // chunks
-    return range(fixed, fixed + 1) if fixed else range(1, min(job.model.num_layers // chunks, num_group_slots) + 1)
+    least = 2 if chunks > 1 or schedule in NEED_A_PIPELINE else 1
+    layers = 2 if schedule == "interleaved" and job.parallel.chunks is None else chunks  # of a rank, at least
+    most = fixed or min(job.model.num_layers // layers, num_group_slots)
+    return range(max(least, fixed or 1), most + 1)
 
 
-def _too_few_slots(job: Job, fleet: Fleet) -> HolmesError:
+def _no_candidate(job: Job, fleet: Fleet) -> HolmesError:
+    """Why no degrees are left: too few slots for those that are fixed, or a schedule that takes others."""
     fixed, tp = job.parallel, job.parallel.tp or 1
     pp = fixed.pp or len(fixed.layers or (0,)) // (fixed.chunks or 1)
     needed, num_group_slots = tp * pp * (fixed.dp or 1), fleet.num_group_slots(tp)
+    if needed <= num_group_slots * tp:
+        schedule = "interleaved" if (fixed.chunks or 1) > 1 else fixed.schedule
+        rounds = ", and as many micro-batches on every replica, in rounds of pp" if schedule == "interleaved" else ""
+        return HolmesError(
+            f"nothing runs the schedule fixed in job.yaml: {schedule} takes pp of 2 or more{rounds}; "
+            f"parallel.pp is {fixed.pp or 'free'}, num_layers {job.model.num_layers}, global_batch_size "
+            f"{job.global_batch_size}, and there are {num_group_slots * tp} training slots",
+            "leave parallel.schedule and parallel.chunks out of job.yaml, or choose a global_batch_size that divides",
+            ANSWER_IS_NO,
+        )
     named = [f"{host.name} {len(host.gpus)}" for host in fleet.hosts.values()]
     slots = ", ".join(named[:8]) + (f" and {len(named) - 8} more hosts" if len(named) > 8 else "")
     more = "add GPUs or hosts" if job.device == "cuda" else "raise slots_per_host or add hosts"

@@ -69,6 +69,7 @@ def test_another_engine_runs_its_own_schedules_and_equal_replicas() -> None:
         ({"parallel": {"schedule": "eager"}}, "does not have"),
         ({"parallel": {"zero": 3}}, "zero 3 with engine"),
         ({"parallel": {"optimizer_offload": True}}, "optimizer_offload with engine"),
+        ({"parallel": {"dp": 3}}, "is not a multiple of dp x micro_batch_size = 3 x 1"),
     ],
 )
 def test_what_an_engine_does_not_have_is_refused(changed: dict[str, Any], what: str) -> None:
