@@ -13,7 +13,7 @@ from itertools import permutations
 
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan, PlanRank
-from holmes_runtime.config.codec import pack_s, packed_bytes, unpack_s
+from holmes_runtime.config.codec import OUTER_BLOCK, pack_s, packed_bytes, unpack_s
 from holmes_runtime.config.model_shape import stage_parameters
 from planner.problem.networks import Networks, require_bandwidth
 
@@ -65,7 +65,10 @@ def _senders(job: Job, plan: Plan) -> list[_Sender]:
         held[rank.host] += rank_share(plan, rank)
         cluster_of[rank.host] = rank.cluster
     codec = job.islands.codec
-    return [_Sender(host, cluster_of[host], packed_bytes(codec, values, VALUE_BYTES)) for host, values in held.items()]
+    return [
+        _Sender(host, cluster_of[host], packed_bytes(codec, values, VALUE_BYTES, OUTER_BLOCK))
+        for host, values in held.items()
+    ]
 
 
 def rank_share(plan: Plan, rank: PlanRank) -> int:

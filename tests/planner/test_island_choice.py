@@ -29,7 +29,7 @@ from tests.planner.islands_jobs import planned_mode
 from tests.planner.measured_links import measured, with_links, with_trunk
 
 MODES: dict[str, Mode] = {"nothing": "one cluster", "pipeline": "pipeline", "data": "data", "both": "both"}
-BYTES = {"none": 4.0, "int8": 66 / 64, "int4": 34 / 64}  # a value, packed
+BYTES = {"none": 4.0, "int8": 130 / 128, "int4": 66 / 128}  # a value, packed
 CPU_S = {"none": (0.0, 0.0), "int8": (3.5e-9, 1.5e-9), "int4": (4.5e-9, 2.1e-9)}  # to pack a value, to unpack it
 NEAR = 1e-3  # modes as near as that are equally good: codecs fill up blocks, rounds end in whole steps
 Found = tuple[float, tuple[PlanRank, ...], Placement]

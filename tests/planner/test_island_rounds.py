@@ -68,7 +68,7 @@ def test_island_sends_its_packed_change_to_each_other_one() -> None:
     assert exchange.fragment_s == pytest.approx(4 * PARAMETERS / 1e5 + 0.02 + MEETING_S)
     packed = job_of({"codec": "int4", "fragments": 4})
     assert price_exchange(Networks(SLOW, packed), packed, island_plans(SLOW, packed)).sent_bytes[0] == pytest.approx(
-        PARAMETERS * 34 / 64, rel=1e-4
+        PARAMETERS * 66 / 128, rel=1e-4
     )
 
 
