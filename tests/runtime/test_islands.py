@@ -116,7 +116,12 @@ def test_islands_over_a_network_learn_what_islands_in_one_process_do(
         corpus = load_corpus(config.data, "here", config.model.seq_length, config.model.vocab_size)
         trainers.append(Trainer(config, config.grid.rank(0), corpus, RankGroups(), torch.device("cpu")))
     islands = IslandsInProcess(trainers)
-    losses = [islands.step(step) for step in range(STEPS)]
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)  # as ranks have
+        losses = [islands.step(step) for step in range(STEPS)]
+    finally:
+        torch.set_num_threads(threads)
 
     assert [[*each] for each in zip(*losses, strict=True)] == [island["losses"] for island in ended_well(runs[name])]
 
