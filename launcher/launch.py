@@ -157,6 +157,8 @@ class Launch:
                 self._save_once_more(state)
         finally:
             with _ctrl_c_ignored():
+                if self._island is not None:
+                    self._island.meeting.lose(self._island.outer_sync.island)
                 if interrupted:
                     self._record.say("ending all ranks")
                 self._stop_nodes()

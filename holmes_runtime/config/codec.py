@@ -1,7 +1,7 @@
 """Codecs of what crosses pipeline edges, and what a packed message takes: bytes, seconds. Free of torch.
 
 Block codecs write `BLOCK` numbers in a row as small integers and one scale. Against fp32 int8 messages are 3.88 times
-smaller, int4 7.53 times.
+smaller, int4 7.53 times; in the longer blocks of what islands exchange 3.94 and 7.76 times.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ Device = Literal["cpu", "cuda"]
 CODECS: tuple[Codec, ...] = get_args(Codec)
 
 BLOCK = 64  # numbers that share a scale; even, so that two int4 fill a byte
+OUTER_BLOCK = 128  # between islands, who make up for what is rounded away the next time
 SCALE_BYTES = 2  # bf16: the range of fp32, so that no block is too small or too large for one
 BF16_BYTES = 2
 BITS = {"int8": 8, "int4": 4}
@@ -46,13 +47,13 @@ def codecs_up_to(lossiest: Codec, value_bytes: int) -> tuple[Codec, ...]:
     return tuple(codec for codec in allowed if codec != "bf16" or value_bytes > BF16_BYTES)
 
 
-def packed_bytes(codec: Codec, elements: int, value_bytes: int) -> int:
+def packed_bytes(codec: Codec, elements: int, value_bytes: int, block: int = BLOCK) -> int:
     """Bytes of one message of `elements` values, each of `value_bytes` before; the last block is filled up."""
     if codec == "none":
         return elements * value_bytes
     if codec == "bf16":
         return elements * BF16_BYTES
-    return -(-elements // BLOCK) * (BLOCK * BITS[codec] // 8 + SCALE_BYTES)
+    return -(-elements // block) * (block * BITS[codec] // 8 + SCALE_BYTES)
 
 
 def pack_s(device: Device, codec: Codec, values: int) -> float:

@@ -10,8 +10,20 @@ from typing import Literal, NamedTuple
 
 MEETING = "HOLMES_MEETING"
 """The variable by which ranks find their node's gate: ADDRESS:PORT on the loopback."""
+PLACE = "islands"
+"""Under which islands keep all that they say at the meeting."""
 EVERY_CONNECTION = 0
 MOST_LINE_BYTES = 1 << 22  # what ranks say of their layout is the longest, some hundred kilobytes
+
+
+def left_key(island: int) -> str:
+    """Where it says that an island has left, for as long as it has not begun again: nobody waits for it."""
+    return f"left/{island}"
+
+
+def starts_key(island: int) -> str:
+    """Where the number of the island's start is; after it was lost a higher one, which nobody has."""
+    return f"starts/{island}"
 
 
 class Ask(NamedTuple):

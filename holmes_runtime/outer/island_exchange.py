@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
-from typing import NamedTuple
+from functools import partial
+from threading import Thread
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,12 +21,14 @@ from holmes_runtime.config.rank_metrics import OuterExchange
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.outer.lane_exchange import OpenLane, Parcel, carry, open_lanes
 from holmes_runtime.outer.lanes import Cell, lanes_of
-from holmes_runtime.outer.meeting import Coming, Decision, Meeting, Patience
+from holmes_runtime.outer.meeting import WATCH_S, Coming, Decision, Meeting, Patience
 from holmes_runtime.outer.outer_state import OuterState, Values
 from holmes_runtime.outer.outer_step import Outgoing, Stepped, arrived, outer_step, outgoing
 
 MOST_FAILURES = 5  # of one exchange, each after islands agreed to hold it
 DIGEST_BYTES = 8
+
+Done = TypeVar("Done")
 
 
 class Offer(NamedTuple):
@@ -116,7 +121,8 @@ class IslandExchange:
             decision = self._meeting.meet(mine, patience)
             outcome: Outcome | None = None
             try:
-                outcome, fault = self._take_part(decision, offer), None
+                self._open(decision)
+                outcome, fault = self._watched(decision, partial(self._take_part, decision, offer)), None
             except (RuntimeError, ValueError) as error:
                 self._lanes, self._opened, fault = [], -1, str(error)
             trouble = self._meeting.conclude(decision, fault)
@@ -130,7 +136,6 @@ class IslandExchange:
 
     def _take_part(self, decision: Decision, offer: Offer) -> Outcome:
         everyone = decision.all
-        self._open(everyone, decision.slot)
         position = [each.island for each in everyone].index(self._sync.island)
         members = [everyone.index(each) for each in decision.members]
         joiners = [everyone.index(each) for each in decision.joiners]
@@ -155,22 +160,43 @@ class IslandExchange:
             outcome = self._give(outcome, joiners)
         return outcome
 
-    def _open(self, everyone: Sequence[Coming], slot: int) -> None:
+    def _watched(self, decision: Decision, act: Callable[[], Done]) -> Done:
+        """What `act` comes to. Raises RuntimeError as soon as it is known that an island is lost which it waits for.
+
+        Nothing ends a wait in Gloo before its time, so it is left to a thread, whose result nobody takes then.
+        """
+        done = Future[Done]()
+
+        def run() -> None:
+            try:
+                done.set_result(act())
+            except BaseException as error:
+                done.set_exception(error)
+
+        Thread(target=run, name="islands' bytes", daemon=True).start()
+        while True:
+            try:
+                return done.result(WATCH_S)
+            except TimeoutError:
+                if done.done():
+                    raise
+            if lost := self._meeting.loss(decision):
+                raise RuntimeError(lost)
+
+    def _open(self, decision: Decision) -> None:
         """Makes the groups that are needed, unless all have the same from an exchange before."""
+        everyone, slot = decision.all, decision.slot
         made = {each.groups for each in everyone}
         if len(made) == 1 and self._opened >= 0 and self._islands == len(everyone):
             return
         self._lanes = []
         layouts = [self._meeting.layout(each.island, each.start, each.num_ranks) for each in everyone]
         position = [each.island for each in everyone].index(self._sync.island)
-        self._lanes = open_lanes(
-            lanes_of(layouts, position, self._rank),
-            position,
-            f"lanes/{slot}",
-            self._store,
-            timedelta(seconds=self._limit_s),
-            self._sync.interfaces[self._rank],
-            self._sync.streams,
+        lanes = lanes_of(layouts, position, self._rank)
+        limit, interface = timedelta(seconds=self._limit_s), self._sync.interfaces[self._rank]
+        self._lanes = self._watched(
+            decision,
+            lambda: open_lanes(lanes, position, f"lanes/{slot}", self._store, limit, interface, self._sync.streams),
         )
         self._opened, self._islands = slot, len(everyone)
 

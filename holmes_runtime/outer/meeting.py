@@ -17,11 +17,14 @@ from typing import NamedTuple
 
 from torch._C._distributed_c10d import Store
 
+from holmes_runtime.config.meeting_words import left_key, starts_key
 from holmes_runtime.config.run_settings import OuterSync
 from holmes_runtime.config.strict_json import parse, to_json
 from holmes_runtime.outer.lanes import Layout, Piece
 
-POLL_S = 0.05
+LOOK_S = 1.0  # between two looks at who has come; a decision is heard of at once
+LEAST_LOOK_S = 0.05
+WATCH_S = 2.0  # between two looks whether those who are to take part are still there
 DONE = "done"
 SLOTS_KEPT = 8  # what was said in them, for ranks that are slow to read it
 
@@ -125,11 +128,12 @@ class Meeting:
         self._store, self._island, self._rank, self._limit_s = store, sync.island, rank, limit_s
         self._num_islands, self._quorum = sync.num_islands, sync.quorum
         self.slot = 0
+        self._last: Decision | None = None
 
     def begin(self) -> int:
         """The number of this start of the island; called by one rank."""
-        self._store.delete_key(f"left/{self._island}")
-        return int(self._store.add(f"starts/{self._island}", 1))
+        self._store.delete_key(left_key(self._island))
+        return int(self._store.add(starts_key(self._island), 1))
 
     def reached(self) -> Reached | None:
         """The last exchange that took place, if any."""
@@ -137,7 +141,15 @@ class Meeting:
 
     def leave(self) -> None:
         """Nobody waits for this island any more."""
-        self._store.set(f"left/{self._island}", DONE)
+        self._store.set(left_key(self._island), DONE)
+
+    def loss(self, decision: Decision) -> str | None:
+        """That an island which is to take part is lost, as the controller has seen; None where all are there."""
+        starts = self._store.multi_get([starts_key(each.island) for each in decision.all])
+        for each, start in zip(decision.all, starts, strict=True):
+            if int(start.decode()) != each.start:
+                return f"island {each.island} is lost"
+        return None
 
     def show(self, start: int, pieces: tuple[Piece, ...]) -> None:
         """Tells other islands which pieces this rank owns."""
@@ -157,7 +169,7 @@ class Meeting:
         """
         while True:
             decision = self._lead(mine, patience) if self._rank == 0 else self._follow(patience)
-            self.slot = decision.slot + 1
+            self.slot, self._last = decision.slot + 1, decision
             if any(each.island == self._island for each in decision.all):
                 return decision
             mine = mine._replace(is_behind=True)
@@ -175,41 +187,54 @@ class Meeting:
 
     def _lead(self, mine: Coming, patience: Patience) -> Decision:
         key, keys = f"decision/{self.slot}", self._came(self.slot)
-        if not self._store.check([key]):
-            self._store.set(keys[self._island], to_json(mine))
-        expected = self._expected()
+        if self._store.check([key]):
+            return self._decided()
+        self._store.set(keys[self._island], to_json(mine))
+        expected, others = self._expected(), set(range(self._num_islands)) - {self._island}
         came_s = time.monotonic()
-        while not self._store.check([key]):
-            there = [each for each in keys if self._store.check([each])]
-            coming = [parse(Coming, self._store.get(each).decode()) for each in there]
+        while True:
+            there = {each for each in others if self._store.check([keys[each]])}
+            coming = sorted([mine, *(parse(Coming, self._store.get(keys[each]).decode()) for each in there)])
             waited_s = time.monotonic() - came_s
-            possible = {each for each in range(self._num_islands) if not self._store.check([f"left/{each}"])}
+            possible = {mine.island, *others} - {each for each in others - there if self._store.check([left_key(each)])}
             decision = decide(self.slot, coming, expected & possible, possible, mine, waited_s, patience, self._quorum)
             if decision is not None:
-                self._store.compare_set(key, "", to_json(decision))
-            elif waited_s > 2 * patience.ahead_s:
+                return parse(Decision, self._store.compare_set(key, "", to_json(decision)).decode())
+            if waited_s > 2 * patience.ahead_s:
                 raise RuntimeError(
                     f"islands: {len(coming)} of at least {self._quorum} have come to exchange {mine.exchange} within "
                     f"{waited_s:.0f} s; islands that are there: {', '.join(str(each.island) for each in coming)}"
                 )
-            else:
-                time.sleep(POLL_S)
-        decided = self._decided()
-        if decided.members[0].island == self._island:
-            self._tidy_up(self.slot - SLOTS_KEPT)
-        return decided
+            rest_s = (patience.ahead_s if mine.is_behind else patience.grace_s) - waited_s
+            if self._is_there(key, min(LOOK_S, max(rest_s, LEAST_LOOK_S))):
+                return self._decided()
+
+    def _is_there(self, key: str, limit_s: float) -> bool:
+        """Whether the key is there within the time."""
+        try:
+            self._store.wait([key], timedelta(seconds=limit_s))
+        except RuntimeError:
+            return False
+        return True
 
     def _came(self, slot: int) -> list[str]:
         """Where each island says that it has come."""
         return [f"coming/{slot}/{island}" for island in range(self._num_islands)]
 
-    def _tidy_up(self, slot: int) -> None:
-        """Takes away what nobody looks at any more; decisions stay, for islands that have been away."""
-        for key in (*self._came(slot), f"done/{slot}", f"verdict/{slot}") if slot >= 0 else ():
-            self._store.delete_key(key)
+    def tidy_up(self) -> None:
+        """Takes away what was said long ago and nobody looks at any more: one island of the last exchange does.
+
+        Decisions stay, for islands that have been away.
+        """
+        slot = self.slot - 1 - SLOTS_KEPT
+        if self._rank == 0 and slot >= 0 and self._last and self._last.members[0].island == self._island:
+            for key in (*self._came(slot), f"done/{slot}", f"verdict/{slot}"):
+                self._store.delete_key(key)
 
     def _expected(self) -> set[int]:
         """The islands that are waited for: those of the slot before; at first all."""
+        if self._last is not None:
+            return {each.island for each in self._last.all}
         before = f"decision/{self.slot - 1}"
         if self.slot == 0 or not self._store.check([before]):
             return set(range(self._num_islands))
@@ -225,11 +250,18 @@ class Meeting:
                 if said.decode() == DONE:
                     reached = Reached(decision.slot, decision.exchange, decision.lineage)
                     self._store.set("reached", to_json(reached))
-            try:
-                self._store.wait([key], timedelta(seconds=self._limit_s))
-            except RuntimeError:
-                trouble = f"the others were not done within {self._limit_s:.0f} s"
+            trouble = self._wait_for_verdict(decision, key)
         if trouble is not None:
             self._store.compare_set(key, "", f"island {self._island}, rank {self._rank}: {trouble}")
         verdict = self._store.get(key).decode()
         return None if verdict == DONE else str(verdict)
+
+    def _wait_for_verdict(self, decision: Decision, key: str) -> str | None:
+        """Why there is none, if there is none."""
+        ends_s = time.monotonic() + self._limit_s
+        while (rest_s := ends_s - time.monotonic()) > 0:
+            if self._is_there(key, min(WATCH_S, rest_s)):
+                return None
+            if rest_s > WATCH_S and (loss := self.loss(decision)):
+                return loss
+        return f"the others were not done within {self._limit_s:.0f} s"

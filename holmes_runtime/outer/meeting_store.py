@@ -10,8 +10,6 @@ import socket
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from threading import Lock
-from typing import BinaryIO
 
 import torch.distributed as dist
 from torch.distributed import DistStoreError
@@ -30,16 +28,37 @@ def open_meeting(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Meetin
     return MeetingStore(address, int(port), limit_s) if port else None
 
 
+class _Connection:
+    """One to the meeting, on which one thing is asked at a time."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._socket = socket.create_connection(address)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._lines = self._socket.makefile("rb")
+
+    def ask(self, question: bytes, limit_s: float) -> tuple[str, ...]:
+        """The answer's values. Raises TimeoutError, or OSError if the connection ends."""
+        self._socket.settimeout(limit_s)
+        self._socket.sendall(question)
+        line = self._lines.readline()
+        if not line.endswith(b"\n"):
+            raise ConnectionError("it has ended the connection")
+        return parse(Answer, line.decode()).values
+
+    def close(self) -> None:
+        """What is answered now is lost."""
+        self._lines.close()
+        self._socket.close()
+
+
 class MeetingStore(dist.Store):  # type: ignore[name-defined, misc]
-    """A connection to the meeting at `address`. Values are bytes. One thing is asked at a time, from any thread."""
+    """The meeting at `address`. Values are bytes. Threads that ask at the same time each have a connection."""
 
     def __init__(self, address: str, port: int, limit_s: float = LIMIT_S) -> None:
         super().__init__()
         _KEPT.append(self)
         self._address, self._limit_s = (address, port), limit_s
-        self._lock = Lock()
-        self._connection: socket.socket | None = None
-        self._lines: BinaryIO | None = None
+        self._idle: list[_Connection] = []
 
     @property
     def timeout(self) -> timedelta:
@@ -91,36 +110,29 @@ class MeetingStore(dist.Store):  # type: ignore[name-defined, misc]
     def _ask(self, ask: Ask, limit_s: float | None = None) -> tuple[str, ...]:
         """The answer's values. A connection that breaks is made anew and asked again."""
         question = to_json(ask).encode() + b"\n"
-        with self._lock:
-            for tries_left in range(TRIES - 1, -1, -1):
-                try:
-                    return self._answer(question, self._limit_s if limit_s is None else limit_s)
-                except TimeoutError:
-                    self._close()
+        for tries_left in range(TRIES - 1, -1, -1):
+            connection = None
+            try:
+                connection = self._connection()
+                values = connection.ask(question, self._limit_s if limit_s is None else limit_s)
+            except OSError as error:
+                if connection is not None:
+                    connection.close()
+                if connection is not None and isinstance(error, TimeoutError):
                     raise DistStoreError(f"the meeting of islands: no {ask.operation} of {ask.keys} in time") from None
-                except OSError as error:
-                    self._close()
-                    if tries_left == 0:
-                        raise DistStoreError(f"the meeting of islands cannot be reached: {error}") from None
+                if tries_left == 0:
+                    raise DistStoreError(f"the meeting of islands cannot be reached: {error}") from None
+            else:
+                self._idle.append(connection)
+                return values
         raise AssertionError
 
-    def _answer(self, question: bytes, limit_s: float) -> tuple[str, ...]:
-        if self._connection is None or self._lines is None:
-            self._connection = socket.create_connection(self._address)
-            self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._lines = self._connection.makefile("rb")
-        self._connection.settimeout(limit_s)
-        self._connection.sendall(question)
-        line = self._lines.readline()
-        if not line.endswith(b"\n"):
-            raise ConnectionError("it has ended the connection")
-        return parse(Answer, line.decode()).values
-
-    def _close(self) -> None:
-        for one in (self._lines, self._connection):
-            if one is not None:
-                one.close()
-        self._lines = self._connection = None
+    def _connection(self) -> _Connection:
+        """One on which nothing is asked now."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return _Connection(self._address)
 
 
 def _text(value: str | bytes) -> str:

@@ -7,6 +7,7 @@ outer step has moved those that were sent, so that what was learned in between s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ from holmes_runtime.checkpoint.description import OuterCounters
 from holmes_runtime.checkpoint.reshard import TensorPiece
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.record_exchange import broadcast_record
-from holmes_runtime.config.meeting_words import MEETING
+from holmes_runtime.config.meeting_words import MEETING, PLACE
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.rank_metrics import OuterExchange
 from holmes_runtime.config.run_config import RunConfig
@@ -196,6 +197,9 @@ class OuterLoop:
             outcome.set_result(self._exchange.hold(offer))
         except Exception as error:  # all are raised again in the training thread
             outcome.set_exception(error)
+        else:
+            with contextlib.suppress(RuntimeError):  # where they meet may be gone by now
+                self._meeting.tidy_up()
 
     def _receive(self, steps: int) -> int:
         """Waits for what is under way and applies it; the steps to go on from."""
@@ -284,4 +288,4 @@ def meeting_store(timeout_s: float) -> Store:
     store = open_meeting(os.environ, timeout_s)
     if store is None:
         raise RuntimeError(f"{MEETING} must say where the islands meet, as ADDRESS:PORT of this node's agent")
-    return PrefixStore("islands", store)
+    return PrefixStore(PLACE, store)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from holmes_runtime.comm.wire import pack, unpack
-from holmes_runtime.config.codec import Codec
+from holmes_runtime.config.codec import OUTER_BLOCK, Codec
 
 
 class Outgoing(NamedTuple):
@@ -35,14 +35,14 @@ def outgoing(anchor: Tensor, parameters: Tensor, error: Tensor | None, codec: Co
         return Outgoing(pack(parameters, codec, None), parameters, error)
     assert error is not None
     change = (anchor - parameters).add_(error)
-    packed = pack(change, codec, None)
+    packed = pack(change, codec, None, OUTER_BLOCK)
     arrives = arrived(packed, codec, len(change))
     return Outgoing(packed, arrives, change.sub_(arrives))
 
 
 def arrived(packed: Tensor, codec: Codec, elements: int) -> Tensor:
     """What was packed, fp32 (elements,), as far as the codec keeps it."""
-    return unpack(packed, codec, (elements,), torch.float32)
+    return unpack(packed, codec, (elements,), torch.float32, OUTER_BLOCK)
 
 
 class Stepped(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 
-from holmes_runtime.config.meeting_words import Answer, Ask, FromMeeting, ToMeeting
+from holmes_runtime.config.meeting_words import PLACE, Answer, Ask, FromMeeting, ToMeeting, left_key, starts_key
 from holmes_runtime.config.strict_json import parse, to_json
 
 Reply = Callable[[FromMeeting], None]
@@ -44,6 +44,15 @@ class Meeting:
                 answers = self._answers(reply, message.connection, parse(Ask, message.line))
             except (ValueError, IndexError):
                 answers = [(reply, FromMeeting(message.connection, ""))]
+        for send, answer in answers:
+            send(answer)
+
+    def lose(self, island: int) -> None:
+        """Tell all that an attempt of that island has ended, however: what it was in does not take place any more."""
+        with self._lock:
+            self._done(Ask("set", (f"{PLACE}/{left_key(island)}",), (b64encode(b"lost").decode(),)))
+            self._done(Ask("add", (f"{PLACE}/{starts_key(island)}",), amount=1))
+            answers = self._answers_to_waiting()
         for send, answer in answers:
             send(answer)
 

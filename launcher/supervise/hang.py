@@ -43,8 +43,6 @@ class HangDetector:
         self._most_s = plan.job.timeout_s / 2
         # Saving a checkpoint is no step either, and how long it takes is the disk's affair.
         self._least_s = LEAST_S if plan.job.checkpoint is None else self._most_s
-        islands = plan.job.islands
-        self._for_others_s = islands.grace_s + plan.job.timeout_s if islands is not None else 0.0
         evaluation = plan.job.evaluation
         self._batches = 1 + (evaluation.num_batches if evaluation else 0)
         self._steps: dict[int, int] = {rank.rank: -1 for rank in plan.ranks}
@@ -86,6 +84,15 @@ class HangDetector:
         if not self.has_begun:
             return self._plan.job.timeout_s + self._for_others_s
         return min(max(STEPS * self._usual_s * self._batches, self._least_s), self._most_s) + self._for_others_s
+
+    @property
+    def _for_others_s(self) -> float:
+        """Seconds for which an island that is behind waits for others, who may have begun their way to an exchange."""
+        islands = self._plan.job.islands
+        if islands is None:
+            return 0.0
+        between_s = islands.inner_steps / islands.fragments * self._usual_s
+        return islands.grace_s + self._plan.job.timeout_s + 2 * between_s
 
     def asks_now(self, now_s: float) -> bool:
         """True once, when it is time to ask the ranks where they are."""

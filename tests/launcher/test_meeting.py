@@ -74,6 +74,16 @@ def test_other_operations() -> None:
     assert node.answers == [(1, (value,)) for value in values]
 
 
+def test_an_island_that_is_lost_has_left_and_nobody_has_its_start() -> None:
+    meeting = Meeting()
+    here, there = Node(meeting), Node(meeting)
+    here.ask(1, Ask("add", ("islands/starts/3",), amount=1))
+    there.ask(1, Ask("get", ("islands/left/3",)))
+    meeting.lose(3)
+    there.ask(2, Ask("get", ("islands/starts/3",)))
+    assert there.answers == [(1, (text("lost"),)), (2, (text("2"),))]
+
+
 def test_who_asks_amiss_is_ended_and_others_are_served() -> None:
     meeting = Meeting()
     here, there = Node(meeting), Node(meeting)

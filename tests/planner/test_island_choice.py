@@ -16,7 +16,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import IslandsPlan, PlanRank
 from holmes_runtime.config.model_shape import stage_parameters
 from planner.advice.changes import WithoutHost, apply_changes
-from planner.islands.outer_exchange import MEETING_S
+from planner.islands.outer_exchange import meeting_s
 from planner.layout.predict import predict_step_s
 from planner.layout.write_out import lay_out_contender
 from planner.problem.problem import read_problem
@@ -29,7 +29,7 @@ from tests.planner.islands_jobs import planned_mode
 from tests.planner.measured_links import measured, with_links, with_trunk
 
 MODES: dict[str, Mode] = {"nothing": "one cluster", "pipeline": "pipeline", "data": "data", "both": "both"}
-BYTES = {"none": 4.0, "int8": 66 / 64, "int4": 34 / 64}  # a value, packed
+BYTES = {"none": 4.0, "int8": 130 / 128, "int4": 66 / 128}  # a value, packed
 CPU_S = {"none": (0.0, 0.0), "int8": (3.5e-9, 1.5e-9), "int4": (4.5e-9, 2.1e-9)}  # to pack a value, to unpack it
 NEAR = 1e-3  # modes as near as that are equally good: codecs fill up blocks, rounds end in whole steps
 Found = tuple[float, tuple[PlanRank, ...], Placement]
@@ -136,7 +136,8 @@ def islands_tokens_per_s(
     if any(n < section.fragments or section.delay_steps > n // section.fragments for n in steps):
         return 0.0
     exchange_s = max(wire_seconds(job, wires, found)) / section.fragments
-    fragment_s = exchange_s + most_latency_s(wires, islands) + MEETING_S
+    latency_s = most_latency_s(wires, islands)
+    fragment_s = exchange_s + latency_s + meeting_s(len(islands), latency_s)
     fragment_s += max(packing_s(job, len(islands), each) for each in found) / section.fragments
     waited_s = section.fragments * max(0.0, fragment_s - section.delay_steps * fastest_s)
     return sum(steps) * batch * job.model.seq_length / (section.inner_steps * fastest_s + waited_s)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -173,8 +174,20 @@ class Worker:
         """Island 1 dies within its second exchange, once it was agreed on."""
         store = self.store()
         first = self.start(f"{name} 0", store, self.config(REPLICAS, outer))
-        second = self.start(f"{name} 1", store, self.config(PIPELINE, outer, 1), die_in_exchange)
+        second = self.start(f"{name} 1", store, self.config(PIPELINE, outer, 1), lambda: in_second_exchange(die))
         self.note(name, first, second)
+
+    def cut_off_within(self, name: str, **outer: Any) -> None:
+        """Island 1 is heard of no more in its second exchange, as without its network; the controller notices."""
+        store = self.store()
+        first = self.start(f"{name} 0", store, self.config(REPLICAS, outer))
+        second = self.start(f"{name} 1", store, self.config(ALONE, outer, 1), lambda: in_second_exchange(halt))
+        until(lambda: is_halted(second.ranks[0]))()
+        store.meeting.lose(1)
+        results = first.ended()
+        second.kill()
+        self.note(name, second)
+        self.results[name].insert(0, results)
 
     def late(self, name: str, **outer: Any) -> None:
         """Island 1 comes to its second exchange when island 0 has held it alone."""
@@ -194,11 +207,13 @@ class Worker:
         """Every scenario."""
         self.together("int4", [ALONE, ALONE], codec="int4")
         self.together("two and three", [SHARDS, THREE], codec="int8")
+        self.together("streaming", [ALONE, ALONE], codec="int8", fragments=2, delay_steps=1)
         self.by_itself("alone", REPLICAS)
         self.by_itself("alone, streaming", PIPELINE, fragments=2, delay_steps=1, codec="int4")
         self.stopped("resume", [PIPELINE, REPLICAS], 6, codec="int4", delay_steps=3)
         self.killed("killed", grace_s=3.0, codec="int8")
         self.dies_within("dies within", grace_s=3.0)
+        self.cut_off_within("cut off within", grace_s=3.0)
         self.late("late", grace_s=3.0, codec="int4", delay_steps=1)
 
 
@@ -249,17 +264,31 @@ def until_it_has_come(island: int, start: int = 1, slot: int = 0) -> Callable[[]
     return until(has_come)
 
 
-def die_in_exchange() -> None:
-    """The process is gone as soon as it has something to send in its second exchange."""
+def in_second_exchange(act: Callable[[], None]) -> None:
+    """The process does that as soon as it has something to send in its second exchange."""
     held: list[int] = []
 
-    def carry_or_die(*arguments: Any) -> int:
+    def carry_or_act(*arguments: Any) -> int:
         held.append(1)
         if len(held) > 2:  # each carries parts, and then digests
-            os._exit(9)
+            act()
         return carry(*arguments)
 
-    island_exchange.carry = carry_or_die  # type: ignore[attr-defined, assignment]
+    island_exchange.carry = carry_or_act  # type: ignore[attr-defined, assignment]
+
+
+def die() -> None:
+    os._exit(9)
+
+
+def halt() -> None:
+    """Nothing of this process is heard any more, and its connections stay."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def is_halted(process: BaseProcess) -> bool:
+    stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8")
+    return stat.rpartition(")")[2].split()[0] == "T"
 
 
 if __name__ == "__main__":

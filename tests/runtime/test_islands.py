@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from holmes_runtime.config.codec import packed_bytes
+from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.config.codec import OUTER_BLOCK, packed_bytes
 from holmes_runtime.config.meeting_words import MEETING
 from holmes_runtime.config.model_shape import stage_parameters
+from holmes_runtime.data.corpus import load_corpus
+from holmes_runtime.trainer import Trainer
 
-from .islands_worker import PIPELINE, REPLICAS, STEPS, H
+from .islands_in_process import IslandsInProcess
+from .islands_worker import PIPELINE, REPLICAS, STEPS, H, Worker
 from .launched_runs import ONE_ISLAND, TINY, FinishedRun, launch, make_config
 from .meeting_place import MeetingPlace
 from .test_continuity import WORKER_LIMIT_S, start
@@ -89,13 +94,36 @@ def test_islands_of_two_and_three_hosts_are_equal_after_every_round(runs: dict[s
 
 def test_each_island_sends_its_packed_change_once(runs: dict[str, Islands]) -> None:
     for island in ended_well(runs["int4"]):
-        packed = packed_bytes("int4", PARAMETERS, 4)
+        packed = packed_bytes("int4", PARAMETERS, 4, OUTER_BLOCK)
         assert {line["sent_bytes"] for line in island["outer"]["0"]} == {packed}
         assert {line["received_bytes"] for line in island["outer"]["0"]} == {packed}
         assert {line["tokens"] for line in island["outer"]["0"]} == {2 * H * 8 * TINY.seq_length}
         # Plain data parallelism of two sends as much as all gradients every step.
-        assert 20 * 4 * PARAMETERS / packed > 150
+        assert 20 * 4 * PARAMETERS / packed > 154  # 155.15 of whole blocks
     assert together(runs["int4"]) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("name", "outer"), [("int4", {"codec": "int4"}), ("streaming", {"codec": "int8", "fragments": 2, "delay_steps": 1})]
+)
+def test_islands_over_a_network_learn_what_islands_in_one_process_do(
+    runs: dict[str, Islands], name: str, outer: dict[str, Any], tmp_path: Path
+) -> None:
+    worker = Worker(tmp_path)
+    trainers = []
+    for island in range(2):
+        config = worker.config({}, outer, island)
+        corpus = load_corpus(config.data, "here", config.model.seq_length, config.model.vocab_size)
+        trainers.append(Trainer(config, config.grid.rank(0), corpus, RankGroups(), torch.device("cpu")))
+    islands = IslandsInProcess(trainers)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)  # as ranks have
+        losses = [islands.step(step) for step in range(STEPS)]
+    finally:
+        torch.set_num_threads(threads)
+
+    assert [[*each] for each in zip(*losses, strict=True)] == [island["losses"] for island in ended_well(runs[name])]
 
 
 @pytest.mark.parametrize("name", ["alone", "alone, streaming"])
@@ -136,6 +164,17 @@ def test_an_island_that_dies_within_an_exchange_leaves_the_others_with_one_state
     ended_well([first])
 
     assert "exchange 1 of islands is held again: island 0" in first["said"]
+    assert [islands for _, islands in digests(first["outer"])] == [(0, 1), *[(0,)] * (STEPS // H - 1)]
+
+
+def test_an_island_that_is_cut_off_within_an_exchange_is_not_waited_for_longer_than_the_controller_does(
+    runs: dict[str, Islands],
+) -> None:
+    first = runs["cut off within"][0]
+    ended_well([first])
+
+    assert "exchange 1 of islands is held again: island 0, rank " in first["said"]
+    assert ": island 1 is lost" in first["said"]
     assert [islands for _, islands in digests(first["outer"])] == [(0, 1), *[(0,)] * (STEPS // H - 1)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -9,6 +10,7 @@ from datetime import timedelta
 import pytest
 from torch._C._distributed_c10d import HashStore
 
+from holmes_runtime.config.meeting_words import starts_key
 from holmes_runtime.outer.lanes import Piece
 from holmes_runtime.outer.meeting import Coming, Decision, Meeting, Patience, Reached, decide
 
@@ -83,9 +85,12 @@ def hash_store() -> HashStore:
     return store
 
 
-def both(first: Meeting, second: Meeting, patience: Patience = PATIENCE) -> list[Decision]:
+def both(first: Meeting, second: Meeting, starts: Sequence[int] = (1, 1)) -> list[Decision]:
+    def meet(island: int, meeting: Meeting) -> Decision:
+        return meeting.meet(coming(island)._replace(start=starts[island]), PATIENCE)
+
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(lambda each: each[1].meet(coming(each[0]), patience), enumerate((first, second))))
+        return list(pool.map(meet, range(2), (first, second)))
 
 
 def test_all_hear_of_one_decision_and_of_one_verdict() -> None:
@@ -120,6 +125,18 @@ def test_a_rank_that_is_never_done_is_not_waited_for_for_ever() -> None:
 
     assert first.conclude(decision, None) == "island 0, rank 0: the others were not done within 0 s"
     assert second.conclude(decision, None) == "island 0, rank 0: the others were not done within 0 s"
+
+
+def test_an_island_that_is_lost_within_an_exchange_is_not_waited_for() -> None:
+    store = hash_store()
+    first, second = meetings(store, limit_s=3600.0)
+    decision = both(first, second, starts=[first.begin(), second.begin()])[0]
+    assert first.loss(decision) is None
+
+    store.add(starts_key(1), 1)  # as the controller does
+
+    assert first.loss(decision) == "island 1 is lost"
+    assert first.conclude(decision, None) == "island 0, rank 0: island 1 is lost"
 
 
 def test_an_island_that_came_too_late_comes_to_the_next_slot_as_one_that_is_behind() -> None:
@@ -160,6 +177,7 @@ def test_what_was_said_long_ago_is_taken_away_but_for_decisions() -> None:
     for exchange in range(10):
         decision = meeting.meet(coming(0, exchange), PATIENCE)
         assert meeting.conclude(decision, None) is None
+        meeting.tidy_up()
 
     assert not any(store.check([key]) for key in ("coming/1/0", "done/1", "verdict/1"))
     assert store.check(["decision/1"])

@@ -46,6 +46,15 @@ def test_who_waits_hears_as_soon_as_another_has_set_it(place: MeetingPlace) -> N
         assert waiting.result(timeout=60) == [b"1", b"2"]
 
 
+def test_a_thread_that_waits_keeps_no_other_from_asking(place: MeetingPlace) -> None:
+    mine = store(place, 0)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(mine.get, "a")
+        assert not mine.check(["a"])
+        mine.set("a", "x")
+        assert waiting.result(timeout=60) == b"x"
+
+
 def test_waiting_has_an_end_and_the_store_goes_on(place: MeetingPlace) -> None:
     mine = store(place, 0)
     with pytest.raises(DistStoreError, match="no get of"):
