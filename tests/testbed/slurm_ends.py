@@ -45,7 +45,9 @@ def _end_time(run: Running) -> None:
 
 
 def _preempt(run: Running) -> None:
-    _slurm(run).run("sbatch", "--partition=urgent", "--exclusive", f"--nodelist={FAULTY_NODE}", "--output=/dev/null", "--wrap=true")
+    _slurm(run).run(
+        "sbatch", "--partition=urgent", "--exclusive", f"--nodelist={FAULTY_NODE}", "--output=/dev/null", "--wrap=true"
+    )
 
 
 def _kill_slurmd(run: Running) -> None:
