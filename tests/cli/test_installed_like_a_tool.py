@@ -139,6 +139,8 @@ def test_output_that_goes_nowhere_ends_in_a_line_or_none(tmp_path: Path) -> None
     for words, said in (
         (f"{holmes} > /dev/full", "error: cannot write: No space left on device\n"),
         (f"{holmes} >&-", ""),
+        (f"{sys.executable} -m holmes_cli --man | true", ""),
+        (f"PYTHONIOENCODING=ascii {sys.executable} -m holmes_cli --help", ""),  # whose boxes ASCII does not have
     ):
         done = subprocess.run(words, shell=True, env=environment, capture_output=True, text=True, check=False)
         assert done.stderr.startswith(said)

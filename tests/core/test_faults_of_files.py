@@ -9,9 +9,8 @@ import pytest
 
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.hosts_file import HostsFile
-from holmes_core.records.fault_words import PATTERNS
 from holmes_core.records.job import Job
-from holmes_core.records.parse_record import parse
+from holmes_core.records.parse_record import PATTERNS, parse
 from holmes_core.records.plan import Plan
 from holmes_core.records.record import Record
 
