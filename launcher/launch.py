@@ -304,8 +304,7 @@ class Launch:
         run = self._record.write(self._plan, self._attempt.number, *ended, self._stuck)
         self.folder.close()
         cause = state.cause.model_dump(mode="json") if state.cause else None
-        record = run.model_dump(mode="json")
-        self._at_end.tell({"event": "end", **self._time_and_place(), "cause": cause, "run": record})
+        self._at_end.tell({"event": "end", **self._time_and_place(), "cause": cause, "run": run.model_dump(mode="json")})
         return run
 
 
