@@ -117,9 +117,8 @@ def sent(bed: Bed) -> tuple[int, int, int]:
     for host in bed.hosts:
         lines = on_host(bed, host.name, "cat", "/proc/net/dev").splitlines()
         columns = next(line for line in lines if line.strip().startswith(f"{host.slow_interface}:")).split()
-        names, values = (
-            line.split() for line in on_host(bed, host.name, "cat", "/proc/net/snmp").splitlines() if line.startswith("Tcp:")
-        )
+        lines = on_host(bed, host.name, "cat", "/proc/net/snmp").splitlines()
+        names, values = (line.split() for line in lines if line.startswith("Tcp:"))
         counted.append((int(columns[9]), int(columns[10]), int(values[names.index("RetransSegs")])))
     size, frames, again = (sum(each) for each in zip(*counted, strict=True))
     return size, frames, again
