@@ -46,7 +46,7 @@ def test_aligned_stages_do_not_begin_inside_a_host_they_do_not_end_in() -> None:
 
 
 def test_stages_that_one_cluster_holds_only_unaligned_share_its_hosts() -> None:
-    # Three hosts of three slots hold three aligned stages of two replicas, the fleet six; a cluster alone may hold four.
+    # Hosts of three slots hold one aligned stage of two replicas each, six in all; a cluster alone may hold four.
     problem = read_problem(cpu_inventory([3, 3]), bed_job(parallel={}, slots_per_host=3))
     three, four = placement(1, 2, *[(0, 0)] * 3, (1, 1)), placement(1, 2, *[(0, 0)] * 4)
     coeffs = problem.coefficients(four.candidate)
