@@ -13,6 +13,7 @@ from holmes_core.records.plan import IslandsPlan, Plan, Source
 from holmes_core.records.record import FileRecord
 from holmes_core.records.record_file import Signed, read_any, read_signed, read_user_file
 from launcher.prepare.brought_along import brought_by_inventory, brought_by_plan
+from launcher.prepare.prepare import refuse_other_engine
 
 AnyPlan = Plan | IslandsPlan
 PLAN_CURRENT = "plan-current"
@@ -23,11 +24,12 @@ def read_launchable(plan: Path, trust: Collection[str], may_be_stale: bool) -> t
     """The plan, of islands or not, and the inventory it was made from if that is still beside it.
 
     Asks before it takes what was not made here by this user, unless `trust` has its digest. Raises HolmesError for a
-    plan that was changed or not trusted, or that is stale and may not be.
+    plan that was changed or not trusted, that is stale and may not be, or that other software is to train.
     """
     signed = read_any((Plan, IslandsPlan), plan)
     record = signed.record
     assert isinstance(record, Plan | IslandsPlan)
+    refuse_other_engine(record.job)
     found = _inventory(plan, record)
     if not may_be_stale:
         _refuse_stale(plan, record, found)

@@ -19,12 +19,14 @@ MOST_LATE = 8  # placements of the search that there is time to simulate
 
 
 def with_single_clusters(problem: Problem, result: SearchResult, left: TimeLeft) -> SearchResult:
-    """The best of the result, with the first placements of a search in each cluster alone; in one of those alike.
+    """The result, with the first placements of a search in each cluster alone; in one of those alike.
 
-    The largest cluster comes first; for which no time is `left` is not looked at, but for the first few slots.
+    Where no time is `left`, of the result only the best. The largest cluster comes first; for which no time is left is
+    not looked at, but for the first few slots.
     """
     several = len(problem.fleet.cluster_names) > 1
-    return replace(result, found=(*result.found[:MOST_LATE], *(_in_single_clusters(problem, left) if several else ())))
+    best = result.found[:MOST_LATE] if left.is_over else result.found
+    return replace(result, found=(*best, *(_in_single_clusters(problem, left) if several else ())))
 
 
 def _in_single_clusters(problem: Problem, left: TimeLeft) -> Iterator[PricedPlacement]:

@@ -147,13 +147,18 @@ def cut(row: Measurement) -> list[int]:
     return [share + (stage < rest) for stage in range(stages)]
 
 
+def write_row(row: Measurement, folder: Path) -> None:
+    """Writes the inventory and the job of a row into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_signed(folder / "inventory.json", inventory_of(row))
+    (folder / "job.yaml").write_text(yaml.safe_dump(job_data(row)), encoding="utf-8")
+
+
 def main() -> None:
     """Write the files of one row."""
     table, number, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     row = [row for row in measurements() if row.table == table][number - 1]
-    folder.mkdir(parents=True, exist_ok=True)
-    write_signed(folder / "inventory.json", inventory_of(row))
-    (folder / "job.yaml").write_text(yaml.safe_dump(job_data(row)), encoding="utf-8")
+    write_row(row, folder)
     print(f"{row.name}: published {row.step_s:.3f} s a step; now: cd {folder} && holmes plan job.yaml")
 
 

@@ -232,7 +232,9 @@ class Job(FileRecord):
         return fields
 
     @model_validator(mode="after")
-    def _round_is_within_the_run(self) -> Job:
+    def _islands_fit_the_job(self) -> Job:
+        if self.islands is not None and not self.is_launched:
+            raise ValueError(f"islands with engine {self.engine}: training apart is the bundled runtime's own")
         if self.islands is not None and self.islands.inner_steps > self.steps:
             raise ValueError(
                 f"islands.inner_steps is {self.islands.inner_steps}, the job has only {self.steps} steps: no round "

@@ -105,14 +105,19 @@ def reasons_of(node: Node, variables: UserVariables) -> dict[str, str]:
     return {**planned, **dict.fromkeys(variables.environment, "launch.environment in job.yaml")}
 
 
-def run_config_of(plan: Plan, run_id: str) -> RunConfig:
-    """The plan in the runtime's own words. Raises HolmesError where it is not the runtime's."""
-    job, model = plan.job, plan.job.model
+def refuse_other_engine(job: Job) -> None:
+    """Raises HolmesError for a job that other software is to train."""
     if not job.is_launched:
         raise HolmesError(
             f"the plan says what {job.engine} would take, which Holmes predicts and does not run",
             "leave `engine` out of job.yaml and plan again",
         )
+
+
+def run_config_of(plan: Plan, run_id: str) -> RunConfig:
+    """The plan in the runtime's own words. Raises HolmesError where it is not the runtime's."""
+    job, model = plan.job, plan.job.model
+    refuse_other_engine(job)
     try:
         return RunConfig(
             schema_version=1,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holmes_core.records.plan import Alternative, Prediction
-from planner.layout.assign_hosts import assign_hosts, hosts_by_stage, number_ranks
+from planner.layout.assign_hosts import assign_hosts, hosts_by_stage, is_aligned, number_ranks
 from planner.layout.edge_codecs import choose_codecs
 from planner.layout.layout import Layout, lay_out, may_be_hierarchical
 from planner.layout.meet_on_rails import meet_on_rails
@@ -88,7 +88,8 @@ def _write_out(problem: Problem, contender: Contender) -> WrittenPlan:
 def lay_out_contender(problem: Problem, contender: Contender) -> Layout:
     """The contender's ranks and groups, with the codecs and levels of data parallelism that are best."""
     placement, tp = contender.found.placement, contender.found.placement.candidate.tp
-    assigned = assign_hosts(placement, problem.fleet, problem.coefficients(placement.candidate).aligned)
+    aligned = is_aligned(placement, problem.coefficients(placement.candidate))
+    assigned = assign_hosts(placement, problem.fleet, aligned)
     group_slots = meet_on_rails(assigned, problem.fleet, problem.rails, tp, wraps=contender.mode.chunks > 1)
     ranks = number_ranks(group_slots, hosts_by_stage(group_slots), tp)
     flat = lay_out(problem, placement.candidate, contender.mode, ranks, placement.microbatches)

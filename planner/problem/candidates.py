@@ -281,7 +281,7 @@ def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
 
 
 def _pipeline_degrees(job: Job, num_group_slots: int) -> range:
-    """The fixed degree, or all from 1 to what layers and places allow; from 2 under a schedule that needs a pipeline."""
+    """The fixed degree, or all that layers and places allow; from 2 on under a schedule that needs a pipeline."""
     fixed, schedule, chunks = job.parallel.pp, job.parallel.schedule, job.parallel.chunks or 1
     if fixed is None and job.parallel.layers:
         fixed = len(job.parallel.layers) // chunks

@@ -11,6 +11,7 @@ from itertools import permutations
 from math import inf
 
 from planner.problem.candidates import Candidate
+from planner.problem.coefficients import Coefficients
 from planner.problem.problem import Problem
 from planner.schedule.any_schedule_bound import AnyScheduleBounds
 from planner.search.placement import Placement, PricedPlacement, even_shares, usual_cut

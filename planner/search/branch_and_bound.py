@@ -292,4 +292,4 @@ def _status(state: SearchState, bound_s: float) -> Status:
     """How sure it is that the incumbent is the best."""
     if bound_s >= state.incumbent_s * (1 - RELATIVE_TOLERANCE):
         return "optimal"
-    return "time limit" if state.is_late else "near optimal"
+    return "time limit" if state.is_late or state.ran_out else "near optimal"
