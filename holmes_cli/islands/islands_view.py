@@ -66,5 +66,8 @@ def exchange_in_words(exchange: Exchange) -> str:
     names = ", ".join(map(str, exchange.islands))
     took = f"{format_seconds(exchange.duration_s)}, waited for {format_seconds(exchange.waited_s)}"
     if exchange.has_joined:
-        return f"exchange {exchange.exchange + 1}: joined, with the state of islands {names}; {took}"
+        return (
+            f"exchange {exchange.exchange + 1}: came late or anew, took the state of islands {names} and "
+            f"dropped what it had not told them; {took}"
+        )
     return f"exchange {exchange.exchange + 1} of islands {names}: {format_bytes(exchange.sent_bytes)} sent in {took}"

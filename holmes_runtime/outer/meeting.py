@@ -190,6 +190,8 @@ class Meeting:
         if self._store.check([key]):
             return self._decided()
         self._store.set(keys[self._island], to_json(mine))
+        if self.slot == 0:  # some take longer to begin; to come late costs all of the state, and who is lost has left
+            patience = patience._replace(grace_s=patience.ahead_s)
         expected, others = self._expected(), set(range(self._num_islands)) - {self._island}
         came_s = time.monotonic()
         while True:

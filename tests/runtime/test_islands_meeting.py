@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from datetime import timedelta
 
@@ -152,6 +152,21 @@ def test_an_island_that_came_too_late_comes_to_the_next_slot_as_one_that_is_behi
         assert late.result() == decision
     assert decision.members == (coming(0, 4, "z"),)
     assert decision.joiners == (coming(1, is_behind=True),)
+
+
+def test_all_who_have_not_left_are_waited_for_at_the_first_exchange_beyond_the_grace() -> None:
+    store = hash_store()
+    first, second = meetings(store)
+    patience = Patience(grace_s=0.01, ahead_s=60.0)
+
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(first.meet, coming(0), patience)
+        assert not wait([waiting], timeout=0.5).done
+        decision = second.meet(coming(1), patience)
+        assert [each.island for each in decision.members] == [0, 1]
+        assert waiting.result() == decision
+    second.leave()
+    assert [each.island for each in first.meet(coming(0, 4), patience).members] == [0]
 
 
 def test_where_too_few_ever_come_it_is_said_who_did() -> None:
