@@ -303,8 +303,8 @@ class Launch:
         self._forget_states(ended[0])
         run = self._record.write(self._plan, self._attempt.number, *ended, self._stuck)
         self.folder.close()
-        cause = state.cause.model_dump(mode="json") if state.cause else None
-        self._at_end.tell({"event": "end", **self._time_and_place(), "cause": cause, "run": run.model_dump(mode="json")})
+        told = {"cause": state.cause and state.cause.model_dump(mode="json"), "run": run.model_dump(mode="json")}
+        self._at_end.tell({"event": "end", **self._time_and_place(), **told})
         return run
 
 
