@@ -18,7 +18,7 @@ from holmes_runtime.config.model_shape import stage_parameters
 from planner.problem.networks import Networks, require_bandwidth
 
 VALUE_BYTES = 4  # changes are fp32, like masters
-# A question to the meeting beside its way there and back: the agent, its channel, the controller. Measured on the bed.
+# A question to the meeting beside its way there and back: the agent, its channel, the controller. 10 ms were seen.
 QUESTION_S = 0.012
 
 
