@@ -66,6 +66,7 @@ from holmes_runtime.node.tail import Tail
 POLL_S = 0.1
 WAITING_POLL_S = 0.5
 GRACE_S = 3.0
+NOTICED_S = 5.0  # by when the controller, too, has noticed that the agent is silent
 ALIVE_S = 2.0
 
 
@@ -299,7 +300,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: os.kill(agent, signal.SIGTERM))
     config = NodeConfig.from_json((folder / "node.json").read_text(encoding="utf-8"))
-    relay(folder, 0, AgentAsChild(agent, folder, config.silence_limit_s).has_ended)
+    relay(folder, 0, AgentAsChild(agent, folder, config.silence_limit_s + NOTICED_S).has_ended)
     end_descendants(GRACE_S)
     _clean_up(folder, config.detached)
     return 0

@@ -26,6 +26,7 @@ WAKING_PIPE = "waking"  # where the agent rouses its relay for a message that do
 LOCK_FILE = "agent.lock"
 AGENT_FILE = "agent.json"
 POLL_S = 0.1
+MOST_LOOK_S = 1.0
 PATIENCE_S = 5.0
 _MOST_WAITING_BYTES = 1 << 20
 
@@ -67,11 +68,9 @@ def relay(folder: Path, messages_seen: int, has_ended: Callable[[], bool], leave
 class AgentAsChild:
     """The agent as its first relay sees it, whose child it is."""
 
-    def __init__(self, pid: int, folder: Path, silence_limit_s: float) -> None:
-        self._pid = pid
-        self._folder = folder
-        self._most_looks = silence_limit_s / POLL_S
-        self._looks_stopped = 0  # in a row: a clock would count how long this process was stopped along with it
+    def __init__(self, pid: int, folder: Path, most_stopped_s: float) -> None:
+        self._pid, self._folder, self._most_stopped_s = pid, folder, most_stopped_s
+        self._stopped_s, self._looked_s = 0.0, time.monotonic()
 
     def has_ended(self) -> bool:
         """Whether the agent has ended, with its tunnel; takes the exit statuses of all orphans on the way.
@@ -88,9 +87,12 @@ class AgentAsChild:
         return True
 
     def _end_if_stopped(self) -> None:
+        """A look counts for a second at most: this process may have been stopped along with the agent."""
+        now_s = time.monotonic()
+        since_s, self._looked_s = min(now_s - self._looked_s, MOST_LOOK_S), now_s
         process = read_process(self._pid)
-        self._looks_stopped = self._looks_stopped + 1 if process is not None and process.state == "T" else 0
-        if self._looks_stopped > self._most_looks:
+        self._stopped_s = self._stopped_s + since_s if process is not None and process.state == "T" else 0.0
+        if self._stopped_s > self._most_stopped_s:
             os.kill(self._pid, signal.SIGKILL)
 
 

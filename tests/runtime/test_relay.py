@@ -13,9 +13,9 @@ import pytest
 RELAY = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from holmes_runtime.node.relay import POLL_S, AgentAsChild
+from holmes_runtime.node.relay import AgentAsChild
 child = subprocess.Popen(["sleep", "1000"])
-agent = AgentAsChild(child.pid, Path(sys.argv[1]), 10 * POLL_S)
+agent = AgentAsChild(child.pid, Path(sys.argv[1]), 3.0)
 os.kill(child.pid, signal.SIGSTOP)
 os.waitpid(child.pid, os.WUNTRACED)
 goes_on = sys.argv[2] == "goes on"
