@@ -70,6 +70,7 @@ def make_config(text: Path, pattern: str, steps: int, folder: Path) -> RunConfig
         profile=None,
         resume=True,
         optimizer=Optimizer(1e-3, 1e-4, min(100, steps // 10), "cosine", 0.1, 0.9, 0.95, 1.0),
+        outer_sync=None,
         stages=(Stage(0, 0, SHAPE.num_layers),),
         ranks=tuple(Rank(rank, "here", "here", 0, rank, 0) for rank in range(RANKS)),
         groups=(Group("dp", "dp", tuple(range(RANKS)), ("lo",) * RANKS, None, 1, "none"),),

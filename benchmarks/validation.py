@@ -1,8 +1,9 @@
-"""Published training steps predicted by the planner's own cost model and simulator, row by row, with errors.
+"""Published training steps predicted by `holmes plan`, row by row, with errors.
 
-One set of constants per machine type (planner/cost/gpu_speeds.py) and per site (published_steps/sites.py), fitted by
-`python -m benchmarks.published_steps.fit` to every second row of a table; the other rows are predictions. A micro-batch
-size that is not published is the one the model finds fastest among those that fit in memory.
+Each row is an inventory and a job (published_steps/row_files.py), planned as any other, with all fixed that the row
+fixes. One set of constants per machine type (planner/cost/gpu_speeds.py) and per engine (planner/cost/engines.py),
+fitted by `python -m benchmarks.published_steps.fit` to every second row of a table; the other rows are predictions. A
+micro-batch size that is not published is the one that the planner takes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.table import Table
@@ -18,8 +19,8 @@ from rich.table import Table
 from benchmarks.doc_table import DOCS, write_table
 from benchmarks.figure import print_figure
 from benchmarks.published_steps.measurements import SOURCES, Measurement, measurements
-from benchmarks.published_steps.predict_row import calibrates, chosen_size, predicted_bytes, predicted_s
-from benchmarks.published_steps.sites import SITES
+from benchmarks.published_steps.predict_row import calibrates, is_planned, plan_row
+from benchmarks.published_steps.row_files import SITES
 
 DOC = DOCS / "cost-model.md"
 COLUMNS = "| row | b | calibrates | published s | predicted s | error |"
@@ -28,12 +29,14 @@ MEMORY_COLUMNS = " GB | predicted GB | error |"
 
 @dataclass(frozen=True)
 class Judged:
-    """A row, and what the model says of it. `memory_gb` only where the publication has it."""
+    """A row, and what its plan says: seconds, GB of the fullest rank where the publication has them, and whether memory
+    holds it."""
 
     row: Measurement
     calibrates: bool
     step_s: float
     memory_gb: float | None
+    fits: bool
 
     @property
     def error(self) -> float:
@@ -55,10 +58,10 @@ class Judged:
 
 def judge(row: Measurement) -> Judged:
     """The row predicted."""
-    site, chosen = SITES[row.table], chosen_size(row, SITES[row.table])
-    assert chosen.micro_batch_size is not None
-    memory = None if row.memory_gb is None else predicted_bytes(row, site, chosen.micro_batch_size) / 1e9
-    return Judged(chosen, calibrates(row), predicted_s(chosen, site), memory)
+    plan, fits = plan_row(row)
+    memory = None if row.memory_gb is None else max(plan.prediction.memory_bytes) / 1e9
+    chosen = replace(row, micro_batch_size=plan.micro_batch_size)
+    return Judged(chosen, calibrates(row), plan.prediction.step_s, memory, fits)
 
 
 def mean_error(rows: Sequence[Judged]) -> float:
@@ -76,16 +79,14 @@ def rank_correlation(rows: Sequence[Judged]) -> float:
 
 def summary_lines(judged: Sequence[Judged]) -> list[str]:
     """A Markdown table: one line a table of measurements."""
-    lines = ["| table | rows | mean error | of rows not calibrated on | max error | rank correlation |"]
-    lines.append("|---|---|---|---|---|---|")
+    lines = ["| table | engine | rows | mean error | of rows not calibrated on | max error | rank correlation |"]
+    lines.append("|---|---|---|---|---|---|---|")
     for table in dict.fromkeys(row.row.table for row in judged):
         rows = [row for row in judged if row.row.table == table]
         others = [row for row in rows if not row.calibrates]
         largest = max(abs(row.error) for row in rows)
-        lines.append(
-            f"| {table} | {len(rows)} | {mean_error(rows):.1%} | {mean_error(others):.1%} | {largest:.1%} "
-            f"| {rank_correlation(rows):.2f} |"
-        )
+        errors = f"{mean_error(rows):.1%} | {mean_error(others):.1%} | {largest:.1%}"
+        lines.append(f"| {table} | {SITES[table].engine} | {len(rows)} | {errors} | {rank_correlation(rows):.2f} |")
     return lines
 
 
@@ -102,6 +103,9 @@ def table_lines(table: str, judged: Sequence[Judged]) -> list[str]:
         if row.memory_error is not None:
             line += f" {row.row.memory_gb:.1f} | {row.memory_gb:.1f} | {row.memory_error:+.1%} |"
         lines.append(line)
+    not_planned = [row for row in measurements() if row.table == table and not is_planned(row)]
+    if not_planned:
+        lines += ["", f"{len(not_planned)} more rows, with tensor groups over two hosts, are refused by the planner."]
     return [*lines, ""]
 
 
@@ -128,7 +132,7 @@ def show(judged: Sequence[Judged]) -> None:
 
 def main() -> None:
     """Predict every row; with `--write-docs` also put the tables into docs/cost-model.md."""
-    judged = [judge(row) for row in measurements()]
+    judged = [judge(row) for row in measurements() if is_planned(row)]
     show(judged)
     for table in dict.fromkeys(row.row.table for row in judged):
         rows = [row for row in judged if row.row.table == table]

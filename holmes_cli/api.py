@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
-from holmes_core.records.plan import Order, Plan, Source
+from holmes_core.records.plan import IslandsPlan, Order, Plan, Source
 from holmes_core.records.run import Run, Settings
 from holmes_core.units import format_seconds
 
 if TYPE_CHECKING:
     from holmes_core.hosts.hosts_file import HostsFile
     from launcher.journal.run_events import View
+    from launcher.launch_islands import IslandsView
     from prober.islands.placing import Placing
     from prober.islands.settle import Trial
 
@@ -84,9 +85,12 @@ def plan(
     The sources say where the plan's own file finds theirs again; else it takes inventory.json and job.yaml beside it.
     `order` "usual" is that of other launchers, to compare with. After `time_limit_s` the best so far is taken, with its
     gap; without one after that of `holmes plan`. `lp` is written with the last integer program. Raises HolmesError
-    where there is no plan: what fails, and what would make it fit.
+    where there is no plan: what fails, and what would make it fit; and where the job allows islands.
     """
     from planner.make_plan import TIME_LIMIT_S, make_plan
+
+    if job.islands is not None:
+        raise HolmesError("the job allows islands, and this plans all hosts as one", "call `plan_any_mode`")
 
     def progress(settled: int, total: int, best_s: float | None) -> None:
         best = f", best step so far {format_seconds(best_s)}" if best_s is not None else ""
@@ -95,12 +99,44 @@ def plan(
     return make_plan(
         inventory,
         job,
-        inventory_source or Source(path="inventory.json", digest=inventory.source_digest()),
-        job_source or Source(path="job.yaml", digest=job.source_digest()),
+        *_sources(inventory, job, inventory_source, job_source),
         order,
         progress,
         TIME_LIMIT_S if time_limit_s is None else time_limit_s,
         lp,
+    )
+
+
+def plan_any_mode(
+    inventory: Inventory,
+    job: Job,
+    inventory_source: Source | None = None,
+    job_source: Source | None = None,
+    time_limit_s: float | None = None,
+    lp: Path | None = None,
+    tell: Tell = _silent,
+) -> Plan | IslandsPlan:
+    """The plan of a job that allows islands: of islands where they are fastest, with the prices of all modes.
+
+    All else is as for `plan`.
+    """
+    from planner.islands.plan_mode import plan_mode
+    from planner.make_plan import TIME_LIMIT_S
+
+    sources = _sources(inventory, job, inventory_source, job_source)
+
+    def make(together: Job, within_s: float) -> Plan:
+        return plan(inventory, together, *sources, time_limit_s=within_s, lp=lp, tell=tell)
+
+    return plan_mode(inventory, job, sources, make, TIME_LIMIT_S if time_limit_s is None else time_limit_s, tell)
+
+
+def _sources(
+    inventory: Inventory, job: Job, inventory_source: Source | None, job_source: Source | None
+) -> tuple[Source, Source]:
+    return (
+        inventory_source or Source(path="inventory.json", digest=inventory.source_digest()),
+        job_source or Source(path="job.yaml", digest=job.source_digest()),
     )
 
 
@@ -129,7 +165,6 @@ def launch(
     from launcher.journal.run_folder import new_folder, read_run
     from launcher.launch import Launch
     from launcher.prepare.user_variables import read_user_variables
-    from launcher.supervise.tell_command import cannot_run
 
     settings = settings or Settings()
     if settings.detached and any(node.access.transport == "slurm" for node in plan.nodes):
@@ -137,9 +172,7 @@ def launch(
             "--detach: what this starts in a Slurm job ends with this process",
             "leave it out: a batch script with `holmes launch` goes on without a shell",
         )
-    for name, words in (("on_end", plan.job.launch.on_end), ("on_verdict", plan.job.launch.on_verdict)):
-        if words and (why := cannot_run(words)):
-            raise HolmesError(f"launch.{name}: {why}", "install it, name it by its whole path, or leave it out")
+    _refuse_missing_commands(plan.job)
     variables = read_user_variables(plan.job, os.environ, job_folder)
     exports, folder = exports_folder(os.environ), new_folder(runs)
     planner = Replanner(inventory) if inventory is not None else None
@@ -155,3 +188,36 @@ def launch(
 
         keep_profile(folder.path)
     return ended
+
+
+def launch_islands(
+    plan: IslandsPlan,
+    inventory: Inventory | None,
+    runs: Path,
+    job_folder: Path,
+    settings: Settings,
+    forced: frozenset[str],
+    view: IslandsView,
+) -> Run:
+    """As `launch`, of a plan of islands: the run is done when all islands are that were not lost."""
+    import os
+
+    from launcher.journal.prometheus import exports_folder
+    from launcher.journal.run_folder import new_folder
+    from launcher.launch_islands import LaunchIslands
+    from launcher.prepare.user_variables import read_user_variables
+
+    _refuse_missing_commands(plan.job)
+    variables = read_user_variables(plan.job, os.environ, job_folder)
+    run = LaunchIslands(new_folder(runs), plan, settings, variables, view, exports_folder(os.environ))
+    run.start(inventory, forced)
+    return run.run_to_end()
+
+
+def _refuse_missing_commands(job: Job) -> None:
+    """Raises HolmesError for a command of the job's that this machine does not have."""
+    from launcher.supervise.tell_command import cannot_run
+
+    for name, words in (("on_end", job.launch.on_end), ("on_verdict", job.launch.on_verdict)):
+        if words and (why := cannot_run(words)):
+            raise HolmesError(f"launch.{name}: {why}", "install it, name it by its whole path, or leave it out")

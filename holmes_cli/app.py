@@ -29,6 +29,7 @@ COMMANDS = {
     "hosts": "Write hosts.yaml from what Slurm, Kubernetes or topograph list; or Slurm's topology.conf.",
     "probe": "Ask every host for its GPUs and NICs, find the clusters, and say what is wrong.",
     "plan": "Place every training tasklet on a GPU by integer programming, and predict the step.",
+    "calibrate": "Measure on a host what a step costs there, and print the `compute:` of job.yaml.",
     "launch": "Check the hosts, start the plan on them, watch it, and end it everywhere when it ends anywhere.",
     "emit": "Write a plan as files for what else starts jobs: torchrun, Slurm, MPI, or plain to read.",
     "control": "Watch a detached run to its end; `holmes launch --detach` starts this in the background.",
@@ -44,6 +45,7 @@ COMMANDS = {
 }
 HIDDEN = {"control"}
 ELSEWHERE = {
+    **{name: f"commands.launched.{name}_command" for name in ("attach", "logs", "ps", "status", "stop")},
     "checkpoint": "commands.checkpoint.checkpoint_command",
     "control": "control_command",
     "demo": "demo.demo_command",

@@ -34,10 +34,15 @@ def show_gpu_holders(hosts_yaml: Path, as_json: bool) -> None:
             for claim in claims or ():
                 out.file.write(json.dumps({"host": name, **claim._asdict()}) + "\n")
         return
-    rows = [row for name, claims in zip(names, found, strict=True) for row in _rows(name, claims or ())]
+    show_claims(list(zip(names, found, strict=True)), time.time())
+
+
+def show_claims(found: Sequence[tuple[str, tuple[GpuClaim, ...] | None]], now_s: float) -> None:
+    """Print a row for each run on each host; None for a host that did not answer."""
+    rows = [row for name, claims in found for row in _rows(name, claims or (), now_s)]
     if rows:
         out.print(fitted_table(("host", "GPUs", "run", "user", "since"), rows, out.width))
-    elif any(claims is not None for claims in found):
+    elif any(claims is not None for _, claims in found):
         out.print("no run has a GPU of these hosts")
 
 
@@ -54,10 +59,10 @@ def _claims(hosts: HostsFile, index: int) -> tuple[GpuClaim, ...] | None:
     return tuple(sorted(claims, key=lambda claim: (claim.since_s, claim.run_id, claim.gpu_index)))
 
 
-def _rows(host: str, claims: Sequence[GpuClaim]) -> list[tuple[str, ...]]:
+def _rows(host: str, claims: Sequence[GpuClaim], now_s: float) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for (since_s, run_id, user), group in groupby(claims, lambda claim: (claim.since_s, claim.run_id, claim.user)):
         gpus = ", ".join(str(claim.gpu_index) for claim in group)
         started = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(since_s))
-        rows.append((host, gpus, run_id, user, f"{started}, {format_duration(max(0.0, time.time() - since_s))} ago"))
+        rows.append((host, gpus, run_id, user, f"{started}, {format_duration(max(0.0, now_s - since_s))} ago"))
     return rows

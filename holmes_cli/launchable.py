@@ -9,49 +9,56 @@ from holmes_cli.screen.show_origin import Foreign, confirm_foreign
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
-from holmes_core.records.plan import Plan, Source
+from holmes_core.records.plan import IslandsPlan, Plan, Source
 from holmes_core.records.record import FileRecord
-from holmes_core.records.record_file import Signed, read_signed, read_user_file
+from holmes_core.records.record_file import Signed, read_any, read_signed, read_user_file
 from launcher.prepare.brought_along import brought_by_inventory, brought_by_plan
+from launcher.prepare.prepare import refuse_other_engine
 
+AnyPlan = Plan | IslandsPlan
 PLAN_CURRENT = "plan-current"
 SHOWN_DIGEST = 15  # characters that tell one from another
 
 
-def read_launchable(plan: Path, trust: Collection[str], may_be_stale: bool) -> tuple[Plan, Inventory | None]:
-    """The plan, and the inventory it was made from if that is still beside it.
+def read_launchable(plan: Path, trust: Collection[str], may_be_stale: bool) -> tuple[AnyPlan, Inventory | None]:
+    """The plan, of islands or not, and the inventory it was made from if that is still beside it.
 
     Asks before it takes what was not made here by this user, unless `trust` has its digest. Raises HolmesError for a
-    plan that was changed or not trusted, or that is stale and may not be.
+    plan that was changed or not trusted, that is stale and may not be, or that other software is to train.
     """
-    signed = read_signed(Plan, plan)
-    found = _inventory(plan, signed.record)
+    signed = read_any((Plan, IslandsPlan), plan)
+    record = signed.record
+    assert isinstance(record, Plan | IslandsPlan)
+    refuse_other_engine(record.job)
+    found = _inventory(plan, record)
     if not may_be_stale:
-        _refuse_stale(plan, signed.record, found)
-    confirm_foreign(_foreign(plan, signed, found), trust)
-    return signed.record, found.record if found else None
+        _refuse_stale(plan, record, found)
+    confirm_foreign(_foreign(plan, record, signed.is_own, found), trust)
+    return record, found.record if found else None
 
 
-def _inventory(path: Path, plan: Plan) -> Signed[Inventory] | None:
+def _inventory(path: Path, plan: AnyPlan) -> Signed[Inventory] | None:
     """The inventory the plan was made from, if it is still beside it."""
     file = source_file(path, plan.inventory)
     return read_signed(Inventory, file) if file.exists() else None
 
 
-def _foreign(path: Path, plan: Signed[Plan], inventory: Signed[Inventory] | None) -> tuple[Foreign, ...]:
+def _foreign(path: Path, plan: AnyPlan, is_own: bool, inventory: Signed[Inventory] | None) -> tuple[Foreign, ...]:
     """The files that were not made here by this user. A plan vouches for the inventory it names by digest."""
-    source, files = plan.record.inventory, []
+    source, files = plan.inventory, []
     named = inventory is not None and inventory.record.source_digest() == source.digest
     by_inventory = brought_by_inventory(inventory.record) if inventory is not None else ()
-    if not plan.is_own:
-        brings = (*brought_by_plan(plan.record), *(by_inventory if named else ()))
-        files.append(Foreign(path, plan.record.digest(), tuple(dict.fromkeys(brings))))
+    if not is_own:
+        of_islands = plan.islands if isinstance(plan, IslandsPlan) else (plan,)
+        by_plan = (each for island in of_islands for each in brought_by_plan(island))
+        brings = (*by_plan, *(by_inventory if named else ()))
+        files.append(Foreign(path, plan.digest(), tuple(dict.fromkeys(brings))))
     if inventory is not None and not named and not inventory.is_own:
         files.append(Foreign(source_file(path, source), inventory.record.digest(), by_inventory))
     return tuple(files)
 
 
-def _refuse_stale(path: Path, plan: Plan, inventory: Signed[Inventory] | None) -> None:
+def _refuse_stale(path: Path, plan: AnyPlan, inventory: Signed[Inventory] | None) -> None:
     """Raises HolmesError if the inventory or the job has changed since the plan was made from it."""
     if inventory is not None:
         _compare(path, source_file(path, plan.inventory), inventory.record, plan.inventory)

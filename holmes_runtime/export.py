@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from holmes_runtime.checkpoint.checkpoint_folder import newest_in
 from holmes_runtime.checkpoint.description import Description
-from holmes_runtime.checkpoint.safe_reader import SafeReader
+from holmes_runtime.checkpoint.piece_files import SafeReader
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.strict_json import decode
 from holmes_runtime.published.write_model import write_model

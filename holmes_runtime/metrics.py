@@ -87,6 +87,7 @@ class StepMeter:
             exposed_s=Waits(*(laps_s.get(name, 0.0) for name in Waits._fields)),
             interfaces=counters_increase(before, self._counters),
             verdicts=(),
+            outer=None,
         )
 
     def _read_counters(self) -> dict[str, ByteCounters]:

@@ -13,6 +13,7 @@ from holmes_runtime.config.rank_metrics import step_name
 from holmes_runtime.health.examination import Examination
 from holmes_runtime.memory_report import record_places
 from holmes_runtime.metrics import MetricsFile, StepMeter
+from holmes_runtime.outer.outer_loop import OuterLoop
 from holmes_runtime.trace import StepProfiler
 from holmes_runtime.trainer import Trainer
 
@@ -22,6 +23,7 @@ PLACES_RECORDED = 3  # steps, by which a GPU that is too small is full; from the
 
 def run_steps(
     trainer: Trainer,
+    outer: OuterLoop | None,
     checkpoints: Checkpoints | None,
     first_step: int,
     lines: MetricsFile,
@@ -32,6 +34,7 @@ def run_steps(
     """Takes the steps from `first_step` to the last, or to the one at whose end all ranks agree to stop.
 
     A barrier before the first and after the last makes the run's byte counts complete. The last step is always saved.
+    An island may have to leave steps out, where others have gone on without it.
     """
     config = trainer.config
     examination = Examination(config, trainer.me, trainer.groups, trainer.device)
@@ -39,19 +42,22 @@ def run_steps(
     dist.barrier()
     meter = StepMeter(trainer, counts_bytes)
     gc.disable()
-    for step in range(first_step, config.steps):
+    next_step = first_step
+    while next_step < config.steps:
+        step = next_step
         where.now(f"step {step + 1}")
         with named_range(step_name(step)):
             result = trainer.step(step)
+        next_step = step + 1 if outer is None else outer.after_step(step + 1, result.stop)
         collect_garbage(step + 1 - first_step)
-        is_last = result.stop or step == config.steps - 1
-        line = meter.end_step(step, result, barrier=is_last)
+        is_last = result.stop or next_step >= config.steps
+        line = meter.end_step(step, result, barrier=is_last)._replace(outer=outer.take_said() if outer else None)
         evaluates = config.evaluation is not None and (step + 1) % config.evaluation.every_steps == 0
         has_reason = examination.add(line.step_s, line.paused_s, meter.laps_s)
         examines = examination.is_due(step, result.examine)
         if has_reason and not examines:
             trainer.ask_to_examine()
-        saves = checkpoints is not None and (is_last or checkpoints.is_due(step + 1))
+        saves = checkpoints is not None and (is_last or checkpoints.is_due(next_step))
         if evaluates or examines or saves or profiler.changes_at(step + 1):
             trainer.zero1.wait()
             meter.pause()
@@ -64,17 +70,26 @@ def run_steps(
         lines.write(line)
         if checkpoints is not None:
             checkpoints.check()
-        if checkpoints is not None and saves:
-            checkpoints.save(trainer.zero1.shards(), trainer.counters(step + 1))
+            if saves:
+                save(trainer, outer, checkpoints, next_step)
         if is_last:
             break
-        profiler.reach(step + 1)
+        profiler.reach(next_step)
         record_places(trainer.device, on=step + 1 < first_step + PLACES_RECORDED)
         meter.resume()
     gc.enable()
     profiler.finish()
     if checkpoints is not None:
-        checkpoints.finish()
+        checkpoints.close()
+
+
+def save(trainer: Trainer, outer: OuterLoop | None, checkpoints: Checkpoints, steps: int) -> None:
+    """Starts to save the state after so many steps; what islands have under way has come before."""
+    if outer is None:
+        checkpoints.save(trainer.zero1.shards(), trainer.counters(steps))
+    else:
+        outer.settle()
+        checkpoints.save(trainer.zero1.shards(), trainer.counters(steps, outer.counters), outer.saved())
 
 
 def collect_garbage(steps_taken: int) -> None:

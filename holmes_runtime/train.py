@@ -15,6 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from holmes_runtime import metrics
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
+from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.comm import process_groups
 from holmes_runtime.comm.whereabouts import Whereabouts, whereabouts_of
 from holmes_runtime.config.rank_grid import EDGE_AXES, Group, Rank
@@ -24,6 +25,7 @@ from holmes_runtime.data.same_corpus import HostCorpus, check_same_corpus
 from holmes_runtime.memory_report import named_when_full, record_places
 from holmes_runtime.node.near_cpus import RANK_CPUS
 from holmes_runtime.node.process_tree import die_with_parent
+from holmes_runtime.outer.outer_loop import OuterLoop
 from holmes_runtime.run_steps import run_steps
 from holmes_runtime.trace import StepProfiler
 from holmes_runtime.trainer import Trainer
@@ -116,32 +118,40 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
     checkpoints = Checkpoints(config, me, corpus.digest) if config.checkpoint else None
     is_new = checkpoints is None or checkpoints.is_empty
     where.now("building the model", alone=True)
-    trainer = Trainer(config, me, corpus, groups, device, draws=is_new)
+    before_update = checkpoints.await_copy if checkpoints else lambda: None
+    trainer = Trainer(config, me, corpus, groups, device, draws=is_new, before_update=before_update)
     print(describe_rank(config, me), flush=True)
 
     where.now("loading a checkpoint, or meeting the others for the first step")
-    first_step = resume(trainer, checkpoints) if checkpoints else 0
+    outer = OuterLoop(config, me, trainer.zero1, groups) if config.outer_sync else None
+    counters = resume(trainer, checkpoints, outer) if checkpoints else None
+    first_step = counters.steps if counters else 0
     if is_new and config.weights is not None and config.emulation is None:
         trainer.begin_from(Path(config.weights))
+    if outer is not None:
+        where.now("meeting the other islands")
+        first_step = outer.begin(first_step, counters.outer if counters else None)
     profiler = StepProfiler(config.profile, first_step, me.rank, launched.metrics_dir, device)
     with metrics.MetricsFile(launched.metrics_dir, me.rank) as lines:
-        run_steps(trainer, checkpoints, first_step, lines, where, profiler, counts_bytes=launched.local_rank == 0)
+        run_steps(
+            trainer, outer, checkpoints, first_step, lines, where, profiler, counts_bytes=launched.local_rank == 0
+        )
     trainer.zero1.wait()
     dist.destroy_process_group()
 
 
-def resume(trainer: Trainer, checkpoints: Checkpoints) -> int:
-    """Loads the newest checkpoint, if any; the step to go on with. From now on SIGTERM ends the run in order."""
-    counters = checkpoints.load(trainer.zero1.shards())
+def resume(trainer: Trainer, checkpoints: Checkpoints, outer: OuterLoop | None) -> Counters | None:
+    """Loads the newest checkpoint, if any; how far it is. From now on SIGTERM ends the run in order."""
+    counters = checkpoints.load(trainer.zero1.shards(), outer.saved() if outer else {})
     signal.signal(signal.SIGTERM, lambda *_: _stop_in_order(trainer))
     if counters is None:
-        return 0
+        return None
     trainer.restore(counters)
     if trainer.me.rank == 0:
         print(f"resumes after {counters.steps} of {trainer.config.steps} steps", flush=True)
         if counters.order == "draws":
             print("its samples go on being drawn with replacement, as the run began", flush=True)
-    return counters.steps
+    return counters
 
 
 def _stop_in_order(trainer: Trainer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from holmes_runtime.checkpoint.description import Counters
+from holmes_runtime.checkpoint.description import Counters, OuterCounters
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.stopwatch import Stopwatch
 from holmes_runtime.config.rank_grid import Rank
@@ -18,7 +19,7 @@ from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import Corpus
 from holmes_runtime.data.host_copies import HostCopy, to_device
 from holmes_runtime.data.read_ahead import Batch, BatchesAhead
-from holmes_runtime.data.samples import Samples, make_samples
+from holmes_runtime.data.samples import ALL_SAMPLES, Samples, make_samples
 from holmes_runtime.learning_rate import learning_rate
 from holmes_runtime.model.build_stage import build_stage, loss_function
 from holmes_runtime.model.tensor_parallel import TensorParallel
@@ -57,14 +58,17 @@ class Trainer:
         device: torch.device,
         stopwatch: Stopwatch | None = None,
         draws: bool = True,
+        before_update: Callable[[], None] = lambda: None,
     ) -> None:
-        """Without `draws` the weights are not yet: a checkpoint is to be loaded."""
+        """Without `draws` the weights are not yet: a checkpoint is to be loaded. Each step calls `before_update`."""
         self.config, self.me, self.groups, self.device = config, me, groups, device
         self.stopwatch = stopwatch or Stopwatch(device)
         self._wants_stop = self._wants_examination = False
+        self._before_update = before_update
         self.training = make_samples(config, corpus.training, str(config.seed))
-        # In an order of their own, the same at every evaluation.
-        self.validation = replace(self.training, tokens=corpus.validation, key=f"{config.seed}/evaluation")
+        # In an order of their own, the same at every evaluation, and on every island.
+        key = f"{config.seed}/evaluation"
+        self.validation = replace(self.training, tokens=corpus.validation, key=key, own=ALL_SAMPLES)
         self._batches = BatchesAhead(lambda step: self._read(self.training, step), config.steps, me.host, device)
         tp = TensorParallel(groups.tp, me.tp_rank, config.tp, self.stopwatch)
         stages = [build_stage(config, stage, me, tp, device, draws) for stage in config.stages_of(me.pp_rank)]
@@ -113,6 +117,7 @@ class Trainer:
         own = [squares, self._sum_of(losses) / self.config.tp, to_device(votes, self.device)]
         sums = self._sum_over_ranks(torch.cat(own))
         on_host = HostCopy(sums)
+        self._before_update()
         # The update follows the backward on the device, where it is clipped or left out; the host learns of it after.
         if self.config.emulation is None:
             self.zero1.step(rate, sums[0].sqrt())
@@ -152,11 +157,11 @@ class Trainer:
             dist.all_reduce(total, group=group)
         return total.item() / self.config.total_microbatches / num_batches
 
-    def counters(self, steps: int) -> Counters:
-        """What a checkpoint after `steps` keeps beside the tensors."""
+    def counters(self, steps: int, outer: OuterCounters | None = None) -> Counters:
+        """What a checkpoint after `steps` keeps beside the tensors; `outer` of an island."""
         scale = self.loss_scale or LossScale(1.0)
-        samples = self.training.first + steps * self.config.global_batch_size
-        return Counters(steps, self.zero1.steps_taken, scale.scale, scale.good_steps, samples, self.training.order)
+        samples, order = self.training.first + steps * self.config.global_batch_size, self.training.order
+        return Counters(steps, self.zero1.steps_taken, scale.scale, scale.good_steps, samples, order, outer)
 
     def restore(self, counters: Counters) -> None:
         """Goes on from `counters`, the masters and moments having been loaded."""

@@ -99,6 +99,7 @@ class Trial:
             profile=None,
             resume=False,
             optimizer=Optimizer(1e-4, 0.0, 0, "constant", 0.1, 0.9, 0.95, 1.0),
+            outer_sync=None,
             stages=self._stages(),
             ranks=tuple(ranks),
             groups=tuple(self._groups()),
@@ -147,7 +148,7 @@ def run_trial(trial: Trial, seconds: float, processes: int) -> list[Cost]:
     # Forked before anything has computed: torch is imported once, and no thread is lost in the fork. CUDA allows none.
     fork, spawn = multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")
     context: ForkContext | SpawnContext = fork if trial.device == "cpu" else spawn
-    answers: SimpleQueue[tuple[int, Cost]] = context.SimpleQueue()
+    answers: SimpleQueue[tuple[int, Cost | str]] = context.SimpleQueue()
     port = _free_port()
     slots = [(trial, number, trial.device_of(number), port, seconds, answers) for number in range(processes)]
     started = [context.Process(target=_run_rank, args=slot, daemon=True) for slot in slots]
@@ -156,14 +157,30 @@ def run_trial(trial: Trial, seconds: float, processes: int) -> list[Cost]:
     for process in started:
         process.join()
         if process.exitcode != 0:
-            raise RuntimeError(f"a process of the trial ended with {process.exitcode}; its own message is above")
+            said = "" if answers.empty() else f": {answers.get()[1]}"
+            raise RuntimeError(f"a process of the trial ended with {process.exitcode}{said}")
     by_rank = dict(answers.get() for _ in started)
-    return [by_rank[number] for number in range(processes)]
+    return [cost for number in range(processes) if isinstance(cost := by_rank[number], Cost)]
 
 
 def _run_rank(
-    trial: Trial, number: int, device: torch.device, port: int, seconds: float, answers: SimpleQueue[tuple[int, Cost]]
+    trial: Trial,
+    number: int,
+    device: torch.device,
+    port: int,
+    seconds: float,
+    answers: SimpleQueue[tuple[int, Cost | str]],
 ) -> None:
+    """Answers with the cost, or with what went wrong."""
+    try:
+        cost = _cost_of_rank(trial, number, device, port, seconds)
+    except Exception as error:
+        answers.put((number, f"{type(error).__name__}: {error}"))
+        raise
+    answers.put((number, cost))
+
+
+def _cost_of_rank(trial: Trial, number: int, device: torch.device, port: int, seconds: float) -> Cost:
     config, groups = trial.config(), RankGroups()
     torch.set_num_threads(trial.threads)
     if device.type == "cuda":
@@ -177,7 +194,7 @@ def _run_rank(
     corpus = random_corpus(trial.model)
     me = config.grid.rank(number if is_run else 0)
     stopwatch = Stopwatch(device, time.thread_time) if trial.by_cpu_time else Stopwatch(device)
-    answers.put((number, _take_steps(Trainer(config, me, corpus, groups, device, stopwatch), seconds)))
+    return _take_steps(Trainer(config, me, corpus, groups, device, stopwatch), seconds)
 
 
 def random_corpus(model: ModelShape) -> Corpus:

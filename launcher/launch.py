@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Run, Settings, State
 from holmes_core.remote.slurm.slurm_step import slurm_name
 from holmes_core.remote.slurm.slurm_word import slurm_word
+from launcher.islands.coming_back import ComingBack
+from launcher.islands.island_part import IslandPart
 from launcher.journal.rank_files import FilePart, write_part
 from launcher.journal.run_events import NodeState, RunEvent, View
 from launcher.journal.run_folder import INVENTORY_FILE, PLAN_FILE, RunFolder, read_seen
@@ -24,8 +26,8 @@ from launcher.journal.run_store import remember
 from launcher.journal.step_metrics import FinishedStep, StepTotals
 from launcher.nodes.preflight import Preflight, PreflightFailed
 from launcher.nodes.start import RunningNodes, follow, start
-from launcher.nodes.stop import stop
-from launcher.prepare.bundle import NODE_CONFIG_FILE
+from launcher.nodes.stop import forget_states, stop
+from launcher.prepare.bundle import NODE_CONFIG_FILE, NodeBundle
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables
 from launcher.supervise.attempt_state import AttemptState
@@ -42,7 +44,7 @@ class Launch:
     """One run: its folder, and the attempt that is under way.
 
     `planner` makes plans on what is left; None where the inventory is not at hand. `exports`: a folder for what
-    Prometheus reads of the run.
+    Prometheus reads of the run. `island`: the run is one of several that `launch_islands.py` has in hand.
     """
 
     def __init__(
@@ -54,20 +56,38 @@ class Launch:
         view: View,
         planner: Planner | None = None,
         exports: Path | None = None,
+        island: IslandPart | None = None,
     ) -> None:
         self.folder, self._plan, self._settings, self._variables = folder, plan, settings, variables
-        self._view = view
-        self._record = RunRecord(folder, view, settings, exports)
-        self._replanning = Replanning(plan, settings, planner, self._record.say, LostHosts())
-        self._attempt = Attempt(folder.run_id, detached=settings.detached, resume=settings.resume)
+        self._view, self._island = view, island
+        code = variables.code.sent if variables.code else None
+        self._record = RunRecord(folder, view, settings, exports, code)
+        self._replanning: Replanning | ComingBack = (
+            ComingBack(island.tries, island.told, self._record.say)
+            if island is not None
+            else Replanning(plan, settings, planner, self._record.say, LostHosts())
+        )
+        outer = island.outer_sync if island is not None else None
+        self._attempt = Attempt(folder.run_id, detached=settings.detached, resume=settings.resume, outer_sync=outer)
         self._nodes = RunningNodes((), settings.detached)
+        self._remembering: dict[str, NodeBundle] = {}  # by host those whose ranks may keep a checkpoint in memory
         self._stuck: tuple[str, ...] = ()
         self._seen_written_s = 0.0
-        told = plan.job.launch
-        self._at_end, self._for_verdicts = (TellCommand(each, folder.path) for each in (told.on_end, told.on_verdict))
+        told, end = plan.job.launch, () if island is not None else plan.job.launch.on_end
+        self._at_end, self._for_verdicts = (TellCommand(each, folder.path) for each in (end, told.on_verdict))
 
     def start(self, inventory: Inventory | None, forced: frozenset[str]) -> None:
-        """Start the first attempt. Raises PreflightFailed, or HolmesError; then nothing is left, here or on a node."""
+        """Start the first attempt. Raises as `check`."""
+        self.check(inventory, forced)
+        try:
+            remember(self.folder.path)
+            self._nodes.go()
+        except BaseException:
+            self.discard()
+            raise
+
+    def check(self, inventory: Inventory | None, forced: frozenset[str]) -> None:
+        """Bring the nodes up and check them. Raises PreflightFailed, or HolmesError; then nothing is left anywhere."""
         self._view.take_run(self.folder.run_id, time.time())
         try:
             if inventory is not None:
@@ -77,13 +97,25 @@ class Launch:
                 raise PreflightFailed(preflight)
             for fault in preflight.faults:
                 self._record.say(f"forced: host {fault.host}: {fault.check}: {fault.evidence}")
-            remember(self.folder.path)
         except BaseException:
-            with _ctrl_c_ignored():
-                stop(self._nodes)
-                self.folder.close()
-                shutil.rmtree(self.folder.path, ignore_errors=True)
+            self.discard()
             raise
+
+    def discard(self) -> None:
+        """End what was brought up, and leave nothing of it."""
+        with _ctrl_c_ignored():
+            stop(self._nodes)
+            self.folder.close()
+            shutil.rmtree(self.folder.path, ignore_errors=True)
+
+    @property
+    def is_living(self) -> bool:
+        """Whether it is no island, or one in which nothing has failed since its last step."""
+        return not isinstance(self._replanning, ComingBack) or self._replanning.is_living
+
+    def go(self) -> None:
+        """Let the ranks start that were checked."""
+        self._nodes.go()
 
     def leave(self) -> None:
         """Let go of a detached run without ending it."""
@@ -95,7 +127,7 @@ class Launch:
         self._attempt = replace(self._attempt, number=run.attempt)
         self._record.remember(run)
         bundles = prepare(self._plan, self._attempt, self._variables)
-        self._nodes = RunningNodes(bundles, self._settings.detached)
+        self._nodes = self._running(bundles)
         follow(self._nodes, read_seen(self.folder.path, run.attempt))
         self._record.write(self._plan, self._attempt.number, "running")
 
@@ -125,6 +157,8 @@ class Launch:
                 self._save_once_more(state)
         finally:
             with _ctrl_c_ignored():
+                if self._island is not None:
+                    self._island.meeting.lose(self._island.outer_sync.island)
                 if interrupted:
                     self._record.say("ending all ranks")
                 self._stop_nodes()
@@ -144,7 +178,7 @@ class Launch:
         if self._plan.job.checkpoint is not None and state.has_stepped and not state.failures:
             self._record.say("the ranks finish this step and save; Ctrl-C or `holmes stop` again ends them at once")
             self._nodes.save()
-            watch(state, self._nodes, self._take, lambda: None)
+            watch(state, self._nodes, self._take, self._heed)
 
     def _stop_nodes(self) -> None:
         with _ctrl_c_ignored():
@@ -154,6 +188,9 @@ class Launch:
         """Take what an attempt reports; what is slow may lead to another plan."""
         if isinstance(event, FinishedStep):
             self._record.take(event.metrics)
+            if event.exchange is not None:
+                self._record.take(event.exchange)
+            self._replanning.take_step()
             self._tell_verdicts(event)
             self._replanning.take_verdicts(event.verdicts, self._record.attempt_steps.median_step_s)
             self._save_for_next_plan()
@@ -173,12 +210,18 @@ class Launch:
 
     def _tick(self, state: AttemptState) -> None:
         """What is done now and then while an attempt runs."""
+        self._heed()
         now_s = time.monotonic()
         if now_s - self._seen_written_s > SEEN_EVERY_S:
             self._seen_written_s = now_s
             self.folder.write_seen(self._attempt.number, state.seen)
             self._replanning.look_for_lost_hosts()
             self._save_for_next_plan()
+
+    def _heed(self) -> None:
+        """Raises KeyboardInterrupt where an island is told to end."""
+        if self._island is not None:
+            self._island.told.heed()
 
     def _save_for_next_plan(self) -> None:
         """Have the ranks save and end where the run is to go on with another plan."""
@@ -193,13 +236,21 @@ class Launch:
             plan = self._replanning.after_failure(self._plan, state.cause, state.lost_hosts)
         else:
             plan = self._replanning.take_next_plan() if self._record.steps_done < self._plan.job.steps else None
-        if plan is None:
-            return False
-        self._plan = plan
-        return self._start_attempt()
+        return plan is not None and self._start_attempts(plan)
 
-    def _start_attempt(self) -> bool:
-        """Start the next attempt from the last checkpoint; whether its checks let it start."""
+    def _start_attempts(self, plan: Plan) -> bool:
+        """Start the next attempt from the last checkpoint; whether its checks let it start, or those of a later one."""
+        following: Plan | None = plan
+        while following is not None:
+            self._plan = following
+            preflight = self._start_attempt()
+            if preflight.passed:
+                return True
+            following = self._replanning.after_refusal(following, preflight.refusing)
+        return False
+
+    def _start_attempt(self) -> Preflight:
+        """Start the next attempt, unless its checks refuse it."""
         resume = self._plan.job.checkpoint is not None
         self._attempt = replace(self._attempt, number=self._attempt.number + 1, resume=resume)
         self._record.attempt_steps = StepTotals()
@@ -207,26 +258,39 @@ class Launch:
         preflight = self._start_nodes(None, frozenset())
         for fault in preflight.refusing:
             self._record.say(f"host {fault.host}: preflight check {fault.check} failed: {fault.evidence}")
-        if not preflight.passed:
+        if preflight.passed:
+            self._nodes.go()
+        else:
             self._stop_nodes()
-        return preflight.passed
+        return preflight
 
     def _start_nodes(self, inventory: Inventory | None, forced: frozenset[str]) -> Preflight:
         """Write down what goes to the nodes, save secrets and settings, and bring them up."""
         bundles = prepare(self._plan, self._attempt, self._variables)
-        files = {
-            name: text
-            for bundle in bundles
-            for name, text in (*bundle.parcels[1].files.items(), *bundle.files.items())
-            if name not in (NODE_CONFIG_FILE, PLAN_FILE, *bundle.secrets)
-        }
-        self.folder.write_files(files)
+        files = dict[str, str]()
+        for parcel in bundles[0].parcels[1:]:
+            files.update(parcel.files)
+        for bundle in bundles:
+            files.update({name: text for name, text in bundle.files.items() if name not in bundle.secrets})
+        self.folder.write_files({name: files[name] for name in files if name not in (NODE_CONFIG_FILE, PLAN_FILE)})
         self.folder.write_record(PLAN_FILE, self._plan)
         self._record.write(self._plan, self._attempt.number, "running")
-        self._nodes = RunningNodes(bundles, self._settings.detached)
+        self._nodes = self._running(bundles)
         return start(self._nodes, self._plan, inventory, forced, self._on_state)
 
+    def _running(self, bundles: Sequence[NodeBundle]) -> RunningNodes:
+        if self._plan.job.checkpoint is not None:
+            self._remembering.update((bundle.node.host, bundle) for bundle in bundles)
+        return RunningNodes(bundles, self._settings.detached, self._island.meeting if self._island else None)
+
+    def _forget_states(self, state: State) -> None:
+        """Nobody starts again. Ranks that have taken the last step have removed what they kept themselves."""
+        clean = {node.host for node in self._plan.nodes} if state == "done" else set()
+        with _ctrl_c_ignored():
+            forget_states(bundle for host, bundle in self._remembering.items() if host not in clean)
+
     def _on_state(self, host: str, state: str) -> None:
+        self._heed()
         cluster = next(node.cluster for node in self._plan.nodes if node.host == host)
         self._record.take(NodeState(host, cluster, state))
 
@@ -236,21 +300,19 @@ class Launch:
             ended = ("stopped", tuple(state.failures), 130)
         elif state.cause is not None:
             ended = ("failed", tuple(state.failures), shell_exit_code(state.cause.exit_code))
+        self._forget_states(ended[0])
         run = self._record.write(self._plan, self._attempt.number, *ended, self._stuck)
         self.folder.close()
-        cause = state.cause.model_dump(mode="json") if state.cause else None
-        record = run.model_dump(mode="json")
-        self._at_end.tell({"event": "end", **self._time_and_place(), "cause": cause, "run": record})
+        told = {"cause": state.cause and state.cause.model_dump(mode="json"), "run": run.model_dump(mode="json")}
+        self._at_end.tell({"event": "end", **self._time_and_place(), **told})
         return run
 
 
 @contextlib.contextmanager
 def _ctrl_c_ignored() -> Iterator[None]:
     """A second Ctrl-C must not leave ranks behind: ending takes seconds and is bounded."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    is_main = threading.current_thread() is threading.main_thread()  # the others get no signals
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
     try:
         yield
     finally:

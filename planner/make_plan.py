@@ -31,7 +31,7 @@ from planner.problem.candidates import Candidate, enumerate_candidates
 from planner.problem.near_cores import with_cores
 from planner.problem.problem import Problem, read_problem, require_rates
 from planner.schedule.any_schedule_bound import AnyScheduleBounds
-from planner.schedule.nearby import rank_improved
+from planner.schedule.nearby import STARTS, rank_improved
 from planner.schedule.runners_up import Contender, rank_contenders
 from planner.search.branch_and_bound import Progress, SearchResult, search
 from planner.search.closed_form import price_ranks_s
@@ -46,7 +46,9 @@ from planner.tolerances import RELATIVE_TOLERANCE
 # as computing takes longer, but on GPUs collectives take processors from it. An assumption, not measured.
 WORTH_SHARDING = 1.04
 TIME_LIMIT_S = 60.0  # long enough for a proof on the sizes we test; the plan says when it was not
-SEARCHING = 0.6  # of a time limit, at least; the rest, as far as need be, is for simulating, writing out and checking
+STARTS_OF_A_CHANGE = 2  # placements around which it is looked, beside the best, where only a change is to be priced
+SEARCHING = 0.6  # of a time limit, at least; the rest, as far as need be, is for simulating, writing out and checking:
+SIMULATING = 0.1  # of a time limit, each cluster alone included
 GPUS_WRITTEN_PER_S = 8000  # on a slow core, in all that follows the search
 
 
@@ -70,16 +72,17 @@ def make_plan(
     left = TimeLeft(time_limit_s)
     problem = read_problem(inventory, job)
     require_rates(problem)
-    result = search(problem, left.seconds - _writing_s(problem, time_limit_s), progress, lp)
+    writing_s = _writing_s(problem, time_limit_s)
+    result = search(problem, left.seconds - writing_s - SIMULATING * time_limit_s, progress, lp)
     if result.status == "time limit":
-        result = with_single_clusters(problem, result)
+        result = with_single_clusters(problem, result, left.less(writing_s + SIMULATING * time_limit_s / 2))
     if order == "usual":
         usual = write_usual(problem, result)
         if usual is None:
             raise _usual_misfit(problem, result.found[0].placement)
         written, compared = usual, _Compared()
     else:
-        written, compared = _write_and_compare(problem, result)
+        written, compared = _write_and_compare(problem, result, left.less(writing_s))
     solve = _report(problem, result, written, compared, order)
     plan = _write(problem, inventory_source, job_source, order, written, solve, compared.usual)
     faults = verify(plan, inventory)
@@ -89,21 +92,28 @@ def make_plan(
 
 
 def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float) -> float:
-    """The step that the plan of `job` would be predicted to take, without all else a plan tells. Raises HolmesError."""
+    """The step that the plan of `job` would be predicted to take, without all else a plan tells, or a little more.
+
+    What is around the best few placements alone is looked through. Raises HolmesError.
+    """
+    left = TimeLeft(time_limit_s)
     problem = read_problem(inventory, job)
     require_rates(problem)
-    result = search(problem, time_limit_s)
-    return best_step_s(problem, _contenders(problem, result))
+    result = search(problem, SEARCHING * left.seconds)
+    return best_step_s(problem, contenders_of(problem, result, left, most_starts=STARTS_OF_A_CHANGE))
 
 
 def _writing_s(problem: Problem, time_limit_s: float) -> float:
     """Seconds of the limit that are kept for what follows the search."""
-    return min(time_limit_s * (1 - SEARCHING), 1 + problem.fleet.num_group_slots(1) / GPUS_WRITTEN_PER_S)
+    return min(time_limit_s * (1 - SEARCHING - SIMULATING), 1 + problem.fleet.num_group_slots(1) / GPUS_WRITTEN_PER_S)
 
 
-def _contenders(problem: Problem, result: SearchResult) -> list[Contender]:
+def contenders_of(
+    problem: Problem, result: SearchResult, left: TimeLeft | None = None, most_starts: int = STARTS
+) -> list[Contender]:
     """The best placements and what is better around them; before them the best under ZeRO-3, where it is worth it."""
-    contenders = rank_improved(problem, result.found, [each for _, each in result.ranked])
+    candidates = [each for _, each in result.ranked]
+    contenders = rank_improved(problem, result.found, candidates, left, most_starts)
     sharded = rank_contenders(problem, result.sharded)[:1] if result.sharded else []
     faster = (each for each in sharded if each.mode.step_s * WORTH_SHARDING < contenders[0].mode.step_s)
     return [*faster, *contenders]
@@ -118,7 +128,7 @@ class _Compared:
     unequal: UnequalDegrees | None = None
 
 
-def _write_and_compare(problem: Problem, result: SearchResult) -> tuple[WrittenPlan, _Compared]:
+def _write_and_compare(problem: Problem, result: SearchResult, left: TimeLeft) -> tuple[WrittenPlan, _Compared]:
     """The plan, written out, or the usual order where that is faster; and meanwhile, what it is compared with."""
 
     def work() -> tuple[Prediction | None, UnequalDegrees | None]:
@@ -127,9 +137,11 @@ def _write_and_compare(problem: Problem, result: SearchResult) -> tuple[WrittenP
         return written.prediction if written is not None else None, unequal
 
     with BackgroundCall(work) as background:
-        written, alternatives = write_best(problem, _contenders(problem, result))
+        written, alternatives = write_best(problem, contenders_of(problem, result, left))
         usual, unequal = background.result()
-    if usual is not None and usual.step_s < written.prediction.step_s * (1 - RELATIVE_TOLERANCE):
+    # Other engines have an order of their own, in which replicas of a stage are neighbours, as in blocks.
+    within_s = written.prediction.step_s * (1 - RELATIVE_TOLERANCE)
+    if usual is not None and problem.job.is_launched and usual.step_s < within_s:
         written = write_usual(problem, result) or written
     return written, _Compared(alternatives, usual, unequal)
 

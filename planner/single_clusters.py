@@ -10,27 +10,38 @@ from planner.problem.fleet import Fleet, Hardware
 from planner.problem.problem import Problem
 from planner.search.branch_and_bound import SearchResult, search
 from planner.search.placement import PricedPlacement
+from planner.time_left import TimeLeft
 
 NO_TIME_S = 0.0  # a search finds a placement all the same, if any fits
 BEST = 3  # placements of each cluster
+SLOTS_WHEN_LATE = 256  # in clusters that are looked at whatever the time: a few tenths of a second
 MOST_LATE = 8  # placements of the search that there is time to simulate
 
 
-def with_single_clusters(problem: Problem, result: SearchResult) -> SearchResult:
-    """The best of the result, with the first placements of a search in each cluster alone; in one of those alike."""
+def with_single_clusters(problem: Problem, result: SearchResult, left: TimeLeft) -> SearchResult:
+    """The result, with the first placements of a search in each cluster alone; in one of those alike.
+
+    Where no time is `left`, of the result only the best. The largest cluster comes first; for which no time is left is
+    not looked at, but for the first few slots.
+    """
     several = len(problem.fleet.cluster_names) > 1
-    return replace(result, found=(*result.found[:MOST_LATE], *(_in_single_clusters(problem) if several else ())))
+    best = result.found[:MOST_LATE] if left.is_over else result.found
+    return replace(result, found=(*best, *(_in_single_clusters(problem, left) if several else ())))
 
 
-def _in_single_clusters(problem: Problem) -> Iterator[PricedPlacement]:
+def _in_single_clusters(problem: Problem, left: TimeLeft) -> Iterator[PricedPlacement]:
     searched = set[tuple[tuple[Hardware, int], ...]]()
-    for name in problem.fleet.cluster_names:
+    slots, looked_at = dict.fromkeys(problem.fleet.cluster_names, 0), 0
+    for each in problem.fleet.classes:
+        slots[each.cluster] += each.num_group_slots(1)
+    for name in sorted(slots, key=lambda name: -slots[name]):
         of = [index for index, each in enumerate(problem.fleet.classes) if each.cluster == name]
         classes = tuple(problem.fleet.classes[index] for index in of)
         kind = tuple((replace(each.hardware, cluster=""), len(each.hosts)) for each in classes)
-        if kind in searched:
+        if kind in searched or (left.is_over and looked_at + slots[name] > SLOTS_WHEN_LATE):
             continue
         searched.add(kind)
+        looked_at += slots[name]
         try:
             best = search(replace(problem, fleet=Fleet(classes)), NO_TIME_S).found[:BEST]
         except HolmesError:  # too small, which another cluster may not be

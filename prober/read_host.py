@@ -22,7 +22,7 @@ from prober.facts.machine import (
     pci_tree,
     software,
 )
-from prober.facts.netdev import ethtool, flow_control, ip_routes, ip_tool, netdev_sysfs, netdevs
+from prober.facts.netdev import ethtool, flow_control, interface_addresses, ip_routes, ip_tool, netdev_sysfs, netdevs
 from prober.facts.netdev.partial_netdev import PartialNetdev
 from prober.facts.rdma import (
     ibdev2netdev,
@@ -51,7 +51,8 @@ def commands(access: Access) -> tuple[Command, ...]:
         rdma_sysfs.COUNTERS,
         kernel.UNAME,
         limits.USER,
-        *(ip_tool.ADDRESSES, ip_tool.ADDRESSES_TEXT, ip_routes.ROUTES, ip_routes.ROUTES_TEXT),
+        *(ip_tool.ADDRESSES, ip_tool.ADDRESSES_TEXT, interface_addresses.addresses_command(access)),
+        *(ip_routes.ROUTES, ip_routes.ROUTES_TEXT),
         *(ip_routes.ALL_ROUTES, ip_routes.ALL_ROUTES_TEXT, ip_routes.RULES, ip_routes.RULES_TEXT),
         *(netdev_sysfs.LIST, netdev_sysfs.ATTRIBUTES, netdev_sysfs.DRIVERS, netdev_sysfs.CONF, netdev_sysfs.BONDS),
         *(ethtool.SETTINGS, ethtool.DRIVER),
@@ -216,6 +217,7 @@ def _netdev_sources(outputs: Sequence[Recorded], tree: Tree) -> list[tuple[str, 
         ("ethtool", _all(outputs, "ethtool", ethtool.parse_ethtool)),
         ("sysfs", from_sysfs),
         ("ifconfig", _all(outputs, "ifconfig", ip_tool.parse_ifconfig)),
+        (interface_addresses.TOOL, _all(outputs, interface_addresses.TOOL, ip_tool.parse_ip)),
         ("mlnx_qos", _all(outputs, "mlnx_qos", flow_control.parse_mlnx_qos)),
         ("dcb", _all(outputs, "dcb", flow_control.parse_dcb)),
     ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
 
 from hypothesis import settings
 
@@ -11,3 +13,6 @@ settings.load_profile("no deadline")
 
 # A shell's background job ignores Ctrl-C, and all that it starts inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Where torch keeps compiled layers, which would be a folder in the machine's temporary one that nobody removes.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "inductor"))

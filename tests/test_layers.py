@@ -17,12 +17,15 @@ ALLOWED: dict[str, set[str]] = {
     "holmes_core": {"holmes_core"},
     "holmes_runtime": {"holmes_runtime"},
     "templates": set(),
-    "prober": {"prober", "holmes_core"},
+    "prober": {"prober", "holmes_core", "holmes_runtime.admission.wireguard_tools"},
     "planner": {"planner", "holmes_core", "holmes_runtime.config", "holmes_runtime.gpu_peaks"},
     "launcher": {"launcher", "holmes_core", "templates", "holmes_runtime.config"},
     "holmes_cli": {
         *("holmes_cli", "holmes_core", "prober", "planner", "launcher", "templates"),
-        *(f"holmes_runtime.{name}" for name in ("config", "admission.gpu_claims", "data.text", "data.token_file")),
+        *(
+            f"holmes_runtime.{name}"
+            for name in ("config", "admission.gpu_claims", "admission.socket_filter", "data.text", "data.token_file")
+        ),
         *(f"holmes_runtime.checkpoint.{name}" for name in CHECKPOINT_FILES),
         *(f"holmes_runtime.published.{name}" for name in ("architectures", "needed_tensors", "safetensors_header")),
     },
@@ -40,12 +43,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "data",
         "node",
         "health",
+        "outer",
         "trainer",
         "train",
     ),
     "prober": ("about", "asking", "facts", "rails", "islands", "clusters", "rules", "links", "probe"),
-    "planner": ("cost", "problem", "search", "schedule", "layout", "make_plan", "advice"),
-    "launcher": ("prepare", "emit", "journal", "nodes", "supervise", "launch"),
+    "planner": ("cost", "problem", "search", "schedule", "layout", "make_plan", "islands", "advice"),
+    "launcher": ("prepare", "emit", "journal", "nodes", "supervise", "islands", "launch", "launch_islands"),
     "holmes_cli": (
         *(
             "screen",
@@ -58,7 +62,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
             "gpu_holders",
             "api",
         ),
-        *("control_command", "demo", "commands", "app"),
+        *("islands", "control_command", "demo", "commands", "app"),
     ),
 }
 """Of each package its rooms: folders or modules that import only those before them."""

@@ -10,6 +10,8 @@ import typer
 
 from holmes_cli.launchable import read_launchable, source_file
 from holmes_cli.screen.terminal import out
+from holmes_core.errors import HolmesError
+from holmes_core.records.plan import IslandsPlan
 from launcher.emit.emit import START, emit
 from launcher.emit.write_folder import write_folder
 from launcher.prepare.user_variables import read_user_variables
@@ -26,6 +28,11 @@ def emit_command(
 ) -> None:
     """Write a plan as files for what else starts jobs: torchrun, Slurm, MPI, or plain to read."""
     record, _ = read_launchable(plan, trust or (), may_be_stale=False)
+    if isinstance(record, IslandsPlan):
+        raise HolmesError(
+            f"{plan}: a plan of islands, which meet at the controller of `holmes launch`, is not written for others",
+            "launch it; or plan without `islands` in job.yaml",
+        )
     variables = read_user_variables(record.job, os.environ, source_file(plan, record.job_source).parent)
     files = emit(record, to, variables)
     write_folder(folder, files)

@@ -11,6 +11,7 @@ from typing import Annotated, cast, get_args
 import typer
 
 from holmes_cli.api import launch
+from holmes_cli.islands.run_islands import dry_run_of_islands, refuse_settings, run_islands
 from holmes_cli.launchable import PLAN_CURRENT, read_launchable, source_file
 from holmes_cli.screen.run_view import RunView
 from holmes_cli.screen.show_bundles import bundles_as_json, show_bundles
@@ -19,6 +20,7 @@ from holmes_cli.screen.show_run import show_end
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.via import reached_by
+from holmes_core.records.plan import IslandsPlan
 from holmes_core.records.run import OnLoss, Run, Settings
 from launcher.journal.follow_folder import read_plan
 from launcher.nodes.preflight import CHECKS, PreflightFailed
@@ -78,17 +80,27 @@ def launch_command(
     if resume and record.job.checkpoint is None:
         raise HolmesError(f"{plan}: --resume: the job saves no checkpoints", "add `checkpoint:` to job.yaml")
     job_folder = source_file(plan, record.job_source).parent
+    if isinstance(record, IslandsPlan):
+        refuse_settings(settings)
+        if dry_run:
+            dry_run_of_islands(record, settings, job_folder, as_json)
+            return
+        started = when_gpus_are_free if wait else _at_once
+        run = run_islands(record, inventory, runs, job_folder, settings, forced, via, as_json, started)
+        if run.exit_code:
+            raise typer.Exit(run.exit_code)
+        return
     if dry_run:
         variables = read_user_variables(record.job, os.environ, job_folder)
         show = bundles_as_json if as_json else show_bundles
         show(prepare(record, Attempt("dry-run", detached=detach, resume=resume), variables), record)
         return
-    record = reached_by(record, via)
+    reached = reached_by(record, via)
 
     def start() -> Run:
-        with RunView(record, as_json) as view:
+        with RunView(reached, as_json) as view:
             try:
-                return launch(record, inventory, runs, job_folder, settings, forced, view)
+                return launch(reached, inventory, runs, job_folder, settings, forced, view)
             except PreflightFailed as failed:
                 show_preflight(failed.preflight)
                 raise
@@ -101,6 +113,10 @@ def launch_command(
     show_end(read_plan(folder), run, folder, as_json)
     if run.exit_code:
         raise typer.Exit(run.exit_code)
+
+
+def _at_once(start: Callable[[], Run]) -> Run:
+    return start()
 
 
 def when_gpus_are_free(start: Callable[[], Run], pause_s: float = LOOK_AGAIN_S) -> Run:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from holmes_cli.api import plan
-from holmes_cli.screen.change_tables import advice_sheet, what_if_sheet
+from holmes_cli.api import plan, plan_any_mode
+from holmes_cli.screen.change_tables import advice_sheet, mode_sheets, what_if_sheet
 from holmes_cli.screen.comparison_tables import comparison_sheets
 from holmes_cli.screen.plan_tables import Sheet, plan_sheets
-from holmes_cli.screen.show_plan import headline, plan_sentences, show_plan, show_sheet
+from holmes_cli.screen.show_plan import (
+    headline,
+    islands_headline,
+    islands_sheet,
+    plan_sentences,
+    show_islands,
+    show_plan,
+    show_sheet,
+)
 from holmes_cli.screen.terminal import err, out
+from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Calibration, Job
-from holmes_core.records.plan import Order, Plan, Source
+from holmes_core.records.plan import IslandsPlan, Order, Plan, Source
 from holmes_core.records.record import FileRecord
 from holmes_core.records.record_file import read_file, read_signed, read_user_file, signed_parts, write_atomically
 from planner.advice.calibration import calibrate, calibrated
@@ -73,6 +82,13 @@ def plan_command(
     known_job = _calibrated(job_record, calibrate(inventory_record, run)) if run else job_record
     order: Order = "usual" if usual_order else "holmes"
     sources = _source(inventory, inventory_record, output), _source(job, job_record, output)
+    if known_job.islands is not None:
+        _check_options({"--what-if": bool(changes), "--compare": compare is not None, "--usual-order": usual_order})
+        with err.status("planning") as status:
+            best = plan_any_mode(inventory_record, known_job, *sources, time_limit, write_lp, status.update)
+        _write(output, best, signed.is_own)
+        _show_mode(best, inventory_record, output, html, as_json)
+        return
     with err.status("planning") as status:
 
         def make(within_s: float) -> Plan:
@@ -85,14 +101,52 @@ def plan_command(
     asked += comparison_sheets(answer.plan, other, str(compare)) if other else []
     if html:
         _write_page(html, answer.plan, inventory_record, [*advice, *asked])
-    parts = signed_parts(answer.plan) if signed.is_own else answer.plan.json_parts()
-    write_atomically(output, parts, private=True)
+    _write(output, answer.plan, signed.is_own)
     if as_json:
         _print_file(output, asked)
     else:
         show_plan(answer.plan, inventory_record, [*advice, *asked])
-        pages = f"page: {html}\n" if html else ""
-        out.print(f"\n{pages}plan: {output}\nnext: holmes launch {output}", markup=False, soft_wrap=True)
+        _show_files(output, html, is_launched=known_job.is_launched)
+
+
+def _check_options(given: Mapping[str, bool]) -> None:
+    """Raises HolmesError for an option that is about one plan of all hosts, where the job allows islands."""
+    wrong = [option for option, is_given in given.items() if is_given]
+    if wrong:
+        raise HolmesError(
+            f"{' and '.join(wrong)}: job.yaml has `islands`, and this compares plans of hosts that train as one",
+            "leave the option out, or take `islands` out of job.yaml to ask this",
+        )
+
+
+def _show_mode(plan: Plan | IslandsPlan, inventory: Inventory, output: Path, html: Path | None, as_json: bool) -> None:
+    """The plan of the fastest mode as tables, page or JSON, with the modes it was compared with."""
+    modes = mode_sheets(plan.modes) if plan.modes is not None else ()
+    if html and isinstance(plan, Plan):
+        _write_page(html, plan, inventory, modes)
+    elif html and isinstance(plan, IslandsPlan):
+        from holmes_cli.pages.plan_page import islands_page  # slow to import: it brings Jinja2
+
+        write_atomically(html, islands_page(plan, islands_headline(plan), (islands_sheet(plan), *modes)))
+    if as_json:
+        _print_file(output, ())
+        return
+    if isinstance(plan, Plan):
+        show_plan(plan, inventory, modes)
+    else:
+        show_islands(plan, (islands_sheet(plan), *modes))
+    _show_files(output, html)
+
+
+def _show_files(output: Path, html: Path | None, is_launched: bool = True) -> None:
+    pages = f"page: {html}\n" if html else ""
+    following = f"\nnext: holmes launch {output}" if is_launched else ""
+    out.print(f"\n{pages}plan: {output}{following}", markup=False, soft_wrap=True)
+
+
+def _write(output: Path, plan: Plan | IslandsPlan, is_own: bool) -> None:
+    """Signed where all it is made of is this user's own."""
+    write_atomically(output, signed_parts(plan) if is_own else plan.json_parts(), private=True)
 
 
 def _changed(inventory: Inventory, text: str) -> Inventory:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from holmes_cli.screen.terminal import err, out
-from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.errors import ANSWER_IS_NO, HolmesError, HostError
 from holmes_core.hosts.host_pattern import expand_pattern
 from holmes_core.hosts.hosts_file import read_hosts_file
 from holmes_core.records.access import Access
@@ -27,13 +27,15 @@ def trust_command(
             key = offered_key(name, access)
         except HolmesError as error:
             refused += 1
-            err.print(f"host {name}: {error.what}\n  do: {error.hint}", markup=False, soft_wrap=True)
+            what = error.what if isinstance(error, HostError) else f"host {name}: {error.what}"
+            err.print(f"{what}\n  do: {error.hint}", markup=False, soft_wrap=True)
             continue
         word = "known already" if key.is_known else "new"
         out.print(f"{name} ({key.known_name}): {key.fingerprint}, {word}", markup=False, soft_wrap=True)
         if not key.is_known:
             new.append(key)
-    if new and not yes and not typer.confirm(f"Compare with the hosts' own. Add {len(new)} keys?", err=True):
+    keys = f"{len(new)} {'key' if len(new) == 1 else 'keys'}"
+    if new and not yes and not typer.confirm(f"Compare with the hosts' own. Add {keys}?", err=True):
         raise typer.Exit(ANSWER_IS_NO)
     for key in new:
         add_host_key(key)

@@ -9,9 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from holmes_cli.demo.demo_site import LOCAL_HOSTS, DemoSite, measured_compute, standard_library_corpus
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.plan import InterfaceTraffic, Plan
 from holmes_core.records.record_file import read_file
 from holmes_core.records.run import MeasuredTraffic, Run
+from holmes_runtime.admission.socket_filter import may_filter
 
 MODEL = {"num_layers": 8, "hidden_size": 192, "num_heads": 4, "seq_length": 64}
 MICRO_BATCH_SIZE = 2
@@ -23,6 +25,12 @@ def run_demo(site: DemoSite, networks_differ: bool, steps: int = STEPS) -> None:
 
     Local processes share one loopback, whose bytes cannot be told apart, and no order is slower than another.
     """
+    if not site.prefix and not may_filter():
+        raise HolmesError(
+            "the kernel lets only root attach socket filters, by which ranks keep strangers out: nothing trains here",
+            "run the demo as root, or in a container or user namespace that has CAP_NET_ADMIN",
+            ANSWER_IS_NO,
+        )
     compute = measured_compute(MODEL, MICRO_BATCH_SIZE, at_once=len(LOCAL_HOSTS))
     gigaflops, action_ms = compute["flops_per_s"] / 1e9, compute["overheads"]["action_s"] * 1e3
     print(

@@ -201,10 +201,10 @@ def _draw_shared(picture: Picture, inventory: Inventory, shared: Network, anchor
 
 
 def _measured(inventory: Inventory, network: Network) -> str:
-    """The best median that the link test saw on `network`, of each pair and direction the slowest."""
+    """The best median that the link test saw on `network` in the clear, of each pair and direction the slowest."""
     best: dict[tuple[str, ...], float] = {}
     for link in inventory.links:
-        if link.network == network.name:
+        if link.network == network.name and not link.tunnel:
             key = (*link.hosts, link.direction)
             best[key] = max(best.get(key, 0.0), link.bandwidth_bytes_per_s.median)
     return f"measured {format_rate(min(best.values()))}" if best else "not measured"
@@ -240,7 +240,8 @@ def _link_row(link: Link) -> tuple[str, ...]:
     return (
         f"{link.kind} {link.network}",
         f"{link.hosts[0]} {arrow} {link.hosts[1]} ({', '.join(link.devices)})",
-        f"{link.method}, {link.streams} streams" + (", GPU memory" if link.memory == "gpu" else ""),
+        f"{link.method}, {link.streams} streams{', GPU memory' if link.memory == 'gpu' else ''}"
+        f"{', WireGuard' if link.tunnel else ''}",
         f"{format_rate(link.bandwidth_bytes_per_s.median)} (least {format_rate(link.bandwidth_bytes_per_s.min)})",
         latency,
     )

@@ -1,16 +1,18 @@
-"""One self-contained page of a plan: the placement and a step's timeline as pictures, bars, then every table."""
+"""Self-contained pages of plans: placement and a step's timeline as pictures, bars, every table; or of islands."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from holmes_cli.pages.modes_picture import ModesPicture, draw_modes
 from holmes_cli.pages.placement_picture import draw_placement
 from holmes_cli.pages.render import render
 from holmes_cli.pages.timeline_picture import draw_timeline
 from holmes_cli.screen.plan_tables import Sheet
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.plan import Plan
+from holmes_core.records.islands import Modes
+from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.units import format_memory, format_seconds
 from planner.advice.explain import stage_memories, step_parts
 from planner.schedule.simulate import Span
@@ -36,8 +38,19 @@ def plan_page(
         timeline=draw_timeline(spans, plan.prediction.step_s),
         parts=_part_bars(plan),
         memories=_memory_bars(plan, inventory),
+        modes=_modes(plan.modes),
         sheets=sheets,
     )
+
+
+def islands_page(plan: IslandsPlan, sentences: Sequence[str], sheets: Sequence[Sheet]) -> str:
+    """The page of a plan of islands as HTML: which mode is best where, drawn, and tables."""
+    return render("islands.html.j2", sentences=sentences, modes=_modes(plan.modes), sheets=sheets)
+
+
+def _modes(modes: Modes | None) -> list[ModesPicture]:
+    """The drawing of best modes, none where there are no others to compare with."""
+    return [draw_modes(modes.by_network)] if modes is not None and modes.by_network else []
 
 
 def _part_bars(plan: Plan) -> list[PercentBar]:

@@ -1,16 +1,24 @@
-"""What another inventory would give, as tables: the changes that would help most, and the ones the user asked about."""
+"""What else could be, as tables: changes that would help most, those the user asked about, and other modes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from holmes_cli.screen.plan_tables import Sheet, count, describe_degrees
 from holmes_core.errors import HolmesError
+from holmes_core.records.islands import BestMode, Mode, ModePrice, Modes
 from holmes_core.records.plan import Plan
-from holmes_core.units import format_seconds
+from holmes_core.units import format_bytes, format_rate, format_seconds
 from planner.advice.advise import Advised
 
 MOST_NAMED = 8  # changes that were not tried
+MODE_WORDS: dict[Mode, str] = {
+    "pipeline": "pipeline across clusters",
+    "data": "data parallelism across clusters",
+    "both": "pipeline and data parallelism across",
+    "islands": "islands",
+    "one cluster": "one cluster alone",
+}
 SPEED = ("step", "tokens/s", "ratio")
 
 
@@ -55,6 +63,42 @@ def what_if_sheet(plan: Plan, outcomes: Mapping[str, Plan | HolmesError]) -> She
         else:
             rows.append((change, _degrees(outcome), *_speed(outcome.prediction.step_s, plan)))
     return Sheet("What if", ("change", "degrees", *SPEED), tuple(rows))
+
+
+def mode_sheets(modes: Modes) -> tuple[Sheet, ...]:
+    """What each mode would cost, and which would be best if clusters were joined otherwise."""
+    first = modes.prices[0].tokens_per_s or 0.0
+    rows = tuple(_mode_row(price, first, at == 0) for at, price in enumerate(modes.prices))
+    headings = ("mode", "clusters", "step or round", "tokens/s", "across", "why not")
+    prices = Sheet("Modes", headings, rows)
+    return (prices, _best_modes(modes.by_network)) if modes.by_network else (prices,)
+
+
+def _mode_row(price: ModePrice, most_per_s: float, is_best: bool) -> tuple[str, ...]:
+    if price.seconds is None or not price.tokens_per_s:
+        return MODE_WORDS[price.mode], "", "", "", "", price.why
+    speed = format_seconds(price.seconds), f"{price.tokens_per_s:.0f}", format_bytes(price.across_bytes or 0)
+    ratio = most_per_s / price.tokens_per_s
+    why = f"this is the plan; {price.why}" if is_best else f"{ratio:.2f}x the time a token; {price.why}"
+    return MODE_WORDS[price.mode], ", ".join(price.clusters), *speed, why
+
+
+def _best_modes(cells: Sequence[BestMode]) -> Sheet:
+    """A row a rate between clusters, a column a latency; how many times as fast as the next best mode."""
+    latencies = sorted({cell.latency_s for cell in cells})
+    by_rate: dict[float, dict[float, BestMode]] = {}
+    for cell in cells:
+        by_rate.setdefault(cell.bandwidth_bytes_per_s, {})[cell.latency_s] = cell
+    rows = tuple(
+        (format_rate(rate), *(_cell(best[latency_s]) if latency_s in best else "" for latency_s in latencies))
+        for rate, best in by_rate.items()
+    )
+    headings = ("a host", *map(format_seconds, latencies))
+    return Sheet("Best mode by what joins clusters, times as fast as the next best", headings, rows)
+
+
+def _cell(best: BestMode) -> str:
+    return best.mode if best.over_next is None else f"{best.mode} {best.over_next:.2f}x"
 
 
 def _degrees(plan: Plan) -> str:

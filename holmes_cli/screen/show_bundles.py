@@ -11,7 +11,7 @@ from holmes_cli.screen.plan_tables import count
 from holmes_cli.screen.terminal import out
 from holmes_core.records.plan import EnvironmentVariable, Plan
 from holmes_core.units import format_bytes, format_names
-from launcher.prepare.bundle import NodeBundle, Parcel
+from launcher.prepare.bundle import NodeBundle, Parcel, as_bytes
 
 MOST_NAMED = 4
 WIDTH = 100
@@ -32,9 +32,11 @@ def show_bundles(bundles: Sequence[NodeBundle], plan: Plan) -> None:
     first, port = plan.nodes[0], plan.job.master_port
     _line(f"{count(plan.world_size, 'rank')} on {count(len(plan.nodes), 'host')}; nothing was touched")
     _line(f"rendezvous: {first.host} {first.shared_address}, the first free port from {port} on")
-    runtime, of_plan = bundles[0].parcels
+    runtime, of_plan, *own = bundles[0].parcels
     _line(f"sent to every host that does not have it yet: the runtime, {_size(runtime)}; the plan, {_size(of_plan)}:")
     _line(f"  {', '.join(of_plan.files)}")
+    for code in own:
+        _line(f"  and the code of {plan.job.launch.code}: {_size(code)}")
     most = max(_bytes(bundle.files) for bundle in bundles)
     _line(f"sent to each host its own, as to {first.host}: {', '.join(bundles[0].files)}; at most {format_bytes(most)}")
     for owners, variables in _variables(bundles, plan).items():
@@ -98,7 +100,7 @@ def _size(parcel: Parcel) -> str:
 
 def _bytes(files: Mapping[str, str]) -> int:
     """Before they are packed."""
-    return sum(len(text.encode()) for text in files.values())
+    return sum(len(as_bytes(text)) for text in files.values())
 
 
 def _json(what: dict[str, object]) -> None:

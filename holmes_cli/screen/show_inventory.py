@@ -133,9 +133,9 @@ def _links_table(links: Sequence[Link]) -> Table:
 
 
 def link_method(link: Link) -> str:
-    """How a link was measured: by TCP with how many streams, or over which rail from which memory."""
+    """How a link was measured: by TCP with how many streams, in a tunnel or not, or over which rail from where."""
     if link.method != "ib_write_bw":
-        return f"{link.method} x{link.streams}"
+        return f"{link.method} x{link.streams}" + (", WireGuard" if link.tunnel else "")
     return f"{link.method} {' - '.join(link.devices)}" + (", GPU memory" if link.memory == "gpu" else "")
 
 

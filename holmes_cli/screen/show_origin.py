@@ -56,7 +56,7 @@ def _refuse_unused(files: Sequence[Foreign], trusted: Collection[str]) -> None:
 def _show(file: Foreign) -> None:
     rows = [(each.what, _one_line(each.value), _one_line(", ".join(each.where))) for each in file.brings]
     err.print(f"{file.path} was not made here by you. It would run, read and set:", markup=False, soft_wrap=True)
-    err.print(fitted_table(("what", "value", "where"), rows, err.width))
+    err.print(fitted_table(("what", "value", "where"), rows, err.width, unwrapped=("what",)))
 
 
 def _one_line(text: str) -> str:

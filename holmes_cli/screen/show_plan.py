@@ -16,8 +16,8 @@ from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.plan_tables import Sheet, count, describe_degrees, plan_sheets
 from holmes_cli.screen.terminal import out
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.plan import Plan, PlanRank, SolveReport
-from holmes_core.units import format_duration, format_seconds
+from holmes_core.records.plan import IslandsPlan, Plan, PlanRank, SolveReport
+from holmes_core.units import format_bytes, format_duration, format_memory, format_seconds
 from planner.advice.across_rails import rails_sentence
 from planner.advice.assumed_speeds import assumed_speed_sentence
 from planner.advice.cluster_spans import cluster_spans
@@ -39,6 +39,56 @@ def show_plan(plan: Plan, inventory: Inventory, sheets: Sequence[Sheet] = ()) ->
     _show_sentences(plan_sentences(plan, inventory))
     for sheet in sheets:
         show_sheet(sheet, out)
+
+
+def show_islands(plan: IslandsPlan, sheets: Sequence[Sheet]) -> None:
+    """Print the answer, where each island's ranks are, and `sheets`."""
+    _show_sentences(islands_headline(plan))
+    for number, island in enumerate(plan.islands):
+        out.print(_placement_tree(island, f"Island {number}"))
+    for sheet in sheets:
+        show_sheet(sheet, out)
+
+
+def islands_headline(plan: IslandsPlan) -> tuple[str, ...]:
+    """The answer: which clusters are apart, how fast, how much of the exchange is waited for, and against one mode."""
+    cost, names = plan.prediction, [" and ".join(_clusters(island)) for island in plan.islands]
+    whole = f"{count(plan.rounds, 'round')} in {format_duration(plan.rounds * cost.round_s)}"
+    as_one = next((price for price in plan.modes.prices if price.mode != "islands" and price.tokens_per_s), None)
+    waited = f"{format_seconds(cost.exposed_s)} of a round" if cost.exposed_s else "hidden by inner steps"
+    against = "these hosts cannot train as one"
+    if as_one is not None and as_one.tokens_per_s:
+        against = f"{cost.tokens_per_s / as_one.tokens_per_s:.2f}x as fast as the best mode that trains as one"
+    steps = " and ".join(map(str, plan.inner_steps))
+    return (
+        f"{len(plan.islands)} islands, {', '.join(names)}: {steps} inner steps a round",
+        f"{format_seconds(cost.round_s)} a round, {cost.tokens_per_s:.0f} tokens/s; {whole}",
+        f"{against}; what islands exchange is {waited}",
+        "A token may teach islands less than hosts that train as one: compare losses before a long run.",
+    )
+
+
+def islands_sheet(plan: IslandsPlan) -> Sheet:
+    """A row an island."""
+    rows = tuple(
+        (
+            str(number),
+            ", ".join(_clusters(island)),
+            f"{describe_degrees(island)}; {count(len(island.nodes), 'host')}",
+            format_seconds(island.prediction.step_s),
+            str(plan.inner_steps[number]),
+            str(island.job.global_batch_size),
+            format_memory(max(island.prediction.host_memory_bytes) * island.world_size / len(island.nodes)),
+            format_bytes(plan.prediction.sent_bytes[number]),
+        )
+        for number, island in enumerate(plan.islands)
+    )
+    headings = ("island", "clusters", "degrees", "step", "steps", "batch", "host memory", "sent a round")
+    return Sheet("Islands", headings, rows)
+
+
+def _clusters(plan: Plan) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(rank.cluster for rank in plan.ranks))
 
 
 def headline(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
@@ -64,8 +114,16 @@ def plan_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
         *unused_fabric_sentences(plan, inventory),
         *assumed_speed_sentence(plan, inventory),
         *_unequal_sentence(plan.solve),
+        *_engine_sentence(plan),
         _proof_sentence(plan.solve),
     )
+
+
+def _engine_sentence(plan: Plan) -> tuple[str, ...]:
+    """That another engine is to train, where one is."""
+    if plan.job.is_launched:
+        return ()
+    return (f"These are predictions for {plan.job.engine} (`engine` in job.yaml): Holmes does not launch it.",)
 
 
 def show_sheet(sheet: Sheet, console: Console) -> None:
@@ -129,8 +187,8 @@ def _proof_sentence(solve: SolveReport) -> str:
     return f"{placement} Its simulated step: {step} of all placements under all schedules."
 
 
-def _placement_tree(plan: Plan) -> Tree:
-    tree = Tree("Placement")
+def _placement_tree(plan: Plan, title: str = "Placement") -> Tree:
+    tree = Tree(title)
     for cluster, members in groupby(host_blocks(plan), key=lambda block: block.cluster):
         blocks = list(members)
         hosts, ranks = sum(len(block.hosts) for block in blocks), sum(len(block.ranks) for block in blocks)

@@ -10,12 +10,15 @@ from pathlib import Path
 from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.terminal import err, out
 from holmes_core.records.plan import Plan
-from holmes_core.records.run import Failure, Run
+from holmes_core.records.run import Failure, Run, SentCode
 from holmes_core.units import format_bytes, format_duration, format_seconds
 from launcher.journal.run_folder import LOGS, PROFILE_FILE
 from launcher.journal.run_store import StoredRun
 from launcher.journal.step_metrics import StepMetrics, by_interface, median_s, rdma_interfaces
 from launcher.supervise.failure import first_cause
+
+WORTH_A_WORD_S = 600.0  # without a word from a run whose controller is on another machine, and may be gone with it
+SHOWN_COMMIT = 12  # characters that tell one from another
 
 
 def show_run(plan: Plan, run: Run, folder: Path) -> None:
@@ -83,7 +86,8 @@ def _show_failure(failure: Failure, count: int, folder: Path) -> None:
         err.print(f"likely: {failure.likely}", markup=False, soft_wrap=True)
     err.print("[bold]hint:[/] ", end="")
     logs = folder / LOGS / (f"{failure.host}-rank{failure.rank}.log" if failure.rank is not None else "")
-    others = f"; {count - 1} more ranks or nodes failed with it" if count > 1 else ""
+    more = "1 more rank or node" if count == 2 else f"{count - 1} more ranks or nodes"
+    others = f"; {more} failed with it" if count > 1 else ""
     err.print(f"all that was printed is in {logs}{others}", markup=False, soft_wrap=True)
 
 
@@ -111,6 +115,15 @@ def _show_result(plan: Plan, run: Run) -> None:
     out.print(fitted_table(headings, rows, out.width, "Traffic a step: sent, measured against planned"))
 
 
+def code_in_words(code: SentCode) -> str:
+    """Which code was sent: its folder, commit, and whether it was as committed."""
+    size = f"{code.files} {'file' if code.files == 1 else 'files'}, {format_bytes(code.size_bytes)}"
+    if code.revision is None:
+        return f"code: {code.folder}, {size}, not in git"
+    differs = {True: ", and changes since", False: "", None: ", and whether it was changed is not known"}[code.changed]
+    return f"code: {code.folder}, {size}, commit {code.revision[:SHOWN_COMMIT]}{differs}"
+
+
 def _known_bytes(size_bytes: int | None) -> str:
     return "not known" if size_bytes is None else format_bytes(size_bytes)
 
@@ -118,7 +131,9 @@ def _known_bytes(size_bytes: int | None) -> str:
 def state_in_words(stored: StoredRun) -> str:
     """The state, and for a run under way whether anybody watches it."""
     if stored.watched == "elsewhere" and stored.run.controller is not None:
-        return f"running, watched on {stored.run.controller.host}"
+        silent_s = stored.silent_s
+        silent = f"; nothing written for {format_duration(silent_s)}" if silent_s > WORTH_A_WORD_S else ""
+        return f"running, watched on {stored.run.controller.host}{silent}"
     if stored.watched != "unwatched":
         return stored.run.state + (" (detached)" if stored.run.settings.detached else "")
     if stored.run.settings.detached:

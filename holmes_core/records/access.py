@@ -1,15 +1,19 @@
-"""Access: how to reach a host and its Python. What is left out of an address comes from the SSH configuration."""
+"""Access: how to reach a host and its Python, and what travels to its ranks.
+
+What is left out of an address comes from the SSH configuration.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from holmes_core.records.record import Record
 
 TransportName = Literal["ssh", "local", "slurm"]
 OneLine = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class Container(Record):
@@ -35,3 +39,39 @@ class Access(Record):
     python: str = "python3"
     activate: OneLine | None = None  # a shell line before Python, `source /opt/conda/bin/activate train`
     container: Container | None = None
+
+
+class LaunchSettings(Record):
+    """What travels to the ranks besides the plan. Nothing of the launching shell does unless it is named here."""
+
+    environment: dict[VariableName, OneLine | None] = {}
+    """Variables; one without a value takes it from the shell that runs `holmes launch`."""
+    secrets: dict[VariableName, str] = {}
+    """Variables whose value is the text of this file on the controller. It goes into a private file on each node,
+    never onto a command line or into the dry run."""
+    code: OneLine | None = None
+    """The folder of `model.factory` and what it imports, as seen from job.yaml: it is sent to every host. What begins
+    with a dot, `__pycache__`, virtual environments and run folders are left out."""
+    on_end: tuple[OneLine, ...] = ()
+    """A command, word by word, that runs on the controller when the run has ended, however it did: `[curl, --json,
+    "@-", https://...]`. On its standard input is JSON that says how; no shell reads the words, the run does not
+    wait for it, and a minute later it is ended. The program is found by PATH, or named by its whole path."""
+    on_verdict: tuple[OneLine, ...] = ()
+    """The same whenever hosts, links or edges are found slow or were adapted, while no earlier one still runs."""
+
+    @model_validator(mode="after")
+    def _names_programs(self) -> LaunchSettings:
+        for name, words in (("on_end", self.on_end), ("on_verdict", self.on_verdict)):
+            program = words[0] if words else "/"
+            if not program or ("/" in program and not program.startswith("/")):
+                raise ValueError(f"{name}: {program!r} is no program's name and no whole path")
+        return self
+
+    @model_validator(mode="after")
+    def _leaves_the_network_alone(self) -> LaunchSettings:
+        for name in (*self.environment, *self.secrets):
+            if name == "NCCL_NET":
+                raise ValueError("NCCL_NET would override the network of every process group of the plan")
+            if name in self.environment and name in self.secrets:
+                raise ValueError(f"{name} is both in environment and in secrets")
+        return self

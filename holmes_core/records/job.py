@@ -5,9 +5,18 @@ from __future__ import annotations
 import posixpath
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
-from holmes_core.records.access import OneLine
+from holmes_core.records.access import LaunchSettings
+from holmes_core.records.islands import IslandsSection
 from holmes_core.records.model import Model, Positive, RopeScaling
 from holmes_core.records.record import FileRecord, Record
 
@@ -20,6 +29,7 @@ Codec = Literal["none", "bf16", "int8", "int4"]
 Zero = Literal[1, 3]
 """The stage of ZeRO: 1 shards optimizer states over replicas; 3 also weights and gradients, inside a cluster."""
 ScheduleName = Literal["gpipe", "1f1b", "eager", "interleaved", "zero-bubble"]
+EngineName = Literal["holmes", "megatron-2021", "megatron-deepspeed", "megatron-2024", "sailor"]
 
 
 class Source(Record):
@@ -141,7 +151,7 @@ class Calibration(Record):
 
 
 class Overheads(Record):
-    """What a step costs a slot beside FLOPs and bytes on links, as `python -m holmes_runtime.calibrate` measures it."""
+    """What a step costs a slot beside FLOPs and bytes on links, as `holmes calibrate` measures it."""
 
     action_s: Seconds
     """Of each forward and backward of a stage in a pipeline beside computing it: the schedule and its messages."""
@@ -157,42 +167,6 @@ class Compute(Record):
     overheads: Overheads | None = None  # None for the planner's own constants
     emulate: Emulation | None = None
     calibration: Calibration | None = None
-
-
-VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-
-
-class LaunchSettings(Record):
-    """What travels to the ranks besides the plan. Nothing of the launching shell does unless it is named here."""
-
-    environment: dict[VariableName, OneLine | None] = {}
-    """Variables; one without a value takes it from the shell that runs `holmes launch`."""
-    secrets: dict[VariableName, str] = {}
-    """Variables whose value is the text of this file on the controller. It goes into a private file on each node,
-    never onto a command line or into the dry run."""
-    on_end: tuple[OneLine, ...] = ()
-    """A command, word by word, that runs on the controller when the run has ended, however it did: `[curl, --json,
-    "@-", https://...]`. On its standard input is JSON that says how; no shell reads the words, the run does not
-    wait for it, and a minute later it is ended. The program is found by PATH, or named by its whole path."""
-    on_verdict: tuple[OneLine, ...] = ()
-    """The same whenever hosts, links or edges are found slow or were adapted, while no earlier one still runs."""
-
-    @model_validator(mode="after")
-    def _names_programs(self) -> LaunchSettings:
-        for name, words in (("on_end", self.on_end), ("on_verdict", self.on_verdict)):
-            program = words[0] if words else "/"
-            if not program or ("/" in program and not program.startswith("/")):
-                raise ValueError(f"{name}: {program!r} is no program's name and no whole path")
-        return self
-
-    @model_validator(mode="after")
-    def _leaves_the_network_alone(self) -> LaunchSettings:
-        for name in (*self.environment, *self.secrets):
-            if name == "NCCL_NET":
-                raise ValueError("NCCL_NET would override the network of every process group of the plan")
-            if name in self.environment and name in self.secrets:
-                raise ValueError(f"{name} is both in environment and in secrets")
-        return self
 
 
 class Job(FileRecord):
@@ -218,15 +192,25 @@ class Job(FileRecord):
     evaluation: Evaluation | None = None
     checkpoint: Checkpointing | None = None
     profile: Profile | None = None
+    engine: EngineName = "holmes"
+    """What trains: the bundled runtime, or other software, whose plans are predictions and not launched; see
+    docs/cost-model.md."""
     device: Device = "cuda"
     slots_per_host: Positive = 1  # on CPUs, whatever GPUs the host has
     threads_per_slot: Positive = 1
     compute: Compute = Compute()
     parallel: Parallel = Parallel()
     wire: Wire = Wire()
+    islands: IslandsSection | None = None
+    """None: clusters do not train apart, which changes what is trained. In a plan, whose job is one island's."""
     launch: LaunchSettings = LaunchSettings()
     master_port: Annotated[int, Field(ge=1024, le=65535)] = 29500  # of the rendezvous; the next free one from there
     timeout_s: Annotated[float, Field(gt=0)] = 600.0  # how long a rank waits for another
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether the bundled runtime trains, and not software of which only predictions are made."""
+        return self.engine == "holmes"
 
     @property
     def value_type(self) -> Precision:
@@ -240,6 +224,24 @@ class Job(FileRecord):
             return False
         return self.compile if self.compile is not None else self.device == "cuda" and self.model.factory is None
 
+    @model_serializer(mode="wrap")
+    def _islands_only_where_they_are(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields: dict[str, object] = serialize(self)
+        if self.islands is None:
+            fields.pop("islands", None)
+        return fields
+
+    @model_validator(mode="after")
+    def _islands_fit_the_job(self) -> Job:
+        if self.islands is not None and not self.is_launched:
+            raise ValueError(f"islands with engine {self.engine}: training apart is the bundled runtime's own")
+        if self.islands is not None and self.islands.inner_steps > self.steps:
+            raise ValueError(
+                f"islands.inner_steps is {self.islands.inner_steps}, the job has only {self.steps} steps: no round "
+                "would end"
+            )
+        return self
+
     @model_validator(mode="after")
     def _profile_is_within_the_run(self) -> Job:
         profile = self.profile
@@ -247,6 +249,18 @@ class Job(FileRecord):
             raise ValueError(
                 f"profile of {profile.steps} steps after {profile.after}: the job has only {self.steps}; set "
                 "profile.after and profile.steps so that they are within"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _code_is_that_of_the_model(self) -> Job:
+        file, code = (self.model.factory or "").rpartition(":")[0], self.launch.code
+        if code is not None and (not file or file.startswith("/")):
+            hint = "name model.factory, FILE.py:FUNCTION in that folder"
+            raise ValueError(f"launch.code is {code!r}, and nothing imports from it: {hint}")
+        if code is None and "/" in file and not file.startswith("/"):
+            raise ValueError(
+                f"model.factory {file} is in a folder: name that folder by launch.code, or put the file beside job.yaml"
             )
         return self
 

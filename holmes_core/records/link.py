@@ -54,11 +54,12 @@ class Link(Record):
     bandwidth_bytes_per_s: Spread
     samples: int = Field(ge=1)  # of bandwidth: windows of one transfer, or repeated runs of `ib_write_bw`
     memory: Memory = "host"
+    tunnel: bool = False  # inside a WireGuard tunnel between `devices`, for this test alone
 
     @property
-    def way(self) -> tuple[str, tuple[str, str], tuple[str, str], Direction, Memory]:
+    def way(self) -> tuple[str, tuple[str, str], tuple[str, str], Direction, bool, Memory]:
         """What tests that differ in streams alone have in common."""
-        return self.network, self.hosts, self.devices, self.direction, self.memory
+        return self.network, self.hosts, self.devices, self.direction, self.tunnel, self.memory
 
 
 class Trunk(Record):

@@ -1,4 +1,9 @@
-"""Model: the shape of a decoder, as job.yaml says it."""
+"""Model: the shape of a decoder, as job.yaml says it, and published shapes by name (`model: {preset: llama-3-8b}`).
+
+Sources: gpt-3.6b, gpt-7.5b and gpt-39.1b are the Holmes paper's (arXiv 2312.03549, table 2); gpt-175b and gpt-1t
+Megatron-LM's (Narayanan et al., SC 2021, table 1); the Llama shapes are those of Meta's published configurations.
+Any other published model's shape is what `holmes model FOLDER` reads from its config.json.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,78 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from holmes_core.records.presets import PRESETS
 from holmes_core.records.record import Record
 
 MOST = 10**9  # of anything that is counted: more is a slip
 Positive = Annotated[int, Field(ge=1, le=MOST)]
 RopeKind = Literal["linear", "llama3"]
+
+
+def _gpt(num_layers: int, hidden_size: int, num_heads: int) -> dict[str, Any]:
+    return {
+        "family": "gpt",
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "num_heads": num_heads,
+        "seq_length": 2048,
+        "vocab_size": 51200,
+    }
+
+
+def _llama(
+    num_layers: int,
+    hidden_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    ffn_hidden_size: int,
+    vocab_size: int,
+    seq_length: int,
+    rope_theta: float,
+) -> dict[str, Any]:
+    return {
+        "family": "llama",
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "ffn_hidden_size": ffn_hidden_size,
+        "vocab_size": vocab_size,
+        "seq_length": seq_length,
+        "rope_theta": rope_theta,
+    }
+
+
+def _llama3_rope(factor: float) -> dict[str, Any]:
+    return {
+        "kind": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_seq_length": 8192,
+    }
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "gpt-3.6b": _gpt(30, 3072, 32),
+    "gpt-7.5b": _gpt(36, 4096, 32),
+    "gpt-39.1b": _gpt(48, 8192, 64),
+    "gpt-175b": _gpt(96, 12288, 96),
+    "gpt-1t": _gpt(128, 25600, 160),
+    "llama-3.2-1b": {
+        **_llama(16, 2048, 32, 8, 8192, 128256, 8192, 500000.0),
+        "rope_scaling": _llama3_rope(32.0),
+        "tied_embeddings": True,
+    },
+    "llama-2-7b": _llama(32, 4096, 32, 32, 11008, 32000, 4096, 10000.0),
+    "llama-2-13b": _llama(40, 5120, 40, 40, 13824, 32000, 4096, 10000.0),
+    "llama-2-70b": _llama(80, 8192, 64, 8, 28672, 32000, 4096, 10000.0),
+    "llama-3-8b": _llama(32, 4096, 32, 8, 14336, 128256, 8192, 500000.0),
+    "llama-3-70b": _llama(80, 8192, 64, 8, 28672, 128256, 8192, 500000.0),
+    "llama-3.1-405b": {
+        **_llama(126, 16384, 128, 8, 53248, 128256, 8192, 500000.0),
+        "rope_scaling": _llama3_rope(8.0),
+    },
+}
 
 
 class RopeScaling(Record):
@@ -36,7 +107,7 @@ class RopeScaling(Record):
 class Model(Record):
     """A decoder of one family: its shape in the field's words, as `holmes model FOLDER` reads it too."""
 
-    preset: str | None = None  # a published shape (presets.py), which other keys override
+    preset: str | None = None  # a published shape, which other keys override
     family: Literal["gpt", "llama"] = "gpt"
     """gpt: learned positions, LayerNorm, GELU, biases. llama: rotary positions, RMSNorm, SwiGLU, grouped-query
     attention, no biases; with the keys below also Qwen 2.5, Qwen 3 and Mistral."""
@@ -54,9 +125,9 @@ class Model(Record):
     qkv_bias: bool = False  # of a llama's queries, keys and values
     qk_norm: bool = False  # a llama's RMSNorm over each head of queries and keys
     tied_embeddings: bool = False  # the head is the table of token vectors
-    factory: Annotated[str, Field(pattern=r"^(/[^:]*|[^/:]+)\.py:[A-Za-z_]\w*$")] | None = None
-    """FILE.py:FUNCTION, a model of the user's own, FILE being beside job.yaml or, if absolute, on every host. The shape
-    must still describe it, since the planner prices the shape."""
+    factory: Annotated[str, Field(pattern=r"^(/[^:]*|[^/:]+(/[^/:]+)*)\.py:[A-Za-z_]\w*$")] | None = None
+    """FILE.py:FUNCTION, a model of the user's own. FILE is beside job.yaml, in the folder that `launch.code` names, or,
+    if absolute, on every host. The shape must still describe it, since the planner prices the shape."""
 
     @property
     def kv_heads(self) -> int:

@@ -6,16 +6,48 @@ import contextlib
 import difflib
 import types
 import typing
+from collections.abc import Iterable
 from typing import Any, TypeVar, Union
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from holmes_core.errors import HolmesError
-from holmes_core.records.record import Record
+from holmes_core.records.record import FileRecord, Record
 
 SCHEMA_VERSION = 1
 MOST_FAULTS = 10  # that one message lists
 MOST_CHARACTERS = 60  # of a key or value it shows
+_KINDS = {type(None): "is empty", list: "holds a list", str: "holds a text"}
+
+# pydantic's own words are of tuples and regular expressions.
+_WORDS = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    **dict.fromkeys(("tuple_type", "list_type"), "must be a list, such as [a, b]"),
+    **dict.fromkeys(("dict_type", "model_type", "mapping_type"), "must be keys and values, such as {{key: value}}"),
+    "string_type": "must be text",
+    "finite_number": "must be a finite number",
+    "literal_error": "must be {expected}",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must list at least {min_length}",
+    "too_long": "must list at most {max_length}",
+    "string_too_long": "must have at most {max_length} characters",
+}
+PATTERNS = {
+    "^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$": (
+        "must be a name of letters, digits, dots, dashes and underscores that begins and ends with a letter or digit"
+    ),
+    "^[A-Za-z_][A-Za-z0-9_]*$": "must be the name of a variable: letters, digits and underscores, no digit first",
+    r"^(/[^:]*|[^/:]+(/[^/:]+)*)\.py:[A-Za-z_]\w*$": "must be FILE.py:FUNCTION",
+    r"^[^\n\r\x00]*$": "must be one line",
+    "^[!-~]+$": "must be one word of ASCII characters",
+    "^/": "must be an absolute path",
+}
 
 R = TypeVar("R", bound=Record)
 
@@ -23,7 +55,8 @@ R = TypeVar("R", bound=Record)
 def parse(cls: type[R], data: object, source: str) -> R:
     """`data` as a record of `cls`; `source` (a file name) is named in the errors."""
     if not isinstance(data, dict):
-        raise HolmesError(f"{source}: holds {type(data).__name__}, not keys and values", f"write {_keys(cls)} into it")
+        kind = _KINDS.get(type(data), "holds a value")
+        raise HolmesError(f"{source}: {kind}, not keys and values", _hint(cls, _needed(cls)))
     version = data.get("schema_version", SCHEMA_VERSION)
     if "schema_version" in cls.model_fields and version != SCHEMA_VERSION:
         raise HolmesError(
@@ -39,7 +72,8 @@ def parse(cls: type[R], data: object, source: str) -> R:
 def _explain(cls: type[BaseModel], error: ValidationError, source: str) -> HolmesError:
     """One line a fault: key path, value seen, what is wrong; the hint is the nearest valid key where one is unknown."""
     faults, hints = [], []
-    for fault in error.errors()[:MOST_FAULTS]:
+    found = _without_echoes(error.errors())
+    for fault in found[:MOST_FAULTS]:
         location = list(fault["loc"])
         path = ".".join(str(part)[:MOST_CHARACTERS] for part in location) or "(whole file)"
         if fault["type"] == "extra_forbidden":
@@ -51,14 +85,46 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str) -> Holme
             faults.append(f"{path}: missing")
             hints.append(f"add `{location[-1]}:`")
         else:
-            message = fault["msg"].removeprefix("Value error, ")
             if fault["type"] == "int_parsing" and _is_float(fault["input"]):
                 hints.append(f"YAML takes that for text: write {float(fault['input']):.0f}")
-            faults.append(f"{path}: {message} (value {_shown(fault['input'])})")
-    if error.error_count() > MOST_FAULTS:
-        faults.append(f"and {error.error_count() - MOST_FAULTS} faults more")
-    hint = "; ".join(dict.fromkeys(hints)) or "correct the value"
-    return HolmesError(f"{source}: " + "; ".join(faults), hint)
+            faults.append(f"{path}: {_fault_words(fault)} (value {_shown(fault['input'])})")
+    if len(found) > MOST_FAULTS:
+        faults.append(f"and {len(found) - MOST_FAULTS} faults more")
+    return HolmesError(f"{source}: " + "; ".join(faults), _hint(cls, "; ".join(dict.fromkeys(hints))))
+
+
+def _fault_words(fault: ErrorDetails) -> str:
+    """What the value must be."""
+    context, said = fault.get("ctx", {}), fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "string_pattern_mismatch":
+        return PATTERNS.get(str(context["pattern"]), said)
+    if fault["type"] in _WORDS:
+        return _WORDS[fault["type"]].format(**{key: _plain(value) for key, value in context.items()})
+    return said
+
+
+def _plain(value: object) -> object:
+    """A limit as one writes it: 0, where the key's numbers are broken ones."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _without_echoes(faults: Iterable[ErrorDetails]) -> list[ErrorDetails]:
+    """All but that a list is too short for want of the entries that are at fault themselves."""
+    faults = list(faults)
+    above = {fault["loc"][:end] for fault in faults for end in range(len(fault["loc"]))}
+    return [fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in above]
+
+
+def _hint(cls: type[BaseModel], hint: str) -> str:
+    """That, or how to make a file again that is not the user's to edit."""
+    if issubclass(cls, FileRecord) and cls.RENEW.startswith("holmes "):
+        return f"make it again with `{cls.RENEW}`"
+    return hint or "correct the value"
+
+
+def _needed(cls: type[BaseModel]) -> str:
+    names = [f"`{name}:`" for name, field in cls.model_fields.items() if field.is_required()]
+    return f"it needs at least {', '.join(names)}"
 
 
 def _is_float(value: object) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from ipaddress import IPv4Address
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from holmes_core.records.access import Access, OneLine
 from holmes_core.records.devices import NetName
+from holmes_core.records.islands import Modes, Round
 from holmes_core.records.job import Codec, Job, Recompute, ScheduleName, Zero
 from holmes_core.records.record import FileRecord, Record
 
@@ -125,7 +126,7 @@ class Prediction(Record):
     optimizer_s: float
     tokens_per_s: float
     memory_bytes: tuple[int, ...]  # of a rank, by pipeline rank
-    host_memory_bytes: tuple[int, ...] = ()  # likewise, of optimizer states; empty where they are on the device
+    host_memory_bytes: tuple[int, ...] = ()  # likewise, of optimizer states there and of what an island keeps; or empty
     microbatch_compute_s: tuple[tuple[float, ...], ...]
     """By pipeline rank and replica: forward and backward of one micro-batch, without tensor parallel collectives."""
     traffic: tuple[InterfaceTraffic, ...]
@@ -223,6 +224,7 @@ class Plan(FileRecord):
     prediction: Prediction
     solve: SolveReport
     usual_order: Prediction | None  # of the same job with ranks in the order of hosts
+    modes: Modes | None = None  # what else was possible where job.yaml allows islands
 
     @property
     def world_size(self) -> int:
@@ -234,6 +236,13 @@ class Plan(FileRecord):
         """How many ranks hold a layer's weights together: under ZeRO-3 those of a group of replicas, else 1."""
         sizes = [len(group.ranks) for group in self.groups if group.axis == "dp"]
         return min(sizes, default=1) if self.zero == 3 else 1
+
+    @model_serializer(mode="wrap")
+    def _modes_only_where_they_are(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields: dict[str, object] = serialize(self)
+        if self.modes is None:
+            fields.pop("modes", None)
+        return fields
 
     @model_validator(mode="after")
     def _ranks_are_complete(self) -> Plan:
@@ -248,4 +257,43 @@ class Plan(FileRecord):
             raise ValueError(f"{len(self.stages)} stages, pp x chunks is {self.pp * self.chunks}")
         if sum(node.num_ranks for node in self.nodes) != self.world_size:
             raise ValueError("the nodes' ranks do not add up to the world size")
+        return self
+
+
+class IslandsPlan(FileRecord):
+    """Clusters that train apart: an ordinary plan each, and a round after which all have the same parameters.
+
+    The job of an island's plan is the whole job with the island's own batch, steps and `islands.inner_steps`.
+    """
+
+    KIND: ClassVar[str] = "islands_plan"
+    RENEW: ClassVar[str] = "holmes plan job.yaml"
+
+    schema_version: Literal[1] = 1
+    inventory: Source
+    job_source: Source
+    job: Job
+    rounds: int  # after which as many samples as the job's steps have are read
+    islands: tuple[Plan, ...]
+    prediction: Round
+    modes: Modes
+
+    @property
+    def inner_steps(self) -> tuple[int, ...]:
+        """Steps a round, by island."""
+        return tuple(plan.job.islands.inner_steps for plan in self.islands if plan.job.islands is not None)
+
+    @property
+    def round_samples(self) -> tuple[int, ...]:
+        """Samples a round, by island: its weight in the mean."""
+        batches = (plan.job.global_batch_size for plan in self.islands)
+        return tuple(steps * batch for steps, batch in zip(self.inner_steps, batches, strict=True))
+
+    @model_validator(mode="after")
+    def _islands_are_apart(self) -> IslandsPlan:
+        if self.job.islands is None or len(self.islands) < 2 or len(self.inner_steps) < len(self.islands):
+            raise ValueError(f"{len(self.islands)} islands of a job, each with `islands`, must be two or more")
+        hosts = [node.host for plan in self.islands for node in plan.nodes]
+        if len(set(hosts)) < len(hosts):
+            raise ValueError("a host is in two islands")
         return self

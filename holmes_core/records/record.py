@@ -98,7 +98,8 @@ class FileRecord(Record):
                     yield "," * (index > 0) + "\n  " + each.model_dump_json(indent=1).replace("\n", "\n  ")
                 yield "\n ]"
             else:
-                yield "," + self.model_dump_json(indent=1, include={name}).removeprefix("{").removesuffix("\n}")
+                body = self.model_dump_json(indent=1, include={name}).removeprefix("{").removesuffix("}")
+                yield "," * bool(body) + body.removesuffix("\n")  # nothing of a field that is written only where it is
         yield "\n}\n"
 
 

@@ -12,7 +12,7 @@ import mmap
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -33,6 +33,7 @@ MOST_OWN_BYTES = 512 * MIB  # an inventory of 12,500 hosts with eight GPUs has 2
 _HEADER = ("kind", "digest", "signature")
 _SIGNED = re.compile(rb'{\n "kind": "(\w+)",\n "digest": "([\w:]+)",\n "signature": "([\w:-]+)"')
 _KEY = re.compile(rb'\n "(\w+)": ')  # in the text that `json_parts` makes
+_KIND, _HEADER_BYTES = re.compile(rb'"kind":\s*"(\w+)"'), 4096
 _NEXT_KEY = re.compile(rb'\n(?= "|})')
 
 
@@ -47,11 +48,13 @@ class Signed(Generic[F]):
 def write_atomically(path: Path, text: str | Iterable[str], private: bool = False) -> None:
     """Write `text`, whole or in parts, to `path` so that readers see the old file or the new one, never a part.
 
-    `private`: readable by this user alone. Raises HolmesError when the folder is missing or not writable.
+    `private`: readable by this user alone. A lone surrogate is a byte, as `surrogateescape` reads what is not UTF-8.
+    Raises HolmesError when the folder is missing or not writable.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with open(temporary, "x", encoding="utf-8", opener=private_opener if private else None) as file:
+        opener = private_opener if private else None
+        with open(temporary, "x", encoding="utf-8", errors="surrogateescape", opener=opener) as file:
             file.writelines([text] if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
@@ -110,6 +113,22 @@ def read_signed(cls: type[F], path: Path, inside: Path | None = None) -> Signed[
             f"make it again with `{cls.RENEW}`; what you may choose is chosen in hosts.yaml and job.yaml",
         )
     return Signed(record, is_own(cls.KIND, record.digest(), data.get("signature")))
+
+
+def read_any(classes: Sequence[type[FileRecord]], path: Path, inside: Path | None = None) -> Signed[FileRecord]:
+    """As `read_signed`, for a file of any of these kinds; one of another kind is refused as not of the first."""
+    return read_signed(next((cls for cls in classes if _kind_of(path, inside) == cls.KIND), classes[0]), path, inside)
+
+
+def _kind_of(path: Path, inside: Path | None) -> str | None:
+    """The kind that a file's first lines claim; None where they claim none, or cannot be read."""
+    try:
+        check_regular(path, MOST_OWN_BYTES, inside)
+        with open(path, "rb") as file:
+            claimed = _KIND.search(file.read(_HEADER_BYTES))
+    except OSError:
+        return None
+    return claimed[1].decode() if claimed else None
 
 
 def _read_as_written(cls: type[F], path: Path, inside: Path | None) -> Signed[F] | None:

@@ -54,6 +54,17 @@ class Settings(Record):
     replan_when_slow: bool = False
 
 
+class SentCode(Record):
+    """The folder of the user's own code that was sent along, as it was."""
+
+    folder: str  # on the controller
+    digest: str  # of names and contents
+    files: int
+    size_bytes: int
+    revision: str | None  # the commit that git has checked out there; None where git knows of none
+    changed: bool | None  # whether what was sent differs from that commit
+
+
 class Run(FileRecord):
     """State of one launch. Losses and speeds are None until the first step is done."""
 
@@ -66,6 +77,7 @@ class Run(FileRecord):
     state: State
     settings: Settings = Settings()
     controller: Controller | None = None
+    code: SentCode | None = None  # None where the job names none
     attempt: int = 0  # counts starts from 0: restarts and new plans
     started_at_s: float  # since 1970
     ended_at_s: float | None = None

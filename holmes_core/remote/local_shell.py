@@ -32,9 +32,11 @@ class LocalConnection(Connection):
         process = self._spawn(command)
         try:
             stdout, stderr = process.communicate(stdin, timeout=timeout_s)
-        except subprocess.TimeoutExpired:
+        except BaseException as error:  # Ctrl-C reaches it only through us
             _end(process)
-            raise timed_out(self._host, timeout_s) from None
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise timed_out(self._host, timeout_s) from None
+            raise
         return Completed(process.returncode, stdout, stderr)
 
     def open(self, command: str) -> Stream:

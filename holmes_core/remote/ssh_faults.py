@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 import paramiko
@@ -38,8 +39,7 @@ _EXPLANATIONS = (  # the first that fits counts, so a class comes before its bas
         Exception,
         "unreachable",
         "cannot connect to {target}: {reason}",
-        "check that the host is up and its sshd runs: `ssh -p {port} {user}@{address}`; "
-        "or take the host out of hosts.yaml",
+        "check that the host is up and its sshd runs: `ssh -p {port} {login}`; or take the host out of hosts.yaml",
     ),
 )
 
@@ -63,8 +63,7 @@ def _explanation(error: Exception) -> _Explanation:
 def _words(settings: SshSettings, error: Exception) -> dict[str, object]:
     return {
         "target": settings.target,
-        "user": settings.user,
-        "address": settings.address,
+        "login": shlex.quote(f"{settings.user}@{settings.address}"),
         "port": settings.port,
         "keys": ", ".join(settings.key_files) or "the agent's and the default keys",
         "error": error,
@@ -77,4 +76,6 @@ def _reason(error: Exception) -> str:
         return "timed out"
     if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
         return "; ".join(str(getattr(cause, "strerror", cause)).lower() for cause in error.errors.values())
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
     return str(error) or type(error).__name__

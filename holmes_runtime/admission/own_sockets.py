@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import socket
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +16,9 @@ from holmes_runtime.config.messages import SocketAddress
 PROC = Path("/proc/self")
 TCP_FILES = ("net/tcp", "net/tcp6")
 ESTABLISHED, LISTENS = 1, 10  # include/net/tcp_states.h
+SIOCOUTQNSD = 0x894B  # include/uapi/linux/sockios.h
+TCP_INFO_BYTES, LAST_DATA = 56, (44, 52)  # include/uapi/linux/tcp.h: where tcpi_last_data_sent and _recv are
+JUST_MS = 6  # a queue of 256 KiB leaves a NIC of 400 Mbit/s in as long
 _MAPPED = "::ffff:"
 
 
@@ -68,3 +74,25 @@ def own_connections() -> set[Connection]:
     """The established TCP connections of this process."""
     mine = own_sockets()
     return {each for each in all_connections() if each.state == ESTABLISHED and each.inode in mine}
+
+
+def beside_newer(connections: Iterable[Connection]) -> list[socket.socket]:
+    """Those `connections` of this process that leave from where newer ones of its leave, to be looked at."""
+    older = set(connections)
+    addresses = {each.local.address for each in own_connections() - older}
+    sockets = own_sockets()
+    found = (sockets.get(each.inode) for each in older if each.local.address in addresses)
+    return [socket.socket(fileno=os.dup(descriptor)) for descriptor in found if descriptor is not None]
+
+
+def is_moving(connection: socket.socket) -> bool:
+    """Whether a TCP connection has something to send, or has just sent or received; no where the system says nothing.
+
+    What has left the socket waits for the interface, and what comes needs answers that pass it.
+    """
+    with contextlib.suppress(OSError):
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        sent_ms_ago, received_ms_ago = (value for (value,) in (struct.unpack_from("=I", info, at) for at in LAST_DATA))
+        unsent = fcntl.ioctl(connection, SIOCOUTQNSD, bytes(4))
+        return any(unsent) or min(sent_ms_ago, received_ms_ago) < JUST_MS
+    return False

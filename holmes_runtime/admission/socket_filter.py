@@ -1,12 +1,13 @@
 """Which connections the kernel lets reach a listening socket. All others get no answer, as if nothing listened there.
 
-A classic BPF program on the socket looks at every packet before TCP does; attaching one needs no privilege. A socket
-that was accepted keeps the program that the listening one had.
+A classic BPF program on the socket looks at every packet before TCP does; attaching one needs no privilege, but on
+kernels that were hardened against it. A socket that was accepted keeps the program that the listening one had.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import socket
 import struct
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from holmes_runtime.config.messages import SocketAddress
 
 ANY_PORT = 0
+ONLY_ROOT = "here only root may attach one: train as root, or by a container or user namespace with CAP_NET_ADMIN"
+TOO_LONG = "raise net.core.optmem_max (`sysctl -w net.core.optmem_max=262144`)"
 _SO_ATTACH_FILTER = 26  # asm-generic/socket.h
 _NETWORK_HEADER = 0xFFF00000  # SKF_NET_OFF, linux/filter.h; offsets without it count from the TCP header
 _SOURCE = {4: _NETWORK_HEADER + 12, 16: _NETWORK_HEADER + 8}  # offset by the bytes of an address: RFC 791, RFC 8200
@@ -39,8 +42,18 @@ def admit_only(listener: socket.socket, sources: Iterable[SocketAddress]) -> Non
     except OSError as error:
         raise RuntimeError(
             f"the kernel takes no filter of {len(program)} instructions for the socket at {listener.getsockname()}: "
-            f"{error.strerror}; raise net.core.optmem_max (`sysctl -w net.core.optmem_max=262144`)"
+            f"{error.strerror}; {ONLY_ROOT if error.errno == errno.EPERM else TOO_LONG}"
         ) from error
+
+
+def may_filter() -> bool:
+    """Whether this kernel lets this user say who may reach a socket."""
+    with socket.socket() as listener:
+        try:
+            admit_only(listener, [SocketAddress("127.0.0.1", ANY_PORT)])
+        except RuntimeError:
+            return False
+    return True
 
 
 def _runs(addresses: Iterable[str]) -> Iterator[tuple[int, int]]:

@@ -87,7 +87,7 @@ class StoreGate:
         self._secret, self._entrance = secret, entrance
         self._door: StoreDoor | None = None
         if entrance is None:
-            self._listener = _listening(GATE_ADDRESS, 0)
+            self._listener = listening(GATE_ADDRESS, 0)
         else:
             self._door, self._listener = _open_both()
         self._carrier = Carrier(self._door.close if self._door else socket.socket.close)
@@ -108,7 +108,7 @@ class StoreGate:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most if 0 <= most < MOST_FILES else MOST_FILES, most))
         self._carrier.start()
-        Thread(target=self._take, args=(self._listener, self._see_user), daemon=True).start()
+        Thread(target=self._take, args=(self._listener, see_user), daemon=True).start()
         if self._entrance is not None:
             Thread(target=self._take, args=(self._entrance, self._see_proof), daemon=True).start()
 
@@ -134,12 +134,6 @@ class StoreGate:
         finally:
             self._free.release()
 
-    def _see_user(self, connection: socket.socket) -> None:
-        """Raises NotProven for a process of another user."""
-        ends = SocketAddress(*connection.getpeername()), SocketAddress(*connection.getsockname())
-        if not any((each.local, each.remote) == ends and each.uid == os.getuid() for each in all_connections()):
-            raise NotProven("it is another user's")
-
     def _see_proof(self, connection: socket.socket) -> None:
         demand_proof(connection, self._secret, PROOF_S)
 
@@ -161,12 +155,19 @@ class StoreGate:
         return connection
 
 
+def see_user(connection: socket.socket) -> None:
+    """Raises NotProven for a process of another user."""
+    ends = SocketAddress(*connection.getpeername()), SocketAddress(*connection.getsockname())
+    if not any((each.local, each.remote) == ends and each.uid == os.getuid() for each in all_connections()):
+        raise NotProven("it is another user's")
+
+
 def _open_both() -> tuple[StoreDoor, socket.socket]:
     """The store's door, and the socket of the gate under the same port. Raises OSError when no port is free twice."""
     for tries_left in range(PORTS_TRIED, 0, -1):
         door = StoreDoor()
         try:
-            return door, _listening(GATE_ADDRESS, door.port)
+            return door, listening(GATE_ADDRESS, door.port)
         except OSError:
             door.listener.close()
             if tries_left == 1:
@@ -184,7 +185,8 @@ def _bound(address: str, port: int) -> socket.socket:
     return one
 
 
-def _listening(address: str, port: int) -> socket.socket:
+def listening(address: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises OSError."""
     listener = _bound(address, port)
     listener.listen(_BACKLOG)
     return listener

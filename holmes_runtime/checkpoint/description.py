@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import SAMPLE_ORDERS, Precision, SampleOrder
+from holmes_runtime.config.strict_json import decode
 
 FORMAT_VERSION = 1
 DESCRIPTION_FILE = "checkpoint.json"
@@ -18,11 +19,23 @@ ADDED_TO_SHAPES = {
 }  # what is meant where an older checkpoint does not say
 
 
+class OuterCounters(NamedTuple):
+    """How far an island is with the others: its next exchange, and what tells its state apart from any other.
+
+    `synced_steps[f]` are the steps after which it last sent fragment f.
+    """
+
+    exchange: int
+    lineage: str
+    synced_steps: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Counters:
     """What is saved beside the tensors: steps of the run and of AdamW, and the loss scale of fp16 (else 1 and 0).
 
-    `samples`: how many the run has trained on, and in which `order` it takes them, which it keeps to its end.
+    `samples`: how many the run has trained on, and in which `order` it takes them, which it keeps to its end. `outer`
+    is an island's.
     """
 
     steps: int
@@ -31,6 +44,7 @@ class Counters:
     good_steps: int
     samples: int
     order: SampleOrder = "epochs"
+    outer: OuterCounters | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +77,8 @@ class Description:
             # Before there were epochs every step drew its batch with replacement, and samples were not counted.
             drawn = {"samples": data["counters"]["steps"] * data["trained_with"]["global_batch_size"], "order": "draws"}
             counters = Counters(**{**drawn, **data["counters"]})
+            if counters.outer is not None:
+                counters = replace(counters, outer=decode(OuterCounters, counters.outer, "counters.outer"))
             if counters.order not in SAMPLE_ORDERS:
                 raise ValueError(f"{path}: the run's order of samples is {counters.order!r}, known are {SAMPLE_ORDERS}")
             shape = {**ADDED_TO_SHAPES, **data["shape"]}
@@ -72,7 +88,9 @@ class Description:
 
     def to_json(self) -> str:
         """The text of the file."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        said, outer = asdict(self), self.counters.outer
+        said["counters"]["outer"] = None if outer is None else outer._asdict()
+        return json.dumps(said, indent=1) + "\n"
 
 
 def describe(config: RunConfig, data_digest: str, counters: Counters) -> Description:

@@ -49,6 +49,10 @@ class HostFolders:
         """The ranks that see a folder, in order; the first of them alone changes names there."""
         return sorted(each.rank for each in self.ranks if each.host in self.hosts[number])
 
+    def is_first(self, rank: int) -> bool:
+        """Whether it is the first that sees its folder."""
+        return self.ranks_at(self.number(rank))[0] == rank
+
     def clusters_at(self, number: int) -> set[str]:
         """The clusters of the hosts that see a folder."""
         return {each.cluster for each in self.ranks if each.host in self.hosts[number]}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
 
 from torch.distributed import ProcessGroup
 
 from holmes_runtime.checkpoint.piece_index import PieceFile, PieceIndex
 from holmes_runtime.checkpoint.piece_transfer import Incoming, Outgoing, Pace, exchange
-
-COPIED_BYTES = 1 << 18  # at a time, which what training sends may have to wait for
 
 
 def copy_files(
@@ -29,54 +28,65 @@ def copy_files(
     """
     with contextlib.suppress(OSError):  # which opening a file in it tells
         folder.mkdir(parents=True, exist_ok=True)
-    given = [_Given(folder, file, target) for file in index.files if file.rank == rank for target in copied_to[rank]]
-    taken = [_Taken(folder, file) for file in index.files if rank in copied_to[file.rank]]
-    outgoing = [Outgoing(each.target, each.file.size_bytes, each.fill) for each in given]
-    incoming = [Incoming(each.file.rank, each.file.size_bytes, each.take) for each in taken]
-    exchange(outgoing, incoming, group, COPIED_BYTES, pace)
-    for each in taken:
-        each.finish()
+    mine = [file for file in index.files if file.rank == rank]
+    with contextlib.ExitStack() as opened:
+        given = [_Given(folder, file, target, opened) for file in mine for target in copied_to[rank]]
+        taken = [_Taken(folder, file, opened) for file in index.files if rank in copied_to[file.rank]]
+        outgoing = [Outgoing(each.target, each.file.size_bytes, each.fill) for each in given]
+        incoming = [Incoming(each.file.rank, each.file.size_bytes, each.take) for each in taken]
+        exchange(outgoing, incoming, group, pace)
+        for each in taken:
+            each.finish()
     errors = [each.error for each in given] + [each.error for each in taken]
     return next((error for error in errors if error is not None), None)
 
 
 class _Given:
-    def __init__(self, folder: Path, file: PieceFile, target: int) -> None:
-        self.file, self.target = file, target
+    """A file that is sent; it is `opened` at the first bytes, as are those that are received."""
+
+    def __init__(self, folder: Path, file: PieceFile, target: int, opened: contextlib.ExitStack) -> None:
+        self.file, self.target, self._path, self._opened = file, target, folder / file.name, opened
         self.error: OSError | None = None
-        self._path, self._at = folder / file.name, 0
+        self._source: FileIO | None = None
 
     def fill(self, chunk: memoryview) -> None:
+        """The next bytes; after an error whatever is there."""
         try:
-            with open(self._path, "rb") as source:
-                source.seek(self._at)
-                if source.readinto(chunk) != len(chunk):
+            if self._source is None:
+                self._source = self._opened.enter_context(FileIO(self._path, "rb"))
+            while chunk:
+                size = self._source.readinto(chunk)
+                if not size:
                     raise OSError(f"{self._path} has become shorter")
+                chunk = chunk[size:]
         except OSError as error:
             self.error = self.error or error
-        self._at += len(chunk)
 
 
 class _Taken:
-    def __init__(self, folder: Path, file: PieceFile) -> None:
-        self.file = file
+    """A file that is received."""
+
+    def __init__(self, folder: Path, file: PieceFile, opened: contextlib.ExitStack) -> None:
+        self.file, self._path, self._opened = file, folder / file.name, opened
         self.error: OSError | None = None
-        self._path, self._mode = folder / file.name, "xb"  # never over a file that is there
+        self._target: FileIO | None = None
 
     def take(self, chunk: memoryview) -> None:
+        """Writes the next bytes; after an error nothing more."""
+        if self.error is not None:
+            return
         try:
-            if self.error is None:
-                with open(self._path, self._mode) as target:
-                    target.write(chunk)
-                self._mode = "ab"
+            if self._target is None:  # never over a file that is there
+                self._target = self._opened.enter_context(FileIO(self._path, "xb"))
+            while chunk:
+                chunk = chunk[self._target.write(chunk) :]
         except OSError as error:
             self.error = error
 
     def finish(self) -> None:
         """Waits until the file is on the disk."""
         try:
-            if self.error is None:
-                with open(self._path, "rb") as target:
-                    os.fsync(target.fileno())
+            if self._target is not None and self.error is None:
+                os.fsync(self._target.fileno())
         except OSError as error:
             self.error = error

@@ -78,8 +78,9 @@ class Written(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """What all ranks wrote, where there are folders that need it, or why not."""
+    """What all ranks wrote, where there are folders that need it, or why not. `save_id`: as in the index."""
 
+    save_id: str
     pieces: PieceIndex | None
     trouble: str | None
 

@@ -31,8 +31,6 @@ from holmes_runtime.checkpoint.reshard import TensorPiece
 from holmes_runtime.comm.record_exchange import all_gather_records
 from holmes_runtime.config.rank_grid import Rank
 
-ASKED_BYTES = 1 << 22  # at a time, while nothing else is sent
-
 STORAGE = "/data/0"  # of the one tensor in an archive of torch.save
 
 
@@ -51,24 +49,38 @@ class Wanted(NamedTuple):
     damage: tuple[str, ...]
 
 
+class OwnFiles(NamedTuple):
+    """The folder `checkpoint` of a save that a rank sees, and by name the files that the host has in memory as well."""
+
+    checkpoint: Path
+    in_memory: Mapping[str, Path]
+
+    def remembered(self, box: WrittenBox) -> bytearray | None:
+        """The bytes of a box in memory, as they were written; None where it has others, or none."""
+        folder = self.in_memory.get(box.file)
+        try:
+            return None if folder is None else read_box(folder, box)
+        except DamagedPiece:
+            return None
+
+
 class PieceLoading:
     """Loads `pieces` of one rank from the checkpoint `index`; `holders` are by file the folders that have it.
 
-    `places`: what each folder calls the checkpoint, such as `host a1: /saved/step-00000100`. `checkpoint`: its path
-    in the rank's own folder.
+    `places`: what each folder calls the checkpoint, such as `host a1: /saved/step-00000100`. `own`: its files here.
     """
 
     def __init__(
         self,
         index: PieceIndex,
         pieces: Mapping[str, TensorPiece],
-        checkpoint: Path,
+        own: OwnFiles,
         holders: Mapping[str, tuple[int, ...]],
         places: Sequence[str],
         folders: HostFolders,
         me: Rank,
     ) -> None:
-        self._pieces, self._checkpoint, self._places = pieces, checkpoint, places
+        self._pieces, self._files, self._places = pieces, own, places
         self._folders, self._me, self._own = folders, me, folders.number(me.rank)
         self._boxes = [box for tensor in index.tensors for box in tensor.boxes]
         self._items: dict[int, list[tuple[str, ReadItem]]] = {}  # by box, what of it goes where
@@ -130,16 +142,16 @@ class PieceLoading:
     def _read_own(self) -> None:
         """Reads what the rank's own folder has. A box that is damaged there is asked for elsewhere."""
         for number in [number for number, sources in self._sources.items() if sources[:1] == [self._own]]:
+            box = self._boxes[number]
             try:
-                self._put(number, read_box(self._checkpoint, self._boxes[number], check=False))
+                data = self._files.remembered(box)  # as it was written; else disks are asked
+                self._put(number, read_box(self._files.checkpoint, box) if data is None else data)
             except DamagedPiece as error:
                 self._is_damaged(number, str(error))
 
     def _put(self, number: int, data: bytearray) -> None:
-        """Takes the bytes of a box. Raises DamagedPiece if they are not what was written."""
-        box = self._boxes[number]
-        check_box(data, box)
-        values = values_of(data, box)
+        """Takes the bytes of a box, which are what was written. Raises DamagedPiece if that was no tensor."""
+        values = values_of(data, self._boxes[number])
         for name, item in self._items[number]:
             target = self._pieces[name].chunk_at(item.dest_index.offset)
             target[_slices(item.dest_offsets, item.lengths)].copy_(values[_slices(item.storage_offsets, item.lengths)])
@@ -169,7 +181,7 @@ class PieceLoading:
             for request in each.requests
             if request.provider == self._me.rank
         ]
-        exchange(outgoing, incoming, group, ASKED_BYTES, Pace(0.0))
+        exchange(outgoing, incoming, group, Pace())
 
     def _size_bytes(self, request: Request) -> int:
         return sum(self._boxes[number].size_bytes for number in request.boxes)
@@ -177,8 +189,11 @@ class PieceLoading:
     def bytes_of(self, number: int) -> bytearray:
         """Of a box in the rank's own folder; zeros, which the peer finds damaged, where they cannot be read."""
         box = self._boxes[number]
+        data = self._files.remembered(box)
+        if data is not None:
+            return data
         try:
-            return read_box(self._checkpoint, box, check=False)
+            return read_box(self._files.checkpoint, box, check=False)
         except DamagedPiece:
             return bytearray(box.size_bytes)
 
@@ -189,6 +204,7 @@ class PieceLoading:
     def take_box(self, number: int, data: bytearray) -> None:
         """Takes a box that a peer has sent."""
         try:
+            check_box(data, self._boxes[number])
             self._put(number, data)
         except DamagedPiece as error:
             self._is_damaged(number, str(error))

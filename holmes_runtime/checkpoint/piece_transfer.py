@@ -1,7 +1,12 @@
-"""Bytes from rank to rank, many at once, a chunk at a time: what files are copied by and boxes are asked for by."""
+"""Bytes from rank to rank, many at once, a chunk at a time: what files are copied by and boxes are asked for by.
+
+A chunk ends with the size of the next, which its sender chooses: small ones let what training sends pass between them,
+and large ones make up for a long way.
+"""
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Sequence
 from threading import Event
@@ -10,7 +15,13 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, Work
+
+from holmes_runtime.admission.own_sockets import is_moving
+
+LEAST_BYTES, MOST_BYTES = 1 << 16, 1 << 22  # of a chunk; the first is of the least
+SIZE_BYTES = 8  # of the number that it ends with
+LOOK_EVERY_S = 0.002  # at what training sends and receives
 
 
 class Outgoing(NamedTuple):
@@ -30,50 +41,104 @@ class Incoming(NamedTuple):
 
 
 class Pace:
-    """Spreads an exchange evenly over `duration_s`, until somebody waits for it."""
+    """Spreads an exchange evenly over `duration_s`, until somebody waits for it.
 
-    def __init__(self, duration_s: float) -> None:
-        self._duration_s, self._hurry = duration_s, Event()
+    What moves on the `connections` of training goes first, as long as the exchange lasts no longer than `latest_s` by
+    that.
+    """
+
+    def __init__(
+        self, duration_s: float = 0.0, latest_s: float = 0.0, connections: Sequence[socket.socket] = ()
+    ) -> None:
+        self._duration_s, self._latest_s, self._connections = duration_s, latest_s, connections
+        self._hurry, self._began_s = Event(), time.monotonic()
+        self._chunk_bytes = LEAST_BYTES
+
+    def begin(self) -> None:
+        """The exchange begins now."""
+        self._began_s = time.monotonic()
 
     def hurry(self) -> None:
         """From now on the exchange goes as fast as it can."""
         self._hurry.set()
 
-    def hold(self, began_s: float, part: float) -> None:
-        """Returns when so great a part of it may be done."""
-        self._hurry.wait(max(0.0, began_s + part * self._duration_s - time.monotonic()))
+    def hold(self, part: float) -> int:
+        """Returns when more than so great a part of the exchange may be done: the bytes that chunks are to have.
+
+        They grow while nothing but the way itself takes time.
+        """
+        early_s = self._began_s + part * self._duration_s - time.monotonic()
+        was_early = early_s > 0 and not self._hurry.wait(early_s)
+        has_yielded = self._yield(self._began_s + part * self._latest_s)
+        if was_early:
+            self._chunk_bytes = max(LEAST_BYTES, self._chunk_bytes // 2)
+        elif not has_yielded:
+            self._chunk_bytes = min(MOST_BYTES, self._chunk_bytes * 2)
+        return self._chunk_bytes
+
+    def _yield(self, until_s: float) -> bool:
+        """Waits until training neither sends nor receives; whether it did."""
+        has_yielded = False
+        while time.monotonic() < until_s and not self._hurry.is_set() and any(map(is_moving, self._connections)):
+            has_yielded = True
+            self._hurry.wait(LOOK_EVERY_S)
+        return has_yielded
 
 
-def exchange(
-    outgoing: Sequence[Outgoing], incoming: Sequence[Incoming], group: ProcessGroup, chunk_bytes: int, pace: Pace
-) -> None:
+def exchange(outgoing: Sequence[Outgoing], incoming: Sequence[Incoming], group: ProcessGroup, pace: Pace) -> None:
     """Sends and receives all, a chunk of each at a time. Both ends list what they exchange in the same order.
 
     No order of ranks can hang: a rank waits for chunk n of its peers only, and one that is at the least n of all finds
     its peers there, or past it. `fill` and `take` must not raise: the peers would wait.
     """
-    sizes = [each.size_bytes for each in outgoing] + [each.size_bytes for each in incoming]
-    buffers = [bytearray(min(chunk_bytes, size)) for size in sizes]
-    num_rounds = max((-(-size // chunk_bytes) for size in sizes), default=0)
-    began_s = time.monotonic()
-    for turn in range(num_rounds):
-        works, received = [], []
-        for taker, buffer in zip(incoming, buffers[len(outgoing) :], strict=True):
-            if size := max(0, min(chunk_bytes, taker.size_bytes - turn * chunk_bytes)):
-                works.append(dist.irecv(_tensor(buffer, size), src=taker.source, group=group))
-                received.append((taker, memoryview(buffer)[:size]))
-        for giver, buffer in zip(outgoing, buffers, strict=False):
-            if size := max(0, min(chunk_bytes, giver.size_bytes - turn * chunk_bytes)):
-                giver.fill(memoryview(buffer)[:size])
-                works.append(dist.isend(_tensor(buffer, size), dst=giver.target, group=group))
+    given, taken = [_Chunks(each.size_bytes) for each in outgoing], [_Chunks(each.size_bytes) for each in incoming]
+    total_bytes = sum(each.size_bytes for each in outgoing)
+    pace.begin()
+    while any(each.left_bytes for each in (*given, *taken)):
+        works: list[Work | None] = []
+        arriving = [(taker, chunks) for taker, chunks in zip(incoming, taken, strict=True) if chunks.left_bytes]
+        for taker, chunks in arriving:
+            works.append(dist.irecv(chunks.next(), src=taker.source, group=group))
+        left_bytes = sum(chunks.left_bytes for chunks in given)
+        if left_bytes:
+            chunk_bytes = pace.hold(1 - left_bytes / total_bytes)
+        for giver, chunks in zip(outgoing, given, strict=True):
+            if chunks.left_bytes:
+                tensor = chunks.next()
+                giver.fill(chunks.content)
+                chunks.announce(chunk_bytes)
+                works.append(dist.isend(tensor, dst=giver.target, group=group))
         for work in works:
             assert work is not None
             work.wait()
-        for taker, chunk in received:
-            taker.take(chunk)
-        pace.hold(began_s, (turn + 1) / num_rounds)
+        for taker, chunks in arriving:
+            taker.take(chunks.content)
+            chunks.follow()
 
 
-def _tensor(buffer: bytearray, size: int) -> Tensor:
-    """The first `size` bytes of the buffer, (size,), uint8."""
-    return torch.frombuffer(buffer, dtype=torch.uint8, count=size)
+class _Chunks:
+    """What is under way between this rank and one other: the chunk of now, and how large the next will be."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.left_bytes, self._next_bytes = size_bytes, LEAST_BYTES
+        self._buffer, self.content, self._size = bytearray(), memoryview(b""), memoryview(b"")
+
+    def next(self) -> Tensor:
+        """Memory for the next chunk, its `content` and a size, (content + SIZE_BYTES,), uint8."""
+        content_bytes = min(self._next_bytes, self.left_bytes)
+        self.left_bytes -= content_bytes
+        whole_bytes = content_bytes + SIZE_BYTES
+        if len(self._buffer) < whole_bytes:
+            self._buffer = bytearray(whole_bytes)
+        whole = memoryview(self._buffer)[:whole_bytes]
+        self.content, self._size = whole[:content_bytes], whole[content_bytes:]
+        return torch.frombuffer(self._buffer, dtype=torch.uint8, count=whole_bytes)
+
+    def announce(self, next_bytes: int) -> None:
+        """Says at the end of this chunk how large the next will be."""
+        self._next_bytes = next_bytes
+        self._size[:] = next_bytes.to_bytes(SIZE_BYTES, "little")
+
+    def follow(self) -> None:
+        """Reads how large the next will be. Whatever a peer says, it is no more than a chunk may have."""
+        self._next_bytes = min(MOST_BYTES, max(1, int.from_bytes(self._size, "little")))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 from torch.distributed import ProcessGroup, ProcessGroupGloo
 
 from holmes_runtime.admission.group_members import GroupMembers, closed_device
@@ -48,7 +49,14 @@ def register_backend() -> None:
 
 
 def _create_gloo(options: Any, interface: GlooInterface | None) -> ProcessGroupGloo:
-    """A Gloo group whose members have proven who they are, on the devices of one interface.
+    """What torch calls for a group of backend "holmes"."""
+    return make_gloo(options.store, options.group_rank, options.group_size, options.timeout, interface)
+
+
+def make_gloo(
+    store: Store, rank: int, size: int, timeout: timedelta, interface: GlooInterface | None
+) -> ProcessGroupGloo:
+    """A Gloo group whose members have proven who they are, on the devices of one interface; they meet in `store`.
 
     A group that carries tensors is connected at once: an end that connects at its first message may wait in it for the
     other end, and two ranks that each post a receive first, on an edge's two groups, would wait for one another. One of
@@ -62,10 +70,10 @@ def _create_gloo(options: Any, interface: GlooInterface | None) -> ProcessGroupG
     gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     gloo._devices = [device for device, _ in opened]
     gloo._threads = GLOO_THREADS
-    gloo._timeout = options.timeout
-    members = GroupMembers(options.store, options.group_rank, options.group_size, [socket for _, socket in opened])
+    gloo._timeout = timeout
+    members = GroupMembers(store, rank, size, [socket for _, socket in opened])
     members.admit()
-    group = ProcessGroupGloo(options.store, options.group_rank, options.group_size, gloo)
+    group = ProcessGroupGloo(store, rank, size, gloo)
     if not lazily:
         members.check()
     return group

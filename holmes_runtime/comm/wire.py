@@ -3,7 +3,8 @@
 A block codec scales each block to integers and rounds stochastically: up with the probability of what is cut off, so
 that the mean of what arrives is what was sent. The randomness is a function of the message's name alone, and each
 operation is one that IEEE 754 defines: the same message has the same bits on any device and with any number of threads.
-There is no error feedback, which would send later what was rounded away: no sample comes twice.
+There is no error feedback, which would send later what was rounded away: no sample comes twice. What does come again,
+and is told no name, is rounded to the nearest.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import cache
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -51,8 +53,10 @@ class MessageName(NamedTuple):
     shard: int
 
 
-def pack(values: Tensor, codec: Codec, name: MessageName) -> Tensor:
+def pack(values: Tensor, codec: Codec, name: MessageName | None, block: int = BLOCK) -> Tensor:
     """The bytes of `values`, uint8 (packed_bytes,). values: fp32, bf16 or fp16 of any shape.
+
+    Without a `name` a block codec rounds to the nearest. `block` numbers share a scale.
 
     A block that holds a number that is not finite arrives without a finite one, so that the run notices. Rounding up
     may make infinities of numbers within a hundredth of the largest of their type. Under "none" the bytes are those of
@@ -63,40 +67,40 @@ def pack(values: Tensor, codec: Codec, name: MessageName) -> Tensor:
         return flat.view(torch.uint8)
     if codec == "bf16":
         return flat.to(torch.bfloat16).view(torch.uint8)
-    blocks = _in_blocks(flat)
-    size = packed_bytes(codec, len(flat), flat.element_size())
+    blocks = _in_blocks(flat, block)
+    size = packed_bytes(codec, len(flat), flat.element_size(), block)
     packed = torch.empty(size, dtype=torch.uint8, device=flat.device)
     codes, scales = _codes_and_scales(packed, len(blocks))
     noise = _noise(name, flat.device)
-    for part in _parts(len(blocks), flat.device):
+    for part in _parts(blocks):
         _round(blocks[part].float(), LEVELS[codec], noise, codes[part], scales[part])
     return packed
 
 
 def _round(blocks: Tensor, levels: int, noise: Iterator[Tensor], codes: Tensor, scales: Tensor) -> None:
-    """Fills codes, int8 (blocks, bytes of one), and scales, bf16 (blocks,), from blocks, fp32 (blocks, BLOCK)."""
+    """Fills codes, int8 (blocks, bytes of one), and scales, bf16 (blocks,), from blocks, fp32 (blocks, block)."""
     largest = torch.maximum(blocks.amax(1), blocks.amin(1).neg_())
     scales.copy_(largest.mul_(SCALE_MARGIN / levels).clamp_(min=SMALLEST_SCALE))
     steps = blocks.mul(scales.float().reciprocal_().unsqueeze(1))
     for stretch, random in zip(torch.split(steps.view(-1), TILE), noise, strict=False):
         stretch.add_(random[: len(stretch)])
     steps.floor_()
-    if codes.shape[1] < BLOCK:
+    if codes.shape[1] < blocks.shape[1]:
         low, high = steps.chunk(2, 1)
         steps = low.add_(high, alpha=HIGH_NIBBLE)
     codes.copy_(steps)
 
 
-def unpack(packed: Tensor, codec: Codec, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def unpack(packed: Tensor, codec: Codec, shape: Sequence[int], dtype: torch.dtype, block: int = BLOCK) -> Tensor:
     """The values that `pack` made `packed` of, as far as the codec keeps them, of `shape` and `dtype`."""
     if codec == "none":
         return packed.view(dtype).view(shape)
     if codec == "bf16":
         return packed.view(torch.bfloat16).to(dtype).view(shape)
     elements = math.prod(shape)
-    blocks = torch.empty(-(-elements // BLOCK), BLOCK, dtype=dtype, device=packed.device)
+    blocks = torch.empty(-(-elements // block), block, dtype=dtype, device=packed.device)
     codes, scales = _codes_and_scales(packed, len(blocks))
-    for part in _parts(len(blocks), packed.device):
+    for part in _parts(blocks):
         steps = codes[part].float()
         if codec == "int4":
             high = steps.add(HIGH_NIBBLE // 2).mul_(1 / HIGH_NIBBLE).floor_()
@@ -111,23 +115,26 @@ def _codes_and_scales(packed: Tensor, num_blocks: int) -> tuple[Tensor, Tensor]:
     return packed[:end].view(torch.int8).view(num_blocks, -1), packed[end:].view(torch.bfloat16)
 
 
-def _parts(num_blocks: int, device: torch.device) -> Iterator[slice]:
-    """The blocks to work on at once: on a CPU those whose intermediate results stay in its cache."""
-    at_once = TILE // BLOCK if device.type == "cpu" else max(num_blocks, 1)
-    return (slice(start, start + at_once) for start in range(0, num_blocks, at_once))
+def _parts(blocks: Tensor) -> Iterator[slice]:
+    """Which of `blocks` (blocks, block) to work on at once: on a CPU those that stay in its cache meanwhile."""
+    at_once = TILE // blocks.shape[1] if blocks.device.type == "cpu" else max(len(blocks), 1)
+    return (slice(start, start + at_once) for start in range(0, len(blocks), at_once))
 
 
-def _in_blocks(flat: Tensor) -> Tensor:
-    """`flat` (elements,) as (blocks, BLOCK), filled up with zeros."""
-    missing = -len(flat) % BLOCK
-    return (torch.nn.functional.pad(flat, (0, missing)) if missing else flat).view(-1, BLOCK)
+def _in_blocks(flat: Tensor, block: int) -> Tensor:
+    """`flat` (elements,) as (blocks, block), filled up with zeros."""
+    missing = -len(flat) % block
+    return (torch.nn.functional.pad(flat, (0, missing)) if missing else flat).view(-1, block)
 
 
-def _noise(name: MessageName, device: torch.device) -> Iterator[Tensor]:
-    """Random numbers, fp32 (TILE,) at a time, as many as are asked for.
+def _noise(name: MessageName | None, device: torch.device) -> Iterator[Tensor]:
+    """Random numbers, fp32 (TILE,) at a time, as many as are asked for; without a name one half each.
 
     Each is a stretch of the same kept ones from where a hash says: a number is uniform over messages, exactly.
     """
+    if name is None:
+        yield from repeat(torch.full((TILE,), 0.5, device=device))
+        return
     tile, state = _tile(device), 0
     for part in name:
         state = _hash(state ^ part)

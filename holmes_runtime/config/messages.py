@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from typing import NamedTuple, get_args
 
+from holmes_runtime.config.meeting_words import FromMeeting, ToMeeting
 from holmes_runtime.config.node_config import GpuClaim, TunnelEnd, TunnelFault
 from holmes_runtime.config.rank_metrics import RankFileKind, RankMetrics
 from holmes_runtime.config.strict_json import parse_one_of, to_json
@@ -294,9 +295,10 @@ Message = (
     | Alive
     | Refused
     | NotKept
+    | ToMeeting
     | AgentEnded
 )
-Command = Go | Meet | Reach | Save | Stacks | Stop
+Command = FromMeeting | Go | Meet | Reach | Save | Stacks | Stop
 
 
 def encode(record: Message | Command) -> bytes:

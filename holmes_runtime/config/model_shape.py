@@ -19,6 +19,7 @@ RopeKind = Literal["linear", "llama3"]
 MLP_MATRICES: dict[Family, int] = {"gpt": 2, "llama": 3}  # a SwiGLU has a gate besides
 LOSS_CHUNK_BYTES = 64 * 2**20  # of fp32 logits the loss works on at a time: enough to fill a GPU
 BUCKET_BYTES = 4 * 2**20  # of fp32 gradients: large enough to fill a link, small enough to start early
+CODE_FOLDER = "code"  # of the user's own on a node, which a model's file is imported from
 MAX_BUCKETS = 64  # of a large model; what is still to be sent when the last backward ends is one of them
 NORM_VECTORS: dict[Family, int] = {"gpt": 2, "llama": 1}  # LayerNorm has a bias, RMSNorm none
 

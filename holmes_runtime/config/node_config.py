@@ -7,6 +7,14 @@ from typing import NamedTuple
 
 from holmes_runtime.config.strict_json import encode, parse
 
+MEMORY_VARIABLE = "HOLMES_MEMORY_FOLDER"  # where ranks keep the newest checkpoint in memory, in their environment
+SHM_BYTES_PER_RANK = 128 << 20  # for NCCL, whose buffers of a rank stay well below; Docker's default of 64 MiB is short
+
+
+def memory_folder(run_id: str, host: str) -> str:
+    """Where ranks of a run on that host keep the newest checkpoint in memory."""
+    return f"/dev/shm/holmes-{run_id}-{host.replace('/', '-')}"
+
 
 class TunnelConfig(NamedTuple):
     """The tunnel between all nodes: the `interface` that is its end on each, which has the node's own address of
@@ -49,7 +57,7 @@ class NodeConfig(NamedTuple):
     `checkpoint_path`, if there is one. `inputs` are the files and folders that job.yaml names and every host must have.
     `environment` is for the ranks; `secrets` are names of variables whose values lie in files of their own. An attached
     run ends after `silence_limit_s` without a word from the controller; a `detached` one goes on. `tunnel`: None where
-    nothing is encrypted.
+    nothing is encrypted. `meets`: the node is of an island, and its ranks reach the meeting of all.
     """
 
     run_id: str
@@ -68,6 +76,7 @@ class NodeConfig(NamedTuple):
     silence_limit_s: float
     detached: bool
     tunnel: TunnelConfig | None = None
+    meets: bool = False
 
     def to_json(self) -> str:
         """The text `from_json` reads."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from holmes_runtime.config.schedule import ActionKind, Schedule, ScheduleName, make_schedule
+from holmes_runtime.config.schedule import DEEPENED, ActionKind, Schedule, ScheduleName, make_schedule, warmups
 
 MOST_KEPT = 48  # schedules in the cache: the ways to run the placements of two or three pipeline degrees
 NOTHING = 0  # the number of no action: it ended, and its message arrived, when the step began
@@ -42,8 +42,41 @@ class Precedence:
 def precedence_of(
     name: ScheduleName, pp: int, num_microbatches: int, chunks: int = 1, extra_in_flight: Sequence[int] = ()
 ) -> Precedence:
-    """That of `make_schedule` with the same arguments."""
+    """That of `make_schedule` with the same arguments; of the most frequent schedules without making their actions."""
+    if name in DEEPENED:
+        return _one_stage_a_rank(warmups(pp, num_microbatches, extra_in_flight or (0,) * (pp - 1)), num_microbatches)
     return find_precedence(make_schedule(name, pp, num_microbatches, chunks, extra_in_flight))
+
+
+def _one_stage_a_rank(warmup: Sequence[int], num_microbatches: int) -> Precedence:
+    """Of ranks that run so many forwards first and then, in turn, a backward and a forward; no later rank runs more.
+
+    In waves: after the first forwards each rank's next backward, from the last rank on, then each one's next forward.
+    """
+    pp, nothing_sent = len(warmup), 2 * len(warmup) - 2
+    turns = [(rank, True) for rank, first in enumerate(warmup) for _ in range(first)]
+    for j in range(num_microbatches):
+        turns += [(rank, False) for rank in reversed(range(pp))]
+        turns += [(rank, True) for rank, first in enumerate(warmup) if j + first < num_microbatches]
+    forwards, backwards, by_rank = ([[NOTHING] for _ in range(pp)] for _ in range(3))
+    # As each rank's and each link's list begins with no action, its last entry is what the next one waits for.
+    waits: list[Waits] = []
+    for number, (rank, forward) in enumerate(turns, 1):
+        numbers = by_rank[rank]
+        if forward:
+            own = forwards[rank]
+            needed = forwards[rank - 1][len(own)] if rank else NOTHING
+            work = (FORWARD if len(own) > 1 else FIRST_FORWARD) * pp + rank
+            ahead, edge = (own[-1], rank) if rank < pp - 1 else (NOTHING, nothing_sent)
+        else:
+            own = backwards[rank]
+            needed = (backwards[rank + 1] if rank < pp - 1 else forwards[rank])[len(own)]
+            work = BACKWARD * pp + rank
+            ahead, edge = (own[-1], pp - 2 + rank) if rank else (NOTHING, nothing_sent)
+        waits.append((numbers[-1], needed, work, ahead, edge))
+        own.append(number)
+        numbers.append(number)
+    return Precedence(pp, tuple(waits), tuple(tuple(each[1:]) for each in by_rank), tuple(each[-1] for each in by_rank))
 
 
 def find_precedence(schedule: Schedule) -> Precedence:
@@ -62,12 +95,14 @@ def find_precedence(schedule: Schedule) -> Precedence:
     by_rank: list[list[int]] = [[] for _ in range(pp)]
     waits: list[Waits] = []
     runnable = list(reversed(range(pp)))
+    # Members of an enumeration are looked up here once: in the loop that would be half of its time.
+    forwards, whole, weights = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT
     while runnable:
         rank = runnable.pop()
         numbers = by_rank[rank]
         before = numbers[-1] if numbers else NOTHING
         for stage, kind, microbatch in schedule[rank][len(numbers) :]:
-            forward, weight = kind is ActionKind.FORWARD, kind is ActionKind.BACKWARD_WEIGHT
+            forward, weight = kind is forwards, kind is weights
             own, needed = (2 * stage + forward) * row + microbatch, NOTHING
             if not weight and (stage > 0 or not forward):
                 needed = made_by[own]
@@ -86,7 +121,7 @@ def find_precedence(schedule: Schedule) -> Precedence:
             if forward:
                 work = FORWARD if last[stage] else FIRST_FORWARD
             else:
-                work = BACKWARD_WEIGHT if weight else BACKWARD if kind is ActionKind.BACKWARD else BACKWARD_INPUT
+                work = BACKWARD_WEIGHT if weight else BACKWARD if kind is whole else BACKWARD_INPUT
             waits.append((before, needed, work * num_stages + stage, leaves, edge))
             numbers.append(number)
             before = last[stage] = number

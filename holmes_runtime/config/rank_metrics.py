@@ -43,6 +43,26 @@ class Waits(NamedTuple):
         return self.tp + self.dp + self.pp_forward + self.pp_backward
 
 
+class OuterExchange(NamedTuple):
+    """An exchange between islands whose outcome a step has applied, as one rank saw it.
+
+    islands: those whose changes are in the mean, of so many tokens; one that `has_joined` is not among them and got the
+    state of the others. Bytes are those of this rank to and from other islands. duration_s: from its beginning to its
+    end, of which a step waited waited_s. digest: of the anchor and momentum it led to; the sum of its ranks' is, modulo
+    2^64, the same for every island.
+    """
+
+    exchange: int
+    has_joined: bool
+    islands: tuple[int, ...]
+    tokens: int
+    sent_bytes: int
+    received_bytes: int
+    duration_s: float
+    waited_s: float
+    digest: str
+
+
 class RankMetrics(NamedTuple):
     """What one rank saw of one step.
 
@@ -54,7 +74,7 @@ class RankMetrics(NamedTuple):
     forward and backward, without waits. exposed_s: the waits that nothing hid. Both are on GPUs of the step before, and
     0 in the first. interfaces: increase of this host's counters, of interfaces and of planned RDMA ports such as
     `mlx5_0:1`, on local rank 0 only; what is not known is left out; bytes still in flight when a step ends count to the
-    next. verdicts: slow hosts and links and adapted edges, on rank 0.
+    next. verdicts: slow hosts and links and adapted edges, on rank 0. outer: what islands exchanged, if anything.
     """
 
     step: int
@@ -74,6 +94,7 @@ class RankMetrics(NamedTuple):
     exposed_s: Waits
     interfaces: dict[str, ByteCounters]
     verdicts: tuple[Verdict, ...]
+    outer: OuterExchange | None
 
 
 MOST_SPANS = 200_000  # of a rank's trace

@@ -22,6 +22,7 @@ from holmes_runtime.config.run_settings import (
     Evaluation,
     Expectation,
     Optimizer,
+    OuterSync,
     Precision,
     Profile,
     Recompute,
@@ -57,7 +58,8 @@ class RunConfig:
     which is for stage 1, masters and moments are in host memory, where the CPU updates them. `value_type` is the
     precision of weights, activations and what travels between stages; masters, moments and gradient sums are fp32.
 
-    `weights` is a published model's folder, on every host, that a run which resumes nothing starts from.
+    `weights` is a published model's folder, on every host, that a run which resumes nothing starts from. With
+    `outer_sync` the run is an island, which shares its progress with other runs of the same model.
 
     What a run under way may change of its edges: `lossiest_codec` is the furthest a codec goes, `room_in_flight` how
     many micro-batches each pipeline rank has room for, empty where that is not known.
@@ -94,6 +96,7 @@ class RunConfig:
     profile: Profile | None
     resume: bool
     optimizer: Optimizer
+    outer_sync: OuterSync | None
     stages: tuple[Stage, ...]
     ranks: tuple[Rank, ...]
     groups: tuple[Group, ...]
@@ -114,6 +117,7 @@ class RunConfig:
         self.grid.check_groups(self.groups)
         self._check_zero()
         self._check_codecs()
+        self._check_outer_sync()
 
     @classmethod
     def from_json(cls, text: str) -> RunConfig:
@@ -287,6 +291,18 @@ class RunConfig:
             rule = f"must not be lossier than lossiest_codec {self.lossiest_codec}"
             mild = CODECS.index(group.codec) <= CODECS.index(self.lossiest_codec)
             check(f"groups[{position}].codec", group.codec, rule, mild)
+
+    def _check_outer_sync(self) -> None:
+        outer = self.outer_sync
+        if outer is None:
+            return
+        rule = f"must be a multiple of outer_sync.inner_steps {outer.inner_steps}, so that it ends with a round"
+        check("steps", self.steps, rule, self.steps % outer.inner_steps == 0)
+        rule = f"must name one interface for each of {self.world_size} ranks"
+        check("outer_sync.interfaces", outer.interfaces, rule, len(outer.interfaces) == self.world_size)
+        least = outer.samples_before + outer.inner_steps * self.global_batch_size
+        rule = f"must be at least {least}, so many are this island's and those before it"
+        check("outer_sync.round_samples", outer.round_samples, rule, outer.round_samples >= least)
 
     def _check_stages(self) -> None:
         expected = self.pp * self.chunks

@@ -14,6 +14,7 @@ Documents = Literal["joined", "separate"]
 SampleOrder = Literal["epochs", "draws"]
 SAMPLE_ORDERS: tuple[SampleOrder, ...] = get_args(SampleOrder)
 Zero = Literal[1, 3]
+OuterCodec = Literal["none", "int8", "int4"]
 BYTE_VALUES = 256  # text read as bytes needs one vocabulary entry per byte value
 
 
@@ -144,6 +145,50 @@ class Optimizer:
         check("beta1", self.beta1, "must be in [0, 1)", 0 <= self.beta1 < 1)
         check("beta2", self.beta2, "must be in [0, 1)", 0 <= self.beta2 < 1)
         check("grad_clip", clip, "must be positive", clip is None or clip > 0)
+
+
+@dataclass(frozen=True)
+class OuterSync:
+    """How this run, number `island` of `num_islands`, keeps its parameters together with those of the others.
+
+    After `inner_steps` steps of its own, a round, an island has exchanged the change of all its parameters, packed by
+    `codec`, in as many `fragments`, one after the other; the mean is applied `delay_steps` after it was sent, by an
+    outer step with Nesterov `momentum` at `outer_rate`. Of the samples that all islands take in a round,
+    `round_samples`, its own come after `samples_before` of others. An exchange closes with those islands that have
+    come `grace_s` after the first, not fewer than `quorum`. `interfaces` are those of the ranks towards the other
+    islands, and `streams` the connections to each rank there.
+    """
+
+    island: int
+    num_islands: int
+    inner_steps: int
+    samples_before: int
+    round_samples: int
+    codec: OuterCodec
+    fragments: int
+    delay_steps: int
+    outer_rate: float
+    momentum: float
+    grace_s: float
+    quorum: int
+    interfaces: tuple[str, ...]
+    streams: int
+
+    def __post_init__(self) -> None:
+        check_positive(
+            self, "num_islands", "inner_steps", "round_samples", "fragments", "outer_rate", "grace_s", "streams"
+        )
+        last = self.num_islands - 1
+        check("island", self.island, f"must be in [0, {last}]", 0 <= self.island <= last)
+        check("samples_before", self.samples_before, "must not be negative", self.samples_before >= 0)
+        rule = f"must be at most inner_steps {self.inner_steps}"
+        check("fragments", self.fragments, rule, self.fragments <= self.inner_steps)
+        apart = self.inner_steps // self.fragments
+        rule = f"must be in [0, {apart}], the steps between two exchanges"
+        check("delay_steps", self.delay_steps, rule, 0 <= self.delay_steps <= apart)
+        check("momentum", self.momentum, "must be in [0, 1)", 0 <= self.momentum < 1)
+        rule = f"must be in [1, {self.num_islands}], as many as there are islands"
+        check("quorum", self.quorum, rule, 1 <= self.quorum <= self.num_islands)
 
 
 @dataclass(frozen=True)

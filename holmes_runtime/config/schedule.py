@@ -80,12 +80,16 @@ def eager(pp: int, num_microbatches: int, extra_in_flight: Sequence[int]) -> Sch
     Stage s runs p - s forwards first, and those of the extra micro-batches of every edge after it. Source: the idea is
     CrossPipe's (Chen et al., 2025). Raises ValueError unless `extra_in_flight` has p - 1 numbers, none negative.
     """
+    first = warmups(pp, num_microbatches, extra_in_flight)
+    return {stage: _one_stage(stage, first[stage], num_microbatches) for stage in range(pp)}
+
+
+def warmups(pp: int, num_microbatches: int, extra_in_flight: Sequence[int]) -> list[int]:
+    """By stage, the forwards that `eager` runs first. Raises ValueError as `eager`."""
     _check(pp, num_microbatches)
     if len(extra_in_flight) != pp - 1 or any(extra < 0 for extra in extra_in_flight):
         raise ValueError(f"extra_in_flight must be {pp - 1} numbers, none negative, got {tuple(extra_in_flight)}")
-    return {
-        stage: _one_stage(stage, pp - stage + sum(extra_in_flight[stage:]), num_microbatches) for stage in range(pp)
-    }
+    return [min(pp - stage + sum(extra_in_flight[stage:]), num_microbatches) for stage in range(pp)]
 
 
 def _one_stage(stage: int, max_in_flight: int, num_microbatches: int) -> tuple[Action, ...]:

@@ -51,7 +51,7 @@ class AllHostsSlow(NamedTuple):
         """For people."""
         return (
             f"every host computes {self.least:.1f}x to {self.most:.1f}x longer than planned: the plan "
-            "took the wrong speed (measure it with `python -m holmes_runtime.calibrate`)"
+            "took the wrong speed (measure it with `holmes calibrate`)"
         )
 
 

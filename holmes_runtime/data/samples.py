@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,22 @@ from holmes_runtime.data.permutation import permuted
 from holmes_runtime.data.tokens import Tokens
 
 
+class OwnSamples(NamedTuple):
+    """Of each `of_all` samples that several runs take, the `size` after the first `before` are this run's own."""
+
+    before: int
+    size: int
+    of_all: int
+
+    def place(self, number: int) -> int:
+        """Among all samples of the runs, that of this run's own sample `number`."""
+        turn, within = divmod(number, self.size)
+        return turn * self.of_all + self.before + within
+
+
+ALL_SAMPLES = OwnSamples(0, 1, 1)
+
+
 @dataclass(frozen=True)
 class Samples:
     """The samples of all steps; another `key`, another order.
@@ -27,7 +44,8 @@ class Samples:
     `seq_length`: the last is the first of the next, since a sample's first token is no target.
 
     Order "epochs" takes every sample of a source once, then all again, each time in another order. "draws", of runs
-    that began so, takes them at random from any place. `first` is added to each sample's place in the stream.
+    that began so, takes them at random from any place. `first` is added to each sample's place in the stream, of which
+    all are the run's `own`, or some where other runs take the others.
     """
 
     tokens: tuple[Tokens, ...]
@@ -38,6 +56,7 @@ class Samples:
     batch_size: int
     order: SampleOrder = "epochs"
     first: int = 0
+    own: OwnSamples = ALL_SAMPLES
 
     def batch(self, step: int, numbers: Sequence[int]) -> Tensor:
         """The samples of these numbers in the global batch of `step`: int64 tokens (len(numbers), seq_length + 1).
@@ -68,10 +87,10 @@ class Samples:
 
     def _sample(self, step: int, number: int) -> tuple[Tokens, int]:
         """The tokens that sample `number` of `step` is from, and its first."""
-        source, taken = self.blend.at(self.first + step * self.batch_size + number)
+        source, taken = self.blend.at(self.own.place(self.first + step * self.batch_size + number))
         tokens = self.tokens[source]
         if self.order == "draws":
-            digest = hashlib.sha256(f"{self.key}/{step}/{number}".encode()).digest()
+            digest = hashlib.sha256(f"{self.key}/{step}/{self.own.before + number}".encode()).digest()
             return tokens, int.from_bytes(digest[:8], "big") % (len(tokens) - self.seq_length)
         size = (len(tokens) - 1) // self.seq_length
         epoch, turn = divmod(taken, size)
@@ -79,6 +98,9 @@ class Samples:
 
 
 def make_samples(config: RunConfig, tokens: tuple[Tokens, ...], key: str) -> Samples:
-    """The samples a run takes of `tokens`, by source."""
-    shape, blend = config.model, Blend([source.weight for source in config.data.sources])
-    return Samples(tokens, blend, key, shape.seq_length, shape.vocab_size, config.global_batch_size)
+    """The samples a run takes of `tokens`, by source; an island those that are its own."""
+    shape, blend, outer = config.model, Blend([source.weight for source in config.data.sources]), config.outer_sync
+    own = ALL_SAMPLES
+    if outer is not None:
+        own = OwnSamples(outer.samples_before, outer.inner_steps * config.global_batch_size, outer.round_samples)
+    return Samples(tokens, blend, key, shape.seq_length, shape.vocab_size, config.global_batch_size, own=own)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from holmes_runtime.config.codec import EdgeSettings
-from holmes_runtime.config.packing_seconds import with_packing
+from holmes_runtime.config.codec import EdgeSettings, with_packing
 from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, Group
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.schedule import DEEPENED, make_schedule

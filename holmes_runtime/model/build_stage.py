@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
+from holmes_runtime.config.model_shape import CODE_FOLDER
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
 from holmes_runtime.model.compiler import missing_for_compile
@@ -87,17 +91,43 @@ def loss_function(config: RunConfig, tp: TensorParallel) -> LossFunction:
 
 
 def load_factory(factory: str, host: str) -> Factory:
-    """The function that FILE.py:FUNCTION names. Raises RuntimeError naming host and file if there is none."""
+    """The function that FILE.py:FUNCTION names. Raises RuntimeError naming host and file if there is none.
+
+    A file in the folder of the user's code is imported as a module of that folder, from where it imports others.
+    """
     file, _, function = factory.rpartition(":")
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-    if spec is None or spec.loader is None or not Path(file).is_file():
+    if not Path(file).is_file():
         raise RuntimeError(f"host {host}: model.factory {factory}: there is no Python file {Path(file).absolute()}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = _import_code(file, host) if Path(file).parts[0] == CODE_FOLDER else _load(file)
     if not hasattr(module, function):
         raise RuntimeError(f"host {host}: model.factory {factory}: {file} has no function {function}")
     found: Factory = getattr(module, function)
     return found
+
+
+def _load(file: str) -> ModuleType:
+    """The module in a file that stands alone."""
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert spec is not None, file
+    assert spec.loader is not None, file  # its name ends with .py
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import_code(file: str, host: str) -> ModuleType:
+    """The module of a file in the user's code, as its other modules import it. Raises RuntimeError naming another."""
+    folder = str(Path(CODE_FOLDER).absolute())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    name = ".".join(Path(file).relative_to(CODE_FOLDER).with_suffix("").parts)
+    module = importlib.import_module(name)
+    if not Path(module.__file__ or os.devnull).samefile(file):
+        raise RuntimeError(
+            f"host {host}: model.factory: {file}: module {name} is {module.__file__ or 'part of Python'} here already; "
+            "give the file another name"
+        )
+    return module
 
 
 def check_compiler(host: str, device: torch.device) -> None:

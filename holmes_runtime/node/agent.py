@@ -21,8 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holmes_runtime.admission.gpu_claims import GpuClaims
+from holmes_runtime.admission.meeting_gate import MeetingGate
 from holmes_runtime.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.admission.tunnel import Tunnel, take_down
+from holmes_runtime.config.meeting_words import FromMeeting
 from holmes_runtime.config.messages import (
     ASK_SIGNAL,
     POSITIONS_FILE,
@@ -49,21 +51,22 @@ from holmes_runtime.config.messages import (
     Stop,
     Stuck,
 )
-from holmes_runtime.config.node_config import NodeConfig
+from holmes_runtime.config.node_config import NodeConfig, memory_folder
 from holmes_runtime.config.rank_metrics import RankMetrics
 from holmes_runtime.config.strict_json import parse
 from holmes_runtime.node.left_files import LeftFiles
 from holmes_runtime.node.listeners import Listeners
 from holmes_runtime.node.mailbox import CommandPipe, MessageFile
 from holmes_runtime.node.node_facts import oom_kills, read_facts
-from holmes_runtime.node.process_tree import adopt_orphans, descendants, end_descendants, read_process
-from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, LOCK_FILE, relay
+from holmes_runtime.node.process_tree import adopt_orphans, descendants, end_descendants, local_rank_of, read_process
+from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, LOCK_FILE, WAKING_PIPE, AgentAsChild, relay, rouse
 from holmes_runtime.node.start_torchrun import FAILURES_FILE, TEMPORARY_LINK, TORCHRUN_LOG, start_torchrun
 from holmes_runtime.node.tail import Tail
 
 POLL_S = 0.1
 WAITING_POLL_S = 0.5
 GRACE_S = 3.0
+NOTICED_S = 5.0  # by when the controller, too, has noticed that the agent is silent
 ALIVE_S = 2.0
 
 
@@ -77,17 +80,18 @@ class Agent:
         self._messages = MessageFile(folder)
         self._listeners = Listeners(config)
         self._tunnel = Tunnel(config, config.tunnel, folder) if config.tunnel is not None else None
+        self._meeting: MeetingGate | None = None
         self._tails: dict[Path, Tail] = {}
         self._left_files = LeftFiles(folder)
         self._gpu_claims = GpuClaims()
-        self._told_to_stop = False
+        self._told_to_stop = self._has_to_go = False  # by the controller, and by a signal
         self._ranks_are_up = False
         self._oom_kills = oom_kills()
 
     def run(self) -> int:
         """The exit code to end with: 0 done, 1 failed, 3 stopped or left alone."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: setattr(self, "_told_to_stop", True))
+            signal.signal(number, lambda *_: setattr(self, "_has_to_go", True))
         end = self._tunnel.open() if self._tunnel is not None else None  # before: wireguard-go is to outlive the ranks
         adopt_orphans()
         try:
@@ -100,6 +104,8 @@ class Agent:
             return 3 if go is None else self._train(go)
         finally:
             self._end(GRACE_S)
+            if self._has_to_go or self._hears_nobody():  # as at the end of a Slurm job, where nobody comes again
+                shutil.rmtree(memory_folder(self._config.run_id, self._config.host), ignore_errors=True)
             if self._tunnel is not None:
                 self._tunnel.let_go()
 
@@ -125,18 +131,22 @@ class Agent:
         return None
 
     def _left_alone(self) -> bool:
-        silent_s = time.monotonic() - self._commands.last_heard_s
-        return self._told_to_stop or (not self._config.detached and silent_s > self._config.silence_limit_s)
+        return self._told_to_stop or self._has_to_go or (not self._config.detached and self._hears_nobody())
+
+    def _hears_nobody(self) -> bool:
+        """Whether the controller is gone, so that it can neither start again nor remove what that would need."""
+        return time.monotonic() - self._commands.last_heard_s > self._config.silence_limit_s
 
     def _train(self, go: Go) -> int:
         nodes, secret = self._config.node_addresses, bytes.fromhex(go.secret)
         try:
             gate = StoreGate(nodes, self._config.node_rank, go.master_port, secret, self._listeners.rendezvous)
+            self._meeting = MeetingGate(self._report_at_once) if self._config.meets else None
         except OSError as error:
             words = f"nothing can listen at {GATE_ADDRESS} here ({error.strerror}): give interface lo 127.0.0.1/8"
             self._report(RankFailed(None, 1, words, time.time()))
             return 1
-        torchrun = start_torchrun(self._config, self._folder, gate)
+        torchrun = start_torchrun(self._config, self._folder, gate, self._meeting)
         gate.open()
         self._listeners.close()
         self._report(Started())
@@ -167,6 +177,8 @@ class Agent:
             self._told_to_stop = True
         elif isinstance(command, Refused):
             self._report(command)
+        elif isinstance(command, FromMeeting) and self._meeting is not None:
+            self._meeting.hand_on(command)
         elif isinstance(command, Save) and torchrun is not None:
             self._signal_ranks(torchrun, signal.SIGTERM)
         elif isinstance(command, Stacks) and torchrun is not None:
@@ -176,7 +188,7 @@ class Agent:
         """Signal every rank; the kernel's state of each."""
         states = []
         for process in descendants(torchrun):
-            local_rank = _local_rank(process.pid) if process.parent == torchrun else None
+            local_rank = local_rank_of(process.pid) if process.parent == torchrun else None
             if local_rank is not None:
                 with contextlib.suppress(ProcessLookupError):
                     for number in numbers:
@@ -222,8 +234,7 @@ class Agent:
                 self._report(failed._replace(message=self._with_disk(failed.message), oom_kills=killed))
             return
         lines = (self._folder / TORCHRUN_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-        message = f"torchrun ended with {exit_code}: {lines[-1] if lines else 'no output'}"
-        message = self._with_disk(message)
+        message = self._with_disk(f"torchrun ended with {exit_code}: {lines[-1] if lines else 'no output'}")
         self._report(RankFailed(None, exit_code, message, time.time(), tuple(lines[-20:]), killed))
 
     def _with_disk(self, message: str) -> str:
@@ -236,14 +247,9 @@ class Agent:
     def _report(self, message: Message) -> None:
         self._messages.report(message)
 
-
-def _local_rank(pid: int) -> int | None:
-    """LOCAL_RANK in the environment of the process."""
-    with contextlib.suppress(OSError):
-        for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            if variable.startswith(b"LOCAL_RANK="):
-                return int(variable.partition(b"=")[2])
-    return None
+    def _report_at_once(self, message: Message) -> None:
+        self._messages.report(message)
+        rouse(self._folder)
 
 
 def _clean_up(folder: Path, detached: bool) -> None:
@@ -285,29 +291,19 @@ def _become_agent(folder: Path) -> None:
 def main() -> int:
     """`python -m holmes_runtime.node.agent` in the node's folder: starts the agent, and relays for it until it ends."""
     folder = Path.cwd()
-    os.mkfifo(folder / COMMANDS_PIPE, 0o600)
+    for pipe in (COMMANDS_PIPE, WAKING_PIPE):
+        os.mkfifo(folder / pipe, 0o600)
     agent = os.fork()
     if agent == 0:
         _become_agent(folder)
     adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: os.kill(agent, signal.SIGTERM))
-    detached = NodeConfig.from_json((folder / "node.json").read_text(encoding="utf-8")).detached
-    relay(folder, 0, lambda: _has_ended(agent, folder))
+    config = NodeConfig.from_json((folder / "node.json").read_text(encoding="utf-8"))
+    relay(folder, 0, AgentAsChild(agent, folder, config.silence_limit_s + NOTICED_S).has_ended)
     end_descendants(GRACE_S)
-    _clean_up(folder, detached)
+    _clean_up(folder, config.detached)
     return 0
-
-
-def _has_ended(agent: int, folder: Path) -> bool:
-    """Whether the agent has ended, with its tunnel; takes the exit statuses of all orphans on the way."""
-    with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-            if ended == agent:
-                take_down(folder)
-                return True
-        return False
-    return True
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import os
 import select
 import time
 from pathlib import Path
+from threading import Lock
 from typing import BinaryIO
 
 from holmes_runtime.config.messages import Command, Message, NotKept, Refused, decode_command, encode
@@ -57,13 +58,18 @@ class MessageFile:
         self._count = self._part_written_bytes = 0
         self._spare = folder / "spare"
         self._waiting = b""
+        self._lock = Lock()
         self.disk_was_full = False
         self.last_s = time.monotonic()
         with contextlib.suppress(OSError):
             self._spare.write_bytes(os.urandom(SPARE_BYTES))  # what a file system cannot compress
 
     def report(self, message: Message) -> None:
-        """Append one message."""
+        """Append one message; any thread may."""
+        with self._lock:
+            self._append(message)
+
+    def _append(self, message: Message) -> None:
         self.last_s = time.monotonic()
         if self._part_written_bytes >= self._part_bytes and not self._waiting:
             self._begin_part()

@@ -110,3 +110,12 @@ def _prctl(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl failed")
+
+
+def local_rank_of(pid: int) -> int | None:
+    """LOCAL_RANK in the environment of the process."""
+    with contextlib.suppress(OSError):
+        for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if variable.startswith(b"LOCAL_RANK="):
+                return int(variable.partition(b"=")[2])
+    return None

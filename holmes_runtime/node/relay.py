@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -18,11 +19,14 @@ from pathlib import Path
 from holmes_runtime.admission.tunnel import take_down
 from holmes_runtime.config.messages import NO_FOLDER, AgentEnded, encode
 from holmes_runtime.node.mailbox import MessageReader
+from holmes_runtime.node.process_tree import read_process
 
 COMMANDS_PIPE = "commands"
+WAKING_PIPE = "waking"  # where the agent rouses its relay for a message that does not wait
 LOCK_FILE = "agent.lock"
 AGENT_FILE = "agent.json"
 POLL_S = 0.1
+MOST_LOOK_S = 1.0
 PATIENCE_S = 5.0
 _MOST_WAITING_BYTES = 1 << 20
 
@@ -35,6 +39,7 @@ def relay(folder: Path, messages_seen: int, has_ended: Callable[[], bool], leave
     waiting, listening, heard, ended = b"", True, True, False
     messages = MessageReader(folder, messages_seen)
     deadline: float | None = None
+    waking = os.open(folder / WAKING_PIPE, os.O_RDWR | os.O_NONBLOCK)  # a writer of our own: the pipe never ends
     while True:
         if deadline is None and len(waiting) < _MOST_WAITING_BYTES:
             ended = ended or has_ended()
@@ -48,8 +53,10 @@ def relay(folder: Path, messages_seen: int, has_ended: Callable[[], bool], leave
         if not heard and leave_alone:
             return
         takers = [1] if waiting and listening else []
-        readable, writable, _ = select.select([0] if heard else [], takers, [], POLL_S)
-        if readable:
+        readable, writable, _ = select.select([waking, *([0] if heard else [])], takers, [], POLL_S)
+        if waking in readable:
+            os.read(waking, _MOST_WAITING_BYTES)
+        if 0 in readable:
             heard = _pass_on(folder)
         if writable:
             waiting, listening = _write(waiting)
@@ -58,15 +65,61 @@ def relay(folder: Path, messages_seen: int, has_ended: Callable[[], bool], leave
             waiting = b""
 
 
+class AgentAsChild:
+    """The agent as its first relay sees it, whose child it is."""
+
+    def __init__(self, pid: int, folder: Path, most_stopped_s: float) -> None:
+        self._pid, self._folder, self._most_stopped_s = pid, folder, most_stopped_s
+        self._stopped_s, self._looked_s = 0.0, time.monotonic()
+
+    def has_ended(self) -> bool:
+        """Whether the agent has ended, with its tunnel; takes the exit statuses of all orphans on the way.
+
+        An agent that a signal stopped is ended once it was silent for long: its ranks must not outlive the run.
+        """
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                if ended == self._pid:
+                    take_down(self._folder)
+                    return True
+            self._end_if_stopped()
+            return False
+        return True
+
+    def _end_if_stopped(self) -> None:
+        """A look counts for a second at most: this process may have been stopped along with the agent."""
+        now_s = time.monotonic()
+        since_s, self._looked_s = min(now_s - self._looked_s, MOST_LOOK_S), now_s
+        process = read_process(self._pid)
+        self._stopped_s = self._stopped_s + since_s if process is not None and process.state == "T" else 0.0
+        if self._stopped_s > self._most_stopped_s:
+            os.kill(self._pid, signal.SIGKILL)
+
+
+def rouse(folder: Path) -> None:
+    """Have the relay look for messages now. Where there is none to hear it, nothing happens."""
+    with contextlib.suppress(OSError):
+        pipe = os.open(folder / WAKING_PIPE, os.O_WRONLY | os.O_NONBLOCK)
+        os.write(pipe, b"\n")
+        os.close(pipe)
+
+
 def _pass_on(folder: Path) -> bool:
     """Hand on what the controller sent; False at the end of the input."""
     data = os.read(0, 65536)
     if data:
         with contextlib.suppress(OSError):  # the agent has ended
             pipe = os.open(folder / COMMANDS_PIPE, os.O_WRONLY | os.O_NONBLOCK)
-            os.write(pipe, data)
+            _write_all(pipe, data)
             os.close(pipe)
     return bool(data)
+
+
+def _write_all(pipe: int, data: bytes) -> None:
+    """Write as the agent reads; what it does not take for long, it will never."""
+    while data and select.select([], [pipe], [], PATIENCE_S)[1]:
+        with contextlib.suppress(BlockingIOError):
+            data = data[os.write(pipe, data) :]
 
 
 def _write(data: bytes) -> tuple[bytes, bool]:

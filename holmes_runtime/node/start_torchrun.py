@@ -9,8 +9,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from holmes_runtime.admission.meeting_gate import MeetingGate
 from holmes_runtime.admission.store_gate import GATE_ADDRESS, StoreGate
-from holmes_runtime.config.node_config import NodeConfig
+from holmes_runtime.config.meeting_words import MEETING
+from holmes_runtime.config.node_config import MEMORY_VARIABLE, NodeConfig, memory_folder
 from holmes_runtime.node.process_tree import die_with_parent
 
 TEMPORARY_LINK = "tmp"
@@ -24,13 +26,18 @@ ON_GPUS = {
 TORCHRUN_LOG = "torchrun.log"
 
 
-def start_torchrun(config: NodeConfig, folder: Path, gate: StoreGate) -> subprocess.Popen[bytes]:
+def start_torchrun(
+    config: NodeConfig, folder: Path, gate: StoreGate, meeting: MeetingGate | None
+) -> subprocess.Popen[bytes]:
     """The process. It and the ranks reach the store through `gate`; on node 0 it serves the store there.
 
-    Ranks' output goes to logs/RUN/attempt_0/LOCAL_RANK/{stdout,stderr}.log in the node's `folder`.
+    Ranks of an island reach the others' through `meeting`. Ranks' output goes to
+    logs/RUN/attempt_0/LOCAL_RANK/{stdout,stderr}.log in the node's `folder`.
     """
     (folder / "logs").mkdir()
     environment = rank_environment(config, folder)
+    if meeting is not None:
+        environment[MEETING] = f"{GATE_ADDRESS}:{meeting.port}"
     descriptor = gate.store_descriptor
     if descriptor is not None:
         environment["HOLMES_LISTENER"] = str(descriptor)
@@ -70,6 +77,8 @@ def rank_environment(config: NodeConfig, folder: Path) -> dict[str, str]:
         environment.update(gpu_environment(environment, folder))
     environment["HOLMES_FAILURES_FILE"] = str(folder / FAILURES_FILE)
     environment["HOLMES_METRICS_DIR"] = str(folder)
+    if config.checkpoint_path is not None:
+        environment[MEMORY_VARIABLE] = memory_folder(config.run_id, config.host)
     return environment
 
 

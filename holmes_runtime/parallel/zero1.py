@@ -32,7 +32,8 @@ class Zero1:
 
     Owns the gradients and the memory of the weights: nobody may set `.grad` to None or replace `.data`. Each step:
     `start()`; backwards, whose gradients come in by hooks or, where autograd's are passed by, `gradient_added`;
-    `finish()`; then `step(...)`, or nothing to leave the weights as they are.
+    `finish()`; then `step(...)`, or nothing to leave the weights as they are. `tied` is the parameter of which another
+    rank holds a copy, if any.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Zero1:
         partial = {name for name, part in all_parts.items() if groups.tp is not None and part.is_whole}
         self._replicas = ReplicaExchange(groups.replicas)
         memory = HostMemory(next(iter(named.values())).device) if offload else None
-        self._tied = tied
+        self.tied = tied
         self._buckets = self._make_buckets(modules, named, partial, bucket_bytes, memory)
         self._bucket_of: dict[Tensor, Bucket] = {}
         for bucket in self._buckets:
@@ -88,7 +89,7 @@ class Zero1:
         """All buckets, in the order in which their gradients come."""
         replicas, names = self._replicas, {parameter: name for name, parameter in named.items()}
         stages = [[{names[each]: each for each in parameters} for _, parameters in units(module)] for module in modules]
-        return make_buckets(stages, partial, replicas.size, replicas.position, bucket_bytes, self._tied, memory)
+        return make_buckets(stages, partial, replicas.size, replicas.position, bucket_bytes, self.tied, memory)
 
     def _hook(self, modules: Sequence[nn.Module]) -> None:
         """Has every module wait for its weights."""
@@ -147,7 +148,7 @@ class Zero1:
                     bucket.gradient.copy_(bucket.reduced())
                     bucket.reduced = None
             for bucket in buckets:
-                if self._tied in bucket.names:
+                if self.tied in bucket.names:
                     assert self._groups.tied is not None
                     start_sum_of_two(bucket.gradient, self._groups.tied)()
         for bucket in buckets:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from holmes_core.records.plan import Node, Plan
 from launcher.emit.start_script import START_SCRIPT, start_script
 from launcher.prepare.env_file import env_file
-from launcher.prepare.prepare import node_environment, plan_files, reasons_of, runtime_files
+from launcher.prepare.prepare import code_files, node_environment, plan_files, reasons_of, runtime_files
 from launcher.prepare.user_variables import UserVariables
 
 RANK_TABLE = "ranks"
@@ -19,7 +19,7 @@ def plain_files(plan: Plan, variables: UserVariables) -> dict[str, str]:
 
 
 def start_files(plan: Plan, variables: UserVariables) -> dict[str, str]:
-    """What ranks are started with besides: the start script, the runtime, the job, a model's file, and secrets.
+    """What ranks are started with besides: the start script, the runtime, the job, a model's file or code, and secrets.
 
     A job that is submitted again goes on from its last checkpoint.
     """
@@ -28,6 +28,7 @@ def start_files(plan: Plan, variables: UserVariables) -> dict[str, str]:
         START_SCRIPT: start_script(plan),
         **runtime_files(),
         **variables.files,
+        **code_files(variables),
         **plan_files(plan, resume=plan.job.checkpoint is not None),
         **secrets,
     }

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from holmes_core.errors import HolmesError
+from launcher.prepare.bundle import as_bytes
 
 
 def write_folder(folder: Path, files: Mapping[str, str]) -> None:
@@ -37,5 +38,5 @@ def _write(path: Path, text: str) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     mode = 0o700 if text.startswith("#!") else 0o600
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with open(descriptor, "w", encoding="utf-8", newline="") as file:
-        file.write(text)
+    with open(descriptor, "wb") as file:
+        file.write(as_bytes(text))

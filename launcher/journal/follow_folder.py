@@ -15,7 +15,8 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from holmes_core.records.regular_file import check_regular
 from launcher.journal.bounded_log import part_before
-from launcher.journal.run_events import LogLine, RunEvent, WrittenEvent, from_line
+from launcher.journal.log_time import WrittenLine, split_stamp
+from launcher.journal.run_events import LogLine, Notice, RunEvent, WrittenEvent, from_line
 from launcher.journal.run_folder import EVENTS_FILE, LOGS, PLAN_FILE, read_run
 from launcher.journal.step_file import METRICS_FILE
 
@@ -79,7 +80,7 @@ class _Lines:
                 yield line
 
 
-def log_lines(folder: Path, rank: int | None) -> Iterator[LogLine]:
+def log_lines(folder: Path, rank: int | None) -> Iterator[WrittenLine]:
     """What the ranks (or the one) printed so far, rank by rank, as far back as it is kept."""
     for path in _logs(folder, rank):
         for part in (part_before(path), path):
@@ -88,7 +89,7 @@ def log_lines(folder: Path, rank: int | None) -> Iterator[LogLine]:
                     yield _log_line(path, line)
 
 
-def follow_logs(folder: Path, rank: int | None) -> Iterator[LogLine]:
+def follow_logs(folder: Path, rank: int | None) -> Iterator[WrittenLine]:
     """What the ranks (or the one) print from now on, until the run has ended."""
     files = {path: _Lines(folder, path, from_end=True) for path in _logs(folder, rank)}
     while True:
@@ -115,7 +116,7 @@ def follow_events(folder: Path) -> Iterator[RunEvent]:
         files = files[-2:]
         for path in _logs(folder, None):
             for line in logs.setdefault(path, _Lines(folder, path)).new():
-                yield _log_line(path, line)
+                yield _log_line(path, line).event
         if over:
             return
         time.sleep(POLL_S)
@@ -128,6 +129,16 @@ def past_events(folder: Path) -> Iterator[RunEvent]:
         if part == newest or part.exists():
             for written in _read_events(_Lines(folder, part), folder):
                 yield written.event
+
+
+def past_notices(folder: Path) -> Iterator[tuple[float, str]]:
+    """The notices so far, each with its Unix time, as far back as they are kept."""
+    newest = folder / EVENTS_FILE
+    for part in (part_before(newest), newest):
+        if part == newest or part.exists():
+            for written in _read_events(_Lines(folder, part), folder):
+                if isinstance(written.event, Notice):
+                    yield written.time_s, written.event.text
 
 
 def _read_events(lines: _Lines, folder: Path) -> Iterator[WrittenEvent]:
@@ -156,5 +167,6 @@ def _rank_of(path: Path) -> int:
     return int(path.stem.rpartition("-rank")[2])
 
 
-def _log_line(path: Path, line: str) -> LogLine:
-    return LogLine(path.stem.rpartition("-rank")[0], "", _rank_of(path), line)
+def _log_line(path: Path, line: str) -> WrittenLine:
+    when, text = split_stamp(line)
+    return WrittenLine(when, LogLine(path.stem.rpartition("-rank")[0], "", _rank_of(path), text))

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from holmes_core.records.plain_data import json_values
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.strict_json import decode, encode
-from launcher.journal.step_metrics import StepMetrics
+from launcher.journal.step_metrics import Exchange, StepMetrics
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,14 @@ class Notice:
     text: str
 
 
-RunEvent = NodeState | LogLine | Notice | StepMetrics
-_KINDS: dict[str, type[RunEvent]] = {"node": NodeState, "log": LogLine, "notice": Notice, "step": StepMetrics}
+RunEvent = NodeState | LogLine | Notice | StepMetrics | Exchange
+_KINDS: dict[str, type[RunEvent]] = {
+    "node": NodeState,
+    "log": LogLine,
+    "notice": Notice,
+    "step": StepMetrics,
+    "exchange": Exchange,
+}
 
 
 class View(Protocol):

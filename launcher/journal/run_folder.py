@@ -16,6 +16,7 @@ from holmes_core.records.record_file import private_opener, read_file, read_sign
 from holmes_core.records.regular_file import MIB, read_regular
 from holmes_core.records.run import Run
 from launcher.journal.bounded_log import BoundedLog
+from launcher.journal.log_time import stamped
 from launcher.journal.run_events import LogLine, RunEvent, to_line
 from launcher.journal.step_file import StepFile
 from launcher.journal.step_metrics import StepMetrics
@@ -30,6 +31,7 @@ LOCK_FILE = "controller.lock"
 SEEN_FILE = "seen.json"
 PROFILE_FILE = "profile.json.gz"
 LOGS = "logs"
+ISLAND = "island-"
 
 
 def new_run_id() -> str:
@@ -40,9 +42,12 @@ def new_run_id() -> str:
 class RunFolder:
     """Where one run is written down while it runs, by one process at a time."""
 
-    def __init__(self, path: Path) -> None:
-        """Makes the folder if it is not there yet. Raises HolmesError if another process writes in it."""
-        self.path = path
+    def __init__(self, path: Path, run_id: str | None = None) -> None:
+        """Makes the folder if it is not there yet. `run_id` is its name, unless it is given: an island's holds more.
+
+        Raises HolmesError if another process writes in it.
+        """
+        self.path, self.run_id = path, run_id or path.name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir(mode=0o700, exist_ok=True)
@@ -56,15 +61,12 @@ class RunFolder:
         self._events, self._steps = BoundedLog(path / EVENTS_FILE), StepFile(path)
         self._logs: dict[str, BoundedLog] = {}
 
-    @property
-    def run_id(self) -> str:
-        """The folder's name."""
-        return self.path.name
-
     def write_files(self, files: Mapping[str, str]) -> None:
         """Write what goes to nodes; a later attempt's replace an earlier one's."""
         for name, text in files.items():
-            write_atomically(self.path / name, text, private=True)
+            path = self.path / name
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(path, text, private=True)
 
     def write_record(self, name: str, record: FileRecord) -> None:
         """Replace run.json, plan.json or inventory.json by the record, signed as this user's."""
@@ -111,12 +113,23 @@ class RunFolder:
     def _write_log(self, name: str, line: str) -> None:
         if name not in self._logs:
             self._logs[name] = BoundedLog(self.path / LOGS / f"{name}.log")
-        self._logs[name].write(line)
+        self._logs[name].write(stamped(line))
 
 
 def new_folder(runs: Path) -> RunFolder:
     """The folder of a new run below `runs`."""
     return RunFolder(runs / new_run_id())
+
+
+def island_name(island: int) -> str:
+    """The name of an island's folder in that of the whole run."""
+    return f"{ISLAND}{island}"
+
+
+def island_folders(path: Path) -> tuple[Path, ...]:
+    """The run folders of the islands in a run's folder, in order; none of an ordinary run."""
+    found = [each for each in path.glob(f"{ISLAND}*") if (each / RUN_FILE).is_file()]
+    return tuple(sorted(found, key=lambda each: int(each.name.removeprefix(ISLAND))))
 
 
 def read_run(path: Path) -> Run:

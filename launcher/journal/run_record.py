@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from holmes_core.records.plan import Plan
-from holmes_core.records.run import Failure, Run, Settings, State
+from holmes_core.records.run import Failure, Run, SentCode, Settings, State
 from launcher.journal.prometheus import PrometheusFile
 from launcher.journal.run_events import Notice, RunEvent, View
 from launcher.journal.run_folder import RUN_FILE, RunFolder
@@ -18,9 +18,16 @@ from launcher.journal.step_metrics import StepMetrics, StepTotals, traffic_per_s
 class RunRecord:
     """`attempt_steps` are those of the last attempt, of which run.json tells speed and traffic."""
 
-    def __init__(self, folder: RunFolder, view: View, settings: Settings, exports: Path | None = None) -> None:
-        """`exports`: a folder for what Prometheus reads of the run."""
-        self._folder, self._view, self._settings = folder, view, settings
+    def __init__(
+        self,
+        folder: RunFolder,
+        view: View,
+        settings: Settings,
+        exports: Path | None = None,
+        code: SentCode | None = None,
+    ) -> None:
+        """`exports`: a folder for what Prometheus reads of the run. `code`: what was sent of the user's own."""
+        self._folder, self._view, self._settings, self._code = folder, view, settings, code
         self._prometheus = PrometheusFile(exports, folder.run_id) if exports else None
         self._started_at_s = time.time()
         self._first: StepMetrics | None = None
@@ -34,7 +41,7 @@ class RunRecord:
 
     def remember(self, run: Run) -> None:
         """Go on with a run of another controller."""
-        self._started_at_s = run.started_at_s
+        self._started_at_s, self._code = run.started_at_s, run.code
         for step in read_steps(self._folder.path, most=2):
             self._take_step(step)
 
@@ -77,6 +84,7 @@ class RunRecord:
             state=state,
             settings=self._settings,
             controller=this_process() if state == "running" else None,
+            code=self._code,
             attempt=attempt,
             started_at_s=self._started_at_s,
             ended_at_s=None if state == "running" else time.time(),

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,7 +15,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.own_key import state_folder
 from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Controller, Run
-from launcher.journal.run_folder import RUN_FILE, read_run
+from launcher.journal.run_folder import EVENTS_FILE, ISLAND, RUN_FILE, island_folders, read_run
 from launcher.journal.step_file import METRICS_FILE
 
 LONGEST_LINE = 4 << 20  # bytes of a step's metrics, which hold one entry for each interface of each host
@@ -40,14 +41,41 @@ class StoredRun:
         return "watched" if is_alive(self.run.controller) else "unwatched"
 
     @property
+    def islands(self) -> tuple[StoredRun, ...]:
+        """Those of a run of islands, in order; none of an ordinary run, or of an island."""
+        return tuple(StoredRun(folder, read_run(folder)) for folder in island_folders(self.folder))
+
+    @property
+    def whole(self) -> StoredRun | None:
+        """The run that this is an island of; None where it is none."""
+        above = self.folder.parent
+        if self.folder.name.startswith(ISLAND) and (above / RUN_FILE).is_file():
+            return StoredRun(above, read_run(above))
+        return None
+
+    @property
     def steps_done(self) -> int:
-        """How many steps the training has come to, by the last line of its metrics; run.json is older."""
+        """How many steps the training has come to, by the last line of its metrics; run.json is older.
+
+        Of a run of islands those of the one that is furthest.
+        """
+        if self.islands:
+            return max(island.steps_done for island in self.islands)
         with contextlib.suppress(OSError, ValueError, KeyError):
             with open(self.folder / METRICS_FILE, "rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
                 whole = file.read().rpartition(b"\n")[0]
             return int(json.loads(whole.rpartition(b"\n")[2])["step"]) + 1
         return self.run.steps_done
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since its controller last wrote a step or an event; 0 where it has written none."""
+        times_s = []
+        for name in (METRICS_FILE, EVENTS_FILE):
+            with contextlib.suppress(OSError):
+                times_s.append((self.folder / name).stat().st_mtime)
+        return max(0.0, time.time() - max(times_s)) if times_s else 0.0
 
 
 def remember(folder: Path) -> None:
@@ -75,6 +103,8 @@ def find_run(name: str) -> StoredRun:
         return StoredRun(Path(name).resolve(), read_file(Run, Path(name) / RUN_FILE))
     runs = all_runs()
     found = [stored for stored in runs if stored.run.run_id.startswith(name)]
+    if not found and ISLAND in name:
+        found = [island for stored in runs for island in stored.islands if island.run.run_id == name]
     if len(found) == 1:
         return found[0]
     if found:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from holmes_core.records.plan import InterfaceTraffic, Plan
 from holmes_core.records.run import MeasuredTraffic
-from holmes_runtime.config.rank_metrics import ByteCounters, RankMetrics
+from holmes_runtime.config.rank_metrics import ByteCounters, OuterExchange, RankMetrics
 from holmes_runtime.config.verdicts import Verdict
 from launcher.prepare.prepare import planned_rdma_ports
 
@@ -51,11 +51,33 @@ class StepMetrics:
     interfaces: tuple[StepTraffic, ...]
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """What an island has exchanged with others, by all its ranks together.
+
+    `islands`: those whose changes are in the mean, of so many tokens; one that `has_joined` got the state of the
+    others. `duration_s` is from the beginning to the end, of which training waited `waited_s`. `digest`: of the state
+    it led to, in hexadecimal, the same for every island.
+    """
+
+    exchange: int
+    has_joined: bool
+    islands: tuple[int, ...]
+    tokens: int
+    sent_bytes: int
+    received_bytes: int
+    duration_s: float
+    waited_s: float
+    digest: str
+
+
 class FinishedStep(NamedTuple):
-    """A step that all ranks have finished, and what rank 0 found slow or had changed after it."""
+    """A step that all ranks have finished, what rank 0 found slow or had changed after it, and of an island what it
+    exchanged, if anything."""
 
     metrics: StepMetrics
     verdicts: tuple[Verdict, ...]
+    exchange: Exchange | None = None
 
 
 class StepCollector:
@@ -96,12 +118,28 @@ class StepCollector:
             verdicts=tuple(verdict.sentence for verdict in verdicts),
             interfaces=tuple(self._traffic(ranks)),
         )
-        return FinishedStep(metrics, verdicts)
+        return FinishedStep(metrics, verdicts, _exchange([rank.outer for rank in ranks if rank.outer is not None]))
 
     def _traffic(self, ranks: Sequence[RankMetrics]) -> Iterator[StepTraffic]:
         for metrics in ranks:
             for netdev, moved in sorted(metrics.interfaces.items()):
                 yield StepTraffic(self._plan.ranks[metrics.rank].host, netdev, moved.sent_bytes, moved.received_bytes)
+
+
+def _exchange(ranks: Sequence[OuterExchange]) -> Exchange | None:
+    if not ranks:
+        return None
+    return Exchange(
+        exchange=ranks[0].exchange,
+        has_joined=ranks[0].has_joined,
+        islands=ranks[0].islands,
+        tokens=ranks[0].tokens,
+        sent_bytes=sum(rank.sent_bytes for rank in ranks),
+        received_bytes=sum(rank.received_bytes for rank in ranks),
+        duration_s=max(rank.duration_s for rank in ranks),
+        waited_s=max(rank.waited_s for rank in ranks),
+        digest=f"{sum(int(rank.digest, 16) for rank in ranks) % (1 << 64):016x}",
+    )
 
 
 class StepTotals:

@@ -11,6 +11,7 @@ from launcher.journal.run_folder import RUN_FILE
 from launcher.journal.run_store import StoredRun
 from launcher.nodes.node_link import NodeLink
 from launcher.nodes.start import RunningNodes
+from launcher.nodes.stop import forget_states
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables
 
@@ -20,7 +21,15 @@ def end_unwatched(stored: StoredRun, plan: Plan) -> tuple[str, ...]:
     attempt = Attempt(stored.run.run_id, stored.run.attempt, stored.run.settings.detached)
     nodes = RunningNodes(prepare(plan, attempt, UserVariables({}, {})), detached=True)
     left = nodes.each(_end)
+    forget_states(link.bundle for link in nodes.links)
     nodes.close()
+    record_stopped(stored)
+    hosts = (link.bundle.node.host for link in nodes.links)
+    return tuple(f"host {host}: {what}" for host, what in zip(hosts, left, strict=True) if what)
+
+
+def record_stopped(stored: StoredRun) -> None:
+    """Write down that a run whose controller is gone was stopped."""
     ended = Run.model_validate(
         {
             **stored.run.model_dump(),
@@ -32,8 +41,6 @@ def end_unwatched(stored: StoredRun, plan: Plan) -> tuple[str, ...]:
         }
     )
     write_signed(stored.folder / RUN_FILE, ended, private=True)
-    hosts = (link.bundle.node.host for link in nodes.links)
-    return tuple(f"host {host}: {what}" for host, what in zip(hosts, left, strict=True) if what)
 
 
 def _end(link: NodeLink) -> str | None:

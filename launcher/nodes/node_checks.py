@@ -13,13 +13,11 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Node, Plan
 from holmes_core.units import format_memory
 from holmes_runtime.config.messages import NodeFacts, Ready
-from holmes_runtime.config.node_config import TunnelFault
+from holmes_runtime.config.node_config import SHM_BYTES_PER_RANK, TunnelFault
 from launcher.nodes.preflight import Fault
 from launcher.prepare.prepare import planned_interfaces, planned_rdma_ports
 
 MIN_FREE_BYTES = 1 << 30
-SHM_BYTES_PER_RANK = 128 << 20  # NCCL's buffers of a rank stay well below; Docker's default of 64 MiB is short
-
 TORCH_FROM, TORCH_BELOW = (2, 13), (2, 15)
 # The first driver that runs programs of a CUDA major version. Source: NVIDIA, CUDA Compatibility, table "CUDA Toolkit
 # Driver Version Ranges" (docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html).

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.remote.connect import connect
 from holmes_core.remote.transport import Connection, Stream
+from holmes_runtime.config.meeting_words import EVERY_CONNECTION, FromMeeting
 from holmes_runtime.config.messages import (
     NO_FOLDER,
     AgentEnded,
@@ -94,6 +95,7 @@ class NodeLink:
         self._stream: Stream | None = None
         self._seen = 0
         self._closing = threading.Event()
+        self._writing = threading.Lock()
 
     @property
     def may_answer(self) -> bool:
@@ -168,6 +170,7 @@ class NodeLink:
                 self.lost = True
                 break
             self._tell(LinkState("connected again"))
+            self.send(FromMeeting(EVERY_CONNECTION, ""))  # answers may be lost; ranks ask again
             last = self._hear()
         self.closed = True
         self._tell(last)
@@ -217,4 +220,5 @@ class NodeLink:
     def _write(self, data: bytes) -> None:
         with contextlib.suppress(OSError, EOFError, ValueError):
             if self._stream is not None:
-                self._stream.send(data)
+                with self._writing:
+                    self._stream.send(data)

@@ -8,15 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from itertools import pairwise
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
+from holmes_runtime.config.meeting_words import FromMeeting, ToMeeting
 from holmes_runtime.config.messages import (
     Command,
-    Destination,
     Go,
     Meet,
     Message,
@@ -31,6 +30,7 @@ from holmes_runtime.config.node_config import TunnelEnd
 from launcher.nodes.node_checks import check_facts
 from launcher.nodes.node_link import Heard, LinkClosed, LinkState, NodeLink, Unreadable
 from launcher.nodes.preflight import Fault, Preflight, host_fault, unreadable_fault
+from launcher.nodes.tries import rounds_of, tries_of
 from launcher.prepare.bundle import NodeBundle
 
 READY_TIMEOUT_S = 60.0
@@ -38,16 +38,26 @@ AT_ONCE = 32
 SECRET_BYTES = 32
 
 OnState = Callable[[str, str], None]
+Reply = Callable[[FromMeeting], None]
 Answer = TypeVar("Answer", bound=Message)
 Result = TypeVar("Result")
 
 
-class RunningNodes:
-    """The agents of one attempt, and what is heard of them in one queue."""
+class Meeting(Protocol):
+    """Where ranks of several launches ask for what the others' say."""
 
-    def __init__(self, bundles: Sequence[NodeBundle], detached: bool) -> None:
+    def take(self, reply: Reply, message: ToMeeting) -> None:
+        """Answer by `reply`, now or later."""
+
+
+class RunningNodes:
+    """The agents of one attempt, and what is heard of them in one queue. An island's ranks ask `meeting`."""
+
+    def __init__(self, bundles: Sequence[NodeBundle], detached: bool, meeting: Meeting | None = None) -> None:
         self.heard: queue.Queue[Heard] = queue.Queue()
+        self.master_port: int | None = None  # of the rendezvous, once the first node has found one
         self.links = tuple(NodeLink(bundle, self.heard, detached) for bundle in bundles)
+        self._meeting = meeting
         self._asked_to_save = False
 
     def host(self, node_rank: int) -> str:
@@ -59,6 +69,16 @@ class RunningNodes:
         for link in self.links:
             if link.opened:
                 link.send(command)
+
+    def meet(self, node_rank: int, message: ToMeeting) -> None:
+        """Hand on what a rank of that node asks the others' ranks."""
+        if self._meeting is not None:
+            self._meeting.take(self.links[node_rank].send, message)
+
+    def go(self) -> None:
+        """Let the ranks start. Only after every check has passed."""
+        assert self.master_port is not None  # a fault that no one can force
+        self.send(Go(self.master_port, secrets.token_hex(SECRET_BYTES)))
 
     def save(self) -> None:
         """Have the ranks finish the step, save and end. Asked once: ranks take a second time for "at once"."""
@@ -80,7 +100,7 @@ class RunningNodes:
 def start(
     nodes: RunningNodes, plan: Plan, inventory: Inventory | None, forced: frozenset[str], on_state: OnState
 ) -> Preflight:
-    """Bring every node to ready, check, and let the ranks go; the checks, of which a failed one lets none go."""
+    """Bring every node to ready, and check; ranks start at `nodes.go()`, if all has passed."""
     faults = _open_all(nodes, on_state)
     answers: dict[int, Ready] = {}
     if not faults:
@@ -89,12 +109,9 @@ def start(
         faults = [*check_facts(plan, inventory, answers), *_introduce(nodes, answers, on_state)]
         if not any(fault.check == "encryption" for fault in faults):
             faults += _check_network(nodes, plan, answers, on_state)
-    preflight = Preflight(tuple(faults), forced)
-    if preflight.passed:
-        master_port = answers[0].master_port
-        assert master_port is not None  # a fault that no one can force
-        nodes.send(Go(master_port, secrets.token_hex(SECRET_BYTES)))
-    return preflight
+    if answers and answers[0].master_port is not None:
+        nodes.master_port = answers[0].master_port
+    return Preflight(tuple(faults), forced)
 
 
 def _open_all(nodes: RunningNodes, on_state: OnState) -> list[Fault]:
@@ -168,37 +185,13 @@ def _check_network(nodes: RunningNodes, plan: Plan, answers: Mapping[int, Ready]
     """Every node tries the rendezvous, and the next member of each of its groups on the group's interfaces."""
     if answers[0].master_port is None:
         return
-    for rank, destinations in _destinations(plan, answers, answers[0].master_port).items():
-        nodes.links[rank].send(Reach(destinations))
-    reached, faults = _await(nodes, Reached, on_state)
-    yield from faults
-    for rank, answer in reached.items():
-        yield from (Fault("network", nodes.host(rank), text) for text in answer.faults)
-
-
-def _destinations(plan: Plan, answers: Mapping[int, Ready], master_port: int) -> dict[int, tuple[Destination, ...]]:
-    """What each node is to connect to, by node rank."""
-    first = plan.nodes[0].shared_address
-    found = {
-        node.node_rank: [Destination("the rendezvous", node.shared_address, first, master_port)] for node in plan.nodes
-    }
-    for here, interface, there, other in sorted(set(_neighbours(plan))):
-        source, target = answers[here].listeners.get(interface), answers[there].listeners.get(other)
-        if source and target:
-            what = f"{plan.nodes[there].host} over {interface} to {other}"
-            found[here].append(Destination(what, source.address, target.address, target.port))
-    return {rank: tuple(destinations) for rank, destinations in found.items()}
-
-
-def _neighbours(plan: Plan) -> Iterator[tuple[int, str, int, str]]:
-    """(node, interface, next node, its interface) for members of a group that follow one another, as on a ring."""
-    node_of = {node.host: node.node_rank for node in plan.nodes}
-    nodes = [node_of[rank.host] for rank in plan.ranks]
-    for group in plan.groups:
-        members = list(zip((nodes[rank] for rank in group.ranks), group.interfaces, strict=True))
-        for (here, interface), (there, other) in pairwise([*members, members[0]]):
-            if here != there:
-                yield here, interface, there, other
+    for tries in rounds_of(plan, tries_of(plan, answers, answers[0].master_port)):
+        for rank in range(len(nodes.links)):
+            nodes.links[rank].send(Reach(tuple(each.destination for each in tries if each.here == rank)))
+        reached, faults = _await(nodes, Reached, on_state)
+        yield from faults
+        for rank, answer in reached.items():
+            yield from (Fault("network", nodes.host(rank), text) for text in answer.faults)
 
 
 def follow(nodes: RunningNodes, messages_seen: Mapping[int, int]) -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
+from holmes_core.errors import HolmesError
+from holmes_core.remote.connect import connect
 from holmes_runtime.config.messages import Stop, Stuck
-from launcher.nodes.node_link import NodeLink
-from launcher.nodes.start import RunningNodes
+from launcher.nodes.node_link import REMOVE_TIMEOUT_S, NodeLink
+from launcher.nodes.start import AT_ONCE, RunningNodes
+from launcher.prepare.bundle import NodeBundle
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 
 STOP_LIMIT_S = 8.0
@@ -31,6 +36,20 @@ def stop(nodes: RunningNodes) -> tuple[str, ...]:
     nodes.each(lambda link: _clean(link, stuck))
     nodes.close()
     return tuple(f"host {host}: {what}" for host, what in stuck.items())
+
+
+def forget_states(bundles: Iterable[NodeBundle]) -> None:
+    """Remove what ranks have kept in the memory of those hosts for another start; of hosts that are out of reach the
+    agent does, which hears nobody."""
+
+    def forget(bundle: NodeBundle) -> None:
+        with contextlib.suppress(HolmesError, OSError, EOFError), contextlib.ExitStack() as after:
+            connection = connect(bundle.node.host, bundle.node.access)
+            after.callback(connection.close)
+            connection.run(bundle.forget_command, b"", REMOVE_TIMEOUT_S)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(forget, bundles))
 
 
 def _clean(link: NodeLink, stuck: dict[str, str]) -> None:

@@ -86,6 +86,8 @@ def _brought_by_job(job: Job) -> Iterator[Brought]:
         *_paths(job),
     ):
         yield Brought(what, value, (ALL_RANKS,))
+    if job.launch.code is not None:
+        yield Brought("send", f"the folder {job.launch.code} here, as launch.code", (ALL_RANKS,))
     for when, words in (("at the end", job.launch.on_end), ("for what is slow", job.launch.on_verdict)):
         if words:
             yield Brought(f"command {when}", shlex.join(words), (HERE,))

@@ -15,8 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from holmes_core.records.access import Access
 from holmes_core.records.plan import Node
 from holmes_runtime.config.messages import NO_FOLDER
+from holmes_runtime.config.node_config import memory_folder
 from launcher.prepare.container import container_words
 
 RUN_CONFIG_FILE = "run_config.json"
@@ -50,14 +52,16 @@ class Parcel:
     def unpack_command(self) -> str:
         """Reads the archive from standard input. The folder appears whole or not at all, whoever else sends it too.
 
-        Forgets parcels long unused; where homes are shared, others do the same and `find` trips over what they remove.
+        Forgets parcels and compiled layers long unused; where homes are shared, others do the same and `find` trips
+        over what they remove.
         """
         new = f"{CACHE}/parcels/.{self.digest}.$$"
         forget = f"find . -mindepth 1 -maxdepth 1 -mtime +{FORGET_AFTER_DAYS} -exec rm -rf -- {{}} +"
+        unused = f"find ../inductor -type f -mtime +{FORGET_AFTER_DAYS} -atime +{FORGET_AFTER_DAYS} -delete"
         return shell(
             f'umask 077 && mkdir -p "{new}" && cd "{new}" && tar -xzf - && cd .. && '
             f'{{ mv -T "{new}" "{self.folder}" 2>/dev/null || rm -rf -- "{new}"; }} && test -d "{self.folder}" && '
-            f"{{ {forget} 2>/dev/null || true; }}"
+            f"{{ {forget} 2>/dev/null || true; }} && {{ {unused} 2>/dev/null || true; }}"
         )
 
 
@@ -123,6 +127,11 @@ class NodeBundle:
         )
 
     @property
+    def forget_command(self) -> str:
+        """Removes what ranks have kept of the newest checkpoint in the host's memory for another start."""
+        return shell(f"rm -rf -- {shlex.quote(memory_folder(self.run_id, self.node.host))}")
+
+    @property
     def _container(self) -> str | None:
         container = self.node.access.container
         return container.engine if container else None
@@ -135,8 +144,7 @@ class NodeBundle:
         """`command` in the node's folder, after the host's activation line, which needs a login shell's functions."""
         enter = f'cd "{self.folder}"'
         script = f"umask 077 && {f'{{ {enter}{otherwise}; }}' if otherwise else enter} && {command}"
-        activate = self.node.access.activate
-        return shell(script) if activate is None else f"exec bash -lc {shlex.quote(f'{activate} && {script}')}"
+        return activated(self.node.access, script)
 
     def _python(self, arguments: str, start: bool = False) -> str:
         """The words that run a module of the runtime, in the container if there is one."""
@@ -153,13 +161,25 @@ class NodeBundle:
 def archive(files: Mapping[str, str]) -> bytes:
     """A compressed tar archive of `files` by relative name, readable by their owner alone; same content, same bytes."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in sorted(files):
-            data = files[name].encode()
+            data = as_bytes(files[name])
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(data), 0o600
             tar.addfile(entry, io.BytesIO(data))
     return gzip.compress(buffer.getvalue(), compresslevel=6, mtime=0)
+
+
+def as_bytes(text: str) -> bytes:
+    """A file's bytes; those that are not UTF-8 stand in its text as lone surrogates."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def activated(access: Access, script: str) -> str:
+    """`script` after the host's activation line, which needs a login shell's functions; without one for /bin/sh."""
+    return (
+        shell(script) if access.activate is None else f"exec bash -lc {shlex.quote(f'{access.activate} && {script}')}"
+    )
 
 
 def shell(script: str) -> str:

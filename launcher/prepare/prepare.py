@@ -15,11 +15,20 @@ from holmes_core.records.job import Data as JobData
 from holmes_core.records.job import Job, Model
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.record import Record
-from holmes_runtime.config.model_shape import ModelShape, RopeScaling
+from holmes_runtime.config.model_shape import CODE_FOLDER, ModelShape, RopeScaling
 from holmes_runtime.config.node_config import NodeConfig, TunnelConfig, hca_ports
 from holmes_runtime.config.rank_grid import Group, Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
-from holmes_runtime.config.run_settings import Checkpointing, Data, Emulation, Evaluation, Optimizer, Profile, Source
+from holmes_runtime.config.run_settings import (
+    Checkpointing,
+    Data,
+    Emulation,
+    Evaluation,
+    Optimizer,
+    OuterSync,
+    Profile,
+    Source,
+)
 from launcher.prepare.bundle import NODE_CONFIG_FILE, PLAN_FILE, RUN_CONFIG_FILE, NodeBundle, Parcel
 from launcher.prepare.env_file import env_file
 from launcher.prepare.expectation import expectation_of
@@ -35,17 +44,23 @@ SILENCE_LIMIT_S = 15.0  # a node or a controller not heard for so long is taken 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of a run: the first, a restart, or one with a new plan. `resume` continues the last checkpoint."""
+    """One start of a run: the first, a restart, or one with a new plan. `resume` continues the last checkpoint.
+
+    `outer_sync`: of an island, what its ranks have to know of the others.
+    """
 
     run_id: str
     number: int = 0
     detached: bool = False
     resume: bool = False
+    outer_sync: OuterSync | None = None
 
 
 def prepare(plan: Plan, attempt: Attempt, variables: UserVariables) -> tuple[NodeBundle, ...]:
     """Every file and command of every node, nodes in order. Raises HolmesError if the runtime cannot run the plan."""
-    parcels = (Parcel(runtime_files()), Parcel({**variables.files, **plan_files(plan, attempt.resume)}))
+    of_plan = Parcel({**variables.files, **plan_files(plan, attempt.resume, attempt.outer_sync)})
+    own = (Parcel(code),) if (code := code_files(variables)) else ()
+    parcels = (Parcel(runtime_files()), of_plan, *own)
     return tuple(_bundle(plan, node, attempt, variables, parcels) for node in plan.nodes)
 
 
@@ -56,9 +71,16 @@ def runtime_files() -> dict[str, str]:
     return {str(file.relative_to(package.parent)): file.read_text(encoding="utf-8") for file in sources}
 
 
-def plan_files(plan: Plan, resume: bool) -> dict[str, str]:
+def code_files(variables: UserVariables) -> dict[str, str]:
+    """The user's own code, by its name on the node; nothing where the job names none."""
+    code = variables.code
+    return {f"{CODE_FOLDER}/{name}": content for name, content in code.files.items()} if code else {}
+
+
+def plan_files(plan: Plan, resume: bool, outer_sync: OuterSync | None = None) -> dict[str, str]:
     """What the plan says to all nodes alike. Named by the plan and not by the run, so that it is sent once."""
-    run_config = replace(run_config_of(plan, plan.digest().removeprefix("sha256:")[:12]), resume=resume)
+    run_id = plan.digest().removeprefix("sha256:")[:12]
+    run_config = replace(run_config_of(plan, run_id), resume=resume, outer_sync=outer_sync)
     return {
         RUN_CONFIG_FILE: run_config.to_json(),
         PLAN_FILE: plan.to_json(),
@@ -83,9 +105,19 @@ def reasons_of(node: Node, variables: UserVariables) -> dict[str, str]:
     return {**planned, **dict.fromkeys(variables.environment, "launch.environment in job.yaml")}
 
 
+def refuse_other_engine(job: Job) -> None:
+    """Raises HolmesError for a job that other software is to train."""
+    if not job.is_launched:
+        raise HolmesError(
+            f"the plan says what {job.engine} would take, which Holmes predicts and does not run",
+            "leave `engine` out of job.yaml and plan again",
+        )
+
+
 def run_config_of(plan: Plan, run_id: str) -> RunConfig:
-    """The plan in the runtime's own words."""
+    """The plan in the runtime's own words. Raises HolmesError where it is not the runtime's."""
     job, model = plan.job, plan.job.model
+    refuse_other_engine(job)
     try:
         return RunConfig(
             schema_version=1,
@@ -110,7 +142,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             optimizer_offload=plan.optimizer_offload,
             value_type=job.value_type,
             compile=job.compiles,
-            model=_shape_of(model),
+            model=_shape_of(model, job.launch.code is not None),
             weights=job.weights,
             emulation=_translated(Emulation, job.compute.emulate) if job.compute.emulate else None,
             data=_data(job.data),
@@ -119,6 +151,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             profile=_translated(Profile, job.profile) if job.profile else None,
             resume=False,
             optimizer=_translated(Optimizer, job.optimizer),
+            outer_sync=None,
             stages=tuple(_translated(Stage, stage) for stage in plan.stages),
             ranks=tuple(_translated(Rank, rank) for rank in plan.ranks),
             groups=tuple(_translated(Group, group) for group in plan.groups),
@@ -130,8 +163,8 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
         raise HolmesError(f"the runtime refuses the plan: {error}", "correct job.yaml and plan again") from None
 
 
-def _shape_of(model: Model) -> ModelShape:
-    """The model's shape; what may be said in two ways is said in one."""
+def _shape_of(model: Model, in_code: bool) -> ModelShape:
+    """The model's shape; what may be said in two ways is said in one. `in_code`: its file is in the user's folder."""
     return _translated(
         ModelShape,
         model,
@@ -139,6 +172,7 @@ def _shape_of(model: Model) -> ModelShape:
         ffn_hidden_size=model.ffn_size,
         head_dim=None if model.query_size == model.hidden_size else model.head_dim,
         rope_scaling=_translated(RopeScaling, model.rope_scaling) if model.rope_scaling else None,
+        factory=f"{CODE_FOLDER}/{model.factory}" if in_code else model.factory,
     )
 
 
@@ -183,6 +217,7 @@ def _bundle(
         silence_limit_s=SILENCE_LIMIT_S,
         detached=attempt.detached,
         tunnel=_tunnel(plan, node),
+        meets=attempt.outer_sync is not None,
     )
     secrets = {f"secret-{name}": text for name, text in variables.secrets.items()}
     own_files = {

@@ -1,4 +1,4 @@
-"""What job.yaml lets travel to the ranks: variables by name, secrets by file, and the file of a model of one's own."""
+"""What job.yaml lets travel to the ranks: variables by name, secrets by file, a model of one's own and its code."""
 
 from __future__ import annotations
 
@@ -11,31 +11,55 @@ from pathlib import Path
 from holmes_core.errors import HolmesError
 from holmes_core.records.job import Job
 from holmes_core.records.regular_file import MIB, read_regular
+from holmes_runtime.config.model_shape import CODE_FOLDER
+from launcher.prepare.bundle import as_bytes
+from launcher.prepare.code_folder import CodeFolder, read_code, read_code_files
 
 MOST_BYTES = MIB  # of a secret, of a model's file
 
 
 @dataclass(frozen=True)
 class UserVariables:
-    """Variables by name with their values, and files by name. `secrets` never appear in what a person is shown."""
+    """Variables by name with their values, and files by name. `secrets` never appear in what a person is shown.
+
+    `code` is the folder that job.yaml names, if it does; then the model's file is one of it.
+    """
 
     environment: Mapping[str, str]
     secrets: Mapping[str, str]
     files: Mapping[str, str] = field(default_factory=dict)
+    code: CodeFolder | None = None
 
 
 def read_user_variables(job: Job, environ: Mapping[str, str], folder: Path, stored: bool = False) -> UserVariables:
     """Take values from `environ`, secrets from their files, and the model's file from `folder`.
 
-    That is the folder of job.yaml, or of a `stored` run, where the model's file lies by its name alone.
+    That is the folder of job.yaml, or of a `stored` run, where the model's file and code lie by names of their own.
     Raises HolmesError for what is not there, and for a model that is not Python.
     """
-    settings = job.launch
+    settings, code = job.launch, _code(job, folder, stored)
     return UserVariables(
         {name: _value(name, value, environ) for name, value in settings.environment.items()},
         {name: _secret(name, Path(file)) for name, file in settings.secrets.items()},
-        _model_file(job, folder, stored),
+        _model_file(job, folder, stored) if code is None else {},
+        code,
     )
+
+
+def _code(job: Job, folder: Path, stored: bool) -> CodeFolder | None:
+    """The folder of the user's own code, with the model's file in it."""
+    named, model_file = job.launch.code, (job.model.factory or "").rpartition(":")[0]
+    if named is None:
+        return None
+    path = folder / (CODE_FOLDER if stored else Path(named).expanduser())
+    code = CodeFolder(read_code_files(path)) if stored else read_code(path)
+    if model_file not in code.files:
+        raise HolmesError(
+            f"job.yaml: model.factory: {model_file} is not among the files of launch.code, {path}",
+            "name a Python file by its path in that folder; names that begin with a dot are left out",
+        )
+    _check_syntax(path / model_file, code.files[model_file])
+    return code
 
 
 def _model_file(job: Job, folder: Path, stored: bool) -> dict[str, str]:
@@ -54,7 +78,7 @@ def _check_syntax(path: Path, text: str) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            compile(text, str(path), "exec", dont_inherit=True)
+            compile(as_bytes(text), str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else f": {error}"
         raise HolmesError(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.run import Failure
 from holmes_core.remote.slurm.slurm_word import SlurmWord
+from holmes_runtime.config.meeting_words import ToMeeting
 from holmes_runtime.config.messages import (
     Command,
     Exited,
@@ -68,8 +69,16 @@ class GiveUp:
     node_rank: int
 
 
+@dataclass(frozen=True)
+class ForMeeting:
+    """An order: what a rank of that node, an island's, asks is for the meeting of all islands."""
+
+    node_rank: int
+    message: ToMeeting
+
+
 RankMessage = RankPrinted | RankMetrics | RankFile | RankFailed | RankStates | RankPosition
-Order = TellAll | Reconnect | GiveUp
+Order = TellAll | Reconnect | GiveUp | ForMeeting
 Effect = RunEvent | FinishedStep | FilePart | Order
 
 
@@ -138,6 +147,8 @@ class AttemptState:
         if heard.number is not None:
             self.seen[heard.node_rank] = heard.number
             self._silence.take_word(heard.node_rank, now_s)
+        if isinstance(heard.message, ToMeeting):
+            return [ForMeeting(heard.node_rank, heard.message)]
         reason = self._misfit(node, heard.message)
         message = heard.message if reason is None else Unreadable(reason)
         if isinstance(message, RankMessage):

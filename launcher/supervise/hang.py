@@ -77,10 +77,22 @@ class HangDetector:
 
     @property
     def limit_s(self) -> float:
-        """Seconds without progress that mean the run is hung; after the first step always sooner than the timeout."""
+        """Seconds without progress that mean the run is hung; after the first step always sooner than the timeout.
+
+        An island may also have to wait for others, which come as late as they do.
+        """
         if not self.has_begun:
-            return self._plan.job.timeout_s
-        return min(max(STEPS * self._usual_s * self._batches, self._least_s), self._most_s)
+            return self._plan.job.timeout_s + self._for_others_s
+        return min(max(STEPS * self._usual_s * self._batches, self._least_s), self._most_s) + self._for_others_s
+
+    @property
+    def _for_others_s(self) -> float:
+        """Seconds for which an island that is behind waits for others, who may have begun their way to an exchange."""
+        islands = self._plan.job.islands
+        if islands is None:
+            return 0.0
+        between_s = islands.inner_steps / islands.fragments * self._usual_s
+        return islands.grace_s + self._plan.job.timeout_s + 2 * between_s
 
     def asks_now(self, now_s: float) -> bool:
         """True once, when it is time to ask the ranks where they are."""

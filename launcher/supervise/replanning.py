@@ -9,6 +9,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Settings
 from holmes_runtime.config.verdicts import AllHostsSlow, HostIsSlow, LinkIsSlow, SlowPart, Verdict
+from launcher.nodes.preflight import Fault
 from launcher.supervise.lost_hosts import LostHosts
 
 LEAST_GAIN = 1.1  # a restart costs some steps
@@ -53,7 +54,8 @@ class Replanning:
         if step == "end":
             return None
         said = cause.message.strip() or f"exit code {cause.exit_code}"
-        self._say(f"host {cause.host}: {said.splitlines()[-1]}")
+        who = f"host {cause.host}: " if cause.host is not None else ""
+        self._say(f"{who}{said.splitlines()[-1]}")
         if step == "replan":
             return self._without(plan, lost_hosts)
         if step == "wait":
@@ -63,6 +65,12 @@ class Replanning:
             self._restarts += 1
             self._say(f"restart {self._restarts} of {self._settings.restarts} on the same hosts")
         return plan
+
+    def after_refusal(self, plan: Plan, faults: Sequence[Fault]) -> None:
+        """Nothing more is tried where checks do not let the next attempt start."""
+
+    def take_step(self) -> None:
+        """Restarts are counted over the whole run."""
 
     def take_verdicts(self, verdicts: Sequence[Verdict], step_s: float | None) -> None:
         """Show what a plan that knows what is slow gains over steps of `step_s`; go on with it where asked to."""
@@ -100,7 +108,8 @@ class Replanning:
         if plan is None or step_s is None:
             return None
         gain = step_s / plan.prediction.step_s
-        self._say(f"that plan would be {gain:.2f}x as fast as the present one")
+        better = f"{gain:.2f}x as fast as" if gain > 1 else "no faster than"
+        self._say(f"that plan would be {better} the present one")
         return plan if gain > LEAST_GAIN else None
 
     def _go_on_with(self, plan: Plan | None) -> None:

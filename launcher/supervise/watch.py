@@ -10,7 +10,7 @@ from launcher.journal.rank_files import FilePart
 from launcher.journal.run_events import RunEvent
 from launcher.journal.step_metrics import FinishedStep
 from launcher.nodes.start import RunningNodes
-from launcher.supervise.attempt_state import AttemptState, Effect, GiveUp, Reconnect, TellAll
+from launcher.supervise.attempt_state import AttemptState, Effect, ForMeeting, GiveUp, Reconnect, TellAll
 
 POLL_S = 0.1
 Happened = RunEvent | FinishedStep | FilePart
@@ -43,5 +43,7 @@ def _carry_out(effect: Effect, nodes: RunningNodes, take: Callable[[Happened], N
         nodes.links[effect.node_rank].drop()
     elif isinstance(effect, GiveUp):
         nodes.links[effect.node_rank].lost = True
+    elif isinstance(effect, ForMeeting):
+        nodes.meet(effect.node_rank, effect.message)
     else:
         take(effect)

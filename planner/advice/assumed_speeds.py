@@ -6,7 +6,6 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_names
 from planner.cost.gpu_speeds import SPREAD, is_published
-from planner.cost.slot import calibrate_command
 
 MOST_NAMED = 8  # hosts in the sentence
 
@@ -26,9 +25,8 @@ def assumed_speed_sentence(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
         hosts += [node.host] if assumed else []
     if not names:
         return ()
-    slots = plan.nodes[0].num_ranks
     return (
         f"How fast {', '.join(names)} on {format_names(hosts, MOST_NAMED)} computes is read from data sheets, and may "
-        f"be {SPREAD:.0%} off either way; measure it: `{calibrate_command(job, slots)}` gives compute.flops_per_s for "
-        "job.yaml, and `--calibrate RUN` fits it to a run.",
+        f"be {SPREAD:.0%} off either way; measure it: `holmes calibrate --host {hosts[0]}` gives compute.flops_per_s "
+        "for job.yaml, and `--calibrate RUN` fits it to a run.",
     )

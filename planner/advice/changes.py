@@ -1,8 +1,8 @@
 """Changes of an inventory, and the inventory as it would be with them. Pure; nothing is probed or written.
 
 A network is made faster by raising the slower ports of those hosts to the rate, slower by lowering the faster ones. A
-measured bandwidth becomes the new rate; a measured latency stays, also when a host it was measured with goes. As text a
-change is what `--what-if` takes, its rate rounded to six digits.
+measured bandwidth becomes the new rate; a measured latency stays, also when a host it was measured with goes, and so
+does what encryption limits. As text a change is what `--what-if` takes, its rate rounded to six digits.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from holmes_core.records.inventory import Cluster, Host, Inventory, Network, Net
 from holmes_core.records.link import Link, Spread, Trunk
 from holmes_core.units import bytes_per_s_from_gbps, format_names
 from planner.cost.collectives import tcp_payload_share
+from planner.problem.connections import limited_by_encryption
 
 FORMS = (
     "link:CLUSTER-CLUSTER=10Gb/s",
@@ -253,13 +254,18 @@ def _known_host(inventory: Inventory, change: Change, name: str) -> tuple[Host, 
 def _links_at_rate(
     inventory: Inventory, bandwidth_bytes_per_s: float, changes: Callable[[Link], bool]
 ) -> tuple[Link, ...]:
-    """The inventory's links, those that `changes` as if the test had found what payload gets of the new rate."""
+    """The inventory's links, those that `changes` as if the test had found what payload gets of the new rate.
+
+    Of a tunnel stays what encryption limits; what the old rate limited there says nothing of the new one, and goes.
+    """
+    by_encryption = {way[0].way for way in limited_by_encryption(inventory)}
 
     def changed(link: Link) -> Link:
         rate = bandwidth_bytes_per_s * (1.0 if link.method == "ib_write_bw" else tcp_payload_share(None))
         return link.model_copy(update={"bandwidth_bytes_per_s": Spread(min=rate, median=rate)})
 
-    return tuple(changed(link) if changes(link) else link for link in inventory.links)
+    links = (link for link in inventory.links if not link.tunnel or not changes(link) or link.way in by_encryption)
+    return tuple(changed(link) if changes(link) and not link.tunnel else link for link in links)
 
 
 def _at_rate(network: Network, hosts: Collection[str], rate_of: str, bandwidth_bytes_per_s: float) -> Network:

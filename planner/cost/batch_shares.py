@@ -37,7 +37,8 @@ class BatchShares:
         self._sizes = [size for size in sizes if self._batch % size == 0]
         self._fixed_dp = fixed.dp
         # Replicas that hold weights together run equally many, and interleaving takes rounds of pp.
-        self._must_divide = fixed.zero == 3 or (fixed.chunks or 1) > 1 or fixed.schedule == "interleaved"
+        self._in_rounds = (fixed.chunks or 1) > 1 or fixed.schedule == "interleaved"
+        self._must_divide = not job.is_launched or fixed.zero == 3 or self._in_rounds
         self._even = {size: list(_divisors(self._batch // size, num_slots)) for size in self._sizes}
 
     def of(self, classes: Sequence[ClassRoom], pp: int) -> list[tuple[int, int]]:
@@ -49,14 +50,22 @@ class BatchShares:
         most = sum(each.group_slots for each in classes) // pp
         if self._fixed_dp is not None:
             dp = self._fixed_dp
-            return [(dp, size) for size in self._sizes if dp <= most and dp * size <= self._batch]
+            fixed = ((dp, size) for size in self._sizes if dp <= most and dp * size <= self._batch)
+            return [each for each in fixed if self._may_run(*each, pp)]
         found = {(dp, size) for size, even in self._even.items() for dp in even[: bisect_right(even, most)]}
+        if self._in_rounds:
+            found = {each for each in found if self._may_run(*each, pp)}
         if not self._must_divide:
             rooms = range(1, most + 1) if self._num_slots <= MOST_SLOTS else _rooms(classes, pp)
             found |= {(least_as_good(self._batch // size, dp), size) for dp in rooms for size in self._sizes}
             whole = _replicas_of_kinds(classes, pp)
             found |= {(dp, size) for dp in whole for size in self._sizes if dp * size <= self._batch}
         return sorted(found)
+
+    def _may_run(self, dp: int, size: int, pp: int) -> bool:
+        """Whether replicas can run as many micro-batches each as they have to."""
+        count, rest = divmod(self._batch, dp * size)
+        return not (self._must_divide and rest) and not (self._in_rounds and count % pp)
 
 
 def least_as_good(total: int, dp: int) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from holmes_core.records.islands import IslandsSection
 from holmes_core.records.job import Job, Model, Recompute
 from holmes_runtime.config.codec import Codec, packed_bytes
 from holmes_runtime.config.model_shape import (
@@ -21,6 +22,7 @@ from holmes_runtime.config.model_shape import (
     stage_parameters,
     table_parameters,
 )
+from planner.cost.engines import engine_of
 from planner.cost.memory_margin import reserve_bytes, training_margin
 
 GRADIENT_BYTES = 4  # gradients are summed in fp32 whatever the precision
@@ -33,8 +35,9 @@ class Execution:
     """How every tasklet is run; `reserve_bytes` and `memory_margin` are what is kept of a GPU, see memory_margin.py.
 
     The bundled runtime shards sequences together with tensors, never keeps attention scores and has no fp32 copy of all
-    logits; older software, which the validation predicts, does none of it. `masked`: attention is told by a
-    mask where documents end. `fused_operators`: what lies between matrix products runs in kernels made for it, by
+    logits; other engines may do none of it, and need `extra_state_bytes` a parameter and `activation_factor` times the
+    activations, see engines.py. `dp`: among so many ranks a parameter's update is shared. `masked`: attention is told
+    by a mask where documents end. `fused_operators`: what lies between matrix products runs in kernels made for it, by
     torch.compile or by hand; else operator by operator (eager).
     """
 
@@ -47,11 +50,14 @@ class Execution:
     memory_margin: float = 0.0
     weight_shards: int = 1  # ranks that hold a layer's weights and gradients together, under ZeRO-3
     optimizer_offload: bool = False
+    outer_bytes: int = 0  # of host memory, for each parameter of a rank's 1/dp, in an island
     sequence_parallel: bool = True
     fused_attention: bool = True
     masked: bool = False
     chunked_loss: bool = True
     fused_operators: bool = True
+    extra_state_bytes: float = 0.0
+    activation_factor: float = 1.0
 
 
 def make_execution(
@@ -65,13 +71,29 @@ def make_execution(
     optimizer_offload: bool = False,
 ) -> Execution:
     """The execution of `job` with these degrees, in its precision and on its device."""
-    value_bytes = 4 if job.value_type == "fp32" else 2
+    value_bytes, engine = 4 if job.value_type == "fp32" else 2, engine_of(job)
     return Execution(
-        *(tp, dp, micro_batch_size, value_bytes, recompute),
+        *(tp, dp if engine.shards_states else 1, micro_batch_size, value_bytes, recompute),
         *(reserve_bytes(job, tp, pp, dp), training_margin(job), weight_shards, optimizer_offload),
+        sequence_parallel=engine.shards_sequences(recompute),
+        fused_attention=engine.fused_attention,
         masked=job.data.documents == "separate",
+        chunked_loss=engine.chunked_loss,
         fused_operators=job.compiles,
+        outer_bytes=outer_bytes(job.islands) if job.islands is not None else 0,
+        extra_state_bytes=engine.extra_state_bytes,
+        activation_factor=engine.activation_factor,
     )
+
+
+def outer_bytes(islands: IslandsSection) -> int:
+    """Bytes of host memory for each parameter of a rank's 1/dp, in fp32: an island's anchor and momentum, the error
+    where a codec makes one, what steps changed since where a fragment is late, and change and mean of one fragment.
+
+    Source: holmes_runtime.outer.
+    """
+    kept = 2 + (islands.codec != "none") + (islands.delay_steps > 0)
+    return GRADIENT_BYTES * kept + ceil(2 * GRADIENT_BYTES / islands.fragments)
 
 
 def edge_bytes(model: Model, execution: Execution, codec: Codec = "none") -> int:
@@ -177,15 +199,16 @@ def tied_bytes(model: Model, execution: Execution) -> int:
 
 def host_state_bytes(parameters: int, execution: Execution, checkpoints: bool) -> int:
     """Bytes of host memory for a rank's optimizer states: 1/dp of masters (4), moments (8), gradients (4) and weights
-    on their way (v, if not the masters), and of a copy of the first two (12) while a checkpoint is written.
+    on their way (v, if not the masters), and of a copy of the first two (12) while a checkpoint is written; none of
+    these where states are on the device. And 1/dp of what an island keeps.
 
-    0 where states are on the device. Source: holmes_runtime.parallel.host_states.
+    Source: holmes_runtime.parallel.host_states.
     """
-    if not execution.optimizer_offload:
-        return 0
-    states = MASTER_BYTES + MOMENT_BYTES
-    sharded = states * (2 if checkpoints else 1) + GRADIENT_BYTES
-    sharded += execution.value_bytes if execution.value_bytes < MASTER_BYTES else 0
+    sharded = execution.outer_bytes
+    if execution.optimizer_offload:
+        states = MASTER_BYTES + MOMENT_BYTES
+        sharded += states * (2 if checkpoints else 1) + GRADIENT_BYTES
+        sharded += execution.value_bytes if execution.value_bytes < MASTER_BYTES else 0
     return -(-parameters * sharded // execution.dp)
 
 
@@ -217,12 +240,28 @@ def memory_bytes(
     parameters = stage_parameters(model, sum(layers), is_first, is_last, execution.tp)
     layers_in_flight = sum(count * held for count, held in zip(layers, in_flight, strict=True))
     return (
-        _with_margin(state_bytes(parameters, execution), execution)
-        + layers_in_flight * _with_margin(layer_activation_bytes(model, execution), execution)
+        _states_bytes(parameters, execution)
+        + layers_in_flight * _kept_bytes(model, execution)
         + sum(in_flight) * _with_margin(mask_bytes(model, execution), execution)
         + _with_margin(_passing_bytes(model, execution, is_first, is_last), execution)
         + execution.reserve_bytes
     )
+
+
+def more_layer_bytes(model: Model, execution: Execution) -> int:
+    """Bytes that a second layer adds to a rank that holds one and one micro-batch."""
+    one, two = (_states_bytes(count * layer_parameters(model, execution.tp), execution) for count in (1, 2))
+    return two - one + _kept_bytes(model, execution)
+
+
+def _states_bytes(parameters: int, execution: Execution) -> int:
+    states = state_bytes(parameters, execution) + int(parameters * execution.extra_state_bytes)
+    return _with_margin(states, execution)
+
+
+def _kept_bytes(model: Model, execution: Execution) -> int:
+    """Of one layer and micro-batch."""
+    return _with_margin(int(layer_activation_bytes(model, execution) * execution.activation_factor), execution)
 
 
 def _passing_bytes(model: Model, execution: Execution, is_first: bool, is_last: bool) -> int:

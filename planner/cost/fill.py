@@ -14,6 +14,7 @@ from typing import Literal
 from holmes_core.records.job import Job, Recompute, ScheduleName
 from planner.cost.collectives import PassTimes
 from planner.cost.compute_time import split_factor
+from planner.cost.engines import engine_of
 
 Fill = Literal["1f1b", "zero-bubble"]
 """Schedules with a fill of their own; `eager`, as it is 1F1B but for what edges take, counts as that."""
@@ -33,7 +34,8 @@ def splits_backwards(job: Job, pp: int, recompute: Recompute, weight_shards: int
 
     Full recomputation, compiled layers and weights in several shards leave it whole.
     """
-    return pp > 1 and recompute != "full" and not job.compiles and weight_shards == 1
+    may_split = "zero-bubble" in engine_of(job).schedules and not job.compiles
+    return pp > 1 and recompute != "full" and may_split and weight_shards == 1
 
 
 def fill_of(schedule: ScheduleName) -> Fill:

@@ -1,7 +1,7 @@
 """How fast GPUs compute: constants by product, fitted to published runs or from data sheets; the source is beside each.
 
 `python -m benchmarks.published_steps.fit A100` fits them again; docs/cost-model.md says how well they predict.
-A GPU in neither must be measured: by `python -m holmes_runtime.calibrate`, or by a run (`--calibrate`).
+A GPU in neither must be measured: by `holmes calibrate`, or by a run (`--calibrate`).
 """
 
 from __future__ import annotations

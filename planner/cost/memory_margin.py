@@ -7,6 +7,7 @@ segments, and for what the model of memory does not count, such as gradients ins
 from __future__ import annotations
 
 from holmes_core.records.job import Job
+from planner.cost.engines import engine_of
 
 MIB = 2**20
 # The context with the kernels that are used, some 300 MB since CUDA 11.7 loads them lazily (pytorch/pytorch #107667),
@@ -25,9 +26,12 @@ TRAINING_MARGIN = 0.05
 
 
 def reserve_bytes(job: Job, tp: int, pp: int, dp: int) -> int:
-    """Bytes that CUDA and NCCL keep of a GPU with these degrees; 0 on CPUs."""
+    """Bytes that CUDA and NCCL keep of a GPU with these degrees, or another engine; 0 on CPUs."""
     if job.device == "cpu":
         return 0
+    known = engine_of(job).reserve_bytes
+    if known is not None:
+        return known
     return CONTEXT_BYTES + RING_BYTES * ((tp > 1) + (dp > 1)) + EDGE_BYTES * MOST_EDGES * (pp > 1)
 
 
@@ -36,5 +40,5 @@ def training_margin(job: Job) -> float:
     if job.device == "cpu":
         return 0.0
     calibration = job.compute.calibration
-    known = calibration.memory_margin if calibration is not None else None
+    known = calibration.memory_margin if calibration is not None else engine_of(job).memory_margin
     return TRAINING_MARGIN if known is None else known

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holmes_core.records.job import Codec, Job
-from holmes_runtime.config.codec import codecs_up_to
-from holmes_runtime.config.packing_seconds import with_packing
+from holmes_runtime.config.codec import codecs_up_to, with_packing
 from holmes_runtime.config.run_settings import VALUE_BYTES
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ from holmes_core.records.job import Device, Job, Overheads
 from planner.cost.collectives import PassTimes, Path, tensor_parallel_s
 from planner.cost.compute_time import NO_TIME, head_s, layer_s, offloaded_update_s, optimizer_s
 from planner.cost.counts import Execution
+from planner.cost.engines import ENGINES, engine_of
 from planner.cost.gpu_speeds import Speed, constant_speed, gpu_speed
 
 NVLINK_BYTES_PER_S = 25e9  # one link, one direction, NVLink 2 to 4: NVIDIA's V100, A100 and H100 data sheets
@@ -21,10 +21,9 @@ NVLINKS_OF_SXM = {"V100": 6, "A100": 12, "A800": 8, "H100": 18, "H800": 8, "H200
 SXM_NAMES = ("SXM", "HBM3")  # nvidia-smi calls an H100 on an SXM board "H100 80GB HBM3", others "PCIe" or "NVL"
 PCIE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}  # one lane, one direction: PCI Express base specifications
 PCIE_UNKNOWN = (3, 16)  # assumption where nvidia-smi did not say: generation, lanes
-INSIDE_EFFICIENCY = 0.8  # of those rates, what collectives reach: fitted on the A100 rows, see docs/cost-model.md
-INSIDE_LATENCY_S = 3.4e-6  # of one hop between GPUs of a host, fitted together with it
+INSIDE_EFFICIENCY = ENGINES["holmes"].inside_share  # of those rates, what copies and NVLink between hosts reach, too
 # Where job.yaml does not say. CPU: of one thread, measured on the model of `make demo` with torch 2.13, on 2026-11-22:
-# an action by `python -m holmes_runtime.calibrate`, the update as CPU time inside a step, 10 ms for 1.8 M parameters
+# an action by `holmes calibrate`, the update as CPU time inside a step, 10 ms for 1.8 M parameters
 # and dp 2. GPU: assumptions, not measured: what Python does for an action overlaps the kernels of the one before, and
 # the update has the memory of a GPU.
 OVERHEADS: dict[Device, Overheads] = {
@@ -88,7 +87,8 @@ def inside_path(host: Host, job: Job) -> Path:
         return Path(LOOPBACK_BYTES_PER_S)
     kinds = {(gpu.name, gpu.nvlinks_up, gpu.pci_gen, gpu.pci_width) for gpu in host.gpus}
     rates = [_gpu_link_bytes_per_s(*kind) for kind in kinds]
-    return Path(INSIDE_EFFICIENCY * min(rates, default=_pcie_bytes_per_s(None, None)), INSIDE_LATENCY_S)
+    engine = engine_of(job)
+    return Path(engine.inside_share * min(rates, default=_pcie_bytes_per_s(None, None)), engine.inside_latency_s)
 
 
 def nvlink_bytes_per_s(host: Host) -> float | None:
@@ -109,7 +109,8 @@ def layer_parts_s(job: Job, execution: Execution, slot: Slot) -> tuple[PassTimes
         factor = slot.slowdown * execution.micro_batch_size
         return PassTimes(forward_s * factor, backward_s * factor), NO_TIME
     assert slot.speed is not None
-    collectives = tensor_parallel_s(job.model, execution, slot.inside)
+    alone, exposed = tensor_parallel_s(job.model, execution, slot.inside), engine_of(job).exposed_tp
+    collectives = PassTimes(alone.forward_s * exposed, alone.backward_s * exposed)
     return layer_s(job.model, execution, slot.speed, collectives), collectives
 
 
@@ -136,14 +137,14 @@ def _speed(host: Host, job: Job) -> Speed:
         overheads = job.compute.overheads or OVERHEADS[job.device]
         return constant_speed(job.compute.flops_per_s, overheads.update_bytes_per_s)
     if job.device == "cpu":
-        raise _unknown_speed(host.name, "CPU slots", job, job.slots_per_host)
+        raise _unknown_speed(host.name, "CPU slots")
     speeds = []
     for gpu in {gpu.name: gpu for gpu in reversed(host.gpus)}.values():  # the first of each name
         speed = gpu_speed(gpu.name, job.value_type) if gpu.name else None
         if speed is None:
             what = f"GPU {gpu.index} ({gpu.name or 'name not known'}) in {job.value_type}"
             has_fp16 = gpu.name is not None and gpu_speed(gpu.name, "fp16") is not None
-            raise _unknown_speed(host.name, what, job, len(host.gpus), "set `precision: fp16`, or " if has_fp16 else "")
+            raise _unknown_speed(host.name, what, "set `precision: fp16`, or " if has_fp16 else "")
         speeds.append(speed)
     return min(speeds, key=lambda speed: speed.matrix_flops_per_s)
 
@@ -166,28 +167,8 @@ def _pcie_bytes_per_s(generation: int | None, lanes: int | None) -> float:
     return PCIE_BYTES_PER_S[known] * (lanes or PCIE_UNKNOWN[1])
 
 
-def _unknown_speed(host: str, what: str, job: Job, slots: int, before: str = "") -> HolmesError:
+def _unknown_speed(host: str, what: str, before: str = "") -> HolmesError:
     return HolmesError(
         f"host {host}: the speed of its {what} is not known",
-        f"{before}set compute.flops_per_s in job.yaml to what this measures there: `{calibrate_command(job, slots)}`",
+        f"{before}set compute.flops_per_s in job.yaml to what this measures there: `holmes calibrate --host {host}`",
     )
-
-
-def calibrate_command(job: Job, slots: int) -> str:
-    """The command that measures a layer of `job` on a host of so many slots; a micro-batch is 1 if none is fixed."""
-    model = job.model
-    sizes = {
-        "family": model.family,
-        "hidden-size": model.hidden_size,
-        "num-heads": model.num_heads,
-        "num-kv-heads": model.kv_heads,
-        "ffn-hidden-size": model.ffn_size,
-        "seq-length": model.seq_length,
-        "micro-batch-size": job.parallel.micro_batch_size or 1,
-        "precision": job.value_type,
-        "slots": slots,
-        **({"threads": job.threads_per_slot} if job.device == "cpu" else {"device": "cuda"}),
-        **({"factory": shlex.quote(model.factory)} if model.factory is not None else {}),
-    }
-    options = [f"--{name} {value}" for name, value in sizes.items()]
-    return " ".join(["python -m holmes_runtime.calibrate", *options, "--compile" if job.compiles else "--no-compile"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from holmes_core.records.plan import PlanRank
+from planner.problem.coefficients import Coefficients
 from planner.problem.fleet import Fleet, FleetHost
 from planner.search.placement import Placement
 
@@ -28,6 +30,15 @@ def group_slots_of(host: FleetHost, tp: int) -> list[GroupSlot]:
     """The group slots of one host, in order."""
     starts = range(0, host.num_group_slots(tp) * tp, tp)
     return [GroupSlot(host.name, host.hardware.cluster, start, host.gpus[start : start + tp]) for start in starts]
+
+
+def is_aligned(placement: Placement, coeffs: Coefficients) -> bool:
+    """Whether no stage begins inside a host that another one uses, which is what the candidate is priced by.
+
+    Not where its classes hold that only together with others, which a placement in one cluster does without.
+    """
+    whole = Counter(row[0] for row in placement.sites if len(set(row)) == 1)
+    return coeffs.aligned and all(count <= coeffs.most_stages[c] for c, count in whole.items())
 
 
 def assign_hosts(placement: Placement, fleet: Fleet, aligned: bool) -> dict[tuple[int, int], GroupSlot]:

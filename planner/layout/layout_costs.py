@@ -15,14 +15,15 @@ from holmes_runtime.config.model_shape import Part, bucket_bytes, gradient_order
 from holmes_runtime.config.rank_grid import EDGE_AXES
 from planner.cost.collectives import PassTimes, Path, exchange_hops, exchange_share, shard_exchange_bytes
 from planner.cost.compute_time import NO_TIME, split_factor
-from planner.cost.counts import GRADIENT_BYTES, edge_bytes, edge_values, tied_bytes
+from planner.cost.counts import edge_bytes, edge_values, tied_bytes
+from planner.cost.engines import engine_of
 from planner.cost.packing import with_messages
 from planner.cost.slot import Slot, head_parts_s, layer_parts_s, update_s
 from planner.layout.layout import Layout
 from planner.problem.problem import Problem
 from planner.problem.sharded_weights import WeightTraffic
 from planner.problem.shared_cores import machine_of
-from planner.schedule.buckets import Bucket, Exchange, make_buckets
+from planner.schedule.buckets import WHOLE, Bucket, Exchange, make_buckets
 from planner.schedule.simulate import Order, Pipeline, PipelineTimes
 
 
@@ -55,11 +56,16 @@ class LevelCosts(NamedTuple):
     gather_bytes_per_s: float
     latency_s: float
 
-    def exchange_s(self, parameters: float, value_bytes: int, device: Device) -> tuple[float, float, float]:
-        """Seconds of a reduce-scatter and an all-gather of so many parameters, and until the last byte is there."""
-        hops = exchange_hops(self.size, device)
-        reduced_s = shard_exchange_bytes(GRADIENT_BYTES * parameters, self.size) / self.reduce_bytes_per_s
-        gathered_s = shard_exchange_bytes(value_bytes * parameters, self.size) / self.gather_bytes_per_s
+    def exchange_s(
+        self, parameters: float, travels_bytes: tuple[int, int], device: Device
+    ) -> tuple[float, float, float]:
+        """Seconds of a reduce-scatter and an all-gather of so many parameters, and until the last byte is there.
+
+        `travels_bytes` are those of a parameter, reduced and gathered.
+        """
+        (reduced, gathered), hops = travels_bytes, exchange_hops(self.size, device)
+        reduced_s = shard_exchange_bytes(reduced * parameters, self.size) / self.reduce_bytes_per_s
+        gathered_s = shard_exchange_bytes(gathered * parameters, self.size) / self.gather_bytes_per_s
         reduce_s, gather_s = reduced_s + hops.reduce * self.latency_s, gathered_s + hops.gather * self.latency_s
         return reduce_s, gather_s, hops.late * self.latency_s
 
@@ -73,7 +79,8 @@ class LayoutCosts:
     def __init__(self, problem: Problem, layout: Layout) -> None:
         self.job, self.networks, self.layout = problem.job, problem.networks, layout
         self._inventory = problem.inventory
-        self.execution = layout.candidate.execution(problem.job)
+        self.execution, self._engine = layout.candidate.execution(problem.job), engine_of(problem.job)
+        self._travels_bytes = self._engine.travels_bytes(self.execution.value_bytes)
         price, hosts = cache(self._price), problem.fleet.hosts
         self.priced = {name: price(hosts[name].hardware.slot) for name in {rank.host for rank in layout.ranks}}
         self.edges = self._edges()
@@ -147,7 +154,7 @@ class LayoutCosts:
         found = []
         for count in (layer_parameters, head_parameters):
             parameters = count(self.job.model, tp)
-            reduce_s, gather_s, late_s = inside.exchange_s(parameters, self.execution.value_bytes, self.job.device)
+            reduce_s, gather_s, late_s = inside.exchange_s(parameters, self._travels_bytes, self.job.device)
             found.append(WeightTraffic(gather_s + late_s, reduce_s + late_s))
         return found[0], found[1]
 
@@ -167,8 +174,9 @@ class LayoutCosts:
         for group in layout.groups_of_first_shards:
             if group.axis in EDGE_AXES:
                 earlier, later = (layout.ranks[rank] for rank in group.ranks)
-                path, codec = self._path(group, earlier.host == later.host), layout.codec_of(group)
-                busy_s = edge_bytes(self.job.model, self.execution, codec) / path.bandwidth_bytes_per_s
+                one_host, codec = earlier.host == later.host, layout.codec_of(group)
+                path, share = self._path(group, one_host), 1.0 if one_host else self._engine.edge_share
+                busy_s = edge_bytes(self.job.model, self.execution, codec) / path.bandwidth_bytes_per_s / share
                 found[earlier.dp_rank, group.axis, earlier.pp_rank] = EdgeCosts(busy_s, path.latency_s, codec)
         return found
 
@@ -226,7 +234,7 @@ class LayoutCosts:
         one_host = len({self.layout.ranks[rank].host for rank in group.ranks}) == 1
         path = self._path(group, one_host)
         n, reduced = len(group.ranks), path.bandwidth_bytes_per_s if one_host else self._reduce_bytes_per_s(group)
-        share = 1.0 if one_host else exchange_share(n, self.job.device)
+        share = 1.0 if one_host else exchange_share(n, self.job.device) * self._engine.exchange_share
         return LevelCosts(n, share * reduced, share * path.bandwidth_bytes_per_s, path.latency_s)
 
     def buckets(self) -> list[list[Bucket]]:
@@ -238,23 +246,24 @@ class LayoutCosts:
 
     def _stage_buckets(self, stage: int, levels: Sequence[LevelCosts]) -> list[Bucket]:
         priced, last = self.at(stage, 0), self.layout.last_stage
-        value_bytes, device = self.execution.value_bytes, self.job.device
+        device, engine = self.job.device, self._engine
 
         def exchange(parameters: int) -> Exchange:
             (reduce_s, gather_s, late_s), *across = (
-                level.exchange_s(parameters / share, value_bytes, device)
+                level.exchange_s(parameters / share, self._travels_bytes, device)
                 for level, share in zip(levels, (1, levels[0].size), strict=False)
             )
             across_reduce_s, across_gather_s, across_late_s = across[0] if across else (0.0, 0.0, 0.0)
-            return Exchange(reduce_s, gather_s, late_s + across_late_s, across_reduce_s, across_gather_s)
+            found = Exchange(reduce_s, gather_s, late_s + across_late_s, across_reduce_s, across_gather_s)
+            return found if engine.gathers_first else found.all_reduced()
 
         backward_s: dict[Part, float] = {
             "head": priced.head.backward_s,
             "layer": priced.layer.backward_s + priced.collectives.backward_s,
         }
         parts = gradient_order(self.layout.layers[stage], stage == 0, stage == last)
-        full_bytes = 0  # sharded by layer
-        if self.layout.candidate.weight_shards == 1:
+        full_bytes = 0 if engine.overlaps_exchange else WHOLE  # sharded by layer
+        if engine.overlaps_exchange and self.layout.candidate.weight_shards == 1:
             full_bytes = bucket_bytes(self.layout.rank_parameters(self.job.model, stage % self.layout.candidate.pp))
         return make_buckets(self.job.model, self.layout.candidate.tp, parts, backward_s, exchange, full_bytes)
 

@@ -17,28 +17,29 @@ from planner.schedule.simulate import Span
 def reprice(inventory: Inventory, plan: Plan) -> Prediction:
     """The prediction of `plan`'s placement on `inventory`."""
     problem = read_problem(inventory, plan.job)
-    return predict(problem, _layout(problem, plan))
+    return predict(problem, layout_of(problem, plan))
 
 
 def reprice_step_s(inventory: Inventory, plan: Plan) -> float:
     """Seconds of that prediction's step, alone."""
     problem = read_problem(inventory, plan.job)
-    return predict_step_s(problem, _layout(problem, plan))
+    return predict_step_s(problem, layout_of(problem, plan))
 
 
 def repacked_step_s(inventory: Inventory, plan: Plan, job: Job) -> float:
     """Seconds of a step of the same placement with the codecs that `job`, else the plan's own, allows on its edges."""
     problem = read_problem(inventory, job)
-    return predict_step_s(problem, choose_codecs(problem, _layout(problem, plan)))
+    return predict_step_s(problem, choose_codecs(problem, layout_of(problem, plan)))
 
 
 def plan_timeline(inventory: Inventory, plan: Plan, replica: int = 0) -> tuple[Span, ...]:
     """Every action of one replica's simulated step."""
     problem = read_problem(inventory, plan.job)
-    return predict_timeline(problem, _layout(problem, plan), replica)
+    return predict_timeline(problem, layout_of(problem, plan), replica)
 
 
-def _layout(problem: Problem, plan: Plan) -> Layout:
+def layout_of(problem: Problem, plan: Plan) -> Layout:
+    """The layout of `plan` on the networks of `problem`."""
     candidate = candidate_of(plan)
     layers = tuple(stage.num_layers for stage in plan.stages)
     mode = RunMode(plan.schedule, plan.chunks, plan.extra_in_flight, layers, plan.prediction.step_s)

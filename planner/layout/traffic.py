@@ -11,6 +11,7 @@ from holmes_runtime.config.model_shape import gradient_order
 from holmes_runtime.config.schedule import ActionKind, make_schedule
 from planner.cost.collectives import shard_exchange_bytes
 from planner.cost.counts import GRADIENT_BYTES, Execution, edge_bytes, tied_bytes
+from planner.cost.engines import engine_of
 from planner.layout.layout import Layout
 from planner.schedule.buckets import part_parameters
 
@@ -33,6 +34,22 @@ def count_traffic(job: Job, layout: Layout) -> tuple[InterfaceTraffic, ...]:
         for key in sorted({*sent, *received})
         if sent[key] or received[key]
     )
+
+
+def across_bytes(job: Job, layout: Layout) -> int:
+    """Bytes per step that hosts send those of other clusters."""
+    execution, total = layout.candidate.execution(job), 0.0
+    for group in layout.groups_of_first_shards:
+        ranks = [layout.ranks[rank] for rank in group.ranks]
+        for sender, receiver, size in _flows(job, execution, layout, group):
+            one, other = ranks[sender], ranks[receiver]
+            if sender == receiver:  # an all-to-all, by hosts
+                outside = sum(rank.host != one.host for rank in ranks)
+                size *= sum(rank.cluster != one.cluster for rank in ranks) / outside if outside else 0
+            elif one.cluster == other.cluster:
+                continue
+            total += size * layout.candidate.tp
+    return round(total)
 
 
 Flows = Sequence[tuple[int, int, float]]
@@ -79,9 +96,10 @@ def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup
         parameters = gathered_parameters = parameters * n // layout.candidate.dp
     hosts = [layout.ranks[rank].host for rank in group.ranks]
     ring = [(i, (i + 1) % n) for i in range(n) if hosts[i] != hosts[(i + 1) % n]]
-    gathered = shard_exchange_bytes(execution.value_bytes * gathered_parameters, n)
+    reduced_bytes, gathered_bytes = engine_of(job).travels_bytes(execution.value_bytes)
+    gathered = shard_exchange_bytes(gathered_bytes * gathered_parameters, n)
     if job.device == "cuda":
-        reduced = shard_exchange_bytes(GRADIENT_BYTES * parameters, n)
+        reduced = shard_exchange_bytes(reduced_bytes * parameters, n)
         return [(i, j, gathered + reduced) for i, j in ring]
     members, part = Counter(hosts), GRADIENT_BYTES * parameters / n
     # A member stands for those it sends to: its own interface gets back what they send.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, partial
 
 from planner.layout.assign_hosts import GroupSlot, group_slots_of
 from planner.problem.candidates import Candidate
@@ -15,16 +16,25 @@ MOST_PRICED = 40  # candidates, the most promising first; and no more group slot
 MOST_GROUP_SLOTS = 50_000
 
 
-def usual_group_slots(problem: Problem, candidate: Candidate) -> dict[tuple[int, int], GroupSlot]:
-    """The group slot of each (stage, replica): hosts in inventory order, a replica's stages on consecutive ones."""
-    known = problem.fleet.hosts
-    hosts = (known[host.name] for host in problem.inventory.hosts if host.name in known)
-    in_order = (where for host in hosts for where in group_slots_of(host, candidate.tp))
+def usual_group_slots(
+    problem: Problem, candidate: Candidate, in_order: Sequence[GroupSlot] = ()
+) -> dict[tuple[int, int], GroupSlot]:
+    """The group slot of each (stage, replica): hosts in inventory order, a replica's stages on consecutive ones.
+
+    `in_order`: all group slots of the degree in that order, where they are known.
+    """
+    slots = iter(in_order or _in_order(problem, candidate.tp))
     return {
         (stage, replica): where
         for replica in range(candidate.dp)
-        for stage, where in zip(range(candidate.pp), in_order, strict=False)
+        for stage, where in zip(range(candidate.pp), slots, strict=False)
     }
+
+
+def _in_order(problem: Problem, tp: int) -> list[GroupSlot]:
+    known = problem.fleet.hosts
+    hosts = (known[host.name] for host in problem.inventory.hosts if host.name in known)
+    return [where for host in hosts for where in group_slots_of(host, tp)]
 
 
 def usual_placement(
@@ -61,13 +71,13 @@ def best_usual(problem: Problem, candidates: Iterable[tuple[float, Candidate]]) 
     candidates = tuple(candidates)
     candidates = [each for each in candidates if each[1].divides(problem.job.global_batch_size)] or candidates
     best: PricedPlacement | None = None
-    priced = 0
+    in_order, priced = cache(partial(_in_order, problem)), 0
     for count, (bound_s, candidate) in enumerate(candidates):
         priced += candidate.pp * candidate.dp
         enough = count >= MOST_PRICED or priced > MOST_GROUP_SLOTS
         if best is not None and (bound_s >= best.objective_s or enough):
             break
-        group_slots = usual_group_slots(problem, candidate)
+        group_slots = usual_group_slots(problem, candidate, in_order(candidate.tp))
         placement = usual_placement(problem, candidate, group_slots)
         coeffs = problem.coefficients(candidate)
         if not _fits(coeffs, placement):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holmes_core.records.plan import Alternative, Prediction
-from planner.layout.assign_hosts import assign_hosts, hosts_by_stage, number_ranks
+from planner.layout.assign_hosts import assign_hosts, hosts_by_stage, is_aligned, number_ranks
 from planner.layout.edge_codecs import choose_codecs
 from planner.layout.layout import Layout, lay_out, may_be_hierarchical
 from planner.layout.meet_on_rails import meet_on_rails
@@ -60,7 +60,7 @@ def best_step_s(problem: Problem, contenders: Sequence[Contender]) -> float:
 
 def contender_step_s(problem: Problem, contender: Contender) -> float:
     """Seconds of the step that would be predicted for it, written out."""
-    return predict_step_s(problem, _lay_out_contender(problem, contender))
+    return predict_step_s(problem, lay_out_contender(problem, contender))
 
 
 def _are_many(contenders: Sequence[Contender]) -> bool:
@@ -81,23 +81,31 @@ def _step_parts(prediction: Prediction) -> StepParts:
 
 
 def _write_out(problem: Problem, contender: Contender) -> WrittenPlan:
-    layout = _lay_out_contender(problem, contender)
+    layout = lay_out_contender(problem, contender)
     return WrittenPlan(contender.found.placement, layout, predict(problem, layout))
 
 
-def _lay_out_contender(problem: Problem, contender: Contender) -> Layout:
+def lay_out_contender(problem: Problem, contender: Contender) -> Layout:
+    """The contender's ranks and groups, with the codecs and levels of data parallelism that are best."""
     placement, tp = contender.found.placement, contender.found.placement.candidate.tp
-    assigned = assign_hosts(placement, problem.fleet, problem.coefficients(placement.candidate).aligned)
+    aligned = is_aligned(placement, problem.coefficients(placement.candidate))
+    assigned = assign_hosts(placement, problem.fleet, aligned)
     group_slots = meet_on_rails(assigned, problem.fleet, problem.rails, tp, wraps=contender.mode.chunks > 1)
     ranks = number_ranks(group_slots, hosts_by_stage(group_slots), tp)
     flat = lay_out(problem, placement.candidate, contender.mode, ranks, placement.microbatches)
     return choose_codecs(problem, _with_clusters_first(problem, flat))
 
 
+def lay_out_again(problem: Problem, layout: Layout) -> Layout:
+    """The same ranks on the networks of `problem`, with the codecs and levels that are best there."""
+    parts = layout.candidate, layout.mode, layout.ranks, layout.microbatches
+    return choose_codecs(problem, _with_clusters_first(problem, lay_out(problem, *parts)))
+
+
 def _with_clusters_first(problem: Problem, flat: Layout) -> Layout:
     """The layout with data parallelism in two levels, where that is possible and faster."""
     shards, dp = flat.candidate.weight_shards, flat.candidate.dp
-    if not may_be_hierarchical(flat.ranks) or 1 < shards == dp:
+    if not problem.job.is_launched or not may_be_hierarchical(flat.ranks) or 1 < shards == dp:
         return flat
     parts = flat.candidate, flat.mode, flat.ranks, flat.microbatches
     tried = lay_out(problem, *parts, data_parallel="hierarchical")

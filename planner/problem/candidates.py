@@ -10,10 +10,12 @@ from holmes_core.records.job import Job, Recompute
 from holmes_core.records.plan import Plan
 from planner.cost.batch_shares import BatchShares, ClassRoom
 from planner.cost.counts import Execution, keeps_selectively, make_execution
+from planner.cost.engines import engine_of
 from planner.cost.fill import Fill, fills
 from planner.problem.fleet import Fleet
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+NEED_A_PIPELINE = ("interleaved", "zero-bubble")  # schedules of several stages alone
 
 
 @dataclass(frozen=True, order=True)
@@ -97,6 +99,7 @@ def check_job(job: Job) -> None:
         )
     _check_zero(job)
     _check_compiled(job)
+    _check_engine(job)
 
 
 def _check_zero(job: Job) -> None:
@@ -126,6 +129,34 @@ def _check_compiled(job: Job) -> None:
             f"job: parallel.schedule zero-bubble with compile {said}: a compiled layer's backward is one piece, so "
             "that its whole would run in each of the two halves",
             "set `compile: false`, or choose another schedule",
+        )
+
+
+def _check_engine(job: Job) -> None:
+    if job.is_launched:
+        return
+    fixed, schedules = job.parallel, engine_of(job).schedules
+    if job.device == "cpu":
+        raise HolmesError(
+            f"job: engine is {job.engine} and device cpu: what is known of other engines was measured on GPUs",
+            "leave engine out, or set `device: cuda`",
+        )
+    if fixed.schedule is not None and fixed.schedule not in schedules:
+        raise HolmesError(
+            f"job: parallel.schedule is {fixed.schedule}, which engine {job.engine} does not have",
+            f"set it to {', '.join(schedules[:-1])} or {schedules[-1]}, or leave it out",
+        )
+    if fixed.zero == 3 or fixed.optimizer_offload:
+        what = "zero 3" if fixed.zero == 3 else "optimizer_offload"
+        raise HolmesError(
+            f"job: parallel.{what} with engine {job.engine}: how it does that is not known",
+            f"leave {what} out, or engine",
+        )
+    if job.global_batch_size % ((fixed.dp or 1) * (fixed.micro_batch_size or 1)):
+        raise HolmesError(
+            f"job: global_batch_size {job.global_batch_size} is not a multiple of dp x micro_batch_size = "
+            f"{fixed.dp or 1} x {fixed.micro_batch_size or 1}, and replicas of engine {job.engine} run equally many",
+            "choose a dp that divides the batch, or leave engine out",
         )
 
 
@@ -168,16 +199,17 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
     classes = {tp: class_rooms(fleet, tp) for tp in tensor_degrees(job, fleet)}
     found = tuple(
         Candidate(
-            *(tp, pp, dp, micro_batch_size, recompute, _first_fill(job, pp)),
+            *(tp, pp, dp, micro_batch_size, recompute, fill),
             weight_shards=dp if job.parallel.zero == 3 else 1,
             optimizer_offload=job.parallel.optimizer_offload or False,
         )
         for tp, rooms in classes.items()
         for pp in _pipeline_degrees(job, fleet.num_group_slots(tp))
+        for fill in (_first_fill(job, pp),)
         for dp, micro_batch_size in shares.of(rooms, pp)
     )
     if not found:
-        raise _too_few_slots(job, fleet)
+        raise _no_candidate(job, fleet)
     return found
 
 
@@ -218,7 +250,8 @@ def with_sharded_weights(job: Job, candidate: Candidate, num_clusters: int = 1) 
     replicas, several of them, which all run as many micro-batches.
     """
     shards, rest = divmod(candidate.dp, num_clusters)
-    cannot = job.parallel.zero == 1 or job.parallel.schedule == "zero-bubble" or job.model.tied_embeddings
+    fixed = job.parallel
+    cannot = fixed.zero == 1 or fixed.schedule == "zero-bubble" or job.model.tied_embeddings or not job.is_launched
     if cannot or candidate.optimizer_offload or rest or shards == 1 or not candidate.divides(job.global_batch_size):
         return None
     return replace(candidate, fill="1f1b", weight_shards=shards)
@@ -226,7 +259,7 @@ def with_sharded_weights(job: Job, candidate: Candidate, num_clusters: int = 1) 
 
 def with_host_states(job: Job, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     """The candidates with optimizer states in host memory, which makes room at a price; none where job.yaml decides."""
-    if job.parallel.optimizer_offload is not None or job.parallel.zero == 3:
+    if job.parallel.optimizer_offload is not None or job.parallel.zero == 3 or not job.is_launched:
         return ()
     return tuple(replace(candidate, optimizer_offload=True) for candidate in candidates)
 
@@ -248,17 +281,31 @@ def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
 
 
 def _pipeline_degrees(job: Job, num_group_slots: int) -> range:
-    """The fixed degree, or all from 1 to what layers and places allow."""
-    fixed, chunks = job.parallel.pp, job.parallel.chunks or 1
+    """The fixed degree, or all that layers and places allow; from 2 on under a schedule that needs a pipeline."""
+    fixed, schedule, chunks = job.parallel.pp, job.parallel.schedule, job.parallel.chunks or 1
     if fixed is None and job.parallel.layers:
         fixed = len(job.parallel.layers) // chunks
-    return range(fixed, fixed + 1) if fixed else range(1, min(job.model.num_layers // chunks, num_group_slots) + 1)
+    least = 2 if chunks > 1 or schedule in NEED_A_PIPELINE else 1
+    layers = 2 if schedule == "interleaved" and job.parallel.chunks is None else chunks  # of a rank, at least
+    most = fixed or min(job.model.num_layers // layers, num_group_slots)
+    return range(max(least, fixed or 1), most + 1)
 
 
-def _too_few_slots(job: Job, fleet: Fleet) -> HolmesError:
+def _no_candidate(job: Job, fleet: Fleet) -> HolmesError:
+    """Why no degrees are left: too few slots for those that are fixed, or a schedule that takes others."""
     fixed, tp = job.parallel, job.parallel.tp or 1
     pp = fixed.pp or len(fixed.layers or (0,)) // (fixed.chunks or 1)
     needed, num_group_slots = tp * pp * (fixed.dp or 1), fleet.num_group_slots(tp)
+    if needed <= num_group_slots * tp:
+        schedule = "interleaved" if (fixed.chunks or 1) > 1 else fixed.schedule
+        rounds = ", and as many micro-batches on every replica, in rounds of pp" if schedule == "interleaved" else ""
+        return HolmesError(
+            f"nothing runs the schedule fixed in job.yaml: {schedule} takes pp of 2 or more{rounds}; "
+            f"parallel.pp is {fixed.pp or 'free'}, num_layers {job.model.num_layers}, global_batch_size "
+            f"{job.global_batch_size}, and there are {num_group_slots * tp} training slots",
+            "leave parallel.schedule and parallel.chunks out of job.yaml, or choose a global_batch_size that divides",
+            ANSWER_IS_NO,
+        )
     named = [f"{host.name} {len(host.gpus)}" for host in fleet.hosts.values()]
     slots = ", ".join(named[:8]) + (f" and {len(named) - 8} more hosts" if len(named) > 8 else "")
     more = "add GPUs or hosts" if job.device == "cuda" else "raise slots_per_host or add hosts"

@@ -12,7 +12,8 @@ from holmes_core.records.job import Job, Model
 from holmes_runtime.config.model_shape import embedding_parameters, head_parameters, layer_parameters
 from holmes_runtime.config.schedule import microbatches_in_flight
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
-from planner.cost.counts import GRADIENT_BYTES, Execution, edge_bytes, memory_bytes
+from planner.cost.counts import Execution, edge_bytes, memory_bytes
+from planner.cost.engines import engine_of
 from planner.cost.fill import fill_share
 from planner.cost.packing import lossiest_codec
 from planner.cost.slot import Slot, head_parts_s, layer_parts_s
@@ -140,15 +141,17 @@ def aligned_stages(num_hosts: int, group_slots_per_host: int, dp: int) -> int:
 def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Candidate) -> Coefficients:
     """The coefficients of `candidate` on `fleet`, whose hosts `networks` join."""
     tp, dp, classes = candidate.tp, candidate.dp, fleet.classes
-    execution, model = candidate.execution(job), job.model
+    execution, model, engine = candidate.execution(job), job.model, engine_of(job)
     seconds = {slot: slot_s(job, slot, execution) for slot in {each.hardware.slot for each in classes}}
     slots = [seconds[each.hardware.slot] for each in classes]
     per_host = [each.group_slots_per_host(tp) for each in classes]
     at_once = [min(dp, group_slots) for group_slots in per_host]
-    message = tp * edge_bytes(model, execution)
-    packed = tp * edge_bytes(model, execution, lossiest_codec(job))  # what crosses the network that all share
-    travels = tp * (GRADIENT_BYTES + execution.value_bytes)
-    exchange = shard_exchange_bytes(1.0, dp)
+    message = tp * edge_bytes(model, execution) / engine.edge_share
+    # What crosses the network that all share:
+    packed = tp * edge_bytes(model, execution, lossiest_codec(job)) / engine.edge_share
+    travels = tp * sum(engine.travels_bytes(execution.value_bytes))
+    inside = shard_exchange_bytes(1.0, dp)
+    exchange = inside / engine.exchange_share
     names = fleet.cluster_names
     hardware = [each.hardware for each in classes]
     num_microbatches = candidate.num_microbatches(job.global_batch_size)
@@ -171,10 +174,10 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         shared_edge_s=tuple(
             _free_or(packed * n, each.shared_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
         ),
-        crossings=_crossings(fleet, networks, packed, max(at_once), dp),
+        crossings=_crossings(fleet, networks, packed, max(at_once), (dp, exchange)),
         fabric_sync_s_per_byte=tuple(_free_or(exchange, each.fabric_bytes_per_s) for each in hardware),
         shared_sync_s_per_byte=tuple(_free_or(exchange, each.shared_bytes_per_s) for each in hardware),
-        inside_sync_s_per_byte=tuple(exchange / tp / each.slot.inside.bandwidth_bytes_per_s for each in hardware),
+        inside_sync_s_per_byte=tuple(inside / tp / each.slot.inside.bandwidth_bytes_per_s for each in hardware),
         layer_sync_bytes=travels * layer_parameters(model, tp),
         first_sync_bytes=travels * embedding_parameters(model, tp),
         last_sync_bytes=travels * head_parameters(model, tp, is_first=candidate.pp == 1),
@@ -185,10 +188,13 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
 
 
 def _crossings(
-    fleet: Fleet, networks: Networks, message_bytes: int, at_once: int, dp: int
+    fleet: Fleet, networks: Networks, message_bytes: float, at_once: int, replicas: tuple[int, float]
 ) -> dict[tuple[int, int], Crossing]:
-    """The crossings; a host sends at most `at_once` messages at the same time, a stage `dp`."""
-    exchange, found = shard_exchange_bytes(1.0, dp), {}
+    """The crossings; a host sends at most `at_once` messages at the same time, a stage as many as it has `replicas`.
+
+    Those also have what they exchange of a byte.
+    """
+    (dp, exchange), found = replicas, {}
     for (x, one), (y, other) in combinations_with_replacement(enumerate(fleet.cluster_names), 2):
         measured = networks.connection(one, other)
         path = measured.sockets_bytes_per_s if x != y else None  # inside, the rates of NICs say it
@@ -218,12 +224,6 @@ def stage_memory_bytes(job: Job, candidate: Candidate, stage: int, num_layers: i
     held = microbatches_in_flight(candidate.fill, candidate.pp, num_microbatches, stage)
     is_first, is_last = stage == 0, stage == candidate.pp - 1
     return memory_bytes(job.model, candidate.execution(job), (num_layers,), held, is_first, is_last)
-
-
-def layer_memory_bytes(job: Job, execution: Execution) -> int:
-    """Bytes one more layer takes on a rank that holds one micro-batch."""
-    one, two = (memory_bytes(job.model, execution, (layers,), (1,), False, False) for layers in (1, 2))
-    return two - one
 
 
 def _capacity(job: Job, classes: Sequence[HostClass], candidate: Candidate) -> tuple[tuple[int, ...], ...]:

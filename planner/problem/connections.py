@@ -2,7 +2,7 @@
 
 NICs limit a link whose rate comes near theirs, and the ports say it; a rate clearly below is the way's between them,
 one clearly above shows that a port's is not what its driver reports. Of several pairs the lower middle one counts, of
-two directions the slower.
+two directions the slower. What hosts encrypt is told from what passed in a tunnel and in the clear beside it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ ENOUGH = 0.95  # of the best rate: more streams than it takes to get this only c
 
 Clusters = frozenset[str]
 """Two clusters, or one for the hosts inside it."""
+
+Way = Sequence[Link]
+"""One pair of hosts and direction, with different numbers of streams."""
 
 PortRate = Callable[[Link, int], float | None]
 """Bytes/s of payload of the port at one end of a link; None when not known."""
@@ -57,9 +60,9 @@ NOT_MEASURED = Connection()
 
 
 def read_connections(inventory: Inventory, port_rate: PortRate, part: float) -> Mapping[Clusters, Connection]:
-    """By clusters, what was measured. Rates are multiplied by `part`, what a calibrating run got of them."""
+    """By clusters, what was measured in the clear; rates by `part` of it, which is what a calibrating run got."""
     links: defaultdict[Clusters, list[Link]] = defaultdict(list)
-    for link in inventory.links:
+    for link in (link for link in inventory.links if not link.tunnel):
         links[frozenset(link.clusters)].append(link)
     trunks = {frozenset(trunk.clusters): part * _payload_bytes_per_s(trunk) for trunk in inventory.trunks}
     return {
@@ -71,14 +74,14 @@ def read_connections(inventory: Inventory, port_rate: PortRate, part: float) -> 
 def tunnel_network(inventory: Inventory, carrier: Network) -> Network:
     """The tunnel in the network `carrier`: at each host's address there, the line rate at which as much payload passes.
 
-    Where hosts.yaml says how much a host encrypts, no more than that.
+    Where it is known how much a host encrypts, no more than that.
     """
-    mtus, limit, plain = _mtus(inventory), _tunnel_limit(inventory), tcp_payload_share(None)
+    mtus, limits, plain = _mtus(inventory), encryption_limits(inventory), tcp_payload_share(None)
 
     def rate(port: NetworkPort) -> float | None:
         line = port.bandwidth_bytes_per_s
         payload = None if line is None else line * tunnel_payload_share(mtus.get((port.host, port.netdev)))
-        return min((each / plain for each in (payload, limit) if each is not None), default=None)
+        return min((each / plain for each in (payload, limits.get(port.host)) if each is not None), default=None)
 
     ports = (
         port.model_copy(update={"netdev": TUNNEL_NETDEV, "bandwidth_bytes_per_s": rate(port)}) for port in carrier.ports
@@ -90,23 +93,66 @@ def through_tunnel(inventory: Inventory, connections: Mapping[Clusters, Connecti
     """The connections, those between clusters with what is left of them in the tunnel; inside it is as it was."""
     mtus, ports = _mtus(inventory), inventory.shared.ports if inventory.shared is not None else ()
     mtu = min((mtu for port in ports if (mtu := mtus.get((port.host, port.netdev))) is not None), default=None)
-    share, limit = tunnel_payload_share(mtu) / tcp_payload_share(mtu), _tunnel_limit(inventory)
+    share, limits = _tunnel_share(mtu), encryption_limits(inventory)
+    latencies: defaultdict[Clusters, list[float]] = defaultdict(list)
+    for link in inventory.links:
+        if link.tunnel and link.latency_s is not None:
+            latencies[frozenset(link.clusters)].append(link.latency_s.median)
 
-    def tunnelled(connection: Connection) -> Connection:
+    def tunnelled(clusters: Clusters, connection: Connection) -> Connection:
         sockets, trunk = connection.sockets_bytes_per_s, connection.trunk_bytes_per_s
+        hosts = [host for cluster in inventory.clusters if cluster.name in clusters for host in cluster.hosts]
+        of_hosts = [limits.get(host, inf) for host in hosts] or [inf]
+        # A raised rate is every host's, whatever its port says; under others each port has its own limit.
+        limit = min(of_hosts) if connection.raised else max(of_hosts)
         return replace(
             connection,
-            sockets_bytes_per_s=sockets and min(sockets * share, limit or inf),
+            sockets_bytes_per_s=sockets and min(sockets * share, limit),
+            latency_s=max(latencies[clusters], default=connection.latency_s),
             trunk_bytes_per_s=trunk and trunk * share,
         )
 
-    return {key: tunnelled(each) if len(key) > 1 else each for key, each in connections.items()}
+    return {key: tunnelled(key, each) if len(key) > 1 else each for key, each in connections.items()}
 
 
-def _tunnel_limit(inventory: Inventory) -> float | None:
-    """Bytes/s of payload that a host encrypts each way, None where hosts.yaml does not say."""
+def encryption_limits(inventory: Inventory) -> Mapping[str, float]:
+    """By host, bytes/s of payload that it encrypts each way at most; without those of which no limit is known.
+
+    The least that was measured with it, for a host that was not tried the least of all; no more than hosts.yaml says.
+    """
+    tried = {host for link in inventory.links if link.tunnel for host in link.hosts}
+    measured: dict[str, float] = {}
+    for way in limited_by_encryption(inventory):
+        for host in way[0].hosts:
+            measured[host] = min(_rate(way), measured.get(host, inf))
     gbps = inventory.security.tunnel_gbps
-    return None if gbps is None else bytes_per_s_from_gbps(gbps)
+    stated, least = inf if gbps is None else bytes_per_s_from_gbps(gbps), min(measured.values(), default=inf)
+    names = (host.name for host in inventory.hosts)
+    limits = {name: min(stated, measured.get(name, inf if name in tried else least)) for name in names}
+    return {name: limit for name, limit in limits.items() if limit < inf}
+
+
+def limited_by_encryption(inventory: Inventory) -> list[Way]:
+    """The ways in tunnels through which clearly less passed than the same way had room for; of the others it limits."""
+    mtus = _mtus(inventory)
+    between = [link for link in inventory.links if link.kind == "between" and link.method != "ib_write_bw"]
+    clear = {_ends(way): _rate(way) for way in _ways(link for link in between if not link.tunnel)}
+
+    def room(way: Way) -> float:
+        sizes = [mtus.get(end) for end in zip(way[0].hosts, way[0].devices, strict=True)]
+        return clear.get(_ends(way), inf) * _tunnel_share(min((mtu for mtu in sizes if mtu is not None), default=None))
+
+    return [way for way in _ways(link for link in between if link.tunnel) if _rate(way) < NEAR_PORTS * room(way)]
+
+
+def _ends(way: Way) -> tuple[object, ...]:
+    """Between which ends it is, and which way; in a tunnel or not."""
+    return way[0].network, way[0].hosts, way[0].devices, way[0].direction
+
+
+def _tunnel_share(mtu: int | None) -> float:
+    """What is left in a tunnel of the payload that passes outside of it."""
+    return tunnel_payload_share(mtu) / tcp_payload_share(mtu)
 
 
 def _mtus(inventory: Inventory) -> dict[tuple[str, str | None], int | None]:
@@ -134,10 +180,6 @@ def _connection(links: Sequence[Link], port_rate: PortRate, part: float, trunk: 
         latency_s=max(latencies, default=0.0),
         trunk_bytes_per_s=trunk,
     )
-
-
-Way = Sequence[Link]
-"""One pair of hosts and direction, with different numbers of streams."""
 
 
 def _ways(links: Iterable[Link]) -> list[Way]:

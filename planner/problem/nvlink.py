@@ -18,9 +18,10 @@ def nvlink_rates(inventory: Inventory) -> Mapping[str, float]:
     running = [domain for domain in inventory.nvlink_domains if all(hosts[n].imex == "active" for n in domain.hosts)]
     rates: dict[str, float] = {}
     for cluster in inventory.clusters:
+        if not any(set(cluster.hosts) <= set(domain.hosts) for domain in running):
+            continue
         known = {name: rate for name in cluster.hosts if (rate := nvlink_bytes_per_s(hosts[name])) is not None}
-        inside = any(set(cluster.hosts) <= set(domain.hosts) for domain in running)
-        rates |= known if inside and len(known) == len(cluster.hosts) else {}
+        rates |= known if len(known) == len(cluster.hosts) else {}
     return rates
 
 

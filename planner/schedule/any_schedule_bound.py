@@ -15,8 +15,10 @@ Then the fastest rank that holds an average share of the layers updates it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import accumulate, pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -36,20 +38,27 @@ ONE_STAGE_A_RANK = (None, "1f1b", "gpipe", "eager")  # schedules, or none fixed,
 
 
 class Speeds(NamedTuple):
-    """(seconds of a layer, group slots) by class, fastest first; the least seconds of a head, the least share of a
-    layer's seconds that its forward takes."""
+    """By class, fastest first: seconds of a layer, and group slots of it and all before; the least seconds of a head,
+    the least share of a layer's seconds that its forward takes. No class without a group slot."""
 
-    classes: tuple[tuple[float, int], ...]
+    layer_s: tuple[float, ...]
+    ends: tuple[int, ...]
     head_s: float
     forward_share: float
 
-    def rate(self, first: int, stop: int) -> float:
-        """Layers a second of the group slots from `first` to `stop`, the fastest being 0."""
+    def rate(self, number: int) -> float:
+        """Layers a second of so many group slots, the fastest."""
         found, before = 0.0, 0
-        for layer_s, count in self.classes:
-            found += max(0, min(stop, before + count) - max(first, before)) / layer_s
-            before += count
+        for layer_s, end in zip(self.layer_s, self.ends, strict=True):
+            if number <= end:
+                return found + (number - before) / layer_s
+            found += (end - before) / layer_s
+            before = end
         return found
+
+    def slowest_s(self, number: int) -> float:
+        """Seconds of a layer on the slowest of so many group slots, the fastest."""
+        return self.layer_s[min(bisect_left(self.ends, number), len(self.ends) - 1)]
 
 
 class AnyScheduleBounds:
@@ -74,16 +83,16 @@ class AnyScheduleBounds:
     def work_s(self, candidate: Candidate) -> float:
         """Seconds of all the work on the fastest group slots, as though nobody waited."""
         speeds, slots, total = self._speeds_of(candidate), candidate.pp * candidate.dp, self._microbatches(candidate)
-        fastest_s = speeds.classes[0][0]
+        fastest_s = speeds.layer_s[0]
         if not fastest_s:
             return 0.0
         if self._shares_cores:
             return total * (self._num_layers * fastest_s + speeds.head_s) / slots
-        return self._layers(candidate) / speeds.rate(0, slots)
+        return total * (self._num_layers + speeds.head_s / speeds.slowest_s(slots)) / speeds.rate(slots)
 
     def candidate_s(self, candidate: Candidate, within_s: float = inf) -> float:
         """Seconds of a step of the candidate, at least; where that is more than `within_s`, it is looked no further."""
-        fastest_s, execution = self._speeds_of(candidate).classes[0][0], candidate.execution(self._job)
+        fastest_s, execution = self._speeds_of(candidate).layer_s[0], candidate.execution(self._job)
         stage_layers = -(-self._num_layers // candidate.pp)
         parameters = stage_layers * layer_parameters(self._job.model, candidate.tp)
         after_s = min(update_s(parameters, execution, each.hardware.slot) for each in self._classes)
@@ -95,8 +104,9 @@ class AnyScheduleBounds:
         exchanged_s = exchange_s + max(0, m - hiding) * stage_layers * fastest_s
         fill = self._fill_share(candidate)
         waited_s = max(self._filled_s(candidate, fill), exchanged_s)
-        if waited_s < within_s:
-            waited_s = max(waited_s, self._whole_layers_s(candidate, fill, within_s))
+        before_s = within_s / (1 - ROUNDING) - after_s
+        if waited_s < before_s:
+            waited_s = max(waited_s, self._whole_layers_s(candidate, fill, before_s))
         return (waited_s + after_s) * (1 - ROUNDING)
 
     def _filled_s(self, candidate: Candidate, fill: float) -> float:
@@ -106,15 +116,11 @@ class AnyScheduleBounds:
             candidate.dp,
             candidate.num_microbatches(self._job.global_batch_size),
         )
-        if len(speeds.classes) > 1:
+        if len(speeds.ends) > 1:
             most = self._microbatches(candidate) - dp + 1  # of a replica, if all others run one
-        rates = [speeds.rate(rank * dp, (rank + 1) * dp) for rank in range(candidate.pp)]
-        return self._layers(candidate) / sum(rate * (1 - fill / most) ** rank for rank, rate in enumerate(rates))
-
-    def _layers(self, candidate: Candidate) -> float:
-        """Layers of all micro-batches; heads count as layers on the slowest of the fastest group slots."""
-        speeds, slots = self._speeds_of(candidate), candidate.pp * candidate.dp
-        return self._microbatches(candidate) * (self._num_layers + speeds.head_s * speeds.rate(slots - 1, slots))
+        rates = pairwise(speeds.rate(rank * dp) for rank in range(candidate.pp + 1))
+        together = sum((after - before) * (1 - fill / most) ** rank for rank, (before, after) in enumerate(rates))
+        return self.work_s(candidate) * speeds.rate(candidate.pp * dp) / together
 
     def _whole_layers_s(self, candidate: Candidate, fill: float, within_s: float) -> float:
         """Of the busiest replica, as though it were on the fastest group slots alone, in whole layers a rank.
@@ -122,7 +128,7 @@ class AnyScheduleBounds:
         No more than `within_s`.
         """
         speeds, m = self._speeds_of(candidate), candidate.num_microbatches(self._job.global_batch_size)
-        layer_s = speeds.classes[0][0]
+        layer_s = speeds.layer_s[0]
 
         def layers_within(seconds: float) -> int:
             held = 0
@@ -177,4 +183,6 @@ class AnyScheduleBounds:
         counts: Sequence[int] = [each.num_group_slots(tp) for each in self._classes]
         classes = sorted((layer.both_s, count) for (layer, _), count in zip(seconds, counts, strict=True) if count)
         forward_shares = [layer.forward_s / layer.both_s for layer, _ in seconds if layer.both_s]
-        return Speeds(tuple(classes), min(head.both_s for _, head in seconds), min(forward_shares, default=0.0))
+        layers_s, numbers = zip(*classes, strict=True)
+        least_head_s = min(head.both_s for _, head in seconds)
+        return Speeds(layers_s, tuple(accumulate(numbers)), least_head_s, min(forward_shares, default=0.0))

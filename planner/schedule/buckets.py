@@ -10,6 +10,8 @@ from holmes_core.records.job import Model
 from holmes_runtime.config.model_shape import Part, embedding_parameters, head_parameters, layer_parameters
 from planner.cost.counts import GRADIENT_BYTES
 
+WHOLE = 2**62  # bytes: a bucket that a stage never fills
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -35,6 +37,11 @@ class Exchange(NamedTuple):
     late_s: float = 0.0
     across_reduce_s: float = 0.0
     across_gather_s: float = 0.0
+
+    def all_reduced(self) -> Exchange:
+        """The same with all that is gathered gathered as soon as it is reduced, which keeps the networks busy."""
+        reduce_s, across_s = self.reduce_s + self.gather_s, self.across_reduce_s + self.across_gather_s
+        return Exchange(reduce_s, 0.0, self.late_s, across_s, 0.0)
 
 
 def part_parameters(model: Model, tp: int, is_first: bool) -> dict[Part, int]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
+from math import inf
 
+from planner.cost.engines import engine_of
 from planner.problem.candidates import Candidate
 from planner.problem.problem import Problem
 from planner.schedule.least_memory import WORTH_MEMORY, in_least_memory
@@ -20,9 +22,11 @@ from planner.schedule.runners_up import Contender, best_of_each_crossing, fastes
 from planner.schedule.simulate import MOST_SIMULATED
 from planner.schedule.straddling import straddling_placements
 from planner.search.placement import Placement, PricedPlacement
+from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
 
-STARTS = 16  # contenders to begin with beside the best
+STARTS = 16  # contenders to begin with beside the best, of those that are near it:
+NEAR = 0.1  # of a step
 MOST_STAGES = 6  # of pipelines whose stages are changed; of longer ones only the depth in flight is
 MOST_WORK = 400_000  # forwards and backwards simulated in all: half a second
 EVENLY = (1, 2, 4, 8)  # micro-batches more in flight on all edges, wherever a climb stands: deeper is not always faster
@@ -30,18 +34,27 @@ LOOK, SIMULATION = 10, 500  # of that, what a bound costs by the square of the s
 
 
 def rank_improved(
-    problem: Problem, found: Sequence[PricedPlacement], candidates: Sequence[Candidate] = ()
+    problem: Problem,
+    found: Sequence[PricedPlacement],
+    candidates: Sequence[Candidate] = (),
+    left: TimeLeft | None = None,
+    most_starts: int = STARTS,
 ) -> list[Contender]:
     """As `rank_contenders`, each contender the best that is found around it, then around that one, and so on.
 
     It is begun with what is `found`, and with placements of `candidates` that straddle clusters.
     First all are run deeper or shallower, then the best are changed, as long as there is work left that may be done. In
     the end the best, and what comes so near that it may be it, are run in the least memory that is worth it.
+    No more than `most_starts` beside the best are begun with, and with fewer less is done in all. What no time is
+    `left` for is not done.
     """
-    climb, starts = _Climb(problem), rank_contenders(problem, found, STARTS)
-    straddling = list(straddling_placements(problem, candidates, starts[0].mode.step_s))
+    left = left or TimeLeft(inf)
+    climb = _Climb(problem, MOST_WORK * most_starts // STARTS, left)
+    starts = rank_contenders(problem, found, most_starts, NEAR, left)
+    within_s = starts[0].mode.step_s
+    straddling = [] if left.is_over else list(straddling_placements(problem, candidates, within_s))
     if straddling:
-        starts = rank_contenders(problem, [*(each.found for each in starts), *straddling], STARTS)
+        starts = rank_contenders(problem, [*(each.found for each in starts), *straddling], most_starts, NEAR, left)
     deeper = _fastest_first([climb.up_from(each, changed=False) for each in starts])
     climbed, degrees = list[Contender](), set[tuple[int, ...]]()
     for each in deeper:  # of the same degrees the best alone
@@ -51,7 +64,9 @@ def rank_improved(
         climbed.append(climb.up_from(each, changed=True) if changed else each)
     ranked = best_of_each_crossing(climbed)
     near_s = ranked[0].mode.step_s * (1 + WORTH_MEMORY)
-    near = (in_least_memory(problem, each) if each.mode.step_s <= near_s else each for each in ranked)
+    near = (
+        in_least_memory(problem, each) if each.mode.step_s <= near_s and not left.is_over else each for each in ranked
+    )
     return best_of_each_crossing(list(near))
 
 
@@ -71,8 +86,8 @@ class _Way:
 class _Climb:
     """Steps from one contender to a better one, as long as there is work left that may be done."""
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem, self._work = problem, MOST_WORK
+    def __init__(self, problem: Problem, work: int, left: TimeLeft) -> None:
+        self._problem, self._work, self._left = problem, work, left
 
     def up_from(self, contender: Contender, changed: bool) -> Contender:
         """The best contender that steps to better ones lead to; `changed`: not only in its depth."""
@@ -88,7 +103,7 @@ class _Climb:
         for way in sorted(self._near(best, changed, tried), key=lambda way: way.mode.step_s):
             pp, simulated = way.placement.candidate.pp, min(MOST_SIMULATED, *way.placement.microbatches)
             work = 4 * pp * simulated + SIMULATION
-            if work > self._work or way.mode.step_s >= within_s * (1 - RELATIVE_TOLERANCE):
+            if work > self._work or self._left.is_over or way.mode.step_s >= within_s * (1 - RELATIVE_TOLERANCE):
                 break
             self._work -= work
             mode = way.simulator.timed(way.mode)
@@ -103,6 +118,8 @@ class _Climb:
         placement = best.found.placement
         coeffs = self._problem.coefficients(placement.candidate)
         for each in self._placements(placement) if changed else (placement,):
+            if self._work <= 0 or self._left.is_over:
+                return
             simulator = PlacementSimulator(self._problem.job, coeffs, each)
             if simulator.busiest_s >= best.mode.step_s:
                 continue
@@ -114,7 +131,10 @@ class _Climb:
                     yield _Way(each, simulator, replace(mode, step_s=simulator.lower_bound_s(mode)))
 
     def _placements(self, placement: Placement) -> Iterator[Placement]:
-        """With one layer moved to another stage, or one stage to another position, with its layers or without."""
+        """With one layer moved to another stage, or one stage to another position, with its layers or without.
+
+        Of two stages both at once, too: the other order may be better with another cut alone.
+        """
         candidate, layers, sites = placement.candidate, placement.layers, placement.sites
         if self._problem.job.parallel.layers is not None or candidate.pp > MOST_STAGES:
             return
@@ -127,7 +147,8 @@ class _Climb:
             order.insert(taker, giver)
             rows, held = tuple(sites[s] for s in order), tuple(layers[s] for s in order)
             if rows != sites:
-                found += [replace(placement, sites=rows), replace(placement, sites=rows, layers=held)]
+                cuts = (layers, held) if candidate.pp > 2 else (layers, held, tuple(moved))
+                found += [replace(placement, sites=rows, layers=cut) for cut in cuts]
         for each in found:
             rooms = zip(each.layers, each.sites, capacity, strict=True)
             if min(each.layers) > 0 and all(held <= room[c] for held, row, room in rooms for c in set(row)):
@@ -137,7 +158,8 @@ class _Climb:
 def _deeper_or_shallower(problem: Problem, mode: RunMode, placement: Placement) -> Iterator[RunMode]:
     """As deep in flight as `mode`, a micro-batch deeper or shallower on one edge or on all, and evenly deep."""
     fixed, pp, most = problem.job.parallel, placement.candidate.pp, max(placement.microbatches) - 1
-    if pp == 1 or fixed.schedule not in (None, "eager") or (fixed.chunks or 1) > 1:
+    may_deepen = "eager" in engine_of(problem.job).schedules and fixed.schedule in (None, "eager")
+    if pp == 1 or not may_deepen or (fixed.chunks or 1) > 1:
         return
     now = mode.extra_in_flight or (0,) * (pp - 1)
     rows = {now: None, tuple(extra + 1 for extra in now): None, tuple(max(0, extra - 1) for extra in now): None}

@@ -14,12 +14,13 @@ from holmes_runtime.config.model_shape import Part, bucket_bytes, gradient_order
 from holmes_runtime.config.schedule import microbatches_in_flight
 from planner.cost.collectives import exchange_hops, exchange_share, times_as_long
 from planner.cost.compute_time import split_factor
-from planner.cost.counts import GRADIENT_BYTES, edge_bytes, edge_values, memory_bytes
+from planner.cost.counts import edge_bytes, edge_values, memory_bytes
+from planner.cost.engines import engine_of
 from planner.cost.fill import splits_backwards
 from planner.cost.packing import allowed_codecs, lossiest_codec, with_messages
 from planner.problem.coefficients import Coefficients, are_alike
 from planner.problem.exchange_rates import are_even, rings_on_nic, site_latency_s, sync_s_per_byte
-from planner.schedule.buckets import Bucket, Exchange, make_buckets
+from planner.schedule.buckets import WHOLE, Bucket, Exchange, make_buckets
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts
 from planner.schedule.simulate import Order, Pipeline, PipelineTimes, simulate
 from planner.schedule.step_end import slowest_update_s, tied_s
@@ -80,6 +81,7 @@ class PlacementSimulator:
         """What job.yaml allows, whether it fits into memory or not; their bounds are still to be found."""
         fixed, layers = self._job.parallel, self._placement.layers
         names = (fixed.schedule,) if fixed.schedule else tuple(name for name in SIMPLEST if name not in NEVER_TRIED)
+        names = tuple(name for name in names if name in engine_of(self._job).schedules)
         if fixed.chunks is not None and fixed.chunks > 1:
             names = ("interleaved",)
         for name in names:
@@ -266,8 +268,9 @@ class PlacementSimulator:
 
     def _stage_buckets(self, stage: int, layers: Sequence[int]) -> list[Bucket]:
         coeffs, tp, site = self._coeffs, self._placement.candidate.tp, self._sites[stage % self._pp]
-        value_bytes = self._execution.value_bytes
-        gather_part = value_bytes / (GRADIENT_BYTES + value_bytes)
+        engine = engine_of(self._job)
+        travels = engine.travels_bytes(self._execution.value_bytes)
+        gather_part = travels[1] / sum(travels)
         rings = self._rings(stage % self._pp)
         share = exchange_share(coeffs.candidate.dp, self._job.device) if rings else 1.0
         is_even = are_even(coeffs.cluster[c] for c in self._placement.sites[stage % self._pp])
@@ -277,19 +280,20 @@ class PlacementSimulator:
         latency_s, hops = site_latency_s(coeffs, site), exchange_hops(coeffs.candidate.dp, self._job.device)
 
         def exchange(parameters: int) -> Exchange:
-            seconds = per_byte * (tp * (GRADIENT_BYTES + value_bytes)) * parameters
+            seconds = per_byte * (tp * sum(travels)) * parameters
             reduced_s, gathered_s = seconds * (1 - gather_part), seconds * gather_part
-            return Exchange(
+            found = Exchange(
                 reduced_s + hops.reduce * latency_s, gathered_s + hops.gather * latency_s, hops.late * latency_s
             )
+            return found if engine.gathers_first else found.all_reduced()
 
         backward_s: dict[Part, float] = {
             "head": coeffs.head[slowest].backward_s,
             "layer": coeffs.layer[slowest].backward_s,
         }
         parts = gradient_order(layers[stage], stage == 0, stage == len(layers) - 1)
-        full_bytes = 0  # sharded by layer
-        if self._execution.weight_shards == 1:
+        full_bytes = 0 if engine.overlaps_exchange else WHOLE  # sharded by layer
+        if engine.overlaps_exchange and self._execution.weight_shards == 1:
             rank, held = stage % self._pp, sum(layers[stage % self._pp :: self._pp])
             full_bytes = bucket_bytes(stage_parameters(self._job.model, held, rank == 0, rank == self._pp - 1, tp))
         return make_buckets(self._job.model, tp, parts, backward_s, exchange, full_bytes)

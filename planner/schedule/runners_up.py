@@ -17,9 +17,12 @@ from planner.problem.candidates import RECOMPUTE, Candidate
 from planner.problem.problem import Problem
 from planner.schedule.placement_simulator import PlacementSimulator
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts, simplest
+from planner.schedule.simulate import MOST_SIMULATED
 from planner.search.placement import PricedPlacement
+from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
 
+WORK_WHEN_LATE = 200_000  # forwards and backwards simulated whatever the time: a few tenths of a second
 NEXT_BEST = 3  # runners-up, beside the best of every other crossing
 
 
@@ -32,14 +35,22 @@ class Contender:
     crossing: Crossing
 
 
-def rank_contenders(problem: Problem, found: Sequence[PricedPlacement], next_best: int = NEXT_BEST) -> list[Contender]:
+def rank_contenders(
+    problem: Problem,
+    found: Sequence[PricedPlacement],
+    next_best: int = NEXT_BEST,
+    near: float = inf,
+    left: TimeLeft | None = None,
+) -> list[Contender]:
     """The fastest contender and its runners-up, by seconds simulated by classes.
 
-    The runners-up are the `next_best`, and behind them the best of every other crossing.
+    The runners-up are the `next_best`, of those beyond `NEXT_BEST` what is as near to the fastest, as a part of its
+    step; and behind them the best of every other crossing. When no time is `left`, they are the best of what was
+    simulated until then.
     Raises HolmesError where job.yaml fixes a schedule that none of them can run.
     """
     entrants = [_Entrant(problem, each) for each in found]
-    _simulate_promising(entrants, next_best)
+    _simulate_promising(entrants, next_best, near, left)
     contenders = [Contender(each.found, simplest(each.simulated), each.crossing) for each in entrants if each.simulated]
     if not contenders:
         raise _none_can_run(problem.job, len(found))
@@ -65,6 +76,8 @@ class _Entrant:
         self.simulator = PlacementSimulator(problem.job, coeffs, found.placement)
         self.simulated: list[RunMode] = []
         self.best_s = inf  # of the modes simulated so far
+        microbatches = min(MOST_SIMULATED, *found.placement.microbatches)
+        self.work = 2 * found.placement.candidate.pp * microbatches  # forwards and backwards of one mode, about
 
     def simulate(self, mode: RunMode) -> None:
         """Finds the seconds of `mode`."""
@@ -72,7 +85,7 @@ class _Entrant:
         self.best_s = min(self.best_s, self.simulated[-1].step_s)
 
 
-def _simulate_promising(entrants: Sequence[_Entrant], next_best: int) -> None:
+def _simulate_promising(entrants: Sequence[_Entrant], next_best: int, near: float, left: TimeLeft | None) -> None:
     """Simulates the modes that may still be ranked, the lowest bound first.
 
     A placement enters with the compute of its busiest rank as its bound, which rules most of them out before each of
@@ -83,22 +96,25 @@ def _simulate_promising(entrants: Sequence[_Entrant], next_best: int) -> None:
         (each.simulator.busiest_s, next(number), each, None) for each in entrants
     ]
     heapify(waiting)
-    while waiting:
+    work = 0
+    while waiting and not (work > WORK_WHEN_LATE and left is not None and left.is_over):
         lower_bound_s, _, entrant, mode = heappop(waiting)
-        if lower_bound_s > _ranked_within_s(entrants, entrant.crossing, next_best) * (1 + RELATIVE_TOLERANCE):
+        if lower_bound_s > _ranked_within_s(entrants, entrant.crossing, next_best, near) * (1 + RELATIVE_TOLERANCE):
             continue
         if mode is not None:
             entrant.simulate(mode)
+            work += entrant.work
             continue
         for each in entrant.simulator.modes():
             heappush(waiting, (each.step_s, next(number), entrant, each))
 
 
-def _ranked_within_s(entrants: Sequence[_Entrant], crossing: Crossing, next_best: int) -> float:
+def _ranked_within_s(entrants: Sequence[_Entrant], crossing: Crossing, next_best: int, near: float) -> float:
     """Seconds within which a placement with that crossing may still be ranked."""
     known = sorted(each.best_s for each in entrants)
+    known += [inf] * (max(next_best, NEXT_BEST) + 1 - len(known))
     of_its_kind = min(each.best_s for each in entrants if each.crossing == crossing)
-    return max(known[next_best], of_its_kind) if len(known) > next_best else inf
+    return max(known[NEXT_BEST], min(known[next_best], known[0] * (1 + near)), of_its_kind)
 
 
 def _none_can_run(job: Job, num_placements: int) -> HolmesError:

@@ -11,6 +11,7 @@ from itertools import permutations
 from math import inf
 
 from planner.problem.candidates import Candidate
+from planner.problem.coefficients import Coefficients
 from planner.problem.problem import Problem
 from planner.schedule.any_schedule_bound import AnyScheduleBounds
 from planner.search.placement import Placement, PricedPlacement, even_shares, usual_cut
@@ -38,13 +39,31 @@ def straddling_placements(
 
 def _placements(problem: Problem, candidate: Candidate) -> Iterator[Placement]:
     """One for each order of the clusters in which a stage straddles some."""
-    coeffs, dp = problem.coefficients(candidate), candidate.dp
-    cut, shares = usual_cut(problem.job, candidate.pp), even_shares(coeffs.total_microbatches, dp)
+    coeffs = problem.coefficients(candidate)
+    cut, shares = usual_cut(problem.job, candidate.pp), even_shares(coeffs.total_microbatches, candidate.dp)
     for order in permutations(range(len(problem.fleet.cluster_names))):
         classes = [c for cluster in order for c, own in enumerate(coeffs.cluster) if own == cluster]
-        slots = [c for c in classes for _ in range(coeffs.group_slots[c])]
-        sites = tuple(tuple(sorted(slots[first : first + dp])) for first in range(0, candidate.pp * dp, dp))
-        rooms = zip(cut, sites, coeffs.capacity, strict=True)
+        sites = _fill_in_order(coeffs, classes)[: candidate.pp]
         straddles = any(len({coeffs.cluster[c] for c in row}) > 1 for row in sites)
-        if straddles and all(held <= room[c] for held, row, room in rooms for c in row):
+        if len(sites) < candidate.pp or not straddles:
+            continue
+        rooms = zip(cut, sites, coeffs.capacity, strict=True)
+        if all(held <= room[c] for held, row, room in rooms for c in row):
             yield Placement(candidate, cut, sites, shares)
+
+
+def _fill_in_order(coeffs: Coefficients, classes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Stages on group slots of `classes` one after another: of each as many whole ones as it can hold by itself."""
+    dp, rows, begun = coeffs.candidate.dp, list[tuple[int, ...]](), list[int]()
+    for c in classes:
+        left = coeffs.group_slots[c]
+        if begun:
+            taken = min(left, dp - len(begun))
+            begun, left = [*begun, *[c] * taken], left - taken
+            if len(begun) < dp:
+                continue
+            rows.append(tuple(sorted(begun)))
+        whole = min(left // dp, coeffs.most_stages[c])
+        rows += [(c,) * dp] * whole
+        begun = [c] * min(left - whole * dp, dp - 1)
+    return tuple(rows)

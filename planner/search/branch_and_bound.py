@@ -15,6 +15,7 @@ from math import inf
 from pathlib import Path
 from typing import Literal
 
+from planner.cost.fill import fills
 from planner.problem.candidates import (
     RECOMPUTE,
     Candidate,
@@ -128,7 +129,8 @@ def _explore_all(
     """Explores the candidates; those that may fit, each with its lower bound from compute alone, in ascending order."""
     branches = [branch for each in candidates if (branch := _first_branch(state, each)) is not None]
     ranked = tuple(sorted((branch.lower_bound_s, branch.candidate) for branch in branches))
-    branches += [other for branch in branches for other in _with_less_fill(state, branch)]
+    if len(fills(state.problem.job, 2, RECOMPUTE[0])) > 1:
+        branches += [other for branch in branches for other in _with_less_fill(state, branch)]
     explore(state, branches, progress)
     return ranked
 
@@ -290,4 +292,4 @@ def _status(state: SearchState, bound_s: float) -> Status:
     """How sure it is that the incumbent is the best."""
     if bound_s >= state.incumbent_s * (1 - RELATIVE_TOLERANCE):
         return "optimal"
-    return "time limit" if state.is_late else "near optimal"
+    return "time limit" if state.is_late or state.ran_out else "near optimal"

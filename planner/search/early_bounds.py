@@ -6,16 +6,17 @@ They need none of a candidate's coefficients, and rule out all but a few hundred
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
 
 from holmes_core.records.job import Recompute
 from holmes_runtime.config.model_shape import layer_parameters
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
-from planner.cost.counts import GRADIENT_BYTES, whole_layers_bytes
-from planner.cost.fill import fill_share
+from planner.cost.counts import more_layer_bytes, whole_layers_bytes
+from planner.cost.engines import engine_of
+from planner.cost.fill import Fill, fill_share
 from planner.problem.candidates import Candidate, more_recompute
-from planner.problem.coefficients import layer_memory_bytes, slot_s
+from planner.problem.coefficients import slot_s
 from planner.problem.exchange_rates import two_levels
 from planner.problem.problem import Problem
 from planner.problem.sharded_weights import least_traffic
@@ -48,7 +49,7 @@ class EarlyBounds:
     def __init__(self, problem: Problem) -> None:
         self._job, self._fleet, self._num_layers = problem.job, problem.fleet, problem.job.model.num_layers
         self._speeds, self._fewest_stages = cache(self._read_speeds), cache(self._read_fewest_stages)
-        self._more_recompute = cache(partial(more_recompute, problem.job))
+        self._more_recompute = cache(self._read_more_recompute)
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether the class with the largest memory might hold a stage's layers."""
@@ -60,11 +61,18 @@ class EarlyBounds:
     def more_recompute(self, candidate: Candidate) -> Candidate | None:
         """As `more_recompute` of candidates.py, for very many: it depends on little."""
         c = candidate
-        of = self._more_recompute(Candidate(c.tp, min(c.pp, 2), 1, 1, c.recompute, c.fill, c.weight_shards))
-        if of is None:
+        recompute = self._more_recompute(c.tp, c.pp > 1, c.recompute, c.fill, c.weight_shards)
+        if recompute is None:
             return None
         sizes = c.tp, c.pp, c.dp, c.micro_batch_size
-        return Candidate(*sizes, of.recompute, c.fill, c.weight_shards, c.optimizer_offload)
+        return Candidate(*sizes, recompute, c.fill, c.weight_shards, c.optimizer_offload)
+
+    def _read_more_recompute(
+        self, tp: int, is_pipeline: bool, recompute: Recompute, fill: Fill, weight_shards: int
+    ) -> Recompute | None:
+        like = Candidate(tp, 2 if is_pipeline else 1, 1, 1, recompute, fill, weight_shards)
+        more = more_recompute(self._job, like)
+        return None if more is None else more.recompute
 
     def compute_s(self, candidate: Candidate) -> float:
         """Lower bound on the step, in seconds, with stages in blocks: from compute alone.
@@ -72,9 +80,9 @@ class EarlyBounds:
         The pace is no faster than that of all group slots at work, nor than that of the fastest class with L/p layers,
         which the fullest of p stages holds at least.
         """
-        fastest_s = self._speeds_of(candidate).classes[0].layer_s
-        pace_s = max(self._average_s(candidate), fastest_s * -(-self._num_layers // candidate.pp))
-        return self._at_pace_s(candidate, pace_s)
+        speeds = self._speeds_of(candidate)
+        fullest_s = speeds.classes[0].layer_s * -(-self._num_layers // candidate.pp)
+        return self._at_pace_s(candidate, max(self._average_s(candidate, speeds), fullest_s), speeds)
 
     def whole_layers_s(self, candidate: Candidate, mixed: bool) -> float | None:
         """Lower bound as `compute_s`, of stages that hold whole layers; None where the hosts cannot hold p stages.
@@ -85,12 +93,12 @@ class EarlyBounds:
         if sum(count for _, count in stages) < candidate.pp:
             return None
         if stages[0][0] == 0:
-            return self._at_pace_s(candidate, 0.0)
+            return self._at_pace_s(candidate, 0.0, self._speeds_of(candidate))
         pace_s = self._num_layers / sum(count / layer_s for layer_s, count in stages)
         while True:
             held = [int(pace_s * (1 + ROUNDING) / layer_s) for layer_s, _ in stages]
             if sum(layers * count for layers, (_, count) in zip(held, stages, strict=True)) >= self._num_layers:
-                return self._at_pace_s(candidate, pace_s / (1 + ROUNDING))
+                return self._at_pace_s(candidate, pace_s / (1 + ROUNDING), self._speeds_of(candidate))
             pace_s = min((layers + 1) * layer_s for layers, (layer_s, _) in zip(held, stages, strict=True))
 
     def whole_replicas_s(self, candidate: Candidate) -> float:
@@ -103,9 +111,9 @@ class EarlyBounds:
         held = -(-self._num_layers // candidate.pp)
         sync_s = max(crossing_s, held * (crossing_s - speeds.classes[-1].layer_s) - speeds.most_head_s)
         mean = self._job.global_batch_size / (candidate.dp * candidate.micro_batch_size)
-        average_s = self._average_s(candidate)
-        alone_s = self._at_pace_s(candidate, speeds.classes[0].layer_s * held)
-        together_s = self._at_pace_s(candidate, average_s, mean)
+        average_s = self._average_s(candidate, speeds)
+        alone_s = self._at_pace_s(candidate, speeds.classes[0].layer_s * held, speeds)
+        together_s = self._at_pace_s(candidate, average_s, speeds, mean)
         filled_s = (mean + self._fill_share(candidate) * (candidate.pp - 1)) * average_s
         return max(alone_s, together_s, filled_s) + sync_s
 
@@ -126,24 +134,24 @@ class EarlyBounds:
             if candidate.dp % count == 0 and shared and fabric:
                 across, inside = two_levels(candidate.dp, count)
                 ring = min(ring, max(across / shared, inside / fabric))
-        execution = candidate.execution(self._job)
-        size = candidate.tp * layer_parameters(self._job.model, candidate.tp) * (GRADIENT_BYTES + execution.value_bytes)
+        travels = sum(engine_of(self._job).travels_bytes(candidate.execution(self._job).value_bytes))
+        size = candidate.tp * layer_parameters(self._job.model, candidate.tp) * travels
         return shard_exchange_bytes(size, candidate.dp) * float(ring)
 
-    def _at_pace_s(self, candidate: Candidate, pace_s: float, mean: float | None = None) -> float:
+    def _at_pace_s(self, candidate: Candidate, pace_s: float, speeds: Speeds, mean: float | None = None) -> float:
         """Seconds of the steady state at that pace, and of the fill on the fastest group slots.
 
         Of the busiest replica, or of `mean` micro-batches.
         """
-        speeds, share = self._speeds_of(candidate), self._fill_share(candidate)
+        share = self._fill_share(candidate)
         m = candidate.num_microbatches(self._job.global_batch_size) if mean is None else mean
         work_s = self._num_layers * speeds.classes[0].layer_s + speeds.least_head_s
         return (m - share) * pace_s + share * work_s
 
-    def _average_s(self, candidate: Candidate) -> float:
+    def _average_s(self, candidate: Candidate, speeds: Speeds) -> float:
         """Seconds per micro-batch of a stage if the fastest group slots shared the work evenly in time."""
         left, rate = candidate.pp * candidate.dp, 0.0
-        for layer_s, group_slots, _ in self._speeds_of(candidate).classes:
+        for layer_s, group_slots, _ in speeds.classes:
             if group_slots >= left:
                 rate += left / layer_s if layer_s else 0.0
                 break
@@ -164,6 +172,8 @@ class EarlyBounds:
         return found
 
     def _fill_share(self, candidate: Candidate) -> float:
+        if candidate.fill == "1f1b":
+            return 1.0
         m = candidate.num_microbatches(self._job.global_batch_size)
         return fill_share(self._job, candidate.fill, candidate.pp, m, self._speeds_of(candidate).first)
 
@@ -199,7 +209,7 @@ class EarlyBounds:
         if len(known) < len(memories):
             return 1
         taken = execution.reserve_bytes + whole_layers_bytes(self._job.model, execution, False, False)
-        most = max(0, max(known) - taken) // layer_memory_bytes(self._job, execution)
+        most = max(0, max(known) - taken) // more_layer_bytes(self._job.model, execution)
         return -(-self._num_layers // most) if most else self._num_layers + 1
 
 

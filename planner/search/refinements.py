@@ -90,7 +90,7 @@ class SearchState:
         clusters = len({each.cluster for each in problem.fleet.classes})
         self.gap = RELATIVE_TOLERANCE if _may_be_proved(problem, clusters) else ACCEPTED_GAP
         self.several_clusters = clusters > 1
-        self._late_looks = 0
+        self._late_looks, self.ran_out = 0, False
         self._time_limit_s, self._deadline_s = time_limit_s, time.monotonic() + time_limit_s
         self._relaxations: dict[Key, LowerBounds] = {}
 
@@ -131,6 +131,11 @@ class SearchState:
     def leave_open(self, bound_s: float) -> None:
         """Notes that placements of `bound_s` or more were not looked for."""
         self.open_bounds_s.append(bound_s)
+
+    def run_out(self, bound_s: float) -> None:
+        """Notes that a program's share of the time ended before placements of `bound_s` or more were ruled out."""
+        self.ran_out = True
+        self.leave_open(bound_s)
 
     def leave_slower_open(self) -> None:
         """Notes that what does not beat the incumbent was not looked for."""
@@ -307,6 +312,6 @@ def _solve(state: SearchState, key: Key, spec: ProgramSpec, bound_s: float) -> N
     solution = solve(spec, max(LEAST_PROGRAM_S, state.program_limit_s))
     state.programs += 1
     if solution.status == "time limit":
-        state.leave_open(max(bound_s, solution.bound_s or 0.0))
+        state.run_out(max(bound_s, solution.bound_s or 0.0))
     if state.keep(key, placement_of(spec, solution)):
         state.specs[key] = spec

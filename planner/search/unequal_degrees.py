@@ -22,6 +22,7 @@ from planner.problem.fleet import Fleet
 from planner.problem.problem import Problem
 from planner.search.closed_form import Block, joined_blocks_step_s
 from planner.search.placement import PricedPlacement, even_shares
+from planner.tolerances import ROUNDING
 
 OFFERS_PER_TP = {2: 2, 3: 1, 4: 1}  # by number of classes: offers of each that are combined; with more, too many
 
@@ -70,7 +71,8 @@ def _joined(
     num_layers = problem.job.model.num_layers
     pace_s = num_layers / sum(offer.stages / offer.layer_s for offer in offers)
     same = len({(offer.candidate.tp, offer.candidate.dp) for offer in offers}) == 1
-    if same or waves * pace_s >= least_s:
+    held = sum(offer.stages * int(least_s / waves / offer.layer_s * (1 + ROUNDING)) for offer in offers)
+    if same or waves * pace_s >= least_s or held < num_layers:
         return None
     cuts = cut_layers(num_layers, offers)
     stages_s = [held * offer.layer_s for offer, cut in zip(offers, cuts, strict=True) for held in cut]

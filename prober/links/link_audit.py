@@ -22,7 +22,7 @@ def audit_links(inventory: Inventory, links: Sequence[Link]) -> tuple[Finding, .
 
 def _tcp_findings(inventory: Inventory, links: Iterable[Link]) -> Iterator[Finding]:
     """One finding a direction whose best number of streams stays below 70 % of the slower port's rate."""
-    for link in best_links(link for link in links if link.method != "ib_write_bw"):
+    for link in best_links(link for link in links if link.method != "ib_write_bw" and not link.tunnel):
         rate = _tcp_rate(inventory, link)
         measured = link.bandwidth_bytes_per_s.median
         if rate is not None and measured < TCP_SHARE * min(rate, TOOL_CEILING_BYTES_PER_S[link.method]):

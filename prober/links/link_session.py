@@ -1,4 +1,4 @@
-"""A host's end of the link test: `link_node.py` running there over SSH, asked and answering."""
+"""A host's part of the link test: programs running there over SSH, asked and answering; sent, and never stored."""
 
 from __future__ import annotations
 
@@ -8,35 +8,44 @@ import queue
 import shlex
 import threading
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from holmes_core.records.inventory import Host
 from holmes_core.remote.connect import connect
 from holmes_core.remote.transport import Stream
-from prober.links import link_node
+from holmes_runtime.admission import wireguard_tools
+from prober.links import link_node, tunnel_end
+from prober.rules.told_rules import TUNNEL_NOT_MEASURED
 
 ANSWER_S = 15.0
 _BOOTSTRAP = "import sys; i = sys.stdin.buffer; exec(compile(i.read(int(i.readline())), 'holmes', 'exec'))"
 
 
 class LinkProblem(Exception):
-    """A test that gave no figure. `rule` is its id in the audit catalogue, `said` all that the tool said."""
+    """A test that gave no figure. `rule` is its id in the audit catalogue, `said` all that the tool said.
 
-    def __init__(self, rule: str, evidence: str, said: str = "") -> None:
+    `remedy` is what to do about it, where the host knows better than the catalogue.
+    """
+
+    def __init__(self, rule: str, evidence: str, said: str = "", remedy: str | None = None) -> None:
         super().__init__(evidence)
         self.rule = rule
         self.evidence = evidence
         self.said = said
+        self.remedy = remedy
 
 
-class LinkSession:
-    """One host that can be asked to take part in tests. Closing it ends everything it runs there.
+class HostProgram:
+    """A program of ours on one host, asked and answering. Closing it ends it and everything it runs there.
 
-    Opening raises HostError when the host cannot be entered, LinkProblem when its Python does not run.
+    Opening raises HostError when the host cannot be entered.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, program: ModuleType, *needed: ModuleType) -> None:
+        """Starts `program`, which may import `needed` and the standard library."""
         self.host = host.name
+        self._mark: str = program.MARK
         self._python = host.access.python
         self._connection = connect(host.name, host.access)
         try:
@@ -46,9 +55,8 @@ class LinkSession:
             self._answers: queue.Queue[str | None] = queue.Queue()
             threading.Thread(target=self._collect, daemon=True).start()
             self._lost: LinkProblem | None = None
-            program = Path(link_node.__file__).read_bytes()
-            self._send(b"%d\n%s" % (len(program), program))
-            self.tools: frozenset[str] = frozenset(self.ask("tools")["tools"])
+            text = program_text(program, *needed)
+            self._send(b"%d\n%s" % (len(text), text))
         except BaseException:
             self._connection.close()
             raise
@@ -75,6 +83,8 @@ class LinkSession:
             last = (errors.strip().splitlines() or ["no message"])[-1]
             raise self._lose(f"`{self._python}` ended the link test with {code}: {last[:200]}")
         answer: dict[str, Any] = json.loads(line)
+        if "refused" in answer:
+            raise LinkProblem(TUNNEL_NOT_MEASURED.id, answer["refused"], remedy=answer["remedy"])
         if "error" in answer:
             raise LinkProblem("NET-PORT-CLOSED" if answer["closed"] else "PROBE-TOOL-FAILED", answer["error"])
         return answer
@@ -97,6 +107,50 @@ class LinkSession:
     def _collect(self) -> None:
         """Answers as they come; what a login script prints is none."""
         for line in self._stream.lines():
-            if line.startswith(link_node.MARK):
-                self._answers.put(line[len(link_node.MARK) :])
+            if line.startswith(self._mark):
+                self._answers.put(line[len(self._mark) :])
         self._answers.put(None)
+
+
+class LinkSession(HostProgram):
+    """One host that can be asked to take part in tests.
+
+    Opening raises HostError when the host cannot be entered, LinkProblem when its Python does not run.
+    """
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host, link_node)
+        try:
+            self.tools: frozenset[str] = frozenset(self.ask("tools")["tools"])
+        except BaseException:
+            self.close()
+            raise
+
+
+class TunnelSession(HostProgram):
+    """One host that can be asked for its end of a tunnel. Opening raises as HostProgram's does, and makes none yet."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host, tunnel_end, wireguard_tools)
+
+    def close(self) -> None:
+        """Take the tunnel down and end the program there. Raises LinkProblem where the host does not say that it is."""
+        try:
+            self.ask("take_down")
+        finally:
+            super().close()
+
+
+def program_text(program: ModuleType, *needed: ModuleType) -> bytes:
+    """The program as one text, in which the modules it needs are imported without files."""
+    lines = ["import sys, types"]
+    for module in needed:
+        lines += [f"module = sys.modules[{module.__name__!r}] = types.ModuleType({module.__name__!r})"]
+        lines += [f"exec(compile({_source(module)!r}, {module.__name__!r}, 'exec'), module.__dict__)"]
+    lines += [f"exec(compile({_source(program)!r}, {program.__name__!r}, 'exec'))"]
+    return "\n".join(lines).encode()
+
+
+def _source(module: ModuleType) -> str:
+    assert module.__file__ is not None
+    return Path(module.__file__).read_text(encoding="utf-8")

@@ -15,6 +15,7 @@ from prober.links.link_session import LinkProblem, LinkSession
 from prober.links.pair_test import USUAL_LIMITS, LinkLimits, PairTest, Sessions, link_finding
 from prober.links.trunk_rate import alone_links, trunk_pairs
 from prober.links.trunk_test import measure_trunk
+from prober.links.tunnel_test import measure_in_tunnel
 from prober.rules.told_rules import RULE_OF_ERROR
 
 MAX_AT_ONCE = 64
@@ -34,8 +35,9 @@ class LinkResults:
 def measure_links(inventory: Inventory, progress: Progress, limits: LinkLimits = USUAL_LIMITS) -> LinkResults:
     """Links between a few pairs of every cluster and every two clusters, no host in two tests at a time; then trunks.
 
+    Where hosts.yaml asks for encryption between clusters, their pairs are measured in a tunnel too, right after.
     `progress("a1 - b1", state)` is called as each pair or trunk is done. Nothing is written on the hosts, and what
-    runs there ends with this call or, at the latest, with this process.
+    runs there ends with this call or, at the latest, soon after this process.
     """
     measured = LinkResults()
     pairs = choose_pairs(inventory, limits.pairs)
@@ -96,4 +98,8 @@ def _measure_pair(inventory: Inventory, pair: Pair, sessions: Sessions, limits: 
                     result.links.append(link)
             except LinkProblem as problem:
                 result.problems.append(test.problem(problem))
+    if inventory.encrypts and pair.kind == "between" and result.links:
+        for measured in measure_in_tunnel(inventory, pair, sessions, limits):
+            result.links += [measured] if isinstance(measured, Link) else []
+            result.problems += [measured] if isinstance(measured, Finding) else []
     return result

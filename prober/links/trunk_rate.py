@@ -25,8 +25,9 @@ Alone = Mapping[tuple[tuple[str, str], Direction], Link]  # by hosts and directi
 
 
 def alone_links(links: Iterable[Link]) -> Alone:
-    """What each pair between clusters carried by TCP with nobody beside it."""
-    between = [link for link in links if link.kind == "between" and link.method != "ib_write_bw"]
+    """What each pair between clusters carried by TCP in the clear with nobody beside it."""
+    clear = [link for link in links if not link.tunnel]
+    between = [link for link in clear if link.kind == "between" and link.method != "ib_write_bw"]
     return {(link.hosts, link.direction): link for link in best_links(between)}
 
 

@@ -114,6 +114,16 @@ TRUNK_LOW = About(
     "look at what else uses the way; correct `trunks:` in hosts.yaml, or leave it out to go by the measured",
     "Holmes, docs/probe.md (trunks)",
 )
+TUNNEL_NOT_MEASURED = About(
+    "NET-TUNNEL-NOT-MEASURED",
+    "W",
+    "hosts.yaml asks for WireGuard between clusters, and `--links` could make no tunnel between two hosts, or nothing "
+    "passed through it",
+    "the plan goes by `tunnel_gbps`, by what other hosts encrypt, or by the network's rate where neither is known; a "
+    "launch needs the same tools, rights and ports, and is refused without",
+    "do what the finding says; where nothing passed, open UDP port 51820 and those after it between all hosts",
+    "Holmes, docs/security.md (encryption between clusters); wg(8)",
+)
 TCP_LOW = About(
     "NET-BW-LOW",
     "W",
@@ -151,7 +161,7 @@ PORT_CLOSED = About(
 ABOUT = (
     *(UNREACHABLE, KEY_UNKNOWN, KEY_CHANGED, NO_LOGIN),
     *(TOOL_MISSING, TOOL_UNREAD, NO_PERMISSION, TOOL_FAILED, TRUNCATED, VALUE_IMPOSSIBLE, HOSTS_MIXED),
-    *(TRUNK_UNKNOWN, TRUNK_LOW, TCP_LOW, RDMA_LOW, GPU_RDMA_LOW, PORT_CLOSED),
+    *(TRUNK_UNKNOWN, TRUNK_LOW, TUNNEL_NOT_MEASURED, TCP_LOW, RDMA_LOW, GPU_RDMA_LOW, PORT_CLOSED),
 )
 
 RULE_OF_ERROR: Mapping[HostErrorKind, str] = {

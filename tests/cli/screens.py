@@ -7,32 +7,57 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from rich.color import ColorSystem
+
+from holmes_cli.commands.launched.ps_command import show_runs
+from holmes_cli.commands.launched.status_command import KnownRun, show_known
+from holmes_cli.gpu_holders import show_claims
 from holmes_cli.screen import terminal
+from holmes_cli.screen.change_tables import mode_sheets, what_if_sheet
+from holmes_cli.screen.comparison_tables import comparison_sheets
 from holmes_cli.screen.run_view import RunView
 from holmes_cli.screen.show_bundles import show_bundles
-from holmes_cli.screen.show_plan import show_plan
+from holmes_cli.screen.show_inventory import show_changes, show_inventory
+from holmes_cli.screen.show_origin import Foreign, confirm_foreign
+from holmes_cli.screen.show_plan import islands_sheet, show_islands, show_plan, show_sheet
 from holmes_cli.screen.show_preflight import show_preflight
+from holmes_cli.screen.show_rule import show_rule
 from holmes_cli.screen.show_run import show_run
-from holmes_core.records.inventory import Inventory
-from holmes_core.records.job import LaunchSettings
-from holmes_core.records.plan import Plan
-from holmes_core.records.run import Failure, MeasuredTraffic, Run
+from holmes_core.errors import HolmesError
+from holmes_core.records.access import LaunchSettings
+from holmes_core.records.inventory import Finding, Inventory
+from holmes_core.records.islands import IslandsSection
+from holmes_core.records.plan import IslandsPlan, Plan
+from holmes_core.records.run import Controller, Failure, MeasuredTraffic, Run, Settings
+from holmes_runtime.config.node_config import GpuClaim
 from launcher.journal.run_events import LogLine, NodeState, Notice
+from launcher.journal.run_store import StoredRun
 from launcher.journal.step_metrics import StepMetrics, StepTraffic, by_interface
 from launcher.nodes.preflight import Fault, Preflight
+from launcher.prepare.brought_along import Brought
 from launcher.prepare.bundle import Parcel
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables
-from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+from planner.advice.changes import apply_changes
+from planner.advice.what_if import parse_changes
+from planner.islands.joined_alike import joined_alike
+from prober.catalogue import CATALOGUE
+from prober.clusters import find_clusters, find_shared_network
+from prober.differences import peer_differences
+from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+from tests.planner.islands_jobs import planned_mode
+from tests.planner.measured_links import measured, with_links
+from tests.prober.test_clusters import host, ib, roce
 
 FOLDER = Path(__file__).parent.parent / "data" / "screens"
 WIDTHS = (80, 120)
 FIXED = {"pp": 2, "dp": 32, "micro_batch_size": 1, "schedule": "1f1b", "recompute": "none"}
 RUNS = Path("runs")
+HOME = Path("/home/mary")
 STARTED_S = 1.7e9
 
 
@@ -97,6 +122,14 @@ def _plan() -> None:
     show_plan(*gpu_plan())
 
 
+def _islands() -> None:
+    """The bed's clusters at 2 Mbit/s."""
+    far = joined_alike(cpu_inventory([2, 2]), 0.002 * GBPS, 0.02)
+    plan = planned_mode(far, bed_job(parallel={}, steps=100, islands=IslandsSection(inner_steps=20)))
+    assert isinstance(plan, IslandsPlan)
+    show_islands(plan, (islands_sheet(plan), *mode_sheets(plan.modes)))
+
+
 def _dry_run() -> None:
     plan, _ = gpu_plan()
     job = plan.job.model_copy(update={"launch": LaunchSettings(environment={"HF_HOME": "/data/hf"})})
@@ -144,33 +177,114 @@ def _preflight() -> None:
     show_preflight(Preflight((Fault("disk", "b1", "10 MiB free for the run's logs"),), frozenset()))
 
 
+def _probe() -> None:
+    """Two clusters, of which one host is down and one has an older torch."""
+    old = roce("gpu-b2.example.org", 4)
+    old = old.model_copy(update={"software": old.software.model_copy(update={"torch": "2.4.0"})})
+    hosts = (ib("gpu-a1.example.org", 1), ib("gpu-a2.example.org", 2), roce("gpu-b1.example.org", 3), old)
+    clusters, found = find_clusters(hosts, {})
+    away = host("gpu-b3.example.org").model_copy(update={"reachable": False})
+    fleet = Inventory(hosts=(*hosts, away), clusters=clusters, shared=find_shared_network(hosts), findings=found)
+    link = measured(("gpu-a1.example.org", "gpu-b1.example.org"), 1.1e9, 2e-4, streams=4)
+    link = link.model_copy(update={"network": "shared"})
+    finding = Finding(
+        rule="HOST-NO-ANSWER",
+        severity="F",
+        hosts=(away.name,),
+        evidence="no answer within 20 s",
+        effect="the host is left out",
+        remedy="look whether it is up",
+    )
+    show_inventory(with_links(fleet, link).model_copy(update={"findings": (*found, finding)}))
+    show_changes("inventory.json", peer_differences(fleet))
+
+
+def _explain() -> None:
+    show_rule(CATALOGUE["NET-INTERFACE-DOWN"])
+
+
+def _compare() -> None:
+    plan, fleet = bed_plan(), cpu_inventory([2, 2], shared_gbps=0.02)
+    usual = plan_for(fleet, bed_job(), order="usual")
+    for sheet in comparison_sheets(plan, usual, "plan-usual.json"):
+        show_sheet(sheet, terminal.out)
+    faster = apply_changes(fleet, parse_changes("link:a-b=1Gb/s", fleet))
+    outcomes: dict[str, Plan | HolmesError] = {
+        "link:a-b=1Gb/s": plan_for(faster, bed_job()),
+        "-host:b2": HolmesError("four hosts are needed", ""),
+    }
+    show_sheet(what_if_sheet(plan, outcomes), terminal.out)
+
+
+def _ps() -> None:
+    plan = bed_plan()
+    here = Controller(pid=2**22 + 1, start_ticks=1, host="")
+    batch = Controller(pid=1, start_ticks=1, host="login017.example.org")
+    runs = (
+        finished(plan),
+        finished(plan, run_id="20261123-130000-ef01", state="failed", settings=Settings(detached=True)),
+        finished(plan, run_id="20261123-140000-2345", state="running", steps_done=7, controller=batch),
+        finished(plan, run_id="20261123-150000-6789", state="running", controller=here),
+        finished(plan, run_id="20261123-160000-abab", state="running", settings=Settings(detached=True)),
+    )
+    stored = [StoredRun(HOME / "train" / "runs" / run.run_id, run) for run in runs]
+    show_runs([(each, [plan]) for each in stored], STARTED_S + 5000)
+    claims = tuple(GpuClaim(f"GPU-{gpu}", gpu, "mary", "20261123-120000-abcd", int(STARTED_S)) for gpu in range(8))
+    show_claims([("gpu-a1.example.org", claims), ("gpu-b1.example.org", ()), ("b2", None)], STARTED_S + 5000)
+
+
+def _status() -> None:
+    plan, _ = gpu_plan()
+    run = finished(plan, state="running", controller=Controller(pid=1, start_ticks=1, host="node017"))
+    nodes = {node.host: "stepping" for node in plan.nodes}
+    notices = ["slow link a1-b1: 1.6x longer than planned (0.45 s a message, not 0.28 s)"]
+    show_known(KnownRun(StoredRun(HOME / "runs" / run.run_id, run), plan, [step(7, plan)], nodes, notices))
+
+
+def _foreign() -> None:
+    brought = (
+        Brought("runs before Python", "source /opt/site/env.sh && module load cuda/12.8", ("a1", "a2")),
+        Brought("reads the secret", "HF_TOKEN from ~/.cache/huggingface/token", ("here",)),
+    )
+    with suppress(HolmesError):
+        confirm_foreign([Foreign(Path("mailed.json"), "ab" * 32, brought)], ())
+
+
 SCREENS: dict[str, Callable[[], None]] = {
     "plan": _plan,
+    "islands": _islands,
     "dry-run": _dry_run,
     "running": _running,
     "failed": _failed,
     "done": _done,
     "preflight": _preflight,
+    "probe": _probe,
+    "explain": _explain,
+    "compare": _compare,
+    "ps": _ps,
+    "status": _status,
+    "foreign": _foreign,
 }
 
 
 @contextmanager
-def _captured(width: int) -> Iterator[io.StringIO]:
-    """Both consoles write into one text, so many columns wide."""
+def _captured(width: int, colours: ColorSystem | None) -> Iterator[io.StringIO]:
+    """Both consoles write into one text, so many columns wide; with colours as on a terminal."""
     written = io.StringIO()
-    before = [(console, console.width) for console in (terminal.out, terminal.err)]
-    for console, _ in before:
-        console.file, console.width = written, width
+    before = [(console, console.width, console._color_system) for console in (terminal.out, terminal.err)]
+    for console, *_ in before:
+        console.file, console.width, console._color_system = written, width, colours
     try:
         yield written
     finally:
-        for console, old in before:
-            console.file, console.width = None, old  # type: ignore[assignment]  # whatever standard output is then
+        for console, old_width, old_colours in before:
+            console.file = None  # type: ignore[assignment]  # whatever standard output is then
+            console.width, console._color_system = old_width, old_colours
 
 
-def shown(name: str, width: int) -> str:
+def shown(name: str, width: int, colours: ColorSystem | None = None) -> str:
     """The screen of that name."""
-    with _captured(width) as written:
+    with _captured(width, colours) as written:
         SCREENS[name]()
     return "".join(line.rstrip() + "\n" for line in written.getvalue().splitlines())
 

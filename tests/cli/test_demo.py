@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holmes_cli.demo import demo_run
 from holmes_cli.own_process import holmes_words
 from tests.cli.conftest import Command
 
@@ -29,6 +30,16 @@ def test_demo_leaves_a_folder_that_is_there_alone(command: Command, tmp_path: Pa
     assert done.code == 2
     assert "holmes-demo: cannot be made: File exists\nhint: name another: `holmes demo FOLDER`" in done.stderr
     assert list((tmp_path / "holmes-demo").iterdir()) == []
+
+
+def test_demo_says_in_a_line_that_this_kernel_lets_nobody_train(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_run, "may_filter", lambda: False)
+    done = command("demo", "tried")
+    assert done.code == 1
+    assert done.stderr.splitlines()[0].startswith("error: the kernel lets only root attach socket filters")
+    assert "hint: run the demo as root" in done.stderr
 
 
 def test_demo_without_torch_says_how_to_get_it(

@@ -47,7 +47,7 @@ def listing(site: Site, bed: Bed, tmp_path_factory: pytest.TempPathFactory) -> L
         said_until(process, "step 3/")
         for host in bed.hosts:
             (sent,) = (host.home / ".cache/holmes/runs").glob("*/*")
-            shutil.copytree(sent, host.home / "arrived", ignore=shutil.ignore_patterns("commands", "tmp"))
+            shutil.copytree(sent, host.home / "arrived", ignore=shutil.ignore_patterns("commands", "tmp", "waking"))
             (rank,) = rank_pids(bed, host.name)
             shutil.copy(f"/proc/{rank}/environ", host.home / "environ")
         process.send_signal(signal.SIGINT)

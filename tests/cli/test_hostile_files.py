@@ -216,6 +216,19 @@ def test_escapes_of_a_rank_s_output_do_nothing_in_a_terminal(
     assert not set("\x1b\x07\x9b") & set(done.stdout)
 
 
+def test_logs_tell_when_each_line_came_where_they_are_asked(
+    command: Command, honest: dict[str, str], tmp_path: Path
+) -> None:
+    assert honest
+    text = "2026-11-23T09:41:12.345Z loss 1\nof before\n"
+    (tmp_path / "run/logs/a1-rank0.log").write_text(text, encoding="utf-8")
+    assert command("logs", "run").stdout.splitlines() == ["a1 rank 0 | loss 1", "a1 rank 0 | of before"]
+    assert command("logs", "run", "--times").stdout.splitlines() == [
+        "2026-11-23T09:41:12.345Z a1 rank 0 | loss 1",
+        "- a1 rank 0 | of before",
+    ]
+
+
 def test_run_folder_is_its_user_s_alone(tmp_path: Path) -> None:
     from launcher.journal.run_events import LogLine
     from launcher.journal.run_folder import RunFolder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -123,6 +124,14 @@ def test_a_number_that_yaml_takes_for_text_is_said_to_be_one(command: Command, t
     assert "hint: YAML takes that for text: write 1000\n" in done.stderr
 
 
+@pytest.mark.parametrize("ignored", [True, False])
+def test_hang_up_ends_a_command_but_not_one_under_nohup(command: Command, ignored: bool) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    assert command("--version").code == 0
+    assert (signal.getsignal(signal.SIGHUP) == signal.SIG_IGN) is ignored
+    assert signal.getsignal(signal.SIGHUP) != signal.SIG_DFL
+
+
 @pytest.mark.process
 def test_output_that_goes_nowhere_ends_in_a_line_or_none(tmp_path: Path) -> None:
     holmes = f"{sys.executable} -m holmes_cli ps"
@@ -130,6 +139,8 @@ def test_output_that_goes_nowhere_ends_in_a_line_or_none(tmp_path: Path) -> None
     for words, said in (
         (f"{holmes} > /dev/full", "error: cannot write: No space left on device\n"),
         (f"{holmes} >&-", ""),
+        (f"{sys.executable} -m holmes_cli --man | true", ""),
+        (f"PYTHONIOENCODING=ascii {sys.executable} -m holmes_cli --help", ""),  # whose boxes ASCII does not have
     ):
         done = subprocess.run(words, shell=True, env=environment, capture_output=True, text=True, check=False)
         assert done.stderr.startswith(said)

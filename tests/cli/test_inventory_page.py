@@ -11,9 +11,10 @@ from holmes_cli.pages.inventory_page import draw_inventory, inventory_page
 from holmes_cli.screen.show_inventory import show_inventory
 from holmes_core.records.access import Access
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network, Severity
-from holmes_core.records.link import Trunk
+from holmes_core.records.link import Spread, Trunk
 from prober.clusters import find_clusters, find_shared_network
 from tests.cli.browser import NEEDS_BROWSER, dumped, hidden_parts, screenshot
+from tests.planner.measured_links import measured, with_links
 from tests.prober.test_clusters import ib, roce
 
 
@@ -47,6 +48,20 @@ def test_trunks_are_told_with_their_source_on_page_and_screen(capsys: pytest.Cap
 def test_without_trunks_there_is_no_table_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     show_inventory(inventory())
     assert "Trunks" not in inventory_page(inventory()) + capsys.readouterr().out
+
+
+def test_a_tunnels_figure_is_told_as_such_on_page_and_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    shared = inventory().shared
+    assert shared is not None
+    clear = measured(("a1", "b1"), 1e7, streams=4).model_copy(update={"network": shared.name})
+    tunnel = clear.model_copy(update={"bandwidth_bytes_per_s": Spread(min=1e6, median=2e6), "tunnel": True})
+    told = with_links(inventory(), clear, tunnel)
+    show_inventory(told)
+    rows = [line for line in capsys.readouterr().out.splitlines() if "iperf3 x4" in line]
+    assert ["WireGuard" in row for row in rows] == [False, True]
+    assert "16 Mbit/s" in rows[1]
+    assert inventory_page(told).count("iperf3, 4 streams, WireGuard") == 1
+    assert "; measured 80 Mbit/s" in inventory_page(told)
 
 
 def test_every_host_and_port_is_drawn_inside_its_cluster() -> None:

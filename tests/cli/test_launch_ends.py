@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed.launch_ends import Ending, Way, end_so, endings_here, small_disk
+from tests.testbed.launch_ends import ENDINGS, Ending, Way, end_so, endings_here, saving, small_disk
 from tests.testbed.needs_bed import NEEDS_BED
-from tests.testbed.rehearsal import Site, bed_site
+from tests.testbed.own_disks import hosts_that_remember
+from tests.testbed.rehearsal import Site, bed_site, only_run
 
 pytestmark = NEEDS_BED
 
@@ -39,3 +40,15 @@ def test_nothing_is_left_and_the_first_message_is_right(
     site: Site, inventory: Path, full_disk: Path, tmp_path: Path, ending: Ending
 ) -> None:
     assert end_so(Way(site), ending, tmp_path, inventory, full_disk) == []
+
+
+@pytest.mark.parametrize("name", ["Ctrl-C", "holmes stop", "rank killed", "controller killed", "interface down"])
+def test_no_checkpoint_stays_in_the_memory_of_a_host(
+    site: Site, inventory: Path, full_disk: Path, tmp_path: Path, name: str
+) -> None:
+    assert site.bed is not None
+    remembering: list[str] = []
+    (ending,) = (each for each in ENDINGS if each.name == name)
+    assert end_so(Way(site), saving(ending, tmp_path, remembering), tmp_path, inventory, full_disk) == []
+    assert remembering
+    assert hosts_that_remember(site.bed, only_run(tmp_path / "runs").name) == []

@@ -8,7 +8,7 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from tests.cli.test_lost_host import launched, losses, planned
 from tests.testbed.needs_bed import NEEDS_BED
-from tests.testbed.own_disks import on_host, own_disks
+from tests.testbed.own_disks import hosts_that_remember, on_host, own_disks
 from tests.testbed.rehearsal import Site, only_run, said_until
 
 pytestmark = NEEDS_BED
@@ -22,6 +22,7 @@ def test_training_goes_on_from_the_other_hosts_disks(site: Site, tmp_path: Path)
         process = launched(site, tmp_path / "runs", plan, "--on-loss", "replan")
         try:
             said_until(process, "step 19/")  # the save after step 10 is whole by then, and not that after 20
+            remembering = hosts_that_remember(site.bed, only_run(tmp_path / "runs").name)
             site.bed.set_link("b2", "eno1", up=False)
             said_until(process, "plan without b2: ")
             on_host(site.bed, "b2", "rm", "-r", f"{disks}/saved")
@@ -35,6 +36,8 @@ def test_training_goes_on_from_the_other_hosts_disks(site: Site, tmp_path: Path)
         run = only_run(tmp_path / "runs")
         left = [node.host for node in read_file(Plan, run / "plan.json").nodes]
         newest = {on_host(site.bed, host, "cat", f"{disks}/saved/latest").strip() for host in left}
+    assert remembering == ["a1", "a2", "b1", "b2"]
+    assert hosts_that_remember(site.bed, run.name) == []
     assert "b2" not in left
     assert newest == {"step-00000040"}
     saved = int(first.removeprefix("step ").split("/")[0]) - 1  # steps that pass before the loss is seen may be saved

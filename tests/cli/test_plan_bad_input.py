@@ -74,20 +74,20 @@ def refused(command: Command, tmp_path: Path) -> Refused:
         ({"parallel": {"dp": 513}}, "global_batch_size 512 is less than dp x micro_batch_size = 513"),
         ({"parallel": {"dp": 3, "zero": 3}}, "under parallel.zero 3 all replicas run as many micro-batches"),
         ({"parallel": {"micro_batch_size": 5}}, "global_batch_size 512 is not a multiple of micro_batch_size 5"),
-        ({"parallel": {"dp": 0}}, "job.yaml: parallel.dp: Input should be greater than or equal to 1 (value 0)"),
+        ({"parallel": {"dp": 0}}, "job.yaml: parallel.dp: must be at least 1 (value 0)"),
         (
             {"global_batch_size": -8},
-            "job.yaml: global_batch_size: Input should be greater than or equal to 1 (value -8",
+            "job.yaml: global_batch_size: must be at least 1 (value -8",
         ),
         (
             {"parallel": {"schedule": "zero-bubble"}},
             "zero-bubble with compile left out, which on GPUs is true",
         ),
         ({"profile": {"after": 8}}, "profile of 3 steps after 8: the job has only 10"),
-        ({"steps": "many"}, "job.yaml: steps: Input should be a valid integer"),
-        ({"compute": {"flops_per_s": -1.0}}, "job.yaml: compute.flops_per_s: Input should be greater than 0 (value -1"),
-        ({"compute": {"flops_per_s": float("nan")}}, "job.yaml: compute.flops_per_s: Input should be a finite number"),
-        ({"optimizer": {"learning_rate": float("inf")}}, "optimizer.learning_rate: Input should be a finite number"),
+        ({"steps": "many"}, "job.yaml: steps: must be a whole number"),
+        ({"compute": {"flops_per_s": -1.0}}, "job.yaml: compute.flops_per_s: must be above 0 (value -1"),
+        ({"compute": {"flops_per_s": float("nan")}}, "job.yaml: compute.flops_per_s: must be a finite number"),
+        ({"optimizer": {"learning_rate": float("inf")}}, "optimizer.learning_rate: must be a finite number"),
     ],
 )
 def test_job_that_makes_no_sense_is_refused(refused: Refused, job: dict[str, Any], said: str) -> None:
@@ -104,11 +104,11 @@ def shared_rate(value: float) -> Callable[[dict[str, Any]], object]:
         (lambda data: data.update(hosts=[], clusters=[], shared=None), "the inventory has no hosts"),
         (
             shared_rate(-1.0),
-            "shared.ports.0.bandwidth_bytes_per_s: Input should be greater than or equal to 0 (value -1",
+            "shared.ports.0.bandwidth_bytes_per_s: must be at least 0 (value -1",
         ),
         (
             shared_rate(float("nan")),
-            "shared.ports.0.bandwidth_bytes_per_s: Input should be a finite number (value nan)",
+            "shared.ports.0.bandwidth_bytes_per_s: must be a finite number (value nan)",
         ),
         (lambda data: data.update(schema_version=2), "inventory.json: schema_version 2, this Holmes reads 1"),
         (lambda data: data.update(kind="plan"), "inventory.json: not of kind inventory: its kind is plan"),

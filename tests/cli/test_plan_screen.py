@@ -194,3 +194,11 @@ def test_bar_has_eighths_and_never_hides_what_is_there() -> None:
     assert bar(1e-9, 1.0, 10) == "▏"
     assert bar(0.0, 1.0, 10) == bar(1.0, 0.0, 10) == ""
     assert bar(3.0, 1.0, 2) == "██"
+
+
+def test_hosts_that_are_left_out_stand_at_the_top_of_screen_and_page(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "inventory.json").write_text(cpu_inventory([3, 2]).to_json(), encoding="utf-8")
+    done = command("plan", "job.yaml", "--html", "plan.html")
+    sentence = "Left out: 1 of 5 slots, on a3: job.yaml fixes pp 2 and dp 2."
+    assert done.stdout.splitlines()[3] == sentence
+    assert sentence in (tmp_path / "plan.html").read_text(encoding="utf-8").partition("<svg")[0]

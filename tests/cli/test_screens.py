@@ -7,6 +7,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.color import ColorSystem
 
 from holmes_cli.screen.fitted_table import column_widths
 from holmes_cli.screen.run_view import HELD_S, RunView
@@ -21,6 +22,15 @@ TABLES = ("┏", "┃", "┡", "│", "└", "├")
 @pytest.mark.parametrize("name", SCREENS)
 def test_screen_is_the_accepted_one(name: str, width: int) -> None:
     assert shown(name, width) == golden(name, width).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_colours_change_no_text(name: str) -> None:
+    coloured = shown(name, 120, ColorSystem.STANDARD)
+    plain = "".join(line.rstrip() + "\n" for line in re.sub("\x1b\\[[0-9;]*m", "", coloured).splitlines())
+    assert plain == golden(name, 120).read_text(encoding="utf-8")
+    if name in ("probe", "failed"):
+        assert coloured != plain
 
 
 @pytest.mark.parametrize("name", SCREENS)
@@ -72,6 +82,11 @@ def test_lines_after_a_traceback_come_when_steps_long_after_show_that_the_rank_l
     said = capsys.readouterr().err
     assert "step 4/" in said
     assert ("KeyError: caught by the model" in said) is shown_now
+
+
+def test_ids_of_runs_are_whole_at_80_columns_so_that_they_can_be_copied() -> None:
+    lines = shown("ps", 80).splitlines()
+    assert sum(bool(re.match("│ 20261123-1[2-6]0000-[0-9a-f]{4} │", line)) for line in lines) == 5
 
 
 @given(st.lists(st.tuples(CELLS, CELLS), min_size=1), st.integers(2, 60))

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed.launch_ends import Ending, end_so
+from tests.testbed.launch_ends import Ending, end_so, saving
 from tests.testbed.needs_bed import NEEDS_BED
-from tests.testbed.rehearsal import Site
+from tests.testbed.own_disks import hosts_that_remember
+from tests.testbed.rehearsal import Site, only_run
 from tests.testbed.slurm_ends import OWN_ENDINGS, inside_job, probed_by_ssh
 from tests.testbed.slurm_on_bed import SlurmOnBed, missing_for_slurm
 
@@ -35,3 +36,15 @@ def test_nothing_is_left_and_slurm_is_named_where_it_is_the_cause(
 ) -> None:
     with inside_job(site, slurm) as way:
         assert end_so(way, ending, tmp_path, inventory, tmp_path) == []
+
+
+def test_a_job_that_slurm_ends_leaves_no_checkpoint_in_the_memory_of_a_node(
+    site: Site, slurm: SlurmOnBed, inventory: Path, tmp_path: Path
+) -> None:
+    remembering: list[str] = []
+    (cancelled,) = (each for each in OWN_ENDINGS if each.name == "job cancelled")
+    with inside_job(site, slurm) as way:
+        assert end_so(way, saving(cancelled, tmp_path, remembering), tmp_path, inventory, tmp_path) == []
+    assert remembering
+    assert site.bed is not None
+    assert hosts_that_remember(site.bed, only_run(tmp_path / "runs").name) == []

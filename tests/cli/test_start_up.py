@@ -40,6 +40,6 @@ def test_the_python_api_imports_no_stage_and_no_terminal_before_it_is_called() -
 
 @pytest.mark.parametrize("name", ["ps", "status", "logs", "attach"])
 def test_looking_at_a_run_imports_neither_ssh_nor_planner(name: str) -> None:
-    modules = imported(f"import holmes_cli.commands.{name}_command")
+    modules = imported(f"import holmes_cli.commands.launched.{name}_command")
     assert modules & SLOW == {"pydantic", "yaml"}
     assert modules & {"prober", "planner", "templates"} == set()

@@ -200,7 +200,7 @@ def test_entries_of_hosts_yaml_may_be_patterns(tmp_path: Path) -> None:
         ("['a[1-2]', a2]", "host a2 is listed twice"),
         ("['a[1-']", r"host pattern 'a\[1-': column 2"),
         ("['a[1-2]$(id)']", r"column 7: '\$' cannot stand"),
-        ("['a;b']", "should match pattern"),
+        ("['a;b']", "must be a name of letters"),
     ],
 )
 def test_faulty_patterns_in_hosts_yaml_are_refused(tmp_path: Path, entries: str, problem: str) -> None:

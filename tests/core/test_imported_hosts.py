@@ -232,7 +232,7 @@ DEEP = '{"instances": ' + "[" * 200 + "]" * 200 + "}"
         (hosts_from_slurm, "NodeName=a\nSwitchName=s Nodes=n[1-99999]\nSwitchName=t Nodes=m[1-99999]\n", "more than"),
         (hosts_from_slurm, "NodeName=a\nSwitchName=s Nodes=a\nSwitchName=s Switches=s\n", "switch s is above itself"),
         (hosts_from_kubernetes, "", "x: line 1, column 1: not JSON"),
-        (hosts_from_kubernetes, "[]", "x: holds list, not keys and values"),
+        (hosts_from_kubernetes, "[]", "x: holds a list, not keys and values"),
         (hosts_from_kubernetes, '{"kind": "List"}', "x: items: missing"),
         (hosts_from_kubernetes, nodes({**node(), "kind": "Pod"}), "items.0.kind"),
         (hosts_from_kubernetes, nodes(node("a"), node("a")), "x: a is listed twice"),

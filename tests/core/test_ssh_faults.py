@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import paramiko
@@ -42,3 +43,8 @@ def test_every_exception_has_its_kind_and_words(error: Exception, kind: HostErro
 def test_error_that_was_explained_already_stays_as_it_is() -> None:
     error = HolmesError("no such file", "name another")
     assert explain_login("a1", SETTINGS, error) is error
+
+
+def test_a_command_to_copy_is_quoted() -> None:
+    error = explain_login("a1", replace(SETTINGS, user="root;id"), TimeoutError())
+    assert "`ssh -p 2222 'root;id@10.0.0.1'`" in error.hint

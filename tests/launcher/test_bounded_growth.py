@@ -35,7 +35,7 @@ def test_a_log_keeps_its_newest_part_and_the_one_before(tmp_path: Path) -> None:
     log.close()
     assert path.stat().st_size <= 100
     assert part_before(path).stat().st_size <= 100
-    kept = [line.line for line in log_lines(tmp_path, None)]
+    kept = [line.event.line for line in log_lines(tmp_path, None)]
     assert kept == [f"line {number:04}" for number in range(101 - len(kept), 101)]
     assert len(kept) > 10
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.access import Access, Container
-from holmes_runtime.config.node_config import NodeConfig
+from holmes_runtime.config.node_config import NodeConfig, memory_folder
 from launcher.prepare.bundle import NodeBundle, archive
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables, read_user_variables
@@ -90,6 +92,21 @@ def test_values_and_secrets_arrive_as_they_are_and_on_no_command_line(home: Path
     shell(one.remove_command, home)
 
 
+def test_what_ranks_keep_in_memory_is_removed_by_the_run_s_own_name_alone(home: Path) -> None:
+    one = bundle(Access())
+    kept = Path(memory_folder(one.run_id, one.node.host))
+    other = kept.with_name(f"{kept.name}x")
+    try:
+        for folder in (kept, other):
+            (folder / "0" / "save").mkdir(parents=True)
+        assert shell(one.forget_command, home).returncode == 0
+        assert not kept.exists()
+        assert other.exists()
+    finally:
+        for folder in (kept, other):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def test_files_on_a_node_are_private(home: Path) -> None:
     one = bundle(Access(), UserVariables({}, {"TOKEN": "t"}))
     said = shell(one.unpack_command, home, one.archive).stdout.decode()
@@ -131,6 +148,21 @@ def test_parcel_is_there_though_what_is_to_be_forgotten_vanishes(home: Path) -> 
     done = shell(parcel.unpack_command, home, parcel.archive)
     assert (done.returncode, done.stderr) == (0, b"")
     assert (home / ".cache/holmes/parcels" / parcel.digest).is_dir()
+
+
+def test_what_was_not_used_for_a_month_is_forgotten_when_something_new_comes(home: Path) -> None:
+    cache, parcel = home / ".cache/holmes", bundle(Access()).parcels[0]
+    month_ago = time.time() - 32 * 86400
+    for name, used_s in (("old", month_ago), ("used", time.time())):
+        (cache / "parcels" / name).mkdir(parents=True)
+        (cache / "inductor" / name).mkdir(parents=True)
+        compiled = cache / "inductor" / name / "kernel.so"
+        compiled.touch()
+        os.utime(compiled, (used_s, month_ago))
+        os.utime(cache / "parcels" / name, (used_s, used_s))
+    shell(parcel.unpack_command, home, parcel.archive)
+    assert {path.name for path in (cache / "parcels").iterdir()} == {"used", parcel.digest}
+    assert [path.parent.name for path in (cache / "inductor").rglob("*.so")] == ["used"]
 
 
 def test_files_have_the_forms_their_readers_want() -> None:

@@ -7,11 +7,12 @@ import pytest
 from holmes_core.errors import HolmesError
 from holmes_core.records.link import Security
 from holmes_core.records.plan import TUNNEL_NETDEV
-from holmes_runtime.config.messages import NodeInterface, Ready
+from holmes_runtime.config.messages import NodeInterface, Ready, SocketAddress
 from holmes_runtime.config.node_config import NodeConfig, TunnelConfig, TunnelEnd, TunnelFault
 from launcher.emit.emit import FORMATS, emit
 from launcher.nodes.node_checks import check_facts
 from launcher.nodes.preflight import Fault, Preflight, remedy_of
+from launcher.nodes.tries import rounds_of, tries_of
 from launcher.prepare.bundle import NODE_CONFIG_FILE
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables
@@ -73,3 +74,19 @@ def test_a_node_without_its_end_refuses_and_cannot_be_forced(
 def test_what_needs_agents_is_not_emitted(form: str) -> None:
     with pytest.raises(HolmesError, match=f"--to {form}: hosts.yaml asks for encryption between clusters"):
         emit(PLAN, form, NOTHING)
+
+
+def test_two_ends_of_a_tunnel_never_begin_at_once() -> None:
+    ready = {
+        rank: answer._replace(listeners={TUNNEL_NETDEV: SocketAddress(PLAN.nodes[rank].shared_address, 4000 + rank)})
+        for rank, answer in answers(*[TunnelEnd("key", 51820)] * 4).items()
+    }
+    tries = tries_of(PLAN, ready, 29500)
+    assert {(each.there, each.here) for each in tries} & {(each.here, each.there) for each in tries}
+    rounds = rounds_of(PLAN, tries)
+    for together in rounds:
+        pairs = {(each.here, each.there) for each in together if each.here != each.there}
+        assert pairs
+        assert not pairs & {(there, here) for here, there in pairs}
+    assert sorted(each for together in rounds for each in together) == sorted(tries)
+    assert rounds_of(cpu_plan(), tries) == [tries]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -98,3 +100,51 @@ def test_alert_rules_have_what_prometheus_requires() -> None:
         assert rule["annotations"].keys() == {"summary", "description"}
         for text in rule["annotations"].values():
             assert set(re.findall(r"\{\{ (\S+)", text)) <= {"$labels.run", "$value"}
+
+
+RUNNING = 'holmes_run_state{state="running", run="r"}'
+FIRES: dict[str, list[tuple[str, str]]] = {
+    "HolmesRunFailed": [('holmes_run_state{state="failed", run="r"}', "1x40")],
+    "HolmesRunStandsStill": [(RUNNING, "1x40"), ('holmes_run_updated_timestamp_seconds{run="r"}', "60x40")],
+    "HolmesRunIsSlow": [
+        (RUNNING, "1x40"),
+        ('holmes_run_step_seconds{run="r"}', "1.6x40"),
+        ('holmes_run_predicted_step_seconds{run="r"}', "1x40"),
+    ],
+    "HolmesRunStartedAgain": [('holmes_run_attempt{run="r"}', "0x10 1x30")],
+}
+"""By alert a run, a sample a minute, of which Prometheus must alert, and of nothing else."""
+SOUND = [
+    (RUNNING, "1x40"),
+    ('holmes_run_state{state="failed", run="r"}', "0x40"),
+    ('holmes_run_updated_timestamp_seconds{run="r"}', "0+60x40"),
+    ('holmes_run_step_seconds{run="r"}', "1.4x40"),
+    ('holmes_run_predicted_step_seconds{run="r"}', "1x40"),
+    ('holmes_run_attempt{run="r"}', "1x40"),
+]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool of Prometheus is not installed")
+def test_promtool_takes_the_rules_and_each_fires_of_its_run_alone(tmp_path: Path) -> None:
+    (tmp_path / "alerts.yml").write_text(text_of("alerts.yml"), encoding="utf-8")
+    assert FIRES.keys() == {rule["alert"] for rule in rules()}
+    tests = []
+    for series, fires in ((SOUND, None), *((FIRES[name], name) for name in FIRES)):
+        checks = []
+        for rule in rules():
+            labels = {"severity": rule["labels"]["severity"], "run": "r"}
+            extra = {"state": "failed"} if rule["alert"] == "HolmesRunFailed" else {}
+            value = {"HolmesRunIsSlow": "1.6s"}.get(rule["alert"], "")
+            texts = {
+                key: text.replace("{{ $labels.run }}", "r").replace("{{ $value | humanizeDuration }}", value)
+                for key, text in rule["annotations"].items()
+            }
+            expected = [{"exp_labels": labels | extra, "exp_annotations": texts}] if rule["alert"] == fires else []
+            checks.append({"eval_time": "30m", "alertname": rule["alert"], "exp_alerts": expected})
+        samples = [{"series": name, "values": values} for name, values in series]
+        tests.append({"interval": "1m", "input_series": samples, "alert_rule_test": checks})
+    unit = {"rule_files": ["alerts.yml"], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "unit.yml").write_text(yaml.safe_dump(unit), encoding="utf-8")
+    for words in (["check", "rules", "alerts.yml"], ["test", "rules", "unit.yml"]):
+        done = subprocess.run(["promtool", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr

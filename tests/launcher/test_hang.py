@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.messages import GroupProgress, RankPosition
 from launcher.prepare.prepare import run_config_of
@@ -46,6 +48,16 @@ def test_before_every_rank_took_a_step_the_jobs_timeout_counts() -> None:
     detector.take_progress(0, 0, now_s=5.0)
     assert not detector.asks_now(24.0)
     assert detector.asks_now(25.1)
+
+
+def test_an_island_may_wait_for_others_that_are_on_their_way() -> None:
+    section = {"inner_steps": 500, "fragments": 2, "delay_steps": 0, "grace_s": 30.0}
+    detector = HangDetector(cpu_plan(compute={"flops_per_s": 1e13}, islands=section, steps=1000), now_s=0.0)
+    detector.take_step(10.0)
+    assert detector.limit_s == pytest.approx(600 + 30 + 600 + 2 * 250 * 10)
+    for rank in range(4):
+        detector.take_progress(rank, 0, now_s=0.0)
+    assert detector.limit_s == pytest.approx(200 + 30 + 600 + 2 * 250 * 10)
 
 
 def test_a_first_step_that_no_rank_takes_ends_with_what_each_was_doing() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from holmes_core.errors import HostError
-from holmes_core.records.job import LaunchSettings, Source
+from holmes_core.records.access import LaunchSettings
+from holmes_core.records.job import Source
 from holmes_core.records.plan import EnvironmentVariable, Plan
 from holmes_runtime.config.messages import (
     NodeCheckpointFolder,

@@ -95,6 +95,13 @@ def test_rank_that_failed_without_a_word_is_restarted_too() -> None:
     assert run.said[0] == "host b2: exit code 1"
 
 
+def test_a_run_that_nobody_held_up_is_restarted_without_a_host_that_is_none() -> None:
+    run = Run(Settings(restarts=1))
+    cause = Failure(host=None, cluster=None, rank=None, exit_code=1, message="stood still", last_lines=(), time_s=0)
+    assert run.decides.after_failure(run.plan, cause, ()) is SAVING
+    assert run.said[0] == "stood still"
+
+
 def test_lost_host_is_waited_for_and_the_plan_stays() -> None:
     run = Run(Settings(on_loss="wait"))
     assert run.fails("b2") is SAVING
@@ -162,6 +169,12 @@ def test_gain_is_shown_and_not_taken_where_that_is_not_asked_for() -> None:
 def test_plan_that_gains_less_than_a_restart_costs_is_not_taken() -> None:
     run = Run(Settings(replan_when_slow=True))
     assert run.judged(SLOW_HOST, times_planned_s=1.05) is None
+
+
+def test_plan_that_would_be_slower_is_not_praised() -> None:
+    run = Run(Settings(replan_when_slow=True))
+    assert run.judged(SLOW_HOST, times_planned_s=0.49) is None
+    assert run.said[-1] == "that plan would be no faster than the present one"
 
 
 ADAPTED = EdgeAdapted(("a1",), ("b1",), EdgeSettings("none", "none", 0), EdgeSettings("int8", "none", 1), 0.3, 0.2)

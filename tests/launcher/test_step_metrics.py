@@ -47,6 +47,7 @@ def report(plan: Plan, rank: int, step_s: float) -> RankMetrics:
         exposed_s=Waits(tp=0.0, dp=0.1 * rank, pp_forward=0.1, pp_backward=0.0, sync=9.0),
         interfaces={"eth0": ByteCounters(10, 20)} if rank == 0 else {},
         verdicts=(HostIsSlow("x", 2.0),) if rank == 0 else (),
+        outer=None,
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from holmes_core.records.job import LaunchSettings
+from holmes_core.records.access import LaunchSettings
 from launcher.prepare.brought_along import brought_by_plan
 from launcher.supervise.tell_command import LOG_FILE, TellCommand, cannot_run
 from tests.eventually import eventually

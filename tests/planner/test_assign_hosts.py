@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.cost.collectives import Path
 from planner.cost.gpu_speeds import constant_speed
 from planner.cost.slot import Slot
-from planner.layout.assign_hosts import assign_hosts, hosts_by_stage, number_ranks
+from planner.layout.assign_hosts import assign_hosts, hosts_by_stage, is_aligned, number_ranks
 from planner.layout.usual_order import usual_group_slots
 from planner.problem.candidates import Candidate, enumerate_candidates
 from planner.problem.fleet import Fleet, FleetHost, Hardware, HostClass
@@ -43,6 +43,16 @@ def test_aligned_stages_do_not_begin_inside_a_host_they_do_not_end_in() -> None:
     stages = placement(1, 2, (0, 0), (0, 0))
     assert hosts_of(stages, fleet((2, 3))) == {(0, 0): "a1", (0, 1): "a1", (1, 0): "a2", (1, 1): "a2"}
     assert hosts_of(stages, fleet((2, 3)), aligned=False) == {(0, 0): "a1", (0, 1): "a1", (1, 0): "a1", (1, 1): "a2"}
+
+
+def test_stages_that_one_cluster_holds_only_unaligned_share_its_hosts() -> None:
+    # Hosts of three slots hold one aligned stage of two replicas each, six in all; a cluster alone may hold four.
+    problem = read_problem(cpu_inventory([3, 3]), bed_job(parallel={}, slots_per_host=3))
+    three, four = placement(1, 2, *[(0, 0)] * 3, (1, 1)), placement(1, 2, *[(0, 0)] * 4)
+    coeffs = problem.coefficients(four.candidate)
+    assert coeffs.aligned
+    assert (is_aligned(three, coeffs), is_aligned(four, coeffs)) == (True, False)
+    assert [hosts_of(four, problem.fleet, False)[stage, 0] for stage in range(4)] == ["a1", "a1", "a2", "a3"]
 
 
 def test_aligned_stages_larger_than_a_host_begin_at_a_host() -> None:

@@ -14,7 +14,7 @@ def test_a_gpu_without_published_runs_is_planned_on_and_named(name: str) -> None
     plan = plan_for(inventory, gpt_7b(global_batch_size=64))
     (said,) = assumed_speed_sentence(plan, inventory)
     assert said.startswith(f"How fast {name} on a1, a2 computes is read from data sheets, and may be 35% off")
-    assert "`python -m holmes_runtime.calibrate " in said
+    assert "`holmes calibrate --host a1` gives compute.flops_per_s" in said
 
 
 def test_nothing_is_said_of_speeds_that_are_published_or_given() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.published_steps.predict_row import hierarchical_exchange_s
 from holmes_core.records.job import Model
 from planner.cost.collectives import (
     Path,
@@ -49,12 +48,6 @@ def test_a_ring_takes_its_bytes_and_its_hops() -> None:
 
 def test_one_rank_exchanges_for_free() -> None:
     assert all_reduce_s(800, 1, Path(100, 0.1)) == 0
-
-
-def test_members_of_a_host_share_its_nics() -> None:
-    # Two hosts of two members, 800 bytes. Inside: half of 800 at 200 bytes/s, 2 s. Across: each member half of its 400
-    # bytes, both over the host's 100 bytes/s: 200 / 50 = 4 s.
-    assert hierarchical_exchange_s(800, 2, 2, Path(200), Path(100)) == pytest.approx(6)
 
 
 @pytest.mark.parametrize(("recompute", "backward_s"), [("none", 4.32), ("selective", 4.32), ("full", 8.64)])

@@ -72,7 +72,7 @@ def test_best_of_every_other_crossing_stands_behind_the_next_best() -> None:
 
 
 def test_a_schedule_that_nothing_can_run_is_refused() -> None:
-    job = bed_job(parallel={"pp": 3, "dp": 1, "schedule": "interleaved", "chunks": 2, "micro_batch_size": 1})
+    job = bed_job(parallel={"layers": [5, 5], "schedule": "interleaved"})
     problem = read_problem(cpu_inventory([2, 2]), job)
     with pytest.raises(HolmesError, match=r"can run the schedule fixed in job\.yaml"):
         rank_contenders(problem, search(problem, 60.0).found)

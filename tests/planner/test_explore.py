@@ -93,6 +93,18 @@ def test_a_closed_branch_is_searched_for_runners_up_where_that_takes_no_program(
     assert (state.incumbent_s, state.open_bounds_s) == (5.0, [])
 
 
+def test_a_program_that_its_share_of_the_time_ended_leaves_its_bound_open() -> None:
+    script, state = Script(), new_state()
+
+    def ends_early(state: SearchState, _: object) -> None:
+        state.run_out(4.0)
+
+    explore(state, [branch(1, 1.0, script.find("best", 5.0))])
+    assert not state.ran_out
+    explore(state, [branch(2, 2.0, ends_early)])
+    assert (state.is_late, state.ran_out, state.open_bounds_s) == (False, True, [4.0])
+
+
 def test_a_closed_branch_of_mixed_form_is_left_open() -> None:
     script, state = Script(), new_state()
     mixed = branch(2, 6.0, script.find("mixed", 7.0), form="mixed")

@@ -9,7 +9,7 @@ import pytest
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
-from tests.planner.fleets import GIB, gpt_7b, gpu_inventory, plan_for
+from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
 
 def refusal(inventory: Inventory, **parallel: Any) -> HolmesError:
@@ -112,3 +112,31 @@ def test_a_model_of_one_s_own_is_not_split_over_tensor_shards() -> None:
         plan_for(gpus(80), gpt_7b(model=model, parallel={"tp": 2}))
     assert caught.value.exit_code == 2
     assert plan_for(gpus(80), gpt_7b(model=model)).tp == 1
+
+
+@pytest.mark.parametrize(
+    ("parallel", "batch"),
+    [
+        ({"pp": 3, "schedule": "interleaved"}, 32),
+        ({"chunks": 3}, 13),
+        ({"pp": 1, "schedule": "interleaved"}, 32),
+        ({"pp": 1, "schedule": "zero-bubble"}, 32),
+    ],
+)
+def test_a_schedule_that_no_degrees_can_run_says_what_it_takes(parallel: dict[str, Any], batch: int) -> None:
+    with pytest.raises(HolmesError, match="takes pp of 2 or more") as caught:
+        plan_for(cpu_inventory([2, 2]), bed_job(parallel=parallel, global_batch_size=batch))
+    assert "leave parallel.schedule" in caught.value.hint
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "slots", "layers", "batch"), [([1], 3, 8, 12), ([2, 1], 1, 7, 60), ([2, 2], 1, 9, 6)]
+)
+@pytest.mark.parametrize("schedule", ["interleaved", "zero-bubble"])
+def test_a_fixed_schedule_that_some_degrees_can_run_is_planned(
+    schedule: str, sizes: list[int], slots: int, layers: int, batch: int
+) -> None:
+    model = {"num_layers": layers, "hidden_size": 64, "num_heads": 2, "seq_length": 128}
+    job = bed_job(model=model, parallel={"schedule": schedule}, global_batch_size=batch, slots_per_host=slots)
+    assert plan_for(cpu_inventory(sizes), job).schedule == schedule

@@ -219,7 +219,7 @@ def test_tensor_degree_must_divide_heads() -> None:
 def test_unknown_speed_says_how_to_measure_it() -> None:
     error = refusal(BED, compute={})
     assert "host a1" in error.what
-    assert "holmes_runtime.calibrate" in error.hint
+    assert "`holmes calibrate --host a1`" in error.hint
 
 
 def test_unknown_gpu_says_how_to_measure_it() -> None:

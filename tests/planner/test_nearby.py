@@ -11,7 +11,7 @@ from planner.schedule.placement_simulator import PlacementSimulator
 from planner.schedule.runners_up import Contender, rank_contenders
 from planner.search.branch_and_bound import search
 from planner.search.placement import PricedPlacement
-from tests.planner.fleets import bed_job, random_inventory
+from tests.planner.fleets import bed_job, cpu_inventory, random_inventory
 
 
 def searched(seed: int, **parallel: object) -> tuple[Problem, tuple[PricedPlacement, ...]]:
@@ -51,3 +51,12 @@ def test_a_fixed_cut_and_a_fixed_schedule_are_kept() -> None:
 def test_a_climb_that_begins_deep_in_flight_comes_to_the_best_shallow_one() -> None:
     # Its best is one more or two in flight, a layer away from where seven are best: 3.1 % less than what is near those.
     assert behind_best(*draw_fleet(44)) < 0.001
+
+
+def test_two_stages_change_places_and_cut_at_once() -> None:
+    # Three layers on the faster cluster come first; the best has two there, with the head: 3 % less.
+    emulate = {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02, "slowdown": {"a": 1.0, "b": 1.5}}
+    model = {"num_layers": 4, "hidden_size": 352, "num_heads": 8, "seq_length": 128}
+    fixed = {"recompute": "none", "zero": 1}
+    job = bed_job(model=model, parallel=fixed, global_batch_size=4, compute={"emulate": emulate})
+    assert behind_best(cpu_inventory([1, 1], 2.0, 3.0), job) < 0.001

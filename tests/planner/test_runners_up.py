@@ -7,7 +7,10 @@ from itertools import pairwise
 import pytest
 
 from planner.layout.write_out import MOST_RANKS_WRITTEN
-from tests.planner.fleets import bed_job, gpt_7b, gpu_inventory, plan_for, random_inventory
+from planner.problem.problem import read_problem
+from planner.schedule.nearby import rank_improved
+from planner.search.branch_and_bound import search
+from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for, random_inventory
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -32,3 +35,10 @@ def test_no_runner_up_is_faster_where_only_the_plan_is_written_out() -> None:
     ranks = plan.world_size + sum(other.tp * other.pp * other.dp for other in plan.solve.alternatives)
     assert ranks > MOST_RANKS_WRITTEN
     assert all(other.step_s >= plan.prediction.step_s * (1 - 1e-9) for other in plan.solve.alternatives)
+
+
+@pytest.mark.parametrize("most_starts", [0, 2])
+def test_few_starts_find_a_contender_among_few_placements(most_starts: int) -> None:
+    problem = read_problem(cpu_inventory([2, 2]), bed_job())
+    found = search(problem, 60.0).found[:1]
+    assert rank_improved(problem, found, most_starts=most_starts)

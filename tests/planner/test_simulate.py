@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from holmes_runtime.config.precedence import find_precedence
+from holmes_runtime.config.precedence import find_precedence, follow, precedence_of
 from holmes_runtime.config.schedule import Action, ActionKind, Schedule, ScheduleName, make_schedule, one_f_one_b
 from planner.schedule.buckets import Bucket
 from planner.schedule.simulate import (
@@ -241,3 +241,23 @@ def test_of_thousands_of_micro_batches_the_steady_state_is_counted(name: Schedul
     whole = end_s([run_pipeline(order.precedence, pipeline.times, buckets)], buckets)
     assert run_to_end(pipeline, buckets).steady_s > 0
     assert simulate([pipeline], buckets) == pytest.approx(whole, rel=1e-9)
+
+
+def test_precedence_without_actions_is_that_of_the_actions() -> None:
+    draw = random.Random(3)
+    for _ in range(60):
+        pp, count = draw.randint(1, 5), draw.randint(1, 9)
+        extra = tuple(draw.randint(0, 3) for _ in range(pp - 1))
+        found, expected = (
+            precedence_of("eager", pp, count, 1, extra),
+            find_precedence(make_schedule("eager", pp, count, 1, extra)),
+        )
+        seconds = [[draw.random() for _ in range(number)] for number in (5 * pp, 2 * pp - 1, 5 * pp, 5 * pp)]
+        runs = [(each, follow(each, *seconds)) for each in (found, expected)]
+        ends, left = (
+            [[[times[at][number] for number in numbers] for numbers in each.by_rank] for each, times in runs]
+            for at in (0, 1)
+        )
+        assert ends[0] == ends[1]
+        assert left[0] == left[1]
+        assert [runs[0][1][0][number] for number in found.last] == [runs[1][1][0][number] for number in expected.last]

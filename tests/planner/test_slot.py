@@ -5,14 +5,10 @@ from __future__ import annotations
 import pytest
 
 from holmes_core.errors import HolmesError
-from holmes_core.records.job import Job
-from holmes_runtime.calibrate import make_parser, trial_of
 from planner.cost.collectives import Path
 from planner.cost.gpu_speeds import A100, constant_speed
 from planner.cost.slot import (
     INSIDE_EFFICIENCY,
-    INSIDE_LATENCY_S,
-    calibrate_command,
     inside_path,
     layer_parts_s,
     read_slot,
@@ -39,31 +35,15 @@ def test_a_gpu_slot_has_the_speed_of_its_machine_type() -> None:
 def test_an_unknown_gpu_says_how_to_measure_it() -> None:
     with pytest.raises(HolmesError, match=r"GPU 0 \(Tesla T4\) in bf16") as unknown:
         read_slot(gpu_inventory([1], gpu_name="Tesla T4").hosts[0], "a", gpt_7b())
-    assert f"`{calibrate_command(gpt_7b(), 8)}`" in unknown.value.hint
+    assert "to what this measures there: `holmes calibrate --host a1`" in unknown.value.hint
     assert unknown.value.hint.startswith("set `precision: fp16`, or ")
-
-
-@pytest.mark.parametrize(
-    "job", [gpt_7b(), gpt_7b(compile=False, precision="fp16"), bed_job(threads_per_slot=2)], ids=["gpu", "eager", "cpu"]
-)
-def test_what_is_to_be_measured_is_the_job_s_own_layer(job: Job) -> None:
-    _, _, module, *options = calibrate_command(job, 4).split()
-    trial = trial_of(make_parser().parse_args(options))
-    config, model = trial.config(), job.model
-
-    assert module == "holmes_runtime.calibrate"
-    assert (config.device, config.value_type, config.compile) == (job.device, job.value_type, job.compiles)
-    assert (config.model.family, config.model.hidden_size, config.model.num_heads, config.model.seq_length) == (
-        *(model.family, model.hidden_size, model.num_heads, model.seq_length),
-    )
-    assert config.threads_per_rank == job.threads_per_slot
 
 
 def test_nvlinks_that_are_up_join_gpus() -> None:
     host = gpu_inventory([1], gpu_name="NVIDIA H100").hosts[0]
     gpus = tuple(gpu.model_copy(update={"nvlinks_up": 6}) for gpu in host.gpus)
     linked = inside_path(host.model_copy(update={"gpus": gpus}), gpt_7b())
-    assert linked == Path(pytest.approx(INSIDE_EFFICIENCY * 150e9), INSIDE_LATENCY_S)  # type: ignore[arg-type]
+    assert linked == Path(pytest.approx(INSIDE_EFFICIENCY * 150e9), 3.4e-6)  # type: ignore[arg-type]
 
 
 def test_an_sxm_gpu_has_its_data_sheet_s_nvlinks_where_nobody_asked() -> None:

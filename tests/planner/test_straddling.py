@@ -6,7 +6,8 @@ from collections import Counter
 from math import inf
 
 from benchmarks.best_simulated import behind_best, draw_fleet
-from planner.problem.candidates import enumerate_candidates
+from planner.layout.assign_hosts import assign_hosts
+from planner.problem.candidates import Candidate, enumerate_candidates
 from planner.problem.problem import read_problem
 from planner.schedule.straddling import straddling_placements
 from tests.planner.fleets import bed_job, cpu_inventory
@@ -28,3 +29,17 @@ def test_they_fill_the_group_slots_of_clusters_in_order() -> None:
         assert all(count <= slots[c] for c, count in taken.items())
         assert sum(placement.layers) == problem.job.model.num_layers
         assert any(len(set(row)) > 1 for row in placement.sites)
+
+
+def test_no_class_holds_more_whole_stages_than_its_hosts_hold_without_sharing_one() -> None:
+    # Hosts of three slots hold one stage of two replicas each, so that three hosts hold three, not four.
+    problem = read_problem(cpu_inventory([3, 3]), bed_job(parallel={}, slots_per_host=3))
+    candidates = [Candidate(1, pp, 2, 1) for pp in (5, 6, 7)]
+    found = [each.placement for each in straddling_placements(problem, candidates, inf)]
+    assert found
+    for placement in found:
+        coeffs = problem.coefficients(placement.candidate)
+        alone = Counter(row[0] for row in placement.sites if len(set(row)) == 1)
+        if coeffs.aligned:
+            assert all(count <= coeffs.most_stages[c] for c, count in alone.items())
+        assert len(assign_hosts(placement, problem.fleet, coeffs.aligned)) == 2 * placement.candidate.pp

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from planner.schedule.runners_up import rank_contenders
 from planner.search.branch_and_bound import search
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
+GIB_IN_KIB = 1 << 20
 FLEETS = {
     "GPUs": (gpu_inventory([5, 3]), gpt_7b()),
     "GPUs, slow between clusters": (gpu_inventory([3, 4], shared_gbps=0.5), gpt_7b()),
@@ -45,3 +48,12 @@ def test_without_time_no_plan_is_slower_than_greedy_the_usual_order_or_one_clust
     others_s = [plan_for(each, job, time_limit_s=0.0).prediction.step_s for each in alone(inventory)]
     others_s += [plan_for(inventory, job, order="usual").prediction.step_s, greedy_step_s(inventory, job)]
     assert plan.prediction.step_s <= min(others_s) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"global_batch_size": 2**20}, {"model": {**bed_job().model.model_dump(), "num_layers": 1000}}]
+)
+def test_huge_jobs_are_planned_and_not_simulated_action_by_action(changes: dict[str, Any]) -> None:
+    plan = plan_for(cpu_inventory([2, 2]), bed_job(parallel={}, **changes), time_limit_s=2.0)
+    assert plan.prediction.step_s > 0
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * GIB_IN_KIB

@@ -27,7 +27,7 @@ from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing, Evaluation
 from holmes_runtime.train import Launched, train
 
-from .launched_runs import free_port, make_config, read_metrics
+from .launched_runs import free_port, make_config, read_metrics, write_corpus
 
 STOPPED_AFTER, STEPS = 3, 6
 # Plans to go on with: keyword arguments of `make_config`.
@@ -116,9 +116,7 @@ class Worker:
     """The runs of one folder, by name."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._corpus = folder / "text.txt"
-        self._corpus.write_bytes(bytes(range(32, 127)) * 40)
+        self._folder, self._corpus = folder, write_corpus(folder)
         self.results: dict[str, dict[str, Any]] = {}
 
     def plan(self, steps: int, checkpoints: Path | None, resume: bool, /, **plan: Any) -> RunConfig:
@@ -176,11 +174,15 @@ class Worker:
 
     def ask_one(self, ranks: list[int]) -> None:
         """SIGTERM to one of the ranks once it trains."""
-        metrics = self._folder / "asked-to-stop" / "metrics" / "metrics-rank2.jsonl"
-        deadline_s = time.monotonic() + 200
-        while time.monotonic() < deadline_s and not (metrics.exists() and metrics.read_text().count("\n") > 3):
-            time.sleep(0.05)
-        os.kill(ranks[2], signal.SIGTERM)
+        ask_to_stop(ranks[2], self._folder / "asked-to-stop" / "metrics" / "metrics-rank2.jsonl")
+
+
+def ask_to_stop(process_id: int, metrics: Path) -> None:
+    """SIGTERM to the rank that writes `metrics`, once it has taken some steps."""
+    deadline_s = time.monotonic() + 200
+    while time.monotonic() < deadline_s and not (metrics.exists() and metrics.read_text().count("\n") > 3):
+        time.sleep(0.05)
+    os.kill(process_id, signal.SIGTERM)
 
 
 def fill_disk() -> None:

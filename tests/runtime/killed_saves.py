@@ -1,9 +1,10 @@
-"""Two ranks that save after every step are killed at random moments, again and again, and always go on from a whole
+"""Ranks that save after every step are killed in the midst of saves, again and again, and always go on from a whole
 checkpoint. A program of its own: it forks ranks, which only a process without threads may do.
 
-`python -m tests.runtime.killed_saves FOLDER KILLS` prints JSON: the last step resumed from, for every kill how many
-saved steps it cost, and what lies in the folder. With `own` each rank has a folder of its own, and after each kill that
-of one of them is deleted.
+`python -m tests.runtime.killed_saves FOLDER KILLS HOW` prints JSON: the last step resumed from, for every kill how many
+saved steps it cost, and what lies in the folder. It ends after KILLS that left a save half written. HOW: `shared`, two
+ranks have one folder; `own`, each has its own, and after each kill that of one is deleted; `cluster`, four ranks in two
+clusters have folders of their own, and both of a cluster are deleted.
 """
 
 from __future__ import annotations
@@ -33,20 +34,23 @@ from holmes_runtime.parallel.gradient_buckets import Shard
 from .launched_runs import make_config
 
 ELEMENTS = 2**18
-RANKS = 2
+CLUSTERS = {"shared": "oo", "own": "oo", "cluster": "aabb"}  # of each rank
 
 
-def config(folder: Path, resume: bool, own: str) -> RunConfig:
-    plain = make_config(pipelines=((0,), (1,)), cuts=(0, 3))
-    return replace(plain, checkpoint=Checkpointing(str(folder / "checkpoints" / own), 1, 2, 2), resume=resume)
+def config(folder: Path, resume: bool, how: str, rank: int) -> RunConfig:
+    clusters = CLUSTERS[how]
+    pipelines = tuple((each,) for each in range(len(clusters)))
+    plain = make_config(pipelines=pipelines, cuts=(0, 3), clusters=clusters if how == "cluster" else ())
+    path = folder / "checkpoints" / ("" if how == "shared" else f"host{rank}")
+    return replace(plain, checkpoint=Checkpointing(str(path), 1, 2, 2), resume=resume)
 
 
-def shards(rank: int) -> list[Shard]:
-    """This rank's half of two tensors, with the state of no step."""
-    half = ELEMENTS // 2
+def shards(rank: int, ranks: int) -> list[Shard]:
+    """This rank's part of two tensors, with the state of no step."""
+    part = ELEMENTS // ranks
     whole = TensorPart((512, ELEMENTS // 512), (0, 0), (512, ELEMENTS // 512))
     return [
-        Shard(name, whole, rank * half, (rank + 1) * half, *(torch.zeros(half) for _ in range(5)))
+        Shard(name, whole, rank * part, (rank + 1) * part, *(torch.zeros(part) for _ in range(5)))
         for name in ("a", "b")
     ]
 
@@ -58,36 +62,46 @@ def fill(mine: list[Shard], steps: int) -> None:
             values.fill_(steps * times)
 
 
-def train(rank: int, folder: Path, attempt: int, report: Connection, own: str) -> None:
+def train(rank: int, folder: Path, attempt: int, report: Connection, how: str) -> None:
     """One rank: resumes, checks that what it got is one step's state, and saves step after step until it is killed."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{attempt}", rank=rank, world_size=RANKS)
-    settings = config(folder, resume=attempt > 0, own=own)
+    ranks = len(CLUSTERS[how])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{attempt}", rank=rank, world_size=ranks)
+    settings = config(folder, attempt > 0, how, rank)
     checkpoints = Checkpoints(settings, settings.grid.rank(rank), "digest")
-    mine, expected = shards(rank), shards(rank)
+    mine, expected = shards(rank, ranks), shards(rank, ranks)
     counters = checkpoints.load(mine)
     steps = counters.steps if counters else 0
     fill(expected, steps)
     for got, wanted in zip(mine, expected, strict=True):
-        assert torch.equal(got.master, wanted.master), f"resumed at {steps} with other numbers"
-        assert torch.equal(got.exp_avg_sq, wanted.exp_avg_sq), f"resumed at {steps} with other numbers"
+        for name in ("master", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(getattr(got, name), getattr(wanted, name)), f"resumed at {steps} with another {name}"
     report.send(("resumed", steps))
     while True:
         steps += 1
+        checkpoints.await_copy()
         fill(mine, steps)
         checkpoints.save(mine, Counters(steps, steps, 1.0, 0, steps))  # returns once the save before it is whole
         report.send(("saved", steps - 1))
 
 
+def lose(folder: Path, how: str) -> None:
+    """Deletes the folder of one host, or those of one cluster."""
+    clusters = CLUSTERS[how]
+    lost = random.randrange(len(clusters))
+    gone = [lost] if how == "own" else [each for each, name in enumerate(clusters) if name == clusters[lost]]
+    for rank in gone if how != "shared" else []:
+        shutil.rmtree(folder / "checkpoints" / f"host{rank}")
+
+
 def main() -> None:
-    folder, kills = Path(sys.argv[1]), int(sys.argv[2])
-    own = [f"host{rank}" if "own" in sys.argv else "" for rank in range(RANKS)]
+    folder, kills, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     random.seed(7)
     fork = get_context("fork")
-    lost, last_saved, resumed = [], 0, 0
-    for attempt in range(kills + 1):
-        pipes = [fork.Pipe(duplex=False) for _ in range(RANKS)]
+    lost, last_saved, resumed, in_midst, was_in_midst = [], 0, 0, 0, False
+    for attempt in range(3 * kills):
+        pipes = [fork.Pipe(duplex=False) for _ in CLUSTERS[how]]
         ranks = [
-            fork.Process(target=train, args=(rank, folder, attempt, pipes[rank][1], own[rank])) for rank in range(RANKS)
+            fork.Process(target=train, args=(rank, folder, attempt, pipe[1], how)) for rank, pipe in enumerate(pipes)
         ]
         for process in ranks:
             process.start()
@@ -97,8 +111,9 @@ def main() -> None:
         assert kind == "resumed"
         if attempt:
             lost.append(last_saved - resumed)
+            in_midst += was_in_midst
         last_saved = resumed
-        while own[0] and last_saved in (0, resumed):  # what was resumed has one copy until something is saved again
+        while how != "shared" and last_saved in (0, resumed):  # what was resumed may have one copy until a save
             assert reader.poll(300), "nothing was saved within 300 s"
             last_saved = reader.recv()[1]
         time.sleep(random.uniform(0.0, 0.4))
@@ -108,15 +123,17 @@ def main() -> None:
             os.kill(process.pid, signal.SIGKILL)
         for process in ranks:
             process.join()
+        was_in_midst = any((folder / "checkpoints").rglob("step-*.partial"))
         while reader.poll():
             try:
                 last_saved = max(last_saved, reader.recv()[1])
             except EOFError:
                 break
-        if own[0]:
-            shutil.rmtree(folder / "checkpoints" / random.choice(own))
+        if in_midst == kills:
+            break
+        lose(folder, how)
     left = sorted(path.name for path in (folder / "checkpoints").iterdir())
-    print(json.dumps({"resumed": resumed, "lost": lost, "left": left}))
+    print(json.dumps({"resumed": resumed, "lost": lost, "in_midst": in_midst, "left": left}))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from holmes_runtime.config.run_settings import (
     Evaluation,
     Expectation,
     Optimizer,
+    OuterSync,
     Precision,
     Profile,
     Recompute,
@@ -39,6 +40,11 @@ TINY = ModelShape(
     tied_embeddings=False, factory=None,
 )  # fmt: skip
 TINY_LLAMA = replace(TINY, family="llama", num_kv_heads=2, ffn_hidden_size=64)
+
+ONE_ISLAND = OuterSync(
+    island=0, num_islands=1, inner_steps=4, samples_before=0, round_samples=32, codec="none", fragments=1,
+    delay_steps=0, outer_rate=1.0, momentum=0.0, grace_s=5.0, quorum=1, interfaces=("lo",), streams=1,
+)  # fmt: skip
 
 NO_CODECS: Mapping[Axis, Codec] = {}
 LIMIT_S = 600  # of a launch, however busy the machine
@@ -92,6 +98,13 @@ def make_groups(
     return tuple(groups)
 
 
+def write_corpus(folder: Path) -> Path:
+    """A text in `folder` for runs that compare losses."""
+    corpus = folder / "text.txt"
+    corpus.write_bytes(bytes(range(32, 127)) * 40)
+    return corpus
+
+
 def exchanges(ranks: Sequence[int], clusters: Sequence[str]) -> dict[str, tuple[Axis, Sequence[int]]]:
     """The groups of the replicas `ranks` of one stage, by name; all in one without `clusters`."""
     if not clusters:
@@ -139,6 +152,7 @@ def make_config(
     zero: Zero = 1,
     tied: Sequence[tuple[int, int]] | None = None,
     weights: str | None = None,
+    outer_sync: OuterSync | None = None,
 ) -> RunConfig:
     """A run of a tiny model; `pipelines[d][s]` is the rank of stage s of replica d, `cuts` are the stage bounds.
 
@@ -190,6 +204,7 @@ def make_config(
         profile=profile,
         resume=resume,
         optimizer=Optimizer(learning_rate, 0.0, 0, "constant", 0.1, 0.9, 0.95, grad_clip),
+        outer_sync=outer_sync,
         stages=tuple(Stage(index, first, stop) for index, (first, stop) in enumerate(pairwise(cuts))),
         ranks=tuple(ranks),
         groups=make_groups(shards, interface, chunks, codecs, clusters, tied),
@@ -229,7 +244,7 @@ def launch(
     path.write_text(config.to_json())
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(nproc or config.world_size)]
     command += ["--standalone", "--local-addr", "127.0.0.1"]  # torchrun binds a free port itself, so that none takes it
-    command += ["-m", module, str(path), *arguments]
+    command += ["--log-dir", str(folder / "torchrun"), "-m", module, str(path), *arguments]
     environment = {
         **os.environ,
         "PYTHONPATH": str(REPOSITORY),

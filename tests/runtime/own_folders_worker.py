@@ -15,17 +15,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from holmes_runtime.config.node_config import MEMORY_VARIABLE
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing
 
-from .continuity_worker import STEPS, STOPPED_AFTER, run
-from .launched_runs import make_config
+from .continuity_worker import STEPS, STOPPED_AFTER, ask_to_stop, run
+from .launched_runs import make_config, write_corpus
 
 FOUR: dict[str, Any] = {"pipelines": ((0, 2), (3, 1)), "cuts": (0, 1, 3)}  # two stages of two replicas
 THREE: dict[str, Any] = {"pipelines": ((0,), (1,), (2,)), "cuts": (0, 3), "microbatches": (4, 3, 1)}
 TWO: dict[str, Any] = {"pipelines": ((0, 1),), "cuts": (0, 2, 3)}
 CLUSTERS = {"h0": "a", "h1": "b", "h2": "b", "h3": "a"}
 HOSTS = tuple(CLUSTERS)
+MEMORY, MARK = Path("/dev/shm"), f"holmes-test-{os.getpid()}"
 NEWEST = f"step-{STOPPED_AFTER:08d}"
 
 
@@ -33,9 +35,7 @@ class Worker:
     """The runs of one folder, by name."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._corpus = folder / "text.txt"
-        self._corpus.write_bytes(bytes(range(32, 127)) * 40)
+        self._folder, self._corpus = folder, write_corpus(folder)
         self.results: dict[str, dict[str, Any]] = {}
 
     def config(self, steps: int, plan: dict[str, Any], hosts: Sequence[str], **changes: Any) -> RunConfig:
@@ -52,6 +52,7 @@ class Worker:
         plan: dict[str, Any] = FOUR,
         hosts: Sequence[str] = HOSTS,
         before: Callable[[], None] = lambda: None,
+        during: Callable[[list[int]], None] = lambda _: None,
         **changes: Any,
     ) -> None:
         """From what the run `source` saved, after `change` of its folders; from the beginning where there is none."""
@@ -61,7 +62,7 @@ class Worker:
             change(saved)
         saving = Checkpointing(str(saved), 2, 4, 2)
         config = self.config(steps, plan, hosts, checkpoint=saving, resume=bool(source), **changes)
-        self.results[name] = run(config, self._folder / name.replace(" ", "-"), before, own=own_folder)
+        self.results[name] = run(config, self._folder / name.replace(" ", "-"), before, during, own=own_folder)
         (self._folder / "own_folders.json").write_text(json.dumps(self.results))
 
     def saved(self, name: str) -> Path:
@@ -79,6 +80,37 @@ class Worker:
         self.go_on("on h1 h2", "stopped", plan=TWO, hosts=HOSTS[1:3])
         self.go_on("on h0 h1", "stopped", plan=TWO, hosts=HOSTS[:2])
         self.damage()
+        self.memory()
+
+    def memory(self) -> None:
+        """A run that is asked to stop keeps the newest checkpoint in memory; then disks hold zeros, or also a host is
+        lost."""
+        self.go_on("kept", "", steps=10**6, before=remembering("kept"), during=self.ask_one)
+        stopped_after = int((self.saved("kept") / "h0" / "latest").read_text().strip().removeprefix("step-"))
+        self.results["kept"]["stopped_after"] = stopped_after
+        for name in ("from memory", "from memory without h3"):
+            for host in HOSTS:
+                shutil.copytree(memory_of("kept", host), memory_of(name, host))
+        shutil.rmtree(memory_of("from memory without h3", "h3"))
+        steps = stopped_after + 2
+        self.go_on("from disk", "kept", steps=steps)
+        self.go_on("from memory", "kept", zeros, steps=steps, before=remembering("from memory"))
+        self.go_on(
+            "from memory without h3",
+            "kept",
+            zeros_and_losing("h3"),
+            steps=steps,
+            before=remembering("from memory without h3"),
+        )
+        self.go_on("from zeros", "kept", zeros, steps=steps)
+        for host in HOSTS:
+            shutil.rmtree(memory_of("kept", host))
+        self.results["left in memory"] = {"paths": [str(path) for path in MEMORY.glob(f"{MARK}-*")]}
+        (self._folder / "own_folders.json").write_text(json.dumps(self.results))
+
+    def ask_one(self, ranks: list[int]) -> None:
+        """SIGTERM to one of the ranks once it trains."""
+        ask_to_stop(ranks[2], self._folder / "kept" / "metrics" / "metrics-rank2.jsonl")
 
     def damage(self) -> None:
         """Runs that go on from folders in which something is wrong."""
@@ -116,6 +148,35 @@ def losing(*hosts: str) -> Callable[[Path], None]:
             shutil.rmtree(saved / host)
 
     return change
+
+
+def zeros(saved: Path) -> None:
+    """Nothing on any disk is what was written, and files are as long as they were."""
+    for path in saved.glob("*/step-*/*.distcp"):
+        path.write_bytes(bytes(path.stat().st_size))
+
+
+def zeros_and_losing(*hosts: str) -> Callable[[Path], None]:
+    """Both."""
+
+    def change(saved: Path) -> None:
+        zeros(saved)
+        losing(*hosts)(saved)
+
+    return change
+
+
+def memory_of(name: str, host: str) -> Path:
+    return MEMORY / f"{MARK}-{name.replace(' ', '-')}-{host}"
+
+
+def remembering(name: str) -> Callable[[], None]:
+    """Has each rank keep the newest checkpoint in a folder of its host's memory."""
+
+    def before() -> None:
+        os.environ[MEMORY_VARIABLE] = str(memory_of(name, HOSTS[int(os.environ["RANK"])]))
+
+    return before
 
 
 def own_folder(config: RunConfig, rank: int) -> RunConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -19,7 +20,7 @@ from holmes_runtime.admission import store_gate
 from holmes_runtime.admission.group_members import TRIES, GroupMembers, closed_device
 from holmes_runtime.admission.own_sockets import LISTENS, all_connections, own_sockets
 from holmes_runtime.admission.proof import DIGEST_BYTES, NONCE_BYTES, NotProven, demand_proof, prove
-from holmes_runtime.admission.socket_filter import ANY_PORT, admit_only
+from holmes_runtime.admission.socket_filter import ANY_PORT, admit_only, may_filter
 from holmes_runtime.admission.store_gate import GATE_ADDRESS, STORE_ADDRESS, StoreDoor, StoreGate
 from holmes_runtime.config.messages import SocketAddress
 
@@ -46,6 +47,31 @@ def is_answered(where: tuple[Any, ...], source: tuple[str, int] | None = None) -
 def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server
+
+
+class Refusing:
+    """A socket of a kernel that lets only root attach filters."""
+
+    def setsockopt(self, *_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    def getsockname(self) -> tuple[str, int]:
+        return ("127.0.0.1", 1)
+
+
+def test_a_kernel_that_lets_only_root_filter_is_not_put_down_to_its_memory() -> None:
+    with pytest.raises(RuntimeError, match=r"Operation not permitted; here only root may attach one") as refused:
+        admit_only(Refusing(), ())  # type: ignore[arg-type]
+    assert "optmem" not in str(refused.value)
+
+
+def test_whether_this_user_may_filter_is_known_beforehand(listener: socket.socket) -> None:
+    try:
+        admit_only(listener, ())
+        allowed = True
+    except RuntimeError:
+        allowed = False
+    assert may_filter() is allowed
 
 
 def test_whoever_is_not_admitted_gets_no_answer(listener: socket.socket) -> None:

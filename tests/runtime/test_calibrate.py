@@ -73,6 +73,14 @@ def test_more_slots_than_gpus_are_refused(capsys: pytest.CaptureFixture[str]) ->
     assert "--slots 99: torch sees" in capsys.readouterr().err
 
 
+def test_a_process_of_a_trial_that_fails_says_why() -> None:
+    without = replace(SMALL, model=replace(SMALL.model, factory="/not/there.py:build"))
+    with pytest.raises(
+        RuntimeError, match=r"a process of the trial ended with 1: RuntimeError: .*no Python file /not/"
+    ):
+        run_trial(without, 0.01, 1)
+
+
 def test_calibration_says_the_median_of_its_rounds_and_how_far_they_are_apart() -> None:
     rounds = [Measured(1e9, 1e-3, 4e9, 1.2), Measured(5e9, 2e-3, 1e9, 1.8), Measured(2e9, 3e-3, 2e9, 1.5)]
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.checkpoint.description import ADDED_TO_SHAPES, Counters, differences
+from holmes_runtime.checkpoint.piece_files import SafeReader
 from holmes_runtime.checkpoint.reshard import TensorPiece, pieces_of
-from holmes_runtime.checkpoint.safe_reader import SafeReader
 from holmes_runtime.checkpoint.snapshot import Snapshot
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing
@@ -26,16 +25,9 @@ from holmes_runtime.parallel.gradient_buckets import Shard
 
 from .launched_runs import TINY, make_config
 
+pytestmark = pytest.mark.usefixtures("lone_group")
 OWN = replace(TINY, factory="own.py:build")
 SHAPES = {"head.weight": (5, 3), "norm.bias": (4,)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    store = tmp_path_factory.mktemp("store") / "store"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def config(folder: Path, resume: bool = False, keep_last: int = 2, value_type: str = "fp32") -> RunConfig:
@@ -68,9 +60,10 @@ def save(folder: Path, *steps: int, keep_last: int = 2, value_type: str = "fp32"
     checkpoints.finish()
 
 
-def test_what_is_changed_after_save_has_begun_is_not_saved(tmp_path: Path) -> None:
+def test_what_is_changed_once_the_state_is_copied_is_not_saved(tmp_path: Path) -> None:
     checkpoints, shards = open_folder(config(tmp_path)), make_shards(7)
     checkpoints.save(shards, Counters(7, 6, 2.0, 3, 56))
+    checkpoints.await_copy()
     for shard in shards:
         shard.master.zero_()
     checkpoints.finish()
@@ -82,13 +75,18 @@ def test_what_is_changed_after_save_has_begun_is_not_saved(tmp_path: Path) -> No
     assert all(torch.equal(one.master, other.master) for one, other in zip(loaded, make_shards(7), strict=True))
 
 
+def taken(snapshot: Snapshot, pieces: dict[str, TensorPiece]) -> dict[str, TensorPiece]:
+    snapshot.start(pieces)
+    return snapshot.finish()
+
+
 def test_a_snapshot_is_taken_into_the_memory_of_the_one_before() -> None:
     shards, snapshot = make_shards(1), Snapshot()
-    first = snapshot.take(pieces_of(shards))
+    first = taken(snapshot, pieces_of(shards))
     for shard in shards:
         shard.master.fill_(9.0)
 
-    second = snapshot.take(pieces_of(shards))
+    second = taken(snapshot, pieces_of(shards))
 
     assert [piece.values.data_ptr() for piece in first.values()] == [
         piece.values.data_ptr() for piece in second.values()
@@ -99,7 +97,7 @@ def test_a_snapshot_is_taken_into_the_memory_of_the_one_before() -> None:
 def test_every_box_of_a_snapshot_is_all_of_its_storage_so_that_torch_writes_it_without_a_copy() -> None:
     piece = TensorPiece(torch.arange(13.0), TensorPart((4, 5), (0, 0), (4, 5)), 3, 16)
 
-    chunks = Snapshot().take({"weight": piece})["weight"].chunks()
+    chunks = taken(Snapshot(), {"weight": piece})["weight"].chunks()
 
     assert [chunk for chunk, _ in chunks] == [chunk for chunk, _ in piece.chunks()]
     for (_, copy), (_, values) in zip(chunks, piece.chunks(), strict=True):

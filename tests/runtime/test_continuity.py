@@ -122,11 +122,11 @@ def test_one_rank_asked_to_stop_ends_all_in_order_after_the_same_saved_step(runs
     assert runs["after being asked"]["exit_codes"] == [0], runs["after being asked"]["said"]
 
 
-def test_twenty_kills_at_random_moments_lose_nothing_that_was_saved(tmp_path: Path) -> None:
-    done = start("killed_saves", str(tmp_path), "20")
+def test_twenty_kills_in_the_midst_of_saves_lose_nothing_that_was_saved(tmp_path: Path) -> None:
+    done = start("killed_saves", str(tmp_path), "20", "shared")
 
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found["lost"]) == 20
+    assert found["in_midst"] == 20
     assert max(found["lost"]) <= 0  # below zero: a save that was under way became whole before the kill
     assert "latest" in found["left"]

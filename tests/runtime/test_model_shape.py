@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holmes_core.records.job import Model
-from holmes_core.records.presets import PRESETS
+from holmes_core.records.model import PRESETS
 from holmes_runtime.config.model_shape import (
     ModelShape,
     attention_flops,

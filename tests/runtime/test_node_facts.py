@@ -120,6 +120,19 @@ def test_ranks_on_gpus_keep_records_and_have_nccl_say_what_it_sets_up(
     assert environment.get("NCCL_DEBUG_FILE") == (str(folder / "nccl-%h-%p.log") if writes_log else None)
 
 
+@pytest.mark.parametrize(("path", "expected"), [(None, None), ("/saved", "/dev/shm/holmes-r-a1")])
+def test_ranks_keep_checkpoints_in_memory_where_they_save_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str | None, expected: str | None
+) -> None:
+    folder = tmp_path / "holmes" / "runs" / "r" / "0-0"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    environment = rank_environment(CONFIG._replace(checkpoint_path=path), folder)
+
+    assert environment.get("HOLMES_MEMORY_FOLDER") == expected
+
+
 def test_a_checkpoint_is_in_the_way_of_a_run_that_resumes_none(tmp_path: Path) -> None:
     saving = CONFIG._replace(checkpoint_path=str(tmp_path / "checkpoints"))
     resuming = saving._replace(resume=True)

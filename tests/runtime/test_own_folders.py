@@ -133,10 +133,33 @@ def test_a_full_disk_of_one_host_stops_all_and_leaves_what_was_saved(runs: dict[
         assert (folder / "saved-full" / host / "latest").read_text() == "step-00000003\n"
 
 
-def test_twenty_kills_each_with_a_folder_deleted_lose_nothing_that_was_saved(tmp_path: Path) -> None:
-    done = start("killed_saves", str(tmp_path), "20", "own")
+@pytest.mark.parametrize("name", ["from memory", "from memory without h3"])
+def test_ranks_started_again_read_no_disk_while_memory_has_the_newest_step(runs: dict[str, Any], name: str) -> None:
+    run, after = runs[name], runs["kept"]["stopped_after"]
+    assert set(run["exit_codes"]) == {0}, run["said"]
+    assert run["steps"] == [after, after + 1]
+    assert run["losses"] == runs["from disk"]["losses"]
+    assert ".distcp" not in run["said"]  # every piece on a disk would have been told as damaged
+    assert ("/h3 holds nothing of " in run["said"]) == (name == "from memory without h3")
+
+
+def test_without_memory_disks_that_hold_zeros_are_told(runs: dict[str, Any]) -> None:
+    assert set(runs["from zeros"]["exit_codes"]) == {1}
+    assert ".distcp: bytes " in runs["from zeros"]["said"]
+
+
+def test_a_run_that_has_taken_its_last_step_leaves_nothing_in_memory(runs: dict[str, Any]) -> None:
+    assert runs["left in memory"]["paths"] == []
+
+
+@pytest.mark.parametrize(("how", "kills"), [("own", 20), ("cluster", 10)])
+def test_kills_in_the_midst_of_saves_each_with_folders_deleted_lose_nothing(
+    tmp_path: Path, how: str, kills: int
+) -> None:
+    """That of a random host, or those of both hosts of a cluster; what was resumed is compared number by number."""
+    done = start("killed_saves", str(tmp_path), str(kills), how)
 
     assert done.returncode == 0, done.stderr
-    lost = json.loads(done.stdout.splitlines()[-1])["lost"]
-    assert len(lost) == 20
-    assert max(lost) <= 0  # below zero: a save that was under way became whole before the kill
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["in_midst"] == kills
+    assert max(found["lost"]) <= 0  # below zero: a save that was under way became whole before the kill

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 from holmes_runtime.checkpoint.host_folders import HostFolders
 from holmes_runtime.checkpoint.piece_files import index_of_old
-from holmes_runtime.checkpoint.piece_loading import PieceLoading
+from holmes_runtime.checkpoint.piece_loading import OwnFiles, PieceLoading
 from holmes_runtime.checkpoint.reshard import (
     Box,
     PieceSavePlanner,
@@ -29,15 +28,10 @@ from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.model.tensor_part import TensorPart
 from holmes_runtime.parallel.gradient_buckets import make_buckets
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    store = tmp_path_factory.mktemp("store") / "store"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = [
+    pytest.mark.usefixtures("lone_group"),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+]
 
 
 def test_a_range_of_a_matrix_is_a_tail_whole_rows_and_a_head() -> None:
@@ -142,4 +136,5 @@ def load(pieces: dict[str, TensorPiece], path: Path) -> str | None:
     index, me = index_of_old(path), Rank(0, "a", "one", 0, 0, 0)
     holders = {file.name: (0,) for file in index.files}
     group = dist.distributed_c10d._get_default_group()
-    return PieceLoading(index, pieces, path, holders, ["a"], HostFolders((("a",),), (me,)), me).load(group)[0]
+    own, folders = OwnFiles(path, {}), HostFolders((("a",),), (me,))
+    return PieceLoading(index, pieces, own, holders, ["a"], folders, me).load(group)[0]

@@ -15,7 +15,7 @@ from holmes_runtime.config.codec import EdgeSettings
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Emulation, Source
 
-from .launched_runs import REPOSITORY, TINY, layout, make_config
+from .launched_runs import ONE_ISLAND, REPOSITORY, TINY, layout, make_config
 
 FOUR = make_config(pipelines=((0, 2), (3, 1)), cuts=(0, 1, 3))
 
@@ -35,7 +35,13 @@ BLEND = replace(FOUR, data=replace(FOUR.data, path=(Source("/a", 3.0), Source("/
 
 
 @pytest.mark.parametrize(
-    "config", [FOUR, BLEND, make_config(emulation=Emulation(0.5, 1.0, {"one": 2.0}), grad_clip=None)]
+    "config",
+    [
+        FOUR,
+        BLEND,
+        make_config(emulation=Emulation(0.5, 1.0, {"one": 2.0}), grad_clip=None),
+        make_config(outer_sync=ONE_ISLAND, steps=8),
+    ],
 )
 def test_json_reads_back_equal(config: RunConfig) -> None:
     assert RunConfig.from_json(config.to_json()) == config
@@ -285,3 +291,26 @@ def test_an_edge_inside_a_host_is_never_packed() -> None:
     assert plan.edges_between_hosts == {0}
     assert here.edges_between_hosts == frozenset()
     assert here.with_edge_settings([EdgeSettings("int8", "int8", 0)]) == here
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"island": 1}, r"^outer_sync\.island: must be in \[0, 0\], got 1"),
+        ({"codec": "bf16"}, r"^outer_sync\.codec: expected one of \['none', 'int8', 'int4'\], got 'bf16'"),
+        ({"fragments": 5}, r"^outer_sync\.fragments: must be at most inner_steps 4, got 5"),
+        ({"fragments": 2, "delay_steps": 3}, r"^outer_sync\.delay_steps: must be in \[0, 2\], the steps between two"),
+        ({"momentum": 1.0}, r"^outer_sync\.momentum: must be in \[0, 1\), got 1\.0"),
+        ({"quorum": 2}, r"^outer_sync\.quorum: must be in \[1, 1\], as many as there are islands, got 2"),
+        ({"samples_before": 1}, r"^outer_sync\.round_samples: must be at least 33, .* got 32"),
+        ({"interfaces": []}, r"^outer_sync\.interfaces: must name one interface for each of 1 ranks, got \(\)"),
+        ({"inner_steps": 3}, r"^steps: must be a multiple of outer_sync\.inner_steps 3, .* got 8"),
+        ({"grace_s": 0}, r"^outer_sync\.grace_s: must be positive, got 0"),
+    ],
+)
+def test_islands_that_cannot_be_are_refused(change: dict[str, Any], message: str) -> None:
+    data = json.loads(make_config(outer_sync=ONE_ISLAND, steps=8).to_json())
+    data["outer_sync"] |= change
+
+    with pytest.raises(ValueError, match=message):
+        RunConfig.from_json(json.dumps(data))

@@ -13,7 +13,7 @@ import torch
 
 from holmes_runtime.data.blend import LONGEST_PERIOD, Blend, whole_weights
 from holmes_runtime.data.permutation import permuted
-from holmes_runtime.data.samples import Samples
+from holmes_runtime.data.samples import ALL_SAMPLES, OwnSamples, Samples
 from holmes_runtime.data.stored_bytes import MemoryBytes
 from holmes_runtime.data.tokens import Part, Tokens
 
@@ -203,3 +203,20 @@ def test_positions_of_random_documents_are_those_counted_one_by_one() -> None:
             expected.append(0 if place == start or is_first[place] else expected[-1] + 1)
 
         assert Tokens(parts).positions(start, stop).tolist() == expected
+
+
+def test_islands_read_every_sample_once_whatever_their_speeds_and_batches() -> None:
+    """Islands of 3, 2 and 4 steps a round, of 6, 4 and 1 samples; five rounds."""
+    rounds, steps, batches = 5, (3, 2, 4), (6, 4, 1)
+    sizes = [count * batch for count, batch in zip(steps, batches, strict=True)]
+    all_samples = samples(1000)
+    found = []
+    for island, batch in enumerate(batches):
+        own = OwnSamples(sum(sizes[:island]), sizes[island], sum(sizes))
+        found += drawn(replace(all_samples, batch_size=batch, own=own), 0, rounds * sizes[island])
+
+    assert sorted(found) == sorted(drawn(all_samples, 0, rounds * sum(sizes)))
+
+
+def test_a_run_by_itself_has_all_samples_for_its_own() -> None:
+    assert [ALL_SAMPLES.place(number) for number in (0, 1, 77)] == [0, 1, 77]

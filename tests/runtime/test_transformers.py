@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
@@ -28,7 +26,7 @@ from .launched_runs import make_config
 from .test_published import SETTINGS, SHAPES, random_stage
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("lone_group")]
 
 TOKENS = torch.randint(256, (2, 32), generator=torch.Generator().manual_seed(0))
 SMALL = {
@@ -52,14 +50,6 @@ CONFIGS: dict[str, Any] = {
         vocab_size=256, n_embd=32, n_layer=3, n_head=4, n_positions=64, activation_function="gelu"
     ),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    store = tmp_path_factory.mktemp("store") / "store"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def library_logits(model: Any) -> Tensor:

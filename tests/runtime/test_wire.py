@@ -13,7 +13,7 @@ from torch import Tensor
 
 from holmes_runtime.comm import wire
 from holmes_runtime.comm.wire import Direction, MessageName, pack, unpack
-from holmes_runtime.config.codec import BLOCK, Codec, packed_bytes
+from holmes_runtime.config.codec import BLOCK, OUTER_BLOCK, Codec, packed_bytes
 
 NAME = MessageName(seed=7, direction=Direction.FORWARD, step=3, microbatch=1, edge=0, shard=0)
 BLOCK_CODECS: tuple[Codec, ...] = ("int8", "int4")
@@ -146,6 +146,18 @@ def test_a_message_worked_on_whole_has_the_bits_of_one_worked_on_in_parts(codec:
     wire._round(values.view(-1, BLOCK), wire.LEVELS[codec], wire._noise(NAME, values.device), codes, scales)
 
     assert torch.equal(whole, packed)
+
+
+@pytest.mark.parametrize("codec", BLOCK_CODECS)
+def test_longer_blocks_take_fewer_bytes_and_arrive_as_well(codec: Codec) -> None:
+    values = random_values(5 * OUTER_BLOCK + 3)
+
+    packed = pack(values, codec, None, OUTER_BLOCK)
+
+    assert len(packed) == packed_bytes(codec, len(values), 4, OUTER_BLOCK)
+    assert packed_bytes(codec, 10**6, 4, OUTER_BLOCK) < 0.99 * packed_bytes(codec, 10**6, 4)
+    error = (unpack(packed, codec, values.shape, values.dtype, OUTER_BLOCK) - values).abs().max()
+    assert error <= 0.51 * values.abs().max() / wire.LEVELS[codec] * wire.SCALE_MARGIN
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

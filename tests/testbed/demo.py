@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 from holmes_cli.demo.demo_run import run_demo
+from holmes_cli.screen.terminal import show_error
+from holmes_core.errors import HolmesError
 from tests.testbed.bed import missing_for_bed
 from tests.testbed.bed_process import bed_environment
 from tests.testbed.rehearsal import bed_site, local_site
@@ -48,4 +51,10 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except HolmesError as refused:
+        show_error(refused)
+        sys.exit(refused.exit_code)
+    except subprocess.CalledProcessError as failed:
+        sys.exit(failed.returncode)  # the command has said why

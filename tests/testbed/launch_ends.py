@@ -10,7 +10,7 @@ import subprocess
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ import yaml
 from launcher.journal.run_folder import read_run
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from tests.testbed.bed import Bed
-from tests.testbed.rank_processes import rank_pids, torchrun_pids
+from tests.testbed.own_disks import hosts_that_remember
+from tests.testbed.rank_processes import agent_pids, rank_pids, torchrun_pids
 from tests.testbed.rehearsal import Site, only_run, said_until, standard_library_corpus
 from tests.testbed.slurm_on_bed import SlurmOnBed
 
@@ -120,6 +121,11 @@ def _kill_torchrun(run: Running) -> None:
     os.kill(torchrun, signal.SIGKILL)
 
 
+def _stop_agent(run: Running) -> None:
+    _, agent = agent_pids(run.bed, "b2")
+    os.kill(agent, signal.SIGSTOP)
+
+
 def _ctrl_c(run: Running) -> None:
     run.process.send_signal(signal.SIGINT)
 
@@ -200,6 +206,13 @@ ENDINGS = (
         limit_s=SILENCE_LIMIT_S + CLEAN_WITHIN_S,
     ),
     Ending(
+        "agent stopped",
+        1,
+        "no word from the node agent",
+        _stop_agent,
+        limit_s=SILENCE_LIMIT_S + CLEAN_WITHIN_S,
+    ),
+    Ending(
         "controller killed",
         -signal.SIGKILL,
         "",
@@ -237,6 +250,18 @@ ENDINGS = (
 def endings_here() -> tuple[Ending, ...]:
     """Those that can be brought about on this machine: the last needs memory control groups of version 1."""
     return ENDINGS if (MEMORY_GROUPS / "memory.limit_in_bytes").exists() else ENDINGS[:-1]
+
+
+def saving(ending: Ending, folder: Path, remembering: list[str]) -> Ending:
+    """The same of a run that saves after every step; `remembering` gets the hosts that have some of it in memory."""
+
+    def bring_about(run: Running) -> None:
+        remembering.extend(hosts_that_remember(run.bed, only_run(run.folder / "runs").name))
+        assert ending.bring_about is not None
+        ending.bring_about(run)
+
+    checkpoint = {"path": str(folder / "saved"), "every_steps": 1}
+    return replace(ending, bring_about=bring_about, job={**ending.job, "checkpoint": checkpoint})
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from holmes_runtime.config.node_config import memory_folder
 from tests.testbed.bed import Bed
 
 
@@ -26,3 +27,9 @@ def own_disks(bed: Bed, folder: Path) -> Iterator[None]:
 def on_host(bed: Bed, host: str, *command: str) -> str:
     """What the command prints there."""
     return subprocess.run(bed.on_host_command(host, command), check=True, capture_output=True, text=True).stdout
+
+
+def hosts_that_remember(bed: Bed, run_id: str) -> list[str]:
+    """The hosts that have something of a run's newest checkpoint in their memory."""
+    found = {host.name: on_host(bed, host.name, "find", "/dev/shm", "-type", "f") for host in bed.hosts}
+    return [host for host, files in found.items() if f"{memory_folder(run_id, host)}/" in files]

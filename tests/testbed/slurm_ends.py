@@ -38,6 +38,18 @@ def _resume(run: Running) -> None:
     _slurm(run).run("scontrol", "update", f"nodename={FAULTY_NODE}", "state=resume")
 
 
+def _end_time(run: Running) -> None:
+    """Slurm looks every 30 s for jobs whose time is over."""
+    slurm = _slurm(run)
+    slurm.run("scontrol", "update", f"jobid={slurm.running_job()[0]}", "endtime=now")
+
+
+def _preempt(run: Running) -> None:
+    _slurm(run).run(
+        "sbatch", "--partition=urgent", "--exclusive", f"--nodelist={FAULTY_NODE}", "--output=/dev/null", "--wrap=true"
+    )
+
+
 def _kill_slurmd(run: Running) -> None:
     _slurm(run).kill_slurmd(FAULTY_NODE)
 
@@ -50,6 +62,8 @@ OWN_ENDINGS = (
     Ending("slurmd killed", 0, "", _kill_slurmd, _start_slurmd, job={"steps": 40}),
     Ending("slurmd missed", 1, "Slurm has node b2 DOWN*: Not responding", _kill_slurmd, _start_slurmd),
     Ending("job cancelled", 1, "was cancelled (`scancel`)", _scancel),
+    Ending("time over", 1, "came to its time limit", _end_time),
+    Ending("job preempted", 1, "was preempted", _preempt),
     Ending("step cancelled", 1, "its step of the Slurm job was cancelled", _scancel_step),
     Ending("node down", 1, "Slurm has node b2 DOWN: bad power supply", _set_down, _resume),
 )

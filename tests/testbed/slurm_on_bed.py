@@ -51,6 +51,8 @@ ReturnToService=1
 SlurmdTimeout=30
 KillWait=5
 MinJobAge=600
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
 """
 
 
@@ -96,8 +98,13 @@ class SlurmOnBed:
     def allocate(self) -> dict[str, str]:
         """A job of all hosts without a script; the environment of a shell in it."""
         self.run("salloc", "--no-shell", f"--nodes={len(self._bed.hosts)}", "--exclusive", "--quiet")
-        job, nodes = self.run("squeue", "--noheader", "--states=running", "--format=%i %N").split()
+        job, nodes = self.running_job()
         return {**self._environ, "SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": nodes}
+
+    def running_job(self) -> tuple[str, str]:
+        """The id and the nodes of the one job that runs."""
+        job, nodes = self.run("squeue", "--noheader", "--states=running", "--format=%i %N").split()
+        return job, nodes
 
     def release(self) -> None:
         """End every job; return when all hosts are free."""
@@ -166,6 +173,7 @@ class SlurmOnBed:
             names = ",".join(host.name for host in self._bed.hosts if host.cluster == cluster)
             conf += f"PartitionName={cluster} Nodes={names} State=UP\n"
         conf += "PartitionName=all Nodes=ALL Default=YES State=UP\n"
+        conf += "PartitionName=urgent Nodes=ALL PriorityTier=2 State=UP\n"  # its jobs preempt all others
         if self._topology is not None:
             conf += "TopologyPlugin=topology/tree\n"
             (self.folder / "topology.conf").write_text(self._topology, encoding="utf-8")

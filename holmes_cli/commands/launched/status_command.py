@@ -10,7 +10,8 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from holmes_cli.screen.show_run import show_run, show_speed, state_in_words
+from holmes_cli.islands.show_islands import refuse_whole, show_islands, state_as_json
+from holmes_cli.screen.show_run import code_in_words, show_run, show_speed, state_in_words
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
@@ -44,6 +45,12 @@ def status_command(
     """Say how far a run is: nodes, step, loss, speed against the plan, traffic, and what went wrong."""
     if follow and html is None:
         raise HolmesError("--follow: no page to write anew", "give one by `--html PAGE`, or look on by `holmes attach`")
+    stored = find_run(run)
+    if stored.islands:
+        if html or tensorboard:
+            refuse_whole(stored, "--html, --tensorboard", "status")
+        show_islands(stored.run, stored.folder) if not as_json else out.file.write(state_as_json(stored) + "\n")
+        return
     known = _read(run)
     if html:
         if follow and known.goes_on:
@@ -64,10 +71,10 @@ def status_command(
         state = {"run": record, "watched": known.stored.watched, "nodes": known.nodes, "last_step": last}
         out.file.write(json.dumps({**state, "notices": known.notices}) + "\n")
         return
-    _show(known)
+    show_known(known)
 
 
-class _Known(NamedTuple):
+class KnownRun(NamedTuple):
     """A run as its folder tells it: its steps thinned out, the state of each host, and notices."""
 
     stored: StoredRun
@@ -81,7 +88,7 @@ class _Known(NamedTuple):
         return self.stored.watched in ("watched", "elsewhere")
 
 
-def _read(run: str) -> _Known:
+def _read(run: str) -> KnownRun:
     stored = find_run(run)
     nodes, notices = dict[str, str](), list[str]()
     for event in past_events(stored.folder):
@@ -89,23 +96,27 @@ def _read(run: str) -> _Known:
             nodes[event.host] = event.state
         elif isinstance(event, Notice):
             notices.append(event.text)
-    return _Known(stored, read_plan(stored.folder), read_steps(stored.folder, MOST_STEPS), nodes, notices)
+    return KnownRun(stored, read_plan(stored.folder), read_steps(stored.folder, MOST_STEPS), nodes, notices)
 
 
-def _write_page(html: Path, known: _Known, followed: bool = False) -> None:
+def _write_page(html: Path, known: KnownRun, followed: bool = False) -> None:
     from holmes_cli.pages.status_page import status_page  # slow to import: it brings Jinja2
 
     write_atomically(html, status_page(*known, followed=followed))
 
 
-def _show(known: _Known) -> None:
+def show_known(known: KnownRun) -> None:
+    """Print the run's state, its nodes', what was noticed, and its speed or its end."""
     stored = known.stored
     out.print(f"run {stored.run.run_id}: {state_in_words(stored)}", markup=False, soft_wrap=True)
+    if stored.run.code is not None:
+        out.print(f"  {code_in_words(stored.run.code)}", markup=False, soft_wrap=True)
     for host, word in known.nodes.items():
         out.print(f"  {host}: {word}", markup=False, soft_wrap=True)
     for notice in known.notices:
         out.print(f"  {notice}", markup=False, soft_wrap=True)
     if stored.run.state == "running":
         show_speed(known.plan, known.steps)
+        out.print(f"run: {stored.folder}", markup=False, soft_wrap=True)
     else:
         show_run(known.plan, stored.run, stored.folder)

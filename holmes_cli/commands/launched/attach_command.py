@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from holmes_cli.islands.show_islands import refuse_whole
 from holmes_cli.screen.run_view import RunView
 from holmes_cli.screen.show_run import show_end
 from holmes_cli.screen.terminal import err
@@ -26,6 +27,8 @@ def attach_command(
 ) -> None:
     """Look at a run as it goes on; Ctrl-C stops looking and leaves the run alone."""
     stored = find_run(run)
+    if stored.islands:
+        refuse_whole(stored, "attach", "attach")
     plan = read_plan(stored.folder)
     if stored.watched == "unwatched":
         if not stored.run.settings.detached:

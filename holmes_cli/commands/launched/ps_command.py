@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import typer
 from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.show_run import state_in_words
 from holmes_cli.screen.terminal import out
+from holmes_core.records.plan import Plan
 from holmes_core.units import format_duration, format_names
 from launcher.journal.follow_folder import read_plan
 from launcher.journal.run_store import StoredRun, all_runs
@@ -39,13 +41,20 @@ def ps_command(
     if not runs:
         out.print("no run" if everything else "no run is under way; `holmes ps --all` shows those that have ended")
         return
-    headings = ("run", "state", "steps", "hosts", "age", "folder")
-    out.print(fitted_table(headings, map(_row, runs), out.width))
+    show_runs(
+        [(stored, [read_plan(each.folder) for each in stored.islands or (stored,)]) for stored in runs], time.time()
+    )
 
 
-def _row(stored: StoredRun) -> tuple[str, ...]:
-    plan, run = read_plan(stored.folder), stored.run
-    names = [node.host for node in plan.nodes]
-    hosts = format_names(names, 4)
-    age = format_duration(time.time() - run.started_at_s)
-    return run.run_id, state_in_words(stored), f"{stored.steps_done}/{plan.job.steps}", hosts, age, str(stored.folder)
+def show_runs(runs: Sequence[tuple[StoredRun, Sequence[Plan]]], now_s: float) -> None:
+    """Print a row for each run; its plans are one, or those of its islands."""
+    headings = ("run", "state", "steps", "hosts", "age")
+    rows = [_row(stored, plans, now_s) for stored, plans in runs]
+    out.print(fitted_table(headings, rows, out.width, unwrapped=("run", "age")))
+
+
+def _row(stored: StoredRun, plans: Sequence[Plan], now_s: float) -> tuple[str, ...]:
+    run, hosts = stored.run, format_names([node.host for plan in plans for node in plan.nodes], 4)
+    steps = max(plan.job.steps for plan in plans)
+    age = format_duration(now_s - run.started_at_s)
+    return run.run_id, state_in_words(stored), f"{stored.steps_done}/{steps}", hosts, age

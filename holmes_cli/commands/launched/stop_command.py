@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +19,7 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.run import Run
 from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, read_own, read_run
 from launcher.journal.run_store import find_run
-from launcher.nodes.end_unwatched import end_unwatched
+from launcher.nodes.end_unwatched import end_unwatched, record_stopped
 
 LIMIT_S = 60.0
 
@@ -27,6 +28,9 @@ def stop_command(run: Annotated[str, typer.Argument(help="A run's id, the start 
     """End a run everywhere: its ranks, their agents and their files."""
     stored = find_run(run)
     run_id = stored.run.run_id
+    if stored.whole is not None:
+        whole = stored.whole.run.run_id
+        raise HolmesError(f"run {run_id}: is an island of {whole}", f"`holmes stop {whole}` ends all of them")
     if stored.watched == "ended":
         out.print(f"run {run_id} has ended already: {stored.run.state}", markup=False)
         return
@@ -36,14 +40,24 @@ def stop_command(run: Annotated[str, typer.Argument(help="A run's id, the start 
             "run `holmes stop` there; of a Slurm batch job, `scancel --signal=TERM --batch JOB` has it stop and save",
             ANSWER_IS_NO,
         )
-    plan = read_own(Plan, stored.folder, PLAN_FILE)
+    parts = [
+        (each, read_own(Plan, each.folder, PLAN_FILE))
+        for each in stored.islands or (stored,)
+        if each.run.state == "running"
+    ]
     stored = replace(stored, run=read_own(Run, stored.folder, RUN_FILE))
     if stored.watched == "watched" and stored.run.controller is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(stored.run.controller.pid, signal.SIGTERM)
-        _wait(run_id, stored.folder, plan)
+        _wait(run_id, stored.folder, [plan for _, plan in parts])
     else:
-        left = end_unwatched(stored, plan)
+        left = [
+            what
+            for part, plan in parts
+            for what in end_unwatched(replace(part, run=read_own(Run, part.folder, RUN_FILE)), plan)
+        ]
+        if stored.islands:
+            record_stopped(stored)
         for what in left:
             err.print(f"not ended: {what}", markup=False, soft_wrap=True)
         if left:
@@ -51,11 +65,12 @@ def stop_command(run: Annotated[str, typer.Argument(help="A run's id, the start 
     out.print(f"run {run_id} is stopped", markup=False)
 
 
-def _wait(run_id: str, folder: Path, plan: Plan) -> None:
+def _wait(run_id: str, folder: Path, plans: Sequence[Plan]) -> None:
     """Return when the run's controller has ended it. Raises HolmesError if it does not in time."""
     limit_s = LIMIT_S
-    if plan.job.checkpoint is not None:
-        limit_s += plan.job.timeout_s  # a rank that hangs is noticed sooner
+    saving = [plan.job.timeout_s for plan in plans if plan.job.checkpoint is not None]
+    if saving:
+        limit_s += max(saving)  # a rank that hangs is noticed sooner
         err.print(f"the ranks finish their step and save; `holmes stop {run_id}` again ends them at once", markup=False)
     deadline = time.monotonic() + limit_s
     while read_run(folder).state == "running":

@@ -1,0 +1,118 @@
+"""`python -m benchmarks.islands_loss`: what a small GPT learns as two islands, beside one that trains as one.
+
+In one process; tests hold that islands over a network learn the same, bit for bit. Of each seed all begin with the same
+weights. At equal steps they read equally many tokens: one run has the batch of both islands. Plain DiLoCo exchanges all
+parameters at once, exactly, and waits for it; streaming does a fourth at a time, in int4, and applies it six steps
+later. Losses are those of validation after the last step, in nats per byte, of islands the mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sysconfig
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from benchmarks.figure import print_figure
+from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.config.model_shape import ModelShape
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.run_settings import Data, Optimizer
+from holmes_runtime.data.corpus import Corpus, load_corpus
+from holmes_runtime.trainer import Trainer
+from tests.runtime.islands_in_process import IslandsInProcess
+from tests.runtime.launched_runs import ONE_ISLAND, make_config
+
+SHAPE = ModelShape("gpt", 2, 64, 4, 4, 256, 256, 64, 10000.0, None, 1e-5, None, False, False, False, None)
+ISLANDS, MICRO_BATCH_SIZE, INNER_STEPS = 2, 4, 50
+PLAIN: dict[str, Any] = {"codec": "none", "fragments": 1, "delay_steps": 0}
+STREAMING: dict[str, Any] = {"codec": "int4", "fragments": 4, "delay_steps": 6}
+AS_ONE, EVALUATION_BATCHES = "as one", 32
+VARIANTS: dict[str, dict[str, Any] | None] = {AS_ONE: None, "plain": PLAIN, "streaming": STREAMING}
+
+
+def trainer(
+    text: Path, pattern: str, steps: int, seed: int, microbatches: int, outer: dict[str, Any] | None
+) -> Trainer:
+    """Of a run as one, or of the island that `outer` says."""
+    config: RunConfig = make_config(
+        cuts=(0, SHAPE.num_layers),
+        model=SHAPE,
+        steps=steps,
+        micro_batch_size=MICRO_BATCH_SIZE,
+        microbatches=(microbatches,),
+    )
+    config = replace(
+        config,
+        seed=seed,
+        data=Data(str(text.absolute()), pattern, None, "joined", 0.05),
+        optimizer=Optimizer(1e-3, 1e-4, min(100, steps // 10), "cosine", 0.1, 0.9, 0.95, 1.0),
+        outer_sync=replace(ONE_ISLAND, num_islands=ISLANDS, **outer) if outer else None,
+    )
+    return Trainer(config, config.grid.rank(0), read_corpus(config.data), RankGroups(), torch.device("cpu"))
+
+
+@cache
+def read_corpus(data: Data) -> Corpus:
+    """The same for all."""
+    return load_corpus(data, "here", SHAPE.seq_length, SHAPE.vocab_size)
+
+
+def final_loss(text: Path, pattern: str, steps: int, seed: int, section: Mapping[str, Any] | None) -> float:
+    """Of islands with that section of job.yaml, or of one run; `steps` is whole rounds."""
+    if section is None:
+        alone = trainer(text, pattern, steps, seed, ISLANDS, None)
+        for step in range(steps):
+            alone.step(step)
+        return evaluated(alone)
+    own = INNER_STEPS * MICRO_BATCH_SIZE
+    rule = {"outer_rate": 0.7, "momentum": 0.9, "inner_steps": INNER_STEPS, "round_samples": ISLANDS * own, **section}
+    islands = IslandsInProcess(
+        [
+            trainer(text, pattern, steps, seed, 1, {"island": island, "samples_before": island * own, **rule})
+            for island in range(ISLANDS)
+        ]
+    )
+    for step in range(steps):
+        islands.step(step)
+    return mean(evaluated(each) for each in islands.trainers)
+
+
+def evaluated(trained: Trainer) -> float:
+    """Validation loss, nats per byte."""
+    loss = trained.evaluate(EVALUATION_BATCHES)
+    assert loss is not None
+    return loss
+
+
+def main(written: Sequence[str] | None = None) -> None:
+    """Trains all from every seed and prints how the losses compare; as `written` on the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.islands_loss")
+    parser.add_argument("text", type=Path, nargs="?", default=Path(sysconfig.get_path("stdlib")))
+    parser.add_argument("--pattern", default="*.py", help="which files of a folder")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args(written)
+    torch.set_num_threads(1)  # so small a model is no faster with more
+    losses: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for seed in range(1, arguments.seeds + 1):
+        began_s = time.monotonic()
+        for name, section in VARIANTS.items():
+            losses[name].append(final_loss(arguments.text, arguments.pattern, arguments.steps, seed, section))
+        said = ", ".join(f"{name} {each[-1]:.4f}" for name, each in losses.items())
+        print(f"seed {seed}: {said} ({time.monotonic() - began_s:.0f} s)", flush=True)
+    means = {name: mean(each) for name, each in losses.items()}
+    print_figure("islands.loss_streaming_over_plain", means["streaming"] / means["plain"], "")
+    for name in ("plain", "streaming"):
+        print_figure(f"islands.loss_gap_percent.{name}", 100 * (means[name] / means[AS_ONE] - 1), "%")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`holmes ps`, `status`, `logs`, `attach` and `stop`: runs that were launched, found again and ended."""

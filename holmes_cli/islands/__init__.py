@@ -1,0 +1,1 @@
+"""What the commands show and do of a run of islands."""

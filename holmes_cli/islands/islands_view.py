@@ -1,0 +1,73 @@
+"""What a run of islands shows while it lasts: lines, each with its island; or events as JSON."""
+
+from __future__ import annotations
+
+import json
+
+from holmes_cli.screen.terminal import err, out
+from holmes_core.records.plan import IslandsPlan
+from holmes_core.units import format_bytes, format_seconds
+from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent, to_line
+from launcher.journal.step_metrics import Exchange, StepMetrics
+
+
+class LinesOfIslands:
+    """One line for each step of an island, for each notice, and for each line that its ranks print before they step."""
+
+    def __init__(self, plan: IslandsPlan, as_json: bool = False) -> None:
+        self._plan, self._as_json = plan, as_json
+        self._states: dict[int, dict[str, str]] = {}
+
+    def take_run(self, run_id: str, _started_at_s: float) -> None:
+        """The run that is shown."""
+        if not self._as_json:
+            hosts = sum(len(plan.nodes) for plan in self._plan.islands)
+            ranks = sum(plan.world_size for plan in self._plan.islands)
+            self._print(f"run {run_id}: {len(self._plan.islands)} islands, {ranks} ranks on {hosts} hosts")
+
+    def show(self, island: int, event: RunEvent) -> None:
+        """Show what happened in an island."""
+        if self._as_json:
+            out.file.write(json.dumps({"island": island, **json.loads(to_line(event))}) + "\n")
+            out.file.flush()
+        elif isinstance(event, NodeState):
+            self._show_state(island, event)
+        elif isinstance(event, StepMetrics):
+            self._print(f"island {island}: {self._step_text(island, event)}")
+        elif isinstance(event, Exchange):
+            self._print(f"island {island}: {exchange_in_words(event)}")
+        elif isinstance(event, LogLine):
+            self._print(f"island {island}: {event.host} rank {event.rank} | {event.line}")
+        elif isinstance(event, Notice):
+            self._print(f"island {island}: {event.text}")
+
+    def _show_state(self, island: int, event: NodeState) -> None:
+        """When the island's last node has come as far."""
+        states, count = self._states.setdefault(island, {}), len(self._plan.islands[island].nodes)
+        states[event.host] = event.state
+        if sum(state == event.state for state in states.values()) == count:
+            self._print(f"island {island}: {count} of {count} nodes: {event.state}")
+
+    def _step_text(self, island: int, step: StepMetrics) -> str:
+        plan = self._plan.islands[island]
+        evaluated = f"  validation {step.eval_loss:.4f}" if step.eval_loss is not None else ""
+        predicted = format_seconds(plan.prediction.step_s)
+        return (
+            f"step {step.step + 1}/{plan.job.steps}  loss {step.loss:.4f}{evaluated}  "
+            f"{step.tokens_per_s:.0f} tokens/s  {format_seconds(step.step_s)} (predicted {predicted})"
+        )
+
+    def _print(self, text: str) -> None:
+        err.print(text, markup=False, soft_wrap=True)
+
+
+def exchange_in_words(exchange: Exchange) -> str:
+    """With whom, how much, and what it took."""
+    names = ", ".join(map(str, exchange.islands))
+    took = f"{format_seconds(exchange.duration_s)}, waited for {format_seconds(exchange.waited_s)}"
+    if exchange.has_joined:
+        return (
+            f"exchange {exchange.exchange + 1}: came late or anew, took the state of islands {names} and "
+            f"dropped what it had not told them; {took}"
+        )
+    return f"exchange {exchange.exchange + 1} of islands {names}: {format_bytes(exchange.sent_bytes)} sent in {took}"

@@ -1,0 +1,75 @@
+"""`holmes launch` of a plan of islands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from holmes_cli.api import launch_islands
+from holmes_cli.islands.islands_view import LinesOfIslands
+from holmes_cli.islands.show_islands import end_as_json, show_islands
+from holmes_cli.screen.show_bundles import bundles_as_json, show_bundles
+from holmes_cli.screen.show_preflight import show_preflight
+from holmes_cli.screen.terminal import out
+from holmes_core.errors import HolmesError
+from holmes_core.hosts.via import reached_by
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import IslandsPlan
+from holmes_core.records.run import Run, Settings
+from launcher.islands.outer_sync import outer_sync_of
+from launcher.journal.run_folder import island_name
+from launcher.nodes.preflight import PreflightFailed
+from launcher.prepare.prepare import Attempt, prepare
+from launcher.prepare.user_variables import read_user_variables
+
+
+def refuse_settings(settings: Settings) -> None:
+    """Raises HolmesError for what a run of islands cannot do."""
+    if settings.detached:
+        raise HolmesError(
+            "--detach: islands meet at the controller, which must stay",
+            "start it where it outlives the shell, such as in tmux or by `nohup holmes launch plan.json &`",
+        )
+    if settings.on_loss != "stop" or settings.replan_when_slow:
+        raise HolmesError(
+            "--on-loss, --replan-when-slow: an island keeps its plan, as the others count on its shape",
+            "leave them out: an island that is lost starts again by itself when its hosts answer",
+        )
+
+
+def dry_run_of_islands(plan: IslandsPlan, settings: Settings, job_folder: Path, as_json: bool) -> None:
+    """Print what would be sent and started, island by island."""
+    variables = read_user_variables(plan.job, os.environ, job_folder)
+    for number, island in enumerate(plan.islands):
+        attempt = Attempt(f"dry-run-{island_name(number)}", 0, False, settings.resume, outer_sync_of(plan, number))
+        if not as_json:
+            out.print(f"island {number}:")
+        (bundles_as_json if as_json else show_bundles)(prepare(island, attempt, variables), island)
+
+
+def run_islands(
+    plan: IslandsPlan,
+    inventory: Inventory | None,
+    runs: Path,
+    job_folder: Path,
+    settings: Settings,
+    forced: frozenset[str],
+    via: str | None,
+    as_json: bool,
+    started: Callable[[Callable[[], Run]], Run],
+) -> Run:
+    """Launch it and show how it ended. `started` calls what it is given, perhaps once the GPUs are free."""
+    reached = plan.model_copy(update={"islands": tuple(reached_by(each, via) for each in plan.islands)})
+
+    def start() -> Run:
+        try:
+            return launch_islands(reached, inventory, runs, job_folder, settings, forced, LinesOfIslands(plan, as_json))
+        except PreflightFailed as failed:
+            show_preflight(failed.preflight)
+            raise
+
+    run = started(start)
+    folder = runs / run.run_id
+    (end_as_json if as_json else show_islands)(run, folder)
+    return run

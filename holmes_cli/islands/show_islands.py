@@ -1,0 +1,87 @@
+"""A run of islands as its folders tell it: the state of all, of each, and what was lost when."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from holmes_cli.screen.fitted_table import fitted_table
+from holmes_cli.screen.show_run import state_in_words
+from holmes_cli.screen.terminal import err, out
+from holmes_core.errors import HolmesError
+from holmes_core.records.run import Run
+from holmes_core.units import format_names
+from launcher.journal.follow_folder import past_notices, read_plan
+from launcher.journal.run_folder import island_folders, read_run
+from launcher.journal.run_store import StoredRun
+from launcher.journal.step_file import read_steps
+
+HEADINGS = ("island", "clusters", "hosts", "state", "starts", "steps", "loss", "tokens/s")
+MOST_HOSTS = 4
+LAST_STEPS = 50
+
+
+def show_islands(run: Run, folder: Path) -> None:
+    """Print the run and each of its islands, lost ones with the time, and what could not be ended."""
+    for what in run.not_ended:
+        err.print(f"not ended: {what}", markup=False, soft_wrap=True)
+    out.print(f"run {run.run_id}: {state_in_words(StoredRun(folder, run))}", markup=False, soft_wrap=True)
+    out.print(fitted_table(HEADINGS, [_row(each) for each in island_folders(folder)], out.width))
+    for time_s, text in past_notices(folder):
+        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
+        out.print(f"  {when}  {text}", markup=False, soft_wrap=True)
+    for each in island_folders(folder):
+        island = read_run(each)
+        if island.state == "failed" and island.failures:
+            said = island.failures[0].message.strip().splitlines()
+            out.print(f"{each.name} is lost: {said[-1] if said else ''}: logs in {each}", markup=False, soft_wrap=True)
+    out.print(f"run: {folder}", markup=False, soft_wrap=True)
+
+
+def _row(folder: Path) -> tuple[str, ...]:
+    plan, run = read_plan(folder), read_run(folder)
+    stored, steps = StoredRun(folder, run), read_steps(folder, LAST_STEPS)
+    last = steps[-1] if steps else None
+    return (
+        folder.name,
+        ", ".join(dict.fromkeys(node.cluster for node in plan.nodes)),
+        format_names([node.host for node in plan.nodes], MOST_HOSTS),
+        run.state if stored.watched != "unwatched" else "unwatched",
+        str(run.attempt + 1),
+        f"{stored.steps_done}/{plan.job.steps}",
+        f"{last.loss:.4f}" if last else "",
+        f"{last.tokens_per_s:.0f}" if last else "",
+    )
+
+
+def end_as_json(run: Run, folder: Path) -> None:
+    """The last line of events: the record of the whole, and of each island."""
+    islands = [read_run(each).model_dump(mode="json") for each in island_folders(folder)]
+    line = {"event": "end", "time_s": time.time(), "run": run.model_dump(mode="json"), "folder": str(folder)}
+    out.file.write(json.dumps({**line, "islands": islands}) + "\n")
+
+
+def state_as_json(stored: StoredRun) -> str:
+    """The state of a run of islands, as `holmes status --json` prints it."""
+    islands = [
+        {
+            "run": read_run(each).model_dump(mode="json"),
+            "steps_done": StoredRun(each, read_run(each)).steps_done,
+            "folder": str(each),
+        }
+        for each in island_folders(stored.folder)
+    ]
+    notices = [{"time_s": time_s, "text": text} for time_s, text in past_notices(stored.folder)]
+    record = {"run": stored.run.model_dump(mode="json"), "watched": stored.watched}
+    return json.dumps({**record, "islands": islands, "notices": notices})
+
+
+def refuse_whole(stored: StoredRun, what: str, command: str) -> NoReturn:
+    """Raises HolmesError for what there is of each island and not of the whole."""
+    first = stored.islands[0].folder
+    raise HolmesError(
+        f"{what}: run {stored.run.run_id} is of {len(stored.islands)} islands",
+        f"name one of them, as in `holmes {command} {first}`",
+    )

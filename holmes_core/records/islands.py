@@ -1,0 +1,75 @@
+"""Islands: clusters that train apart and exchange how their parameters changed; and what each mode of a job costs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from holmes_core.records.model import Positive
+from holmes_core.records.record import Record
+
+Mode = Literal["pipeline", "data", "both", "islands", "one cluster"]
+"""What crosses between clusters: a pipeline's messages, gradients, both, islands' changes once a round, or nothing."""
+
+
+class IslandsSection(Record):
+    """That clusters may train apart, as islands that exchange how their parameters changed once a round (DiLoCo)."""
+
+    model_config = ConfigDict(strict=True)
+
+    inner_steps: Positive = 50  # of the fastest island, a round; others take as many as fit in its time
+    codec: Literal["none", "int8", "int4"] = "int4"  # of the changes, with error feedback
+    fragments: Positive = 4  # of the parameters, exchanged one after another; 1: all at the end of the round
+    delay_steps: Annotated[int, Field(ge=0)] = 2  # from sending a fragment to applying the mean; 0: wait for it
+    outer_rate: Annotated[float, Field(gt=0)] = 0.7  # of the outer step, Nesterov's
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # of the outer step
+    grace_s: Annotated[float, Field(gt=0)] = 30.0  # a round closes so long after the first has come
+    quorum: Positive = 1  # fewest islands that close a round
+
+    @model_validator(mode="after")
+    def _a_round_holds_its_fragments(self) -> IslandsSection:
+        if self.fragments > self.inner_steps:
+            raise ValueError(f"fragments {self.fragments} is more than inner_steps {self.inner_steps} of a round")
+        apart = self.inner_steps // self.fragments
+        if self.delay_steps > apart:
+            raise ValueError(f"delay_steps {self.delay_steps} is more than the {apart} steps between two fragments")
+        return self
+
+
+class Round(Record):
+    """What a round of islands should cost."""
+
+    round_s: float  # inner steps, and what of the exchange they do not hide
+    exposed_s: float  # of it
+    exchange_s: float  # all fragments, one after another
+    sent_bytes: tuple[int, ...]  # between clusters, by island
+    tokens_per_s: float
+
+
+class ModePrice(Record):
+    """One mode of the job on these hosts at its best, or why it is out of the question."""
+
+    mode: Mode
+    clusters: tuple[str, ...] = ()  # that train
+    seconds: float | None = None  # of a step, or of a round of islands; None where it is out of the question
+    tokens_per_s: float | None = None
+    across_bytes: int | None = None  # sent between clusters in those seconds
+    why: str = ""  # it is not the plan's
+
+
+class BestMode(Record):
+    """The mode that is best where every two clusters are joined so."""
+
+    bandwidth_bytes_per_s: float  # of payload, a host
+    latency_s: float
+    mode: Mode
+    tokens_per_s: float
+    over_next: float | None = None  # times as fast as the next best mode; None where there is no other
+
+
+class Modes(Record):
+    """The modes of a job on some hosts, best first, and which would be best if clusters were joined otherwise."""
+
+    prices: tuple[ModePrice, ...]
+    by_network: tuple[BestMode, ...] = ()  # bandwidth by bandwidth, latencies ascending

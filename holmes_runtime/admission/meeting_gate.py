@@ -1,0 +1,80 @@
+"""Where the ranks of a node reach the meeting of islands: a port of the loopback whose lines go to the controller.
+
+It takes processes of its own user alone. From here on the lines are the agent's messages and the controller's commands,
+so they travel the way that is there already, and the controller need not be reachable from any host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Callable
+from itertools import count
+from threading import Lock, Thread
+
+from holmes_runtime.admission.proof import NotProven
+from holmes_runtime.admission.store_gate import GATE_ADDRESS, listening, see_user
+from holmes_runtime.config.meeting_words import EVERY_CONNECTION, MOST_LINE_BYTES, FromMeeting, ToMeeting
+
+PAUSE_S = 0.1
+SEND_S = 5
+
+
+class MeetingGate:
+    """One node's gate. `report` takes what is for the controller, from any thread."""
+
+    def __init__(self, report: Callable[[ToMeeting], None]) -> None:
+        """Takes connections, by threads that end with the process. Raises OSError where nothing can listen."""
+        self._report = report
+        self._listener = listening(GATE_ADDRESS, 0)
+        self._connections: dict[int, socket.socket] = {}
+        self._lock = Lock()
+        Thread(target=self._take, daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """Where processes of this node find the meeting, at GATE_ADDRESS."""
+        return int(self._listener.getsockname()[1])
+
+    def hand_on(self, command: FromMeeting) -> None:
+        """A line to the connection it is for; one that does not take it is ended."""
+        with self._lock:
+            known = self._connections
+            every = command.connection == EVERY_CONNECTION
+            taking = [*known.values()] if every else [known[n] for n in (command.connection,) if n in known]
+        for connection in taking:
+            try:
+                if not command.line:
+                    raise BrokenPipeError
+                connection.sendall(command.line.encode() + b"\n")
+            except OSError:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def _take(self) -> None:
+        for number in count(1):
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # it has gone again, or there are too many
+                time.sleep(PAUSE_S)
+                continue
+            Thread(target=self._hear, args=(number, connection), daemon=True).start()
+
+    def _hear(self, number: int, connection: socket.socket) -> None:
+        """Report every line of a connection, and its end."""
+        with connection, contextlib.suppress(OSError, NotProven, UnicodeDecodeError):
+            see_user(connection)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_S, 0))
+            with self._lock:
+                self._connections[number] = connection
+            try:
+                with connection.makefile("rb") as lines:
+                    while (line := lines.readline(MOST_LINE_BYTES)).endswith(b"\n"):
+                        self._report(ToMeeting(number, line[:-1].decode()))
+            finally:
+                with self._lock:
+                    del self._connections[number]
+                self._report(ToMeeting(number, ""))

@@ -1,0 +1,165 @@
+"""WireGuard by its tools: `wg`, `ip`, and where the kernel has none wireguard-go, as root or by `sudo -n`.
+
+Of the standard library alone and for Python >= 3.7: a probe sends this file to hosts on which nothing is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+from typing import NamedTuple
+
+FIRST_PORT = 51820  # WireGuard's own
+PORTS_TRIED = 100
+HEADERS_BYTES = 80  # of the way's MTU, as `wg-quick` leaves for IPv6, UDP and WireGuard
+TOOL_TIMEOUT_S = 20.0
+IP_MTU = 14  # linux/in.h
+TOOL_FOLDERS = "/usr/local/sbin:/usr/sbin:/sbin"  # where others than root do not look
+PACKAGES = {"wg": "wireguard-tools", "ip": "iproute2 (iproute on RHEL)", "wireguard-go": "wireguard-go"}
+
+
+class TunnelRefused(Exception):
+    """There can be no tunnel: why, and the remedy."""
+
+    def __init__(self, evidence: str, remedy: str) -> None:
+        super().__init__(evidence)
+        self.evidence = evidence
+        self.remedy = remedy
+
+
+class Peer(NamedTuple):
+    """Another end: its public key, the address and UDP port where it takes packets, and its address in the tunnel."""
+
+    public_key: str
+    endpoint: str
+    port: int
+    address: str
+
+
+def make_interface(name: str) -> None:
+    """By the kernel where it can, else by wireguard-go, which ends with the interface. Raises TunnelRefused."""
+    _tool("wg")
+    if _try_as_root("ip", "link", "add", "dev", name, "type", "wireguard") is None:
+        return
+    if shutil.which("wireguard-go", path=_path()) is None:
+        what = "the kernel has no WireGuard, and wireguard-go is not installed"
+        raise TunnelRefused(what, "load the kernel's (`modprobe wireguard`), or install wireguard-go")
+    as_root("wireguard-go", name)
+
+
+def remove_interface(name: str) -> None:
+    """And with it wireguard-go, where it made it. Raises TunnelRefused."""
+    as_root("ip", "link", "delete", "dev", name)
+
+
+def set_up(name: str, address: str) -> tuple[str, int]:
+    """Give the interface a new key, `address` with its prefix and a free port: the public key and the port.
+
+    The private key goes from one tool's output to another's input. Raises TunnelRefused.
+    """
+    private_key = run("wg", "genkey")
+    as_root("wg", "set", name, "private-key", "/dev/stdin", given=private_key)
+    as_root("ip", "address", "add", address, "dev", name)
+    as_root("ip", "link", "set", "dev", name, "up")
+    return run("wg", "pubkey", given=private_key), _listen(name)
+
+
+def meet(name: str, peers: Sequence[Peer]) -> None:
+    """Let the interface take the peers' packets, each from its own address alone. Raises TunnelRefused, OSError."""
+    if not peers:
+        return
+    words = []
+    for peer in peers:
+        words += ["peer", peer.public_key, "endpoint", f"{peer.endpoint}:{peer.port}"]
+        words += ["allowed-ips", f"{peer.address}/32"]
+    mtu = min(_mtu_to(peer.endpoint) for peer in peers) - HEADERS_BYTES
+    as_root("wg", "set", name, *words)
+    as_root("ip", "link", "set", "dev", name, "mtu", str(mtu))
+
+
+def interfaces() -> dict[str, int]:
+    """The index of every interface, by name."""
+    return {name: index for index, name in socket.if_nameindex()}
+
+
+def run(*command: str, given: str = "") -> str:
+    """What the tool prints. Raises TunnelRefused with what it said."""
+    done = _finished([_tool(command[0]), *command[1:]], given)
+    if done.returncode != 0:
+        raise TunnelRefused(_said(command, done), "see that it works there by hand")
+    return done.stdout.strip()
+
+
+def as_root(*command: str, given: str = "") -> None:
+    """Run the tool as root. Raises TunnelRefused with what it said, and how to get the rights if they lack."""
+    refusal = _try_as_root(*command, given=given)
+    if refusal is not None:
+        raise TunnelRefused(refusal, "see that it works there by hand")
+
+
+def _listen(name: str) -> int:
+    """The first free UDP port from WireGuard's own on, so that a firewall can be opened for it."""
+    for port in range(FIRST_PORT, FIRST_PORT + PORTS_TRIED):
+        if _try_as_root("wg", "set", name, "listen-port", str(port)) is None:
+            return port
+    what = f"no UDP port from {FIRST_PORT} to {FIRST_PORT + PORTS_TRIED - 1} is free"
+    raise TunnelRefused(what, "end what uses them: `ss -lunp` shows it")
+
+
+def _mtu_to(address: str) -> int:
+    """The MTU of the way there, as far as the kernel knows it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        one.connect((address, FIRST_PORT))  # sends nothing
+        return one.getsockopt(socket.IPPROTO_IP, IP_MTU)
+
+
+def _path() -> str:
+    return f"{os.environ.get('PATH', os.defpath)}:{TOOL_FOLDERS}"
+
+
+def _tool(name: str) -> str:
+    """Where the tool is. Raises TunnelRefused with the package that has it."""
+    found = shutil.which(name, path=_path())
+    if found is None:
+        raise TunnelRefused(f"`{name}` is not installed", f"install the package {PACKAGES[name]}")
+    return found
+
+
+def _try_as_root(*command: str, given: str = "") -> str | None:
+    """What the tool said when it failed, None if it did not. Raises TunnelRefused where the rights lack."""
+    tool = [_tool(command[0]), *command[1:]]
+    if os.geteuid() == 0:
+        done = _finished(tool, given)
+        if "Operation not permitted" in done.stderr:
+            what = f"{_said(command, done)}: root may not make interfaces here"
+            raise TunnelRefused(what, "give the container the capability: `--cap-add NET_ADMIN --device /dev/net/tun`")
+        return None if done.returncode == 0 else _said(command, done)
+    if shutil.which("sudo", path=_path()) is None:
+        raise TunnelRefused("this user is not root, and there is no sudo", "log in as root, or install sudo")
+    done = _finished(["sudo", "-n", *tool], given)
+    if done.stderr.startswith("sudo:") or "Operation not permitted" in done.stderr:
+        paths = (shutil.which(name, path=_path()) for name in PACKAGES)
+        names = ", ".join(path for path in paths if path is not None)
+        remedy = f"log in as root, or let the user run, without a password, {names}: a line in /etc/sudoers.d"
+        raise TunnelRefused(f"this user is not root: {_said(('sudo -n', *command), done)}", remedy)
+    return None if done.returncode == 0 else _said(command, done)
+
+
+def _finished(command: Sequence[str], given: str) -> subprocess.CompletedProcess[str]:
+    """The command, run to its end. Raises TunnelRefused where it has none."""
+    environment = {**os.environ, "LC_ALL": "C"}
+    try:
+        return subprocess.run(
+            command, input=given, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, env=environment, check=False
+        )
+    except subprocess.TimeoutExpired:
+        what = f"`{' '.join(command)}` gave no answer in {TOOL_TIMEOUT_S:g} s"
+        raise TunnelRefused(what, "see that it works there by hand") from None
+
+
+def _said(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> str:
+    lines = done.stderr.strip().splitlines() or ["no message"]
+    return f"`{' '.join(command)}` ended with {done.returncode}: {lines[-1]}"

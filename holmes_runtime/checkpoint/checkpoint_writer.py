@@ -1,0 +1,155 @@
+"""Writes the checkpoints of a run, all ranks together: everyone's own file, copies of others', and names at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+
+from torch.distributed import ProcessGroup
+
+from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder, write_durably
+from holmes_runtime.checkpoint.description import DESCRIPTION_FILE, Counters, describe
+from holmes_runtime.checkpoint.host_folders import HostFolders, Said
+from holmes_runtime.checkpoint.memory_files import MemoryFiles
+from holmes_runtime.checkpoint.piece_copies import copy_files
+from holmes_runtime.checkpoint.piece_files import files_of, joined_boxes, write_metadata, write_pieces
+from holmes_runtime.checkpoint.piece_index import (
+    INDEX_FILE,
+    INDEX_VERSION,
+    Merged,
+    PieceIndex,
+    Written,
+    WrittenTensor,
+    digest_of,
+    index_text,
+)
+from holmes_runtime.checkpoint.piece_transfer import Pace
+from holmes_runtime.checkpoint.reshard import TensorPiece
+from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record, gather_records
+from holmes_runtime.config.rank_grid import Rank
+from holmes_runtime.config.run_config import RunConfig
+
+
+class CheckpointWriter:
+    """What rank `me` does at a save. `generation`: how often the run has been started."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        me: Rank,
+        data_digest: str,
+        folder: CheckpointFolder,
+        folders: HostFolders,
+        generation: int,
+        memory: MemoryFiles,
+        group: ProcessGroup,
+    ) -> None:
+        assert config.checkpoint is not None
+        self._config, self._me, self._data_digest = config, me, data_digest
+        self._folder, self._folders, self._generation = folder, folders, generation
+        self._memory, self._group = memory, group
+        self._copied_to = folders.copied_to(config.checkpoint.copies)
+
+    def write(self, pieces: dict[str, TensorPiece], counters: Counters, begun_by: str, pace: Pace) -> None:
+        """Each step is taken only once all ranks have done the one before; old checkpoints go last.
+
+        Called by all ranks. Raises RuntimeError, on all, if one of them failed.
+        """
+        partial = self._folder.partial(counters.steps)
+        mine = self._write_own(partial, pieces)
+        merged = self._merge(mine, counters, begun_by)
+        trouble = merged.trouble
+        if trouble is None:
+            copied = None
+            if len(self._folders.hosts) > 1:  # in one folder of all rank 0 alone knows the pieces
+                assert merged.pieces is not None
+                copied = copy_files(partial, merged.pieces, self._me.rank, self._copied_to, self._group, pace)
+            if copied is None:  # what is published has another name, under which nobody looks for it
+                self._memory.keep(merged.save_id, partial, self._own_names(mine, merged.pieces))
+            trouble = self._troubles(copied)
+        if trouble is None:
+            trouble = self._troubles(self._publish(partial, merged.pieces, counters))
+        if trouble is not None:
+            raise RuntimeError(
+                f"the checkpoint after {counters.steps} steps could not be written to {partial}; "
+                f"those before it are whole: {trouble}"
+            )
+        if self._folders.is_first(self._me.rank):
+            self._folder.remove_old(counters.steps)
+
+    def _own_names(self, mine: Written, index: PieceIndex | None) -> set[str]:
+        """The files that this rank has written or copied."""
+        copied = () if index is None else index.files
+        written = {box.file for tensor in mine.tensors for box in tensor.boxes}
+        return written | {file.name for file in copied if self._me.rank in self._copied_to[file.rank]}
+
+    def _write_own(self, partial: Path, pieces: dict[str, TensorPiece]) -> Written:
+        try:
+            return Written(write_pieces(partial, pieces, self._me.rank), None)
+        except Exception as error:  # torch's writer raises many kinds; all ranks hear of it
+            return Written((), self._in_words(error))
+
+    def _in_words(self, error: Exception) -> str:
+        """What went wrong here, and how much is free."""
+        path, free = self._folder.path, "none"
+        with contextlib.suppress(OSError):
+            free = f"{shutil.disk_usage(path).free / 1e6:.0f} MB"
+        return f"host {self._me.host}, rank {self._me.rank}: {error!r} ({free} free in {path})"
+
+    def _troubles(self, mine: Exception | None) -> str | None:
+        """What went wrong on any rank, in words; None if nothing did."""
+        said = all_gather_records(Said(None if mine is None else self._in_words(mine)), self._group)
+        return _joined(each.text for each in said)
+
+    def _merge(self, mine: Written, counters: Counters, begun_by: str) -> Merged:
+        """What all ranks wrote, as rank 0 puts it together, and those who publish need it."""
+        all_written = gather_records(mine, self._group)
+        trouble = _joined(written.trouble for written in all_written)
+        index = None
+        if self._me.rank == 0 and trouble is None:
+            try:
+                tensors = [tensor for written in all_written for tensor in written.tensors]
+                index = self._index(tensors, counters, begun_by)
+            except Exception as error:  # whatever it is, the others wait to hear of it
+                trouble = self._in_words(error)
+        told = index if len(self._folders.hosts) > 1 else None
+        merged = broadcast_record(Merged(index.save_id if index else "", told, trouble), self._group)
+        return merged._replace(pieces=merged.pieces or index)
+
+    def _index(self, tensors: Iterable[WrittenTensor], counters: Counters, begun_by: str) -> PieceIndex:
+        """Of what all ranks wrote."""
+        hosts = {
+            rank.rank: tuple(
+                host
+                for at in (rank.rank, *self._copied_to[rank.rank])
+                for host in self._folders.hosts[self._folders.number(at)]
+            )
+            for rank in self._config.ranks
+        }
+        together = joined_boxes(tensors)
+        said = (INDEX_VERSION, uuid.uuid4().hex, begun_by, self._generation, counters.steps)
+        text = describe(self._config, self._data_digest, counters).to_json()
+        return PieceIndex(*said, digest_of(text.encode()), files_of(together, hosts), together)
+
+    def _publish(self, partial: Path, index: PieceIndex | None, counters: Counters) -> Exception | None:
+        """The first rank of a folder gives the checkpoint there its name; what went wrong, if anything."""
+        if not self._folders.is_first(self._me.rank):
+            return None
+        try:
+            assert index is not None
+            write_metadata(partial, index.tensors)
+            description = describe(self._config, self._data_digest, counters)
+            write_durably(partial / DESCRIPTION_FILE, description.to_json())
+            write_durably(partial / INDEX_FILE, index_text(index))
+            self._folder.publish(counters.steps)
+        except Exception as error:  # whatever it is, the others wait to hear of it
+            return error
+        return None
+
+
+def _joined(said: Iterable[str | None]) -> str | None:
+    """What all that failed say; None if none did."""
+    return "; ".join(each for each in said if each is not None) or None

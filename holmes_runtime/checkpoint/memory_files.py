@@ -1,0 +1,151 @@
+"""Of the newest checkpoint the files that a host has, once more in its memory: ranks started again there read no disk.
+
+They outlive the ranks in a folder of /dev/shm, which the node's agent names and whoever ends the run removes. Each rank
+has a part of it, for the files that it wrote or copied. They are the same files: what is missing or damaged here is
+read from a disk as if there were no memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from holmes_runtime.config.node_config import MEMORY_VARIABLE, SHM_BYTES_PER_RANK
+from holmes_runtime.config.rank_grid import Rank
+
+MOST_PART = 0.5  # of the memory that is free, for all ranks of a host: NCCL, data and others need some too
+MEMORY = Path("/proc/meminfo")
+OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+UNLIMITED = 1 << 62
+
+
+class MemoryFiles:
+    """What rank `me` of `ranks` keeps in the folder that `environ` names; nothing where it names none."""
+
+    def __init__(self, me: Rank, ranks: Sequence[Rank], environ: Mapping[str, str]) -> None:
+        named = environ.get(MEMORY_VARIABLE, "")
+        self._me, self._folder = me, Path(named) if named else None
+        self._beside = sorted(each.rank for each in ranks if each.host == me.host)
+        self._has_told = False
+
+    def of_save(self, save_id: str) -> dict[str, Path]:
+        """By name the files of a save that are here, and the folder that each is in."""
+        if self._folder is None or not save_id or not _is_own(self._folder):
+            return {}
+        return {found.name: found.parent for found in self._folder.glob(f"*/{save_id}/*")}
+
+    def keep(self, save_id: str, checkpoint: Path, names: Iterable[str]) -> None:
+        """Puts the files of the folder `checkpoint` here, in place of those of the save before.
+
+        What keeps it from that is said once and harms nothing: disks have them.
+        """
+        if self._folder is None:
+            return
+        try:
+            self._make_folder(self._folder)
+            self._put(self._folder / str(self._me.rank), save_id, [checkpoint / name for name in names])
+        except OSError as error:
+            if not self._has_told:
+                print(f"host {self._me.host}: the newest checkpoint is not kept in memory: {error}", flush=True)
+            self._has_told = True
+
+    def _put(self, mine: Path, save_id: str, paths: Sequence[Path]) -> None:
+        """Makes these files all there is in this rank's part; nothing where they do not fit."""
+        shutil.rmtree(mine, ignore_errors=True)
+        self._require_room(mine.parent, sum(path.stat().st_size for path in paths))
+        coming = mine / "coming"
+        try:
+            coming.mkdir(mode=0o700, parents=True)
+            for path in paths:
+                shutil.copyfile(path, coming / path.name)
+            coming.rename(mine / save_id)
+        except OSError:
+            shutil.rmtree(mine, ignore_errors=True)
+            raise
+
+    def _make_folder(self, folder: Path) -> None:
+        """Makes it, private, unless another rank has; without the parts of ranks that are here no more."""
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if not _is_own(folder):
+            raise OSError(f"{folder} is another user's, or others may enter it")
+        if self._me.rank == self._beside[0]:
+            for part in folder.iterdir():
+                if part.name not in map(str, self._beside):
+                    shutil.rmtree(part, ignore_errors=True)
+
+    def _require_room(self, folder: Path, size_bytes: int) -> None:
+        """Raises OSError if the ranks of this host, each with as much, would leave others too little."""
+        beside_nccl_bytes = shutil.disk_usage(folder).free - SHM_BYTES_PER_RANK * len(self._beside)
+        free_bytes = min(beside_nccl_bytes, _available_bytes()) + _bytes_in(folder)
+        wanted_bytes = size_bytes * len(self._beside)
+        if wanted_bytes > MOST_PART * free_bytes:
+            ranks = f"{len(self._beside)} ranks want {wanted_bytes / 1e9:.1f} GB"
+            raise OSError(f"{ranks}, of {free_bytes / 1e9:.1f} GB that are free they may take half")
+
+    def remove(self) -> None:
+        """Removes all that ranks of this host keep; called by all of them once none needs it any more."""
+        if self._folder is not None and self._me.rank == self._beside[0] and _is_own(self._folder):
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether it is a folder of this user that nobody else can enter."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+def _bytes_in(folder: Path) -> int:
+    """What ranks keep there now, some of which another may be removing."""
+    size_bytes = 0
+    for path in folder.glob("*/*/*"):
+        with contextlib.suppress(FileNotFoundError):
+            size_bytes += path.stat().st_size
+    return size_bytes
+
+
+def _available_bytes() -> int:
+    """Memory that processes may still take, of the host and by the limits of a job; no limit where none is said."""
+    return min(_available_on_host(), *_left_by_groups(), UNLIMITED)
+
+
+def _available_on_host() -> int:
+    try:
+        lines = MEMORY.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return UNLIMITED
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), UNLIMITED)
+
+
+def _left_by_groups() -> Iterator[int]:
+    """Of each control group around this process that limits memory what is left: who takes more is killed.
+
+    Cached files yield; what is in /dev/shm does not. Version 2 and version 1, as Linux documents them in
+    admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+    """
+    with contextlib.suppress(OSError):
+        for line in OWN_GROUPS.read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                yield from _left_above(GROUPS, path, "memory.max", ("anon", "shmem"))
+            elif "memory" in controllers.split(","):
+                yield from _left_above(GROUPS / "memory", path, "memory.limit_in_bytes", ("total_rss", "total_shmem"))
+
+
+def _left_above(root: Path, path: str, limit_file: str, taken: tuple[str, str]) -> Iterator[int]:
+    """Of the group at `path` and those above it what its limit leaves beyond the kinds `taken` of its memory.stat."""
+    group = root / path.strip("/")
+    for folder in (group, *group.parents):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or `max`
+            limit_bytes = int((folder / limit_file).read_text(encoding="utf-8"))
+            lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
+            used = dict(line.split(" ", 1) for line in lines)
+            yield limit_bytes - sum(int(used.get(kind, 0)) for kind in taken)
+        if folder == root:
+            return

@@ -1,0 +1,1 @@
+"""Islands: runs apart that exchange, now and then, how their parameters have changed."""

@@ -1,0 +1,121 @@
+"""What islands exchange of which parameters, rank with rank.
+
+Every island holds each parameter once, cut into pieces as its own plan has it. What one rank of each island has in
+common is a lane: these ranks, and no others, exchange it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from holmes_runtime.checkpoint.reshard import boxes
+
+
+class Piece(NamedTuple):
+    """Flat, row-major elements [start, stop) of the part at `offset`, of `shape`, of a parameter of `global_shape`."""
+
+    name: str
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class Layout(NamedTuple):
+    """The pieces that each rank of an island owns, by rank; together each parameter once."""
+
+    ranks: tuple[tuple[Piece, ...], ...]
+
+
+class Cell(NamedTuple):
+    """A box of a parameter: `sizes` from `offsets`, by dimension."""
+
+    name: str
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class Lane(NamedTuple):
+    """The ranks that own the same cells, one of each island, in the islands' order; and these, in one order for all."""
+
+    owners: tuple[int, ...]
+    cells: tuple[Cell, ...]
+
+
+def cells_of(piece: Piece) -> list[Cell]:
+    """The boxes of the whole parameter that the piece consists of, in the order of its elements."""
+    return [
+        Cell(piece.name, tuple(map(sum, zip(box.offsets, piece.offset, strict=True))), box.sizes)
+        for box in boxes(piece.shape, piece.start, piece.stop)
+    ]
+
+
+def lanes_of(layouts: Sequence[Layout], island: int, rank: int) -> list[Lane]:
+    """The lanes of `rank` of the island at that position in `layouts`, by their owners.
+
+    Raises ValueError, naming the parameter, if an island does not hold what the rank owns.
+    """
+    names = {piece.name for piece in layouts[island].ranks[rank]}
+    held = [_by_name(layout, names) for layout in layouts]
+    found: dict[tuple[int, ...], list[Cell]] = {}
+    for piece in layouts[island].ranks[rank]:
+        meeting: list[tuple[tuple[int, ...], Cell]] = [((), cell) for cell in cells_of(piece)]
+        for position, by_name in enumerate(held):
+            theirs = by_name.get(piece.name, [])
+            if position == island:
+                meeting = [((*owners, rank), cell) for owners, cell in meeting]
+            else:
+                meeting = [
+                    ((*owners, owner), both)
+                    for owners, cell in meeting
+                    for owner, other in theirs
+                    if (both := _intersection(cell, other)) is not None
+                ]
+            if sum(math.prod(cell.sizes) for _, cell in meeting) != piece.stop - piece.start:
+                raise ValueError(
+                    f"parameter {piece.name} of shape {piece.global_shape} is not in all islands, or is another there: "
+                    f"of {piece.stop - piece.start} elements on rank {rank} the island at position {position} lacks "
+                    "some: islands must train one model"
+                )
+        for owners, cell in meeting:
+            found.setdefault(owners, []).append(cell)
+    return [Lane(owners, tuple(sorted(cells))) for owners, cells in sorted(found.items())]
+
+
+def _by_name(layout: Layout, names: Iterable[str]) -> dict[str, list[tuple[int, Cell]]]:
+    """By parameter the cells of an island, each with the rank that owns it."""
+    found: dict[str, list[tuple[int, Cell]]] = {name: [] for name in names}
+    for rank, pieces in enumerate(layout.ranks):
+        for piece in pieces:
+            if piece.name in found:
+                found[piece.name] += ((rank, cell) for cell in cells_of(piece))
+    return found
+
+
+def _intersection(one: Cell, other: Cell) -> Cell | None:
+    """What two cells of one parameter have in common, if anything."""
+    offsets, sizes = [], []
+    for first, size, other_first, other_size in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True):
+        low, high = max(first, other_first), min(first + size, other_first + other_size)
+        if low >= high:
+            return None
+        offsets.append(low)
+        sizes.append(high - low)
+    return Cell(one.name, tuple(offsets), tuple(sizes))
+
+
+def fragments_of(layout: Layout, num_fragments: int) -> dict[str, int]:
+    """By parameter the fragment it travels with: the largest first, each to the fragment that has the least so far.
+
+    It follows from names and shapes alone, so that it is the same in all islands.
+    """
+    sizes = {piece.name: math.prod(piece.global_shape) for pieces in layout.ranks for piece in pieces}
+    filled = [0] * num_fragments
+    found: dict[str, int] = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        found[name] = filled.index(min(filled))
+        filled[found[name]] += sizes[name]
+    return found

@@ -1,0 +1,269 @@
+"""Where islands agree on who takes part in an exchange, and on whether it has taken place.
+
+They meet in a store that outlives each of them. Its slots are numbered; in each, the islands that have come are made
+members, whose changes are exchanged, or joiners, who are behind and get the state. Whoever decides first decides for
+all. When all ranks of a slot have what they wanted, it took place; when one has failed it did not, for nobody, and
+those who are left come to the next slot.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import zlib
+from collections.abc import Collection, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+from torch._C._distributed_c10d import Store
+
+from holmes_runtime.config.meeting_words import left_key, starts_key
+from holmes_runtime.config.run_settings import OuterSync
+from holmes_runtime.config.strict_json import parse, to_json
+from holmes_runtime.outer.lanes import Layout, Piece
+
+LOOK_S = 1.0  # between two looks at who has come; a decision is heard of at once
+LEAST_LOOK_S = 0.05
+WATCH_S = 2.0  # between two looks whether those who are to take part are still there
+DONE = "done"
+SLOTS_KEPT = 8  # what was said in them, for ranks that are slow to read it
+
+
+class Coming(NamedTuple):
+    """An island that has come, for the `start`th time begun anew, with so many ranks.
+
+    `exchange` is the next it is to take part in, and `lineage` tells its state apart from any other. It `is_behind` if
+    it knows that others have gone on without it. `tokens` are those of its change. `interval_s` is how long ago it came
+    to the exchange before; its groups were made for slot `groups`, -1 if it has none.
+    """
+
+    island: int
+    start: int
+    num_ranks: int
+    exchange: int
+    lineage: str
+    is_behind: bool
+    tokens: int
+    interval_s: float
+    groups: int
+
+
+class Decision(NamedTuple):
+    """Who takes part in the exchange of a slot, by island: members with their changes, joiners to get the state."""
+
+    slot: int
+    exchange: int
+    members: tuple[Coming, ...]
+    joiners: tuple[Coming, ...]
+
+    @property
+    def all(self) -> tuple[Coming, ...]:
+        """Members and joiners by island."""
+        return tuple(sorted((*self.members, *self.joiners)))
+
+    @property
+    def lineage(self) -> str:
+        """What tells the state after the exchange apart from any other."""
+        taken = to_json(self._replace(slot=0, joiners=()))
+        return hashlib.blake2b(f"{self.members[0].lineage}/{taken}".encode(), digest_size=16).hexdigest()
+
+
+class Reached(NamedTuple):
+    """The last exchange that took place, by whom, in which slot, and what the state is since."""
+
+    slot: int
+    exchange: int
+    lineage: str
+
+    def is_past(self, exchange: int, lineage: str) -> bool:
+        """Whether an island in the state `lineage`, the next of whose exchanges is `exchange`, has missed it."""
+        return self.exchange >= exchange or (self.exchange == exchange - 1 and self.lineage != lineage)
+
+
+class Patience(NamedTuple):
+    """How long an island waits for others after it has come itself, and how long it waits for those that are ahead."""
+
+    grace_s: float
+    ahead_s: float
+
+
+def decide(
+    slot: int,
+    coming: Sequence[Coming],
+    expected: Collection[int],
+    possible: Collection[int],
+    mine: Coming,
+    waited_s: float,
+    patience: Patience,
+    quorum: int,
+) -> Decision | None:
+    """Who takes part, as far as island `mine` can tell that has come itself `waited_s` ago; None to wait on.
+
+    `expected` took part the last time, and no others but `possible` can come. Those who are furthest are members, in
+    the state that most of them have. Where all that come are behind those who took the last step, as after a loss of
+    all, they go on from what they have.
+    """
+    able = [each for each in coming if not each.is_behind]
+    if len(coming) < quorum:
+        return None
+    here = {each.island for each in coming}
+    limit_s = patience.ahead_s if mine.is_behind else patience.grace_s
+    if not (here >= set(expected if able else possible) or waited_s >= limit_s):
+        return None
+    furthest = max(each.exchange for each in able or coming)
+    candidates = [each for each in able or coming if each.exchange == furthest]
+    states = [each.lineage for each in candidates]
+    state = max(states, key=lambda each: (states.count(each), -states.index(each)))
+    members = tuple(each for each in candidates if each.lineage == state)
+    return Decision(slot, furthest, members, tuple(each for each in coming if each not in members))
+
+
+class Meeting:
+    """The meeting of islands as rank `rank` of one sees it; rank 0 comes for all ranks of its island.
+
+    `slot` is the next to look at. `limit_s` bounds how long others are waited for who have come.
+    """
+
+    def __init__(self, store: Store, sync: OuterSync, rank: int, limit_s: float) -> None:
+        self._store, self._island, self._rank, self._limit_s = store, sync.island, rank, limit_s
+        self._num_islands, self._quorum = sync.num_islands, sync.quorum
+        self.slot = 0
+        self._last: Decision | None = None
+
+    def begin(self) -> int:
+        """The number of this start of the island; called by one rank."""
+        self._store.delete_key(left_key(self._island))
+        return int(self._store.add(starts_key(self._island), 1))
+
+    def reached(self) -> Reached | None:
+        """The last exchange that took place, if any."""
+        return parse(Reached, self._store.get("reached").decode()) if self._store.check(["reached"]) else None
+
+    def leave(self) -> None:
+        """Nobody waits for this island any more."""
+        self._store.set(left_key(self._island), DONE)
+
+    def loss(self, decision: Decision) -> str | None:
+        """That an island which is to take part is lost, as the controller has seen; None where all are there."""
+        starts = self._store.multi_get([starts_key(each.island) for each in decision.all])
+        for each, start in zip(decision.all, starts, strict=True):
+            if int(start.decode()) != each.start:
+                return f"island {each.island} is lost"
+        return None
+
+    def show(self, start: int, pieces: tuple[Piece, ...]) -> None:
+        """Tells other islands which pieces this rank owns."""
+        text = to_json(Layout((pieces,))).encode()
+        self._store.set(f"pieces/{self._island}/{start}/{self._rank}", zlib.compress(text))  # type: ignore[arg-type]
+
+    def layout(self, island: int, start: int, num_ranks: int) -> Layout:
+        """The pieces of all ranks of an island since its `start`th start."""
+        keys = [f"pieces/{island}/{start}/{rank}" for rank in range(num_ranks)]
+        texts = (zlib.decompress(self._store.get(key)).decode() for key in keys)
+        return Layout(tuple(parse(Layout, text).ranks[0] for text in texts))
+
+    def meet(self, mine: Coming, patience: Patience) -> Decision:
+        """Comes to the next slot; the decision that this island is in, the same on all its ranks.
+
+        Raises RuntimeError if there is none within the time that patience allows.
+        """
+        while True:
+            decision = self._lead(mine, patience) if self._rank == 0 else self._follow(patience)
+            self.slot, self._last = decision.slot + 1, decision
+            if any(each.island == self._island for each in decision.all):
+                return decision
+            mine = mine._replace(is_behind=True)
+
+    def _follow(self, patience: Patience) -> Decision:
+        most_s = 2 * patience.ahead_s + self._limit_s
+        try:
+            self._store.wait([f"decision/{self.slot}"], timedelta(seconds=most_s))
+        except RuntimeError as error:
+            raise RuntimeError(f"islands: nothing was agreed on within {most_s:.0f} s: {error}") from None
+        return self._decided()
+
+    def _decided(self) -> Decision:
+        return parse(Decision, self._store.get(f"decision/{self.slot}").decode())
+
+    def _lead(self, mine: Coming, patience: Patience) -> Decision:
+        key, keys = f"decision/{self.slot}", self._came(self.slot)
+        if self._store.check([key]):
+            return self._decided()
+        self._store.set(keys[self._island], to_json(mine))
+        if self.slot == 0:  # some take longer to begin; to come late costs all of the state, and who is lost has left
+            patience = patience._replace(grace_s=patience.ahead_s)
+        expected, others = self._expected(), set(range(self._num_islands)) - {self._island}
+        came_s = time.monotonic()
+        while True:
+            there = {each for each in others if self._store.check([keys[each]])}
+            coming = sorted([mine, *(parse(Coming, self._store.get(keys[each]).decode()) for each in there)])
+            waited_s = time.monotonic() - came_s
+            possible = {mine.island, *others} - {each for each in others - there if self._store.check([left_key(each)])}
+            decision = decide(self.slot, coming, expected & possible, possible, mine, waited_s, patience, self._quorum)
+            if decision is not None:
+                return parse(Decision, self._store.compare_set(key, "", to_json(decision)).decode())
+            if waited_s > 2 * patience.ahead_s:
+                raise RuntimeError(
+                    f"islands: {len(coming)} of at least {self._quorum} have come to exchange {mine.exchange} within "
+                    f"{waited_s:.0f} s; islands that are there: {', '.join(str(each.island) for each in coming)}"
+                )
+            rest_s = (patience.ahead_s if mine.is_behind else patience.grace_s) - waited_s
+            if self._is_there(key, min(LOOK_S, max(rest_s, LEAST_LOOK_S))):
+                return self._decided()
+
+    def _is_there(self, key: str, limit_s: float) -> bool:
+        """Whether the key is there within the time."""
+        try:
+            self._store.wait([key], timedelta(seconds=limit_s))
+        except RuntimeError:
+            return False
+        return True
+
+    def _came(self, slot: int) -> list[str]:
+        """Where each island says that it has come."""
+        return [f"coming/{slot}/{island}" for island in range(self._num_islands)]
+
+    def tidy_up(self) -> None:
+        """Takes away what was said long ago and nobody looks at any more: one island of the last exchange does.
+
+        Decisions stay, for islands that have been away.
+        """
+        slot = self.slot - 1 - SLOTS_KEPT
+        if self._rank == 0 and slot >= 0 and self._last and self._last.members[0].island == self._island:
+            for key in (*self._came(slot), f"done/{slot}", f"verdict/{slot}"):
+                self._store.delete_key(key)
+
+    def _expected(self) -> set[int]:
+        """The islands that are waited for: those of the slot before; at first all."""
+        if self._last is not None:
+            return {each.island for each in self._last.all}
+        before = f"decision/{self.slot - 1}"
+        if self.slot == 0 or not self._store.check([before]):
+            return set(range(self._num_islands))
+        return {each.island for each in parse(Decision, self._store.get(before).decode()).all}
+
+    def conclude(self, decision: Decision, trouble: str | None) -> str | None:
+        """Says that this rank is done, or its `trouble`, and waits for all of the slot; why it did not take place."""
+        key = f"verdict/{decision.slot}"
+        if trouble is None:
+            total = sum(each.num_ranks for each in decision.all)
+            if self._store.add(f"done/{decision.slot}", 1) == total:
+                said = self._store.compare_set(key, "", DONE)
+                if said.decode() == DONE:
+                    reached = Reached(decision.slot, decision.exchange, decision.lineage)
+                    self._store.set("reached", to_json(reached))
+            trouble = self._wait_for_verdict(decision, key)
+        if trouble is not None:
+            self._store.compare_set(key, "", f"island {self._island}, rank {self._rank}: {trouble}")
+        verdict = self._store.get(key).decode()
+        return None if verdict == DONE else str(verdict)
+
+    def _wait_for_verdict(self, decision: Decision, key: str) -> str | None:
+        """Why there is none, if there is none."""
+        ends_s = time.monotonic() + self._limit_s
+        while (rest_s := ends_s - time.monotonic()) > 0:
+            if self._is_there(key, min(WATCH_S, rest_s)):
+                return None
+            if rest_s > WATCH_S and (loss := self.loss(decision)):
+                return loss
+        return f"the others were not done within {self._limit_s:.0f} s"

@@ -1,0 +1,139 @@
+"""The meeting of islands as a store of torch: what one sets there all others see, whichever island comes or goes.
+
+Under a PrefixStore a Gloo group can be made of it. A round trip takes a tenth of a second or two, as it goes through
+the agents and the controller.
+"""
+
+from __future__ import annotations
+
+import socket
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import DistStoreError
+
+from holmes_runtime.config.meeting_words import MEETING, Answer, Ask
+from holmes_runtime.config.strict_json import parse, to_json
+
+LIMIT_S = 300.0  # as torch's own stores, where no other is given
+_KEPT: list[MeetingStore] = []  # a PrefixStore or a group of it keeps the part of torch alone
+TRIES = 5  # the controller may be making its connection to this host anew
+
+
+def open_meeting(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> MeetingStore | None:
+    """The meeting of the island that this process is of, which waits so long at most; None where it is of none."""
+    address, _, port = environ.get(MEETING, "").rpartition(":")
+    return MeetingStore(address, int(port), limit_s) if port else None
+
+
+class _Connection:
+    """One to the meeting, on which one thing is asked at a time."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._socket = socket.create_connection(address)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._lines = self._socket.makefile("rb")
+
+    def ask(self, question: bytes, limit_s: float) -> tuple[str, ...]:
+        """The answer's values. Raises TimeoutError, or OSError if the connection ends."""
+        self._socket.settimeout(limit_s)
+        self._socket.sendall(question)
+        line = self._lines.readline()
+        if not line.endswith(b"\n"):
+            raise ConnectionError("it has ended the connection")
+        return parse(Answer, line.decode()).values
+
+    def close(self) -> None:
+        """What is answered now is lost."""
+        self._lines.close()
+        self._socket.close()
+
+
+class MeetingStore(dist.Store):  # type: ignore[name-defined, misc]
+    """The meeting at `address`. Values are bytes. Threads that ask at the same time each have a connection."""
+
+    def __init__(self, address: str, port: int, limit_s: float = LIMIT_S) -> None:
+        super().__init__()
+        _KEPT.append(self)
+        self._address, self._limit_s = (address, port), limit_s
+        self._idle: list[_Connection] = []
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long `get` and `wait` wait where they are not told."""
+        return timedelta(seconds=self._limit_s)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Put `value` at `key`."""
+        self.multi_set([key], [value])
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Put each value at its key, all at once."""
+        self._ask(Ask("set", tuple(keys), tuple(map(_text, values))))
+
+    def get(self, key: str) -> bytes:
+        """The value, as soon as there is one. Raises DistStoreError after the time limit."""
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values, as soon as all are there, in one round trip. Raises DistStoreError after the time limit."""
+        return [b64decode(value) for value in self._ask(Ask("get", tuple(keys)))]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Return as soon as all keys are there. Raises DistStoreError after the time limit."""
+        self._ask(Ask("get", tuple(keys)), timeout.total_seconds() if timeout is not None else None)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there."""
+        return self._ask(Ask("check", tuple(keys))) == ("1",)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to the number at `key`; the sum. After a broken connection it may have been added twice."""
+        return int(self._ask(Ask("add", (key,), amount=amount))[0])
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Put `desired` there if `expected` is, or nothing is and it is empty; what is there then."""
+        return b64decode(self._ask(Ask("compare_set", (key,), (_text(expected), _text(desired))))[0])
+
+    def delete_key(self, key: str) -> bool:
+        """Take the key away; whether it was there."""
+        return self._ask(Ask("delete", (key,))) == ("1",)
+
+    deleteKey = delete_key  # what PrefixStore looks for, in torch 2.13
+
+    def has_extended_api(self) -> bool:
+        """It has `multi_get` and `multi_set`."""
+        return True
+
+    def _ask(self, ask: Ask, limit_s: float | None = None) -> tuple[str, ...]:
+        """The answer's values. A connection that breaks is made anew and asked again."""
+        question = to_json(ask).encode() + b"\n"
+        for tries_left in range(TRIES - 1, -1, -1):
+            connection = None
+            try:
+                connection = self._connection()
+                values = connection.ask(question, self._limit_s if limit_s is None else limit_s)
+            except OSError as error:
+                if connection is not None:
+                    connection.close()
+                if connection is not None and isinstance(error, TimeoutError):
+                    raise DistStoreError(f"the meeting of islands: no {ask.operation} of {ask.keys} in time") from None
+                if tries_left == 0:
+                    raise DistStoreError(f"the meeting of islands cannot be reached: {error}") from None
+            else:
+                self._idle.append(connection)
+                return values
+        raise AssertionError
+
+    def _connection(self) -> _Connection:
+        """One on which nothing is asked now."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return _Connection(self._address)
+
+
+def _text(value: str | bytes) -> str:
+    return b64encode(value.encode() if isinstance(value, str) else bytes(value)).decode()

@@ -1,0 +1,291 @@
+"""An island's part in what islands have in common, between the steps of its own training.
+
+When a fragment of the parameters is due, they are copied to host memory, and a thread exchanges their change with the
+other islands while training goes on. `delay_steps` later the outcome is applied: the parameters move by as much as the
+outer step has moved those that were sent, so that what was learned in between stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Thread
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import ProcessGroup
+
+from holmes_runtime.checkpoint.description import OuterCounters
+from holmes_runtime.checkpoint.reshard import TensorPiece
+from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.comm.record_exchange import broadcast_record
+from holmes_runtime.config.meeting_words import MEETING, PLACE
+from holmes_runtime.config.rank_grid import Rank
+from holmes_runtime.config.rank_metrics import OuterExchange
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.outer.island_exchange import IslandExchange, Offer, Outcome
+from holmes_runtime.outer.lanes import fragments_of
+from holmes_runtime.outer.meeting import Meeting
+from holmes_runtime.outer.meeting_store import open_meeting
+from holmes_runtime.outer.outer_state import OuterState, Values
+from holmes_runtime.parallel.gradient_buckets import Shard
+from holmes_runtime.parallel.zero1 import Zero1
+
+OPENING_S = 30.0  # beyond the grace, for ranks that have agreed to exchange to find one another
+
+
+class Started(NamedTuple):
+    """How an island begins: its number of starts, the next slot to look at, and whether others have gone on."""
+
+    start: int
+    slot: int
+    is_behind: bool
+
+
+@dataclass
+class UnderWay:
+    """An exchange of `parameters` as they were after `sent_steps`, and what has become of it."""
+
+    sent_steps: int
+    parameters: Values
+    outcome: Future[Outcome]
+
+
+def due_after(exchange: int, inner_steps: int, fragments: int) -> int:
+    """The steps after which an exchange begins: that of a round's last fragment at its end."""
+    round_number, fragment = divmod(exchange, fragments)
+    return round_number * inner_steps + (fragment + 1) * inner_steps // fragments
+
+
+class OuterLoop:
+    """The outer loop of one rank, whose weights are those of `zero1`.
+
+    All methods are called by all ranks after the same step.
+    """
+
+    def __init__(self, config: RunConfig, me: Rank, zero1: Zero1, groups: RankGroups) -> None:
+        """Raises RuntimeError if the meeting place is not known, or nobody answers there."""
+        assert config.outer_sync is not None
+        self._config, self._sync, self._me, self._zero1, self._groups = config, config.outer_sync, me, zero1, groups
+        self._state = OuterState(zero1.shards(), me.tp_rank, self._sync)
+        self._store = meeting_store(min(config.timeout_s, self._sync.grace_s + OPENING_S))
+        self._meeting = Meeting(self._store, self._sync, me.rank, config.timeout_s)
+        self._under_way: UnderWay | None = None
+        self._unapplied: int | None = None  # the steps after which was sent what is known, and not applied yet
+        self._fragments: dict[str, int] = {}
+        self.counters = OuterCounters(0, "", (0,) * self._sync.fragments)
+        self._said: OuterExchange | None = None
+
+    def saved(self) -> Mapping[str, TensorPiece]:
+        """What a checkpoint holds beside the counters, to be loaded into as well."""
+        return self._state.saved()
+
+    def begin(self, steps: int, counters: OuterCounters | None) -> int:
+        """Comes to the other islands after so many steps; the steps to go on from, more where others had gone on.
+
+        `counters` are those of the checkpoint that the state was loaded from; without one the weights are the anchor.
+        """
+        if counters is None:
+            self._state.start_from_masters()
+        else:
+            self._go_on_from(counters, steps)
+        started = broadcast_record(self._start())
+        self._meeting.slot = started.slot
+        self._meeting.show(started.start, self._state.pieces())
+        layout = self._meeting.layout(self._sync.island, started.start, self._config.world_size)
+        self._fragments = fragments_of(layout, self._sync.fragments)
+        self._exchange = IslandExchange(
+            self._config, self._me.rank, self._state, self._meeting, self._store, started.start, self._fragments
+        )
+        if not started.is_behind:
+            return steps
+        self._send(steps, is_behind=True)
+        return self._receive(steps)
+
+    def _go_on_from(self, counters: OuterCounters, steps: int) -> None:
+        then = len(counters.synced_steps)
+        if then != self._sync.fragments:
+            raise RuntimeError(f"the checkpoint is of a run with {then} fragments, this one has {self._sync.fragments}")
+        self.counters = counters
+        sent_steps = counters.synced_steps[(counters.exchange - 1) % then]
+        if counters.exchange and steps < sent_steps + self._sync.delay_steps:
+            self._unapplied = sent_steps
+
+    def _start(self) -> Started:
+        """As rank 0 finds it."""
+        if self._me.rank:
+            return Started(0, 0, False)
+        reached = self._meeting.reached()
+        is_behind = reached is not None and reached.is_past(self.counters.exchange, self.counters.lineage)
+        return Started(self._meeting.begin(), reached.slot + 1 if reached else 0, is_behind)
+
+    def after_step(self, steps: int, stops: bool) -> int:
+        """Does what is due after so many steps; the steps to go on from, more where others had gone on.
+
+        If it `stops`, or these are all, nobody waits for this island any more.
+        """
+        delay = self._sync.delay_steps
+        if self._under_way is not None and steps >= self._under_way.sent_steps + delay:
+            steps = self._receive(steps)
+        if self._unapplied is not None and steps >= self._unapplied + delay:
+            self._apply(steps)
+        if self._under_way is None and steps >= self._due_steps:
+            self._send(steps, is_behind=False)
+            if not delay:
+                steps = self._receive(steps)
+        if stops or steps >= self._config.steps:
+            steps = self._finish(steps)
+        return steps
+
+    def take_said(self) -> OuterExchange | None:
+        """What there is to tell of the last exchange, once."""
+        said, self._said = self._said, None
+        return said
+
+    def settle(self) -> None:
+        """Waits for what is under way, so that a checkpoint has it; it is applied when it is due."""
+        if self._under_way is not None and not self._under_way.outcome.result().has_joined:
+            self._take(self._under_way)
+
+    def _finish(self, steps: int) -> int:
+        """The end of the run, at which what was sent is applied at once; or of this start of it."""
+        is_over = steps >= self._config.steps
+        if self._under_way is not None and is_over:
+            steps = self._receive(steps)
+        self.settle()
+        if self._unapplied is not None and is_over:
+            self._apply(steps)
+        if self._me.rank == 0:
+            self._meeting.leave()
+        return steps
+
+    def _planned(self, exchange: int) -> int:
+        return due_after(exchange, self._sync.inner_steps, self._sync.fragments)
+
+    @property
+    def _due_steps(self) -> int:
+        """When the next exchange is due: as long after the one before as planned, whenever that was."""
+        number, _, synced_steps = self.counters
+        before = synced_steps[(number - 1) % self._sync.fragments] - self._planned(number - 1) if number else 0
+        return before + self._planned(number)
+
+    def _names(self, exchange: int) -> list[str]:
+        """Of the parameters that travel in an exchange those this rank owns."""
+        fragment = exchange % self._sync.fragments
+        return [name for name in self._state.owned if self._fragments[name] == fragment]
+
+    def _send(self, steps: int, is_behind: bool) -> None:
+        """Starts the next exchange."""
+        number, lineage, synced_steps = self.counters
+        taken = steps - synced_steps[number % self._sync.fragments]
+        tokens = taken * self._config.global_batch_size * self._config.model.seq_length
+        parameters = self._state.masters(self._names(number))
+        self._under_way = UnderWay(steps, parameters, Future())
+        offer = Offer(number, lineage, is_behind, parameters, max(tokens, 1))
+        # A daemon: when the run fails elsewhere, nobody waits for islands that are gone.
+        Thread(target=self._run, args=(self._under_way.outcome, offer), name="islands", daemon=True).start()
+
+    def _run(self, outcome: Future[Outcome], offer: Offer) -> None:
+        try:
+            outcome.set_result(self._exchange.hold(offer))
+        except Exception as error:  # all are raised again in the training thread
+            outcome.set_exception(error)
+        else:
+            with contextlib.suppress(RuntimeError):  # where they meet may be gone by now
+                self._meeting.tidy_up()
+
+    def _receive(self, steps: int) -> int:
+        """Waits for what is under way and applies it; the steps to go on from."""
+        assert self._under_way is not None
+        waited_s = time.monotonic()
+        outcome = self._under_way.outcome.result()
+        waited_s = time.monotonic() - waited_s
+        if outcome.has_joined:
+            steps = max(steps, self._planned(outcome.exchange))
+            self._join(outcome, steps)
+            if self._me.rank == 0:
+                print(f"has joined the other islands, which had gone on: goes on after {steps} steps", flush=True)
+        else:
+            self._take(self._under_way)
+            self._apply(steps)
+        self._under_way = None
+        self._said = outcome.said(waited_s)
+        return steps
+
+    def _take(self, under_way: UnderWay) -> None:
+        """Makes an outcome this rank's state, all but the parameters."""
+        outcome, state = under_way.outcome.result(), self._state
+        state.take(outcome.anchor, outcome.momentum, outcome.error)
+        if state.correction is not None:
+            for name, sent in under_way.parameters.items():
+                torch.sub(outcome.anchor[name], sent, out=state.correction[name])
+        synced = list(self.counters.synced_steps)
+        synced[outcome.exchange % self._sync.fragments] = under_way.sent_steps
+        self.counters = OuterCounters(outcome.exchange + 1, outcome.lineage, tuple(synced))
+        self._under_way, self._unapplied = None, under_way.sent_steps
+
+    def _join(self, outcome: Outcome, steps: int) -> None:
+        """Takes over the state of the others, parameters included."""
+        self._state.take(outcome.anchor, outcome.momentum, None)
+        self._state.forget()
+        self._change(list(self._fragments), self._state.anchor, adds=False)
+        synced = (steps,) * self._sync.fragments
+        self.counters = OuterCounters(outcome.exchange + 1, outcome.lineage, synced)
+        self._unapplied = None
+
+    def _apply(self, steps: int) -> None:
+        """Moves the parameters of the last exchange: to the anchor if nothing was learned since they were sent."""
+        adds = steps != self._unapplied
+        state, names = self._state, self._names(self.counters.exchange - 1)
+        values = state.correction if adds else state.anchor
+        assert values is not None
+        fragment = (self.counters.exchange - 1) % self._sync.fragments
+        self._change([name for name, of in self._fragments.items() if of == fragment], values, adds)
+        if state.correction is not None:
+            for name in names:
+                state.correction[name].zero_()
+        self._unapplied = None
+
+    def _change(self, names: Sequence[str], values: Values, adds: bool) -> None:
+        """Puts or adds `values` of the owned pieces to the masters of parameters `names`, and of their copies."""
+        chosen = set(names)
+        self._zero1.wait()
+        for shard in self._zero1.shards():
+            if shard.name in chosen:
+                moved = self._shared(shard, values)
+                if adds:
+                    shard.master.add_(moved)
+                else:
+                    shard.master.copy_(moved)
+        self._zero1.publish()
+
+    def _shared(self, shard: Shard, values: Values) -> Tensor:
+        """The values of a shard on its device, from the rank that owns it where that is another."""
+        own = values.get(shard.name)
+        device = shard.gradient.device
+        moved = torch.empty(shard.stop - shard.start, device=device) if own is None else own.to(device)
+        if self._groups.tp is not None and shard.part.is_whole:
+            _broadcast(moved, self._groups.tp)
+        if self._groups.tied is not None and shard.name == self._zero1.tied:
+            _broadcast(moved, self._groups.tied)
+        return moved.to(shard.master.device)
+
+
+def _broadcast(values: Tensor, group: ProcessGroup) -> None:
+    """From the first rank of the group."""
+    dist.broadcast(values, group=group, group_src=0)
+
+
+def meeting_store(timeout_s: float) -> Store:
+    """The store in which islands meet. Raises RuntimeError if it is not known."""
+    store = open_meeting(os.environ, timeout_s)
+    if store is None:
+        raise RuntimeError(f"{MEETING} must say where the islands meet, as ADDRESS:PORT of this node's agent")
+    return PrefixStore(PLACE, store)

@@ -1,0 +1,103 @@
+"""What a rank keeps of the islands' common state beside its optimizer states: of the pieces it owns, in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from holmes_runtime.checkpoint.reshard import TensorPiece
+from holmes_runtime.config.run_settings import OuterSync
+from holmes_runtime.outer.lanes import Cell, Piece
+from holmes_runtime.parallel.gradient_buckets import Shard
+
+Values = dict[str, Tensor]
+"""By parameter the numbers of the rank's piece, fp32 (stop - start,)."""
+
+
+class OuterState:
+    """Anchor and momentum of the pieces that a rank owns, and what islands have not been told yet.
+
+    `error` is what codecs have rounded away, None where none does. `correction` is to be added to the parameters once
+    `delay_steps` are over, None where there is no delay. Of a parameter that several ranks of a run have, one owns it.
+    """
+
+    def __init__(self, shards: Iterable[Shard], tp_rank: int, sync: OuterSync) -> None:
+        self.owned = {
+            shard.name: shard for shard in shards if (tp_rank == 0 or not shard.part.is_whole) and not shard.is_copy
+        }
+        self.anchor = self.masters(self.owned)
+        self.momentum = self._zeros()
+        self.error = None if sync.codec == "none" else self._zeros()
+        self.correction = self._zeros() if sync.delay_steps else None
+
+    def _zeros(self) -> Values:
+        return {name: torch.zeros_like(values) for name, values in self.anchor.items()}
+
+    def masters(self, names: Iterable[str]) -> Values:
+        """Copies of the weights now."""
+        return {name: self.owned[name].master.detach().to("cpu", copy=True) for name in names}
+
+    def start_from_masters(self) -> None:
+        """Begins with the weights as they are now for an anchor."""
+        for name, values in self.anchor.items():
+            values.copy_(self.owned[name].master)
+
+    def take(self, anchor: Values, momentum: Values, error: Values | None) -> None:
+        """The state after an exchange, of some of the parameters."""
+        for name in anchor:
+            self.anchor[name].copy_(anchor[name])
+            self.momentum[name].copy_(momentum[name])
+        for name, rounded in (error or {}).items():
+            assert self.error is not None
+            self.error[name].copy_(rounded)
+
+    def forget(self) -> None:
+        """What this island had of its own is not to be told any more."""
+        for values in (*(self.error or {}).values(), *(self.correction or {}).values()):
+            values.zero_()
+
+    def pieces(self) -> tuple[Piece, ...]:
+        """What this rank owns, as other islands are told."""
+        return tuple(
+            Piece(name, each.part.global_shape, each.part.offset, each.part.shape, each.start, each.stop)
+            for name, each in self.owned.items()
+        )
+
+    def saved(self) -> dict[str, TensorPiece]:
+        """What a checkpoint holds of it, under the names it has there."""
+        kinds = {"anchor": self.anchor, "momentum": self.momentum, "error": self.error, "correction": self.correction}
+        return {
+            f"{kind}/{name}": TensorPiece(piece, self.owned[name].part, self.owned[name].start, self.owned[name].stop)
+            for kind, values in kinds.items()
+            for name, piece in (values or {}).items()
+        }
+
+    def views(self, values: Mapping[str, Tensor], cells: Iterable[Cell]) -> Iterator[Tensor]:
+        """The memory of each cell in `values` of the rank's pieces, in the cell's shape."""
+        for cell in cells:
+            shard = self.owned[cell.name]
+            piece = TensorPiece(values[cell.name], shard.part, shard.start, shard.stop)
+            yield next(view for chunk, box in piece.chunks() if (view := _within(chunk.offsets, box, cell)) is not None)
+
+    def gather(self, values: Mapping[str, Tensor], cells: Iterable[Cell]) -> Tensor:
+        """The numbers of the cells one after the other, fp32 (elements,)."""
+        return torch.cat([view.reshape(-1) for view in self.views(values, cells)])
+
+    def scatter(self, numbers: Tensor, values: Mapping[str, Tensor], cells: Iterable[Cell]) -> None:
+        """Puts `numbers`, fp32 (elements,), where the cells are in `values`."""
+        first = 0
+        for view in self.views(values, cells):
+            view.copy_(numbers[first : first + view.numel()].view(view.shape))
+            first += view.numel()
+
+
+def _within(first: Iterable[int], box: Tensor, cell: Cell) -> Tensor | None:
+    """The cell as a view of the box whose first element is at `first`; None if it is not inside."""
+    begins = [offset - start for offset, start in zip(cell.offsets, first, strict=True)]
+    if any(
+        begin < 0 or begin + size > length for begin, size, length in zip(begins, cell.sizes, box.shape, strict=True)
+    ):
+        return None
+    return box[tuple(slice(begin, begin + size) for begin, size in zip(begins, cell.sizes, strict=True))]

@@ -1,0 +1,85 @@
+"""The outer step: what becomes of parameters that several islands have changed, each in its own way.
+
+An island's change is the anchor, where all began, less its parameters now. The mean of all changes is the gradient of
+an outer optimizer with Nesterov momentum, whose result is the next anchor. Every operation is one that IEEE 754
+defines, on fp32 numbers of the host: islands that take the same step have the same bits.
+Source: Douillard et al., DiLoCo, 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from holmes_runtime.comm.wire import pack, unpack
+from holmes_runtime.config.codec import OUTER_BLOCK, Codec
+
+
+class Outgoing(NamedTuple):
+    """What an island sends, uint8; what of it arrives everywhere, fp32 (elements,); and what was rounded away."""
+
+    packed: Tensor
+    arrives: Tensor
+    error: Tensor | None
+
+
+def outgoing(anchor: Tensor, parameters: Tensor, error: Tensor | None, codec: Codec) -> Outgoing:
+    """Packs an island's part in the mean: its change and the `error` of the one before, or all its `parameters`.
+
+    All fp32 (elements,). Parameters themselves travel where nothing is lost, so that an island alone keeps each bit.
+    """
+    if codec == "none":
+        return Outgoing(pack(parameters, codec, None), parameters, error)
+    assert error is not None
+    change = (anchor - parameters).add_(error)
+    packed = pack(change, codec, None, OUTER_BLOCK)
+    arrives = arrived(packed, codec, len(change))
+    return Outgoing(packed, arrives, change.sub_(arrives))
+
+
+def arrived(packed: Tensor, codec: Codec, elements: int) -> Tensor:
+    """What was packed, fp32 (elements,), as far as the codec keeps it."""
+    return unpack(packed, codec, (elements,), torch.float32, OUTER_BLOCK)
+
+
+class Stepped(NamedTuple):
+    """The next anchor and momentum, fp32 (elements,)."""
+
+    anchor: Tensor
+    momentum: Tensor
+
+
+def outer_step(
+    anchor: Tensor,
+    momentum: Tensor,
+    parts: Sequence[Tensor],
+    tokens: Sequence[int],
+    codec: Codec,
+    outer_rate: float,
+    factor: float,
+) -> Stepped:
+    """The next anchor: `parts` of all islands have arrived, each from as many `tokens`; `factor` is of the momentum.
+
+    It is the mean of the islands' parameters where the rate is 1 and the factor 0, to the bit.
+    """
+    mean = weighted_mean(parts, tokens)
+    if codec == "none":
+        change = anchor - mean
+    else:
+        change = mean
+        mean = anchor - change
+    following = (momentum * factor).add_(change)
+    step = (following * (outer_rate * factor)).sub_(change * (1 - outer_rate))
+    return Stepped(mean - step, following)
+
+
+def weighted_mean(parts: Sequence[Tensor], tokens: Sequence[int]) -> Tensor:
+    """The mean of `parts`, fp32 (elements,), each counting for its tokens; of one, itself."""
+    total = sum(tokens)
+    mean = parts[0] * (tokens[0] / total)
+    for part, count in zip(parts[1:], tokens[1:], strict=True):
+        mean += part * (count / total)
+    return mean

@@ -1,0 +1,1 @@
+"""A run of islands: several launches side by side, the meeting of their ranks, and the verdict on all."""

@@ -1,0 +1,29 @@
+"""What an island's ranks have to know of the others, as the plan of islands says it."""
+
+from __future__ import annotations
+
+from holmes_core.records.plan import IslandsPlan
+from holmes_runtime.config.run_settings import OuterSync
+
+
+def outer_sync_of(plan: IslandsPlan, island: int) -> OuterSync:
+    """Of that island of the plan."""
+    mine = plan.islands[island]
+    section, netdevs = mine.job.islands, {node.host: node.shared_netdev for node in mine.nodes}
+    assert section is not None  # the record holds it
+    return OuterSync(
+        island=island,
+        num_islands=len(plan.islands),
+        inner_steps=section.inner_steps,
+        samples_before=sum(plan.round_samples[:island]),
+        round_samples=sum(plan.round_samples),
+        codec=section.codec,
+        fragments=section.fragments,
+        delay_steps=section.delay_steps,
+        outer_rate=section.outer_rate,
+        momentum=section.momentum,
+        grace_s=section.grace_s,
+        quorum=section.quorum,
+        interfaces=tuple(netdevs[rank.host] for rank in mine.ranks),
+        streams=1,
+    )

@@ -1,0 +1,217 @@
+"""A run of islands from start to end: one launch an island, each in a thread of its own, so that one ends alone."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import IslandsPlan, Plan
+from holmes_core.records.run import Run, Settings, State
+from launcher.islands.coming_back import TRIES
+from launcher.islands.held_meeting import Meeting
+from launcher.islands.island_part import IslandPart
+from launcher.islands.outer_sync import outer_sync_of
+from launcher.islands.told import Told
+from launcher.journal.run_events import NodeState, Notice, RunEvent
+from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, island_name
+from launcher.journal.run_store import remember, this_process
+from launcher.journal.step_metrics import Exchange
+from launcher.launch import Launch
+from launcher.prepare.user_variables import UserVariables
+from launcher.supervise.tell_command import TellCommand
+
+POLL_S = 0.2
+DIGESTS_KEPT = 1000
+SAVING_AND_AT_ONCE = 2  # how often Ctrl-C says something new
+
+
+class IslandsView(Protocol):
+    """Who shows the islands while they run; called from the threads of all, one at a time."""
+
+    def show(self, island: int, event: RunEvent) -> None:
+        """Show what happened in an island."""
+
+    def take_run(self, run_id: str, started_at_s: float) -> None:
+        """The run that is shown, and when it began (Unix time)."""
+
+
+@dataclass
+class _Island:
+    launch: Launch
+    told: Told
+    is_straggler: bool = False  # told to end, as there is nobody left to join
+    run: Run | None = None  # once it has ended
+    error: BaseException | None = None
+
+
+class LaunchIslands:
+    """One run of several islands: its folder, in it the islands', and where their ranks meet.
+
+    `tries`: after so many starts in a row without a step an island is lost for good. `exports`: a folder for what
+    Prometheus reads of each island.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        plan: IslandsPlan,
+        settings: Settings,
+        variables: UserVariables,
+        view: IslandsView,
+        exports: Path | None = None,
+    ) -> None:
+        self.folder, self._plan, self._settings, self._variables = folder, plan, settings, variables
+        self._view, self._exports = view, exports
+        self._meeting, self._lock = Meeting(), threading.Lock()
+        self._islands: list[_Island] = []
+        self._digests: dict[int, tuple[int, str]] = {}  # by exchange, of the island that has told first
+        self._started_at_s = time.time()
+        self._at_end = TellCommand(plan.job.launch.on_end, folder.path)
+
+    def start(self, inventory: Inventory | None, forced: frozenset[str]) -> None:
+        """Check all hosts, then start all islands. Raises PreflightFailed, or HolmesError; then nothing is left."""
+        self._view.take_run(self.folder.run_id, self._started_at_s)
+        try:
+            self.folder.write_record(PLAN_FILE, self._plan)
+            for number in range(len(self._plan.islands)):
+                island = self._make(number)
+                island.launch.check(inventory, forced)
+                self._islands.append(island)
+            self._write("running")
+            remember(self.folder.path)
+            for island in self._islands:
+                island.launch.go()
+        except BaseException:
+            for island in self._islands:
+                island.launch.discard()
+            self.folder.close()
+            shutil.rmtree(self.folder.path, ignore_errors=True)
+            raise
+
+    def run_to_end(self) -> Run:
+        """Watch all until those that live have ended; Ctrl-C ends all."""
+        threads = [threading.Thread(target=_run, args=(island,), daemon=True) for island in self._islands]
+        for thread in threads:
+            thread.start()
+        interrupts = 0
+        while any(thread.is_alive() for thread in threads):
+            try:
+                time.sleep(POLL_S)
+                self._end_stragglers()
+            except KeyboardInterrupt:
+                interrupts += 1
+                if interrupts <= SAVING_AND_AT_ONCE:
+                    for island in self._islands:
+                        island.told.tell()
+        return self._end(interrupts > 0)
+
+    def _make(self, number: int) -> _Island:
+        name, told = island_name(number), Told()
+        folder = RunFolder(self.folder.path / name, f"{self.folder.run_id}-{name}")
+        tries = self._settings.restarts or TRIES
+        part = IslandPart(outer_sync_of(self._plan, number), self._meeting, told, tries)
+        view = _View(lambda event: self._take(number, event))
+        plan = self._plan.islands[number]
+        launch = Launch(folder, plan, self._settings, self._variables, view, None, self._exports, part)
+        return _Island(launch, told)
+
+    def _take(self, number: int, event: RunEvent) -> None:
+        """Show it; what is of the run as a whole is written down with it, too."""
+        with self._lock:
+            if isinstance(event, Notice):
+                self.folder.write_event(replace(event, text=f"island {number}: {event.text}"))
+            elif isinstance(event, NodeState):
+                self.folder.write_event(event)
+            self._view.show(number, event)
+            if isinstance(event, Exchange):
+                self._compare(number, event)
+
+    def _compare(self, number: int, exchange: Exchange) -> None:
+        """After an exchange all islands have the same state, or something is wrong that no rank can see."""
+        other, digest = self._digests.setdefault(exchange.exchange, (number, exchange.digest))
+        if digest != exchange.digest:
+            notice = Notice(
+                f"exchange {exchange.exchange + 1}: islands {other} and {number} do not have the same state"
+            )
+            self.folder.write_event(notice)
+            self._view.show(number, notice)
+        while len(self._digests) > DIGESTS_KEPT:
+            del self._digests[next(iter(self._digests))]
+
+    def _end_stragglers(self) -> None:
+        """Once an island is done, those that have failed and not come back have nobody left to join."""
+        ended = [island.run for island in self._islands if island.run is not None]
+        left = [island for island in self._islands if island.run is None and not island.is_straggler]
+        if any(run.state == "done" for run in ended) and not any(island.launch.is_living for island in left):
+            for island in left:
+                island.is_straggler = True
+                island.told.tell()
+
+    def _write(self, state: State, exit_code: int | None = None) -> Run:
+        runs = [island.run for island in self._islands if island.run is not None]
+        speeds = [run.tokens_per_s for run in runs if run.state == "done" and run.tokens_per_s is not None]
+        run = Run(
+            run_id=self.folder.run_id,
+            plan_digest=self._plan.digest(),
+            state=state,
+            settings=self._settings,
+            controller=this_process() if state == "running" else None,
+            started_at_s=self._started_at_s,
+            ended_at_s=None if state == "running" else time.time(),
+            exit_code=exit_code,
+            steps_done=max((run.steps_done for run in runs), default=0),
+            tokens_per_s=sum(speeds) if speeds else None,
+            not_ended=tuple(what for run in runs for what in run.not_ended),
+            failures=tuple(failure for run in runs if run.state != "done" for failure in run.failures),
+        )
+        self.folder.write_record(RUN_FILE, run)
+        return run
+
+    def _end(self, interrupted: bool) -> Run:
+        """The verdict: done if one island is, as those that were lost cost the others nothing."""
+        runs = [island.run for island in self._islands if island.run is not None]
+        if interrupted:
+            run = self._write("stopped", 130)
+        elif any(run.state == "done" for run in runs):
+            run = self._write("done", 0)
+        else:
+            run = self._write("failed", next((run.exit_code for run in runs if run.exit_code), 1))
+        self.folder.close()
+        for island in self._islands:
+            if island.error is not None:
+                raise island.error
+        path = {"run_id": self.folder.run_id, "folder": str(self.folder.path.absolute())}
+        cause = run.failures[0].model_dump(mode="json") if run.failures and run.state == "failed" else None
+        record = run.model_dump(mode="json")
+        self._at_end.tell({"event": "end", "time_s": time.time(), **path, "cause": cause, "run": record})
+        return run
+
+
+def _run(island: _Island) -> None:
+    try:
+        island.run = island.launch.run_to_end()
+    except BaseException as error:  # of the thread that waits for all to tell
+        island.error = error
+
+
+class _View:
+    """An island's part of the view of all."""
+
+    def __init__(self, show: Callable[[RunEvent], None]) -> None:
+        self._show = show
+
+    def show(self, event: RunEvent) -> None:
+        """As every view."""
+        self._show(event)
+
+    def take_run(self, run_id: str, started_at_s: float) -> None:
+        """The whole run is told of once."""
+
+    def take_plan(self, plan: Plan) -> None:
+        """An island keeps its plan."""

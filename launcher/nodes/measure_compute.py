@@ -1,0 +1,72 @@
+"""What a step costs a slot of a host, measured there by the runtime's own trials: the `compute:` of job.yaml."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+
+from holmes_core.errors import HostError
+from holmes_core.records.access import Access
+from holmes_core.records.job import Job
+from holmes_core.remote.connect import connect
+from holmes_runtime.config.model_shape import CODE_FOLDER
+from launcher.prepare.bundle import RUNTIME_PACKAGE, Parcel, activated
+from launcher.prepare.prepare import code_files, runtime_files
+from launcher.prepare.user_variables import UserVariables
+
+TIMEOUT_S = 900.0  # layers are compiled first where the job compiles them
+
+
+def measure_compute(job: Job, host: str, access: Access, slots: int, variables: UserVariables) -> str:
+    """The lines of YAML, measured in `slots` processes at once on `host`, or on so many GPUs.
+
+    `variables` holds the model's file or code, if it is the user's own. Raises HostError with what the host said.
+    """
+    words = f"{shlex.quote(access.python)} -m {shlex.join(trial_words(job, slots))}"
+    if access.container is not None:
+        raise HostError(
+            host,
+            "files",
+            "its Python is in a container, in which nothing is measured from here",
+            f"run this in the container, where Holmes is installed: `{words}`",
+        )
+    parcel = Parcel({**runtime_files(), **variables.files, **code_files(variables)})
+    with contextlib.closing(connect(host, access)) as connection:
+        unpacked = connection.run(parcel.unpack_command, parcel.archive, TIMEOUT_S)
+        if unpacked.exit_code:
+            said = unpacked.stderr.decode(errors="replace").strip()
+            raise HostError(host, "files", f"cannot unpack the runtime: {said}", "see that its home is writable")
+        # torch warns where a machine's own address has no name
+        command = f'cd "{parcel.folder}" && TORCH_CPP_LOG_LEVEL=ERROR exec {words}'
+        done = connection.run(activated(access, command), b"", TIMEOUT_S)
+    if done.exit_code:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.exit_code}"]
+        raise HostError(
+            host, "files", f"nothing was measured: {lines[-1]}", f"see that {access.python} there has torch"
+        )
+    return done.stdout.decode(errors="replace")
+
+
+def trial_words(job: Job, slots: int) -> list[str]:
+    """The runtime's module that measures a layer of `job`, with its options; a micro-batch is 1 if none is fixed."""
+    model = job.model
+    sizes = {
+        "family": model.family,
+        "hidden-size": model.hidden_size,
+        "num-heads": model.num_heads,
+        "num-kv-heads": model.kv_heads,
+        "ffn-hidden-size": model.ffn_size,
+        "seq-length": model.seq_length,
+        "micro-batch-size": job.parallel.micro_batch_size or 1,
+        "precision": job.value_type,
+        "slots": slots,
+        **({"threads": job.threads_per_slot} if job.device == "cpu" else {"device": "cuda"}),
+        **({"factory": model_file(job)} if model.factory is not None else {}),
+    }
+    options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    return [f"{RUNTIME_PACKAGE}.calibrate", *options, "--compile" if job.compiles else "--no-compile"]
+
+
+def model_file(job: Job) -> str | None:
+    """`model.factory` as a host finds it."""
+    return f"{CODE_FOLDER}/{job.model.factory}" if job.launch.code is not None else job.model.factory

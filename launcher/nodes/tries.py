@@ -1,0 +1,55 @@
+"""Which node tries to reach which before any rank starts, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from holmes_core.records.plan import Plan
+from holmes_runtime.config.messages import Destination, Ready
+
+
+class Try(NamedTuple):
+    """Node `here` is to reach node `there`, both by rank."""
+
+    here: int
+    there: int
+    destination: Destination
+
+
+def tries_of(plan: Plan, answers: Mapping[int, Ready], master_port: int) -> list[Try]:
+    """Every node tries the rendezvous, and the next member of each of its groups on the group's interfaces."""
+    first = plan.nodes[0].shared_address
+    found = [
+        Try(node.node_rank, 0, Destination("the rendezvous", node.shared_address, first, master_port))
+        for node in plan.nodes
+    ]
+    for here, interface, there, other in sorted(set(_neighbours(plan))):
+        source, target = answers[here].listeners.get(interface), answers[there].listeners.get(other)
+        if source and target:
+            what = f"{plan.nodes[there].host} over {interface} to {other}"
+            found.append(Try(here, there, Destination(what, source.address, target.address, target.port)))
+    return found
+
+
+def rounds_of(plan: Plan, tries: Sequence[Try]) -> list[list[Try]]:
+    """The tries to be made at once, then those after them.
+
+    All at once, but in tunnels the later of two nodes speaks first: ends of WireGuard that begin at the same moment
+    drop each other's answers, and often do so again 5 s later.
+    """
+    if plan.nodes[0].tunnel_endpoint is None:
+        return [list(tries)]
+    return [[each for each in tries if each.here >= each.there], [each for each in tries if each.here < each.there]]
+
+
+def _neighbours(plan: Plan) -> Iterator[tuple[int, str, int, str]]:
+    """(node, interface, next node, its interface) for members of a group that follow one another, as on a ring."""
+    node_of = {node.host: node.node_rank for node in plan.nodes}
+    nodes = [node_of[rank.host] for rank in plan.ranks]
+    for group in plan.groups:
+        members = list(zip((nodes[rank] for rank in group.ranks), group.interfaces, strict=True))
+        for (here, interface), (there, other) in pairwise([*members, members[0]]):
+            if here != there:
+                yield here, interface, there, other

@@ -1,0 +1,157 @@
+"""A folder of the user's own code, as `launch.code` names it: what of it travels to the ranks, and what it was."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holmes_core.errors import HolmesError
+from holmes_core.records.regular_file import MIB, read_regular
+from holmes_core.records.run import SentCode
+from holmes_core.units import format_bytes
+from launcher.prepare.bundle import as_bytes
+
+CACHE_FOLDER = "__pycache__"
+# A folder that holds one of these is a virtual environment, or the folder of a run.
+LEFT_OUT_WITH = ("pyvenv.cfg", "controller.lock")
+MOST_FILES = 10_000
+MOST_BYTES = 64 * MIB
+NAMED = 3  # of the largest files
+GIT_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class CodeFolder:
+    """The files by their path in it, bytes that are not UTF-8 as lone surrogates.
+
+    `sent` is what the run's record says of them, None where that is written already.
+    """
+
+    files: Mapping[str, str]
+    sent: SentCode | None = None
+
+
+def read_code(folder: Path) -> CodeFolder:
+    """What of `folder` travels, and its revision. Raises HolmesError for what cannot travel, or is too much."""
+    files = read_code_files(folder)
+    content = hashlib.sha256()
+    for name in sorted(files):
+        for part in (as_bytes(name), as_bytes(files[name])):
+            content.update(b"%d %b" % (len(part), part))
+    revision, changed = _git_state(folder, files)
+    return CodeFolder(
+        files,
+        SentCode(
+            folder=str(folder.absolute()),
+            digest=f"sha256:{content.hexdigest()}",
+            files=len(files),
+            size_bytes=sum(len(as_bytes(text)) for text in files.values()),
+            revision=revision,
+            changed=changed,
+        ),
+    )
+
+
+def read_code_files(folder: Path) -> dict[str, str]:
+    """The files of `folder` by their path in it. Raises HolmesError as `read_code` does."""
+    if not folder.is_dir():
+        raise HolmesError(
+            f"job.yaml: launch.code: {folder}: {'is no folder' if folder.exists() else 'is not there'}",
+            "name a folder, from where job.yaml lies",
+        )
+    paths = _within_limits(folder, _paths(folder))
+    try:
+        contents = {path: read_regular(path, MOST_BYTES, inside=folder) for path in paths}
+    except OSError as error:
+        raise HolmesError(
+            f"job.yaml: launch.code: {error.filename}: cannot be sent: {error.strerror}",
+            f"have it be a file inside {folder}, or name a folder without it; names that begin with a dot are left out",
+        ) from None
+    return {
+        path.relative_to(folder).as_posix(): content.decode("utf-8", "surrogateescape")
+        for path, content in contents.items()
+    }
+
+
+def _paths(folder: Path) -> Iterator[Path]:
+    """All files that are not left out, and links. A link to a folder is one too, which is not followed."""
+    for parent, folders, files in os.walk(folder, onerror=_cannot_list):
+        if parent != str(folder) and any(name in files for name in LEFT_OUT_WITH):
+            folders.clear()
+            continue
+        here = Path(parent)
+        links = [name for name in folders if (here / name).is_symlink()]
+        folders[:] = sorted(name for name in folders if name not in links and _travels(name))
+        yield from (here / name for name in sorted((*files, *links)) if _travels(name))
+
+
+def _travels(name: str) -> bool:
+    return not name.startswith(".") and name != CACHE_FOLDER and not name.endswith(".pyc")
+
+
+def _cannot_list(error: OSError) -> None:
+    raise HolmesError(
+        f"job.yaml: launch.code: {error.filename}: cannot be read: {error.strerror}", "correct its permissions"
+    )
+
+
+def _within_limits(folder: Path, paths: Iterable[Path]) -> list[Path]:
+    """The paths. Raises HolmesError as soon as there are too many, or naming the largest where they hold too much."""
+    taken = list[Path]()
+    for path in paths:
+        taken.append(path)
+        if len(taken) > MOST_FILES:
+            raise HolmesError(
+                f"job.yaml: launch.code: {folder} holds more than {MOST_FILES} files",
+                "name the folder of the code alone; data and weights belong on the hosts",
+            )
+    sizes = {path: path.lstat().st_size for path in taken}
+    total = sum(sizes.values())
+    if total > MOST_BYTES:
+        largest = sorted(taken, key=lambda path: -sizes[path])[:NAMED]
+        named = ", ".join(f"{path.relative_to(folder)} ({format_bytes(sizes[path])})" for path in largest)
+        raise HolmesError(
+            f"job.yaml: launch.code: {folder} holds {format_bytes(total)}, of which at most {format_bytes(MOST_BYTES)} "
+            f"are sent; largest: {named}",
+            "move what is no code out of it; data and weights belong on the hosts, named by their path there",
+        )
+    return taken
+
+
+def _git_state(folder: Path, files: Collection[str]) -> tuple[str | None, bool | None]:
+    """The commit that is checked out, and whether what is sent differs from it; None where git does not say."""
+    revision = _git(folder, "rev-parse", "HEAD")
+    prefix = _git(folder, "rev-parse", "--show-prefix")
+    states = _git(
+        folder, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--ignored=matching", "--", "."
+    )
+    if revision is None or prefix is None or states is None:
+        return (revision.strip() if revision else None), None
+    inside = prefix.removesuffix("\n")
+    entries = [entry for entry in states.split("\0") if entry]
+    changed = any(entry[:2] not in ("??", "!!") or _is_sent(entry[3:], inside, files) for entry in entries)
+    return revision.strip(), changed
+
+
+def _is_sent(path: str, inside: str, files: Collection[str]) -> bool:
+    """Whether anything is sent of what git does not follow: a file, or a folder whose name ends with a slash."""
+    if path.endswith("/"):
+        return inside.startswith(path) or any(f"{inside}{file}".startswith(path) for file in files)
+    return path.removeprefix(inside) in files
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """What git says, None where it fails; the program that a repository names to watch its files is not started."""
+    command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *words]
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=GIT_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return os.fsdecode(done.stdout) if done.returncode == 0 else None

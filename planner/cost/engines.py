@@ -1,0 +1,133 @@
+"""What trains: the bundled runtime, or other software, of which the planner then predicts what it would take.
+
+An engine is a set of settings by name, `engine:` of job.yaml. All else, speeds of GPUs and formulas, is the same for
+all: published rows are inventories and jobs with such a name, see benchmarks/published_steps. The shares and the
+memory were fitted to every second of those rows, by `python -m benchmarks.published_steps.fit`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from holmes_core.records.job import EngineName, Job, Recompute, ScheduleName
+
+EVERY_SCHEDULE: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "eager", "interleaved", "zero-bubble")
+MEGATRON_SCHEDULES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How software trains; each default is how the bundled runtime does.
+
+    sequence_parallel: whether tensor shards split sequences as well, with selective recomputation alone, or never.
+    fused_attention: no scores are kept. chunked_loss: no fp32 copy of all logits. shards_states: optimizer states over
+    replicas, which each update a part. reduced_bytes, gathered_bytes: a parameter's, as its gradient is reduced and
+    its weight gathered; None: as many as the weight has. gathers_first: under the first forward, else gradients are
+    all-reduced. overlaps_exchange: bucket by bucket under the last backward, else after all of it.
+
+    exposed_tp: what matrix products leave of the seconds of tensor parallel collectives. inside_share: what collectives
+    get of the links inside a host. edge_share, exchange_share: what messages and exchanges get of a host's NICs.
+
+    reserve_bytes and memory_margin: what is kept of a GPU; None: as memory_margin.py has it. extra_state_bytes: a
+    parameter's, beside weight, gradient and optimizer states. activation_factor: activations over the runtime's.
+
+    schedules: those it has. Only the runtime lets replicas run unequal micro-batches, has ZeRO-3 and states in host
+    memory, and adds gradients up inside clusters first.
+    """
+
+    sequence_parallel: Literal["always", "selective", "never"] = "always"
+    fused_attention: bool = True
+    chunked_loss: bool = True
+    shards_states: bool = True
+    reduced_bytes: int = 4
+    gathered_bytes: int | None = None
+    gathers_first: bool = True
+    overlaps_exchange: bool = True
+    exposed_tp: float = 1.0
+    inside_share: float = 0.8  # fitted on the A100 rows, see docs/cost-model.md
+    inside_latency_s: float = 3.4e-6  # of one hop, fitted together with it
+    edge_share: float = 1.0
+    exchange_share: float = 1.0
+    reserve_bytes: int | None = None
+    memory_margin: float | None = None
+    extra_state_bytes: float = 0.0
+    activation_factor: float = 1.0
+    schedules: tuple[ScheduleName, ...] = EVERY_SCHEDULE
+
+    def travels_bytes(self, value_bytes: int) -> tuple[int, int]:
+        """Bytes of a parameter of so many, reduced and gathered."""
+        return self.reduced_bytes, value_bytes if self.gathered_bytes is None else self.gathered_bytes
+
+    def shards_sequences(self, recompute: Recompute) -> bool:
+        """Whether tensor shards split sequences."""
+        return self.sequence_parallel == "always" or self.sequence_parallel == recompute
+
+
+# Megatron-LM as it was published in 2021 and 2022: all gradients are all-reduced in fp32 after the last backward.
+MEGATRON_2021 = Engine(
+    sequence_parallel="selective",
+    fused_attention=False,
+    chunked_loss=False,
+    shards_states=False,
+    gathered_bytes=4,
+    gathers_first=False,
+    overlaps_exchange=False,
+    exchange_share=0.959,
+    reserve_bytes=0,
+    memory_margin=0.0,
+    schedules=MEGATRON_SCHEDULES,
+)
+ENGINES: dict[EngineName, Engine] = {
+    "holmes": Engine(),
+    "megatron-2021": MEGATRON_2021,
+    # Megatron-DeepSpeed as vTrain's authors ran it: gradients in 16 bits, and messages far below the NICs' rate.
+    "megatron-deepspeed": Engine(
+        sequence_parallel="never",
+        fused_attention=False,
+        chunked_loss=False,
+        shards_states=False,
+        reduced_bytes=2,
+        gathered_bytes=2,
+        gathers_first=False,
+        overlaps_exchange=False,
+        edge_share=0.197,
+        exchange_share=0.894,
+        reserve_bytes=0,
+        memory_margin=0.0,
+        schedules=MEGATRON_SCHEDULES,
+    ),
+    # Megatron-Core of 2024 with distributed optimizer, and all overlaps that it has.
+    "megatron-2024": Engine(
+        chunked_loss=False,
+        exposed_tp=0.169,
+        inside_share=0.72,
+        exchange_share=0.929,
+        reserve_bytes=0,
+        memory_margin=0.0,
+        schedules=MEGATRON_SCHEDULES,
+    ),
+    # What Sailor's authors ran on GH200, in fp32.
+    "sailor": Engine(
+        sequence_parallel="never",
+        chunked_loss=False,
+        shards_states=False,
+        gathered_bytes=4,
+        gathers_first=False,
+        overlaps_exchange=False,
+        inside_share=2 / 3,
+        inside_latency_s=10.6e-6,
+        edge_share=0.757,
+        exchange_share=0.703,
+        reserve_bytes=4_900_000_000,
+        memory_margin=0.0,
+        extra_state_bytes=4.0,
+        activation_factor=1.74,
+        schedules=MEGATRON_SCHEDULES,
+    ),
+}
+
+
+def engine_of(job: Job) -> Engine:
+    """The engine that `job` names."""
+    return ENGINES[job.engine]

@@ -1,0 +1,141 @@
+"""Every way to train apart: the plans of its islands, and its round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Plan, Source
+from holmes_core.units import format_memory
+from holmes_runtime.config.model_shape import stage_parameters
+from planner.cost.counts import outer_bytes
+from planner.islands.groupings import Grouping, groupings, island_batch
+from planner.islands.island_rounds import IslandRound, make_round
+from planner.islands.only_clusters import only_clusters
+from planner.layout.reprice import reprice_step_s
+from planner.make_plan import make_plan
+from planner.problem.host_memory import usable_host_bytes
+from planner.problem.networks import Networks
+from planner.time_left import TimeLeft
+
+Planned = dict[tuple[tuple[str, ...], int], Plan | HolmesError]
+"""By the clusters of an island and how many islands there are, its plan or why there is none."""
+
+
+@dataclass(frozen=True)
+class IslandPlans:
+    """The groupings of clusters that may be islands, each with its plans; and why others are not among them."""
+
+    inventory: Inventory
+    job: Job
+    found: tuple[tuple[Grouping, tuple[Plan, ...]], ...]
+    refused: tuple[str, ...]
+
+    def best_round(self) -> IslandRound | str:
+        """The round of most tokens/s on the networks as they are; in words why there is none."""
+        return self.best_round_on(self.inventory)
+
+    def best_round_on(self, inventory: Inventory) -> IslandRound | str:
+        """The same where clusters are joined as in `inventory`, with the same plans."""
+        networks, best, refused = Networks(inventory, self.job), None, list(self.refused)
+        for grouping, plans in self.found:
+            joined = zip(grouping, plans, strict=True)
+            made = make_round(networks, self.job, plans, [self._step_s(inventory, *each) for each in joined])
+            if isinstance(made, str):
+                refused.append(made)
+            elif best is None or made.cost.tokens_per_s > best.cost.tokens_per_s:
+                best = made
+        return best or "; ".join(dict.fromkeys(refused))
+
+    def _step_s(self, inventory: Inventory, clusters: Sequence[str], plan: Plan) -> float:
+        """Seconds of an island's step, which the networks between clusters change only where it is on several."""
+        if len(clusters) == 1 or inventory is self.inventory:
+            return plan.prediction.step_s
+        return reprice_step_s(only_clusters(inventory, clusters), plan)
+
+
+def plan_islands(
+    inventory: Inventory,
+    job: Job,
+    sources: tuple[Source, Source],
+    time_limit_s: float,
+    tell: Callable[[str], None],
+) -> IslandPlans:
+    """An ordinary plan for each island of each grouping, of its part of the batch."""
+    refusal = _refusal(inventory, job)
+    ways = [] if refusal else list(groupings([cluster.name for cluster in inventory.clusters]))
+    wanted = dict.fromkeys((clusters, len(way)) for way in ways for clusters in way)
+    planned, left = Planned(), TimeLeft(time_limit_s)
+    for clusters, num_islands in wanted:
+        tell(f"planning {' and '.join(clusters)} as one of {num_islands} islands")
+        within_s = left.seconds / (len(wanted) - len(planned))
+        planned[clusters, num_islands] = _plan_island(inventory, job, sources, clusters, num_islands, within_s)
+    found, refused = list[tuple[Grouping, tuple[Plan, ...]]](), [refusal] if refusal else []
+    for way in ways:
+        answers = [planned[clusters, len(way)] for clusters in way]
+        plans = tuple(answer for answer in answers if isinstance(answer, Plan))
+        if len(plans) == len(way):
+            found.append((way, plans))
+        for clusters, answer in zip(way, answers, strict=True):
+            if isinstance(answer, HolmesError):
+                refused.append(f"{' and '.join(clusters)}: {answer.what}")
+    return IslandPlans(inventory, job, tuple(found), tuple(dict.fromkeys(refused)))
+
+
+def _refusal(inventory: Inventory, job: Job) -> str:
+    """Why there cannot be islands at all; empty where there may be."""
+    assert job.islands is not None
+    clusters, quorum = len(inventory.clusters), job.islands.quorum
+    if clusters < 2:
+        return "the inventory has one cluster"
+    if inventory.encrypts:
+        return "between_clusters is wireguard, and what islands exchange would not be encrypted"
+    if quorum > clusters:
+        return f"islands.quorum is {quorum}, there are {clusters} clusters"
+    return ""
+
+
+def _plan_island(
+    inventory: Inventory,
+    job: Job,
+    sources: tuple[Source, Source],
+    clusters: Sequence[str],
+    num_islands: int,
+    time_limit_s: float,
+) -> Plan | HolmesError:
+    assert job.islands is not None
+    batch = island_batch(job, num_islands)
+    if batch < 1:
+        size = job.parallel.micro_batch_size or 1
+        return HolmesError(
+            f"global_batch_size {job.global_batch_size} is less than a micro-batch of {size} for {num_islands} islands",
+            "make global_batch_size larger",
+        )
+    if job.islands.quorum > num_islands:
+        return HolmesError(f"islands.quorum is {job.islands.quorum}, of {num_islands} islands", "make it smaller")
+    own, hosts = job.model_copy(update={"global_batch_size": batch}), only_clusters(inventory, clusters)
+    if short := _too_little_host_memory(hosts, own):
+        return short
+    try:
+        return make_plan(hosts, own, *sources, time_limit_s=time_limit_s)
+    except HolmesError as error:
+        return error
+
+
+def _too_little_host_memory(inventory: Inventory, job: Job) -> HolmesError | None:
+    """That all hosts together have no room for what an island keeps, in words that say so."""
+    assert job.islands is not None
+    known = [usable_host_bytes(host) for host in inventory.hosts]
+    model, room = job.model, sum(size for size in known if size is not None)
+    needed = outer_bytes(job.islands) * stage_parameters(model, model.num_layers, True, True, 1)
+    if None in known or needed <= room:
+        return None
+    return HolmesError(
+        f"anchor and momentum take {format_memory(needed)} of host memory, the hosts have room for "
+        f"{format_memory(room)}",
+        "add hosts to the cluster",
+        ANSWER_IS_NO,
+    )

@@ -1,0 +1,58 @@
+"""A round of islands: how many inner steps each takes, what of their exchange these hide, and what it all costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holmes_core.records.islands import IslandsSection, Round
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Plan
+from planner.islands.outer_exchange import price_exchange
+from planner.problem.networks import Networks
+from planner.tolerances import ROUNDING
+
+
+@dataclass(frozen=True)
+class IslandRound:
+    """Islands, each with its plan, its inner steps a round, and what a round costs."""
+
+    plans: tuple[Plan, ...]
+    inner_steps: tuple[int, ...]
+    cost: Round
+
+
+def make_round(networks: Networks, job: Job, plans: Sequence[Plan], steps_s: Sequence[float]) -> IslandRound | str:
+    """The round of the islands of `plans`, whose steps take `steps_s`; in words why there is none.
+
+    The fastest takes as many inner steps as job.yaml says, the others as many as fit in its time. An exchange is begun
+    when all have come; what it takes beyond the inner steps until it is applied is waited for.
+    """
+    assert job.islands is not None
+    islands, fastest_s = job.islands, min(steps_s)
+    inner_steps = tuple(int(islands.inner_steps * fastest_s / step_s * (1 + ROUNDING)) for step_s in steps_s)
+    for plan, steps in zip(plans, inner_steps, strict=True):
+        if why := _too_slow(islands, steps):
+            return f"cluster {plan.ranks[0].cluster} is too slow: {why}"
+    exchange = price_exchange(networks, job, plans)
+    exposed_s = islands.fragments * max(0.0, exchange.fragment_s - islands.delay_steps * fastest_s)
+    round_s = islands.inner_steps * fastest_s + exposed_s
+    samples = sum(steps * plan.job.global_batch_size for steps, plan in zip(inner_steps, plans, strict=True))
+    cost = Round(
+        round_s=round_s,
+        exposed_s=exposed_s,
+        exchange_s=islands.fragments * exchange.fragment_s,
+        sent_bytes=exchange.sent_bytes,
+        tokens_per_s=samples * job.model.seq_length / round_s,
+    )
+    return IslandRound(tuple(plans), inner_steps, cost)
+
+
+def _too_slow(islands: IslandsSection, steps: int) -> str:
+    """Why so few inner steps a round are too few; empty where they are enough."""
+    if steps < islands.fragments:
+        return f"it takes {steps} steps a round, islands.fragments is {islands.fragments}"
+    if islands.delay_steps > steps // islands.fragments:
+        apart = f"{steps // islands.fragments} steps between two fragments"
+        return f"it takes {apart}, islands.delay_steps is {islands.delay_steps}"
+    return ""

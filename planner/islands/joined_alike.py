@@ -1,0 +1,43 @@
+"""An inventory whose clusters are all joined at one rate and latency, to see what would be best there."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from holmes_core.records.inventory import Cluster, Inventory, NetworkPort
+from holmes_core.records.link import Link, Spread
+
+
+def joined_alike(inventory: Inventory, bandwidth_bytes_per_s: float, latency_s: float) -> Inventory:
+    """The inventory as if a test had found this rate of payload and this latency between hosts of any two clusters.
+
+    Trunks between them are not known then; what joins the hosts of one cluster stays.
+    """
+    inside = tuple(link for link in inventory.links if len(set(link.clusters)) == 1)
+    between = tuple(
+        _link(inventory, pair, bandwidth_bytes_per_s, latency_s) for pair in combinations(inventory.clusters, 2)
+    )
+    return inventory.model_copy(update={"links": (*inside, *between), "trunks": ()})
+
+
+def _link(inventory: Inventory, pair: tuple[Cluster, Cluster], rate: float, latency_s: float) -> Link:
+    one, other = (_port(inventory, cluster) for cluster in pair)
+    return Link(
+        kind="between",
+        network="shared",
+        clusters=(pair[0].name, pair[1].name),
+        hosts=(one.host, other.host),
+        devices=(str(one.netdev), str(other.netdev)),
+        method="iperf3",
+        streams=1,
+        direction="forward",
+        latency_s=Spread(min=latency_s, median=latency_s),
+        bandwidth_bytes_per_s=Spread(min=rate, median=rate),
+        samples=1,
+    )
+
+
+def _port(inventory: Inventory, cluster: Cluster) -> NetworkPort:
+    """The shared port of a host of the cluster."""
+    assert inventory.shared is not None
+    return next(port for port in inventory.shared.ports if port.host in cluster.hosts)

@@ -1,0 +1,26 @@
+"""An inventory of some clusters alone, on which an island is planned like any other job."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from holmes_core.records.inventory import Inventory
+
+
+def only_clusters(inventory: Inventory, names: Collection[str]) -> Inventory:
+    """The inventory with the clusters of these names, their hosts, and what joins them, alone."""
+    clusters = tuple(cluster for cluster in inventory.clusters if cluster.name in names)
+    kept = {host for cluster in clusters for host in cluster.hosts}
+    shared = inventory.shared
+    if shared is not None:
+        shared = shared.model_copy(update={"ports": tuple(port for port in shared.ports if port.host in kept)})
+    return inventory.model_copy(
+        update={
+            "hosts": tuple(host for host in inventory.hosts if host.name in kept),
+            "clusters": clusters,
+            "shared": shared,
+            "links": tuple(link for link in inventory.links if kept.issuperset(link.hosts)),
+            "trunks": tuple(trunk for trunk in inventory.trunks if set(trunk.clusters) <= set(names)),
+            "nvlink_domains": tuple(each for each in inventory.nvlink_domains if kept.issuperset(each.hosts)),
+        }
+    )

@@ -1,0 +1,116 @@
+"""The modes in which all hosts train as one: what crosses between clusters, and what each costs on other networks.
+
+A search on the networks as they are finds few placements of the modes that are slow there. So placements are also
+looked for as if all clusters were joined at some rates from slow to fast, and all that were found are priced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from holmes_core.errors import HolmesError
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.islands import Mode, ModePrice
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Crossing, Plan, Prediction
+from holmes_core.units import bytes_per_s_from_mbps, format_seconds
+from planner.islands.joined_alike import joined_alike
+from planner.layout.layout import Layout
+from planner.layout.predict import predict, predict_step_s
+from planner.layout.reprice import layout_of
+from planner.layout.traffic import across_bytes
+from planner.layout.write_out import lay_out_again, lay_out_contender
+from planner.make_plan import contenders_of
+from planner.problem.problem import Problem, read_problem, require_rates
+from planner.search.branch_and_bound import search
+from planner.time_left import TimeLeft
+
+MODE_OF: dict[Crossing, Mode] = {"nothing": "one cluster", "pipeline": "pipeline", "data": "data", "both": "both"}
+LOOKED_AT_MBPS = (1.0, 100.0, 1_000.0, 10_000.0, 100_000.0)  # between all clusters, a host
+LOOKED_AT_LATENCY_S = 1e-3
+
+
+@dataclass(frozen=True)
+class OrdinaryWay:
+    """A placement that was the best of its mode on some network."""
+
+    mode: Mode
+    layout: Layout
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """The clusters it uses."""
+        return tuple(dict.fromkeys(rank.cluster for rank in self.layout.ranks))
+
+
+def find_ways(
+    inventory: Inventory, job: Job, planned: Plan | None, time_limit_s: float, tell: Callable[[str], None]
+) -> tuple[OrdinaryWay, ...]:
+    """The best placements of each mode on the networks as they are, and as they might be; first that of the plan."""
+    left, found = TimeLeft(time_limit_s), list[OrdinaryWay]()
+    if planned is not None:
+        layout = layout_of(read_problem(inventory, job), planned)
+        found.append(OrdinaryWay(MODE_OF[planned.solve.crossing], layout))
+    networks = [inventory]
+    if len(inventory.clusters) > 1 and inventory.shared is not None:
+        rates = (bytes_per_s_from_mbps(each) for each in LOOKED_AT_MBPS)
+        networks += [joined_alike(inventory, rate, LOOKED_AT_LATENCY_S) for rate in rates]
+    for number, each in enumerate(networks):
+        tell(f"looking for placements on other networks, {number} of {len(networks)}")
+        found += _ways_on(each, job, left.seconds / (len(networks) - number))
+    return tuple(
+        {
+            (each.layout.ranks, each.layout.microbatches, replace(each.layout.mode, step_s=0.0)): each for each in found
+        }.values()
+    )
+
+
+def _ways_on(inventory: Inventory, job: Job, time_limit_s: float) -> Iterator[OrdinaryWay]:
+    try:
+        problem = read_problem(inventory, job)
+        require_rates(problem)
+        contenders = contenders_of(problem, search(problem, time_limit_s))
+    except HolmesError:  # the plan itself says why
+        return
+    seen = set[Crossing]()
+    for each in contenders:
+        if each.crossing not in seen:
+            seen.add(each.crossing)
+            yield OrdinaryWay(MODE_OF[each.crossing], lay_out_contender(problem, each))
+
+
+def fastest_of_each(problem: Problem, ways: Sequence[OrdinaryWay]) -> dict[Mode, tuple[float, OrdinaryWay]]:
+    """Of each mode that has any, the seconds of its fastest step on the networks of `problem`, and the way."""
+    best = dict[Mode, tuple[float, OrdinaryWay]]()
+    for way in ways:
+        step_s = predict_step_s(problem, lay_out_again(problem, way.layout))
+        if way.mode not in best or step_s < best[way.mode][0]:
+            best[way.mode] = step_s, way
+    return best
+
+
+def price_way(problem: Problem, way: OrdinaryWay) -> ModePrice:
+    """Its price, with what most of its step goes to beside computing."""
+    layout = lay_out_again(problem, way.layout)
+    prediction = predict(problem, layout)
+    return ModePrice(
+        mode=way.mode,
+        clusters=way.clusters,
+        seconds=prediction.step_s,
+        tokens_per_s=prediction.tokens_per_s,
+        across_bytes=across_bytes(problem.job, layout),
+        why=_what_it_waits_for(prediction),
+    )
+
+
+def _what_it_waits_for(prediction: Prediction) -> str:
+    """The part of the step that is longest; compute only where that is more than all others."""
+    parts = (
+        (prediction.compute_s + prediction.exposed_tp_s, "it computes"),
+        (prediction.bubble_s, "ranks wait for one another"),
+        (prediction.exposed_edge_s, "it waits for messages between stages"),
+        (prediction.exposed_dp_s, "it waits for gradients"),
+    )
+    seconds, what = max(parts)
+    return f"{what} for {format_seconds(seconds)} of {format_seconds(prediction.step_s)}"

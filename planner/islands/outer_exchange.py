@@ -1,0 +1,132 @@
+"""What islands exchange in a round: bytes between clusters, and seconds of one fragment.
+
+Every island sends each other one the change of all parameters, packed, and all compute the same mean. A host sends the
+pieces of its own ranks, each of which has 1/dp of its shard's parameters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Plan, PlanRank
+from holmes_runtime.config.codec import OUTER_BLOCK, pack_s, packed_bytes, unpack_s
+from holmes_runtime.config.model_shape import stage_parameters
+from planner.problem.networks import Networks, require_bandwidth
+
+VALUE_BYTES = 4  # changes are fp32, like masters
+# A question to the meeting beside its way there and back: the agent, its channel, the controller. 10 ms were seen.
+QUESTION_S = 0.012
+
+
+@dataclass(frozen=True)
+class OuterExchange:
+    """Seconds of one fragment's exchange, and the bytes that each island sends in a round."""
+
+    fragment_s: float
+    sent_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Sender:
+    """What one host sends each other island in a round."""
+
+    host: str
+    cluster: str
+    each_bytes: int
+
+
+def price_exchange(networks: Networks, job: Job, plans: Sequence[Plan]) -> OuterExchange:
+    """The exchange of the islands of `plans`, of which each fragment is a meeting, a message and its packing.
+
+    Raises HolmesError where the rate of a host's NIC is not known.
+    """
+    assert job.islands is not None
+    fragments, islands = job.islands.fragments, [_senders(job, plan) for plan in plans]
+    busy_s = max([*_nics_s(networks, islands), *_trunks_s(networks, islands)])
+    latency_s = max(
+        networks.connection(a.cluster, b.cluster).latency_s
+        for one, other in permutations(islands, 2)
+        for a, b in _first_of_clusters(one, other)
+    )
+    packing_s = max(_packing_s(job, plan, len(plans)) for plan in plans)
+    sent = ((len(plans) - 1) * sum(sender.each_bytes for sender in island) for island in islands)
+    fragment_s = (busy_s + packing_s) / fragments + latency_s + meeting_s(len(plans), latency_s)
+    return OuterExchange(fragment_s, tuple(sent))
+
+
+def meeting_s(num_islands: int, latency_s: float) -> float:
+    """Seconds in which ranks agree on an exchange and on its end, one question to the controller after the other.
+
+    Rank 0 of the last to come asks 3 and 2 for each other island, the other ranks hear of it in 2, and 4 end it
+    (`holmes_runtime/outer/meeting.py`). Assumption: the controller is as far from hosts as clusters are apart.
+    """
+    questions = 3 + 2 * (num_islands - 1) + 2 + 4
+    return questions * (QUESTION_S + 2 * latency_s)
+
+
+def _senders(job: Job, plan: Plan) -> list[_Sender]:
+    assert job.islands is not None
+    held, cluster_of = Counter[str](), dict[str, str]()
+    for rank in plan.ranks:
+        held[rank.host] += rank_share(plan, rank)
+        cluster_of[rank.host] = rank.cluster
+    codec = job.islands.codec
+    return [
+        _Sender(host, cluster_of[host], packed_bytes(codec, values, VALUE_BYTES, OUTER_BLOCK))
+        for host, values in held.items()
+    ]
+
+
+def rank_share(plan: Plan, rank: PlanRank) -> int:
+    """Parameters whose masters a rank holds: 1/dp of its shard's."""
+    layers = sum(stage.num_layers for stage in plan.stages if stage.index % plan.pp == rank.pp_rank)
+    is_last = rank.pp_rank == (len(plan.stages) - 1) % plan.pp
+    return -(-stage_parameters(plan.job.model, layers, rank.pp_rank == 0, is_last, plan.tp) // plan.dp)
+
+
+def _nics_s(networks: Networks, islands: Sequence[Sequence[_Sender]]) -> Iterator[float]:
+    """Seconds of each host's NIC, which sends all other islands their part, each by a way of its own."""
+    for one in islands:
+        others = [{sender.cluster for sender in other} for other in islands if other is not one]
+        for sender in one:
+            rates = [_rate(networks, sender, clusters) for clusters in others]
+            yield max(sender.each_bytes * len(others) / max(rates), sender.each_bytes / min(rates))
+
+
+def _rate(networks: Networks, sender: _Sender, clusters: Iterable[str]) -> float:
+    """Bytes/s that a host gets to the worst connected of `clusters`."""
+    port = networks.shared_port(sender.host).bandwidth_bytes_per_s
+    rates = [networks.connection(sender.cluster, name).host_bytes_per_s(port) for name in clusters]
+    known = [rate for rate in rates if rate]
+    if len(known) < len(rates):
+        return min(require_bandwidth(networks.shared_route(sender.host), [sender.host]))
+    return min(known)
+
+
+def _trunks_s(networks: Networks, islands: Sequence[Sequence[_Sender]]) -> Iterator[float]:
+    """Seconds of each trunk; what an island sends another goes to its clusters as they hold of the parameters."""
+    for one, other in permutations(islands, 2):
+        whole = sum(receiver.each_bytes for receiver in other)
+        for a, b in _first_of_clusters(one, other):
+            trunk = networks.connection(a.cluster, b.cluster).trunk_bytes_per_s
+            if trunk is not None:
+                sent = sum(sender.each_bytes for sender in one if sender.cluster == a.cluster)
+                there = sum(receiver.each_bytes for receiver in other if receiver.cluster == b.cluster)
+                yield sent * there / whole / trunk
+
+
+def _first_of_clusters(one: Sequence[_Sender], other: Sequence[_Sender]) -> Iterator[tuple[_Sender, _Sender]]:
+    """For each cluster of one island and of the other, a host of both."""
+    firsts = [{sender.cluster: sender for sender in island}.values() for island in (one, other)]
+    return ((a, b) for a in firsts[0] for b in firsts[1])
+
+
+def _packing_s(job: Job, plan: Plan, num_islands: int) -> float:
+    """Seconds of the busiest rank: it packs its changes, and unpacks those of all islands, its own too."""
+    assert job.islands is not None
+    values, codec = max(rank_share(plan, rank) for rank in plan.ranks), job.islands.codec
+    return pack_s(job.device, codec, values) + num_islands * unpack_s(job.device, codec, values)

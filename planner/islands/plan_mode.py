@@ -1,0 +1,174 @@
+"""The mode of fewest predicted seconds a token, among those that job.yaml allows; and what all of them would cost."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from holmes_core.errors import HolmesError
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.islands import BestMode, Mode, ModePrice, Modes
+from holmes_core.records.job import Job
+from holmes_core.records.plan import IslandsPlan, Plan, Source
+from holmes_core.units import bytes_per_s_from_mbps, format_seconds
+from planner.islands.island_plans import IslandPlans, plan_islands
+from planner.islands.island_rounds import IslandRound
+from planner.islands.joined_alike import joined_alike
+from planner.islands.ordinary_modes import OrdinaryWay, fastest_of_each, find_ways, price_way
+from planner.problem.problem import read_problem
+from planner.time_left import TimeLeft
+from planner.tolerances import RELATIVE_TOLERANCE
+
+BANDWIDTHS_MBPS = (1.0, 10.0, 100.0, 1_000.0, 10_000.0, 100_000.0)
+LATENCIES_S = (1e-4, 1e-3, 1e-2, 1e-1)
+OF_THE_TIME = 0.4  # for the plan of all hosts as one; as much for those of islands
+
+MakeOrdinary = Callable[[Job, float], Plan]
+"""The plan of a job without islands, within so many seconds."""
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """All that was planned, to be priced on any network."""
+
+    inventory: Inventory
+    together: Job
+    ordinary: tuple[OrdinaryWay, ...]
+    islands: IslandPlans
+
+
+def plan_mode(
+    inventory: Inventory,
+    job: Job,
+    sources: tuple[Source, Source],
+    make_ordinary: MakeOrdinary,
+    time_limit_s: float,
+    tell: Callable[[str], None],
+) -> Plan | IslandsPlan:
+    """The plan of the fastest mode, with the prices of all. Of equally fast ones islands are the last to be taken.
+
+    Raises HolmesError where no mode has a plan: why hosts cannot train as one, then why they cannot apart.
+    """
+    left, together = TimeLeft(time_limit_s), job.model_copy(update={"islands": None})
+    ordinary = _plan_or_error(make_ordinary, together, OF_THE_TIME * left.seconds)
+    islands = plan_islands(inventory, job, sources, OF_THE_TIME * time_limit_s, tell)
+    best = islands.best_round()
+    planned = ordinary if isinstance(ordinary, Plan) else None
+    ways = _Ways(inventory, together, find_ways(inventory, together, planned, left.seconds, tell), islands)
+    as_one_per_s = planned.prediction.tokens_per_s if planned is not None else 0.0
+    if isinstance(best, IslandRound) and best.cost.tokens_per_s > as_one_per_s * (1 + RELATIVE_TOLERANCE):
+        return _written(job, sources, best, _modes(ways, best, ordinary))
+    if isinstance(ordinary, HolmesError):
+        why = best if isinstance(best, str) else ""
+        raise HolmesError(f"{ordinary.what}; and as islands: {why}", ordinary.hint, ordinary.exit_code)
+    return ordinary.model_copy(update={"modes": _modes(ways, best, ordinary)})
+
+
+def _plan_or_error(make: MakeOrdinary, job: Job, time_limit_s: float) -> Plan | HolmesError:
+    """That hosts cannot train as one is an answer too: islands may."""
+    try:
+        return make(job, time_limit_s)
+    except HolmesError as error:
+        return error
+
+
+def _written(job: Job, sources: tuple[Source, Source], best: IslandRound, modes: Modes) -> IslandsPlan:
+    """The plan of islands, each with the steps that it takes in as many rounds as the job's samples fill."""
+    assert job.islands is not None
+    samples = sum(n * plan.job.global_batch_size for n, plan in zip(best.inner_steps, best.plans, strict=True))
+    rounds = -(-job.steps * job.global_batch_size // samples)
+    return IslandsPlan(
+        inventory=sources[0],
+        job_source=sources[1],
+        job=job,
+        rounds=rounds,
+        islands=tuple(
+            plan.model_copy(update={"job": _island_job(job, f"island-{k}", plan.job.global_batch_size, steps, rounds)})
+            for k, (plan, steps) in enumerate(zip(best.plans, best.inner_steps, strict=True))
+        ),
+        prediction=best.cost,
+        modes=modes,
+    )
+
+
+def _island_job(job: Job, name: str, batch: int, inner_steps: int, rounds: int) -> Job:
+    """The job of an island that takes so many steps a round.
+
+    Its learning rate warms up in as much of the training, and its checkpoints are in a folder of its own.
+    """
+    assert job.islands is not None
+    steps = rounds * inner_steps
+    warmup = round(job.optimizer.warmup_steps * steps / job.steps)
+    checkpoint = job.checkpoint
+    if checkpoint is not None:
+        checkpoint = checkpoint.model_copy(update={"path": posixpath.join(checkpoint.path, name)})
+    profile = job.profile if job.profile and job.profile.after + job.profile.steps <= steps else None
+    return job.model_copy(
+        update={
+            "global_batch_size": batch,
+            "steps": steps,
+            "islands": job.islands.model_copy(update={"inner_steps": inner_steps}),
+            "optimizer": job.optimizer.model_copy(update={"warmup_steps": warmup}),
+            "checkpoint": checkpoint,
+            "profile": profile,
+        }
+    )
+
+
+def _modes(ways: _Ways, best: IslandRound | str, ordinary: Plan | HolmesError) -> Modes:
+    """The modes on the networks as they are, the fastest first, and which would be fastest on others."""
+    problem = read_problem(ways.inventory, ways.together)
+    prices = {mode: price_way(problem, way) for mode, (_, way) in fastest_of_each(problem, ways.ordinary).items()}
+    prices["islands"] = _islands_price(best)
+    nothing = ordinary.what if isinstance(ordinary, HolmesError) else "no placement of it was found that comes near"
+    missing = (ModePrice(mode=mode, why=nothing) for mode in get_args(Mode) if mode not in prices)
+    ranked = sorted((*prices.values(), *missing), key=lambda price: -(price.tokens_per_s or 0.0))
+    return Modes(prices=tuple(ranked), by_network=tuple(_by_network(ways)))
+
+
+def _islands_price(best: IslandRound | str) -> ModePrice:
+    if isinstance(best, str):
+        return ModePrice(mode="islands", why=best)
+    cost, clusters = best.cost, (rank.cluster for plan in best.plans for rank in plan.ranks)
+    waited = f"it waits for the exchange for {format_seconds(cost.exposed_s)} of {format_seconds(cost.round_s)}"
+    return ModePrice(
+        mode="islands",
+        clusters=tuple(dict.fromkeys(clusters)),
+        seconds=cost.round_s,
+        tokens_per_s=cost.tokens_per_s,
+        across_bytes=sum(cost.sent_bytes),
+        why=waited if cost.exposed_s else "its exchange is hidden by inner steps",
+    )
+
+
+def _by_network(ways: _Ways) -> Iterator[BestMode]:
+    """The fastest mode for each rate and latency between clusters; of equally fast ones islands last."""
+    if len(ways.inventory.clusters) < 2 or ways.inventory.shared is None:
+        return
+    for mbps in BANDWIDTHS_MBPS:
+        for latency_s in LATENCIES_S:
+            rate = bytes_per_s_from_mbps(mbps)
+            found = _tokens_per_s(ways, joined_alike(ways.inventory, rate, latency_s))
+            if found:
+                yield _best_mode(rate, latency_s, sorted(found.items(), key=lambda each: -each[1]))
+
+
+def _best_mode(rate: float, latency_s: float, ranked: Sequence[tuple[Mode, float]]) -> BestMode:
+    (mode, tokens_per_s), *others = ranked
+    over_next = tokens_per_s / others[0][1] if others else None
+    return BestMode(
+        bandwidth_bytes_per_s=rate, latency_s=latency_s, mode=mode, tokens_per_s=tokens_per_s, over_next=over_next
+    )
+
+
+def _tokens_per_s(ways: _Ways, inventory: Inventory) -> dict[Mode, float]:
+    """Of each mode there is, on the networks of `inventory`."""
+    job, problem = ways.together, read_problem(inventory, ways.together)
+    tokens = job.global_batch_size * job.model.seq_length
+    found = {mode: tokens / step_s for mode, (step_s, _) in fastest_of_each(problem, ways.ordinary).items()}
+    best = ways.islands.best_round_on(inventory)
+    if isinstance(best, IslandRound):
+        found["islands"] = best.cost.tokens_per_s * (1 - RELATIVE_TOLERANCE)
+    return found

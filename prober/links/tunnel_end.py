@@ -1,0 +1,136 @@
+"""A host's end of the tunnel that `--links` measures: a program sent there with `wireguard_tools.py`, never stored.
+
+It reads one JSON command a line and answers with lines that begin with MARK. The private key stays with the kernel or
+wireguard-go. However this process ends, a second one that waits for it takes down what was made; should that be killed
+as well, the next probe does, which knows the interface by its name and alias. Python >= 3.7.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from holmes_runtime.admission.wireguard_tools import (
+    Peer,
+    TunnelRefused,
+    as_root,
+    interfaces,
+    make_interface,
+    meet,
+    remove_interface,
+    run,
+    set_up,
+)
+
+MARK = "@@tunnel "
+INTERFACE = "holmes-probe"
+ALIAS = "of holmes probe --links"
+LOCK = "\0holmes-probe"  # a socket without a file: gone with who holds it, and, as interfaces are, of one namespace
+LIFE_S = 120  # an alarm ends this process then; the tests of one pair take a few seconds
+LATE_S = 3.0  # a tool that a killed process had begun has made its interface by then
+POLL_S = 0.1
+BY_HAND = f"`ip link delete dev {INTERFACE}` there, as root"
+
+
+class End:
+    """This host's end; there is nothing to take down before `open`."""
+
+    def __init__(self) -> None:
+        self._lock = socket.socket(socket.AF_UNIX)
+        self._keeper = 0
+        self._told = -1
+
+    def open(self, address: str) -> dict[str, Any]:
+        """Make the interface at `address`, with its prefix: its public key and port. Raises TunnelRefused."""
+        try:
+            self._lock.bind(LOCK)
+        except OSError:
+            raise TunnelRefused("another probe has a tunnel on this host", "probe again when it is done") from None
+        if INTERFACE in interfaces():
+            if ALIAS not in run("ip", "link", "show", "dev", INTERFACE):
+                raise TunnelRefused(
+                    f"an interface {INTERFACE} is there that no probe has made", f"if unused: {BY_HAND}"
+                )
+            remove_interface(INTERFACE)
+        self._start_keeper()
+        make_interface(INTERFACE)
+        as_root("ip", "link", "set", "dev", INTERFACE, "alias", ALIAS)
+        public_key, port = set_up(INTERFACE, address)
+        return {"public_key": public_key, "port": port}
+
+    def meet(self, peer: list[Any]) -> dict[str, Any]:
+        """Let the other end in: what `Peer` has, in order. Raises TunnelRefused, OSError."""
+        meet(INTERFACE, [Peer(*peer)])
+        return {"met": True}
+
+    def take_down(self) -> dict[str, Any]:
+        """Remove what was made, and wait until it is gone. Raises TunnelRefused."""
+        if self._keeper:
+            os.write(self._told, b".")
+            _, status = os.waitpid(self._keeper, 0)
+            self._keeper = 0
+            if status != 0:
+                raise TunnelRefused(f"{INTERFACE} could not be removed", BY_HAND)
+        return {"left": False}
+
+    def _start_keeper(self) -> None:
+        """The process that outlives this one for as long as it takes; it holds the lock too."""
+        waits, self._told = os.pipe()
+        self._keeper = os.fork()
+        if self._keeper == 0:
+            try:
+                os.close(self._told)
+                _keep(waits)
+            finally:
+                os._exit(1)
+
+
+def _keep(waits: int) -> None:
+    """Take the interface down when told to, or when who could tell is gone; ends this process."""
+    os.setsid()
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)  # or the SSH session would wait for this process
+    told = os.read(waits, 1)
+    until = time.monotonic() + (0.0 if told else LATE_S)
+    while True:
+        if INTERFACE in interfaces():
+            with contextlib.suppress(TunnelRefused):
+                remove_interface(INTERFACE)
+        if time.monotonic() >= until:
+            os._exit(int(INTERFACE in interfaces()))
+        time.sleep(POLL_S)
+
+
+def main() -> None:
+    """Obey the controller until it goes."""
+    signal.alarm(LIFE_S)
+    end = End()
+    commands: dict[str, Callable[..., dict[str, Any]]] = {
+        "open": end.open,
+        "meet": end.meet,
+        "take_down": end.take_down,
+    }
+    for line in sys.stdin.buffer:
+        command = json.loads(line.decode())
+        try:
+            answer = commands[command.pop("do")](**command)
+        except TunnelRefused as refused:
+            answer = {"refused": refused.evidence, "remedy": refused.remedy}
+        except OSError as error:
+            answer = {"refused": str(error.strerror or error), "remedy": "look at addresses and routes there"}
+        sys.stdout.write(MARK + json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

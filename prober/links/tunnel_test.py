@@ -1,0 +1,67 @@
+"""The test of a pair inside a WireGuard tunnel, made for it and taken down again: what encryption leaves of the way."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from holmes_core.errors import HostError
+from holmes_core.records.inventory import Finding, Host, Inventory
+from holmes_core.records.link import DIRECTIONS, Link
+from prober.links.link_pairs import Pair
+from prober.links.link_session import LinkProblem, TunnelSession
+from prober.links.pair_test import LinkLimits, PairTest, Sessions
+from prober.rules.told_rules import TUNNEL_NOT_MEASURED
+
+# The end of the block for tests between networks (RFC 2544), of which the tunnels of runs take the beginning.
+ADDRESSES, PREFIX = ("198.19.255.253", "198.19.255.254"), 30
+
+
+def measure_in_tunnel(
+    inventory: Inventory,
+    pair: Pair,
+    sessions: Sessions,
+    limits: LinkLimits,
+    enter: Callable[[Host], TunnelSession] = TunnelSession,
+) -> Iterator[Link | Finding]:
+    """The pair's TCP links both ways in a tunnel; a finding instead of those that could not be measured.
+
+    `enter` opens what makes a host's end; both are closed at the end, and the tunnel is gone with them.
+    """
+    hosts: tuple[str, ...] = pair.hosts
+    try:
+        with contextlib.ExitStack() as stack:
+            ends = []
+            for name, address in zip(pair.hosts, ADDRESSES, strict=True):
+                hosts = (name,)
+                session = enter(inventory.host(name))
+                stack.callback(session.close)
+                ends.append((session, session.ask("open", address=f"{address}/{PREFIX}")))
+            hosts = pair.hosts
+            _join(pair, ends)
+            for direction in DIRECTIONS:
+                for link in PairTest(_inside(pair), direction, sessions, limits).tcp_links():
+                    yield link.model_copy(update={"tunnel": True})
+    except LinkProblem as problem:
+        yield TUNNEL_NOT_MEASURED.finding(hosts, problem.evidence, problem.remedy)
+    except HostError as error:
+        yield TUNNEL_NOT_MEASURED.finding(hosts, error.evidence, error.hint)
+
+
+def _join(pair: Pair, ends: Sequence[tuple[TunnelSession, Mapping[str, Any]]]) -> None:
+    """Tell each end of the other's key, and where it takes packets. Raises LinkProblem."""
+    for (session, _), (_, other), port, address in zip(
+        ends, ends[::-1], pair.ports[::-1], ADDRESSES[::-1], strict=True
+    ):
+        session.ask("meet", peer=[other["public_key"], port.address, other["port"], address])
+
+
+def _inside(pair: Pair) -> Pair:
+    """The pair at its addresses in the tunnel, by the names of the interfaces that carry it."""
+    first, second = (
+        port.model_copy(update={"address": address, "netdev": port.netdev or port.address})
+        for port, address in zip(pair.ports, ADDRESSES, strict=True)
+    )
+    return replace(pair, ports=(first, second))

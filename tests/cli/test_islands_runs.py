@@ -1,0 +1,148 @@
+"""`holmes launch` of a plan of islands: each ends and comes back alone, and one command shows and ends all."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.journal.run_folder import read_run
+from tests.cli.test_command_line import HOSTS, environment, holmes, job, nothing_is_left
+from tests.eventually import eventually
+
+pytestmark = pytest.mark.process
+
+SLOW = HOSTS | {"speeds_gbps": {"lo": 1e-4}}  # so that islands are the fastest plan
+ROUND = {"inner_steps": 8, "fragments": 2, "delay_steps": 1, "grace_s": 2.0}
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Path:
+    return plan_islands(tmp_path)
+
+
+def plan_islands(folder: Path, **changes: Any) -> Path:
+    """plan.json of two islands of a local host each."""
+    (folder / "hosts.yaml").write_text(yaml.safe_dump(SLOW), encoding="utf-8")
+    base = {
+        "parallel": {"micro_batch_size": 1, "pp": 1},
+        "compute": {"flops_per_s": 1e6},
+        "islands": ROUND,
+        "steps": 32,
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(job(folder, **{**base, **changes})), encoding="utf-8")
+    for arguments in (("probe", "hosts.yaml"), ("plan", "job.yaml")):
+        done = holmes(folder, *arguments)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+@contextmanager
+def launched(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    words, nowhere = [sys.executable, "-m", "holmes_cli", "launch", "plan.json"], subprocess.DEVNULL
+    with subprocess.Popen(words, cwd=folder, env=environment(folder), stdout=nowhere, stderr=nowhere) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            process.wait(timeout=120)
+
+
+def run_folder(folder: Path) -> Path:
+    (path,) = (folder / "runs").iterdir()
+    return path
+
+
+def steps_done(island: Path) -> int:
+    metrics = island / "metrics.jsonl"
+    return len(metrics.read_text(encoding="utf-8").splitlines()) if metrics.exists() else 0
+
+
+def exchanges(island: Path) -> list[dict[str, Any]]:
+    lines = (island / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == "exchange"]
+
+
+def agent_of(folder: Path, island: str) -> int:
+    """The process id that the agent of the island's newest attempt has written down."""
+    (run,) = (folder / "home" / ".cache" / "holmes" / "runs").glob(f"*-{island}")
+    newest = max(run.iterdir(), key=lambda attempt: int(attempt.name.partition("-")[0]))
+    return int(json.loads((newest / "agent.json").read_text(encoding="utf-8"))["pid"])
+
+
+def test_islands_train_apart_and_have_the_same_state_after_every_exchange(planned: Path) -> None:
+    done = holmes(planned, "launch", "plan.json")
+    assert done.returncode == 0, done.stderr
+    folder = run_folder(planned)
+    run = read_run(folder)
+    assert (run.state, run.exit_code) == ("done", 0)
+    digests = []
+    for name in ("island-0", "island-1"):
+        island = read_run(folder / name)
+        assert (island.state, island.run_id) == ("done", f"{run.run_id}-{name}")
+        assert island.steps_done == json.loads((folder / name / "plan.json").read_text())["job"]["steps"]
+        digests.append([(each["exchange"], each["islands"], each["digest"]) for each in exchanges(folder / name)])
+    assert digests[0] == digests[1]
+    assert {tuple(islands) for _, islands, _ in digests[0]} == {(0, 1)}
+    assert [number for number, _, _ in digests[0]] == list(range(len(digests[0])))
+    assert nothing_is_left(planned)
+
+
+def test_an_island_that_is_killed_comes_back_while_the_other_goes_on(tmp_path: Path) -> None:
+    plan_islands(tmp_path, steps=100000)
+    with launched(tmp_path) as process:
+        assert eventually(lambda: any(steps_done(each) > 10 for each in (tmp_path / "runs").glob("*/island-1")))
+        folder = run_folder(tmp_path)
+        os.kill(agent_of(tmp_path, "island-1"), signal.SIGKILL)
+        assert eventually(lambda: any(each["has_joined"] for each in exchanges(folder / "island-1")))
+        before = steps_done(folder / "island-1")
+        assert eventually(lambda: steps_done(folder / "island-1") > before + 10)
+        first = read_run(folder / "island-0")
+        assert (first.state, first.attempt) == ("running", 0)
+        assert read_run(folder / "island-1").attempt == 1
+        status = json.loads(holmes(tmp_path, "status", run_folder(tmp_path).name, "--json").stdout)
+        assert any("island 1: lost: host b1" in notice["text"] for notice in status["notices"])
+        listed = [json.loads(line) for line in holmes(tmp_path, "ps", "--json").stdout.splitlines()]
+        assert [run["run_id"] for run in listed] == [folder.name]
+        refused = holmes(tmp_path, "stop", str(folder / "island-1"))
+        assert refused.returncode == 2
+        assert f"is an island of {folder.name}" in refused.stderr
+        stopped = holmes(tmp_path, "stop", folder.name)
+        assert stopped.stdout == f"run {folder.name} is stopped\n"
+        assert process.wait(timeout=120) == 130
+    assert {read_run(folder / name).state for name in ("island-0", "island-1")} == {"stopped"}
+    assert nothing_is_left(tmp_path)
+
+
+def test_what_islands_cannot_do_is_refused_before_anything_is_touched(planned: Path) -> None:
+    for words, said in (
+        (("--detach",), "islands meet at the controller"),
+        (("--on-loss", "replan"), "an island keeps its plan"),
+        (("--replan-when-slow",), "an island keeps its plan"),
+    ):
+        refused = holmes(planned, "launch", "plan.json", *words)
+        assert refused.returncode == 2
+        assert said in refused.stderr
+    refused = holmes(planned, "emit", "plan.json", "--to", "files", "-o", "out")
+    assert refused.returncode == 2
+    assert "a plan of islands" in refused.stderr
+    assert not (planned / "runs").exists()
+
+
+def test_a_check_that_fails_in_one_island_starts_none(planned: Path) -> None:
+    (planned / "text.txt").unlink()
+    refused = holmes(planned, "launch", "plan.json")
+    assert refused.returncode == 1
+    assert "preflight check inputs failed" in refused.stderr
+    assert list((planned / "runs").iterdir()) == []
+    assert nothing_is_left(planned)

@@ -1,0 +1,127 @@
+"""What `holmes plan` prints and writes of a job that allows islands: the modes, and which is best where."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from holmes.api import HolmesError, plan
+from holmes_cli.pages.modes_picture import COLOURS, draw_modes
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.islands import BestMode, Mode
+from holmes_core.records.plan import IslandsPlan, Plan
+from holmes_core.records.record_file import read_file
+from planner.islands.joined_alike import joined_alike
+from tests.cli.conftest import Command
+from tests.planner.fleets import GBPS, bed_job, cpu_inventory
+
+ISLANDS = {"inner_steps": 10, "fragments": 2, "delay_steps": 2}
+SLOW = joined_alike(cpu_inventory([1, 1]), 0.002 * GBPS, 0.02)
+JOB = bed_job(parallel={}, steps=100)
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path) -> None:
+    """The bed's job on two hosts far apart, with islands."""
+    (tmp_path / "inventory.json").write_text(SLOW.to_json(), encoding="utf-8")
+    write_job(tmp_path, ISLANDS)
+
+
+def write_job(folder: Path, islands: dict[str, Any]) -> None:
+    job = JOB.model_dump(mode="json", exclude_defaults=True) | {"islands": islands}
+    (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
+
+
+def test_islands_are_planned_and_all_modes_told(command: Command, tmp_path: Path) -> None:
+    done = command("plan", "job.yaml")
+    assert done.stdout.startswith("2 islands, a, b: 10 and 10 inner steps a round\n")
+    assert "x as fast as the best mode that trains as one; what islands exchange is" in done.stdout
+    shown = [line for line in done.stdout.splitlines() if re.fullmatch(r"(Islands?|Modes|Best mode)\b.*", line)]
+    assert [line.partition(" by")[0] for line in shown] == ["Island 0", "Island 1", "Islands", "Modes", "Best mode"]
+    assert re.search(r"│ 1 Gbit/s +│ (data|pipeline) 1\.\d\dx +│", done.stdout)
+    assert done.stdout.endswith("plan: plan.json\nnext: holmes launch plan.json\n")
+    assert max(len(line) for line in done.stdout.splitlines() if line.startswith(("┏", "│", "├", "└"))) <= 100
+    written = read_file(IslandsPlan, tmp_path / "plan.json")
+    assert [[node.host for node in island.nodes] for island in written.islands] == [["a1"], ["b1"]]
+
+
+def test_json_is_the_plan_with_its_modes_and_nothing_else(command: Command, tmp_path: Path) -> None:
+    done = command("plan", "job.yaml", "--json")
+    data = json.loads(done.stdout)
+    assert done.stdout == (tmp_path / "plan.json").read_text(encoding="utf-8")
+    assert data["kind"] == "islands_plan"
+    assert data["modes"]["prices"][0]["mode"] == "islands"
+    assert {"bandwidth_bytes_per_s", "latency_s", "mode", "tokens_per_s"} <= set(data["modes"]["by_network"][0])
+
+
+def test_page_draws_the_best_modes(command: Command, tmp_path: Path) -> None:
+    command("plan", "job.yaml", "--html", "plan.html")
+    page = (tmp_path / "plan.html").read_text(encoding="utf-8")
+    assert page.count('<g class="mode">') == 24
+    assert "<h2>Islands</h2>" in page
+    assert re.findall(r"(?:src|href)=|@import|url\(", page) == []
+
+
+def test_hosts_train_as_one_where_that_is_faster_and_the_modes_are_told(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "inventory.json").write_text(cpu_inventory([1, 1], shared_gbps=5.0).to_json(), encoding="utf-8")
+    write_job(tmp_path, {**ISLANDS, "delay_steps": 0})
+    done = command("plan", "job.yaml", "--html", "plan.html")
+    assert "\nModes\n" in done.stdout
+    assert "Best mode by what joins clusters" in done.stdout
+    written = read_file(Plan, tmp_path / "plan.json")
+    assert written.job.islands is None
+    assert written.modes is not None
+    assert '<svg id="modes"' in (tmp_path / "plan.html").read_text(encoding="utf-8")
+
+
+def test_page_of_an_ordinary_plan_draws_no_modes(command: Command, tmp_path: Path) -> None:
+    write_job(tmp_path, ISLANDS)
+    job = yaml.safe_load((tmp_path / "job.yaml").read_text(encoding="utf-8"))
+    del job["islands"]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
+    command("plan", "job.yaml", "--html", "plan.html", "--json")
+    assert '<svg id="modes"' not in (tmp_path / "plan.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("options", [["--usual-order"], ["--what-if", "link:a-b=1Gb/s"]])
+def test_options_about_one_plan_are_refused(command: Command, tmp_path: Path, options: list[str]) -> None:
+    done = command("plan", "job.yaml", *options)
+    assert done.code == 2
+    assert f"{options[0]}: job.yaml has `islands`" in done.stderr
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_wrong_section_is_refused_by_its_key(command: Command, tmp_path: Path) -> None:
+    write_job(tmp_path, {"inner_step": 10})
+    done = command("plan", "job.yaml")
+    assert done.code == 2
+    assert "islands.inner_step" in done.stderr
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_api_does_not_take_islands_for_one_plan() -> None:
+    job = JOB.model_validate(JOB.model_dump(mode="json") | {"islands": ISLANDS})
+    with pytest.raises(HolmesError, match="call `plan_any_mode`"):
+        plan(Inventory.model_validate(SLOW.model_dump()), job)
+
+
+def test_picture_has_a_square_for_each_rate_and_latency() -> None:
+    best: list[tuple[float, Mode]] = [(1e6, "islands"), (1e9, "data")]
+    cells = [
+        BestMode(bandwidth_bytes_per_s=rate, latency_s=latency_s, mode=mode, tokens_per_s=5.0)
+        for rate, mode in best
+        for latency_s in (1e-3, 1e-1)
+    ]
+    picture = draw_modes(cells)
+    assert [(box.label, box.fill) for box in picture.boxes[::2]] == [
+        ("islands", COLOURS["islands"]),
+        ("data", COLOURS["data"]),
+    ]
+    assert len({(box.x, box.y) for box in picture.boxes}) == 4
+    assert all(box.x + box.width <= picture.width and box.y + box.height <= picture.height for box in picture.boxes)
+    assert [label.text for label in picture.labels] == ["8 Mbit/s", "8 Gbit/s", "1 ms", "100 ms"]

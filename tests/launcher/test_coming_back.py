@@ -1,0 +1,60 @@
+"""A lost island starts again on its own hosts once they answer, and not for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from holmes_core.records.plan import Node
+from holmes_core.records.run import Failure
+from launcher.islands.coming_back import ComingBack
+from launcher.islands.told import Told
+from launcher.nodes.preflight import Fault
+from tests.launcher.plans import cpu_plan
+
+PLAN = cpu_plan()
+LOST = Failure(host="a1", cluster="a", rank=None, exit_code=1, message="gone", last_lines=(), time_s=0.0)
+
+
+def coming_back(answering: list[bool], tries: int = 2, told: Told | None = None) -> tuple[ComingBack, list[str]]:
+    """One whose hosts answer so, one after the other, and what it says."""
+    said: list[str] = []
+
+    def answers(_: Node) -> bool:
+        return answering.pop(0) if answering else True
+
+    return ComingBack(tries, told or Told(), said.append, answers, pause_s=0.0), said
+
+
+def test_it_starts_again_with_the_same_plan_once_its_hosts_answer() -> None:
+    island, said = coming_back([False, True, False])
+    assert island.after_failure(PLAN, LOST, ("a1",)) is PLAN
+    assert said == [
+        "lost: host a1: gone; it starts again when its hosts answer, try 1 of 2",
+        "its hosts answer; it starts again",
+    ]
+
+
+def test_it_is_lost_after_so_many_starts_in_a_row_without_a_step() -> None:
+    island, said = coming_back([])
+    tried = [island.after_failure(PLAN, LOST, ()), island.after_refusal(PLAN, [Fault("disk", "a1", "full")])]
+    assert tried == [PLAN, PLAN]
+    assert island.after_failure(PLAN, LOST, ()) is None
+    assert said[-1] == "lost: host a1: gone; not started again after 2 starts in a row that came to no step"
+
+
+def test_a_step_forgives_what_was_before() -> None:
+    island, _ = coming_back([])
+    for _ in range(5):
+        assert island.is_living
+        assert island.after_failure(PLAN, LOST, ()) is PLAN
+        assert not island.is_living
+        island.take_step()
+
+
+def test_waiting_for_hosts_ends_when_it_is_told() -> None:
+    told = Told()
+    island, _ = coming_back([False] * 1000, told=told)
+    told.tell()
+    with pytest.raises(KeyboardInterrupt):
+        island.after_failure(PLAN, LOST, ())
+    told.heed()  # each time it is told ends one thing

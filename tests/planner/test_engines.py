@@ -1,0 +1,95 @@
+"""Other engines than the bundled runtime: what their settings change of a plan, and what they do not have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks.published_steps.measurements import measurements
+from benchmarks.published_steps.predict_row import plan_row, quick_s
+from holmes_core.errors import HolmesError
+from holmes_core.records.job import EngineName
+from holmes_core.records.plan import Plan
+from holmes_runtime.config.model_shape import stage_parameters
+from launcher.prepare.prepare import run_config_of
+from planner.cost.engines import ENGINES
+from planner.problem.candidates import Candidate
+from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+
+FIXED = {"tp": 1, "pp": 2, "dp": 16, "micro_batch_size": 1, "schedule": "1f1b", "recompute": "full"}
+
+
+def planned(engine: EngineName, **changed: Any) -> Plan:
+    """Two clusters of two hosts, with all degrees fixed."""
+    return plan_for(gpu_inventory([2, 2]), gpt_7b(engine=engine, global_batch_size=256, parallel=FIXED, **changed))
+
+
+def test_states_that_are_not_sharded_fill_memory_and_are_updated_whole() -> None:
+    ours, theirs = planned("holmes").prediction, planned("megatron-2021").prediction
+    # Moments and masters, 12 bytes a parameter: a sixteenth of them, or all. The runtime keeps 0.5 bytes more of what
+    # is reduced; margin and reserve are its own as well.
+    parameters = stage_parameters(gpt_7b().model, 18, True, False, 1)
+    assert theirs.memory_bytes[0] - ours.memory_bytes[0] > 8 * parameters
+    assert theirs.optimizer_s == pytest.approx(16 * ours.optimizer_s, rel=1e-6)
+
+
+def test_an_exchange_after_the_last_backward_is_waited_for_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ENGINES["megatron-2021"]
+    late_s = planned("megatron-2021").prediction.exposed_dp_s
+    monkeypatch.setitem(ENGINES, "megatron-2021", replace(engine, overlaps_exchange=True))
+    assert planned("megatron-2021").prediction.exposed_dp_s < late_s
+    monkeypatch.setitem(ENGINES, "megatron-2021", replace(engine, exchange_share=engine.exchange_share / 2))
+    assert planned("megatron-2021").prediction.exposed_dp_s == pytest.approx(2 * late_s, rel=0.01)
+
+
+def test_messages_take_longer_where_an_engine_gets_less_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual_s = planned("megatron-2021").prediction.exposed_edge_s
+    monkeypatch.setitem(ENGINES, "megatron-2021", replace(ENGINES["megatron-2021"], edge_share=0.1))
+    assert planned("megatron-2021").prediction.exposed_edge_s > 5 * usual_s
+
+
+def test_sequences_are_split_with_selective_recomputation_alone() -> None:
+    job = gpt_7b(engine="megatron-2021")
+    assert Candidate(8, 1, 1, 1, "selective").execution(job).sequence_parallel
+    assert not Candidate(8, 1, 1, 1, "full").execution(job).sequence_parallel
+
+
+def test_another_engine_runs_its_own_schedules_and_equal_replicas() -> None:
+    plan = plan_for(gpu_inventory([3, 2]), gpt_7b(engine="megatron-2024", global_batch_size=96))
+    assert plan.schedule in ("1f1b", "interleaved")
+    assert len(set(plan.microbatches)) == 1
+    assert plan.zero == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"parallel": {"schedule": "eager"}}, "does not have"),
+        ({"parallel": {"zero": 3}}, "zero 3 with engine"),
+        ({"parallel": {"optimizer_offload": True}}, "optimizer_offload with engine"),
+        ({"parallel": {"dp": 3}}, "is not a multiple of dp x micro_batch_size = 3 x 1"),
+    ],
+)
+def test_what_an_engine_does_not_have_is_refused(changed: dict[str, Any], what: str) -> None:
+    with pytest.raises(HolmesError, match=what):
+        plan_for(gpu_inventory([1]), gpt_7b(engine="megatron-2021", **changed))
+
+
+def test_other_engines_are_known_on_gpus_alone() -> None:
+    with pytest.raises(HolmesError, match="measured on GPUs"):
+        plan_for(cpu_inventory([1]), bed_job(parallel={}, engine="sailor"))
+
+
+def test_a_plan_for_another_engine_is_not_launched() -> None:
+    with pytest.raises(HolmesError, match="does not run"):
+        run_config_of(planned("megatron-2021"), "run")
+
+
+def test_a_published_row_is_a_plan_with_all_that_it_fixes() -> None:
+    row = next(row for row in measurements() if row.table == "V5" and row.pp == 4 and row.dp == 2)
+    plan, fits = plan_row(row)
+    assert fits
+    assert (plan.tp, plan.pp, plan.dp, plan.micro_batch_size, plan.schedule) == (row.tp, row.pp, row.dp, 8, "1f1b")
+    assert quick_s(row) == pytest.approx(plan.prediction.step_s, rel=1e-3)

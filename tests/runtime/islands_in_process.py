@@ -1,0 +1,98 @@
+"""Islands of one rank each in one process, without a meeting or a network: what they learn, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from holmes_runtime.outer.lanes import Layout, fragments_of, lanes_of
+from holmes_runtime.outer.outer_loop import due_after
+from holmes_runtime.outer.outer_state import OuterState, Values
+from holmes_runtime.outer.outer_step import outer_step, outgoing
+from holmes_runtime.trainer import Trainer
+
+
+class _Sent(NamedTuple):
+    """What was sent after so many steps: the parameters of one fragment, by island."""
+
+    steps: int
+    fragment: int
+    parameters: list[Values]
+
+
+class IslandsInProcess:
+    """`trainers` by island, all with as many inner steps; what they exchange is theirs at once, and applied when due.
+
+    The arithmetic is the runtime's own, in its order; only what may be lost or late between islands is left out.
+    """
+
+    def __init__(self, trainers: Sequence[Trainer]) -> None:
+        syncs = [trainer.config.outer_sync for trainer in trainers]
+        self._syncs = [sync for sync in syncs if sync is not None]
+        assert len(self._syncs) == len(trainers)
+        self.trainers, self._sync = trainers, self._syncs[0]
+        self._states = [
+            OuterState(trainer.zero1.shards(), 0, sync) for trainer, sync in zip(trainers, self._syncs, strict=True)
+        ]
+        layouts = [Layout((state.pieces(),)) for state in self._states]
+        self._fragments = fragments_of(layouts[0], self._sync.fragments)
+        (lane,) = lanes_of(layouts, 0, 0)
+        self._cells = lane.cells
+        self._exchange = 0
+        self._under_way: _Sent | None = None
+
+    def step(self, step: int) -> list[float]:
+        """The islands' losses of that step, after which they do what is due."""
+        losses = [trainer.step(step).loss for trainer in self.trainers]
+        steps, is_last = step + 1, step + 1 == self.trainers[0].config.steps
+        self._apply_due(steps, self._sync.delay_steps)
+        if steps >= due_after(self._exchange, self._sync.inner_steps, self._sync.fragments):
+            self._send(steps)
+        self._apply_due(steps, 0 if is_last else self._sync.delay_steps)
+        assert None not in losses
+        return [loss for loss in losses if loss is not None]
+
+    def _send(self, steps: int) -> None:
+        """The outer step of the fragment that is due."""
+        fragment, sync = self._exchange % self._sync.fragments, self._sync
+        cells = [cell for cell in self._cells if self._fragments[cell.name] == fragment]
+        names = [name for name, of in self._fragments.items() if of == fragment]
+        sent = [state.masters(names) for state in self._states]
+        own = [
+            outgoing(
+                state.gather(state.anchor, cells),
+                state.gather(parameters, cells),
+                state.gather(state.error, cells) if state.error is not None else None,
+                sync.codec,
+            )
+            for state, parameters in zip(self._states, sent, strict=True)
+        ]
+        tokens = [trainer.config.global_batch_size for trainer in self.trainers]
+        for state, mine in zip(self._states, own, strict=True):
+            anchor, momentum = state.gather(state.anchor, cells), state.gather(state.momentum, cells)
+            parts = [each.arrives for each in own]
+            stepped = outer_step(anchor, momentum, parts, tokens, sync.codec, sync.outer_rate, sync.momentum)
+            state.scatter(stepped.anchor, state.anchor, cells)
+            state.scatter(stepped.momentum, state.momentum, cells)
+            if state.error is not None and mine.error is not None:
+                state.scatter(mine.error, state.error, cells)
+        assert self._under_way is None
+        self._under_way = _Sent(steps, fragment, sent)
+        self._exchange += 1
+
+    def _apply_due(self, steps: int, delay: int) -> None:
+        """Moves the parameters of what was sent so long ago."""
+        sent = self._under_way
+        if sent is None or steps < sent.steps + delay:
+            return
+        self._under_way = None
+        for trainer, state, parameters in zip(self.trainers, self._states, sent.parameters, strict=True):
+            trainer.zero1.wait()
+            for shard in trainer.zero1.shards():
+                if self._fragments[shard.name] == sent.fragment:
+                    anchor = state.anchor[shard.name]
+                    if steps == sent.steps:
+                        shard.master.copy_(anchor)
+                    else:
+                        shard.master.add_(anchor - parameters[shard.name])
+            trainer.zero1.publish()

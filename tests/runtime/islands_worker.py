@@ -1,0 +1,295 @@
+"""`python -m tests.runtime.islands_worker FOLDER`: islands that meet, are killed, come late and come back.
+
+Torch is imported once and the ranks of each run are forked from it; what they run is `train`, as under torchrun.
+FOLDER/islands.json holds for each island of each scenario its losses, how its ranks ended, what they exchanged and
+said.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from holmes_runtime.config.meeting_words import MEETING
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.run_settings import Checkpointing
+from holmes_runtime.outer import island_exchange
+from holmes_runtime.outer.lane_exchange import carry
+from holmes_runtime.outer.outer_loop import meeting_store
+from holmes_runtime.trainer import StepResult, Trainer
+
+from .continuity_worker import enter
+from .launched_runs import ONE_ISLAND, free_port, make_config, read_metrics
+from .meeting_place import MeetingPlace
+
+LIMIT_S = 300.0  # of anything that is waited for, however busy the machine
+H, STEPS = 4, 24
+PIPELINE: dict[str, Any] = {"pipelines": ((0, 1),), "cuts": (0, 1, 3)}
+REPLICAS: dict[str, Any] = {"pipelines": ((0,), (1,)), "cuts": (0, 3)}
+THREE: dict[str, Any] = {"pipelines": ((0,), (1,), (2,)), "cuts": (0, 3), "microbatches": (3, 3, 2)}
+SHARDS: dict[str, Any] = {"shards": (((0,),), ((1,),)), "cuts": (0, 3)}
+ALONE: dict[str, Any] = {}
+
+Gates = Mapping[int, Callable[[], None]]
+"""By step what a rank does before it takes the step."""
+
+
+class Island:
+    """One island's ranks. `config` without outer_sync makes an ordinary run."""
+
+    def __init__(self, folder: Path, config: RunConfig, meeting: str, before: Callable[[], None]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._config = folder, config
+
+        def prepare() -> None:
+            os.environ[MEETING] = meeting
+            before()
+
+        fork, port = multiprocessing.get_context("fork"), free_port()
+        self.ranks: list[BaseProcess] = [
+            fork.Process(target=enter, args=(config, rank, port, folder, prepare, None))
+            for rank in range(config.world_size)
+        ]
+        for process in self.ranks:
+            process.start()
+
+    def lines(self) -> dict[int, list[dict[str, Any]]]:
+        """The metrics so far, by rank."""
+        return read_metrics(self._folder / "metrics")
+
+    def kill(self) -> None:
+        """As a host that loses its power."""
+        for process in self.ranks:
+            process.kill()
+
+    def ended(self) -> dict[str, Any]:
+        """What it has come to."""
+        for process in self.ranks:
+            process.join(LIMIT_S)
+            if process.exitcode is None:
+                process.kill()
+        metrics = self.lines()
+        own = next((lines for lines in metrics.values() if lines and lines[0]["loss"] is not None), [])
+        return {
+            "exit_codes": [process.exitcode for process in self.ranks],
+            "steps": [line["step"] for line in own],
+            "losses": [line["loss"] for line in own],
+            "outer": {
+                rank: [line["outer"] | {"step": line["step"]} for line in lines if line["outer"]]
+                for rank, lines in metrics.items()
+            },
+            "said": "".join((self._folder / f"rank{rank}.log").read_text() for rank in range(len(self.ranks))),
+        }
+
+
+class Worker:
+    """The scenarios of one folder, by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._corpus = folder / "text.txt"
+        self._corpus.write_bytes(bytes(range(32, 127)) * 40)
+        self.results: dict[str, list[dict[str, Any]]] = {}
+
+    def store(self) -> MeetingPlace:
+        return MeetingPlace()
+
+    def config(
+        self,
+        plan: dict[str, Any],
+        outer: dict[str, Any] | None,
+        island: int = 0,
+        saved: Path | None = None,
+        resume: bool = False,
+        steps: int = STEPS,
+    ) -> RunConfig:
+        saving = Checkpointing(str(saved), 100, 2, 1) if saved else None
+        plain = make_config(self._corpus, steps=steps, checkpoint=saving, resume=resume, **plan)
+        if outer is None:
+            return plain
+        batch = plain.global_batch_size
+        own = {"island": island, "grace_s": 60.0, "samples_before": island * H * batch, "round_samples": 2 * H * batch}
+        sync = replace(ONE_ISLAND, num_islands=2, outer_rate=0.7, momentum=0.9, interfaces=("lo",) * plain.world_size)
+        return replace(plain, outer_sync=replace(sync, **{**own, **outer}))
+
+    def start(
+        self, name: str, store: MeetingPlace | None, config: RunConfig, before: Callable[[], None] = lambda: None
+    ) -> Island:
+        meeting = store.addresses[0] if store else ""
+        return Island(self._folder / name.replace(" ", "-"), config, meeting, before)
+
+    def note(self, name: str, *islands: Island) -> None:
+        self.results[name] = [island.ended() for island in islands]
+        (self._folder / "islands.json").write_text(json.dumps(self.results))
+
+    def together(self, name: str, plans: list[dict[str, Any]], **outer: Any) -> None:
+        """Two islands that nothing happens to."""
+        store = self.store()
+        configs = [self.config(plan, outer, island) for island, plan in enumerate(plans)]
+        self.note(name, *(self.start(f"{name} {number}", store, config) for number, config in enumerate(configs)))
+
+    def by_itself(self, name: str, plan: dict[str, Any], **outer: Any) -> None:
+        """One island of one, which keeps nothing back, beside an ordinary run."""
+        store, only = self.store(), {"num_islands": 1, "outer_rate": 1.0, "momentum": 0.0, "round_samples": 32}
+        island = self.start(f"{name} island", store, self.config(plan, {**only, **outer}))
+        self.note(name, self.start(f"{name} plain", None, self.config(plan, None)), island)
+
+    def stopped(self, name: str, plans: list[dict[str, Any]], stops_at: int, **outer: Any) -> None:
+        """Two islands without and with a stop after which they go on from what they saved, in another store."""
+        self.together(f"{name} uninterrupted", plans, **outer)
+        saved = [self._folder / f"saved-{name.replace(' ', '-')}-{island}" for island in range(2)]
+        for part, resume in (("stopped", False), ("resumed", True)):
+            store = self.store()
+            configs = [self.config(plan, outer, at, saved[at], resume) for at, plan in enumerate(plans)]
+            before = (lambda: None) if resume else (lambda: stop_after(stops_at))
+            self.note(
+                f"{name} {part}",
+                *(self.start(f"{name} {part} {at}", store, config, before) for at, config in enumerate(configs)),
+            )
+
+    def killed(self, name: str, **outer: Any) -> None:
+        """Island 1 is killed after a round; island 0 goes on; island 1 begins anew, with nothing, and joins."""
+        store, done = self.store(), self._folder / f"{name} is killed"
+        gates = {9: until(done.exists), 17: until_it_has_come(island=1, start=2)}
+        first = self.start(f"{name} 0", store, self.config(PIPELINE, outer), lambda: open_gates(gates))
+        second = self.start(f"{name} 1", store, self.config(REPLICAS, outer, 1))
+        until(lambda: any(len(lines) > H for lines in second.lines().values()))()
+        second.kill()
+        lost = second.ended()
+        done.touch()
+        again = self.start(f"{name} 1 again", store, self.config(PIPELINE, outer, 1))
+        self.note(name, first, again)
+        self.results[name].append(lost)
+
+    def dies_within(self, name: str, **outer: Any) -> None:
+        """Island 1 dies within its second exchange, once it was agreed on."""
+        store = self.store()
+        first = self.start(f"{name} 0", store, self.config(REPLICAS, outer))
+        second = self.start(f"{name} 1", store, self.config(PIPELINE, outer, 1), lambda: in_second_exchange(die))
+        self.note(name, first, second)
+
+    def cut_off_within(self, name: str, **outer: Any) -> None:
+        """Island 1 is heard of no more in its second exchange, as without its network; the controller notices."""
+        store = self.store()
+        first = self.start(f"{name} 0", store, self.config(REPLICAS, outer))
+        second = self.start(f"{name} 1", store, self.config(ALONE, outer, 1), lambda: in_second_exchange(halt))
+        until(lambda: is_halted(second.ranks[0]))()
+        store.meeting.lose(1)
+        results = first.ended()
+        second.kill()
+        self.note(name, second)
+        self.results[name].insert(0, results)
+
+    def late(self, name: str, **outer: Any) -> None:
+        """Island 1 comes to its second exchange when island 0 has held it alone."""
+        store, folder = self.store(), self._folder / f"{name} 0".replace(" ", "-")
+
+        def has_gone_on() -> bool:
+            lines = read_metrics(folder / "metrics").get(0, [])
+            return any(line["outer"] and line["outer"]["exchange"] == 1 for line in lines)
+
+        gates = {17: until_it_has_come(island=1, slot=2)}
+        first = self.start(f"{name} 0", store, self.config(ALONE, outer), lambda: open_gates(gates))
+        late = {6: until(has_gone_on)}
+        second = self.start(f"{name} 1", store, self.config(REPLICAS, outer, 1), lambda: open_gates(late))
+        self.note(name, first, second)
+
+    def all(self) -> None:
+        """Every scenario."""
+        self.together("int4", [ALONE, ALONE], codec="int4")
+        self.together("two and three", [SHARDS, THREE], codec="int8")
+        self.together("streaming", [ALONE, ALONE], codec="int8", fragments=2, delay_steps=1)
+        self.by_itself("alone", REPLICAS)
+        self.by_itself("alone, streaming", PIPELINE, fragments=2, delay_steps=1, codec="int4")
+        self.stopped("resume", [PIPELINE, REPLICAS], 6, codec="int4", delay_steps=3)
+        self.killed("killed", grace_s=3.0, codec="int8")
+        self.dies_within("dies within", grace_s=3.0)
+        self.cut_off_within("cut off within", grace_s=3.0)
+        self.late("late", grace_s=3.0, codec="int4", delay_steps=1)
+
+
+def before_steps(act: Callable[[Trainer, int], None]) -> None:
+    """From now on every rank of this process does that before a step."""
+    take_step = Trainer.step
+
+    def step(trainer: Trainer, number: int) -> StepResult:
+        act(trainer, number)
+        return take_step(trainer, number)
+
+    Trainer.step = step  # type: ignore[method-assign, assignment]
+
+
+def stop_after(steps: int) -> None:
+    """The run ends in order after so many steps."""
+    before_steps(lambda trainer, step: trainer.ask_to_stop() if step == steps - 1 else None)
+
+
+def open_gates(gates: Gates) -> None:
+    """A rank waits at its gates."""
+    before_steps(lambda _, step: gates.get(step, lambda: None)())
+
+
+def until(holds: Callable[[], bool]) -> Callable[[], None]:
+    """Waits until that holds."""
+
+    def wait() -> None:
+        deadline_s = time.monotonic() + LIMIT_S
+        while not holds():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+
+    return wait
+
+
+def until_it_has_come(island: int, start: int = 1, slot: int = 0) -> Callable[[], None]:
+    """Waits until the island has come to a slot from `slot` on, having begun for the `start`th time."""
+
+    def has_come() -> bool:
+        store = meeting_store(LIMIT_S)
+        for number in range(slot, slot + 20):
+            key = f"coming/{number}/{island}"
+            if store.check([key]) and json.loads(store.get(key))["start"] >= start:
+                return True
+        return False
+
+    return until(has_come)
+
+
+def in_second_exchange(act: Callable[[], None]) -> None:
+    """The process does that as soon as it has something to send in its second exchange."""
+    held: list[int] = []
+
+    def carry_or_act(*arguments: Any) -> int:
+        held.append(1)
+        if len(held) > 2:  # each carries parts, and then digests
+            act()
+        return carry(*arguments)
+
+    island_exchange.carry = carry_or_act  # type: ignore[attr-defined, assignment]
+
+
+def die() -> None:
+    os._exit(9)
+
+
+def halt() -> None:
+    """Nothing of this process is heard any more, and its connections stay."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def is_halted(process: BaseProcess) -> bool:
+    stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8")
+    return stat.rpartition(")")[2].split()[0] == "T"
+
+
+if __name__ == "__main__":
+    Worker(Path(sys.argv[1])).all()

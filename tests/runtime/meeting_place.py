@@ -1,0 +1,23 @@
+"""The meeting of islands in a test's own process: what agents and the controller do in a run."""
+
+from __future__ import annotations
+
+from holmes_runtime.admission.meeting_gate import MeetingGate
+from holmes_runtime.admission.store_gate import GATE_ADDRESS
+from launcher.islands.held_meeting import Meeting
+
+
+class MeetingPlace:
+    """The gates of so many nodes, and the meeting behind all. `addresses` are by node what ranks find it by."""
+
+    def __init__(self, nodes: int = 1) -> None:
+        self.meeting = Meeting()
+        self.gates = [self._gate(node) for node in range(nodes)]
+        self._sends = [gate.hand_on for gate in self.gates]
+
+    @property
+    def addresses(self) -> list[str]:
+        return [f"{GATE_ADDRESS}:{gate.port}" for gate in self.gates]
+
+    def _gate(self, node: int) -> MeetingGate:
+        return MeetingGate(lambda message: self.meeting.take(self._sends[node], message))

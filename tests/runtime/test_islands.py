@@ -1,0 +1,187 @@
+"""Islands: runs apart that exchange how their parameters change, go on without one another and come back."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.config.codec import OUTER_BLOCK, packed_bytes
+from holmes_runtime.config.meeting_words import MEETING
+from holmes_runtime.config.model_shape import stage_parameters
+from holmes_runtime.data.corpus import load_corpus
+from holmes_runtime.trainer import Trainer
+
+from .islands_in_process import IslandsInProcess
+from .islands_worker import PIPELINE, REPLICAS, STEPS, H, Worker
+from .launched_runs import ONE_ISLAND, TINY, FinishedRun, launch, make_config
+from .meeting_place import MeetingPlace
+from .test_continuity import WORKER_LIMIT_S, start
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(2 * WORKER_LIMIT_S)]
+
+PARAMETERS = stage_parameters(TINY, 3, True, True)
+Islands = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Islands]:
+    folder = tmp_path_factory.mktemp("islands")
+    done = start("islands_worker", str(folder))
+    assert done.returncode == 0, done.stderr
+    results: dict[str, Islands] = json.loads((folder / "islands.json").read_text())
+    return results
+
+
+def ended_well(islands: Islands) -> Islands:
+    for island in islands:
+        assert set(island["exit_codes"]) == {0}, island["said"]
+    return islands
+
+
+def digests(exchanges: dict[str, list[dict[str, Any]]]) -> dict[tuple[int, tuple[int, ...]], int]:
+    """By exchange and those who made it, the digest of the state of one island."""
+    found: dict[tuple[int, tuple[int, ...]], int] = {}
+    for lines in exchanges.values():
+        for line in lines:
+            key = line["exchange"], tuple(line["islands"])
+            found[key] = (found.get(key, 0) + int(line["digest"], 16)) % 2**64
+    return found
+
+
+def together(islands: Islands) -> list[int]:
+    """The exchanges that both islands made together, after each of which they have the same state."""
+    first, second = (digests(island["outer"]) for island in islands[:2])
+    both = [key for key in first if key in second and key[1] == (0, 1)]
+    assert [first[key] for key in both] == [second[key] for key in both]
+    return [exchange for exchange, _ in both]
+
+
+def test_islands_of_other_degrees_are_equal_after_every_round(tmp_path: Path) -> None:
+    """Each under a torchrun of its own."""
+    corpus = tmp_path / "text.txt"
+    corpus.write_bytes(bytes(range(32, 127)) * 40)
+    place = MeetingPlace()
+
+    def island(number: int) -> FinishedRun:
+        sync = replace(
+            *(ONE_ISLAND,), island=number, num_islands=2, samples_before=32 * number, round_samples=64, codec="int4",
+            fragments=2, delay_steps=1, outer_rate=0.7, momentum=0.9, grace_s=120.0, interfaces=("lo", "lo"),
+        )  # fmt: skip
+        config = make_config(corpus, steps=12, outer_sync=sync, **(PIPELINE, REPLICAS)[number])
+        return launch(config, tmp_path / str(number), variables={MEETING: place.addresses[0]})
+
+    with ThreadPoolExecutor() as pool:
+        runs = list(pool.map(island, range(2)))
+
+    assert [run.exit_code for run in runs] == [0, 0], runs[0].stderr + runs[1].stderr
+    lines = [
+        {str(rank): [line["outer"] for line in of if line["outer"]] for rank, of in run.metrics.items()} for run in runs
+    ]
+    assert together([{"outer": each} for each in lines]) == [0, 1, 2, 3, 4, 5]
+    assert runs[0].losses() != runs[1].losses()  # they have read other samples
+
+
+def test_islands_of_two_and_three_hosts_are_equal_after_every_round(runs: dict[str, Islands]) -> None:
+    assert together(ended_well(runs["two and three"])) == [0, 1, 2, 3, 4, 5]
+
+
+def test_each_island_sends_its_packed_change_once(runs: dict[str, Islands]) -> None:
+    for island in ended_well(runs["int4"]):
+        packed = packed_bytes("int4", PARAMETERS, 4, OUTER_BLOCK)
+        assert {line["sent_bytes"] for line in island["outer"]["0"]} == {packed}
+        assert {line["received_bytes"] for line in island["outer"]["0"]} == {packed}
+        assert {line["tokens"] for line in island["outer"]["0"]} == {2 * H * 8 * TINY.seq_length}
+        # Plain data parallelism of two sends as much as all gradients every step.
+        assert 20 * 4 * PARAMETERS / packed > 154  # 155.15 of whole blocks
+    assert together(runs["int4"]) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("name", "outer"), [("int4", {"codec": "int4"}), ("streaming", {"codec": "int8", "fragments": 2, "delay_steps": 1})]
+)
+def test_islands_over_a_network_learn_what_islands_in_one_process_do(
+    runs: dict[str, Islands], name: str, outer: dict[str, Any], tmp_path: Path
+) -> None:
+    worker = Worker(tmp_path)
+    trainers = []
+    for island in range(2):
+        config = worker.config({}, outer, island)
+        corpus = load_corpus(config.data, "here", config.model.seq_length, config.model.vocab_size)
+        trainers.append(Trainer(config, config.grid.rank(0), corpus, RankGroups(), torch.device("cpu")))
+    islands = IslandsInProcess(trainers)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)  # as ranks have
+        losses = [islands.step(step) for step in range(STEPS)]
+    finally:
+        torch.set_num_threads(threads)
+
+    assert [[*each] for each in zip(*losses, strict=True)] == [island["losses"] for island in ended_well(runs[name])]
+
+
+@pytest.mark.parametrize("name", ["alone", "alone, streaming"])
+def test_an_island_that_keeps_nothing_back_trains_as_if_there_were_no_islands(
+    runs: dict[str, Islands], name: str
+) -> None:
+    plain, island = ended_well(runs[name])
+
+    assert island["losses"] == plain["losses"]
+    assert len(island["outer"]["0"]) == STEPS // H * (1 if name == "alone" else 2)
+
+
+def test_a_stop_within_an_exchange_changes_no_bit_of_what_follows(runs: dict[str, Islands]) -> None:
+    whole, stopped, resumed = (ended_well(runs[f"resume {part}"]) for part in ("uninterrupted", "stopped", "resumed"))
+
+    for island in range(2):
+        assert stopped[island]["losses"] + resumed[island]["losses"] == whole[island]["losses"]
+    assert together(resumed) == together(whole)[1:]
+
+
+def test_an_island_that_is_killed_costs_the_other_nothing_and_comes_back_without_a_folder(
+    runs: dict[str, Islands],
+) -> None:
+    first, again, killed = runs["killed"]
+    ended_well([first, again])
+    assert set(killed["exit_codes"]) == {-9}
+
+    assert first["steps"] == list(range(STEPS))
+    assert (0,) in {islands for _, islands in digests(first["outer"])}
+    assert "has joined the other islands, which had gone on: goes on after " in again["said"]
+    assert again["steps"][0] > 0
+    assert together([first, again])[-1] == STEPS // H - 1
+
+
+def test_an_island_that_dies_within_an_exchange_leaves_the_others_with_one_state(runs: dict[str, Islands]) -> None:
+    first, dead = runs["dies within"]
+    assert 9 in dead["exit_codes"]
+    ended_well([first])
+
+    assert "exchange 1 of islands is held again: island 0" in first["said"]
+    assert [islands for _, islands in digests(first["outer"])] == [(0, 1), *[(0,)] * (STEPS // H - 1)]
+
+
+def test_an_island_that_is_cut_off_within_an_exchange_is_not_waited_for_longer_than_the_controller_does(
+    runs: dict[str, Islands],
+) -> None:
+    first = runs["cut off within"][0]
+    ended_well([first])
+
+    assert "exchange 1 of islands is held again: island 0, rank " in first["said"]
+    assert ": island 1 is lost" in first["said"]
+    assert [islands for _, islands in digests(first["outer"])] == [(0, 1), *[(0,)] * (STEPS // H - 1)]
+
+
+def test_an_island_that_comes_late_takes_over_the_state_of_those_that_went_on(runs: dict[str, Islands]) -> None:
+    first, late = ended_well(runs["late"])
+
+    joined = [line for line in late["outer"]["0"] if line["has_joined"]]
+    assert joined
+    assert joined[0]["islands"] == [0]
+    assert together([first, late])

@@ -1,0 +1,199 @@
+"""How islands agree on who takes part in an exchange, and on whether it took place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from holmes_runtime.config.meeting_words import starts_key
+from holmes_runtime.outer.lanes import Piece
+from holmes_runtime.outer.meeting import Coming, Decision, Meeting, Patience, Reached, decide
+
+from .launched_runs import ONE_ISLAND
+
+PATIENCE = Patience(grace_s=5.0, ahead_s=60.0)
+SOON = Patience(grace_s=0.2, ahead_s=0.5)
+
+
+def coming(island: int, exchange: int = 3, lineage: str = "x", is_behind: bool = False) -> Coming:
+    return Coming(island, 1, 1, exchange, lineage, is_behind, 100, 1.0, -1)
+
+
+def decided(
+    here: list[Coming],
+    waited_s: float = 0.0,
+    expected: set[int] | None = None,
+    quorum: int = 1,
+    left: int | None = None,
+) -> tuple[list[int], list[int]] | None:
+    """Members and joiners as the first of those who are `here` of three islands decides."""
+    possible = {0, 1, 2} - ({left} if left is not None else set())
+    wanted = possible if expected is None else expected
+    found = decide(7, here, wanted, possible, here[0], waited_s, PATIENCE, quorum)
+    return found and ([each.island for each in found.members], [each.island for each in found.joiners])
+
+
+def test_an_exchange_closes_when_all_have_come_or_the_grace_is_over() -> None:
+    two = [coming(0), coming(1)]
+
+    assert decided([*two, coming(2)]) == ([0, 1, 2], [])
+    assert decided(two, 4.9) is None
+    assert decided(two, 5.0) == ([0, 1], [])
+    assert decided(two, expected={0, 1}) == ([0, 1], [])
+    assert decided(two, left=2) == ([0, 1], [])
+
+
+def test_fewer_than_the_quorum_wait_on() -> None:
+    assert decided([coming(0)], 1000.0, quorum=2) is None
+    assert decided([coming(0), coming(1)], 5.0, quorum=2) == ([0, 1], [])
+
+
+def test_who_is_behind_or_of_another_state_joins_those_who_are_furthest() -> None:
+    assert decided([coming(0), coming(1), coming(2, 1, "y", True)]) == ([0, 1], [2])
+    assert decided([coming(0), coming(1, 2, "w"), coming(2)]) == ([0, 2], [1])
+    assert decided([coming(0), coming(1, lineage="other"), coming(2)]) == ([0, 2], [1])
+
+
+def test_those_who_are_behind_wait_for_somebody_ahead_and_then_go_on_by_themselves() -> None:
+    behind = [coming(0, 2, "u", True), coming(1, 1, "v", True)]
+
+    assert decided(behind, 5.0) is None
+    assert decided(behind, 60.0) == ([0], [1])
+    assert decided(behind, left=2) == ([0], [1])
+
+
+@pytest.mark.parametrize(
+    ("exchange", "lineage", "is_past"), [(4, "x", False), (4, "y", True), (3, "x", True), (6, "y", False)]
+)
+def test_an_island_knows_that_it_has_missed_an_exchange(exchange: int, lineage: str, is_past: bool) -> None:
+    assert Reached(9, 3, "x").is_past(exchange, lineage) is is_past
+
+
+def meetings(store: HashStore, num_islands: int = 2, limit_s: float = 5.0) -> list[Meeting]:
+    sync = replace(ONE_ISLAND, num_islands=num_islands)
+    return [Meeting(store, replace(sync, island=island), 0, limit_s) for island in range(num_islands)]
+
+
+def hash_store() -> HashStore:
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=5))
+    return store
+
+
+def both(first: Meeting, second: Meeting, starts: Sequence[int] = (1, 1)) -> list[Decision]:
+    def meet(island: int, meeting: Meeting) -> Decision:
+        return meeting.meet(coming(island)._replace(start=starts[island]), PATIENCE)
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(meet, range(2), (first, second)))
+
+
+def test_all_hear_of_one_decision_and_of_one_verdict() -> None:
+    store = hash_store()
+    first, second = meetings(store)
+
+    decisions = both(first, second)
+
+    assert decisions[0] == decisions[1]
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(lambda each: each.conclude(decisions[0], None), (first, second))) == [None, None]
+    assert first.reached() == Reached(0, 3, decisions[0].lineage)
+    assert decisions[0].lineage != "x"
+
+
+def test_one_rank_s_trouble_is_the_verdict_for_all() -> None:
+    store = hash_store()
+    first, second = meetings(store)
+    decision = both(first, second)[0]
+
+    with ThreadPoolExecutor() as pool:
+        said = pool.submit(first.conclude, decision, None)
+        assert second.conclude(decision, "its peer is gone") == "island 1, rank 0: its peer is gone"
+        assert said.result() == "island 1, rank 0: its peer is gone"
+    assert first.reached() is None
+
+
+def test_a_rank_that_is_never_done_is_not_waited_for_for_ever() -> None:
+    store = hash_store()
+    first, second = meetings(store, limit_s=0.2)
+    decision = both(first, second)[0]
+
+    assert first.conclude(decision, None) == "island 0, rank 0: the others were not done within 0 s"
+    assert second.conclude(decision, None) == "island 0, rank 0: the others were not done within 0 s"
+
+
+def test_an_island_that_is_lost_within_an_exchange_is_not_waited_for() -> None:
+    store = hash_store()
+    first, second = meetings(store, limit_s=3600.0)
+    decision = both(first, second, starts=[first.begin(), second.begin()])[0]
+    assert first.loss(decision) is None
+
+    store.add(starts_key(1), 1)  # as the controller does
+
+    assert first.loss(decision) == "island 1 is lost"
+    assert first.conclude(decision, None) == "island 0, rank 0: island 1 is lost"
+
+
+def test_an_island_that_came_too_late_comes_to_the_next_slot_as_one_that_is_behind() -> None:
+    store = hash_store()
+    first, second = meetings(store)
+    assert first.meet(coming(0), SOON).members == (coming(0),)
+
+    with ThreadPoolExecutor() as pool:
+        late = pool.submit(second.meet, coming(1), PATIENCE)
+        while not store.check(["coming/1/1"]):
+            pass
+        decision = first.meet(coming(0, 4, "z"), SOON)
+        assert late.result() == decision
+    assert decision.members == (coming(0, 4, "z"),)
+    assert decision.joiners == (coming(1, is_behind=True),)
+
+
+def test_all_who_have_not_left_are_waited_for_at_the_first_exchange_beyond_the_grace() -> None:
+    store = hash_store()
+    first, second = meetings(store)
+    patience = Patience(grace_s=0.01, ahead_s=60.0)
+
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(first.meet, coming(0), patience)
+        assert not wait([waiting], timeout=0.5).done
+        decision = second.meet(coming(1), patience)
+        assert [each.island for each in decision.members] == [0, 1]
+        assert waiting.result() == decision
+    second.leave()
+    assert [each.island for each in first.meet(coming(0, 4), patience).members] == [0]
+
+
+def test_where_too_few_ever_come_it_is_said_who_did() -> None:
+    store = hash_store()
+    meeting = Meeting(store, replace(ONE_ISLAND, num_islands=2, quorum=2), 0, 1.0)
+
+    with pytest.raises(RuntimeError, match=r"1 of at least 2 have come to exchange 3 within 1 s; .* there: 0"):
+        meeting.meet(coming(0), SOON)
+
+
+def test_islands_know_one_another_s_pieces() -> None:
+    store = hash_store()
+    first, second = meetings(store)
+    piece = Piece("a", (4, 2), (0, 0), (4, 2), 3, 8)
+    first.show(1, (piece,))
+
+    assert second.layout(0, 1, 1).ranks == ((piece,),)
+
+
+def test_what_was_said_long_ago_is_taken_away_but_for_decisions() -> None:
+    store = hash_store()
+    (meeting,) = meetings(store, 1)
+    for exchange in range(10):
+        decision = meeting.meet(coming(0, exchange), PATIENCE)
+        assert meeting.conclude(decision, None) is None
+        meeting.tidy_up()
+
+    assert not any(store.check([key]) for key in ("coming/1/0", "done/1", "verdict/1"))
+    assert store.check(["decision/1"])
+    assert store.check(["verdict/2"])

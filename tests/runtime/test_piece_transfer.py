@@ -1,0 +1,175 @@
+"""Bytes between ranks in chunks: their sizes, their order, and that training's own messages go first."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from holmes_runtime.admission.own_sockets import beside_newer, is_moving, own_connections
+from holmes_runtime.checkpoint.piece_transfer import (
+    LEAST_BYTES,
+    MOST_BYTES,
+    Incoming,
+    Outgoing,
+    Pace,
+    exchange,
+)
+
+RANKS = 3
+SIZES = {(0, 1): 3 * MOST_BYTES + 5, (1, 0): 7, (0, 2): LEAST_BYTES, (2, 1): 2 * LEAST_BYTES + 1}  # by sender and taker
+
+
+def content(pair: tuple[int, int]) -> bytes:
+    return (bytes(range(251)) * (SIZES[pair] // 251 + 1))[pair[0] :][: SIZES[pair]]
+
+
+def give_and_take(rank: int, folder: Path, answers: Any) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    taken: dict[tuple[int, int], bytearray] = {pair: bytearray() for pair in SIZES if pair[1] == rank}
+    chunks: dict[tuple[int, int], list[int]] = {pair: [] for pair in taken}
+
+    def giver(pair: tuple[int, int]) -> Outgoing:
+        left = memoryview(content(pair))
+
+        def fill(target: memoryview) -> None:
+            nonlocal left
+            target[:], left = left[: len(target)], left[len(target) :]
+
+        return Outgoing(pair[1], SIZES[pair], fill)
+
+    def taker(pair: tuple[int, int]) -> Incoming:
+        def take(source: memoryview) -> None:
+            chunks[pair].append(len(source))
+            taken[pair].extend(source)
+
+        return Incoming(pair[0], SIZES[pair], take)
+
+    outgoing = [giver(pair) for pair in SIZES if pair[0] == rank]
+    assert dist.group.WORLD is not None
+    exchange(outgoing, [taker(pair) for pair in taken], dist.group.WORLD, Pace())
+    answers.put({pair: (bytes(data) == content(pair), chunks[pair]) for pair, data in taken.items()})
+    dist.barrier()
+
+
+@pytest.mark.torch
+def test_all_bytes_come_in_order_in_chunks_that_grow_where_only_the_way_takes_time(tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    answers = fork.Queue()
+    ranks = [fork.Process(target=give_and_take, args=(rank, tmp_path, answers)) for rank in range(RANKS)]
+    for process in ranks:
+        process.start()
+    found = {pair: answer for _ in ranks for pair, answer in answers.get(timeout=120).items()}
+    for process in ranks:
+        process.join(60)
+
+    assert {pair: whole for pair, (whole, _) in found.items()} == dict.fromkeys(SIZES, True)
+    sizes = found[0, 1][1]
+    assert sizes[:4] == [LEAST_BYTES, 2 * LEAST_BYTES, 4 * LEAST_BYTES, 8 * LEAST_BYTES]
+    assert max(sizes) == MOST_BYTES
+    assert found[1, 0][1] == [7]
+
+
+def test_chunks_shrink_again_where_there_is_time() -> None:
+    pace = Pace()
+    assert [pace.hold(0.0) for _ in range(2)] == [2 * LEAST_BYTES, 4 * LEAST_BYTES]
+
+    slow = Pace(duration_s=0.01)
+    slow.begin()
+    assert slow.hold(1.0) == LEAST_BYTES
+
+
+class LookedAt(list[socket.socket]):
+    """Says when somebody looks through it again."""
+
+    def __init__(self, connections: list[socket.socket]) -> None:
+        super().__init__(connections)
+        self.looked, self._times = threading.Event(), 0
+
+    def __iter__(self) -> Iterator[socket.socket]:
+        self._times += 1
+        if self._times > 1:
+            self.looked.set()
+        return super().__iter__()
+
+
+def fill(sender: socket.socket) -> int:
+    """Sends until no more is taken; the bytes sent."""
+    sender.setblocking(False)
+    sent = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sent += sender.send(bytes(1 << 16))
+    return sent
+
+
+def test_a_chunk_is_held_back_while_training_sends_or_receives() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        before = own_connections()
+        sender = socket.create_connection(server.getsockname())
+        taker = server.accept()[0]
+        with sender, taker:
+            of_training = own_connections() - before
+            sent = fill(sender)
+            connections = LookedAt([sender])
+            pace = Pace(latest_s=3600.0, connections=connections)
+            pace.begin()
+            held: list[int] = []
+            thread = threading.Thread(target=lambda: held.append(pace.hold(0.5)))
+            thread.start()
+            assert connections.looked.wait(60)
+            assert is_moving(sender)
+            assert held == []
+            while sent:
+                sent -= len(taker.recv(1 << 20))
+            thread.join(60)
+            assert held == [LEAST_BYTES]
+
+            with socket.create_connection(server.getsockname()) as newer, server.accept()[0]:
+                found = beside_newer(of_training)
+                assert {each.getsockname() for each in found} == {sender.getsockname(), taker.getsockname()}
+                assert newer.getsockname() not in {each.getsockname() for each in found}
+                for each in found:
+                    each.close()
+
+
+def test_who_waits_for_the_exchange_is_not_held_up_by_what_training_sends() -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    with server, socket.create_connection(server.getsockname()) as sender, server.accept()[0]:
+        fill(sender)
+        pace = Pace(duration_s=3600.0, latest_s=3600.0, connections=[sender])
+        pace.begin()
+        pace.hurry()
+        assert pace.hold(1.0) == 2 * LEAST_BYTES
+
+
+def test_a_connection_moves_when_it_has_just_received_and_later_no_more() -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    with server, socket.create_connection(server.getsockname()) as sender, server.accept()[0] as taker:
+
+        def has_received() -> bool:
+            sender.send(b"x")
+            taker.recv(1)
+            return is_moving(taker)
+
+        assert any(has_received() for _ in range(1000))  # this process may be held up in between
+        deadline_s = time.monotonic() + 60
+        while is_moving(taker):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+
+
+def test_nothing_is_known_to_move_on_what_is_no_tcp_connection() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        one.send(b"x")
+        assert not is_moving(one)
+    assert not is_moving(one)  # closed
