@@ -213,9 +213,9 @@ def save_together(rank: int, folder: Path, answers: Any) -> None:
 
 @pytest.mark.torch
 def test_nobody_publishes_what_a_rank_beside_has_not_kept_yet(tmp_path: Path) -> None:
-    fork = multiprocessing.get_context("fork")
-    answers = fork.Queue()
-    ranks = [fork.Process(target=save_together, args=(rank, tmp_path, answers)) for rank in range(2)]
+    spawn = multiprocessing.get_context("spawn")  # a fork would lack the threads that torch has begun here
+    answers = spawn.Queue()
+    ranks = [spawn.Process(target=save_together, args=(rank, tmp_path, answers), daemon=True) for rank in range(2)]
     for process in ranks:
         process.start()
     kept = [answers.get(timeout=120) for _ in ranks]

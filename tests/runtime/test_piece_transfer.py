@@ -62,9 +62,9 @@ def give_and_take(rank: int, folder: Path, answers: Any) -> None:
 
 @pytest.mark.torch
 def test_all_bytes_come_in_order_in_chunks_that_grow_where_only_the_way_takes_time(tmp_path: Path) -> None:
-    fork = multiprocessing.get_context("fork")
-    answers = fork.Queue()
-    ranks = [fork.Process(target=give_and_take, args=(rank, tmp_path, answers)) for rank in range(RANKS)]
+    spawn = multiprocessing.get_context("spawn")  # a fork would lack the threads that torch has begun here
+    answers = spawn.Queue()
+    ranks = [spawn.Process(target=give_and_take, args=(rank, tmp_path, answers), daemon=True) for rank in range(RANKS)]
     for process in ranks:
         process.start()
     found = {pair: answer for _ in ranks for pair, answer in answers.get(timeout=120).items()}

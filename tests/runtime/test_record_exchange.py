@@ -51,7 +51,7 @@ def exchange(rank: int, folder: Path, answers: Any) -> None:
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
     fork, folder = multiprocessing.get_context("fork"), tmp_path_factory.mktemp("exchange")
     queue = fork.Queue()
-    ranks = [fork.Process(target=exchange, args=(rank, folder, queue)) for rank in range(RANKS)]
+    ranks = [fork.Process(target=exchange, args=(rank, folder, queue), daemon=True) for rank in range(RANKS)]
     for process in ranks:
         process.start()
     found = [queue.get(timeout=120) for _ in ranks]
