@@ -2,14 +2,16 @@
 
 The closed form, by which placements are found, knows neither the depth in flight nor what waits in one schedule and not
 in another. So around the best by simulation it is tried to keep one micro-batch more or less in flight, to move a layer
-to another stage, and a stage to another position, under every schedule. What a lower bound rules out is not simulated.
+to another stage, a stage to another position, and what one class of hosts holds to another that has room, under every
+schedule. What a lower bound rules out is not simulated.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import permutations, product
 from math import inf
 
 from planner.cost.engines import engine_of
@@ -28,6 +30,7 @@ from planner.tolerances import RELATIVE_TOLERANCE
 STARTS = 16  # contenders to begin with beside the best, of those that are near it:
 NEAR = 0.1  # of a step
 MOST_STAGES = 6  # of pipelines whose stages are changed; of longer ones only the depth in flight is
+MOST_CLASSES = 4  # of hosts, for what is moved from one to another
 MOST_WORK = 400_000  # forwards and backwards simulated in all: half a second
 EVENLY = (1, 2, 4, 8)  # micro-batches more in flight on all edges, wherever a climb stands: deeper is not always faster
 LOOK, SIMULATION = 10, 500  # of that, what a bound costs by the square of the stages, and the shortest simulation
@@ -131,7 +134,7 @@ class _Climb:
                     yield _Way(each, simulator, replace(mode, step_s=simulator.lower_bound_s(mode)))
 
     def _placements(self, placement: Placement) -> Iterator[Placement]:
-        """With one layer moved to another stage, or one stage to another position, with its layers or without.
+        """With one layer moved to another stage, one stage to another position, with its layers or without, or a class.
 
         Of two stages both at once, too: the other order may be better with another cut alone.
         """
@@ -149,10 +152,26 @@ class _Climb:
             if rows != sites:
                 cuts = (layers, held) if candidate.pp > 2 else (layers, held, tuple(moved))
                 found += [replace(placement, sites=rows, layers=cut) for cut in cuts]
+        found += self._on_another_class(placement)
         for each in found:
             rooms = zip(each.layers, each.sites, capacity, strict=True)
             if min(each.layers) > 0 and all(held <= room[c] for held, row, room in rooms for c in set(row)):
                 yield each
+
+    def _on_another_class(self, placement: Placement) -> Iterator[Placement]:
+        """With all that a class of hosts holds on another class instead, where that has room."""
+        slots = self._problem.coefficients(placement.candidate).group_slots
+        held = Counter(c for row in placement.sites for c in row)
+        if len(slots) > MOST_CLASSES:
+            return
+        for giver, taker in product(held, range(len(slots))):
+            if giver != taker and held[giver] + held[taker] <= slots[taker]:
+                rows = [[taker if c == giver else c for c in row] for row in placement.sites]
+                replicas = sorted(zip(zip(*rows, strict=True), placement.microbatches, strict=True))
+                columns, microbatches = zip(*replicas, strict=True)
+                sites = tuple(zip(*columns, strict=True))
+                if all(list(row) == sorted(row) for row in sites):
+                    yield replace(placement, sites=sites, microbatches=microbatches)
 
 
 def _deeper_or_shallower(problem: Problem, mode: RunMode, placement: Placement) -> Iterator[RunMode]:

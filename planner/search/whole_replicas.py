@@ -10,9 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import combinations, islice
+from math import inf
 
 from planner.cost.collectives import times_as_long
-from planner.problem.coefficients import Coefficients
+from planner.problem.coefficients import Coefficients, crossings_of
 from planner.problem.exchange_rates import are_even, rings_on_nic, sync_s_per_byte
 from planner.search.closed_form import NO_EDGE, Exchange, Lane, edge_of, lane_s, layers_within, site_stage_s, step_s
 from planner.search.lower_bounds import stage_paces_s
@@ -22,13 +23,23 @@ MOST_CLASSES_FOR_ALL_SETS = 4  # with more, the fastest 2, 3, 4 ... of them
 
 
 def place_whole_replicas(coeffs: Coefficients, fixed_layers: tuple[int, ...] | None = None) -> PricedPlacement | None:
-    """The best placement of the candidate with each replica in one class, over at least two; None where none fits."""
+    """The best placement of the candidate with each replica in one class, over at least two; None where none fits.
+
+    Which classes are best is judged with the latency of their exchange, which the closed form does not count.
+    """
     best: PricedPlacement | None = None
+    least_s = inf
     for classes in _sets(coeffs):
         found = _place_over(coeffs, classes, fixed_layers)
-        if found is not None and (best is None or found.objective_s < best.objective_s):
-            best = found
+        if found is not None and (seconds := found.objective_s + _latency_s(coeffs, classes)) < least_s:
+            best, least_s = found, seconds
     return best
+
+
+def _latency_s(coeffs: Coefficients, classes: Sequence[int]) -> float:
+    """Of one ring over all replicas, there and back."""
+    farthest_s = max((way.latency_s for way in crossings_of(coeffs, classes)), default=0.0)
+    return 2 * (coeffs.candidate.dp - 1) * farthest_s
 
 
 def _sets(coeffs: Coefficients) -> Iterator[tuple[int, ...]]:

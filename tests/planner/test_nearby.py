@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 
 from benchmarks.best_simulated import behind_best, draw_fleet
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job
 from planner.problem.problem import Problem, read_problem
 from planner.schedule.nearby import rank_improved
 from planner.schedule.placement_simulator import PlacementSimulator
 from planner.schedule.runners_up import Contender, rank_contenders
 from planner.search.branch_and_bound import search
 from planner.search.placement import PricedPlacement
-from tests.planner.fleets import bed_job, cpu_inventory, random_inventory
+from tests.planner.fleets import GBPS, bed_job, cpu_inventory, plan_for, random_inventory
+from tests.planner.measured_links import measured, with_links
 
 
 def searched(seed: int, **parallel: object) -> tuple[Problem, tuple[PricedPlacement, ...]]:
@@ -60,3 +63,33 @@ def test_two_stages_change_places_and_cut_at_once() -> None:
     fixed = {"recompute": "none", "zero": 1}
     job = bed_job(model=model, parallel=fixed, global_batch_size=4, compute={"emulate": emulate})
     assert behind_best(cpu_inventory([1, 1], 2.0, 3.0), job) < 0.001
+
+
+def three_clusters(
+    latencies_s: dict[str, float], slowdown: dict[str, float], num_layers: int = 3
+) -> tuple[Inventory, Job]:
+    """A host each, at different distances; the farther, the more a wire carries."""
+    farther = sorted(latencies_s, key=lambda pair: latencies_s[pair])
+    rates = {pair: (3 + farther.index(pair) / 10) * GBPS for pair in farther}
+    links = [measured((f"{pair[0]}1", f"{pair[1]}1"), rates[pair], latencies_s[pair]) for pair in farther]
+    emulate = {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02, "slowdown": slowdown}
+    job = bed_job(
+        model={"num_layers": num_layers, "hidden_size": 352, "num_heads": 8, "seq_length": 128},
+        parallel={"recompute": "none", "zero": 1},
+        global_batch_size=4,
+        compute={"emulate": emulate},
+    )
+    return with_links(cpu_inventory((1, 1, 1), 4.0, 20.0), *links), job
+
+
+def test_replicas_are_in_clusters_that_are_near_rather_than_joined_by_a_wide_wire() -> None:
+    inventory, job = three_clusters({"ab": 1e-5, "ac": 1e-3, "bc": 0.05}, {"a": 3.0, "b": 1.0, "c": 3.0})
+    plan = plan_for(inventory, job)
+    assert (plan.dp, {rank.cluster for rank in plan.ranks}) == (2, {"a", "b"})
+
+
+def test_a_stage_moves_to_hosts_that_the_closed_form_left_out() -> None:
+    inventory, job = three_clusters({"ab": 0.05, "ac": 1e-5, "bc": 1e-5}, {"a": 3.0, "b": 1.5, "c": 1.0}, num_layers=4)
+    plan = plan_for(inventory, job)
+    assert [stage.num_layers for stage in plan.stages] == [2, 2]
+    assert {rank.cluster for rank in plan.ranks} == {"b", "c"}
