@@ -81,7 +81,7 @@ class Launch:
         self.check(inventory, forced)
         try:
             remember(self.folder.path)
-            self._nodes.go()
+            self.go()
         except BaseException:
             self.discard()
             raise

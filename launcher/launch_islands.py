@@ -13,6 +13,7 @@ from typing import Protocol
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.run import Run, Settings, State
+from holmes_runtime.config.rank_metrics import OuterExchange
 from launcher.islands.coming_back import TRIES
 from launcher.islands.held_meeting import Meeting
 from launcher.islands.island_part import IslandPart
@@ -21,7 +22,6 @@ from launcher.islands.told import Told
 from launcher.journal.run_events import NodeState, Notice, RunEvent
 from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, island_name
 from launcher.journal.run_store import remember, this_process
-from launcher.journal.step_metrics import Exchange
 from launcher.launch import Launch
 from launcher.prepare.user_variables import UserVariables
 from launcher.supervise.tell_command import TellCommand
@@ -129,10 +129,10 @@ class LaunchIslands:
             elif isinstance(event, NodeState):
                 self.folder.write_event(event)
             self._view.show(number, event)
-            if isinstance(event, Exchange):
+            if isinstance(event, OuterExchange):
                 self._compare(number, event)
 
-    def _compare(self, number: int, exchange: Exchange) -> None:
+    def _compare(self, number: int, exchange: OuterExchange) -> None:
         """After an exchange all islands have the same state, or something is wrong that no rank can see."""
         other, digest = self._digests.setdefault(exchange.exchange, (number, exchange.digest))
         if digest != exchange.digest:

@@ -44,12 +44,12 @@ class Waits(NamedTuple):
 
 
 class OuterExchange(NamedTuple):
-    """An exchange between islands whose outcome a step has applied, as one rank saw it.
+    """An exchange between islands whose outcome a step has applied, as one rank saw it, or all of an island's together.
 
     islands: those whose changes are in the mean, of so many tokens; one that `has_joined` is not among them and got the
-    state of the others. Bytes are those of this rank to and from other islands. duration_s: from its beginning to its
-    end, of which a step waited waited_s. digest: of the anchor and momentum it led to; the sum of its ranks' is, modulo
-    2^64, the same for every island.
+    state of the others. Bytes are those to and from other islands. duration_s: from its beginning to its end, of which
+    a step waited waited_s. digest: of the anchor and momentum it led to, in hexadecimal; an island's is the sum of its
+    ranks', modulo 2^64, the same for every island.
     """
 
     exchange: int

@@ -9,8 +9,9 @@ from typing import NamedTuple, Protocol
 
 from holmes_core.records.plain_data import json_values
 from holmes_core.records.plan import Plan
+from holmes_runtime.config.rank_metrics import OuterExchange
 from holmes_runtime.config.strict_json import decode, encode
-from launcher.journal.step_metrics import Exchange, StepMetrics
+from launcher.journal.step_metrics import StepMetrics
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,13 @@ class Notice:
     text: str
 
 
-RunEvent = NodeState | LogLine | Notice | StepMetrics | Exchange
+RunEvent = NodeState | LogLine | Notice | StepMetrics | OuterExchange
 _KINDS: dict[str, type[RunEvent]] = {
     "node": NodeState,
     "log": LogLine,
     "notice": Notice,
     "step": StepMetrics,
-    "exchange": Exchange,
+    "exchange": OuterExchange,
 }
 
 

@@ -51,33 +51,13 @@ class StepMetrics:
     interfaces: tuple[StepTraffic, ...]
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """What an island has exchanged with others, by all its ranks together.
-
-    `islands`: those whose changes are in the mean, of so many tokens; one that `has_joined` got the state of the
-    others. `duration_s` is from the beginning to the end, of which training waited `waited_s`. `digest`: of the state
-    it led to, in hexadecimal, the same for every island.
-    """
-
-    exchange: int
-    has_joined: bool
-    islands: tuple[int, ...]
-    tokens: int
-    sent_bytes: int
-    received_bytes: int
-    duration_s: float
-    waited_s: float
-    digest: str
-
-
 class FinishedStep(NamedTuple):
     """A step that all ranks have finished, what rank 0 found slow or had changed after it, and of an island what it
     exchanged, if anything."""
 
     metrics: StepMetrics
     verdicts: tuple[Verdict, ...]
-    exchange: Exchange | None = None
+    exchange: OuterExchange | None = None
 
 
 class StepCollector:
@@ -126,14 +106,11 @@ class StepCollector:
                 yield StepTraffic(self._plan.ranks[metrics.rank].host, netdev, moved.sent_bytes, moved.received_bytes)
 
 
-def _exchange(ranks: Sequence[OuterExchange]) -> Exchange | None:
+def _exchange(ranks: Sequence[OuterExchange]) -> OuterExchange | None:
+    """That of the whole island; None where there was none."""
     if not ranks:
         return None
-    return Exchange(
-        exchange=ranks[0].exchange,
-        has_joined=ranks[0].has_joined,
-        islands=ranks[0].islands,
-        tokens=ranks[0].tokens,
+    return ranks[0]._replace(
         sent_bytes=sum(rank.sent_bytes for rank in ranks),
         received_bytes=sum(rank.received_bytes for rank in ranks),
         duration_s=max(rank.duration_s for rank in ranks),
