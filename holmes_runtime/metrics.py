@@ -14,7 +14,7 @@ import torch.distributed as dist
 from holmes_runtime.comm.interface_counters import counters_increase, read_byte_counters, read_port_counters
 from holmes_runtime.config.model_shape import step_flops
 from holmes_runtime.config.node_config import hca_ports
-from holmes_runtime.config.rank_metrics import ByteCounters, RankMetrics, Waits
+from holmes_runtime.config.rank_metrics import METRICS_FILE, ByteCounters, RankMetrics, Waits
 from holmes_runtime.config.strict_json import to_json
 from holmes_runtime.gpu_peaks import peak_flops_per_s
 from holmes_runtime.trainer import StepResult, Trainer
@@ -107,7 +107,7 @@ class MetricsFile:
 
     def __init__(self, folder: Path, rank: int, most_bytes: int = MOST_METRICS_BYTES) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._path, self._most_bytes = folder / f"metrics-rank{rank}.jsonl", most_bytes
+        self._path, self._most_bytes = folder / METRICS_FILE.format(rank=rank), most_bytes
         self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, metrics: RankMetrics) -> None:

@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 
 from holmes_runtime.config.verdicts import Verdict
 
+METRICS_FILE = "metrics-rank{rank}.jsonl"
+
 
 class ByteCounters(NamedTuple):
     """Bytes an interface or an RDMA port has sent and received since it came up, or their increase."""

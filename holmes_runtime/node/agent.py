@@ -52,7 +52,7 @@ from holmes_runtime.config.messages import (
     Stuck,
 )
 from holmes_runtime.config.node_config import NodeConfig, memory_folder
-from holmes_runtime.config.rank_metrics import RankMetrics
+from holmes_runtime.config.rank_metrics import METRICS_FILE, RankMetrics
 from holmes_runtime.config.strict_json import parse
 from holmes_runtime.node.left_files import LeftFiles
 from holmes_runtime.node.listeners import Listeners
@@ -78,6 +78,7 @@ class Agent:
         self._folder = folder
         self._commands = CommandPipe(folder / COMMANDS_PIPE)
         self._messages = MessageFile(folder)
+        self._report = self._messages.report
         self._listeners = Listeners(config)
         self._tunnel = Tunnel(config, config.tunnel, folder) if config.tunnel is not None else None
         self._meeting: MeetingGate | None = None
@@ -97,15 +98,15 @@ class Agent:
         try:
             facts = read_facts(self._config, self._folder)
             taken = self._gpu_claims.take(self._config.gpus, facts.gpus or (), self._config.run_id)
-            facts = facts._replace(gpus_taken=taken)
             listeners = self._listeners.open(facts.interfaces)
-            self._report(Ready(facts, listeners, self._listeners.open_rendezvous(), end))
+            self._report(Ready(facts._replace(gpus_taken=taken), listeners, self._listeners.open_rendezvous(), end))
             go = self._wait_for_go()
             return 3 if go is None else self._train(go)
         finally:
             self._end(GRACE_S)
-            if self._has_to_go or self._hears_nobody():  # as at the end of a Slurm job, where nobody comes again
-                shutil.rmtree(memory_folder(self._config.run_id, self._config.host), ignore_errors=True)
+            remembered = Path(memory_folder(self._config.run_id, self._config.host))
+            if remembered.exists() and not self._will_be_seen_to():
+                shutil.rmtree(remembered, ignore_errors=True)
             if self._tunnel is not None:
                 self._tunnel.let_go()
 
@@ -136,6 +137,17 @@ class Agent:
     def _hears_nobody(self) -> bool:
         """Whether the controller is gone, so that it can neither start again nor remove what that would need."""
         return time.monotonic() - self._commands.last_heard_s > self._config.silence_limit_s
+
+    def _will_be_seen_to(self) -> bool:
+        """Whether the controller speaks yet: ranks end, too, because an agent elsewhere heard nobody before we did."""
+        since_s = time.monotonic()
+        while not self._has_to_go and not self._hears_nobody():  # told to go as at the end of a Slurm job
+            if self._told_to_stop or self._commands.last_heard_s >= since_s:
+                return True
+            for command in self._commands.take(POLL_S):
+                self._obey(command)
+            self._show_life()
+        return False
 
     def _train(self, go: Go) -> int:
         nodes, secret = self._config.node_addresses, bytes.fromhex(go.secret)
@@ -211,14 +223,16 @@ class Agent:
             local_rank = int(path.parent.name)
             for line in self._new_lines(path, last):
                 self._report(RankPrinted(local_rank, line))
-        for path in sorted(self._folder.glob("metrics-rank*.jsonl")):
-            for line in self._new_lines(path, last=False):  # one without an end was not written whole
-                self._report(parse(RankMetrics, line))
-        for path in sorted(self._folder.glob(POSITIONS_FILE.format(rank="*"))):
-            for line in self._new_lines(path, last=False):
-                self._report(parse(RankPosition, line))
+        for line in self._whole_lines(METRICS_FILE):
+            self._report(parse(RankMetrics, line))
+        for line in self._whole_lines(POSITIONS_FILE):
+            self._report(parse(RankPosition, line))
         for part in self._left_files.new():
             self._report(part)
+
+    def _whole_lines(self, name: str) -> Iterator[str]:
+        for path in sorted(self._folder.glob(name.format(rank="*"))):
+            yield from self._new_lines(path, last=False)
 
     def _new_lines(self, path: Path, last: bool) -> Iterator[str]:
         tail = self._tails.setdefault(path, Tail(path))
@@ -226,9 +240,8 @@ class Agent:
 
     def _report_failures(self, exit_code: int) -> None:
         """The ranks torchrun blames; torchrun itself when it blames none."""
-        failures = self._folder / FAILURES_FILE
         killed = oom_kills() - self._oom_kills
-        if failures.exists():
+        if (failures := self._folder / FAILURES_FILE).exists():
             for line in failures.read_text(encoding="utf-8").splitlines():
                 failed = parse(RankFailed, line)
                 self._report(failed._replace(message=self._with_disk(failed.message), oom_kills=killed))
@@ -243,9 +256,6 @@ class Agent:
         if not is_full or "No space left on device" in message:
             return message
         return f"{message.rstrip()}\nNo space left on device: {self._folder}"
-
-    def _report(self, message: Message) -> None:
-        self._messages.report(message)
 
     def _report_at_once(self, message: Message) -> None:
         self._messages.report(message)

@@ -42,7 +42,10 @@ def test_nothing_is_left_and_the_first_message_is_right(
     assert end_so(Way(site), ending, tmp_path, inventory, full_disk) == []
 
 
-@pytest.mark.parametrize("name", ["Ctrl-C", "holmes stop", "rank killed", "controller killed", "interface down"])
+@pytest.mark.parametrize(
+    "name",
+    ["Ctrl-C", "holmes stop", "rank killed", "controller killed", "controller killed, then a rank", "interface down"],
+)
 def test_no_checkpoint_stays_in_the_memory_of_a_host(
     site: Site, inventory: Path, full_disk: Path, tmp_path: Path, name: str
 ) -> None:

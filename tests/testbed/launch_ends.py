@@ -116,6 +116,12 @@ def _signal_rank(run: Running, number: signal.Signals) -> None:
     os.kill(rank, number)
 
 
+def _kill_controller_then_rank(run: Running) -> None:
+    """Agents learn of the rank's end, and of its peers', while they do not know yet that the controller is gone."""
+    run.process.kill()
+    _signal_rank(run, signal.SIGKILL)
+
+
 def _kill_torchrun(run: Running) -> None:
     (torchrun,) = torchrun_pids(run.bed, "a2")
     os.kill(torchrun, signal.SIGKILL)
@@ -217,6 +223,13 @@ ENDINGS = (
         -signal.SIGKILL,
         "",
         lambda run: run.process.kill(),
+        limit_s=SILENCE_LIMIT_S + CLEAN_WITHIN_S,
+    ),
+    Ending(
+        "controller killed, then a rank",
+        -signal.SIGKILL,
+        "",
+        _kill_controller_then_rank,
         limit_s=SILENCE_LIMIT_S + CLEAN_WITHIN_S,
     ),
     Ending(
