@@ -60,15 +60,14 @@ class Launch:
     ) -> None:
         self.folder, self._plan, self._settings, self._variables = folder, plan, settings, variables
         self._view, self._island = view, island
-        code = variables.code.sent if variables.code else None
-        self._record = RunRecord(folder, view, settings, exports, code)
+        self._record = RunRecord(folder, view, settings, exports, variables.code.sent if variables.code else None)
         self._replanning: Replanning | ComingBack = (
             ComingBack(island.tries, island.told, self._record.say)
             if island is not None
             else Replanning(plan, settings, planner, self._record.say, LostHosts())
         )
         outer = island.outer_sync if island is not None else None
-        self._attempt = Attempt(folder.run_id, detached=settings.detached, resume=settings.resume, outer_sync=outer)
+        self._attempt = Attempt(folder.run_id, 0, settings.detached, settings.resume, settings.resume_step, outer)
         self._nodes = RunningNodes((), settings.detached)
         self._remembering: dict[str, NodeBundle] = {}  # by host those whose ranks may keep a checkpoint in memory
         self._stuck: tuple[str, ...] = ()
@@ -251,8 +250,9 @@ class Launch:
 
     def _start_attempt(self) -> Preflight:
         """Start the next attempt, unless its checks refuse it."""
-        resume = self._plan.job.checkpoint is not None
-        self._attempt = replace(self._attempt, number=self._attempt.number + 1, resume=resume)
+        resume, number = self._plan.job.checkpoint is not None, self._attempt.number + 1
+        back_to = self._attempt.resume_step if not self._record.steps_done else None
+        self._attempt = replace(self._attempt, number=number, resume=resume, resume_step=back_to)
         self._record.attempt_steps = StepTotals()
         self._view.take_plan(self._plan)
         preflight = self._start_nodes(None, frozenset())

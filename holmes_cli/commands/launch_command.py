@@ -55,6 +55,12 @@ def launch_command(
         bool, typer.Option("--replan-when-slow", help="Take the new plan when a host or link is slower than planned.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the last checkpoint, if there is one.")] = False,
+    resume_step: Annotated[
+        int | None,
+        typer.Option(
+            "--resume-step", metavar="STEP", min=1, help="Go back to the checkpoint after STEP; later ones give way."
+        ),
+    ] = None,
     via: Annotated[
         str | None, typer.Option("--via", metavar="slurm", help="Reach all hosts by steps of this Slurm job.")
     ] = None,
@@ -72,12 +78,13 @@ def launch_command(
     record, inventory = read_launchable(plan, trust or (), may_be_stale=PLAN_CURRENT in forced)
     settings = Settings(
         detached=detach,
-        resume=resume,
+        resume=resume or resume_step is not None,
+        resume_step=resume_step,
         restarts=restarts,
         on_loss=_on_loss(on_loss),
         replan_when_slow=replan_when_slow,
     )
-    if resume and record.job.checkpoint is None:
+    if settings.resume and record.job.checkpoint is None:
         raise HolmesError(f"{plan}: --resume: the job saves no checkpoints", "add `checkpoint:` to job.yaml")
     job_folder = source_file(plan, record.job_source).parent
     if isinstance(record, IslandsPlan):
@@ -93,7 +100,7 @@ def launch_command(
     if dry_run:
         variables = read_user_variables(record.job, os.environ, job_folder)
         show = bundles_as_json if as_json else show_bundles
-        show(prepare(record, Attempt("dry-run", detached=detach, resume=resume), variables), record)
+        show(prepare(record, Attempt("dry-run", 0, detach, settings.resume, resume_step), variables), record)
         return
     reached = reached_by(record, via)
 

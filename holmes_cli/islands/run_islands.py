@@ -31,6 +31,11 @@ def refuse_settings(settings: Settings) -> None:
             "--detach: islands meet at the controller, which must stay",
             "start it where it outlives the shell, such as in tmux or by `nohup holmes launch plan.json &`",
         )
+    if settings.resume_step is not None:
+        raise HolmesError(
+            "--resume-step: islands go on from one state, which of an older one nobody else has",
+            "use --resume; or copy the checkpoints of that step elsewhere and name their folder in job.yaml",
+        )
     if settings.on_loss != "stop" or settings.replan_when_slow:
         raise HolmesError(
             "--on-loss, --replan-when-slow: an island keeps its plan, as the others count on its shape",
@@ -42,7 +47,9 @@ def dry_run_of_islands(plan: IslandsPlan, settings: Settings, job_folder: Path, 
     """Print what would be sent and started, island by island."""
     variables = read_user_variables(plan.job, os.environ, job_folder)
     for number, island in enumerate(plan.islands):
-        attempt = Attempt(f"dry-run-{island_name(number)}", 0, False, settings.resume, outer_sync_of(plan, number))
+        attempt = Attempt(
+            f"dry-run-{island_name(number)}", resume=settings.resume, outer_sync=outer_sync_of(plan, number)
+        )
         if not as_json:
             out.print(f"island {number}:")
         (bundles_as_json if as_json else show_bundles)(prepare(island, attempt, variables), island)

@@ -49,6 +49,7 @@ class Settings(Record):
 
     detached: bool = False  # it goes on without its controller
     resume: bool = False  # the first attempt, too, continues the job's last checkpoint
+    resume_step: int | None = None  # it goes back to the checkpoint after so many steps; None: to the newest
     restarts: int = 0  # how many it may take
     on_loss: OnLoss = "stop"  # what to do when a host is lost
     replan_when_slow: bool = False

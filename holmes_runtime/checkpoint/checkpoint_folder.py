@@ -41,10 +41,22 @@ class CheckpointFolder(NamedTuple):
         if final.exists():
             _remove(final)
         self.partial(steps).rename(final)
-        pointer = self.path / f"{LATEST_FILE}{PARTIAL}"
-        write_durably(pointer, final.name + "\n")
-        pointer.replace(self.path / LATEST_FILE)
+        self._point_to(final.name)
         _sync_folder(self.path)
+
+    def go_back(self, steps: int) -> None:
+        """Points `latest` to the newest up to the one after `steps`; to none where there is none. Later ones stay."""
+        older = [path.name for path in self.path.glob("step-*") if path.name <= _name(steps) and not path.suffix]
+        if older:
+            self._point_to(max(older))
+        else:
+            (self.path / LATEST_FILE).unlink(missing_ok=True)
+        _sync_folder(self.path)
+
+    def _point_to(self, name: str) -> None:
+        pointer = self.path / f"{LATEST_FILE}{PARTIAL}"
+        write_durably(pointer, name + "\n")
+        pointer.replace(self.path / LATEST_FILE)
 
     def remove_old(self, steps: int) -> None:
         """Keeps the newest up to the one after `steps`, once all folders have that one."""

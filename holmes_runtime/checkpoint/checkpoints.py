@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Thread
 
 from holmes_runtime.admission.own_sockets import beside_newer, own_connections
-from holmes_runtime.checkpoint.checkpoint_folder import LATEST_FILE, CheckpointFolder, before
+from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder, before, steps_of
 from holmes_runtime.checkpoint.checkpoint_writer import CheckpointWriter
 from holmes_runtime.checkpoint.description import DESCRIPTION_FILE, Counters, Description, describe, differences
 from holmes_runtime.checkpoint.host_folders import find_folders
@@ -65,9 +65,11 @@ class Checkpoints:
         if self._is_first:
             self._folder.make_ready()
         self._offers = self._all_offers()
+        generation = 1 + max((offer.generation for each in self._offers for offer in each.offers), default=0)
+        if config.resume_step is not None:
+            self._go_back(config.resume_step)
         self._found = found_in(self._offers)
         self._faults = [fault for each in self._offers for fault in each.faults]
-        generation = 1 + max((offer.generation for each in self._offers for offer in each.offers), default=0)
         self._begun_by = config.run_id
         self._memory = MemoryFiles(me, config.ranks, os.environ)
         self._writer = CheckpointWriter(
@@ -86,6 +88,16 @@ class Checkpoints:
         mine = offers_in(self._me.host, path, index_of_old) if self._is_first else Offers("", "", None, (), ())
         by_rank = all_gather_records(mine, self._group)
         return [by_rank[self._folders.ranks_at(number)[0]] for number in range(len(self._folders.hosts))]
+
+    def _go_back(self, steps: int) -> None:
+        """Makes the checkpoint after `steps` the newest. Raises RuntimeError where there is none that is whole."""
+        whole = sorted((found.offer.steps, found.offer.name) for found in found_in(self._offers) if found.is_whole)
+        if steps not in (each for each, _ in whole):
+            there = ", ".join(name for _, name in whole) or "none"
+            raise RuntimeError(f"{self._folder.path} has no whole checkpoint of step {steps}; whole are: {there}")
+        if self._is_first:
+            self._folder.go_back(steps)
+        self._offers = self._all_offers()
 
     def _place(self, folder: Offers) -> str:
         """Host and path; of the one folder of all hosts the path."""
@@ -137,7 +149,7 @@ class Checkpoints:
             return f"the folders {self._folder.path} of {hosts} hold no checkpoint that is whole: {'; '.join(reasons)}"
         folder = self._folder.path / str(self._offers[0].latest)
         older = before(folder)
-        instead = f"; to go on from {older.name}, write that into {folder.parent}/{LATEST_FILE}" if older else ""
+        instead = f"; to go on from {older.name}: holmes launch --resume-step {steps_of(older)}" if older else ""
         return f"checkpoint {folder} cannot be read: {'; '.join(reasons)}{instead}"
 
     def _load(

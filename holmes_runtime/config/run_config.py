@@ -58,8 +58,8 @@ class RunConfig:
     which is for stage 1, masters and moments are in host memory, where the CPU updates them. `value_type` is the
     precision of weights, activations and what travels between stages; masters, moments and gradient sums are fp32.
 
-    `weights` is a published model's folder, on every host, that a run which resumes nothing starts from. With
-    `outer_sync` the run is an island, which shares its progress with other runs of the same model.
+    `weights` is a published model's folder, on every host, that a run which resumes nothing starts from; `resume_step`
+    names a checkpoint to go back to. With `outer_sync` the run is an island, which shares progress with other runs.
 
     What a run under way may change of its edges: `lossiest_codec` is the furthest a codec goes, `room_in_flight` how
     many micro-batches each pipeline rank has room for, empty where that is not known.
@@ -95,6 +95,7 @@ class RunConfig:
     checkpoint: Checkpointing | None
     profile: Profile | None
     resume: bool
+    resume_step: int | None
     optimizer: Optimizer
     outer_sync: OuterSync | None
     stages: tuple[Stage, ...]
@@ -233,6 +234,7 @@ class RunConfig:
         check("expectation.compute_s", expected, rule, expected in (0, self.world_size))
         rule = "must be false without a checkpoint folder"
         check("resume", self.resume, rule, self.checkpoint is not None or not self.resume)
+        check("resume_step", self.resume_step, "must be null unless it resumes", self.resume or not self.resume_step)
 
     def _check_batch(self) -> None:
         counts, samples = self.microbatches, self.total_microbatches * self.micro_batch_size

@@ -46,6 +46,7 @@ SILENCE_LIMIT_S = 15.0  # a node or a controller not heard for so long is taken 
 class Attempt:
     """One start of a run: the first, a restart, or one with a new plan. `resume` continues the last checkpoint.
 
+    `resume_step`: it goes back to the checkpoint after so many steps, which is the last from then on.
     `outer_sync`: of an island, what its ranks have to know of the others.
     """
 
@@ -53,12 +54,13 @@ class Attempt:
     number: int = 0
     detached: bool = False
     resume: bool = False
+    resume_step: int | None = None
     outer_sync: OuterSync | None = None
 
 
 def prepare(plan: Plan, attempt: Attempt, variables: UserVariables) -> tuple[NodeBundle, ...]:
     """Every file and command of every node, nodes in order. Raises HolmesError if the runtime cannot run the plan."""
-    of_plan = Parcel({**variables.files, **plan_files(plan, attempt.resume, attempt.outer_sync)})
+    of_plan = Parcel({**variables.files, **plan_files(plan, attempt.resume, attempt.resume_step, attempt.outer_sync)})
     own = (Parcel(code),) if (code := code_files(variables)) else ()
     parcels = (Parcel(runtime_files()), of_plan, *own)
     return tuple(_bundle(plan, node, attempt, variables, parcels) for node in plan.nodes)
@@ -77,10 +79,12 @@ def code_files(variables: UserVariables) -> dict[str, str]:
     return {f"{CODE_FOLDER}/{name}": content for name, content in code.files.items()} if code else {}
 
 
-def plan_files(plan: Plan, resume: bool, outer_sync: OuterSync | None = None) -> dict[str, str]:
+def plan_files(
+    plan: Plan, resume: bool, resume_step: int | None = None, outer_sync: OuterSync | None = None
+) -> dict[str, str]:
     """What the plan says to all nodes alike. Named by the plan and not by the run, so that it is sent once."""
     run_id = plan.digest().removeprefix("sha256:")[:12]
-    run_config = replace(run_config_of(plan, run_id), resume=resume, outer_sync=outer_sync)
+    run_config = replace(run_config_of(plan, run_id), resume=resume, resume_step=resume_step, outer_sync=outer_sync)
     return {
         RUN_CONFIG_FILE: run_config.to_json(),
         PLAN_FILE: plan.to_json(),
@@ -150,6 +154,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             checkpoint=_translated(Checkpointing, job.checkpoint) if job.checkpoint else None,
             profile=_translated(Profile, job.profile) if job.profile else None,
             resume=False,
+            resume_step=None,
             optimizer=_translated(Optimizer, job.optimizer),
             outer_sync=None,
             stages=tuple(_translated(Stage, stage) for stage in plan.stages),

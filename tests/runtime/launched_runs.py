@@ -203,6 +203,7 @@ def make_config(
         checkpoint=checkpoint,
         profile=profile,
         resume=resume,
+        resume_step=None,
         optimizer=Optimizer(learning_rate, 0.0, 0, "constant", 0.1, 0.9, 0.95, grad_clip),
         outer_sync=outer_sync,
         stages=tuple(Stage(index, first, stop) for index, (first, stop) in enumerate(pairwise(cuts))),

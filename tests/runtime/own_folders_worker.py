@@ -76,6 +76,8 @@ class Worker:
         for host in HOSTS:
             self.go_on(f"{host} lost", "stopped", losing(host))
         self.go_on("h0 and h3 lost", "stopped", losing("h0", "h3"))
+        self.go_on("gone back", "nothing lost", losing("h3"), resume_step=STOPPED_AFTER)
+        self.go_on("gone back too far", "nothing lost", resume_step=1)
         self.go_on("on h0 h1 h2", "stopped", plan=THREE, hosts=HOSTS[:3])
         self.go_on("on h1 h2", "stopped", plan=TWO, hosts=HOSTS[1:3])
         self.go_on("on h0 h1", "stopped", plan=TWO, hosts=HOSTS[:2])

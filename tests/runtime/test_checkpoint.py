@@ -214,14 +214,45 @@ def test_a_broken_newest_checkpoint_is_told_with_the_one_before_and_how_to_take_
     save(tmp_path, 1, 2)
     path = next((tmp_path / "step-00000002").glob("*.distcp"))
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(RuntimeError, match=rf"to go on from step-00000001, write that into {tmp_path}/latest"):
+    with pytest.raises(RuntimeError, match="to go on from step-00000001: holmes launch --resume-step 1"):
         open_folder(config(tmp_path, resume=True)).load(make_shards(0))
 
-    (tmp_path / "latest").write_text("step-00000001")
-    counters = open_folder(config(tmp_path, resume=True)).load(make_shards(0))
+    counters = open_folder(going_back(tmp_path, 1)).load(make_shards(0))
 
     assert counters is not None
     assert counters.steps == 1
+
+
+def going_back(folder: Path, steps: int) -> RunConfig:
+    return replace(config(folder, resume=True), resume_step=steps)
+
+
+def test_the_checkpoint_that_a_run_goes_back_to_is_the_newest_until_it_saves_again(tmp_path: Path) -> None:
+    save(tmp_path, 1, 3, 5, keep_last=3)
+    open_folder(going_back(tmp_path, 3))
+    restarted, shards = open_folder(config(tmp_path, resume=True, keep_last=3)), make_shards(0)
+
+    assert restarted.load(shards) == Counters(3, 3, 1.0, 0, 24)
+    assert all(torch.equal(one.master, other.master) for one, other in zip(shards, make_shards(3), strict=True))
+
+    restarted.save(make_shards(40), Counters(4, 4, 1.0, 0, 32))
+    restarted.finish()
+    counters = open_folder(config(tmp_path, resume=True)).load(shards)
+    assert counters is not None
+    assert counters.steps == 4
+    assert (tmp_path / "step-00000005").is_dir()  # nothing is lost before it is written anew
+
+
+def test_a_checkpoint_that_is_not_there_or_not_whole_is_not_gone_back_to(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 3, keep_last=3)
+    path = next((tmp_path / "step-00000002").glob("*.distcp"))
+    path.write_bytes(path.read_bytes()[:100])
+    for steps in (2, 7):
+        with pytest.raises(RuntimeError, match=f"of step {steps}; whole are: step-00000001, step-00000003$"):
+            open_folder(going_back(tmp_path, steps))
+    counters = open_folder(config(tmp_path, resume=True)).load(make_shards(0))
+    assert counters is not None
+    assert counters.steps == 3
 
 
 def test_metadata_that_would_run_a_program_is_refused(tmp_path: Path) -> None:

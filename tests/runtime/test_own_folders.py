@@ -56,6 +56,29 @@ def test_the_loss_goes_on_bit_equal_whichever_host_has_lost_its_folder(runs: dic
         assert (f"/{host} holds nothing of step-00000003: read from another folder" in said) == (host in lost)
 
 
+def test_a_run_goes_back_to_an_older_checkpoint_also_where_a_host_has_lost_its_part(
+    runs: dict[str, Any], folder: Path
+) -> None:
+    losses, expected, said = resumed(runs, "gone back")
+
+    assert losses == expected
+    assert f"resumes after {STOPPED_AFTER} of {STEPS} steps" in said
+    newest = {(folder / "saved-gone-back" / host / "latest").read_text() for host in HOSTS}
+    assert newest == {(folder / "saved-nothing-lost" / "h0" / "latest").read_text()}
+
+
+def test_a_checkpoint_to_go_back_to_that_no_host_has_is_refused_with_those_there_are(
+    runs: dict[str, Any], folder: Path
+) -> None:
+    run = runs["gone back too far"]
+    assert set(run["exit_codes"]) == {1}
+    there = ", ".join(f"step-{steps:08d}" for steps in (2, STOPPED_AFTER, 4, STEPS))
+    assert f"has no whole checkpoint of step 1; whole are: {there}" in run["said"]
+    for host in HOSTS:
+        before, after = (folder / name / host for name in ("saved-nothing-lost", "saved-gone-back-too-far"))
+        assert (after / "latest").read_text() == (before / "latest").read_text()
+
+
 @pytest.mark.parametrize("left", ["on h0 h1 h2", "on h1 h2"])
 def test_hosts_that_are_left_go_on_under_another_plan(runs: dict[str, Any], left: str) -> None:
     losses, expected, _ = resumed(runs, left)

@@ -243,6 +243,7 @@ def test_config_and_schedule_load_without_torch() -> None:
         ({"room_in_flight": [1, 2]}, r"^room_in_flight: must be empty or 1 positive numbers, one a pipeline rank"),
         ({"resume": True}, r"^resume: must be false without a checkpoint folder, got True"),
         ({"resume": 1}, r"^resume: expected bool, got 1"),
+        ({"resume_step": 3}, r"^resume_step: must be null unless it resumes, got 3"),
         ({"optimizer": {"min_learning_rate": 1.0}}, r"^optimizer\.min_learning_rate: must be in \[0, learning_rate"),
         ({"expectation": {"compute_s": [0.1, 0.2], "transfer_s": {}}}, r"^expectation\.compute_s: must be empty or"),
     ],

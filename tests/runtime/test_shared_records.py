@@ -50,7 +50,14 @@ FILLED_IN = {
     "value_type",
     "compile",
 }  # may be left out of job.yaml alone
-OWN = {"schema_version", "run_id", "resume", "expectation", "outer_sync"}  # neither in the job nor in the plan
+OWN = {
+    "schema_version",
+    "run_id",
+    "resume",
+    "resume_step",
+    "expectation",
+    "outer_sync",
+}  # neither in the job nor in the plan
 OTHER_NAMES = {
     **{"value_type": "precision", "threads_per_rank": "threads_per_slot", "emulation": "emulate"},
     "lossiest_codec": "edges",
