@@ -44,7 +44,7 @@ class Pace:
     """Spreads an exchange evenly over `duration_s`, until somebody waits for it.
 
     What moves on the `connections` of training goes first, and chunks stay small, as what they send next may wait for
-    one; both as long as the exchange lasts no longer than `latest_s` by that.
+    one; both until what is left, at its even pace, would be done after `latest_s`.
     """
 
     def __init__(
@@ -67,9 +67,10 @@ class Pace:
 
         They grow while nothing but the way itself takes time; beside training no further than that needs.
         """
-        early_s = self._began_s + part * self._duration_s - time.monotonic()
+        due_s = self._began_s + part * self._duration_s
+        early_s = due_s - time.monotonic()
         was_early = early_s > 0 and not self._hurry.wait(early_s)
-        until_s = self._began_s + part * self._latest_s
+        until_s = due_s + self._latest_s - self._duration_s
         has_yielded = self._yield(until_s)
         if was_early:
             self._chunk_bytes //= 2
