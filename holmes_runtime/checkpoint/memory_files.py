@@ -17,10 +17,12 @@ from pathlib import Path
 from holmes_runtime.config.node_config import MEMORY_VARIABLE, SHM_BYTES_PER_RANK
 from holmes_runtime.config.rank_grid import Rank
 
+COMING = "coming"  # the name of a save until all its files are there
 MOST_PART = 0.5  # of the memory that is free, for all ranks of a host: NCCL, data and others need some too
 MEMORY = Path("/proc/meminfo")
 OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 62
+COPY_BYTES = 1 << 18  # at a time, so that they are in a cache when they are written
 
 
 class MemoryFiles:
@@ -54,14 +56,18 @@ class MemoryFiles:
             self._has_told = True
 
     def _put(self, mine: Path, save_id: str, paths: Sequence[Path]) -> None:
-        """Makes these files all there is in this rank's part; nothing where they do not fit."""
-        shutil.rmtree(mine, ignore_errors=True)
-        self._require_room(mine.parent, sum(path.stat().st_size for path in paths))
-        coming = mine / "coming"
+        """Makes these files all there is in this rank's part, where those before were; none where they do not fit."""
+        coming = mine / COMING
         try:
-            coming.mkdir(mode=0o700, parents=True)
+            self._require_room(mine.parent, sum(path.stat().st_size for path in paths))
+            mine.mkdir(mode=0o700, exist_ok=True)
+            for before in mine.iterdir():
+                before.rename(coming)  # from now on nobody takes it for a save
+            coming.mkdir(mode=0o700, exist_ok=True)
+            for path in {*coming.iterdir()} - {coming / path.name for path in paths}:
+                path.unlink()
             for path in paths:
-                shutil.copyfile(path, coming / path.name)
+                _overwrite(coming / path.name, path)
             coming.rename(mine / save_id)
         except OSError:
             shutil.rmtree(mine, ignore_errors=True)
@@ -90,6 +96,14 @@ class MemoryFiles:
         """Removes all that ranks of this host keep; called by all of them once none needs it any more."""
         if self._folder is not None and self._me.rank == self._beside[0] and _is_own(self._folder):
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _overwrite(path: Path, source: Path) -> None:
+    """Makes `path` a copy of `source`, in the memory that it has: to give that back and get some anew costs more."""
+    path.touch(mode=0o600)
+    with open(source, "rb", buffering=0) as given, open(path, "r+b", buffering=0) as taken:
+        shutil.copyfileobj(given, taken, COPY_BYTES)
+        taken.truncate()
 
 
 def _is_own(folder: Path) -> bool:

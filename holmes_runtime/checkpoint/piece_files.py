@@ -32,8 +32,8 @@ from holmes_runtime.checkpoint.piece_index import (
     PieceIndex,
     WrittenBox,
     WrittenTensor,
+    digest_in,
     digest_of,
-    read_box,
 )
 from holmes_runtime.checkpoint.reshard import PieceSavePlanner, TensorPiece
 
@@ -54,8 +54,8 @@ def write_pieces(folder: Path, pieces: dict[str, TensorPiece], rank: int) -> tup
         assert result.index.offset is not None
         stored, chunk = result.storage_data, chunks[result.index.fqn, result.index.offset]
         place = (stored.relative_path, stored.offset, stored.length)
-        box = WrittenBox(tuple(chunk.offsets), tuple(chunk.sizes), *place, digest="")
-        boxes[result.index.fqn].append(box._replace(digest=digest_of(read_box(folder, box))))
+        digest = digest_in(folder / stored.relative_path, stored.offset, stored.length)
+        boxes[result.index.fqn].append(WrittenBox(tuple(chunk.offsets), tuple(chunk.sizes), *place, digest))
     return tuple(
         WrittenTensor(name, tuple(pieces[name].part.global_shape), tuple(of)) for name, of in boxes.items() if of
     )

@@ -16,6 +16,7 @@ from holmes_runtime.config.strict_json import decode, encode, to_json
 INDEX_FILE = "pieces.json"
 INDEX_VERSION = 1
 DIGEST_BYTES = 16
+READ_BYTES = 1 << 18  # at a time for a digest, so that they are in a cache when it is made
 
 
 class DamagedPiece(Exception):
@@ -96,6 +97,20 @@ class Described(NamedTuple):
 def digest_of(data: bytes | bytearray | memoryview) -> str:
     """What tells that these bytes have changed, in hexadecimal."""
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
+
+
+def digest_in(path: Path, first_byte: int, size_bytes: int) -> str:
+    """Of so many bytes of a file, from `first_byte` on. Raises DamagedPiece, naming the file, where it has fewer."""
+    digest, chunk, left_bytes = hashlib.blake2b(digest_size=DIGEST_BYTES), memoryview(bytearray(READ_BYTES)), size_bytes
+    with open(path, "rb", buffering=0) as file:
+        file.seek(first_byte)
+        while left_bytes:
+            found = file.readinto(chunk[:left_bytes])
+            if not found:
+                raise DamagedPiece(f"{path.name} ends {left_bytes} bytes before the end of what was written")
+            digest.update(chunk[:found])
+            left_bytes -= found
+    return digest.hexdigest()
 
 
 def index_text(index: PieceIndex) -> str:

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
-from holmes_runtime.admission.own_sockets import is_moving
+from holmes_runtime.admission.own_sockets import JUST_MS, bytes_on_way, is_moving
 
 LEAST_BYTES, MOST_BYTES = 1 << 16, 1 << 22  # of a chunk; the first is of the least
 SIZE_BYTES = 8  # of the number that it ends with
-LOOK_EVERY_S = 0.002  # at what training sends and receives
+LOOK_EVERY_S = JUST_MS / 1e3  # at what training sends and receives; what moved just now has hardly stopped before
 
 
 class Outgoing(NamedTuple):
@@ -43,8 +43,8 @@ class Incoming(NamedTuple):
 class Pace:
     """Spreads an exchange evenly over `duration_s`, until somebody waits for it.
 
-    What moves on the `connections` of training goes first, as long as the exchange lasts no longer than `latest_s` by
-    that.
+    What moves on the `connections` of training goes first, and chunks stay small, as what they send next may wait for
+    one; both until what is left, at its even pace, would be done after `latest_s`.
     """
 
     def __init__(
@@ -65,16 +65,25 @@ class Pace:
     def hold(self, part: float) -> int:
         """Returns when more than so great a part of the exchange may be done: the bytes that chunks are to have.
 
-        They grow while nothing but the way itself takes time.
+        They grow while nothing but the way itself takes time; beside training no further than that needs.
         """
-        early_s = self._began_s + part * self._duration_s - time.monotonic()
+        due_s = self._began_s + part * self._duration_s
+        early_s = due_s - time.monotonic()
         was_early = early_s > 0 and not self._hurry.wait(early_s)
-        has_yielded = self._yield(self._began_s + part * self._latest_s)
+        until_s = due_s + self._latest_s - self._duration_s
+        has_yielded = self._yield(until_s)
         if was_early:
-            self._chunk_bytes = max(LEAST_BYTES, self._chunk_bytes // 2)
+            self._chunk_bytes //= 2
         elif not has_yielded:
-            self._chunk_bytes = min(MOST_BYTES, self._chunk_bytes * 2)
+            self._chunk_bytes *= 2
+        self._chunk_bytes = max(LEAST_BYTES, min(self._chunk_bytes, self._most_bytes(until_s)))
         return self._chunk_bytes
+
+    def _most_bytes(self, until_s: float) -> int:
+        """Of a chunk; beside training what fills the way, as the next message may have to wait for all of it."""
+        if self._hurry.is_set() or time.monotonic() >= until_s:
+            return MOST_BYTES
+        return min(MOST_BYTES, max(map(bytes_on_way, self._connections), default=MOST_BYTES))
 
     def _yield(self, until_s: float) -> bool:
         """Waits until training neither sends nor receives; whether it did."""

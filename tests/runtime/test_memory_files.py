@@ -16,7 +16,7 @@ import torch.distributed as dist
 from holmes_runtime.checkpoint import memory_files
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.checkpoint.description import Counters
-from holmes_runtime.checkpoint.memory_files import MemoryFiles
+from holmes_runtime.checkpoint.memory_files import COMING, MemoryFiles
 from holmes_runtime.config.node_config import MEMORY_VARIABLE, SHM_BYTES_PER_RANK
 from holmes_runtime.config.rank_grid import Rank
 
@@ -56,6 +56,33 @@ def test_ranks_of_a_host_find_what_any_of_them_keeps_until_the_next_save(memory:
     assert set(second.of_save("one")) == {"__1_0.distcp"}
     assert set(second.of_save("two")) == {"__0_0.distcp"}
     assert second.of_save("") == {}
+
+
+def test_a_save_takes_the_memory_of_the_one_before_and_leaves_nothing_of_it(memory: Path, checkpoint: Path) -> None:
+    long, short, new = "__0_0.distcp", "__1_0.distcp", "__2_0.distcp"
+    (checkpoint / long).write_bytes(bytes(1 << 20))
+    of(0, memory).keep("one", checkpoint, [long, short])
+    before = memory / "0" / "one" / long
+    held = before.stat().st_ino
+    (checkpoint / long).write_text("less")
+
+    of(0, memory).keep("two", checkpoint, [long, new])
+
+    kept = memory / "0" / "two"
+    assert {path.name: path.read_text() for path in kept.iterdir()} == {long: "less", new: "of rank 2"}
+    assert (kept / long).stat().st_ino == held
+    assert [path.name for path in (memory / "0").iterdir()] == ["two"]
+
+
+def test_what_a_kill_left_half_kept_is_no_save_and_is_written_over(memory: Path, checkpoint: Path) -> None:
+    of(0, memory).keep("one", checkpoint, ["__0_0.distcp"])
+    (memory / "0" / "one").rename(memory / "0" / COMING)
+    assert of(0, memory).of_save("one") == {}
+
+    of(0, memory).keep("two", checkpoint, ["__0_0.distcp"])
+
+    assert set(of(0, memory).of_save("two")) == {"__0_0.distcp"}
+    assert [path.name for path in (memory / "0").iterdir()] == ["two"]
 
 
 def test_nobody_else_may_enter_and_the_first_rank_of_a_host_removes_all(memory: Path, checkpoint: Path) -> None:

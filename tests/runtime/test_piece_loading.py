@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from holmes_runtime.checkpoint.piece_index import DamagedPiece, WrittenBox
+from holmes_runtime.checkpoint.piece_index import READ_BYTES, DamagedPiece, WrittenBox, digest_in, digest_of
 from holmes_runtime.checkpoint.piece_loading import STORAGE, values_of
 
 VALUES = torch.arange(6.0).reshape(2, 3)
@@ -35,6 +35,15 @@ def archive(**entries: bytes) -> bytearray:
         for name, content in entries.items():
             written.writestr(f"archive/{name}", content)
     return bytearray(data.getvalue())
+
+
+def test_a_digest_of_bytes_in_a_file_is_theirs_however_many_they_are(tmp_path: Path) -> None:
+    data, path = os.urandom(2 * READ_BYTES + 3), tmp_path / "__0_0.distcp"
+    path.write_bytes(data)
+    for first, size in ((0, len(data)), (1, READ_BYTES), (5, 7), (0, 0)):
+        assert digest_in(path, first, size) == digest_of(data[first : first + size])
+    with pytest.raises(DamagedPiece, match=r"__0_0\.distcp ends 4 bytes before the end of what was written"):
+        digest_in(path, 4, len(data))
 
 
 def test_numbers_come_back_as_torch_saved_them() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from holmes_runtime.admission.own_sockets import beside_newer, is_moving, own_connections
+from holmes_runtime.admission.own_sockets import beside_newer, bytes_on_way, is_moving, own_connections
 from holmes_runtime.checkpoint.piece_transfer import (
     LEAST_BYTES,
     MOST_BYTES,
@@ -123,7 +123,7 @@ def test_a_chunk_is_held_back_while_training_sends_or_receives() -> None:
             pace = Pace(latest_s=3600.0, connections=connections)
             pace.begin()
             held: list[int] = []
-            thread = threading.Thread(target=lambda: held.append(pace.hold(0.5)))
+            thread = threading.Thread(target=lambda: held.append(pace.hold(0.0)))
             thread.start()
             assert connections.looked.wait(60)
             assert is_moving(sender)
@@ -149,6 +149,39 @@ def test_who_waits_for_the_exchange_is_not_held_up_by_what_training_sends() -> N
         pace.begin()
         pace.hurry()
         assert pace.hold(1.0) == 2 * LEAST_BYTES
+
+
+def test_beside_training_chunks_stay_small_until_somebody_waits_or_it_is_late() -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    with server, socket.create_connection(server.getsockname()) as still, server.accept()[0]:
+        way_bytes = max(LEAST_BYTES, bytes_on_way(still))
+        pace = Pace(latest_s=3600.0, connections=[still])
+        pace.begin()
+        assert [pace.hold(0.5) for _ in range(8)][-1] == way_bytes < 8 * LEAST_BYTES
+        pace.hurry()
+        assert [pace.hold(0.5) for _ in range(8)][-1] == MOST_BYTES
+
+        late = Pace(connections=[still])
+        late.begin()
+        assert [late.hold(0.5) for _ in range(8)][-1] == MOST_BYTES
+
+        alone = Pace(latest_s=3600.0)
+        alone.begin()
+        assert [alone.hold(0.5) for _ in range(8)][-1] == MOST_BYTES
+
+
+def test_the_way_holds_what_arrives_in_a_round_trip() -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    with server, socket.create_connection(server.getsockname()) as sender, server.accept()[0] as taker:
+        sender.sendall(bytes(1 << 16))
+        assert len(taker.recv(1 << 16, socket.MSG_WAITALL)) == 1 << 16
+        taker.send(b"x")  # which says that all came
+        sender.recv(1)
+        assert 0 < bytes_on_way(sender) < 1 << 30
+    assert bytes_on_way(sender) == 0  # closed
+    one, other = socket.socketpair()
+    with one, other:
+        assert bytes_on_way(one) == 0
 
 
 def test_a_connection_moves_when_it_has_just_received_and_later_no_more() -> None:
