@@ -1,8 +1,9 @@
 """An island's part in what islands have in common, between the steps of its own training.
 
 When a fragment of the parameters is due, they are copied to host memory, and a thread exchanges their change with the
-other islands while training goes on. `delay_steps` later the outcome is applied: the parameters move by as much as the
-outer step has moved those that were sent, so that what was learned in between stays.
+other islands while training goes on: from where the outer step leads if the others have come to what this island has.
+`delay_steps` later the outcome is applied: the parameters move by as much as it is off that guess, so that what was
+learned in between stays. What an island knows by itself is never late.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from holmes_runtime.outer.lanes import fragments_of
 from holmes_runtime.outer.meeting import Meeting
 from holmes_runtime.outer.meeting_store import open_meeting
 from holmes_runtime.outer.outer_state import OuterState, Values
+from holmes_runtime.outer.outer_step import step_ahead
 from holmes_runtime.parallel.gradient_buckets import Shard
 from holmes_runtime.parallel.zero1 import Zero1
 
@@ -51,10 +53,9 @@ class Started(NamedTuple):
 
 @dataclass
 class UnderWay:
-    """An exchange of `parameters` as they were after `sent_steps`, and what has become of it."""
+    """An exchange of parameters as they were after `sent_steps`, and what has become of it."""
 
     sent_steps: int
-    parameters: Values
     outcome: Future[Outcome]
 
 
@@ -137,8 +138,10 @@ class OuterLoop:
         if self._unapplied is not None and steps >= self._unapplied + delay:
             self._apply(steps)
         if self._under_way is None and steps >= self._due_steps:
-            self._send(steps, is_behind=False)
-            if not delay:
+            sent = self._send(steps, is_behind=False)
+            if delay:
+                self._go_ahead(sent)
+            else:
                 steps = self._receive(steps)
         if stops or steps >= self._config.steps:
             steps = self._finish(steps)
@@ -177,20 +180,21 @@ class OuterLoop:
         return before + self._planned(number)
 
     def _names(self, exchange: int) -> list[str]:
-        """Of the parameters that travel in an exchange those this rank owns."""
+        """The parameters that travel in an exchange."""
         fragment = exchange % self._sync.fragments
-        return [name for name in self._state.owned if self._fragments[name] == fragment]
+        return [name for name, of in self._fragments.items() if of == fragment]
 
-    def _send(self, steps: int, is_behind: bool) -> None:
-        """Starts the next exchange."""
+    def _send(self, steps: int, is_behind: bool) -> Values:
+        """Starts the next exchange; the parameters that it sends, of those this rank owns."""
         number, lineage, synced_steps = self.counters
         taken = steps - synced_steps[number % self._sync.fragments]
         tokens = taken * self._config.global_batch_size * self._config.model.seq_length
-        parameters = self._state.masters(self._names(number))
-        self._under_way = UnderWay(steps, parameters, Future())
-        offer = Offer(number, lineage, is_behind, parameters, max(tokens, 1))
+        sent = self._state.masters(name for name in self._names(number) if name in self._state.owned)
+        self._under_way = UnderWay(steps, Future())
+        offer = Offer(number, lineage, is_behind, sent, max(tokens, 1))
         # A daemon: when the run fails elsewhere, nobody waits for islands that are gone.
         Thread(target=self._run, args=(self._under_way.outcome, offer), name="islands", daemon=True).start()
+        return sent
 
     def _run(self, outcome: Future[Outcome], offer: Offer) -> None:
         try:
@@ -200,6 +204,18 @@ class OuterLoop:
         else:
             with contextlib.suppress(RuntimeError):  # where they meet may be gone by now
                 self._meeting.tidy_up()
+
+    def _go_ahead(self, sent: Values) -> None:
+        """Moves the parameters that were just sent to where the outer step leads if all islands have the same."""
+        state, sync = self._state, self._sync
+        assert state.correction is not None
+        ahead = {
+            name: step_ahead(state.anchor[name], state.momentum[name], values, sync.outer_rate, sync.momentum)
+            for name, values in sent.items()
+        }
+        self._change(self._names(self.counters.exchange), ahead, adds=False)
+        for name, values in ahead.items():
+            torch.neg(values, out=state.correction[name])  # the anchor to come is added
 
     def _receive(self, steps: int) -> int:
         """Waits for what is under way and applies it; the steps to go on from."""
@@ -224,8 +240,8 @@ class OuterLoop:
         outcome, state = under_way.outcome.result(), self._state
         state.take(outcome.anchor, outcome.momentum, outcome.error)
         if state.correction is not None:
-            for name, sent in under_way.parameters.items():
-                torch.sub(outcome.anchor[name], sent, out=state.correction[name])
+            for name, anchor in outcome.anchor.items():
+                state.correction[name] += anchor
         synced = list(self.counters.synced_steps)
         synced[outcome.exchange % self._sync.fragments] = under_way.sent_steps
         self.counters = OuterCounters(outcome.exchange + 1, outcome.lineage, tuple(synced))
@@ -246,10 +262,9 @@ class OuterLoop:
         state, names = self._state, self._names(self.counters.exchange - 1)
         values = state.correction if adds else state.anchor
         assert values is not None
-        fragment = (self.counters.exchange - 1) % self._sync.fragments
-        self._change([name for name, of in self._fragments.items() if of == fragment], values, adds)
+        self._change(names, values, adds)
         if state.correction is not None:
-            for name in names:
+            for name in state.owned.keys() & names:
                 state.correction[name].zero_()
         self._unapplied = None
 

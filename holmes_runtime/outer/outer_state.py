@@ -19,8 +19,9 @@ Values = dict[str, Tensor]
 class OuterState:
     """Anchor and momentum of the pieces that a rank owns, and what islands have not been told yet.
 
-    `error` is what codecs have rounded away, None where none does. `correction` is to be added to the parameters once
-    `delay_steps` are over, None where there is no delay. Of a parameter that several ranks of a run have, one owns it.
+    `error` is what codecs have rounded away, None where none does. `correction`, to be added to the parameters once
+    `delay_steps` are over, is the anchor less what they went on from; None where there is no delay. Of a parameter that
+    several ranks of a run have, one owns it.
     """
 
     def __init__(self, shards: Iterable[Shard], tp_rank: int, sync: OuterSync) -> None:

@@ -76,6 +76,11 @@ def outer_step(
     return Stepped(mean - step, following)
 
 
+def step_ahead(anchor: Tensor, momentum: Tensor, parameters: Tensor, outer_rate: float, factor: float) -> Tensor:
+    """The next anchor if all islands had come to these `parameters`, fp32 (elements,): what one knows by itself."""
+    return outer_step(anchor, momentum, [parameters], [1], "none", outer_rate, factor).anchor
+
+
 def weighted_mean(parts: Sequence[Tensor], tokens: Sequence[int]) -> Tensor:
     """The mean of `parts`, fp32 (elements,), each counting for its tokens; of one, itself."""
     total = sum(tokens)

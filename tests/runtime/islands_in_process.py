@@ -8,16 +8,16 @@ from typing import NamedTuple
 from holmes_runtime.outer.lanes import Layout, fragments_of, lanes_of
 from holmes_runtime.outer.outer_loop import due_after
 from holmes_runtime.outer.outer_state import OuterState, Values
-from holmes_runtime.outer.outer_step import outer_step, outgoing
+from holmes_runtime.outer.outer_step import outer_step, outgoing, step_ahead
 from holmes_runtime.trainer import Trainer
 
 
 class _Sent(NamedTuple):
-    """What was sent after so many steps: the parameters of one fragment, by island."""
+    """What was sent after so many steps: one fragment, and by island where its parameters went on from."""
 
     steps: int
     fragment: int
-    parameters: list[Values]
+    ahead: list[Values]
 
 
 class IslandsInProcess:
@@ -67,6 +67,13 @@ class IslandsInProcess:
             )
             for state, parameters in zip(self._states, sent, strict=True)
         ]
+        ahead = [
+            {
+                name: step_ahead(state.anchor[name], state.momentum[name], values, sync.outer_rate, sync.momentum)
+                for name, values in parameters.items()
+            }
+            for state, parameters in zip(self._states, sent, strict=True)
+        ]
         tokens = [trainer.config.global_batch_size for trainer in self.trainers]
         for state, mine in zip(self._states, own, strict=True):
             anchor, momentum = state.gather(state.anchor, cells), state.gather(state.momentum, cells)
@@ -77,8 +84,11 @@ class IslandsInProcess:
             if state.error is not None and mine.error is not None:
                 state.scatter(mine.error, state.error, cells)
         assert self._under_way is None
-        self._under_way = _Sent(steps, fragment, sent)
+        self._under_way = _Sent(steps, fragment, ahead)
         self._exchange += 1
+        if sync.delay_steps:
+            for trainer, values in zip(self.trainers, ahead, strict=True):
+                _change(trainer, values, adds=False)
 
     def _apply_due(self, steps: int, delay: int) -> None:
         """Moves the parameters of what was sent so long ago."""
@@ -86,13 +96,20 @@ class IslandsInProcess:
         if sent is None or steps < sent.steps + delay:
             return
         self._under_way = None
-        for trainer, state, parameters in zip(self.trainers, self._states, sent.parameters, strict=True):
-            trainer.zero1.wait()
-            for shard in trainer.zero1.shards():
-                if self._fragments[shard.name] == sent.fragment:
-                    anchor = state.anchor[shard.name]
-                    if steps == sent.steps:
-                        shard.master.copy_(anchor)
-                    else:
-                        shard.master.add_(anchor - parameters[shard.name])
-            trainer.zero1.publish()
+        for trainer, state, ahead in zip(self.trainers, self._states, sent.ahead, strict=True):
+            if steps == sent.steps:
+                _change(trainer, {name: state.anchor[name] for name in ahead}, adds=False)
+            else:
+                _change(trainer, {name: state.anchor[name] - values for name, values in ahead.items()}, adds=True)
+
+
+def _change(trainer: Trainer, values: Values, adds: bool) -> None:
+    """Puts or adds `values` to the weights."""
+    trainer.zero1.wait()
+    for shard in trainer.zero1.shards():
+        if shard.name in values:
+            if adds:
+                shard.master.add_(values[shard.name])
+            else:
+                shard.master.copy_(values[shard.name])
+    trainer.zero1.publish()
