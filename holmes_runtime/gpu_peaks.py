@@ -33,6 +33,7 @@ PEAK_FLOPS_PER_S: dict[str, dict[Precision, float]] = {
     "H800 PCIe": _peaks(756, 51),
     "H800": _peaks(989, 67),
     "H20": _peaks(148, 44),
+    "A100 40GB": _peaks(312, 19.5),
     "A100": _peaks(312, 19.5),
     "A800": _peaks(312, 19.5),
     "A40": _peaks(149.7, 37.4),

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -38,6 +38,7 @@ class Site:
 SELENE = Site(
     "megatron-2021", "NVIDIA A100-SXM4-80GB", 8, 80 * 10**9, 200e9
 )  # eight HDR InfiniBand ports of 200 Gbit/s
+SELENE_2020 = replace(SELENE, engine="megatron-2020", gpu_name="NVIDIA A100-SXM4-40GB", memory_bytes=40 * 10**9)
 SITES = {
     "V1": SELENE,
     "V2": SELENE,
@@ -45,7 +46,7 @@ SITES = {
     "V4": Site("megatron-deepspeed", "NVIDIA A100-SXM4-80GB", 8, 80 * 10**9, 100e9),
     "V5": Site("sailor", "NVIDIA GH200 120GB", 4, 96 * 10**9, 100e9, nvlinks=6),  # four Slingshot ports of 200 Gbit/s
     "V6": Site("megatron-2024", "NVIDIA H100 80GB HBM3", 8, 80 * 10**9, 400e9),  # eight NDR ports of 400 Gbit/s
-    "V7": SELENE,
+    "V7": SELENE_2020,
 }
 
 

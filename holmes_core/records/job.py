@@ -29,7 +29,7 @@ Codec = Literal["none", "bf16", "int8", "int4"]
 Zero = Literal[1, 3]
 """The stage of ZeRO: 1 shards optimizer states over replicas; 3 also weights and gradients, inside a cluster."""
 ScheduleName = Literal["gpipe", "1f1b", "eager", "interleaved", "zero-bubble"]
-EngineName = Literal["holmes", "megatron-2021", "megatron-deepspeed", "megatron-2024", "sailor"]
+EngineName = Literal["holmes", "megatron-2020", "megatron-2021", "megatron-deepspeed", "megatron-2024", "sailor"]
 
 
 class Source(Record):

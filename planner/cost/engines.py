@@ -7,7 +7,7 @@ memory were fitted to every second of those rows, by `python -m benchmarks.publi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from holmes_core.records.job import EngineName, Job, Recompute, ScheduleName
@@ -80,6 +80,8 @@ MEGATRON_2021 = Engine(
 )
 ENGINES: dict[EngineName, Engine] = {
     "holmes": Engine(),
+    # As it was in 2020, with torch's data parallel wrapper: gradients in 16 bits, bucket by bucket under the backward.
+    "megatron-2020": replace(MEGATRON_2021, reduced_bytes=2, gathered_bytes=2, overlaps_exchange=True),
     "megatron-2021": MEGATRON_2021,
     # Megatron-DeepSpeed as vTrain's authors ran it: gradients in 16 bits, and messages far below the NICs' rate.
     "megatron-deepspeed": Engine(

@@ -52,6 +52,7 @@ GH200_FP32 = Speed(125e12, half_size=2.37e6, memory_bytes_per_s=3.25e12, launch_
 # By product as in holmes_runtime/gpu_peaks.py, and bytes of a value. H200 and GH200 are H100's chip with other memory.
 PUBLISHED: dict[tuple[str, int], Speed] = {
     ("A100", 2): A100,
+    ("A100 40GB", 2): replace(A100, memory_bytes_per_s=MEMORY_PART * 1.555e12),
     ("A800", 2): A100,
     ("H100", 2): H100,
     ("H800", 2): H100,
@@ -70,7 +71,7 @@ SPREAD = 0.35  # of the seconds of compute, as a part, to either side: see docs/
 MEMORY_TB_PER_S = {
     **{"GB300": 8.0, "B300": 8.0, "GB200": 8.0, "B200": 8.0, "H200 NVL": 4.8, "H20": 4.0},
     **{"H100 NVL": 3.9, "H100 PCIe": 2.0, "H800 PCIe": 2.0, "H100": 3.35, "H800": 3.35, "H200": 4.8, "GH200": 4.0},
-    **{"A100": 2.04, "A800": 2.04, "A40": 0.696, "A30": 0.933, "A10G": 0.6, "A10": 0.6},
+    **{"A100": 2.04, "A100 40GB": 1.555, "A800": 2.04, "A40": 0.696, "A30": 0.933, "A10G": 0.6, "A10": 0.6},
     **{"L40S": 0.864, "L40": 0.864, "L4": 0.3, "RTX A6000": 0.768, "RTX 6000 Ada": 0.96},
     **{"RTX 5090": 1.792, "RTX 4090": 1.008, "RTX 3090": 0.936, "V100 PCIE": 0.9, "V100": 0.9, "T4": 0.32},
 }

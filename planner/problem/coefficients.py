@@ -95,6 +95,14 @@ class Coefficients:
         return tuple(each.both_s for each in self.head)
 
     @cached_property
+    def cluster_slots(self) -> Mapping[int, int]:
+        """Group slots by cluster."""
+        found = dict.fromkeys(self.cluster, 0)
+        for cluster, slots in zip(self.cluster, self.group_slots, strict=True):
+            found[cluster] += slots
+        return found
+
+    @cached_property
     def aligned(self) -> bool:
         """Whether the hosts can hold p stages even if none begins or ends inside a host that another one uses."""
         return sum(map(self._aligned_slots, range(len(self.group_slots)))) >= self.candidate.pp

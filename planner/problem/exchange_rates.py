@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
+from math import inf
 
 from planner.cost.collectives import shard_exchange_bytes
 from planner.problem.coefficients import Coefficients, crossings_of, joined_s
@@ -79,9 +80,9 @@ def _two_levels_s_per_byte(
     """Seconds per byte of the slower level of both, which work at the same time on one bucket after another."""
     across, _ = two_levels(coeffs.candidate.dp, num_clusters)
     seconds = [level_s for c in site for level_s in _class_levels_s(coeffs, c, num_clusters, rings, times_as_long)]
+    groups = max(_groups_across(coeffs, c, num_clusters, times_as_long) for c in site)
+    inside = coeffs.candidate.dp // num_clusters
     for crossing in crossings_of(coeffs, site):
-        groups = max(_groups_across(coeffs, c, num_clusters, times_as_long) for c in site)
-        inside = coeffs.candidate.dp // num_clusters
         seconds += [
             crossing.path_s_per_byte * across * groups,
             crossing.trunk_s_per_byte * across * inside * times_as_long,
@@ -113,10 +114,26 @@ def two_levels(dp: int, num_clusters: int) -> tuple[float, float]:
 
 def least_crossing_s_per_byte(coeffs: Coefficients, c: int) -> float:
     """Lower bound on the seconds per byte of a stage over several clusters that has replicas in class c."""
-    dp, most = coeffs.candidate.dp, len(set(coeffs.cluster))
-    numbers = [count for count in range(2, most + 1) if dp % count == 0]
-    levels = [max(_class_levels_s(coeffs, c, count, 1, 1)) for count in numbers]
+    dp, slots = coeffs.candidate.dp, coeffs.cluster_slots
+    numbers = [count for count in range(2, len(slots) + 1) if dp % count == 0]
+    held = [count for count in numbers if dp // count <= slots[coeffs.cluster[c]]]
+    levels = [max(_class_levels_s(coeffs, c, count, 1, 1)) for count in held]
     return min([coeffs.shared_sync_s_per_byte[c], *levels])
+
+
+def least_sync_s_per_byte(coeffs: Coefficients, c: int, crossing: bool) -> float:
+    """Lower bound on the seconds per byte of a stage that has replicas in class c; infinite where there can be none.
+
+    The stage is on that class alone, with others of its cluster or, if `crossing`, over several clusters.
+    """
+    found, cluster = list[float](), coeffs.cluster[c]
+    if coeffs.most_stages[c]:
+        found.append(sync_s_per_byte(coeffs, (c,), rings_on_nic(coeffs, (c,))))
+    if coeffs.cluster.count(cluster) > 1 and coeffs.cluster_slots[cluster] >= coeffs.candidate.dp:
+        found += [coeffs.fabric_sync_s_per_byte[c], coeffs.shared_sync_s_per_byte[c]]
+    if crossing:
+        found.append(least_crossing_s_per_byte(coeffs, c))
+    return min(found, default=inf)
 
 
 def _ring_s_per_byte(coeffs: Coefficients, site: Site, rings: int, times_as_long: float) -> float:

@@ -29,9 +29,10 @@ from planner.tolerances import RELATIVE_TOLERANCE
 
 STARTS = 16  # contenders to begin with beside the best, of those that are near it:
 NEAR = 0.1  # of a step
-MOST_STAGES = 6  # of pipelines whose stages are changed; of longer ones only the depth in flight is
+MOST_STAGES = 6  # of pipelines whose stages are changed one by one; of longer ones it is the order of all, or the depth
 MOST_CLASSES = 4  # of hosts, for what is moved from one to another
 MOST_WORK = 400_000  # forwards and backwards simulated in all: half a second
+MORE_WORK = 2_000_000  # around the best alone, where its pipeline is longer than `MOST_STAGES`
 EVENLY = (1, 2, 4, 8)  # micro-batches more in flight on all edges, wherever a climb stands: deeper is not always faster
 LOOK, SIMULATION = 10, 500  # of that, what a bound costs by the square of the stages, and the shortest simulation
 
@@ -48,8 +49,8 @@ def rank_improved(
     It is begun with what is `found`, and with placements of `candidates` that straddle clusters.
     First all are run deeper or shallower, then the best are changed, as long as there is work left that may be done. In
     the end the best, and what comes so near that it may be it, are run in the least memory that is worth it.
-    No more than `most_starts` beside the best are begun with, and with fewer less is done in all. What no time is
-    `left` for is not done.
+    No more than `most_starts` beside the best are begun with, and with fewer less is done in all; around the best of a
+    long pipeline, which has most ways near it, more is. What no time is `left` for is not done.
     """
     left = left or TimeLeft(inf)
     climb = _Climb(problem, MOST_WORK * most_starts // STARTS, left)
@@ -66,6 +67,9 @@ def rank_improved(
         degrees.add((c.tp, c.pp, c.dp, c.micro_batch_size))
         climbed.append(climb.up_from(each, changed=True) if changed else each)
     ranked = best_of_each_crossing(climbed)
+    if ranked[0].found.placement.candidate.pp > MOST_STAGES:
+        longer = _Climb(problem, MORE_WORK * most_starts // STARTS, left)
+        ranked = best_of_each_crossing([longer.up_from(ranked[0], changed=True), *ranked[1:]])
     near_s = ranked[0].mode.step_s * (1 + WORTH_MEMORY)
     near = (
         in_least_memory(problem, each) if each.mode.step_s <= near_s and not left.is_over else each for each in ranked
@@ -136,12 +140,22 @@ class _Climb:
     def _placements(self, placement: Placement) -> Iterator[Placement]:
         """With one layer moved to another stage, one stage to another position, with its layers or without, or a class.
 
-        Of two stages both at once, too: the other order may be better with another cut alone.
+        Of two stages both at once, too: the other order may be better with another cut alone. Of very many stages with
+        all in another order.
         """
-        candidate, layers, sites = placement.candidate, placement.layers, placement.sites
-        if self._problem.job.parallel.layers is not None or candidate.pp > MOST_STAGES:
+        if self._problem.job.parallel.layers is not None:
             return
+        candidate = placement.candidate
+        found = self._changed(placement) if candidate.pp <= MOST_STAGES else [placement, _fullest_first(placement)]
         capacity = self._problem.coefficients(candidate).capacity
+        for each in found:
+            rooms = zip(each.layers, each.sites, capacity, strict=True)
+            if min(each.layers) > 0 and all(held <= room[c] for held, row, room in rooms for c in set(row)):
+                yield each
+
+    def _changed(self, placement: Placement) -> list[Placement]:
+        """With a change to one stage or two, or to a class; whatever memory says."""
+        candidate, layers, sites = placement.candidate, placement.layers, placement.sites
         found = list[Placement]()
         for giver, taker in permutations(range(candidate.pp), 2):
             moved = [held - (s == giver) + (s == taker) for s, held in enumerate(layers)]
@@ -152,11 +166,7 @@ class _Climb:
             if rows != sites:
                 cuts = (layers, held) if candidate.pp > 2 else (layers, held, tuple(moved))
                 found += [replace(placement, sites=rows, layers=cut) for cut in cuts]
-        found += self._on_another_class(placement)
-        for each in found:
-            rooms = zip(each.layers, each.sites, capacity, strict=True)
-            if min(each.layers) > 0 and all(held <= room[c] for held, row, room in rooms for c in set(row)):
-                yield each
+        return [*found, *self._on_another_class(placement)]
 
     def _on_another_class(self, placement: Placement) -> Iterator[Placement]:
         """With all that a class of hosts holds on another class instead, where that has room."""
@@ -172,6 +182,13 @@ class _Climb:
                 sites = tuple(zip(*columns, strict=True))
                 if all(list(row) == sorted(row) for row in sites):
                     yield replace(placement, sites=sites, microbatches=microbatches)
+
+
+def _fullest_first(placement: Placement) -> Placement:
+    """With the stages of most layers first: what of them is in flight then waits least for messages."""
+    order = sorted(range(placement.candidate.pp), key=lambda s: -placement.layers[s])
+    layers, sites = tuple(placement.layers[s] for s in order), tuple(placement.sites[s] for s in order)
+    return replace(placement, layers=layers, sites=sites)
 
 
 def _deeper_or_shallower(problem: Problem, mode: RunMode, placement: Placement) -> Iterator[RunMode]:

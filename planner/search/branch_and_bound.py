@@ -22,6 +22,7 @@ from planner.problem.candidates import (
     enumerate_candidates,
     with_host_states,
     with_other_fills,
+    with_sharded_weights,
 )
 from planner.problem.problem import Problem
 from planner.search.closed_form import site_stage_s
@@ -36,9 +37,8 @@ from planner.search.refinements import (
     SearchState,
     early_bound,
     exchange_bound,
+    fixed_cut,
     refinements_of,
-    sharded_branches,
-    sharded_over_clusters,
 )
 from planner.search.solve import placement_of, solve, solve_preferred, write_lp
 from planner.tolerances import RELATIVE_TOLERANCE
@@ -117,7 +117,7 @@ def _explore_sharded(state: SearchState) -> SearchState:
         if not state.beats_incumbent(least_s):
             beside.leave_open(least_s)
         elif misfit.fill == "1f1b":
-            branches += sharded_branches(state, misfit)
+            branches += _sharded_branches(state, misfit)
     beside.open_bounds_s += [each.lower_bound_s for each in branches if not state.beats_incumbent(each.lower_bound_s)]
     explore(beside, [each for each in branches if state.beats_incumbent(each.lower_bound_s)])
     return beside
@@ -218,7 +218,7 @@ def _siblings(state: SearchState, branch: Branch) -> Iterator[Branch]:
         return
     job, candidate = state.problem.job, branch.candidate
     if candidate.weight_shards > 1 and job.parallel.zero != 3:
-        return  # those of `sharded_branches` are all there are
+        return  # those of `_sharded_branches` are all there are
     more = state.early.more_recompute(candidate)
     if more is not None and (first := _first_branch(state, more)) is not None:
         yield first
@@ -226,10 +226,31 @@ def _siblings(state: SearchState, branch: Branch) -> Iterator[Branch]:
         bound_s = state.early.whole_replicas_s(candidate)
         yield Branch(bound_s, candidate, "whole replicas", refinements_of(job, "whole replicas"))
         if candidate.weight_shards > 1:
-            yield from sharded_over_clusters(state, candidate)
+            yield from _sharded_over_clusters(state, candidate)
         elif candidate.pp > 1 and state.several_clusters and may_cross(state.problem, candidate):
             bound_s = branch.lower_bound_s + state.early.crossing_sync_s(candidate)
             yield Branch(bound_s, candidate, "mixed", refinements_of(job, "mixed"))
+
+
+def _sharded_branches(state: SearchState, misfit: Candidate) -> Iterator[Branch]:
+    """The branches under ZeRO-3 of a candidate that memory does not hold without, as far as it may hold them with.
+
+    In blocks, or with whole replicas over several clusters, each of which holds the weights once.
+    """
+    job, sharded = state.problem.job, with_sharded_weights(state.problem.job, misfit)
+    if sharded is not None and state.early.fits(sharded):
+        yield Branch(state.early.compute_s(sharded), sharded, "blocks", refinements_of(job, "blocks"))
+    yield from _sharded_over_clusters(state, misfit)
+
+
+def _sharded_over_clusters(state: SearchState, candidate: Candidate) -> Iterator[Branch]:
+    """The branches of the candidate whose replicas are over 2, 3 ... clusters, sharded inside each."""
+    job, clusters = state.problem.job, len({each.cluster for each in state.problem.fleet.classes})
+    for number in range(2, clusters + 1):
+        sharded = with_sharded_weights(job, candidate, number)
+        if sharded is not None and state.early.fits(sharded):
+            bound_s = state.early.whole_replicas_s(sharded)
+            yield Branch(bound_s, sharded, "whole replicas", refinements_of(job, "whole replicas"))
 
 
 def _prefer(state: SearchState) -> None:
@@ -268,6 +289,8 @@ def _spec_of_best(state: SearchState) -> ProgramSpec:
     if key in state.specs:
         return replace(state.specs[key], at_most_s=None)
     coeffs, placement = state.problem.coefficients(key[0]), state.found[key].placement
+    if (fixed_layers := fixed_cut(state.problem.job, key[0])) is not None:
+        return ProgramSpec(coeffs, fixed_layers=fixed_layers)
     last = coeffs.candidate.pp - 1
     stages = enumerate(zip(placement.sites, placement.layers, strict=True))
     pace_s = max(site_stage_s(coeffs, row, held, stage == last) for stage, (row, held) in stages)

@@ -37,6 +37,25 @@ def place_greedily(bounds: LowerBounds, pace_s: float) -> PricedBlocks | None:
     return min(found, key=lambda blocks: blocks.seconds, default=None)
 
 
+def place_cut(coeffs: Coefficients, layers: Sequence[int]) -> PricedBlocks | None:
+    """The best placement of stages with so many layers whose classes in some order take all they hold; None if none."""
+    classes = [c for c, most in enumerate(coeffs.most_stages) if most]
+    few = len(classes) <= MOST_BLOCKS_TO_PERMUTE
+    orders = permutations(classes) if few else (tuple(classes), tuple(reversed(classes)))
+    found = [_filled(coeffs, layers, order) for order in orders]
+    priced = [PricedBlocks(blocks_step_s(coeffs, blocks), blocks) for blocks in found if blocks is not None]
+    return min(priced, key=lambda blocks: blocks.seconds, default=None)
+
+
+def _filled(coeffs: Coefficients, layers: Sequence[int], order: Iterable[int]) -> tuple[Block, ...] | None:
+    """Blocks of classes in that order; None where they do not hold all stages."""
+    blocks, left = list[Block](), tuple(layers)
+    for c in order:
+        held, left = left[: coeffs.most_stages[c]], left[coeffs.most_stages[c] :]
+        blocks += [Block((c,), held)] if held else []
+    return tuple(blocks) if not left and _fits(coeffs, blocks) else None
+
+
 def _place(bounds: LowerBounds, limits: LayerLimits) -> PricedBlocks | None:
     coeffs = bounds.coeffs
     for classes in _fewest_clusters(coeffs, limits):

@@ -9,14 +9,14 @@ the least of each stage is largest.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, combinations
+from math import inf
 
 from planner.problem.coefficients import FREE, Coefficients
-from planner.problem.exchange_rates import least_crossing_s_per_byte, rings_on_nic, sync_s_per_byte
+from planner.problem.exchange_rates import least_crossing_s_per_byte, least_sync_s_per_byte
 from planner.search.closed_form import Edge, layers_within, pace_of
 from planner.search.early_bounds import more_stages
 from planner.tolerances import ROUNDING
@@ -80,7 +80,7 @@ class LowerBounds:
     def _synced(self, c: int, stage: int, sync_s: float) -> int:
         """The largest number of layers whose exposed exchange takes no longer; it may fall as layers grow."""
         coeffs, rate = self.coeffs, self._rates[c]
-        if rate * coeffs.layer_sync_bytes > sync_s * (1 + ROUNDING):
+        if rate == inf or rate * coeffs.layer_sync_bytes > sync_s * (1 + ROUNDING):
             return 0
         head_s = coeffs.head_s[c] if stage == self._pp - 1 else 0.0
         rest_s = sync_s * (1 + ROUNDING) - rate * coeffs.sync_bytes(stage, 0) + head_s
@@ -89,13 +89,8 @@ class LowerBounds:
 
     @cached_property
     def _rates(self) -> list[float]:
-        """By class, seconds per byte of the fastest exchange it may take part in, alone or with others of its group."""
-        coeffs = self.coeffs
-        rates = [sync_s_per_byte(coeffs, (c,), rings_on_nic(coeffs, (c,))) for c in self._classes]
-        for c in (c for group in self.groups if len(group) > 1 for c in group):
-            crossing_s = least_crossing_s_per_byte(coeffs, c) if self.mixed else coeffs.shared_sync_s_per_byte[c]
-            rates[c] = min(rates[c], coeffs.fabric_sync_s_per_byte[c], crossing_s)
-        return rates
+        """By class, seconds per byte of the fastest exchange it may take part in."""
+        return [least_sync_s_per_byte(self.coeffs, c, self.mixed) for c in self._classes]
 
     def holds(self, limits: LayerLimits) -> bool:
         """Whether p stages within `limits` can hold all layers."""
@@ -180,7 +175,7 @@ class LowerBounds:
         """All seconds a stage's exchange can expose, ascending."""
         coeffs, last = self.coeffs, self._pp - 1
         found = {0.0}
-        for c in self._classes if self._dp > 1 else ():
+        for c in (c for c in self._classes if self._dp > 1 and self._rates[c] < inf):
             layer_s = self._rates[c] * coeffs.layer_sync_bytes
             for stage in {0, min(1, last), last}:
                 rest_s = self._rates[c] * coeffs.sync_bytes(stage, 0) - (coeffs.head_s[c] if stage == last else 0.0)
@@ -240,27 +235,31 @@ class LowerBounds:
     @cached_property
     def least_edges_s(self) -> tuple[float, float]:
         """Lower bounds, in seconds of one direction: what all edges add to the fill, and the slowest one's pace."""
-        coeffs = self.coeffs
-        slots: Counter[int] = Counter()
-        for c in self._classes:
-            slots[coeffs.cluster[c]] += coeffs.group_slots[c]
-        needed, clusters = self._pp * self._dp, 0
-        for group_slots in sorted(slots.values(), reverse=True):
-            if needed <= 0:
-                break
-            clusters += 1
-            needed -= group_slots if self.mixed else group_slots // self._dp * self._dp
+        coeffs, crossings = self.coeffs, self._least_crossings
         edges = -(-self._pp // max(coeffs.stages_per_host)) - 1
         near = Edge(min(coeffs.fabric_edge_s), self._least_latency_s(inside=True))
-        of_cluster = {x: [s for c, s in enumerate(coeffs.shared_edge_s) if coeffs.cluster[c] == x] for x in slots}
+        of_cluster = {
+            x: [s for c, s in enumerate(coeffs.shared_edge_s) if coeffs.cluster[c] == x] for x in coeffs.cluster_slots
+        }
         nics_s = sorted(map(min, of_cluster.values()))[1:]  # the slower end counts
         ways = [coeffs.crossings.get(pair, FREE).edge_s for pair in combinations(sorted(of_cluster), 2)]
         far = Edge(max(min(nics_s, default=0.0), min(ways, default=0.0)), self._least_latency_s(inside=False))
-        crossings = min(1, self._pp - 1) if self.mixed else clusters - 1
         least_s = min(near.fill_s, far.fill_s) if nics_s else near.fill_s
         total_s = crossings * far.fill_s + max(0, edges - crossings) * least_s
         paced_s = min(near.paced_s(coeffs), far.paced_s(coeffs)) if nics_s else near.paced_s(coeffs)
         return total_s, far.paced_s(coeffs) if crossings else paced_s if edges > 0 else 0.0
+
+    @cached_property
+    def _least_crossings(self) -> int:
+        """How many edges at least are not inside one cluster: stages inside one stand in as few clusters as hold them.
+
+        Of stages over several clusters there is one at least, where there may be any, and no edge of theirs is.
+        """
+        left, clusters = self._pp - self.mixed, 0
+        for slots in sorted(self.coeffs.cluster_slots.values(), reverse=True):
+            taken = min(left, slots // self._dp)
+            left, clusters = left - taken, clusters + (taken > 0)
+        return clusters + left + self.mixed - 1
 
     def _least_latency_s(self, inside: bool) -> float:
         """The least latency of a message, in seconds, inside any cluster or between any two."""

@@ -7,17 +7,17 @@ both; what it learns of the branch it returns, what it finds it gives to the `Se
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from typing import Literal, NamedTuple
 
 from holmes_core.records.job import Job
-from planner.problem.candidates import Candidate, with_sharded_weights
+from planner.problem.candidates import Candidate
 from planner.problem.problem import Problem
 from planner.search.crossing_room import CrossingRoom
 from planner.search.early_bounds import EarlyBounds
-from planner.search.greedy import place_greedily
+from planner.search.greedy import PricedBlocks, place_cut, place_greedily
 from planner.search.lower_bounds import LowerBounds
 from planner.search.placement import PricedPlacement, from_blocks, usual_cut
 from planner.search.program_spec import ProgramSpec, make_sites
@@ -191,11 +191,23 @@ def greedy_placements(state: SearchState, branch: Branch) -> float:
     for pace_s in bounds.paces_s[bounds.first_pace : bounds.first_pace + GREEDY_PACES]:
         if not state.beats_incumbent(bounds.from_pace_s(pace_s)) and branch.key in state.found:
             break
-        placed = place_greedily(bounds, pace_s)
-        if placed is not None:
-            placement = from_blocks(branch.candidate, bounds.coeffs.total_microbatches, placed.blocks)
-            state.keep(branch.key, PricedPlacement(placed.seconds, placement))
+        _keep_blocks(state, branch, place_greedily(bounds, pace_s))
     return branch.lower_bound_s
+
+
+def fixed_cut_placement(state: SearchState, branch: Branch) -> float:
+    """Finds a placement of the cut that job.yaml fixes without a program; the bound stays what it is."""
+    coeffs, layers = state.problem.coefficients(branch.candidate), usual_cut(state.problem.job, branch.candidate.pp)
+    _keep_blocks(state, branch, place_cut(coeffs, layers))
+    return branch.lower_bound_s
+
+
+def _keep_blocks(state: SearchState, branch: Branch, placed: PricedBlocks | None) -> None:
+    """Remembers what was found without a program, if anything."""
+    if placed is not None:
+        total = state.problem.coefficients(branch.candidate).total_microbatches
+        placement = from_blocks(branch.candidate, total, placed.blocks)
+        state.keep(branch.key, PricedPlacement(placed.seconds, placement))
 
 
 def open_paces(state: SearchState, branch: Branch) -> float | None:
@@ -274,34 +286,13 @@ def refinements_of(job: Job, form: Form) -> tuple[Refinement, ...]:
     if form == "whole replicas":
         return (whole_replicas,)
     if job.parallel.layers is not None:
-        return (*BOUNDS, fixed_cut_program)
+        return (*BOUNDS, fixed_cut_program) if form == "mixed" else (*BOUNDS, fixed_cut_placement, fixed_cut_program)
     return (*BOUNDS, open_paces, programs) if form == "mixed" else (*BOUNDS, greedy_placements, open_paces, programs)
 
 
 def fixed_cut(job: Job, candidate: Candidate) -> tuple[int, ...] | None:
     """The cut by pipeline rank that job.yaml fixes."""
     return usual_cut(job, candidate.pp) if job.parallel.layers is not None else None
-
-
-def sharded_branches(state: SearchState, misfit: Candidate) -> Iterator[Branch]:
-    """The branches under ZeRO-3 of a candidate that memory does not hold without, as far as it may hold them with.
-
-    In blocks, or with whole replicas over several clusters, each of which holds the weights once.
-    """
-    job, sharded = state.problem.job, with_sharded_weights(state.problem.job, misfit)
-    if sharded is not None and state.early.fits(sharded):
-        yield Branch(state.early.compute_s(sharded), sharded, "blocks", refinements_of(job, "blocks"))
-    yield from sharded_over_clusters(state, misfit)
-
-
-def sharded_over_clusters(state: SearchState, candidate: Candidate) -> Iterator[Branch]:
-    """The branches of the candidate whose replicas are over 2, 3 ... clusters, sharded inside each."""
-    job, clusters = state.problem.job, len({each.cluster for each in state.problem.fleet.classes})
-    for number in range(2, clusters + 1):
-        sharded = with_sharded_weights(job, candidate, number)
-        if sharded is not None and state.early.fits(sharded):
-            bound_s = state.early.whole_replicas_s(sharded)
-            yield Branch(bound_s, sharded, "whole replicas", refinements_of(job, "whole replicas"))
 
 
 def _solve(state: SearchState, key: Key, spec: ProgramSpec, bound_s: float) -> None:

@@ -91,3 +91,11 @@ def test_the_two_enumerations_agree() -> None:
             assert found_s is None or found_s == pytest.approx(wanted_s, rel=1e-9), seed
             compared += 1
     assert compared > 100
+
+
+def test_a_fixed_cut_has_runners_up_that_the_simulation_may_prefer() -> None:
+    fixed = {"pp": 2, "tp": 1, "dp": 1, "layers": [12, 24], "schedule": "1f1b"}
+    problem = read_problem(gpu_inventory([1], 2), gpt_7b(global_batch_size=16, parallel=fixed))
+    found = search(problem, 60).found
+    assert len({each.placement.candidate.micro_batch_size for each in found}) > 1
+    assert {each.placement.layers for each in found} == {(12, 24)}

@@ -16,6 +16,7 @@ from planner.cost.gpu_speeds import (
     ATTENTION_PART,
     H100,
     MATRIX_PART,
+    MEMORY_PART,
     MEMORY_TB_PER_S,
     SPREAD,
     Speed,
@@ -109,6 +110,8 @@ def test_optimizer_moves_its_part_of_the_states() -> None:
 
 def test_speeds_are_found_by_the_gpu_s_name_and_precision() -> None:
     assert gpu_speed("NVIDIA A100-SXM4-80GB", "bf16") == gpu_speed("NVIDIA A100-SXM4-80GB", "fp16") == A100
+    assert gpu_speed("NVIDIA A100-SXM4-40GB", "bf16") == replace(A100, memory_bytes_per_s=MEMORY_PART * 1.555e12)
+    assert gpu_speed("NVIDIA A100-PCIE-40GB", "bf16") == gpu_speed("NVIDIA A100-SXM4-40GB", "bf16")
     assert gpu_speed("Tesla T4", "bf16") is None
     assert gpu_speed("Tesla T4", "fp16") is not None
     assert gpu_speed("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "bf16") is None

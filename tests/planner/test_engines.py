@@ -44,6 +44,12 @@ def test_an_exchange_after_the_last_backward_is_waited_for_whole(monkeypatch: py
     assert planned("megatron-2021").prediction.exposed_dp_s == pytest.approx(2 * late_s, rel=0.01)
 
 
+def test_torch_s_wrapper_exchanged_under_the_backward_in_2020_what_later_waited() -> None:
+    later, then = planned("megatron-2021").prediction, planned("megatron-2020").prediction
+    assert then.exposed_dp_s < 0.5 * later.exposed_dp_s
+    assert then.compute_s == later.compute_s
+
+
 def test_messages_take_longer_where_an_engine_gets_less_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     usual_s = planned("megatron-2021").prediction.exposed_edge_s
     monkeypatch.setitem(ENGINES, "megatron-2021", replace(ENGINES["megatron-2021"], edge_share=0.1))

@@ -14,6 +14,7 @@ from planner.search.refinements import (
     SearchState,
     early_bound,
     exchange_bound,
+    fixed_cut_placement,
     fixed_cut_program,
     full_lower_bound,
     greedy_placements,
@@ -136,4 +137,6 @@ def test_refinements_come_in_the_order_of_what_they_cost() -> None:
     assert refinements_of(bed_job(parallel={}), "blocks") == (*bounds, greedy_placements, open_paces, programs)
     assert refinements_of(bed_job(parallel={}), "mixed") == (*bounds, open_paces, programs)
     assert refinements_of(bed_job(parallel={}), "whole replicas") == (whole_replicas,)
-    assert refinements_of(bed_job(parallel={"layers": [7, 3]}), "blocks") == (*bounds, fixed_cut_program)
+    fixed = bed_job(parallel={"layers": [7, 3]})
+    assert refinements_of(fixed, "blocks") == (*bounds, fixed_cut_placement, fixed_cut_program)
+    assert refinements_of(fixed, "mixed") == (*bounds, fixed_cut_program)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from planner.search.closed_form import blocks_step_s, site_stage_s
-from planner.search.greedy import place_greedily
+from planner.search.greedy import place_cut, place_greedily
 from planner.search.lower_bounds import LowerBounds
-from tests.planner.enumerator import best_by_enumeration, random_coefficients
+from tests.planner.enumerator import best_by_enumeration, random_coefficients, random_cut
 
 
 def test_greedy_placements_fit_keep_the_pace_and_never_beat_brute_force() -> None:
@@ -30,5 +30,25 @@ def test_greedy_placements_fit_keep_the_pace_and_never_beat_brute_force() -> Non
             assert placed.seconds >= least_s * (1 - 1e-9), seed
             found += 1
             best += placed.seconds <= least_s * (1 + 1e-9)
+    assert found > 50
+    assert best > 20
+
+
+def test_a_fixed_cut_is_placed_where_it_fits_and_never_better_than_by_brute_force() -> None:
+    found = best = 0
+    for seed in range(150):
+        coeffs = random_coefficients(seed)
+        cut = random_cut(coeffs, seed)
+        placed, least_s = place_cut(coeffs, cut), best_by_enumeration(coeffs, fixed_layers=cut)
+        if placed is None:
+            continue
+        stages = [(block.site[0], held) for block in placed.blocks for held in block.layers]
+        assert tuple(held for _, held in stages) == cut
+        assert all(held <= coeffs.capacity[s][c] for s, (c, held) in enumerate(stages)), seed
+        assert all(len(block.layers) <= coeffs.most_stages[block.site[0]] for block in placed.blocks), seed
+        assert least_s is not None
+        assert placed.seconds >= least_s * (1 - 1e-9), seed
+        found += 1
+        best += placed.seconds <= least_s * (1 + 1e-9)
     assert found > 50
     assert best > 20

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from planner.cost.collectives import PassTimes
+from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
 from planner.search.closed_form import Block, blocks_step_s, layers_within, site_stage_s
 from planner.search.lower_bounds import LayerLimits, LowerBounds
@@ -66,3 +69,57 @@ def test_no_placement_beats_the_bound_at_its_pace(mixed: bool) -> None:
         for blocks in all_blocks(coeffs, mixed):
             bound_s = bounds.at_pace_s(slowest_stage_s(coeffs, blocks))
             assert bound_s <= blocks_step_s(coeffs, blocks) * (1 + 1e-9), (seed, blocks)
+
+
+def clusters_of_one_host(number: int, group_slots: int, pp: int, dp: int) -> Coefficients:
+    """Equal hosts in clusters of their own: networks take nothing inside, and a second a message or byte between."""
+    like, each = random_coefficients(0), range(number)
+    return replace(
+        like,
+        candidate=Candidate(1, pp, dp, 1),
+        num_layers=4,
+        cluster=tuple(each),
+        group_slots=(group_slots,) * number,
+        group_slots_per_host=(group_slots,) * number,
+        memory_bytes=(None,) * number,
+        capacity=((4,) * number,) * pp,
+        net_names=(None,) * number,
+        layer=(PassTimes(0.1, 0.2),) * number,
+        head=(PassTimes(0.0, 0.0),) * number,
+        fabric_edge_s=(0.0,) * number,
+        shared_edge_s=(1.0,) * number,
+        fabric_sync_s_per_byte=(0.0,) * number,
+        shared_sync_s_per_byte=(1.0,) * number,
+        inside_sync_s_per_byte=(0.0,) * number,
+        action_s=(0.0,) * number,
+        crossings={},
+    )
+
+
+@pytest.mark.parametrize(
+    ("clusters", "group_slots", "mixed", "crossed"),
+    [
+        (4, 2, False, 3),  # one stage in each
+        (2, 4, False, 1),  # two in each
+        (5, 2, True, 3),  # no two stages are in one, whichever straddle two
+        (3, 4, True, 2),  # one straddles two, and three are in two at least
+        (2, 6, True, 1),  # three in one, and one straddles both
+        (4, 1, True, 3),  # none has room for a stage
+    ],
+)
+def test_stages_that_no_cluster_holds_together_cross_between_clusters(
+    clusters: int, group_slots: int, mixed: bool, crossed: int
+) -> None:
+    bounds = LowerBounds(clusters_of_one_host(clusters, group_slots, pp=4, dp=2), mixed)
+    assert bounds.least_edges_s[0] == crossed
+
+
+def test_where_no_cluster_holds_a_stage_every_layer_is_exchanged_between_clusters() -> None:
+    # Four replicas, two in each of two clusters: across, two groups send a quarter of a byte each, where one ring of
+    # all four sends 3/4, so a byte takes 2/3 s. Layers have 2 bytes, the embedding 1 and the head 3; a layer computes
+    # 0.3 s. The best cut is 3 and 1, whose first stage exposes 2/3 (3 x 2 + 1) - 3 x 0.3. No bound may be above that;
+    # with 2 layers or more on one of the stages none should be below what two layers expose.
+    coeffs = clusters_of_one_host(4, 2, pp=2, dp=4)
+    bounds = LowerBounds(coeffs, mixed=True)
+    least_s = bounds.least_sync_s(bounds.memory)
+    assert 2 / 3 * 2 * 2 - 2 * 0.3 <= least_s <= 2 / 3 * 7 - 3 * 0.3
