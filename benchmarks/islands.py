@@ -160,8 +160,9 @@ def islands(site: Site, inner_steps: int, rounds: int) -> Ran:
         exchanges_s += exchange_seconds(island)
     print(f"{name}: {moved / steps / 1e3:.1f} kB a step, shares {shares}, {tokens_per_s:.0f} tokens/s")
     predicted = json.loads(plan_file.read_text())["prediction"]
+    predicted_s = predicted["round_s"] + predicted["end_s"] / rounds
     print(
-        f"{name}: a round of {round_s:.1f} s, predicted {predicted['round_s']:.1f} s; an exchange of "
+        f"{name}: a round of {round_s:.1f} s, predicted {predicted_s:.1f} s; an exchange of "
         f"{statistics.median(exchanges_s):.2f} s, predicted {predicted['exchange_s'] / section['fragments']:.2f} s",
         flush=True,
     )

@@ -53,7 +53,7 @@ def show_islands(plan: IslandsPlan, sheets: Sequence[Sheet]) -> None:
 def islands_headline(plan: IslandsPlan) -> tuple[str, ...]:
     """The answer: which clusters are apart, how fast, how much of the exchange is waited for, and against one mode."""
     cost, names = plan.prediction, [" and ".join(_clusters(island)) for island in plan.islands]
-    whole = f"{count(plan.rounds, 'round')} in {format_duration(plan.rounds * cost.round_s)}"
+    whole = f"{count(plan.rounds, 'round')} in {format_duration(plan.rounds * cost.round_s + cost.end_s)}"
     as_one = next((price for price in plan.modes.prices if price.mode != "islands" and price.tokens_per_s), None)
     waited = f"{format_seconds(cost.exposed_s)} of a round" if cost.exposed_s else "hidden by inner steps"
     against = "these hosts cannot train as one"

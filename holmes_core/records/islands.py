@@ -43,6 +43,7 @@ class Round(Record):
     round_s: float  # inner steps, and what of the exchange they do not hide
     exposed_s: float  # of it
     exchange_s: float  # all fragments, one after another
+    end_s: float = 0.0  # of the run's last exchange, which no inner steps hide as they do others
     sent_bytes: tuple[int, ...]  # between clusters, by island
     tokens_per_s: float
 

@@ -26,7 +26,7 @@ def make_round(networks: Networks, job: Job, plans: Sequence[Plan], steps_s: Seq
     """The round of the islands of `plans`, whose steps take `steps_s`; in words why there is none.
 
     The fastest takes as many inner steps as job.yaml says, the others as many as fit in its time. An exchange is begun
-    when all have come; what it takes beyond the inner steps until it is applied is waited for.
+    when all have come; what it takes beyond the inner steps until it is applied is waited for, and all of the last one.
     """
     assert job.islands is not None
     islands, fastest_s = job.islands, min(steps_s)
@@ -35,13 +35,15 @@ def make_round(networks: Networks, job: Job, plans: Sequence[Plan], steps_s: Seq
         if why := _too_slow(islands, steps):
             return f"cluster {plan.ranks[0].cluster} is too slow: {why}"
     exchange = price_exchange(networks, job, plans)
-    exposed_s = islands.fragments * max(0.0, exchange.fragment_s - islands.delay_steps * fastest_s)
+    hidden_s = min(exchange.fragment_s, islands.delay_steps * fastest_s)
+    exposed_s = islands.fragments * (exchange.fragment_s - hidden_s)
     round_s = islands.inner_steps * fastest_s + exposed_s
     samples = sum(steps * plan.job.global_batch_size for steps, plan in zip(inner_steps, plans, strict=True))
     cost = Round(
         round_s=round_s,
         exposed_s=exposed_s,
         exchange_s=islands.fragments * exchange.fragment_s,
+        end_s=hidden_s,
         sent_bytes=exchange.sent_bytes,
         tokens_per_s=samples * job.model.seq_length / round_s,
     )

@@ -16,7 +16,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import IslandsPlan, PlanRank
 from holmes_runtime.config.model_shape import stage_parameters
 from planner.advice.changes import WithoutHost, apply_changes
-from planner.islands.outer_exchange import meeting_s
+from planner.islands.outer_exchange import BOTH_WAYS, meeting_s
 from planner.layout.predict import predict_step_s
 from planner.layout.write_out import lay_out_contender
 from planner.problem.problem import read_problem
@@ -135,7 +135,7 @@ def islands_tokens_per_s(
     steps = [int(section.inner_steps * fastest_s / step_s + 1e-6) for step_s, *_ in found]
     if any(n < section.fragments or section.delay_steps > n // section.fragments for n in steps):
         return 0.0
-    exchange_s = max(wire_seconds(job, wires, found)) / section.fragments
+    exchange_s = max(wire_seconds(job, wires, found)) / BOTH_WAYS / section.fragments
     latency_s = most_latency_s(wires, islands)
     fragment_s = exchange_s + latency_s + meeting_s(len(islands), latency_s)
     fragment_s += max(packing_s(job, len(islands), each) for each in found) / section.fragments

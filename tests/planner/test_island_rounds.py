@@ -20,7 +20,7 @@ from planner.islands.groupings import groupings, island_batch
 from planner.islands.island_rounds import IslandRound, make_round
 from planner.islands.joined_alike import joined_alike
 from planner.islands.only_clusters import only_clusters
-from planner.islands.outer_exchange import QUESTION_S, price_exchange
+from planner.islands.outer_exchange import BOTH_WAYS, QUESTION_S, price_exchange
 from planner.layout.verify import verify
 from planner.problem.networks import Networks
 from tests.planner.fleets import GBPS, GIB, bed_job, cpu_inventory, plan_for
@@ -65,7 +65,7 @@ def test_island_sends_its_packed_change_to_each_other_one() -> None:
     job = job_of({"codec": "none", "fragments": 1, "delay_steps": 0})
     exchange = price_exchange(Networks(SLOW, job), job, island_plans(SLOW, job))
     assert exchange.sent_bytes == (4 * PARAMETERS, 4 * PARAMETERS)
-    assert exchange.fragment_s == pytest.approx(4 * PARAMETERS / 1e5 + 0.02 + 11 * (QUESTION_S + 0.04))
+    assert exchange.fragment_s == pytest.approx(4 * PARAMETERS / 1e5 / BOTH_WAYS + 0.02 + 11 * (QUESTION_S + 0.04))
     packed = job_of({"codec": "int4", "fragments": 4})
     assert price_exchange(Networks(SLOW, packed), packed, island_plans(SLOW, packed)).sent_bytes[0] == pytest.approx(
         PARAMETERS * 66 / 128, rel=1e-4
@@ -77,14 +77,14 @@ def test_trunk_is_shared_by_all_hosts_of_a_cluster() -> None:
     fast = joined_alike(cpu_inventory([2, 1]), 1e6, 0.02)
     inventory = with_trunk(fast, ("a", "b"), 1e5)
     exchange = price_exchange(Networks(inventory, job), job, island_plans(inventory, job))
-    assert exchange.fragment_s == pytest.approx(4 * PARAMETERS / 1e5 + 0.02 + 11 * (QUESTION_S + 0.04))
+    assert exchange.fragment_s == pytest.approx(4 * PARAMETERS / 1e5 / BOTH_WAYS + 0.02 + 11 * (QUESTION_S + 0.04))
 
 
 def test_each_further_island_is_asked_for_at_the_meeting() -> None:
     job = job_of({"codec": "none", "fragments": 1, "delay_steps": 0})
     inventory = joined_alike(cpu_inventory([1, 1, 1]), 1e6, 0.05)
     exchange = price_exchange(Networks(inventory, job), job, island_plans(inventory, job))
-    assert exchange.fragment_s == pytest.approx(2 * 4 * PARAMETERS / 1e6 + 0.05 + 13 * (QUESTION_S + 0.1))
+    assert exchange.fragment_s == pytest.approx(2 * 4 * PARAMETERS / 1e6 / BOTH_WAYS + 0.05 + 13 * (QUESTION_S + 0.1))
 
 
 def test_slower_island_takes_as_many_steps_as_fit_in_the_time() -> None:
@@ -103,6 +103,19 @@ def test_exchange_is_hidden_by_the_steps_until_it_is_applied() -> None:
     assert isinstance(late, IslandRound)
     assert waits.cost.exposed_s == waits.cost.exchange_s == waits.cost.round_s - 20.0
     assert late.cost.exposed_s == pytest.approx(waits.cost.exchange_s - 20.0)
+    assert waits.cost.end_s == 0.0
+
+
+def test_nothing_hides_the_last_exchange_of_a_run() -> None:
+    partly, wholly = (
+        round_of(SLOW, job_of({"inner_steps": 20, "fragments": 2, "delay_steps": 10}), [step_s, step_s])
+        for step_s in (1.0, 1000.0)
+    )
+    assert isinstance(partly, IslandRound)
+    assert isinstance(wholly, IslandRound)
+    assert wholly.cost.exposed_s == 0.0
+    assert wholly.cost.end_s == wholly.cost.exchange_s / 2
+    assert partly.cost.end_s == 10.0
 
 
 def test_island_too_slow_for_its_fragments_is_refused_in_words() -> None:
