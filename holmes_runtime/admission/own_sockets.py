@@ -94,8 +94,7 @@ def is_moving(connection: socket.socket) -> bool:
     with contextlib.suppress(OSError):
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
         sent_ms_ago, received_ms_ago = (value for (value,) in (struct.unpack_from("=I", info, at) for at in LAST_DATA))
-        unsent = fcntl.ioctl(connection, SIOCOUTQNSD, bytes(4))
-        return any(unsent) or min(sent_ms_ago, received_ms_ago) < JUST_MS
+        return min(sent_ms_ago, received_ms_ago) < JUST_MS or any(fcntl.ioctl(connection, SIOCOUTQNSD, bytes(4)))
     return False
 
 

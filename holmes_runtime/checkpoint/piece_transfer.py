@@ -52,11 +52,12 @@ class Pace:
     ) -> None:
         self._duration_s, self._latest_s, self._connections = duration_s, latest_s, connections
         self._hurry, self._began_s = Event(), time.monotonic()
-        self._chunk_bytes = LEAST_BYTES
+        self._chunk_bytes, self._way_bytes = LEAST_BYTES, MOST_BYTES
 
     def begin(self) -> None:
         """The exchange begins now."""
         self._began_s = time.monotonic()
+        self._way_bytes = min(MOST_BYTES, max(map(bytes_on_way, self._connections), default=MOST_BYTES))
 
     def hurry(self) -> None:
         """From now on the exchange goes as fast as it can."""
@@ -76,14 +77,11 @@ class Pace:
             self._chunk_bytes //= 2
         elif not has_yielded:
             self._chunk_bytes *= 2
-        self._chunk_bytes = max(LEAST_BYTES, min(self._chunk_bytes, self._most_bytes(until_s)))
+        # Beside training what fills the way, as its next message may have to wait for all of a chunk.
+        goes_first = self._hurry.is_set() or time.monotonic() >= until_s
+        most_bytes = MOST_BYTES if goes_first else self._way_bytes
+        self._chunk_bytes = max(LEAST_BYTES, min(self._chunk_bytes, most_bytes))
         return self._chunk_bytes
-
-    def _most_bytes(self, until_s: float) -> int:
-        """Of a chunk; beside training what fills the way, as the next message may have to wait for all of it."""
-        if self._hurry.is_set() or time.monotonic() >= until_s:
-            return MOST_BYTES
-        return min(MOST_BYTES, max(map(bytes_on_way, self._connections), default=MOST_BYTES))
 
     def _yield(self, until_s: float) -> bool:
         """Waits until training neither sends nor receives; whether it did."""

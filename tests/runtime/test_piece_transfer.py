@@ -88,7 +88,7 @@ def test_chunks_shrink_again_where_there_is_time() -> None:
 
 
 class LookedAt(list[socket.socket]):
-    """Says when somebody looks through it again."""
+    """Says when somebody waits for it: looks through it once more than at the begin and before the first wait."""
 
     def __init__(self, connections: list[socket.socket]) -> None:
         super().__init__(connections)
@@ -96,7 +96,7 @@ class LookedAt(list[socket.socket]):
 
     def __iter__(self) -> Iterator[socket.socket]:
         self._times += 1
-        if self._times > 1:
+        if self._times > 2:
             self.looked.set()
         return super().__iter__()
 
