@@ -279,7 +279,7 @@ class OuterLoop:
                     shard.master.add_(moved)
                 else:
                     shard.master.copy_(moved)
-        self._zero1.publish()
+        self._zero1.publish(chosen)
 
     def _shared(self, shard: Shard, values: Values) -> Tensor:
         """The values of a shard on its device, from the rank that owns it where that is another."""

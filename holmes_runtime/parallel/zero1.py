@@ -8,7 +8,7 @@ Source: Rajbhandari et al., ZeRO, 2020.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -218,9 +218,12 @@ class Zero1:
             maximize=False,
         )
 
-    def publish(self) -> None:
-        """Makes the weights what the masters say, on all replicas: starts to gather them, first layers first."""
-        self._publish(self._buckets)
+    def publish(self, names: Collection[str] | None = None) -> None:
+        """Makes the weights what the masters say, on all replicas: starts to gather them, first layers first.
+
+        Those in buckets of parameters `names`, or all.
+        """
+        self._publish([each for each in self._buckets if names is None or not set(names).isdisjoint(each.names)])
 
     def _publish(self, buckets: Sequence[Bucket]) -> None:
         for bucket in buckets[::-1]:

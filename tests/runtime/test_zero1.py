@@ -143,6 +143,20 @@ def test_loaded_masters_become_weights() -> None:
     assert all(torch.equal(parameter, torch.full_like(parameter, 3.0)) for parameter in layers.parameters())
 
 
+def test_masters_of_some_parameters_become_weights_and_leave_other_buckets_alone() -> None:
+    layers = make_layers(torch.bfloat16)
+    zero1 = Zero1([layers], {}, SETTINGS, RankGroups(), num_microbatches=1, bucket_bytes=1)
+    before = {name: parameter.clone() for name, parameter in layers.named_parameters()}
+    for shard in zero1.shards():
+        shard.master.fill_(3.0)
+
+    zero1.publish(["0.weight"])
+
+    changed = [name for name, parameter in layers.named_parameters() if not torch.equal(parameter, before[name])]
+    assert "0.weight" in changed
+    assert len(changed) < len(before)
+
+
 def test_clipping_scales_down_to_the_limit_and_never_up() -> None:
     assert clip_divisor(4 * NORM, 1.0) == 4.0
     assert clip_divisor(NORM / 2, 1.0) == 1.0
