@@ -167,6 +167,8 @@ def launch(
     from launcher.prepare.user_variables import read_user_variables
 
     settings = settings or Settings()
+    if settings.resume_step is not None and not settings.resume:
+        raise HolmesError(f"resume_step={settings.resume_step}: nothing is resumed", "say resume=True as well")
     if settings.detached and any(node.access.transport == "slurm" for node in plan.nodes):
         raise HolmesError(
             "--detach: what this starts in a Slurm job ends with this process",

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 LATEST_FILE = "latest"
 PARTIAL = ".partial"
+ASIDE = ".aside-"  # and a number: of a checkpoint later than the one that a run has gone back to
 SEEN = "seen-"  # files by which hosts find out which of them share a folder begin so
 
 
@@ -45,12 +46,16 @@ class CheckpointFolder(NamedTuple):
         _sync_folder(self.path)
 
     def go_back(self, steps: int) -> None:
-        """Points `latest` to the newest up to the one after `steps`; to none where there is none. Later ones stay."""
-        older = [path.name for path in self.path.glob("step-*") if path.name <= _name(steps) and not path.suffix]
+        """Makes the newest up to the one after `steps` the newest of all: later ones get names that nobody reads."""
+        names = sorted(path.name for path in self.path.glob("step-*") if not path.suffix)
+        older = [name for name in names if name <= _name(steps)]
         if older:
-            self._point_to(max(older))
+            self._point_to(older[-1])
         else:
             (self.path / LATEST_FILE).unlink(missing_ok=True)
+        for name in names[len(older) :]:
+            number = 1 + len(list(self.path.glob(f"{name}{ASIDE}*")))
+            (self.path / name).rename(self.path / f"{name}{ASIDE}{number}")
         _sync_folder(self.path)
 
     def _point_to(self, name: str) -> None:

@@ -66,9 +66,9 @@ class Checkpoints:
             self._folder.make_ready()
         self._offers = self._all_offers()
         generation = 1 + max((offer.generation for each in self._offers for offer in each.offers), default=0)
-        if config.resume_step is not None:
-            self._go_back(config.resume_step)
         self._found = found_in(self._offers)
+        if config.resume_step is not None:
+            self._require(config.resume_step)
         self._faults = [fault for each in self._offers for fault in each.faults]
         self._begun_by = config.run_id
         self._memory = MemoryFiles(me, config.ranks, os.environ)
@@ -89,15 +89,12 @@ class Checkpoints:
         by_rank = all_gather_records(mine, self._group)
         return [by_rank[self._folders.ranks_at(number)[0]] for number in range(len(self._folders.hosts))]
 
-    def _go_back(self, steps: int) -> None:
-        """Makes the checkpoint after `steps` the newest. Raises RuntimeError where there is none that is whole."""
-        whole = sorted((found.offer.steps, found.offer.name) for found in found_in(self._offers) if found.is_whole)
+    def _require(self, steps: int) -> None:
+        """Raises RuntimeError where no checkpoint after `steps` is whole."""
+        whole = sorted((found.offer.steps, found.offer.name) for found in self._found if found.is_whole)
         if steps not in (each for each, _ in whole):
             there = ", ".join(name for _, name in whole) or "none"
             raise RuntimeError(f"{self._folder.path} has no whole checkpoint of step {steps}; whole are: {there}")
-        if self._is_first:
-            self._folder.go_back(steps)
-        self._offers = self._all_offers()
 
     def _place(self, folder: Offers) -> str:
         """Host and path; of the one folder of all hosts the path."""
@@ -128,6 +125,8 @@ class Checkpoints:
         for found in self._candidates():
             counters, fault = self._load(found, pieces, more)
             if fault is None:
+                if self._config.resume_step is not None and self._is_first:
+                    self._folder.go_back(self._config.resume_step)
                 self._begun_by = found.offer.begun_by or self._config.run_id
                 self._steps = found.offer.steps
                 self._has_too_few = any(len(at) < min(self._copies, len(self._offers)) for at in found.holders.values())
@@ -138,7 +137,9 @@ class Checkpoints:
         raise RuntimeError(self._unreadable(reasons))
 
     def _candidates(self) -> list[Found]:
-        """The newest first; of one folder what its `latest` names."""
+        """The newest first; of one folder what its `latest` names. What a run goes back to is all it may load."""
+        if self._config.resume_step is not None:
+            return [found for found in self._found if found.offer.steps == self._config.resume_step]
         if len(self._offers) > 1:
             return self._found
         return [found for found in self._found if found.offer.name == self._offers[0].latest]
@@ -147,7 +148,8 @@ class Checkpoints:
         if len(self._offers) > 1:
             hosts = ", ".join(host for hosts in self._folders.hosts for host in hosts)
             return f"the folders {self._folder.path} of {hosts} hold no checkpoint that is whole: {'; '.join(reasons)}"
-        folder = self._folder.path / str(self._offers[0].latest)
+        candidates = [found.offer.name for found in self._candidates()]
+        folder = self._folder.path / (candidates[0] if candidates else str(self._offers[0].latest))
         older = before(folder)
         instead = f"; to go on from {older.name}: holmes launch --resume-step {steps_of(older)}" if older else ""
         return f"checkpoint {folder} cannot be read: {'; '.join(reasons)}{instead}"

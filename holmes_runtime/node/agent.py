@@ -3,8 +3,7 @@
 It lives in the folder that was shipped to it and talks through files there, a record of `messages.py` a line: the parts
 of its messages, and the pipe `commands`, where an empty line is a sign of life. `relay.py` carries both to the
 controller and back. An attached run ends when no sign of life comes for `silence_limit_s`; a detached one goes on. It
-imports nothing but the standard library, so that it can say when torch is missing, and of that only what is quick to
-import: no dataclasses, no concurrent.futures, no importlib.metadata.
+imports no torch, which may be missing, and only what is quick to import: no dataclasses, no concurrent.futures.
 """
 
 from __future__ import annotations
@@ -140,14 +139,18 @@ class Agent:
 
     def _will_be_seen_to(self) -> bool:
         """Whether the controller speaks yet: ranks end, too, because an agent elsewhere heard nobody before we did."""
+        self._hear(0.0)
         since_s = time.monotonic()
         while not self._has_to_go and not self._hears_nobody():  # told to go as at the end of a Slurm job
             if self._told_to_stop or self._commands.last_heard_s >= since_s:
                 return True
-            for command in self._commands.take(POLL_S):
-                self._obey(command)
-            self._show_life()
+            self._hear(POLL_S)
         return False
+
+    def _hear(self, timeout_s: float, torchrun: int | None = None) -> None:
+        for command in self._commands.take(timeout_s):
+            self._obey(command, torchrun)
+        self._show_life()
 
     def _train(self, go: Go) -> int:
         nodes, secret = self._config.node_addresses, bytes.fromhex(go.secret)
@@ -163,15 +166,13 @@ class Agent:
         self._listeners.close()
         self._report(Started())
         while torchrun.poll() is None:
-            quiet = POLL_S if self._ranks_are_up else WAITING_POLL_S  # torch takes seconds to import
-            for command in self._commands.take(quiet):  # just before the check: we may have been suspended
-                self._obey(command, torchrun.pid)
+            # Just before the check, as we may have been suspended. Torch takes seconds to import.
+            self._hear(POLL_S if self._ranks_are_up else WAITING_POLL_S, torchrun.pid)
             if self._left_alone():
                 self._end(GRACE_S)
                 self._forward_output(last=True)
                 return 3
             self._forward_output()
-            self._show_life()
             if self._messages.disk_was_full:  # ranks fail at their next line of metrics, without room to say why
                 self._report(RankFailed(None, 1, self._with_disk("the ranks were ended"), time.time()))
                 self._end(GRACE_S)
@@ -220,9 +221,8 @@ class Agent:
             self._ranks_are_up = True
             self._report(RanksUp())
         for path in logs:
-            local_rank = int(path.parent.name)
             for line in self._new_lines(path, last):
-                self._report(RankPrinted(local_rank, line))
+                self._report(RankPrinted(int(path.parent.name), line))
         for line in self._whole_lines(METRICS_FILE):
             self._report(parse(RankMetrics, line))
         for line in self._whole_lines(POSITIONS_FILE):

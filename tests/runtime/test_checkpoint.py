@@ -229,18 +229,38 @@ def going_back(folder: Path, steps: int) -> RunConfig:
 
 def test_the_checkpoint_that_a_run_goes_back_to_is_the_newest_until_it_saves_again(tmp_path: Path) -> None:
     save(tmp_path, 1, 3, 5, keep_last=3)
-    open_folder(going_back(tmp_path, 3))
-    restarted, shards = open_folder(config(tmp_path, resume=True, keep_last=3)), make_shards(0)
+    assert open_folder(going_back(tmp_path, 3)).load(make_shards(0)) is not None
+    restarted, shards = open_folder(config(tmp_path, resume=True, keep_last=2)), make_shards(0)
 
     assert restarted.load(shards) == Counters(3, 3, 1.0, 0, 24)
     assert all(torch.equal(one.master, other.master) for one, other in zip(shards, make_shards(3), strict=True))
 
     restarted.save(make_shards(40), Counters(4, 4, 1.0, 0, 32))
+    restarted.save(make_shards(60), Counters(6, 6, 1.0, 0, 48))
     restarted.finish()
     counters = open_folder(config(tmp_path, resume=True)).load(shards)
     assert counters is not None
-    assert counters.steps == 4
-    assert (tmp_path / "step-00000005").is_dir()  # nothing is lost before it is written anew
+    assert counters.steps == 6
+    names = {path.name for path in tmp_path.glob("step-*")}  # what was left counts no more, and is not lost
+    assert names == {"step-00000004", "step-00000006", "step-00000005.aside-1"}
+
+
+def test_going_back_to_what_cannot_be_loaded_changes_nothing(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    path = next((tmp_path / "step-00000001").glob("*.distcp"))
+    flip(path, path.stat().st_size // 2)
+    with pytest.raises(RuntimeError, match=r"step-00000001 cannot be read: .*step-00000001/__0_0\.distcp: bytes "):
+        open_folder(going_back(tmp_path, 1)).load(make_shards(0))
+    counters = open_folder(config(tmp_path, resume=True)).load(make_shards(0))
+    assert counters is not None
+    assert counters.steps == 2
+
+
+def test_a_checkpoint_left_twice_is_set_aside_twice(tmp_path: Path) -> None:
+    for _ in range(2):
+        save(tmp_path, 1, 2)
+        open_folder(going_back(tmp_path, 1)).load(make_shards(0))
+    assert {path.name for path in tmp_path.glob("*.aside-*")} == {f"step-00000002.aside-{number}" for number in (1, 2)}
 
 
 def test_a_checkpoint_that_is_not_there_or_not_whole_is_not_gone_back_to(tmp_path: Path) -> None:

@@ -63,8 +63,10 @@ def test_a_run_goes_back_to_an_older_checkpoint_also_where_a_host_has_lost_its_p
 
     assert losses == expected
     assert f"resumes after {STOPPED_AFTER} of {STEPS} steps" in said
-    newest = {(folder / "saved-gone-back" / host / "latest").read_text() for host in HOSTS}
-    assert newest == {(folder / "saved-nothing-lost" / "h0" / "latest").read_text()}
+    saved = folder / "saved-gone-back"
+    assert {(saved / host / "latest").read_text() for host in HOSTS} == {f"step-{STEPS:08d}\n"}
+    aside = {path.name for host in HOSTS[:3] for path in (saved / host).glob("*.aside-1")}
+    assert aside == {f"step-{steps:08d}.aside-1" for steps in (4, STEPS)}
 
 
 def test_a_checkpoint_to_go_back_to_that_no_host_has_is_refused_with_those_there_are(
