@@ -22,7 +22,7 @@ demo: $(READY)
 
 # The tests for after every change: no root, no network, no GPU, and no run of several processes.
 test: $(READY)
-	$(BIN)/python -m pytest -q $(OPTIONS)
+	$(BIN)/python -m pytest -q -o faulthandler_timeout=330 $(OPTIONS)
 
 # The probe's parsers on every recording, cut at every byte and mutated; the audit on planted faults; the solvers against
 # brute force on every seed. A test may take half an hour, as CI runs these by what others leave of the processors.

@@ -208,13 +208,16 @@ class Meeting:
                     f"{waited_s:.0f} s; islands that are there: {', '.join(str(each.island) for each in coming)}"
                 )
             rest_s = (patience.ahead_s if mine.is_behind else patience.grace_s) - waited_s
-            if self._is_there(key, min(LOOK_S, max(rest_s, LEAST_LOOK_S))):
+            if self._is_there(key, min(LOOK_S, rest_s)):
                 return self._decided()
 
     def _is_there(self, key: str, limit_s: float) -> bool:
-        """Whether the key is there within the time."""
+        """Whether the key is there within the time, or within `LEAST_LOOK_S` if that is more.
+
+        A store counts whole milliseconds, and to torch's `HashStore` none at all is for ever.
+        """
         try:
-            self._store.wait([key], timedelta(seconds=limit_s))
+            self._store.wait([key], timedelta(seconds=max(limit_s, LEAST_LOOK_S)))
         except RuntimeError:
             return False
         return True
