@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from holmes_core.errors import HolmesError
+from holmes_core.records.plain_data import YamlLines
 from holmes_core.records.record import FileRecord, Record
 
 SCHEMA_VERSION = 1
@@ -52,8 +53,8 @@ PATTERNS = {
 R = TypeVar("R", bound=Record)
 
 
-def parse(cls: type[R], data: object, source: str) -> R:
-    """`data` as a record of `cls`; `source` (a file name) is named in the errors."""
+def parse(cls: type[R], data: object, source: str, lines: YamlLines | None = None) -> R:
+    """`data` as a record of `cls`; `source` (a file name) is named in the errors, with the `lines` of a YAML file."""
     if not isinstance(data, dict):
         kind = _KINDS.get(type(data), "holds a value")
         raise HolmesError(f"{source}: {kind}, not keys and values", _hint(cls, _needed(cls)))
@@ -66,16 +67,17 @@ def parse(cls: type[R], data: object, source: str) -> R:
     try:
         return cls.model_validate(data)
     except ValidationError as error:
-        raise _explain(cls, error, source) from None
+        raise _explain(cls, error, source, lines) from None
 
 
-def _explain(cls: type[BaseModel], error: ValidationError, source: str) -> HolmesError:
-    """One line a fault: key path, value seen, what is wrong; the hint is the nearest valid key where one is unknown."""
+def _explain(cls: type[BaseModel], error: ValidationError, source: str, lines: YamlLines | None) -> HolmesError:
+    """For each fault line, key path, value seen, what is wrong; the hint is the nearest valid key of an unknown one."""
     faults, hints = [], []
     found = _without_echoes(error.errors())
     for fault in found[:MOST_FAULTS]:
         location = list(fault["loc"])
         path = ".".join(str(part)[:MOST_CHARACTERS] for part in location) or "(whole file)"
+        path = lines.where(location) + path if lines and location else path
         if fault["type"] == "extra_forbidden":
             model = _record_at(cls, location[:-1])
             near = difflib.get_close_matches(str(location[-1]), list(model.model_fields), n=1, cutoff=0.5)

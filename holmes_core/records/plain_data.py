@@ -5,8 +5,10 @@ YAML's aliases and merge keys count as often as they stand for something, so tha
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -84,7 +86,7 @@ def json_values(text: str, most: int = MOST_VALUES) -> Any:
 def _yaml_values(text: str) -> object:
     if sum(map(text.count, (",", "[", "{", "\n", ":", "- ", "? "))) > MOST_YAML_MARKS:
         raise ValueError(f"holds more than {MOST_YAML_MARKS} commas, colons, lines and brackets")
-    loader = _UniqueKeyLoader(text)
+    loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
         _check(node)
@@ -107,6 +109,7 @@ def _check(data: object, most: int = MOST_VALUES) -> None:
         if count > most:
             raise ValueError(_too_many(most))
         _check_number(value)
+        _check_keys(value)
         inside = _inside(value)
         if inside is not None:
             waiting.append(inside)
@@ -131,6 +134,17 @@ def _check_number(value: object) -> None:
         raise ValueError(f"line {value.start_mark.line + 1}: a number of {len(value.value)} characters")
 
 
+def _check_keys(node: object) -> None:
+    """Raises YAMLError where a mapping's key is written twice, of which YAML would silently take the last."""
+    keys = [key for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
+    seen: set[str] = set()
+    for key in keys:
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is listed twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+
+
 def _too_many(most: int) -> str:
     return f"holds more than {most} values"
 
@@ -139,16 +153,37 @@ def _too_deep() -> str:
     return f"nested more than {MOST_LEVELS} levels deep"
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """safe_load that refuses a key written twice, where YAML would silently take the last."""
+class YamlLines:
+    """Lines of a file that `read_plain` takes. It is read when first asked, as few files are at fault."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Hashable] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable):
-                if key in seen:
-                    problem = f"key {key!r} is listed twice"
-                    raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-                seen.add(key)
-        return super().construct_mapping(node, deep)
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def where(self, location: Sequence[int | str]) -> str:
+        """`line 9: `, where that stands (keys, indices of lists) or what is around it; nothing where it is not YAML."""
+        inner: yaml.Node | None = self._root
+        if inner is None:
+            return ""
+        line = 0
+        for part in location:
+            line, inner = _step(inner, part, line)
+        return f"line {line + 1}: "
+
+    @cached_property
+    def _root(self) -> yaml.Node | None:
+        if self._path.suffix in (".json", ".jsonl"):
+            return None
+        with contextlib.suppress(yaml.YAMLError):  # somebody may write it meanwhile
+            return yaml.compose(read_text(self._path, MOST_YAML_BYTES), yaml.SafeLoader)
+        return None
+
+
+def _step(node: yaml.Node | None, part: int | str, line: int) -> tuple[int, yaml.Node | None]:
+    """Where the part of a node is, from 0, and its node; the line before and None, where there is no such part."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if key.value == str(part):
+                return key.start_mark.line, value
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        return node.value[part].start_mark.line, node.value[part]
+    return line, None

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from holmes_core.errors import HolmesError
 from holmes_core.own_key import is_own, signature
 from holmes_core.records.parse_record import parse, record_in
-from holmes_core.records.plain_data import MOST_JSON_BYTES, MOST_VALUES, json_values, read_plain
+from holmes_core.records.plain_data import MOST_JSON_BYTES, MOST_VALUES, YamlLines, json_values, read_plain
 from holmes_core.records.record import FileRecord, Record
 from holmes_core.records.regular_file import MIB, check_regular
 
@@ -83,8 +83,8 @@ def signed_parts(record: FileRecord) -> Iterator[str]:
 
 
 def read_user_file(cls: type[R], path: Path) -> R:
-    """The record in a YAML or JSON file a person wrote. Raises HolmesError naming file, key and value."""
-    return parse(cls, read_plain(path), str(path))
+    """The record in a YAML or JSON file a person wrote. Raises HolmesError naming file, line of YAML, key and value."""
+    return parse(cls, read_plain(path), str(path), YamlLines(path))
 
 
 def read_file(cls: type[F], path: Path, inside: Path | None = None) -> F:

@@ -157,7 +157,7 @@ def test_hosts_file_that_is_a_folder_is_refused(refused: Refused, tmp_path: Path
 def test_misspelt_key_of_hosts_file_names_the_nearest(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "hosts.yaml").write_text("hosts: [{name: a, adress: 10.0.0.1}]\n", encoding="utf-8")
     text = refused("probe", "hosts.yaml")
-    assert "hosts.yaml: hosts.0.adress: unknown key (value '10.0.0.1')" in text
+    assert "hosts.yaml: line 1: hosts.0.adress: unknown key (value '10.0.0.1')" in text
     assert "did you mean `address`?" in text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.parse_record import PATTERNS, parse
 from holmes_core.records.plan import Plan
 from holmes_core.records.record import Record
+from holmes_core.records.record_file import read_user_file
 
 HOSTS: dict[str, Any] = {"hosts": ["a1"]}
 
@@ -55,6 +57,59 @@ def test_a_file_that_holmes_makes_is_to_be_made_again_and_not_edited() -> None:
     error = refused(Plan, {"schema_version": 1, "speed": 7})
     assert "job: missing" in error.what
     assert error.hint == "make it again with `holmes plan job.yaml`"
+
+
+YAML = """\
+# all of ours
+port: &port x
+defaults: {}
+hosts:
+  - a1
+
+  - name: a2
+    address: [10.0.0.2,
+              10.0.0.3]
+    hints: {gpu: 1}
+  - &last
+    nam: a3
+    port: *port
+  - <<: *last
+    name: a4
+  - {name: a5, "user":
+       7}
+"""
+
+
+def test_a_fault_in_yaml_is_told_with_the_line_to_mend(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.yaml"
+    file.write_text(YAML, encoding="utf-8")
+
+    with pytest.raises(HolmesError) as caught:
+        read_user_file(HostsFile, file)
+
+    faults = caught.value.what.removeprefix(f"{file}: ").split("; ")
+    assert [fault[: fault.index(" (")] if " (" in fault else fault for fault in faults] == [
+        "line 2: port: must be a whole number",
+        "line 8: hosts.1.address: must be text",
+        "line 10: hosts.1.hints.gpu: unknown key",
+        "line 11: hosts.2.name: missing",
+        "line 13: hosts.2.port: must be a whole number",
+        "line 12: hosts.2.nam: unknown key",
+        "line 14: hosts.3.port: must be a whole number",
+        "line 14: hosts.3.nam: unknown key",
+        "line 16: hosts.4.user: must be text",
+        "line 3: defaults: unknown key",
+    ]
+
+
+def test_a_fault_in_a_file_of_json_is_told_by_its_key_alone(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.json"
+    file.write_text('{"hosts": []}', encoding="utf-8")
+
+    with pytest.raises(HolmesError) as caught:
+        read_user_file(HostsFile, file)
+
+    assert caught.value.what == f"{file}: hosts: must list at least 1 (value ())"
 
 
 def patterns(schema: object) -> Iterator[str]:

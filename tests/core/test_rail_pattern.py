@@ -64,4 +64,4 @@ def test_hosts_yaml_with_no_pattern_names_file_and_key(tmp_path: Path, text: str
     file.write_text(f"{text}\nhosts: [a]\n", encoding="utf-8")
     with pytest.raises(HolmesError) as caught:
         read_hosts_file(file)
-    assert f"{file}: {key}: " in caught.value.what
+    assert f"{file}: line 1: {key}: " in caught.value.what

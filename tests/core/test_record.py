@@ -176,6 +176,21 @@ def test_many_faults_are_not_all_listed() -> None:
     assert len(str(refused.value)) < 2000
 
 
+def test_keys_that_hosts_have_in_common_are_merged_where_yaml_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yaml"
+    path.write_text(
+        "hosts:\n- &first {name: a, user: me, port: 7}\n- &second {<<: *first, name: b, port: 8}\n"
+        "- {<<: *second, name: c}\n",
+        encoding="utf-8",
+    )
+    hosts = read_hosts_file(path).hosts
+    assert [(host.name, host.user, host.port) for host in hosts] == [("a", "me", 7), ("b", "me", 8), ("c", "me", 8)]
+
+
+def test_key_that_is_a_list_is_no_key_of_ours(tmp_path: Path) -> None:
+    assert "not YAML" in job_error(tmp_path, JOB_TEXT + "? [a]\n: 1\n").what
+
+
 def test_key_written_twice_is_refused_with_its_line(tmp_path: Path) -> None:
     error = job_error(tmp_path, JOB_TEXT + "steps: 4\n")
     assert "line 6" in error.what

@@ -201,7 +201,7 @@ def test_cluster_that_may_yet_be_found_is_not_refused(pins: tuple[str | None, ..
 def test_file_and_key_are_named(tmp_path: Path) -> None:
     path = tmp_path / "hosts.yaml"
     path.write_text("hosts: [a, b]\ntrunks:\n  - {between: [x, y], gbps: .nan}\n", encoding="utf-8")
-    with pytest.raises(HolmesError, match=r"hosts\.yaml: trunks\.0\.gbps: .*nan"):
+    with pytest.raises(HolmesError, match=r"hosts\.yaml: line 3: trunks\.0\.gbps: .*nan"):
         read_hosts_file(path)
 
 
