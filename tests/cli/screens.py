@@ -48,6 +48,7 @@ from planner.islands.joined_alike import joined_alike
 from prober.catalogue import CATALOGUE
 from prober.clusters import find_clusters, find_shared_network
 from prober.differences import peer_differences
+from tests.cli.folder_screens import checkpoints, islands_status
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 from tests.planner.islands_jobs import planned_mode
 from tests.planner.measured_links import measured, with_links
@@ -122,11 +123,16 @@ def _plan() -> None:
     show_plan(*gpu_plan())
 
 
-def _islands() -> None:
+def islands_plan() -> IslandsPlan:
     """The bed's clusters at 2 Mbit/s."""
     far = joined_alike(cpu_inventory([2, 2]), 0.002 * GBPS, 0.02)
     plan = planned_mode(far, bed_job(parallel={}, steps=100, islands=IslandsSection(inner_steps=20)))
     assert isinstance(plan, IslandsPlan)
+    return plan
+
+
+def _islands() -> None:
+    plan = islands_plan()
     show_islands(plan, (islands_sheet(plan), *mode_sheets(plan.modes)))
 
 
@@ -263,6 +269,8 @@ SCREENS: dict[str, Callable[[], None]] = {
     "compare": _compare,
     "ps": _ps,
     "status": _status,
+    "islands-status": lambda: islands_status(islands_plan(), finished, step, STARTED_S),
+    "checkpoint": checkpoints,
     "foreign": _foreign,
 }
 
