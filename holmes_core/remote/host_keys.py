@@ -10,7 +10,7 @@ from pathlib import Path
 import paramiko
 
 from holmes_core.records.access import Access
-from holmes_core.remote.host_proof import UnknownHost, check_host
+from holmes_core.remote.host_proof import UnknownHost, check_host, reached_address
 from holmes_core.remote.known_hosts import fingerprint
 from holmes_core.remote.ssh_client import CONNECT_TIMEOUT_S, open_proxy, transport_factory
 from holmes_core.remote.ssh_faults import explain_login
@@ -35,25 +35,29 @@ def offered_key(host: str, access: Access) -> HostKey:
     """The key `host` offers. Raises HostError when it is not reached, or is known and not believed."""
     settings = ssh_settings(host, access)
     try:
-        key = _ask_key(host, settings, access)
+        with _session(host, settings, access) as session:
+            session.start_client(timeout=CONNECT_TIMEOUT_S)
+            key = session.get_remote_server_key()
+            is_known = _is_known(host, settings, key, reached_address(session))
     except Exception as error:
         raise explain_login(host, settings, error) from None
-    try:
-        check_host(host, settings, key)
-        is_known = True
-    except UnknownHost:
-        is_known = False
     line = f"{settings.known_name} {key.get_name()} {key.get_base64()}"
     return HostKey(settings.known_name, fingerprint(key.asbytes()), line, settings.known_hosts[0], is_known)
 
 
-def _ask_key(host: str, settings: SshSettings, access: Access) -> paramiko.PKey:
-    """The key that the host shows at the start of a session, without logging in."""
+def _session(host: str, settings: SshSettings, access: Access) -> contextlib.closing[paramiko.Transport]:
+    """One that nobody logs in to."""
     proxy = open_proxy(settings, access, (host,))
     channel = proxy or socket.create_connection((settings.address, settings.port), CONNECT_TIMEOUT_S)
-    with contextlib.closing(transport_factory(host, settings)(channel)) as session:
-        session.start_client(timeout=CONNECT_TIMEOUT_S)
-        return session.get_remote_server_key()
+    return contextlib.closing(transport_factory(host, settings)(channel))
+
+
+def _is_known(host: str, settings: SshSettings, key: paramiko.PKey, address: str | None) -> bool:
+    try:
+        check_host(host, settings, key, address)
+    except UnknownHost:
+        return False
+    return True
 
 
 def add_host_key(key: HostKey) -> None:

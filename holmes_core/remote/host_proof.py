@@ -6,8 +6,10 @@ Always strict, whatever StrictHostKeyChecking says: what is not known is refused
 from __future__ import annotations
 
 import shlex
+import socket
 import time
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 import paramiko
 
@@ -38,6 +40,11 @@ class _Refusal:
     hint: str
 
 
+def reached_address(session: paramiko.Transport) -> str | None:
+    """The address at the other end; None where a proxy finds it."""
+    return session.sock.getpeername()[0] if isinstance(session.sock, socket.socket) else None
+
+
 def key_algorithms(host: str, settings: SshSettings) -> tuple[str, ...]:
     """The host key algorithms to ask for: those by which the host can be proven come first.
 
@@ -57,10 +64,10 @@ def _key_type(algorithm: str) -> str:
     return "ssh-rsa" if algorithm.startswith("rsa-") else algorithm.removesuffix(CERTIFICATE)
 
 
-def check_host(host: str, settings: SshSettings, key: paramiko.PKey) -> None:
+def check_host(host: str, settings: SshSettings, key: paramiko.PKey, address: str | None) -> None:
     """Raises HostError unless known-hosts files prove `host` by the key it offers, or by its certificate.
 
-    UnknownHost where nothing is known of it.
+    UnknownHost where nothing is known of it. `address`: where it was reached, None by a proxy.
     """
     plain, offered = key.asbytes(), _offered(key)
     if key.get_name() == "ssh-rsa" and key.get_bits() < settings.least_rsa_bits:
@@ -80,6 +87,8 @@ def check_host(host: str, settings: SshSettings, key: paramiko.PKey) -> None:
     refusal = _revoked_by_file(host, settings, offered, plain, certificate) or _Proof(host, settings, plain).refusal(
         settings.known_name, certificate
     )
+    if refusal is None and certificate is None and settings.checks_address and address is not None:
+        refusal = _other_at_address(host, settings, plain, address)
     if refusal is not None:
         if refusal.is_unknown:
             raise UnknownHost(host, "key unknown", refusal.what, refusal.hint)
@@ -108,6 +117,29 @@ def _revoked(settings: SshSettings, key: bytes, where: str) -> _Refusal:
         f"host key of {settings.target}, {fingerprint(key)}, is revoked by {where}",
         "do not log in to it: who holds that key can stand for the host; ask who revoked it",
     )
+
+
+def _other_at_address(host: str, settings: SshSettings, key: bytes, address: str) -> _Refusal | None:
+    """Where another key than the host's is known of the address that its name leads to, and not that one."""
+    if address == settings.address or ip_address(address.partition("%")[0]).is_loopback:
+        return None
+    names = [settings.with_port(address)]
+    if settings.key_alias is None and not _plain_lines(host, settings, settings.known_name):
+        names.append(address)  # the host itself is known whatever the port
+    for name in names:
+        known = _plain_lines(host, settings, name)
+        if known and all(line.key != key for line in known):
+            what = (
+                f"host key of {settings.target} is {fingerprint(key)}; of {name}, to which it leads, "
+                f"{fingerprint(known[0].key)} is known: {known[0]}, and CheckHostIP is yes"
+            )
+            hint = f"find out whether the name leads to the right host; if it does: {forget(name, known[0])}"
+            return _Refusal(False, what, hint)
+    return None
+
+
+def _plain_lines(host: str, settings: SshSettings, name: str) -> list[KnownLine]:
+    return [line for line in known_lines(host, settings, name) if line.marker is None]
 
 
 class _Proof:
@@ -169,8 +201,9 @@ class _Proof:
         settings = self._settings
         line = next((line for line in known if line.key_type == type_of(self._key)), known[0])
         what = f"host key of {settings.target} is {fingerprint(self._key)}, known is {fingerprint(line.key)}: {line}"
+        remove = forget(settings.known_name, line)
         hint = (
-            f"find out why; if the host was reinstalled: {forget(settings, line)}, then `holmes trust {self._host}`, "
+            f"find out why; if the host was reinstalled: {remove}, then `holmes trust {self._host}`, "
             "or your hosts.yaml, shows the new key to compare"
         )
         return _Refusal(False, what + self._aside, hint)
@@ -189,8 +222,8 @@ class _Proof:
         return _Refusal(True, what + (self._aside or where), hint)
 
 
-def forget(settings: SshSettings, line: KnownLine) -> str:
-    """How to remove a known key: the command, or the line where there is none."""
+def forget(name: str, line: KnownLine) -> str:
+    """How to remove the key that is known of a name: the command, or the line where there is none."""
     if line.is_pattern or not line.file.is_file():
         return f"remove line {line.number} of {line.file}"
-    return f"`ssh-keygen -R {shlex.quote(settings.known_name)} -f {shlex.quote(str(line.file))}`"
+    return f"`ssh-keygen -R {shlex.quote(name)} -f {shlex.quote(str(line.file))}`"

@@ -16,7 +16,7 @@ import paramiko
 
 from holmes_core.errors import HostError
 from holmes_core.records.access import Access
-from holmes_core.remote.host_proof import check_host, key_algorithms
+from holmes_core.remote.host_proof import check_host, key_algorithms, reached_address
 from holmes_core.remote.ssh_faults import explain_login
 from holmes_core.remote.ssh_settings import SshSettings, last_jump, ssh_settings
 from holmes_core.remote.transport import (
@@ -150,7 +150,9 @@ class _ProveHost(paramiko.MissingHostKeyPolicy):
         self._settings = settings
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:  # noqa: ARG002
-        check_host(self._host, self._settings, key)
+        session = client.get_transport()
+        assert session is not None, "it has just shown its key"
+        check_host(self._host, self._settings, key, reached_address(session))
 
 
 def transport_factory(host: str, settings: SshSettings) -> Callable[..., paramiko.Transport]:

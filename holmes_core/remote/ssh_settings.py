@@ -64,6 +64,8 @@ class SshSettings:
     """KnownHostsCommand: prints lines of such files; `%H` in it stands for the name that is looked for."""
     certificate_files: tuple[str, ...] = ()
     """CertificateFile: of the user's keys, beside `KEY-cert.pub`."""
+    checks_address: bool = False
+    """CheckHostIP: whether what is known of the address behind the host's name must not be another key either."""
 
     @property
     def target(self) -> str:
@@ -78,7 +80,11 @@ class SshSettings:
     @property
     def address_and_port(self) -> str:
         """The name by which paramiko looks for the host's key."""
-        return self.address if self.port == SSH_PORT else f"[{self.address}]:{self.port}"
+        return self.with_port(self.address)
+
+    def with_port(self, address: str) -> str:
+        """An address as known-hosts files name it at this port."""
+        return address if self.port == SSH_PORT else f"[{address}]:{self.port}"
 
 
 def ssh_settings(host: str, access: Access) -> SshSettings:
@@ -116,6 +122,7 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
         known_hosts_command=_command(file, found.get("knownhostscommand", "none"), words),
         certificate_files=tuple(map(str, _paths(found.get("certificatefile", "none"), words))),
         revoked=_paths(found.get("revokedhostkeys", "none"), words),
+        checks_address=found.get("checkhostip") in ("yes", "true"),
     )
 
 

@@ -59,7 +59,7 @@ def refusal(folder: Path, certificate: bytes, *lines: str, authority: paramiko.P
     offered = paramiko.Ed25519Key(data=HOST.asbytes())
     offered.public_blob = paramiko.pkey.PublicBlob(CERTIFICATE.decode(), certificate)  # type: ignore[assignment]
     try:
-        check_host("a1", SshSettings("10.0.0.1", 22, "bob", (), False, (file,), None, None), offered)
+        check_host("a1", SshSettings("10.0.0.1", 22, "bob", (), False, (file,), None, None), offered, None)
     except HostError as error:
         return f"{error}"
     return ""
@@ -161,7 +161,7 @@ def test_revoked_authority_or_key_counts_before_the_certificate(tmp_path: Path, 
 def test_unknown_and_changed_are_told_apart(tmp_path: Path) -> None:
     other = new_key()
     with pytest.raises(UnknownHost):
-        check_host("a1", SshSettings("10.0.0.1", 22, "bob", (), False, (tmp_path / "none",), None, None), HOST)
+        check_host("a1", SshSettings("10.0.0.1", 22, "bob", (), False, (tmp_path / "none",), None, None), HOST, None)
     said = refusal(tmp_path, made(before_s=0), f"10.0.0.1 {other.get_name()} {other.get_base64()}")
     assert "known is ecdsa-sha2-nistp256" in said
     assert "has expired" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import paramiko
@@ -27,7 +28,7 @@ def settings(*files: Path, port: int = 22) -> SshSettings:
 def is_known(*files: Path, port: int = 22) -> bool:
     """Whether the first key proves the host; a key that changed is an error."""
     try:
-        check_host("a1", settings(*files, port=port), OFFERED)
+        check_host("a1", settings(*files, port=port), OFFERED, None)
     except UnknownHost:
         return False
     return True
@@ -132,6 +133,30 @@ def test_pipe_device_or_terabyte_is_refused_at_once(tmp_path: Path) -> None:
         with pytest.raises(HostError, match="cannot be read: "):
             is_known(tmp_path / name)
     assert not is_known(Path(os.devnull))
+
+
+@pytest.mark.parametrize(
+    ("known", "is_believed"),
+    [
+        ("[a1]:2222 {0}\n[10.0.0.1]:2222 {1}", False),
+        ("[a1]:2222 {0}\n10.0.0.1 {1}", True),
+        ("a1 {0}\n10.0.0.1 {1}", False),
+        ("a1 {0}\n[10.0.0.1]:2222 {1}", False),
+        ("a1 {0}\n10.0.0.1 {0}\n[10.0.0.1]:2222 {0}", True),
+    ],
+)
+def test_the_address_is_looked_up_with_the_port_or_without_as_the_host_is(
+    tmp_path: Path, known: str, is_believed: bool
+) -> None:
+    file = write(tmp_path / "known", *known.format(*KEYS).split("\n"))
+    checking = replace(settings(file, port=2222), address="a1", checks_address=True)
+    if is_believed:
+        check_host("a1", checking, OFFERED, "10.0.0.1")
+        return
+    with pytest.raises(HostError, match=r"of (10\.0\.0\.1|\[10\.0\.0\.1\]:2222), to which it leads, ") as refused:
+        check_host("a1", checking, OFFERED, "10.0.0.1")
+    assert f"{file}:2, and CheckHostIP is yes" in str(refused.value)
+    assert "ssh-keygen -R" in refused.value.hint
 
 
 @pytest.mark.parametrize(
