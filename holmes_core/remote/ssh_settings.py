@@ -110,7 +110,7 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
         port=port,
         user=user,
         key_files=tuple(str(Path(key).expanduser()) for key in keys),
-        use_agent=found.get("identitiesonly", "no") != "yes",
+        use_agent=not _is_yes(found, "identitiesonly"),
         known_hosts=tuple(path for value in known for path in _paths(value, words)) or (Path(os.devnull),),
         proxy_command=_unless_none(found.get("proxycommand")),
         proxy_jump=_unless_none(found.get("proxyjump")),
@@ -122,7 +122,7 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
         known_hosts_command=_command(file, found.get("knownhostscommand", "none"), words),
         certificate_files=tuple(map(str, _paths(found.get("certificatefile", "none"), words))),
         revoked=_paths(found.get("revokedhostkeys", "none"), words),
-        checks_address=found.get("checkhostip") in ("yes", "true"),
+        checks_address=_is_yes(found, "checkhostip"),
     )
 
 
@@ -166,9 +166,14 @@ def _assembled(words: str, usual: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*named, *usual))) if words.startswith("^") else named
 
 
+def _is_yes(found: dict[str, str], key: str) -> bool:
+    """In either of ssh's words for it, however they are written."""
+    return found.get(key, "no").lower() in ("yes", "true")
+
+
 def _unless_none(word: str | None) -> str | None:
     """ssh takes the word `none` for no proxy, and for no file."""
-    return None if word == "none" else word
+    return None if word is None or word.lower() == "none" else word
 
 
 def last_jump(settings: SshSettings, access: Access) -> tuple[str, Access, str]:

@@ -59,6 +59,14 @@ def test_known_hosts_files_are_named_by_ssh_s_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "expected"), [("yes", True), ("Yes", True), ("TRUE", True), ("no", False), ("False", False)]
+)
+def test_yes_is_said_in_any_of_ssh_s_words(tmp_path: Path, word: str, expected: bool) -> None:
+    found = settings(tmp_path, f"IdentitiesOnly {word}", f"CheckHostIP {word}")
+    assert (found.use_agent, found.checks_address) == (not expected, expected)
+
+
+@pytest.mark.parametrize(
     ("words", "expected"),
     [
         ("ssh-ed25519", ("ssh-ed25519",)),
