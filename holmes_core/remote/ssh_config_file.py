@@ -6,7 +6,7 @@ import glob
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import paramiko
@@ -20,7 +20,10 @@ MOST_FILES = 256
 DEEPEST = 16  # as in OpenSSH's readconf.c
 _CRITERIA = {"host", "originalhost", "user", "localuser", "exec"}
 _ALONE = {"all", "canonical", "final"}
-_LINE = re.compile(r"(\w+)(?:\s*=\s*|\s+)(.+)")
+_LINE = re.compile(r'"?(\w+)"?(?:\s*=\s*|\s+)(.+)')
+_COMMANDS = {"proxycommand", "knownhostscommand", "localcommand", "remotecommand"}  # a shell reads all of the line
+_LISTS = {"userknownhostsfile", "globalknownhostsfile", "revokedhostkeys", "certificatefile"}
+_NOT_PLAIN = re.compile(r"""include|match|["'\\]|\S[ \t]+#""", re.IGNORECASE)
 
 
 def read_ssh_config(name: str | None) -> paramiko.SSHConfig:
@@ -59,26 +62,30 @@ class _Reader:
         if depth > DEEPEST or self._count > MOST_FILES:
             raise not_read(file, f"files include one another, more than {DEEPEST} deep or {MOST_FILES} in all")
         text = _text(file)
-        if not re.search(r"include|match", text, re.IGNORECASE) and not outer:
+        if not _NOT_PLAIN.search(text) and not outer:
             yield from text.split("\n")  # the usual file, of hundreds of hosts
             return
         block = outer
         for number, line in enumerate(text.split("\n"), 1):
             match = _LINE.fullmatch(line.strip())
-            word, value = (match.group(1).lower(), match.group(2)) if match else ("", "")
-            if word == "include":
-                for included in self._included(file, number, value):
+            if not match or match.group(1).lower() in _COMMANDS:
+                yield line
+                continue
+            key, words = match.group(1).lower(), _words(f"{file}:{number}", match.group(2))
+            if key == "include":
+                for included in self._included(words):
                     yield from self.lines(included, block, depth + 1)
                     yield _header(block)
-            elif word in ("host", "match"):
-                hosts = ["originalhost", ",".join(_words(file, number, value))]
-                block = _joined(outer, hosts if word == "host" else _criteria(file, number, value))
-                yield line if word == "host" and not outer else _header(block)
+            elif key in ("host", "match"):
+                hosts = ["originalhost", ",".join(words)]
+                block = _joined(outer, hosts if key == "host" else _criteria(f"{file}:{number}", words))
+                yield f"Host {shlex.join(words)}" if key == "host" and not outer else _header(block)
             else:
-                yield line
+                value = shlex.join(words) if key in _LISTS else f'"{" ".join(words)}"'  # paramiko takes these off
+                yield f"{key} {value}"
 
-    def _included(self, file: Path, number: int, value: str) -> Iterator[Path]:
-        for pattern in _words(file, number, value):
+    def _included(self, patterns: Sequence[str]) -> Iterator[Path]:
+        for pattern in patterns:
             for path in sorted(glob.glob(str(self._base / Path(pattern).expanduser()))):  # noqa: PTH207  # it may be absolute
                 yield Path(path)
 
@@ -92,27 +99,45 @@ def _text(file: Path) -> str:
         raise not_read(file, getattr(error, "strerror", None) or error) from None
 
 
-def _words(file: Path, number: int, value: str) -> list[str]:
-    try:
-        return shlex.split(value)
-    except ValueError as error:
-        raise not_read(f"{file}:{number}", error) from None
+def _words(where: str, value: str) -> list[str]:
+    """The words of a line's value without its comment, as OpenSSH's argv_split finds them; there is at least one."""
+    found, word, quote, at, is_inside = list[str](), list[str](), "", 0, False
+    while at < len(value) and (is_inside or value[at] != "#"):
+        letter, after = value[at], value[at + 1 : at + 2]
+        at += 1
+        if letter == "\\" and after and after in ("'\"\\" if quote else "'\"\\ "):
+            word.append(after)
+            is_inside, at = True, at + 1
+        elif quote and letter == quote:
+            quote = ""
+        elif not quote and letter in "'\"":
+            quote, is_inside = letter, True
+        elif not quote and letter in " \t":
+            found += ["".join(word)] if is_inside else []
+            word, is_inside = [], False
+        else:
+            word.append(letter)
+            is_inside = True
+    found += ["".join(word)] if is_inside else []
+    if quote or not found:
+        raise not_read(where, f"no closing {quote} there" if quote else "no value there")
+    return found
 
 
-def _criteria(file: Path, number: int, line: str) -> list[str]:
+def _criteria(where: str, line: Sequence[str]) -> list[str]:
     """The words of a `Match` line, but for `all`; paramiko would take one it does not know for one that is met."""
     found: list[str] = []
-    words = iter(_words(file, number, line))
+    words = iter(line)
     for word in words:
         keyword = word.lower().removeprefix("!")
         if keyword not in _CRITERIA | _ALONE:
-            raise not_read(f"{file}:{number}", f"`Match {word}` is not understood here")
+            raise not_read(where, f"`Match {word}` is not understood here")
         if word.lower() != "all":
             found.append(word)
         if keyword in _CRITERIA:
             value = next(words, "")
             if not value:
-                raise not_read(f"{file}:{number}", f"`Match {word}` names nothing")
+                raise not_read(where, f"`Match {word}` names nothing")
             found.append(value)
     return found
 

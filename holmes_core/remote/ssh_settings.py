@@ -135,7 +135,7 @@ def _number(file: str, found: dict[str, str], key: str, usual: int) -> int:
 
 def _paths(value: str, words: dict[str, str]) -> tuple[Path, ...]:
     """The files that a value names; `none` for no file."""
-    found = (_written_out(each, words) for each in value.split())
+    found = (_written_out(each, words) for each in shlex.split(value))
     return tuple(Path(each).expanduser() for each in found if each.lower() != "none")
 
 

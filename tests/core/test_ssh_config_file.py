@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,56 @@ def test_yes_is_said_in_any_of_ssh_s_words(tmp_path: Path, word: str, expected: 
     assert (found.use_agent, found.checks_address) == (not expected, expected)
 
 
+LINES = (
+    "User bob#c",
+    "User bob # c",
+    "User bob #",
+    "User 'bob'#c",
+    'User "bo b" # "x',
+    'User b\\"ob',
+    "User b\\ob",
+    'User "b\\ o\\"b"',
+    "User b'o'\"b\"",
+    '"User" bob',
+    "User   =  bob\t# c",
+    "HostName 10.0.0.1 # c",
+    "Port=23 # c",
+    "ProxyJump first # c",
+    "ProxyCommand nc h # c",
+    "ProxyCommand nc 'h' \"p\"",
+    'HostKeyAlias "x # y"',
+    "HostKeyAlias none # c",
+    "CheckHostIP yes # c",
+)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh here")
+@pytest.mark.parametrize("line", LINES)
+def test_quotes_and_comments_are_those_of_ssh(tmp_path: Path, line: str) -> None:
+    found = settings(tmp_path, 'Host b1 "a1" # c1', line)
+    command = ["ssh", "-F", str(tmp_path / "config"), "-G", "a1"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    by_ssh = dict(each.partition(" ")[::2] for each in said)
+
+    assert found.user == by_ssh["user"]
+    assert (found.address, str(found.port)) == (by_ssh["hostname"], by_ssh["port"])
+    assert found.proxy_jump == by_ssh.get("proxyjump")
+    assert found.proxy_command == by_ssh.get("proxycommand")
+    assert found.key_alias == by_ssh.get("hostkeyalias")
+    assert found.checks_address == (by_ssh["checkhostip"] == "yes")
+
+
+def test_files_may_have_spaces_in_their_names(tmp_path: Path) -> None:
+    lines = ('UserKnownHostsFile "/a b/c" /d # /e', "GlobalKnownHostsFile /a\\ b", "RevokedHostKeys '/a b'")
+    found = settings(tmp_path, *lines, 'CertificateFile "/a b"', 'IdentityFile "/a b"', "IdentityFile /c # d")
+
+    assert found.known_hosts == (Path("/a b/c"), Path("/d"), Path("/a b"))
+    assert (found.revoked, found.certificate_files) == ((Path("/a b"),), ("/a b",))
+    assert found.key_files == ("/a b", "/c")
+    assert settings(tmp_path, "Host a1 # c1", "Port 7", host="c1").port == 22
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -84,9 +136,10 @@ def test_host_key_algorithms_are_lists_of_ssh(tmp_path: Path, words: str, expect
 HOSTILE = {
     "includes itself": ("Include {file}", "files include one another"),
     "includes all there is": ("Include {folder}/*", "files include one another"),
-    "quote without an end": ('Host "a', 'Unparsable host "a'),
-    "include of a quote": ('Include "a', "{file}:2: not an SSH configuration: No closing quotation"),
-    "match of a quote": ('Match host "a', "{file}:2: not an SSH configuration: No closing quotation"),
+    "quote without an end": ('Host "a', '{file}:2: not an SSH configuration: no closing " there'),
+    "include of a quote": ('Include "a', '{file}:2: not an SSH configuration: no closing " there'),
+    "match of a quote": ('Match host "a', '{file}:2: not an SSH configuration: no closing " there'),
+    "nothing but a comment": ("User # bob", "{file}:2: not an SSH configuration: no value there"),
     "match of a new kind": (
         "Match tagged x",
         "{file}:2: not an SSH configuration: `Match tagged` is not understood here",
