@@ -23,19 +23,22 @@ _ALONE = {"all", "canonical", "final"}
 _LINE = re.compile(r'"?(\w+)"?(?:\s*=\s*|\s+)(.+)')
 _COMMANDS = {"proxycommand", "knownhostscommand", "localcommand", "remotecommand"}  # a shell reads all of the line
 _LISTS = {"userknownhostsfile", "globalknownhostsfile", "revokedhostkeys", "certificatefile"}
-_NOT_PLAIN = re.compile(r"""include|match|["'\\]|\S[ \t]+#""", re.IGNORECASE)
+_NOT_PLAIN = re.compile(r"""include|match|proxycommand|%|["'\\]|\S[ \t]+#""", re.IGNORECASE)
+PERCENT = "\ue000"  # in a ProxyCommand, where paramiko would write out what stands behind before it knows it
 
 
-def read_ssh_config(name: str | None) -> paramiko.SSHConfig:
-    """The SSH configuration `name`, or else the user's and then the system's; what is missing is empty.
+def read_ssh_config(name: str | None, host: str) -> paramiko.SSHConfig:
+    """The SSH configuration `name`, or else the user's and then the system's, for `host`; what is missing is empty.
+
+    In a ProxyCommand `PERCENT` stands for each percent sign.
 
     Raises HolmesError naming the file, and the line if there is one, that cannot be read.
     """
     user_file = Path(name or "~/.ssh/config").expanduser()
-    reader = _Reader(Path("~/.ssh").expanduser())
+    reader = _Reader(Path("~/.ssh").expanduser(), host)
     lines = list(reader.lines(user_file, "", 0)) if user_file.exists() else []
     if name is None and SYSTEM_FILE.exists():
-        lines += ["Host *", *_Reader(SYSTEM_FILE.parent).lines(SYSTEM_FILE, "", 0)]
+        lines += ["Host *", *_Reader(SYSTEM_FILE.parent, host).lines(SYSTEM_FILE, "", 0)]
     try:
         return paramiko.SSHConfig.from_text("\n".join(lines))
     except (paramiko.ConfigParseError, ValueError) as error:
@@ -51,9 +54,10 @@ def not_read(file: Path | str, why: object) -> HolmesError:
 class _Reader:
     """Writes a file and those it includes as one: an included block counts where the including one does too."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, host: str) -> None:
         self._base = base
         """Of paths that are relative."""
+        self._host = host
         self._count = 0
 
     def lines(self, file: Path, outer: str, depth: int) -> Iterator[str]:
@@ -68,18 +72,21 @@ class _Reader:
         block = outer
         for number, line in enumerate(text.split("\n"), 1):
             match = _LINE.fullmatch(line.strip())
-            if not match or match.group(1).lower() in _COMMANDS:
-                yield line
+            key = match.group(1).lower() if match else ""
+            if not match or key in _COMMANDS:
+                yield _proxy_command(match.group(2)) if match and key == "proxycommand" else line
                 continue
-            key, words = match.group(1).lower(), _words(f"{file}:{number}", match.group(2))
+            words = _words(f"{file}:{number}", match.group(2))
             if key == "include":
                 for included in self._included(words):
                     yield from self.lines(included, block, depth + 1)
                     yield _header(block)
             elif key in ("host", "match"):
-                hosts = ["originalhost", ",".join(words)]
+                hosts = ["originalhost", ",".join(each for each in words if "," not in each) or "!*"]
                 block = _joined(outer, hosts if key == "host" else _criteria(f"{file}:{number}", words))
                 yield f"Host {shlex.join(words)}" if key == "host" and not outer else _header(block)
+            elif key == "hostname":  # paramiko would compare it as it stands, `%h.example`, where `Match host` asks
+                yield f'HostName "{words[0].replace("%%", PERCENT).replace("%h", self._host).replace(PERCENT, "%")}"'
             else:
                 value = shlex.join(words) if key in _LISTS else f'"{" ".join(words)}"'  # paramiko takes these off
                 yield f"{key} {value}"
@@ -88,6 +95,11 @@ class _Reader:
         for pattern in patterns:
             for path in sorted(glob.glob(str(self._base / Path(pattern).expanduser()))):  # noqa: PTH207  # it may be absolute
                 yield Path(path)
+
+
+def _proxy_command(value: str) -> str:
+    """Of `none` paramiko would forget that it was said, and a later ProxyJump would count."""
+    return 'ProxyCommand "none"' if value.lower() == "none" else f"ProxyCommand {value.replace('%', PERCENT)}"
 
 
 def _text(file: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.access import Access
-from holmes_core.remote.ssh_config_file import not_read, read_ssh_config
+from holmes_core.remote.ssh_config_file import PERCENT, not_read, read_ssh_config
 
 SSH_PORT = 22
 LEAST_RSA_BITS = 1024
@@ -92,7 +92,7 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
     name = access.address or host
     file = access.ssh_config or "~/.ssh/config"
     try:
-        found = read_ssh_config(access.ssh_config).lookup(name)
+        found = read_ssh_config(access.ssh_config, name).lookup(name)
     except HolmesError:
         raise
     except Exception as error:  # paramiko's: of a number that is none, a key that is missing, a command that failed
@@ -102,6 +102,7 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
     user = access.user or found.get("user") or getpass.getuser()
     words = {"%%": "%", "%h": address, "%p": str(port), "%r": user, "%n": name, "%u": getpass.getuser()}
     words |= {"%d": str(Path.home()), "%k": found.get("hostkeyalias", name)}
+    proxy_command = _proxy(found, "proxycommand")
     keys = [access.identity_file] if access.identity_file else found.get("identityfile", [])
     algorithms = found.get("hostkeyalgorithms", "+")
     known = [found.get(f"{whose}knownhostsfile", usual) for whose, usual in KNOWN_HOSTS.items()]
@@ -112,8 +113,8 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
         key_files=tuple(str(Path(key).expanduser()) for key in keys),
         use_agent=not _is_yes(found, "identitiesonly"),
         known_hosts=tuple(path for value in known for path in _paths(value, words)) or (Path(os.devnull),),
-        proxy_command=_unless_none(found.get("proxycommand")),
-        proxy_jump=_unless_none(found.get("proxyjump")),
+        proxy_command=proxy_command and _written_out(proxy_command.replace(PERCENT, "%"), words),
+        proxy_jump=_proxy(found, "proxyjump"),
         key_alias=found.get("hostkeyalias"),
         key_algorithms=_assembled(algorithms, (*CERTIFIED, *ALGORITHMS)),
         keeps_order=algorithms[:1] not in ("+", "-"),
@@ -171,9 +172,11 @@ def _is_yes(found: dict[str, str], key: str) -> bool:
     return found.get(key, "no").lower() in ("yes", "true")
 
 
-def _unless_none(word: str | None) -> str | None:
-    """ssh takes the word `none` for no proxy, and for no file."""
-    return None if word is None or word.lower() == "none" else word
+def _proxy(found: dict[str, str], key: str) -> str | None:
+    """Of ProxyCommand and ProxyJump the one that is said first counts, but for `ProxyJump none`."""
+    said = {each: value for each, value in found.items() if each in ("proxycommand", "proxyjump")}
+    first = next((each for each, value in said.items() if (each, value.lower()) != ("proxyjump", "none")), None)
+    return said[key] if key == first and said[key].lower() != "none" else None
 
 
 def last_jump(settings: SshSettings, access: Access) -> tuple[str, Access, str]:

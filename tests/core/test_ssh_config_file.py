@@ -88,6 +88,14 @@ LINES = (
     'HostKeyAlias "x # y"',
     "HostKeyAlias none # c",
     "CheckHostIP yes # c",
+    "ProxyJump first\nProxyCommand nc h",
+    "ProxyCommand nc h\nProxyJump first",
+    "ProxyCommand None\nProxyJump first",
+    "ProxyJump none\nProxyCommand nc h",
+    "ProxyJump none\nProxyJump first",
+    "ProxyCommand nc h\nHostName %h.example.%%",
+    "HostName %h.example\nMatch host *.example\nPort 7",
+    "HostName %h.example\nMatch !host a*\nPort 7",
 )
 
 
@@ -106,6 +114,16 @@ def test_quotes_and_comments_are_those_of_ssh(tmp_path: Path, line: str) -> None
     assert found.proxy_command == by_ssh.get("proxycommand")
     assert found.key_alias == by_ssh.get("hostkeyalias")
     assert found.checks_address == (by_ssh["checkhostip"] == "yes")
+
+
+def test_a_proxy_command_is_told_the_name_that_a_later_line_gives(tmp_path: Path) -> None:
+    found = settings(tmp_path, "ProxyCommand nc %n %h %p %r %%h", "HostName %h.example", "Port 7", "User bob")
+    assert found.proxy_command == "nc a1 a1.example 7 bob %h"
+
+
+def test_a_pattern_with_a_comma_is_of_no_host_in_an_included_block_either(tmp_path: Path) -> None:
+    (tmp_path / "more").write_text("Host b1\nPort 7\nHost a1,b1\nMatch all\nPort 8\n", encoding="utf-8")
+    assert settings(tmp_path, "Host *,a1", f"Include {tmp_path}/more", host="a1").port == 22
 
 
 def test_files_may_have_spaces_in_their_names(tmp_path: Path) -> None:
@@ -188,7 +206,7 @@ def test_files_that_include_ever_more_are_read_at_most_256_times(tmp_path: Path)
     for level in range(16):
         (tmp_path / f"{level}").write_text(f"Include {tmp_path}/{level + 1}\n" * 2, encoding="utf-8")
     with pytest.raises(HolmesError, match="files include one another"):
-        read_ssh_config(str(tmp_path / "0"))
+        read_ssh_config(str(tmp_path / "0"), "a1")
 
 
 def test_hosts_that_jump_through_one_another_are_refused(tmp_path: Path) -> None:
