@@ -161,6 +161,8 @@ def _parsed_line(file: Path, number: int, line: str) -> KnownLine | None:
         words = words[0].split(maxsplit=1) if words else []
     if len(words) < 2 or words[0].startswith("#") or marker not in (None, CERTIFICATE_AUTHORITY, REVOKED):
         return None
+    if marker == CERTIFICATE_AUTHORITY and " " in line and f"{marker} " not in line:
+        return None  # ssh takes all before the first space for the marker, and passes over the line
     key = parsed_key(" ".join(words[1].split(maxsplit=2)))
     return None if key is None else KnownLine(file, number, marker, words[0], *key)
 

@@ -142,6 +142,8 @@ CELLS = (
     Cell("KRL cut short", "ed", "{name} {ed}", NO, ("is a KRL that",), config="RevokedHostKeys {site}/krl-cut"),
     # certificates
     Cell("certified", "good", "@cert-authority * {ca}", YES),
+    Cell("certified, by tabs and a space", "good", "@cert-authority\t*\t{ca}", NO, (UNKNOWN,)),
+    Cell("certified, by tabs", "good", "@cert-authority\t*\t{ca_by_tabs}", YES),
     Cell("certified for this name", "good", "@cert-authority {name} {ca}", YES),
     Cell("certified without port", "good", "@cert-authority 127.0.0.1 {ca}", YES),
     Cell("certified for other names", "good", "@cert-authority b.example {ca}", NO, (UNKNOWN, "no @cert-authority")),
@@ -277,7 +279,7 @@ def _written(site: Site, folder: Path, cell: Cell) -> tuple[Path, dict[str, str]
         "hashed_alias": paramiko.HostKeys.hash_host("compute.7"),
     }
     words = {
-        **(site.words | hashed),
+        **(site.words | hashed | {"ca_by_tabs": site.words["ca"].replace(" ", "\t")}),
         **{"name": name, "port": str(port), "first_name": f"[127.0.0.1]:{site.ports['first']}"},
         **{"known": f"{folder}/known", "shared": f"{folder}/shared", "folder": str(folder), "site": str(site.folder)},
     }
