@@ -23,6 +23,7 @@ _ALONE = {"all", "canonical", "final"}
 _LINE = re.compile(r'"?(\w+)"?(?:\s*=\s*|\s+)(.+)')
 _COMMANDS = {"proxycommand", "knownhostscommand", "localcommand", "remotecommand"}  # a shell reads all of the line
 _LISTS = {"userknownhostsfile", "globalknownhostsfile", "revokedhostkeys", "certificatefile"}
+_QUOTED = re.compile(r"""["'\\#]""")
 _NOT_PLAIN = re.compile(r"""include|match|proxycommand|%|["'\\]|\S[ \t]+#""", re.IGNORECASE)
 PERCENT = "\ue000"  # in a ProxyCommand, where paramiko would write out what stands behind before it knows it
 
@@ -113,6 +114,8 @@ def _text(file: Path) -> str:
 
 def _words(where: str, value: str) -> list[str]:
     """The words of a line's value without its comment, as OpenSSH's argv_split finds them; there is at least one."""
+    if not _QUOTED.search(value):
+        return value.split()
     found, word, quote, at, is_inside = list[str](), list[str](), "", 0, False
     while at < len(value) and (is_inside or value[at] != "#"):
         letter, after = value[at], value[at + 1 : at + 2]
