@@ -34,7 +34,7 @@ from tests.testbed.rehearsal import Site, bed_site, only_run, standard_library_c
 
 NARROW_MBPS, LOSS_MBPS = 2, 5
 SECTION: dict[str, Any] = STREAMING | {"grace_s": 10.0}
-OFTEN = {"inner_steps": 20, "delay_steps": 2}  # who comes back joins at the next exchange
+OFTEN = {"inner_steps": 20, "delay_steps": 5, "grace_s": 3.0}  # an exchange, a wait for a lost one too, costs no step
 EXACT_STEPS, PLAIN_STEPS = 4, 6
 LOST_CLUSTER, DOWN_S, EVERY_S = "B", 15.0, 60.0
 

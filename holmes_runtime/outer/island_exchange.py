@@ -48,7 +48,8 @@ class Outcome(NamedTuple):
     """What exchange number `exchange` has led to: for each piece it was about anchor, momentum and, if any, error.
 
     As joiner a rank gets the anchor and momentum of all its pieces, and no error. `islands` are those whose changes are
-    in the mean, `tokens` theirs; `digest` is of what this rank has: that of an island is the sum over its ranks.
+    in the mean, `tokens` theirs; `digest` is of what this rank has: that of an island is the sum over its ranks. It was
+    decided on at `decided_s` of this rank's clock, by islands that had come to the one before `interval_s` earlier.
     """
 
     exchange: int
@@ -63,6 +64,8 @@ class Outcome(NamedTuple):
     received_bytes: int
     digest: int
     duration_s: float
+    decided_s: float
+    interval_s: float
 
     def said(self, waited_s: float) -> OuterExchange:
         """As the metrics of a step have it that waited for it so long."""
@@ -152,6 +155,8 @@ class IslandExchange:
             received_bytes=0,
             digest=0,
             duration_s=0.0,
+            decided_s=time.monotonic(),
+            interval_s=decision.members[0].interval_s,
         )
         if position in joiners:
             return self._join(outcome, members[0])

@@ -31,6 +31,7 @@ from holmes_runtime.config.meeting_words import MEETING, PLACE
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.rank_metrics import OuterExchange
 from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.outer.exchange_steps import due_after, taken_since
 from holmes_runtime.outer.island_exchange import IslandExchange, Offer, Outcome
 from holmes_runtime.outer.lanes import fragments_of
 from holmes_runtime.outer.meeting import Meeting
@@ -59,10 +60,10 @@ class UnderWay:
     outcome: Future[Outcome]
 
 
-def due_after(exchange: int, inner_steps: int, fragments: int) -> int:
-    """The steps after which an exchange begins: that of a round's last fragment at its end."""
-    round_number, fragment = divmod(exchange, fragments)
-    return round_number * inner_steps + (fragment + 1) * inner_steps // fragments
+class TakenByOthers(NamedTuple):
+    """Steps that those who were joined have taken since they came to the exchange."""
+
+    steps: int
 
 
 class OuterLoop:
@@ -224,8 +225,7 @@ class OuterLoop:
         outcome = self._under_way.outcome.result()
         waited_s = time.monotonic() - waited_s
         if outcome.has_joined:
-            steps = max(steps, self._planned(outcome.exchange))
-            self._join(outcome, steps)
+            steps = self._join(outcome, max(steps, self._planned(outcome.exchange)))
             if self._me.rank == 0:
                 print(f"has joined the other islands, which had gone on: goes on after {steps} steps", flush=True)
         else:
@@ -247,14 +247,25 @@ class OuterLoop:
         self.counters = OuterCounters(outcome.exchange + 1, outcome.lineage, tuple(synced))
         self._under_way, self._unapplied = None, under_way.sent_steps
 
-    def _join(self, outcome: Outcome, steps: int) -> None:
-        """Takes over the state of the others, parameters included."""
+    def _join(self, outcome: Outcome, steps: int) -> int:
+        """Takes over the state of the others, parameters included; the steps to go on from.
+
+        They are the others' own by now, so that this island comes to the next exchange when they do: who always came
+        some steps behind them would join anew each time, and what it had learned would be lost.
+        """
         self._state.take(outcome.anchor, outcome.momentum, None)
         self._state.forget()
         self._change(list(self._fragments), self._state.anchor, adds=False)
-        synced = (steps,) * self._sync.fragments
-        self.counters = OuterCounters(outcome.exchange + 1, outcome.lineage, synced)
+        interval_steps = self._planned(outcome.exchange + 1) - self._planned(outcome.exchange)
+        most = max(0, min(self._sync.delay_steps, self._config.steps - steps - 1))  # one at least is left
+        passed_s = time.monotonic() - outcome.decided_s
+        mine = TakenByOthers(taken_since(passed_s, outcome.interval_s, interval_steps, most))
+        now = steps + broadcast_record(mine).steps
+        synced = [now] * self._sync.fragments
+        synced[outcome.exchange % self._sync.fragments] = steps
+        self.counters = OuterCounters(outcome.exchange + 1, outcome.lineage, tuple(synced))
         self._unapplied = None
+        return now
 
     def _apply(self, steps: int) -> None:
         """Moves the parameters of the last exchange: to the anchor if nothing was learned since they were sent."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from holmes_runtime.config.run_settings import OuterCodec
-from holmes_runtime.outer.outer_loop import due_after
+from holmes_runtime.outer.exchange_steps import due_after, taken_since
 from holmes_runtime.outer.outer_step import Stepped, arrived, outer_step, outgoing, weighted_mean
 
 N = 1000
@@ -74,3 +74,14 @@ def test_islands_count_by_their_tokens() -> None:
 def test_fragments_are_due_evenly_and_the_last_at_the_end_of_the_round() -> None:
     assert [due_after(exchange, 10, 4) for exchange in range(8)] == [2, 5, 7, 10, 12, 15, 17, 20]
     assert [due_after(exchange, 50, 1) for exchange in range(2)] == [50, 100]
+
+
+@pytest.mark.parametrize(
+    ("passed_s", "most", "steps"),
+    [(0.0, 5, 0), (0.9, 5, 0), (1.0, 5, 1), (3.7, 5, 3), (3.7, 2, 2), (5.0, 5, 5), (1e9, 5, 5), (1e9, 0, 0)],
+)
+def test_who_joins_counts_the_steps_that_the_others_have_taken_meanwhile(
+    passed_s: float, most: int, steps: int
+) -> None:
+    assert taken_since(passed_s, 5.0, 5, most) == steps
+    assert taken_since(passed_s, 0.0, 5, most) == most  # nothing is known of how long they take
