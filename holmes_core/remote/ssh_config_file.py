@@ -52,6 +52,11 @@ def not_read(file: Path | str, why: object) -> HolmesError:
     return HolmesError(f"{file}: not an SSH configuration: {str(why)[:200]}", hint)
 
 
+def written_out(text: str, words: dict[str, str]) -> str:
+    """What ssh makes of its `%` words, those not known here left as they are."""
+    return re.sub("%.", lambda match: words.get(match.group(), match.group()), text)
+
+
 class _Reader:
     """Writes a file and those it includes as one: an included block counts where the including one does too."""
 
@@ -87,7 +92,7 @@ class _Reader:
                 block = _joined(outer, hosts if key == "host" else _criteria(f"{file}:{number}", words))
                 yield f"Host {shlex.join(words)}" if key == "host" and not outer else _header(block)
             elif key == "hostname":  # paramiko would compare it as it stands, `%h.example`, where `Match host` asks
-                yield f'HostName "{words[0].replace("%%", PERCENT).replace("%h", self._host).replace(PERCENT, "%")}"'
+                yield f'HostName "{written_out(words[0], {"%%": "%", "%h": self._host})}"'
             else:
                 value = shlex.join(words) if key in _LISTS else f'"{" ".join(words)}"'  # paramiko takes these off
                 yield f"{key} {value}"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.access import Access
-from holmes_core.remote.ssh_config_file import PERCENT, not_read, read_ssh_config
+from holmes_core.remote.ssh_config_file import PERCENT, not_read, read_ssh_config, written_out
 
 SSH_PORT = 22
 LEAST_RSA_BITS = 1024
@@ -113,7 +113,7 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
         key_files=tuple(str(Path(key).expanduser()) for key in keys),
         use_agent=not _is_yes(found, "identitiesonly"),
         known_hosts=tuple(path for value in known for path in _paths(value, words)) or (Path(os.devnull),),
-        proxy_command=proxy_command and _written_out(proxy_command.replace(PERCENT, "%"), words),
+        proxy_command=proxy_command and written_out(proxy_command.replace(PERCENT, "%"), words),
         proxy_jump=_proxy(found, "proxyjump"),
         key_alias=found.get("hostkeyalias"),
         key_algorithms=_assembled(algorithms, (*CERTIFIED, *ALGORITHMS)),
@@ -136,7 +136,7 @@ def _number(file: str, found: dict[str, str], key: str, usual: int) -> int:
 
 def _paths(value: str, words: dict[str, str]) -> tuple[Path, ...]:
     """The files that a value names; `none` for no file."""
-    found = (_written_out(each, words) for each in shlex.split(value))
+    found = (written_out(each, words) for each in shlex.split(value))
     return tuple(Path(each).expanduser() for each in found if each.lower() != "none")
 
 
@@ -146,14 +146,9 @@ def _command(file: str, value: str, words: dict[str, str]) -> tuple[str, ...]:
         return ()
     words = {**words, "%I": "HOSTNAME", "%K": "NONE", "%f": "NONE", "%t": "NONE"}
     try:
-        return tuple(_written_out(each, words) for each in shlex.split(value))
+        return tuple(written_out(each, words) for each in shlex.split(value))
     except ValueError as error:
         raise not_read(file, f"KnownHostsCommand: {error}") from None
-
-
-def _written_out(text: str, words: dict[str, str]) -> str:
-    """What ssh makes of its `%` words, those not known here left as they are."""
-    return re.sub("%.", lambda match: words.get(match.group(), match.group()), text)
 
 
 def _assembled(words: str, usual: tuple[str, ...]) -> tuple[str, ...]:
