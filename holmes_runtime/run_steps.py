@@ -48,7 +48,7 @@ def run_steps(
         where.now(f"step {step + 1}")
         with named_range(step_name(step)):
             result = trainer.step(step)
-        next_step = step + 1 if outer is None else outer.after_step(step + 1, result.stop)
+        next_step = step + 1 if outer is None else outer.after_step(step + 1, result.stop, result.exchange)
         collect_garbage(step + 1 - first_step)
         is_last = result.stop or next_step >= config.steps
         line = meter.end_step(step, result, barrier=is_last)._replace(outer=outer.take_said() if outer else None)

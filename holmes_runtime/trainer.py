@@ -36,6 +36,7 @@ class StepResult:
 
     `skipped`: fp16 gradients overflowed, so that their norm is not known, and the weights stayed as they were.
     `stop`: some rank was asked to stop, so all do after this step. `examine`: some rank asks all for an examination.
+    `exchange`: the one with other islands to which a rank calls all of this one, 0 if none.
     """
 
     loss: float | None
@@ -44,6 +45,7 @@ class StepResult:
     skipped: bool
     stop: bool
     examine: bool
+    exchange: int
 
 
 class Trainer:
@@ -64,6 +66,7 @@ class Trainer:
         self.config, self.me, self.groups, self.device = config, me, groups, device
         self.stopwatch = stopwatch or Stopwatch(device)
         self._wants_stop = self._wants_examination = False
+        self._wanted_exchange = 0
         self._before_update = before_update
         self.training = make_samples(config, corpus.training, str(config.seed))
         # In an order of their own, the same at every evaluation, and on every island.
@@ -104,6 +107,10 @@ class Trainer:
         """Has the next step's result ask all ranks for an examination."""
         self._wants_examination = True
 
+    def ask_for_exchange(self, exchange: int) -> None:
+        """From now on steps' results call all ranks to that exchange with other islands; one rank at most asks."""
+        self._wanted_exchange = exchange
+
     def step(self, step: int) -> StepResult:
         """Takes one step. Raises RuntimeError naming step and stage if the loss or the norm is not finite."""
         scale = self.loss_scale.scale if self.loss_scale else 1.0
@@ -112,7 +119,8 @@ class Trainer:
         tokens, positions = self._batches.take(step)
         losses = self.pipeline.step(tokens, step, positions)
         squares = self.zero1.finish(self.config.total_microbatches * scale)
-        votes = torch.tensor([self._wants_stop, self._wants_examination], dtype=torch.float64)
+        wanted = [self._wants_stop, self._wants_examination, self._wanted_exchange]
+        votes = torch.tensor(wanted, dtype=torch.float64)
         self._wants_examination = False
         own = [squares, self._sum_of(losses) / self.config.tp, to_device(votes, self.device)]
         sums = self._sum_over_ranks(torch.cat(own))
@@ -128,10 +136,17 @@ class Trainer:
         return self._result(step, rate, losses, *on_host.wait())
 
     def _result(
-        self, step: int, rate: float, losses: list[Tensor], total_squares: float, total_loss: float, *votes: float
+        self,
+        step: int,
+        rate: float,
+        losses: list[Tensor],
+        total_squares: float,
+        total_loss: float,
+        stop: float,
+        examine: float,
+        exchange: float,
     ) -> StepResult:
         """What became of the step, from `losses` of this rank and sums over all. Raises RuntimeError as `step`."""
-        stop, examine = (vote > 0 for vote in votes)
         loss, grad_norm = total_loss / self.config.total_microbatches, math.sqrt(total_squares)
         if not math.isfinite(loss):
             own = f" (the sum of this replica's is {self._sum_of(losses).item()})" if self.pipeline.is_last else ""
@@ -140,7 +155,13 @@ class Trainer:
         if not skipped and not math.isfinite(grad_norm):
             raise RuntimeError(f"step {step}, {self._where()}: the gradient norm is {grad_norm}")
         return StepResult(
-            loss if self.pipeline.is_last else None, None if skipped else grad_norm, rate, skipped, stop, examine
+            loss=loss if self.pipeline.is_last else None,
+            grad_norm=None if skipped else grad_norm,
+            learning_rate=rate,
+            skipped=skipped,
+            stop=stop > 0,
+            examine=examine > 0,
+            exchange=int(exchange),
         )
 
     def evaluate(self, num_batches: int) -> float | None:

@@ -2,11 +2,49 @@
 
 from __future__ import annotations
 
+import time
+from typing import NamedTuple
+
+from holmes_runtime.checkpoint.description import OuterCounters
+
+
+class Pace(NamedTuple):
+    """How fast steps are taken: `steps` so far, from `first_steps` on at `began_s` of the monotonic clock."""
+
+    first_steps: int
+    began_s: float
+    steps: int
+
+    def without(self, steps: int) -> Pace:
+        """After so many that were left out."""
+        return Pace(self.first_steps + steps, self.began_s, self.steps + steps)
+
+    def step_s(self) -> float:
+        """Seconds a step, at least: of the one under way, where none is done yet."""
+        return (time.monotonic() - self.began_s) / max(1, self.steps - self.first_steps)
+
 
 def due_after(exchange: int, inner_steps: int, fragments: int) -> int:
     """The steps after which an exchange begins: that of a round's last fragment at its end."""
     round_number, fragment = divmod(exchange, fragments)
     return round_number * inner_steps + (fragment + 1) * inner_steps // fragments
+
+
+def interval_before(exchange: int, inner_steps: int, fragments: int) -> int:
+    """The steps from the exchange before to this one."""
+    return due_after(exchange, inner_steps, fragments) - (
+        due_after(exchange - 1, inner_steps, fragments) if exchange else 0
+    )
+
+
+def next_due(counters: OuterCounters, inner_steps: int) -> int:
+    """When the next exchange is due: as planned, or as long after the one before as planned if that one was late."""
+    number, _, synced_steps = counters
+    fragments = len(synced_steps)
+    if not number:
+        return due_after(0, inner_steps, fragments)
+    late = synced_steps[(number - 1) % fragments] - due_after(number - 1, inner_steps, fragments)
+    return due_after(number, inner_steps, fragments) + max(late, 0)
 
 
 def taken_since(passed_s: float, interval_s: float, interval_steps: int, most: int) -> int:

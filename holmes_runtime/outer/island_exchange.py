@@ -10,18 +10,18 @@ from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
 from threading import Thread
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from holmes_runtime.config.codec import Codec
-from holmes_runtime.config.rank_metrics import OuterExchange
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.outer.lane_exchange import OpenLane, Parcel, carry, open_lanes
 from holmes_runtime.outer.lanes import Cell, lanes_of
-from holmes_runtime.outer.meeting import WATCH_S, Coming, Decision, Meeting, Patience
+from holmes_runtime.outer.meeting import LOOK_S, WATCH_S, Coming, Decision, Meeting, Patience
+from holmes_runtime.outer.outcome import Offer, Outcome
 from holmes_runtime.outer.outer_state import OuterState, Values
 from holmes_runtime.outer.outer_step import Outgoing, Stepped, arrived, outer_step, outgoing
 
@@ -29,57 +29,6 @@ MOST_FAILURES = 5  # of one exchange, each after islands agreed to hold it
 DIGEST_BYTES = 8
 
 Done = TypeVar("Done")
-
-
-class Offer(NamedTuple):
-    """What an island brings to exchange number `exchange`: the parameters it sends, and how many tokens they are from.
-
-    Nothing if it `is_behind`. `lineage` tells the state apart in which it comes.
-    """
-
-    exchange: int
-    lineage: str
-    is_behind: bool
-    parameters: Values
-    tokens: int
-
-
-class Outcome(NamedTuple):
-    """What exchange number `exchange` has led to: for each piece it was about anchor, momentum and, if any, error.
-
-    As joiner a rank gets the anchor and momentum of all its pieces, and no error. `islands` are those whose changes are
-    in the mean, `tokens` theirs; `digest` is of what this rank has: that of an island is the sum over its ranks. It was
-    decided on at `decided_s` of this rank's clock, by islands that had come to the one before `interval_s` earlier.
-    """
-
-    exchange: int
-    lineage: str
-    has_joined: bool
-    anchor: Values
-    momentum: Values
-    error: Values | None
-    islands: tuple[int, ...]
-    tokens: int
-    sent_bytes: int
-    received_bytes: int
-    digest: int
-    duration_s: float
-    decided_s: float
-    interval_s: float
-
-    def said(self, waited_s: float) -> OuterExchange:
-        """As the metrics of a step have it that waited for it so long."""
-        return OuterExchange(
-            self.exchange,
-            self.has_joined,
-            self.islands,
-            self.tokens,
-            self.sent_bytes,
-            self.received_bytes,
-            self.duration_s,
-            waited_s,
-            f"{self.digest:016x}",
-        )
 
 
 class IslandExchange:
@@ -101,13 +50,13 @@ class IslandExchange:
         self._start, self._num_ranks, self._limit_s = start, config.world_size, config.timeout_s
         self._lanes: list[OpenLane] = []
         self._opened, self._islands = -1, 0  # the slot for which groups were made, and of how many islands
-        self._came_s = time.monotonic()
 
     def hold(self, offer: Offer) -> Outcome:
         """Takes part in one exchange, with those who come. Raises RuntimeError if none takes place."""
         began_s = time.monotonic()
-        interval_s, self._came_s = began_s - self._came_s, began_s
-        patience = Patience(self._sync.grace_s, self._sync.grace_s + self._limit_s + 2 * interval_s)
+        # Who is called comes after the step it is in.
+        grace_s = max(self._sync.grace_s, 2 * (offer.step_s + LOOK_S))
+        patience = Patience(grace_s, grace_s + self._limit_s + 2 * offer.interval_s)
         trouble = None
         for _ in range(MOST_FAILURES):
             mine = Coming(
@@ -118,7 +67,8 @@ class IslandExchange:
                 offer.lineage,
                 offer.is_behind,
                 offer.tokens,
-                interval_s,
+                offer.early,
+                offer.interval_s,
                 self._opened,
             )
             decision = self._meeting.meet(mine, patience)
@@ -142,6 +92,7 @@ class IslandExchange:
         position = [each.island for each in everyone].index(self._sync.island)
         members = [everyone.index(each) for each in decision.members]
         joiners = [everyone.index(each) for each in decision.joiners]
+        furthest = min(decision.members, key=lambda each: each.early)
         outcome = Outcome(
             exchange=decision.exchange,
             lineage=decision.lineage,
@@ -156,7 +107,8 @@ class IslandExchange:
             digest=0,
             duration_s=0.0,
             decided_s=time.monotonic(),
-            interval_s=decision.members[0].interval_s,
+            early=furthest.early,
+            interval_s=furthest.interval_s,
         )
         if position in joiners:
             return self._join(outcome, members[0])

@@ -33,8 +33,9 @@ class Coming(NamedTuple):
     """An island that has come, for the `start`th time begun anew, with so many ranks.
 
     `exchange` is the next it is to take part in, and `lineage` tells its state apart from any other. It `is_behind` if
-    it knows that others have gone on without it. `tokens` are those of its change. `interval_s` is how long ago it came
-    to the exchange before; its groups were made for slot `groups`, -1 if it has none.
+    it knows that others have gone on without it. `tokens` are those of its change; `early` is the share of the
+    steps between two exchanges that it had not taken when it was called, and it takes `interval_s` for all of them. Its
+    groups were made for slot `groups`, -1 if it has none.
     """
 
     island: int
@@ -44,6 +45,7 @@ class Coming(NamedTuple):
     lineage: str
     is_behind: bool
     tokens: int
+    early: float
     interval_s: float
     groups: int
 
@@ -186,19 +188,19 @@ class Meeting:
         return parse(Decision, self._store.get(f"decision/{self.slot}").decode())
 
     def _lead(self, mine: Coming, patience: Patience) -> Decision:
-        key, keys = f"decision/{self.slot}", self._came(self.slot)
+        key = f"decision/{self.slot}"
         if self._store.check([key]):
             return self._decided()
-        self._store.set(keys[self._island], to_json(mine))
+        self._store.set(self._came(self.slot)[self._island], to_json(mine))
         if self.slot == 0:  # some take longer to begin; to come late costs all of the state, and who is lost has left
             patience = patience._replace(grace_s=patience.ahead_s)
-        expected, others = self._expected(), set(range(self._num_islands)) - {self._island}
+        expected, everyone = self._expected(), set(range(self._num_islands))
         came_s = time.monotonic()
         while True:
-            there = {each for each in others if self._store.check([keys[each]])}
-            coming = sorted([mine, *(parse(Coming, self._store.get(keys[each]).decode()) for each in there)])
+            coming = sorted([mine, *self.waiting()])
             waited_s = time.monotonic() - came_s
-            possible = {mine.island, *others} - {each for each in others - there if self._store.check([left_key(each)])}
+            missing = everyone - {each.island for each in coming}
+            possible = everyone - {each for each in missing if self._store.check([left_key(each)])}
             decision = decide(self.slot, coming, expected & possible, possible, mine, waited_s, patience, self._quorum)
             if decision is not None:
                 return parse(Decision, self._store.compare_set(key, "", to_json(decision)).decode())
@@ -210,6 +212,11 @@ class Meeting:
             rest_s = (patience.ahead_s if mine.is_behind else patience.grace_s) - waited_s
             if self._is_there(key, min(LOOK_S, rest_s)):
                 return self._decided()
+
+    def waiting(self) -> list[Coming]:
+        """The other islands that have come to the next slot."""
+        keys = [key for island, key in enumerate(self._came(self.slot)) if island != self._island]
+        return [parse(Coming, self._store.get(key).decode()) for key in keys if self._store.check([key])]
 
     def _is_there(self, key: str, limit_s: float) -> bool:
         """Whether the key is there within the time, or within `LEAST_LOOK_S` if that is more.

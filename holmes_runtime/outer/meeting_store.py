@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import DistStoreError
 
-from holmes_runtime.config.meeting_words import MEETING, Answer, Ask
+from holmes_runtime.config.meeting_words import MEETING, PLACE, Answer, Ask
 from holmes_runtime.config.strict_json import parse, to_json
 
 LIMIT_S = 300.0  # as torch's own stores, where no other is given
@@ -26,6 +27,14 @@ def open_meeting(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Meetin
     """The meeting of the island that this process is of, which waits so long at most; None where it is of none."""
     address, _, port = environ.get(MEETING, "").rpartition(":")
     return MeetingStore(address, int(port), limit_s) if port else None
+
+
+def islands_store(environ: Mapping[str, str], limit_s: float) -> Store:
+    """Where islands keep what they say at the meeting. Raises RuntimeError if it is not known."""
+    store = open_meeting(environ, limit_s)
+    if store is None:
+        raise RuntimeError(f"{MEETING} must say where the islands meet, as ADDRESS:PORT of this node's agent")
+    return PrefixStore(PLACE, store)
 
 
 class _Connection:

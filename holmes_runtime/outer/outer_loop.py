@@ -3,7 +3,8 @@
 When a fragment of the parameters is due, they are copied to host memory, and a thread exchanges their change with the
 other islands while training goes on: from where the outer step leads if the others have come to what this island has.
 `delay_steps` later the outcome is applied: the parameters move by as much as it is off that guess, so that what was
-learned in between stays. What an island knows by itself is never late.
+learned in between stays. What an island knows by itself is never late. Where others wait for it, because they come back
+and need its state or because it has become slow, an island comes to an exchange before it is due.
 """
 
 from __future__ import annotations
@@ -11,34 +12,29 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from threading import Thread
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store
-from torch.distributed import ProcessGroup
 
 from holmes_runtime.checkpoint.description import OuterCounters
 from holmes_runtime.checkpoint.reshard import TensorPiece
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.record_exchange import broadcast_record
-from holmes_runtime.config.meeting_words import MEETING, PLACE
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.rank_metrics import OuterExchange
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.outer.exchange_steps import due_after, taken_since
-from holmes_runtime.outer.island_exchange import IslandExchange, Offer, Outcome
+from holmes_runtime.outer.change_weights import change_weights
+from holmes_runtime.outer.exchange_steps import Pace, due_after, interval_before, next_due, taken_since
+from holmes_runtime.outer.island_exchange import IslandExchange
 from holmes_runtime.outer.lanes import fragments_of
-from holmes_runtime.outer.meeting import Meeting
-from holmes_runtime.outer.meeting_store import open_meeting
+from holmes_runtime.outer.meeting import LOOK_S, Coming, Meeting
+from holmes_runtime.outer.meeting_store import islands_store
+from holmes_runtime.outer.outcome import Offer, Outcome, UnderWay
 from holmes_runtime.outer.outer_state import OuterState, Values
 from holmes_runtime.outer.outer_step import step_ahead
-from holmes_runtime.parallel.gradient_buckets import Shard
 from holmes_runtime.parallel.zero1 import Zero1
 
 OPENING_S = 30.0  # beyond the grace, for ranks that have agreed to exchange to find one another
@@ -50,14 +46,6 @@ class Started(NamedTuple):
     start: int
     slot: int
     is_behind: bool
-
-
-@dataclass
-class UnderWay:
-    """An exchange of parameters as they were after `sent_steps`, and what has become of it."""
-
-    sent_steps: int
-    outcome: Future[Outcome]
 
 
 class TakenByOthers(NamedTuple):
@@ -72,16 +60,22 @@ class OuterLoop:
     All methods are called by all ranks after the same step.
     """
 
-    def __init__(self, config: RunConfig, me: Rank, zero1: Zero1, groups: RankGroups) -> None:
-        """Raises RuntimeError if the meeting place is not known, or nobody answers there."""
+    def __init__(
+        self, config: RunConfig, me: Rank, zero1: Zero1, groups: RankGroups, call: Callable[[int], None]
+    ) -> None:
+        """`call` has all ranks come to that exchange at once. Raises RuntimeError if nobody answers at the meeting."""
         assert config.outer_sync is not None
         self._config, self._sync, self._me, self._zero1, self._groups = config, config.outer_sync, me, zero1, groups
+        self._call = call
         self._state = OuterState(zero1.shards(), me.tp_rank, self._sync)
-        self._store = meeting_store(min(config.timeout_s, self._sync.grace_s + OPENING_S))
+        self._store = islands_store(os.environ, min(config.timeout_s, self._sync.grace_s + OPENING_S))
         self._meeting = Meeting(self._store, self._sync, me.rank, config.timeout_s)
         self._under_way: UnderWay | None = None
         self._unapplied: int | None = None  # the steps after which was sent what is known, and not applied yet
         self._fragments: dict[str, int] = {}
+        self._behind_steps = 0  # to be left out once what is known is applied, as others have taken them
+        self._watched: Future[Outcome] | None = None  # the exchange after which it is looked who comes to the next
+        self._pace = Pace(0, time.monotonic(), 0)
         self.counters = OuterCounters(0, "", (0,) * self._sync.fragments)
         self._said: OuterExchange | None = None
 
@@ -106,10 +100,11 @@ class OuterLoop:
         self._exchange = IslandExchange(
             self._config, self._me.rank, self._state, self._meeting, self._store, started.start, self._fragments
         )
-        if not started.is_behind:
-            return steps
-        self._send(steps, is_behind=True)
-        return self._receive(steps)
+        if started.is_behind:
+            self._send(steps, is_behind=True)
+            return self._receive(steps)
+        self._pace = Pace(steps, time.monotonic(), steps)
+        return steps
 
     def _go_on_from(self, counters: OuterCounters, steps: int) -> None:
         then = len(counters.synced_steps)
@@ -128,22 +123,25 @@ class OuterLoop:
         is_behind = reached is not None and reached.is_past(self.counters.exchange, self.counters.lineage)
         return Started(self._meeting.begin(), reached.slot + 1 if reached else 0, is_behind)
 
-    def after_step(self, steps: int, stops: bool) -> int:
+    def after_step(self, steps: int, stops: bool, called: int) -> int:
         """Does what is due after so many steps; the steps to go on from, more where others had gone on.
 
-        If it `stops`, or these are all, nobody waits for this island any more.
+        To the exchange `called` it comes at once. If it `stops`, or these are all, nobody waits for this island then.
         """
-        delay = self._sync.delay_steps
-        if self._under_way is not None and steps >= self._under_way.sent_steps + delay:
+        delay, taken = self._sync.delay_steps, steps
+        self._pace = self._pace._replace(steps=steps)
+        is_called = 0 < called == self.counters.exchange + (self._under_way is not None)
+        if self._under_way is not None and (is_called or steps >= self._under_way.sent_steps + delay):
             steps = self._receive(steps)
-        if self._unapplied is not None and steps >= self._unapplied + delay:
-            self._apply(steps)
-        if self._under_way is None and steps >= self._due_steps:
+        if self._unapplied is not None and (is_called or steps >= self._unapplied + delay):
+            steps = self._apply(steps)
+        if self._under_way is None and (is_called or taken >= self._due_steps):
             sent = self._send(steps, is_behind=False)
             if delay:
                 self._go_ahead(sent)
             else:
                 steps = self._receive(steps)
+            self._pace = Pace(steps, time.monotonic(), steps)
         if stops or steps >= self._config.steps:
             steps = self._finish(steps)
         return steps
@@ -161,6 +159,7 @@ class OuterLoop:
     def _finish(self, steps: int) -> int:
         """The end of the run, at which what was sent is applied at once; or of this start of it."""
         is_over = steps >= self._config.steps
+        self._watched = None
         if self._under_way is not None and is_over:
             steps = self._receive(steps)
         self.settle()
@@ -173,12 +172,17 @@ class OuterLoop:
     def _planned(self, exchange: int) -> int:
         return due_after(exchange, self._sync.inner_steps, self._sync.fragments)
 
+    def _interval(self, exchange: int) -> int:
+        return interval_before(exchange, self._sync.inner_steps, self._sync.fragments)
+
     @property
     def _due_steps(self) -> int:
-        """When the next exchange is due: as long after the one before as planned, whenever that was."""
-        number, _, synced_steps = self.counters
-        before = synced_steps[(number - 1) % self._sync.fragments] - self._planned(number - 1) if number else 0
-        return before + self._planned(number)
+        """When the next exchange is due, after that which is under way."""
+        if (sent := self._under_way) is not None:
+            due = sent.sent_steps + sent.early_steps + self._interval(self.counters.exchange + 1)
+        else:
+            due = next_due(self.counters, self._sync.inner_steps)
+        return min(due, self._config.steps)
 
     def _names(self, exchange: int) -> list[str]:
         """The parameters that travel in an exchange."""
@@ -191,8 +195,12 @@ class OuterLoop:
         taken = steps - synced_steps[number % self._sync.fragments]
         tokens = taken * self._config.global_batch_size * self._config.model.seq_length
         sent = self._state.masters(name for name in self._names(number) if name in self._state.owned)
-        self._under_way = UnderWay(steps, Future())
-        offer = Offer(number, lineage, is_behind, sent, max(tokens, 1))
+        early_steps = 0 if is_behind else max(0, self._due_steps - steps)
+        interval, step_s = self._interval(number), self._pace.step_s()
+        early = early_steps / interval
+        offer = Offer(number, lineage, is_behind, sent, max(tokens, 1), early, interval * step_s, step_s)
+        self._under_way = UnderWay(steps, early_steps, Future())
+        self._watched = self._under_way.outcome
         # A daemon: when the run fails elsewhere, nobody waits for islands that are gone.
         Thread(target=self._run, args=(self._under_way.outcome, offer), name="islands", daemon=True).start()
         return sent
@@ -205,6 +213,20 @@ class OuterLoop:
         else:
             with contextlib.suppress(RuntimeError):  # where they meet may be gone by now
                 self._meeting.tidy_up()
+                self._watch(outcome)
+
+    def _watch(self, before: Future[Outcome]) -> None:
+        """Until the exchange after `before` is sent, looks whether others wait for this island to come to it."""
+        while self._me.rank == 0 and self._watched is before:
+            if self._is_awaited(self._meeting.waiting()):
+                self._call(before.result().exchange + 1)
+                break
+            time.sleep(LOOK_S)
+
+    def _is_awaited(self, waiting: Sequence[Coming]) -> bool:
+        """Whether islands that wait should wait no longer: for its state, or for what else might be left out."""
+        left_s = (self._due_steps - self._pace.steps) * self._pace.step_s()
+        return any(each.is_behind for each in waiting) or (bool(waiting) and left_s > self._sync.grace_s / 2)
 
     def _go_ahead(self, sent: Values) -> None:
         """Moves the parameters that were just sent to where the outer step leads if all islands have the same."""
@@ -214,7 +236,7 @@ class OuterLoop:
             name: step_ahead(state.anchor[name], state.momentum[name], values, sync.outer_rate, sync.momentum)
             for name, values in sent.items()
         }
-        self._change(self._names(self.counters.exchange), ahead, adds=False)
+        change_weights(self._zero1, self._groups, self._names(self.counters.exchange), ahead, adds=False)
         for name, values in ahead.items():
             torch.neg(values, out=state.correction[name])  # the anchor to come is added
 
@@ -225,12 +247,13 @@ class OuterLoop:
         outcome = self._under_way.outcome.result()
         waited_s = time.monotonic() - waited_s
         if outcome.has_joined:
-            steps = self._join(outcome, max(steps, self._planned(outcome.exchange)))
+            came = self._planned(outcome.exchange) - round(outcome.early * self._interval(outcome.exchange))
+            steps = self._join(outcome, max(steps, came))
             if self._me.rank == 0:
                 print(f"has joined the other islands, which had gone on: goes on after {steps} steps", flush=True)
         else:
             self._take(self._under_way)
-            self._apply(steps)
+            steps = self._apply(steps)
         self._under_way = None
         self._said = outcome.said(waited_s)
         return steps
@@ -246,6 +269,8 @@ class OuterLoop:
         synced[outcome.exchange % self._sync.fragments] = under_way.sent_steps
         self.counters = OuterCounters(outcome.exchange + 1, outcome.lineage, tuple(synced))
         self._under_way, self._unapplied = None, under_way.sent_steps
+        furthest_steps = round(outcome.early * self._interval(outcome.exchange))
+        self._behind_steps = max(0, under_way.early_steps - furthest_steps)
 
     def _join(self, outcome: Outcome, steps: int) -> int:
         """Takes over the state of the others, parameters included; the steps to go on from.
@@ -255,7 +280,7 @@ class OuterLoop:
         """
         self._state.take(outcome.anchor, outcome.momentum, None)
         self._state.forget()
-        self._change(list(self._fragments), self._state.anchor, adds=False)
+        change_weights(self._zero1, self._groups, list(self._fragments), self._state.anchor, adds=False)
         interval_steps = self._planned(outcome.exchange + 1) - self._planned(outcome.exchange)
         most = max(0, min(self._sync.delay_steps, self._config.steps - steps - 1))  # one at least is left
         passed_s = time.monotonic() - outcome.decided_s
@@ -264,54 +289,26 @@ class OuterLoop:
         synced = [now] * self._sync.fragments
         synced[outcome.exchange % self._sync.fragments] = steps
         self.counters = OuterCounters(outcome.exchange + 1, outcome.lineage, tuple(synced))
-        self._unapplied = None
+        self._unapplied, self._behind_steps = None, 0
+        self._pace = Pace(now, time.monotonic(), now)
         return now
 
-    def _apply(self, steps: int) -> None:
-        """Moves the parameters of the last exchange: to the anchor if nothing was learned since they were sent."""
+    def _apply(self, steps: int) -> int:
+        """Moves the parameters of the last exchange: to the anchor if nothing was learned since they were sent.
+
+        The steps to go on from: an island that was slower than others leaves out what they have taken and it has not.
+        """
         adds = steps != self._unapplied
         state, names = self._state, self._names(self.counters.exchange - 1)
         values = state.correction if adds else state.anchor
         assert values is not None
-        self._change(names, values, adds)
+        change_weights(self._zero1, self._groups, names, values, adds)
         if state.correction is not None:
             for name in state.owned.keys() & names:
                 state.correction[name].zero_()
-        self._unapplied = None
-
-    def _change(self, names: Sequence[str], values: Values, adds: bool) -> None:
-        """Puts or adds `values` of the owned pieces to the masters of parameters `names`, and of their copies."""
-        chosen = set(names)
-        self._zero1.wait()
-        for shard in self._zero1.shards():
-            if shard.name in chosen:
-                moved = self._shared(shard, values)
-                if adds:
-                    shard.master.add_(moved)
-                else:
-                    shard.master.copy_(moved)
-        self._zero1.publish(chosen)
-
-    def _shared(self, shard: Shard, values: Values) -> Tensor:
-        """The values of a shard on its device, from the rank that owns it where that is another."""
-        own = values.get(shard.name)
-        device = shard.gradient.device
-        moved = torch.empty(shard.stop - shard.start, device=device) if own is None else own.to(device)
-        if self._groups.tp is not None and shard.part.is_whole:
-            _broadcast(moved, self._groups.tp)
-        if self._groups.tied is not None and shard.name == self._zero1.tied:
-            _broadcast(moved, self._groups.tied)
-        return moved.to(shard.master.device)
-
-
-def _broadcast(values: Tensor, group: ProcessGroup) -> None:
-    """From the first rank of the group."""
-    dist.broadcast(values, group=group, group_src=0)
-
-
-def meeting_store(timeout_s: float) -> Store:
-    """The store in which islands meet. Raises RuntimeError if it is not known."""
-    store = open_meeting(os.environ, timeout_s)
-    if store is None:
-        raise RuntimeError(f"{MEETING} must say where the islands meet, as ADDRESS:PORT of this node's agent")
-    return PrefixStore(PLACE, store)
+        left_out = min(self._behind_steps, self._config.steps - steps)
+        self._behind_steps, self._unapplied = 0, None
+        self._pace = self._pace.without(left_out)
+        number, lineage, synced = self.counters
+        self.counters = OuterCounters(number, lineage, tuple(each + left_out for each in synced))
+        return steps + left_out

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,7 +25,7 @@ from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing
 from holmes_runtime.outer import island_exchange
 from holmes_runtime.outer.lane_exchange import carry
-from holmes_runtime.outer.outer_loop import meeting_store
+from holmes_runtime.outer.meeting_store import islands_store
 from holmes_runtime.trainer import StepResult, Trainer
 
 from .continuity_worker import enter
@@ -33,6 +34,8 @@ from .meeting_place import MeetingPlace
 
 LIMIT_S = 300.0  # of anything that is waited for, however busy the machine
 H, STEPS = 4, 24
+FEW = 12  # steps between two exchanges, where they are rare
+SLOW_AFTER, SLOW_STEP_S = 8, 1.5
 PIPELINE: dict[str, Any] = {"pipelines": ((0, 1),), "cuts": (0, 1, 3)}
 REPLICAS: dict[str, Any] = {"pipelines": ((0,), (1,)), "cuts": (0, 3)}
 THREE: dict[str, Any] = {"pipelines": ((0,), (1,), (2,)), "cuts": (0, 3), "microbatches": (3, 3, 2)}
@@ -116,8 +119,8 @@ class Worker:
         plain = make_config(self._corpus, steps=steps, checkpoint=saving, resume=resume, **plan)
         if outer is None:
             return plain
-        batch = plain.global_batch_size
-        own = {"island": island, "grace_s": 60.0, "samples_before": island * H * batch, "round_samples": 2 * H * batch}
+        batch = plain.global_batch_size * outer.get("inner_steps", H)
+        own = {"island": island, "grace_s": 60.0, "samples_before": island * batch, "round_samples": 2 * batch}
         sync = replace(ONE_ISLAND, num_islands=2, outer_rate=0.7, momentum=0.9, interfaces=("lo",) * plain.world_size)
         return replace(plain, outer_sync=replace(sync, **{**own, **outer}))
 
@@ -203,6 +206,27 @@ class Worker:
         second = self.start(f"{name} 1", store, self.config(REPLICAS, outer, 1), lambda: open_gates(late))
         self.note(name, first, second)
 
+    def called(self, name: str, **outer: Any) -> None:
+        """Island 1 is killed after a round of many steps and comes back, long before island 0's next exchange."""
+        store, done = self.store(), self._folder / f"{name} is killed"
+        outer["inner_steps"] = FEW
+        first = self.start(f"{name} 0", store, self.config(REPLICAS, outer), lambda: call_at(FEW + 5, done.exists))
+        second = self.start(f"{name} 1", store, self.config(ALONE, outer, 1))
+        until(lambda: any(len(lines) > FEW for lines in second.lines().values()))()
+        second.kill()
+        lost = second.ended()
+        done.touch()
+        again = self.start(f"{name} 1 again", store, self.config(ALONE, outer, 1))
+        self.note(name, first, again)
+        self.results[name].append(lost)
+
+    def slow(self, name: str, **outer: Any) -> None:
+        """After their first exchange island 1 takes so long for a step that the other would not wait for it."""
+        store = self.store()
+        first = self.start(f"{name} 0", store, self.config(ALONE, outer))
+        second = self.start(f"{name} 1", store, self.config(PIPELINE, outer, 1), lambda: slow_down(SLOW_AFTER))
+        self.note(name, first, second)
+
     def all(self) -> None:
         """Every scenario."""
         self.together("int4", [ALONE, ALONE], codec="int4")
@@ -215,6 +239,9 @@ class Worker:
         self.dies_within("dies within", grace_s=3.0)
         self.cut_off_within("cut off within", grace_s=3.0)
         self.late("late", grace_s=3.0, codec="int4", delay_steps=1)
+        self.called("called", grace_s=3.0)
+        self.slow("slow", inner_steps=SLOW_AFTER, grace_s=10.0)
+        self.slow("slow, streaming", inner_steps=3 * SLOW_AFTER, fragments=3, delay_steps=2, codec="int8", grace_s=10.0)
 
 
 def before_steps(act: Callable[[Trainer, int], None]) -> None:
@@ -238,6 +265,30 @@ def open_gates(gates: Gates) -> None:
     before_steps(lambda _, step: gates.get(step, lambda: None)())
 
 
+def slow_down(after: int) -> None:
+    """From then on a step takes longer."""
+    before_steps(lambda _, step: time.sleep(SLOW_STEP_S) if step >= after else None)
+
+
+def call_at(step: int, is_lost: Callable[[], bool]) -> None:
+    """Before that step a rank waits until the other island is lost and back, and has its island called to it."""
+    called, ask = threading.Event(), Trainer.ask_for_exchange
+
+    def ask_and_tell(trainer: Trainer, exchange: int) -> None:
+        ask(trainer, exchange)
+        called.set()
+
+    def act(trainer: Trainer, number: int) -> None:
+        if number == step:
+            until(is_lost)()
+            until_it_has_come(island=1, start=2)()
+            if trainer.me.rank == 0:
+                until(called.is_set)()
+
+    Trainer.ask_for_exchange = ask_and_tell  # type: ignore[method-assign, assignment]
+    before_steps(act)
+
+
 def until(holds: Callable[[], bool]) -> Callable[[], None]:
     """Waits until that holds."""
 
@@ -254,7 +305,7 @@ def until_it_has_come(island: int, start: int = 1, slot: int = 0) -> Callable[[]
     """Waits until the island has come to a slot from `slot` on, having begun for the `start`th time."""
 
     def has_come() -> bool:
-        store = meeting_store(LIMIT_S)
+        store = islands_store(os.environ, LIMIT_S)
         for number in range(slot, slot + 20):
             key = f"coming/{number}/{island}"
             if store.check([key]) and json.loads(store.get(key))["start"] >= start:

@@ -19,7 +19,7 @@ from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.trainer import Trainer
 
 from .islands_in_process import IslandsInProcess
-from .islands_worker import PIPELINE, REPLICAS, STEPS, H, Worker
+from .islands_worker import PIPELINE, REPLICAS, SLOW_AFTER, STEPS, H, Worker
 from .launched_runs import ONE_ISLAND, TINY, FinishedRun, launch, make_config
 from .meeting_place import MeetingPlace
 from .test_continuity import WORKER_LIMIT_S, start
@@ -176,6 +176,31 @@ def test_an_island_that_is_cut_off_within_an_exchange_is_not_waited_for_longer_t
     assert "exchange 1 of islands is held again: island 0, rank " in first["said"]
     assert ": island 1 is lost" in first["said"]
     assert [islands for _, islands in digests(first["outer"])] == [(0, 1), *[(0,)] * (STEPS // H - 1)]
+
+
+def test_an_island_that_comes_back_is_given_the_state_before_the_next_exchange_is_due(runs: dict[str, Islands]) -> None:
+    first, again, _ = runs["called"]
+    ended_well([first, again])
+
+    assert [(line["exchange"], line["step"]) for line in first["outer"]["0"]] == [(0, 11), (1, 17), (2, 23)]
+    assert [(line["exchange"], line["has_joined"]) for line in again["outer"]["0"]] == [(1, True), (2, False)]
+    assert again["steps"] == list(range(18, STEPS))
+    assert together([first, again]) == [2]
+
+
+@pytest.mark.parametrize(("name", "intervals"), [("slow", 1), ("slow, streaming", 2)])
+def test_an_island_that_becomes_slow_takes_fewer_steps_and_brings_what_it_has_learned(
+    runs: dict[str, Islands], name: str, intervals: int
+) -> None:
+    first, slow = ended_well(runs[name])
+
+    assert together([first, slow]) == [0, 1, 2]
+    assert not any(line["has_joined"] for line in slow["outer"]["0"])
+    assert first["steps"] == list(range(STEPS))
+    assert SLOW_AFTER < len(slow["steps"]) < STEPS
+    assert slow["steps"][: SLOW_AFTER + 1] == list(range(SLOW_AFTER + 1))
+    tokens = [line["tokens"] for line in first["outer"]["0"]]
+    assert tokens[1] < intervals * tokens[0]
 
 
 def test_an_island_that_comes_late_takes_over_the_state_of_those_that_went_on(runs: dict[str, Islands]) -> None:

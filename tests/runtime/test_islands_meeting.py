@@ -21,7 +21,7 @@ SOON = Patience(grace_s=0.2, ahead_s=0.5)
 
 
 def coming(island: int, exchange: int = 3, lineage: str = "x", is_behind: bool = False) -> Coming:
-    return Coming(island, 1, 1, exchange, lineage, is_behind, 100, 1.0, -1)
+    return Coming(island, 1, 1, exchange, lineage, is_behind, 100, 0.0, 1.0, -1)
 
 
 def decided(
@@ -153,6 +153,22 @@ def test_an_island_that_came_too_late_comes_to_the_next_slot_as_one_that_is_behi
         assert late.result() == decision
     assert decision.members == (coming(0, 4, "z"),)
     assert decision.joiners == (coming(1, is_behind=True),)
+
+
+def test_who_waits_at_the_next_slot_is_seen_by_those_who_have_not_come() -> None:
+    store = hash_store()
+    first, second = meetings(store)
+    assert first.meet(coming(0), SOON).members == (coming(0),)
+    assert first.waiting() == []
+
+    with ThreadPoolExecutor() as pool:
+        late = pool.submit(second.meet, coming(1), PATIENCE)
+        while not (waiting := first.waiting()):
+            pass
+        decision = first.meet(coming(0, 4, "z"), SOON)
+        assert late.result() == decision
+    assert waiting == [coming(1, is_behind=True)]
+    assert first.waiting() == []
 
 
 def test_all_who_have_not_left_are_waited_for_at_the_first_exchange_beyond_the_grace() -> None:

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from holmes_runtime.checkpoint.description import OuterCounters
 from holmes_runtime.config.run_settings import OuterCodec
-from holmes_runtime.outer.exchange_steps import due_after, taken_since
+from holmes_runtime.outer.exchange_steps import due_after, interval_before, next_due, taken_since
 from holmes_runtime.outer.outer_step import Stepped, arrived, outer_step, outgoing, weighted_mean
 
 N = 1000
@@ -74,6 +75,13 @@ def test_islands_count_by_their_tokens() -> None:
 def test_fragments_are_due_evenly_and_the_last_at_the_end_of_the_round() -> None:
     assert [due_after(exchange, 10, 4) for exchange in range(8)] == [2, 5, 7, 10, 12, 15, 17, 20]
     assert [due_after(exchange, 50, 1) for exchange in range(2)] == [50, 100]
+    assert [interval_before(exchange, 10, 4) for exchange in range(5)] == [2, 3, 2, 3, 2]
+
+
+@pytest.mark.parametrize(("sent", "due"), [(5, 7), (6, 8), (12, 14), (4, 7), (2, 7)])
+def test_who_was_late_comes_later_by_as_much_and_who_was_early_as_planned(sent: int, due: int) -> None:
+    assert next_due(OuterCounters(2, "x", (2, sent, 0, 0)), 10) == due
+    assert next_due(OuterCounters(0, "", (0, 0, 0, 0)), 10) == 2
 
 
 @pytest.mark.parametrize(
