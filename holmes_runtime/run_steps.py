@@ -15,7 +15,7 @@ from holmes_runtime.memory_report import record_places
 from holmes_runtime.metrics import MetricsFile, StepMeter
 from holmes_runtime.outer.outer_loop import OuterLoop
 from holmes_runtime.trace import StepProfiler
-from holmes_runtime.trainer import Trainer
+from holmes_runtime.trainer import StepResult, Trainer
 
 COLLECT_EVERY_STEPS = 100
 PLACES_RECORDED = 3  # steps, by which a GPU that is too small is full; from then on it is not recorded what fills it
@@ -46,9 +46,7 @@ def run_steps(
     while next_step < config.steps:
         step = next_step
         where.now(f"step {step + 1}")
-        with named_range(step_name(step)):
-            result = trainer.step(step)
-        next_step = step + 1 if outer is None else outer.after_step(step + 1, result.stop, result.exchange)
+        result, next_step = take_step(trainer, outer, step)
         collect_garbage(step + 1 - first_step)
         is_last = result.stop or next_step >= config.steps
         line = meter.end_step(step, result, barrier=is_last)._replace(outer=outer.take_said() if outer else None)
@@ -81,6 +79,15 @@ def run_steps(
     profiler.finish()
     if checkpoints is not None:
         checkpoints.close()
+
+
+def take_step(trainer: Trainer, outer: OuterLoop | None, step: int) -> tuple[StepResult, int]:
+    """Takes one step, with what an island does after it; the steps to go on from."""
+    if outer is not None:
+        outer.before_step(step)
+    with named_range(step_name(step)):
+        result = trainer.step(step)
+    return result, step + 1 if outer is None else outer.after_step(step + 1, result.stop, result.exchange)
 
 
 def save(trainer: Trainer, outer: OuterLoop | None, checkpoints: Checkpoints, steps: int) -> None:

@@ -131,7 +131,7 @@ class Trainer:
             self.zero1.step(rate, sums[0].sqrt())
         else:
             # There is nothing to learn, and a real optimizer step would cost time that is not emulated.
-            self.zero1.publish()
+            self.zero1.publish_update()
         self.stopwatch.add_up()
         return self._result(step, rate, losses, *on_host.wait())
 

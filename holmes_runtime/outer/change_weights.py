@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 import torch
 import torch.distributed as dist
@@ -15,8 +15,11 @@ from holmes_runtime.parallel.gradient_buckets import Shard
 from holmes_runtime.parallel.zero1 import Zero1
 
 
-def change_weights(zero1: Zero1, groups: RankGroups, names: Sequence[str], values: Values, adds: bool) -> None:
-    """Puts or adds `values` of the owned pieces to the masters of parameters `names`, and of their copies."""
+def change_weights(zero1: Zero1, groups: RankGroups, names: Collection[str], values: Values, adds: bool) -> None:
+    """Puts or adds `values` of the owned pieces to the masters of parameters `names`, and of their copies.
+
+    Nothing is published yet.
+    """
     chosen = set(names)
     zero1.wait()
     for shard in zero1.shards():
@@ -26,7 +29,6 @@ def change_weights(zero1: Zero1, groups: RankGroups, names: Sequence[str], value
                 shard.master.add_(moved)
             else:
                 shard.master.copy_(moved)
-    zero1.publish(chosen)
 
 
 def _shared(shard: Shard, values: Values, groups: RankGroups, is_tied: bool) -> Tensor:

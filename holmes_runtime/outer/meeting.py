@@ -82,6 +82,14 @@ class Reached(NamedTuple):
         return self.exchange >= exchange or (self.exchange == exchange - 1 and self.lineage != lineage)
 
 
+class Started(NamedTuple):
+    """How an island begins: its number of starts, the next slot to look at, and whether others have gone on."""
+
+    start: int
+    slot: int
+    is_behind: bool
+
+
 class Patience(NamedTuple):
     """How long an island waits for others after it has come itself, and how long it waits for those that are ahead."""
 
@@ -131,6 +139,14 @@ class Meeting:
         self._num_islands, self._quorum = sync.num_islands, sync.quorum
         self.slot = 0
         self._last: Decision | None = None
+
+    def start(self, exchange: int, lineage: str) -> Started:
+        """How an island begins in the state `lineage`, the next of whose exchanges is that, as rank 0 finds it."""
+        if self._rank:
+            return Started(0, 0, False)
+        reached = self.reached()
+        is_behind = reached is not None and reached.is_past(exchange, lineage)
+        return Started(self.begin(), reached.slot + 1 if reached else 0, is_behind)
 
     def begin(self) -> int:
         """The number of this start of the island; called by one rank."""

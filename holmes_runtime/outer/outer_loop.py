@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from threading import Thread
 from typing import NamedTuple
@@ -40,14 +40,6 @@ from holmes_runtime.parallel.zero1 import Zero1
 OPENING_S = 30.0  # beyond the grace, for ranks that have agreed to exchange to find one another
 
 
-class Started(NamedTuple):
-    """How an island begins: its number of starts, the next slot to look at, and whether others have gone on."""
-
-    start: int
-    slot: int
-    is_behind: bool
-
-
 class TakenByOthers(NamedTuple):
     """Steps that those who were joined have taken since they came to the exchange."""
 
@@ -73,6 +65,7 @@ class OuterLoop:
         self._under_way: UnderWay | None = None
         self._unapplied: int | None = None  # the steps after which was sent what is known, and not applied yet
         self._fragments: dict[str, int] = {}
+        self._changed: set[str] = set()  # parameters whose masters are not published yet
         self._behind_steps = 0  # to be left out once what is known is applied, as others have taken them
         self._watched: Future[Outcome] | None = None  # the exchange after which it is looked who comes to the next
         self._pace = Pace(0, time.monotonic(), 0)
@@ -92,7 +85,7 @@ class OuterLoop:
             self._state.start_from_masters()
         else:
             self._go_on_from(counters, steps)
-        started = broadcast_record(self._start())
+        started = broadcast_record(self._meeting.start(self.counters.exchange, self.counters.lineage))
         self._meeting.slot = started.slot
         self._meeting.show(started.start, self._state.pieces())
         layout = self._meeting.layout(self._sync.island, started.start, self._config.world_size)
@@ -102,7 +95,9 @@ class OuterLoop:
         )
         if started.is_behind:
             self._send(steps, is_behind=True)
-            return self._receive(steps)
+            steps = self._receive(steps)
+            self._publish()
+            return steps
         self._pace = Pace(steps, time.monotonic(), steps)
         return steps
 
@@ -115,13 +110,13 @@ class OuterLoop:
         if counters.exchange and steps < sent_steps + self._sync.delay_steps:
             self._unapplied = sent_steps
 
-    def _start(self) -> Started:
-        """As rank 0 finds it."""
-        if self._me.rank:
-            return Started(0, 0, False)
-        reached = self._meeting.reached()
-        is_behind = reached is not None and reached.is_past(self.counters.exchange, self.counters.lineage)
-        return Started(self._meeting.begin(), reached.slot + 1 if reached else 0, is_behind)
+    def before_step(self, step: int) -> None:
+        """Keeps that step from publishing weights that are to be changed after it, as far as that is known before."""
+        acts = [self._due_steps if self._under_way is None else self._under_way.sent_steps + self._sync.delay_steps]
+        if self._unapplied is not None:
+            acts.append(self._unapplied + self._sync.delay_steps)
+        if step + 1 >= min(acts):
+            self._zero1.hold()
 
     def after_step(self, steps: int, stops: bool, called: int) -> int:
         """Does what is due after so many steps; the steps to go on from, more where others had gone on.
@@ -144,7 +139,18 @@ class OuterLoop:
             self._pace = Pace(steps, time.monotonic(), steps)
         if stops or steps >= self._config.steps:
             steps = self._finish(steps)
+        self._publish()
         return steps
+
+    def _publish(self) -> None:
+        """Publishes the weights that were changed; all, where the update before has left it to this."""
+        if self._changed or self._zero1.is_held:
+            self._zero1.publish(self._changed)
+        self._changed = set()
+
+    def _change(self, names: Collection[str], values: Values, adds: bool) -> None:
+        change_weights(self._zero1, self._groups, names, values, adds)
+        self._changed.update(names)
 
     def take_said(self) -> OuterExchange | None:
         """What there is to tell of the last exchange, once."""
@@ -236,7 +242,7 @@ class OuterLoop:
             name: step_ahead(state.anchor[name], state.momentum[name], values, sync.outer_rate, sync.momentum)
             for name, values in sent.items()
         }
-        change_weights(self._zero1, self._groups, self._names(self.counters.exchange), ahead, adds=False)
+        self._change(self._names(self.counters.exchange), ahead, adds=False)
         for name, values in ahead.items():
             torch.neg(values, out=state.correction[name])  # the anchor to come is added
 
@@ -280,7 +286,7 @@ class OuterLoop:
         """
         self._state.take(outcome.anchor, outcome.momentum, None)
         self._state.forget()
-        change_weights(self._zero1, self._groups, list(self._fragments), self._state.anchor, adds=False)
+        self._change(self._fragments, self._state.anchor, adds=False)
         interval_steps = self._planned(outcome.exchange + 1) - self._planned(outcome.exchange)
         most = max(0, min(self._sync.delay_steps, self._config.steps - steps - 1))  # one at least is left
         passed_s = time.monotonic() - outcome.decided_s
@@ -302,7 +308,7 @@ class OuterLoop:
         state, names = self._state, self._names(self.counters.exchange - 1)
         values = state.correction if adds else state.anchor
         assert values is not None
-        change_weights(self._zero1, self._groups, names, values, adds)
+        self._change(names, values, adds)
         if state.correction is not None:
             for name in state.owned.keys() & names:
                 state.correction[name].zero_()

@@ -32,8 +32,8 @@ class Zero1:
 
     Owns the gradients and the memory of the weights: nobody may set `.grad` to None or replace `.data`. Each step:
     `start()`; backwards, whose gradients come in by hooks or, where autograd's are passed by, `gradient_added`;
-    `finish()`; then `step(...)`, or nothing to leave the weights as they are. `tied` is the parameter of which another
-    rank holds a copy, if any.
+    `finish()`; then `step(...)`, or `publish_update()` to leave the weights as they are. `tied` is the parameter of
+    which another rank holds a copy, if any.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class Zero1:
                 parameter.register_post_accumulate_grad_hook(self.gradient_added)  # type: ignore[no-untyped-call]
         self._hook(modules)
         self._next_to_send = 0
+        self.is_held = False
         self._stopwatch = stopwatch or Stopwatch(self._buckets[0].gradient.device)
         held = [(bucket, list(bucket.shards(all_parts, tied if is_copy else None))) for bucket in self._buckets]
         self._shards = [shard for _, shards in held for shard in shards]
@@ -188,7 +189,7 @@ class Zero1:
                     if chosen:
                         weight_decay = self._settings.weight_decay if decays else 0.0
                         self._adamw(chosen, learning_rate, weight_decay, divisor, overflow)
-            self._publish(buckets)
+            self._publish_unless_held(buckets)
         self._steps[""] += 1 - overflow
 
     def _adamw(
@@ -218,12 +219,26 @@ class Zero1:
             maximize=False,
         )
 
+    def hold(self) -> None:
+        """Has the next update publish nothing, as the masters are changed once more before somebody does."""
+        self.is_held = True
+
     def publish(self, names: Collection[str] | None = None) -> None:
         """Makes the weights what the masters say, on all replicas: starts to gather them, first layers first.
 
-        Those in buckets of parameters `names`, or all.
+        Those in buckets of parameters `names`, or all; all, too, after an update that was held.
         """
-        self._publish([each for each in self._buckets if names is None or not set(names).isdisjoint(each.names)])
+        has_all = names is None or self.is_held
+        self.is_held = False
+        self._publish([each for each in self._buckets if has_all or not set(names or ()).isdisjoint(each.names)])
+
+    def publish_update(self) -> None:
+        """As `step` does, where no step is taken."""
+        self._publish_unless_held(self._buckets)
+
+    def _publish_unless_held(self, buckets: Sequence[Bucket]) -> None:
+        if not self.is_held:
+            self._publish(buckets)
 
     def _publish(self, buckets: Sequence[Bucket]) -> None:
         for bucket in buckets[::-1]:
