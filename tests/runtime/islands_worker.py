@@ -232,7 +232,10 @@ class Worker:
         self.together("int4", [ALONE, ALONE], codec="int4")
         self.together("two and three", [SHARDS, THREE], codec="int8")
         self.together("streaming", [ALONE, ALONE], codec="int8", fragments=2, delay_steps=1)
+        sharded = {**REPLICAS, "zero": 3}
+        self.together("sharded weights", [sharded, PIPELINE], codec="int8", fragments=2, delay_steps=1)
         self.by_itself("alone", REPLICAS)
+        self.by_itself("alone, sharded weights", sharded, fragments=2, delay_steps=1)
         self.by_itself("alone, streaming", PIPELINE, fragments=2, delay_steps=1, codec="int4")
         self.stopped("resume", [PIPELINE, REPLICAS], 6, codec="int4", delay_steps=3)
         self.killed("killed", grace_s=3.0, codec="int8")

@@ -92,6 +92,10 @@ def test_islands_of_two_and_three_hosts_are_equal_after_every_round(runs: dict[s
     assert together(ended_well(runs["two and three"])) == [0, 1, 2, 3, 4, 5]
 
 
+def test_an_island_of_sharded_weights_is_equal_to_one_of_stages_after_every_round(runs: dict[str, Islands]) -> None:
+    assert together(ended_well(runs["sharded weights"])) == list(range(STEPS // H * 2))
+
+
 def test_each_island_sends_its_packed_change_once(runs: dict[str, Islands]) -> None:
     for island in ended_well(runs["int4"]):
         packed = packed_bytes("int4", PARAMETERS, 4, OUTER_BLOCK)
@@ -126,7 +130,7 @@ def test_islands_over_a_network_learn_what_islands_in_one_process_do(
     assert [[*each] for each in zip(*losses, strict=True)] == [island["losses"] for island in ended_well(runs[name])]
 
 
-@pytest.mark.parametrize("name", ["alone", "alone, streaming"])
+@pytest.mark.parametrize("name", ["alone", "alone, streaming", "alone, sharded weights"])
 def test_an_island_that_keeps_nothing_back_trains_as_if_there_were_no_islands(
     runs: dict[str, Islands], name: str
 ) -> None:
