@@ -34,7 +34,7 @@ def run_steps(
     """Takes the steps from `first_step` to the last, or to the one at whose end all ranks agree to stop.
 
     A barrier before the first and after the last makes the run's byte counts complete. The last step is always saved.
-    An island may have to leave steps out, where others have gone on without it.
+    An island may have to leave steps out, where others have gone on without it: what is due after one of them follows.
     """
     config = trainer.config
     examination = Examination(config, trainer.me, trainer.groups, trainer.device)
@@ -42,21 +42,23 @@ def run_steps(
     dist.barrier()
     meter = StepMeter(trainer, counts_bytes)
     gc.disable()
-    next_step = first_step
+    next_step, taken = first_step, 0
+    evaluates_every = config.evaluation.every_steps if config.evaluation else config.steps + 1
     while next_step < config.steps:
         step = next_step
         where.now(f"step {step + 1}")
         result, next_step = take_step(trainer, outer, step)
-        collect_garbage(step + 1 - first_step)
+        taken += 1
+        collect_garbage(taken)
         is_last = result.stop or next_step >= config.steps
         line = meter.end_step(step, result, barrier=is_last)._replace(outer=outer.take_said() if outer else None)
-        evaluates = config.evaluation is not None and (step + 1) % config.evaluation.every_steps == 0
+        evaluates = next_step // evaluates_every > step // evaluates_every
         has_reason = examination.add(line.step_s, line.paused_s, meter.laps_s)
         examines = examination.is_due(step, result.examine)
         if has_reason and not examines:
             trainer.ask_to_examine()
-        saves = checkpoints is not None and (is_last or checkpoints.is_due(next_step))
-        if evaluates or examines or saves or profiler.changes_at(step + 1):
+        saves = checkpoints is not None and (is_last or checkpoints.is_due(step, next_step))
+        if evaluates or examines or saves or profiler.changes_at(next_step):
             trainer.zero1.wait()
             meter.pause()
             where.now(f"what follows on step {step + 1}: evaluation, examination or checkpoint")

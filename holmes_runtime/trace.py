@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
@@ -21,6 +22,7 @@ GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 GPU_RANGES = "gpu_user_annotation"  # from the first kernel that a named range launched to its last
 HOST_RANGES = "user_annotation"
 HOST_WORK = "cpu_op"
+NEVER = sys.maxsize
 
 
 class StepProfiler:
@@ -30,21 +32,23 @@ class StepProfiler:
         self, settings: Profile | None, first_step: int, rank: int, folder: Path, device: torch.device
     ) -> None:
         self._rank, self._folder, self._device = rank, folder, device
-        self._begin = first_step + settings.after if settings else -1
-        self._end = self._begin + settings.steps if settings else -1
+        self._begin = first_step + settings.after if settings else NEVER
+        self._steps = settings.steps if settings else 0
+        self._end = NEVER
         self._profile: profile | None = None
 
     def changes_at(self, step: int) -> bool:
         """Whether recording begins or ends before `step`, which takes time of its own."""
-        return step in (self._begin, self._end)
+        return step >= min(self._begin, self._end)
 
     def reach(self, step: int) -> None:
         """Begins or ends the recording if that is due before `step`."""
-        if step == self._begin:
+        if step >= self._begin:
+            self._begin, self._end = NEVER, step + self._steps
             gpu = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
             self._profile = profile(activities=[ProfilerActivity.CPU, *gpu])
             self._profile.start()
-        elif step == self._end:
+        elif step >= self._end:
             self.finish()
 
     def finish(self) -> None:
@@ -56,7 +60,7 @@ class StepProfiler:
             whole = Path(folder) / "trace.json"
             self._profile.export_chrome_trace(str(whole))
             trace = read_chrome_trace(json.loads(whole.read_text(encoding="utf-8")), self._rank)
-        self._profile = None
+        self._profile, self._end = None, NEVER
         path = self._folder / rank_file("trace", self._rank)
         partial = path.with_suffix(".partial")
         partial.write_bytes(gzip.compress(to_json(trace).encode(), 6))

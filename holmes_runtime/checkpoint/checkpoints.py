@@ -105,9 +105,12 @@ class Checkpoints:
         """Whether there was none to go on from when this was made: the run starts from the beginning."""
         return all(each.latest is None for each in self._offers)
 
-    def is_due(self, steps: int) -> bool:
-        """Whether the state after `steps` is to be saved: also at once where a host lost now would lose the run."""
-        return steps % self._every_steps == 0 or self._has_too_few
+    def is_due(self, before: int, steps: int) -> bool:
+        """Whether the state after `steps`, of which those since `before` are new, is to be saved.
+
+        Also at once where a host lost now would lose the run.
+        """
+        return steps // self._every_steps > before // self._every_steps or self._has_too_few
 
     def load(self, shards: Iterable[Shard], more: Mapping[str, TensorPiece] = NOTHING) -> Counters | None:
         """Reads the newest whole checkpoint into `shards`; None, and nothing done, if there is none at all.

@@ -54,11 +54,14 @@ class Occasions:
     def __init__(self) -> None:
         self._wait_steps = SOON_STEPS
         self._next_steps: int | None = None
+        self._seen_steps: int | None = None
 
     def is_due(self, step: int, asked: bool) -> bool:
-        """Whether to examine after `step`."""
-        steps = step + 1
-        return asked or steps == FIRST_STEPS or steps % EVERY_STEPS == 0 or steps == self._next_steps
+        """Whether to examine after `step`, which may come after some that were left out."""
+        before, steps = step if self._seen_steps is None else self._seen_steps, step + 1
+        self._seen_steps = steps
+        is_among = any(mark is not None and before < mark <= steps for mark in (FIRST_STEPS, self._next_steps))
+        return asked or is_among or steps // EVERY_STEPS > before // EVERY_STEPS
 
     def held(self, step: int, is_another: bool, is_as_planned: bool) -> None:
         """One was held after `step`, and leaves the run as planned or not.

@@ -128,6 +128,17 @@ def decide(
     return Decision(slot, furthest, members, tuple(each for each in coming if each not in members))
 
 
+def is_awaited(waiting: Sequence[Coming], left_s: float, grace_s: float, is_last: bool) -> bool:
+    """Whether an island that would come in `left_s` should come at once, as others wait.
+
+    They wait for its state if they are behind; the exchange that `is_last` stays at the end of the run all the same.
+    Otherwise what it has learned might be left out.
+    """
+    if any(each.is_behind for each in waiting) and not is_last:
+        return True
+    return any(not each.is_behind for each in waiting) and left_s > grace_s / 2
+
+
 class Meeting:
     """The meeting of islands as rank `rank` of one sees it; rank 0 comes for all ranks of its island.
 
@@ -159,6 +170,7 @@ class Meeting:
 
     def leave(self) -> None:
         """Nobody waits for this island any more."""
+        self._store.set(f"ended/{self._island}", DONE)
         self._store.set(left_key(self._island), DONE)
 
     def loss(self, decision: Decision) -> str | None:
@@ -216,8 +228,10 @@ class Meeting:
             coming = sorted([mine, *self.waiting()])
             waited_s = time.monotonic() - came_s
             missing = everyone - {each.island for each in coming}
-            possible = everyone - {each for each in missing if self._store.check([left_key(each)])}
-            decision = decide(self.slot, coming, expected & possible, possible, mine, waited_s, patience, self._quorum)
+            left = {each for each in missing if self._store.check([left_key(each)])}
+            ended = sum(self._store.check([f"ended/{each}"]) for each in left)
+            possible, quorum = everyone - left, min(self._quorum, self._num_islands - ended)
+            decision = decide(self.slot, coming, expected & possible, possible, mine, waited_s, patience, quorum)
             if decision is not None:
                 return parse(Decision, self._store.compare_set(key, "", to_json(decision)).decode())
             if waited_s > 2 * patience.ahead_s:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from threading import Thread
 from typing import NamedTuple
@@ -30,7 +30,7 @@ from holmes_runtime.outer.change_weights import change_weights
 from holmes_runtime.outer.exchange_steps import Pace, due_after, interval_before, next_due, taken_since
 from holmes_runtime.outer.island_exchange import IslandExchange
 from holmes_runtime.outer.lanes import fragments_of
-from holmes_runtime.outer.meeting import LOOK_S, Coming, Meeting
+from holmes_runtime.outer.meeting import LOOK_S, Meeting, is_awaited
 from holmes_runtime.outer.meeting_store import islands_store
 from holmes_runtime.outer.outcome import Offer, Outcome, UnderWay
 from holmes_runtime.outer.outer_state import OuterState, Values
@@ -93,12 +93,12 @@ class OuterLoop:
         self._exchange = IslandExchange(
             self._config, self._me.rank, self._state, self._meeting, self._store, started.start, self._fragments
         )
+        self._pace = Pace(steps, time.monotonic(), steps)
         if started.is_behind:
             self._send(steps, is_behind=True)
             steps = self._receive(steps)
             self._publish()
-            return steps
-        self._pace = Pace(steps, time.monotonic(), steps)
+            self._pace = Pace(steps, time.monotonic(), steps)
         return steps
 
     def _go_on_from(self, counters: OuterCounters, steps: int) -> None:
@@ -123,14 +123,14 @@ class OuterLoop:
 
         To the exchange `called` it comes at once. If it `stops`, or these are all, nobody waits for this island then.
         """
-        delay, taken = self._sync.delay_steps, steps
+        delay = self._sync.delay_steps
         self._pace = self._pace._replace(steps=steps)
         is_called = 0 < called == self.counters.exchange + (self._under_way is not None)
         if self._under_way is not None and (is_called or steps >= self._under_way.sent_steps + delay):
             steps = self._receive(steps)
         if self._unapplied is not None and (is_called or steps >= self._unapplied + delay):
             steps = self._apply(steps)
-        if self._under_way is None and (is_called or taken >= self._due_steps):
+        if self._under_way is None and (is_called or steps >= self._due_steps):
             sent = self._send(steps, is_behind=False)
             if delay:
                 self._go_ahead(sent)
@@ -185,10 +185,8 @@ class OuterLoop:
     def _due_steps(self) -> int:
         """When the next exchange is due, after that which is under way."""
         if (sent := self._under_way) is not None:
-            due = sent.sent_steps + sent.early_steps + self._interval(self.counters.exchange + 1)
-        else:
-            due = next_due(self.counters, self._sync.inner_steps)
-        return min(due, self._config.steps)
+            return sent.sent_steps + sent.early_steps + self._interval(self.counters.exchange + 1)
+        return next_due(self.counters, self._sync.inner_steps)
 
     def _names(self, exchange: int) -> list[str]:
         """The parameters that travel in an exchange."""
@@ -224,15 +222,13 @@ class OuterLoop:
     def _watch(self, before: Future[Outcome]) -> None:
         """Until the exchange after `before` is sent, looks whether others wait for this island to come to it."""
         while self._me.rank == 0 and self._watched is before:
-            if self._is_awaited(self._meeting.waiting()):
-                self._call(before.result().exchange + 1)
+            number = before.result().exchange + 1
+            left_s = (self._due_steps - self._pace.steps) * self._pace.step_s()
+            is_last = self._planned(number) >= self._config.steps
+            if is_awaited(self._meeting.waiting(), left_s, self._sync.grace_s, is_last) and self._watched is before:
+                self._call(number)
                 break
             time.sleep(LOOK_S)
-
-    def _is_awaited(self, waiting: Sequence[Coming]) -> bool:
-        """Whether islands that wait should wait no longer: for its state, or for what else might be left out."""
-        left_s = (self._due_steps - self._pace.steps) * self._pace.step_s()
-        return any(each.is_behind for each in waiting) or (bool(waiting) and left_s > self._sync.grace_s / 2)
 
     def _go_ahead(self, sent: Values) -> None:
         """Moves the parameters that were just sent to where the outer step leads if all islands have the same."""
@@ -254,7 +250,7 @@ class OuterLoop:
         waited_s = time.monotonic() - waited_s
         if outcome.has_joined:
             came = self._planned(outcome.exchange) - round(outcome.early * self._interval(outcome.exchange))
-            steps = self._join(outcome, max(steps, came))
+            steps = self._join(outcome, max(steps, min(came, self._config.steps - 1)))
             if self._me.rank == 0:
                 print(f"has joined the other islands, which had gone on: goes on after {steps} steps", flush=True)
         else:
@@ -304,7 +300,9 @@ class OuterLoop:
 
         The steps to go on from: an island that was slower than others leaves out what they have taken and it has not.
         """
-        adds = steps != self._unapplied
+        left_out = min(self._behind_steps, self._config.steps - steps)
+        is_last = left_out > 0 and steps + left_out == self._config.steps  # which all end with alike
+        adds = steps != self._unapplied and not is_last
         state, names = self._state, self._names(self.counters.exchange - 1)
         values = state.correction if adds else state.anchor
         assert values is not None
@@ -312,7 +310,6 @@ class OuterLoop:
         if state.correction is not None:
             for name in state.owned.keys() & names:
                 state.correction[name].zero_()
-        left_out = min(self._behind_steps, self._config.steps - steps)
         self._behind_steps, self._unapplied = 0, None
         self._pace = self._pace.without(left_out)
         number, lineage, synced = self.counters

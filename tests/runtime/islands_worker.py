@@ -22,7 +22,7 @@ from typing import Any
 
 from holmes_runtime.config.meeting_words import MEETING
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Checkpointing
+from holmes_runtime.config.run_settings import Checkpointing, Evaluation
 from holmes_runtime.outer import island_exchange
 from holmes_runtime.outer.lane_exchange import carry
 from holmes_runtime.outer.meeting_store import islands_store
@@ -34,7 +34,7 @@ from .meeting_place import MeetingPlace
 
 LIMIT_S = 300.0  # of anything that is waited for, however busy the machine
 H, STEPS = 4, 24
-FEW = 12  # steps between two exchanges, where they are rare
+FEW = 8  # steps between two exchanges, where they are rare
 SLOW_AFTER, SLOW_STEP_S = 8, 1.5
 PIPELINE: dict[str, Any] = {"pipelines": ((0, 1),), "cuts": (0, 1, 3)}
 REPLICAS: dict[str, Any] = {"pipelines": ((0,), (1,)), "cuts": (0, 3)}
@@ -86,6 +86,7 @@ class Island:
             "exit_codes": [process.exitcode for process in self.ranks],
             "steps": [line["step"] for line in own],
             "losses": [line["loss"] for line in own],
+            "evaluations": [line["eval_loss"] for line in own if line["eval_loss"] is not None],
             "outer": {
                 rank: [line["outer"] | {"step": line["step"]} for line in lines if line["outer"]]
                 for rank, lines in metrics.items()
@@ -223,8 +224,10 @@ class Worker:
     def slow(self, name: str, **outer: Any) -> None:
         """After their first exchange island 1 takes so long for a step that the other would not wait for it."""
         store = self.store()
-        first = self.start(f"{name} 0", store, self.config(ALONE, outer))
-        second = self.start(f"{name} 1", store, self.config(PIPELINE, outer, 1), lambda: slow_down(SLOW_AFTER))
+        more: dict[str, Any] = {"evaluation": Evaluation(SLOW_AFTER, 1), "validation_fraction": 0.2}
+        first = self.start(f"{name} 0", store, self.config({**ALONE, **more}, outer))
+        late = self.config({**PIPELINE, **more}, outer, 1)
+        second = self.start(f"{name} 1", store, late, lambda: slow_down(SLOW_AFTER))
         self.note(name, first, second)
 
     def all(self) -> None:
@@ -244,6 +247,7 @@ class Worker:
         self.late("late", grace_s=3.0, codec="int4", delay_steps=1)
         self.called("called", grace_s=3.0)
         self.slow("slow", inner_steps=SLOW_AFTER, grace_s=10.0)
+        self.slow("slow, late", inner_steps=SLOW_AFTER, delay_steps=2, grace_s=10.0)
         self.slow("slow, streaming", inner_steps=3 * SLOW_AFTER, fragments=3, delay_steps=2, codec="int8", grace_s=10.0)
 
 

@@ -186,13 +186,13 @@ def test_an_island_that_comes_back_is_given_the_state_before_the_next_exchange_i
     first, again, _ = runs["called"]
     ended_well([first, again])
 
-    assert [(line["exchange"], line["step"]) for line in first["outer"]["0"]] == [(0, 11), (1, 17), (2, 23)]
+    assert [(line["exchange"], line["step"]) for line in first["outer"]["0"]] == [(0, 7), (1, 13), (2, 23)]
     assert [(line["exchange"], line["has_joined"]) for line in again["outer"]["0"]] == [(1, True), (2, False)]
-    assert again["steps"] == list(range(18, STEPS))
+    assert again["steps"] == list(range(14, STEPS))
     assert together([first, again]) == [2]
 
 
-@pytest.mark.parametrize(("name", "intervals"), [("slow", 1), ("slow, streaming", 2)])
+@pytest.mark.parametrize(("name", "intervals"), [("slow", 1), ("slow, late", 1), ("slow, streaming", 2)])
 def test_an_island_that_becomes_slow_takes_fewer_steps_and_brings_what_it_has_learned(
     runs: dict[str, Islands], name: str, intervals: int
 ) -> None:
@@ -205,6 +205,9 @@ def test_an_island_that_becomes_slow_takes_fewer_steps_and_brings_what_it_has_le
     assert slow["steps"][: SLOW_AFTER + 1] == list(range(SLOW_AFTER + 1))
     tokens = [line["tokens"] for line in first["outer"]["0"]]
     assert tokens[1] < intervals * tokens[0]
+    assert len(first["evaluations"]) == len(slow["evaluations"]) == STEPS // SLOW_AFTER
+    if intervals == 1:  # all parameters are exchanged at the end
+        assert slow["evaluations"][-1] == pytest.approx(first["evaluations"][-1], abs=1e-5)
 
 
 def test_an_island_that_comes_late_takes_over_the_state_of_those_that_went_on(runs: dict[str, Islands]) -> None:

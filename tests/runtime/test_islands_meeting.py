@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 
 from holmes_runtime.config.meeting_words import starts_key
 from holmes_runtime.outer.lanes import Piece
-from holmes_runtime.outer.meeting import Coming, Decision, Meeting, Patience, Reached, decide
+from holmes_runtime.outer.meeting import Coming, Decision, Meeting, Patience, Reached, decide, is_awaited
 
 from .launched_runs import ONE_ISLAND
 
@@ -192,6 +192,33 @@ def test_where_too_few_ever_come_it_is_said_who_did() -> None:
 
     with pytest.raises(RuntimeError, match=r"1 of at least 2 have come to exchange 3 within 1 s; .* there: 0"):
         meeting.meet(coming(0), SOON)
+
+
+def test_those_who_have_ended_are_not_of_the_quorum() -> None:
+    store = hash_store()
+    sync = replace(ONE_ISLAND, num_islands=2, quorum=2)
+    first, second = (Meeting(store, replace(sync, island=island), 0, 1.0) for island in range(2))
+    second.leave()
+
+    assert first.meet(coming(0), SOON).members == (coming(0),)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "left_s", "is_last", "awaited"),
+    [
+        ([], 99.0, False, False),
+        ([coming(1)], 2.0, False, False),
+        ([coming(1)], 3.0, False, True),
+        ([coming(1)], 3.0, True, True),
+        ([coming(1, is_behind=True)], 0.0, False, True),
+        ([coming(1, is_behind=True)], 99.0, True, False),
+        ([coming(1, is_behind=True), coming(2)], 99.0, True, True),
+    ],
+)
+def test_who_waits_for_the_state_or_for_long_is_met_at_once(
+    waiting: list[Coming], left_s: float, is_last: bool, awaited: bool
+) -> None:
+    assert is_awaited(waiting, left_s, 5.0, is_last) is awaited
 
 
 def test_islands_know_one_another_s_pieces() -> None:

@@ -64,6 +64,12 @@ def test_a_run_as_planned_is_examined_early_and_now_and_then() -> None:
     assert held_after({}) == [10, 200, 400]
 
 
+def test_what_falls_on_steps_that_are_left_out_is_held_after_the_next() -> None:
+    occasions = Occasions()
+    taken = [*range(8), *range(14, 197), *range(203, 230)]
+    assert [step + 1 for step in taken if occasions.is_due(step, False)] == [15, 204]
+
+
 def test_a_run_with_a_reason_is_examined_at_once_and_again_when_it_is_known_what_is_usual() -> None:
     assert held_after({}, asked=56) == [10, 57, 77, 200, 400]
 
