@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from holmes_runtime.checkpoint.description import OuterCounters
+from holmes_runtime.outer.meeting import Coming
 
 
 class Pace(NamedTuple):
@@ -50,3 +52,14 @@ def next_due(counters: OuterCounters, inner_steps: int) -> int:
 def taken_since(passed_s: float, interval_s: float, interval_steps: int, most: int) -> int:
     """Steps in so many seconds, at `interval_steps` an interval, of islands that wait for one another after `most`."""
     return most if passed_s >= interval_s else min(most, int(passed_s / interval_s * interval_steps))
+
+
+def is_awaited(waiting: Sequence[Coming], left_s: float, grace_s: float, is_last: bool) -> bool:
+    """Whether an island that would come in `left_s` should come at once, as others wait.
+
+    They wait for its state if they are behind; the exchange that `is_last` stays at the end of the run all the same.
+    Otherwise what it has learned might be left out.
+    """
+    if any(each.is_behind for each in waiting) and not is_last:
+        return True
+    return any(not each.is_behind for each in waiting) and left_s > grace_s / 2

@@ -96,6 +96,11 @@ class Patience(NamedTuple):
     grace_s: float
     ahead_s: float
 
+    def with_interval_of(self, before: Decision | None) -> Patience:
+        """For those who held the exchange before, and come to the next after an interval of theirs."""
+        longest_s = max((each.interval_s for each in before.all), default=0.0) if before else 0.0
+        return self._replace(ahead_s=max(self.ahead_s, self.grace_s + 2 * longest_s))
+
 
 def decide(
     slot: int,
@@ -128,17 +133,6 @@ def decide(
     return Decision(slot, furthest, members, tuple(each for each in coming if each not in members))
 
 
-def is_awaited(waiting: Sequence[Coming], left_s: float, grace_s: float, is_last: bool) -> bool:
-    """Whether an island that would come in `left_s` should come at once, as others wait.
-
-    They wait for its state if they are behind; the exchange that `is_last` stays at the end of the run all the same.
-    Otherwise what it has learned might be left out.
-    """
-    if any(each.is_behind for each in waiting) and not is_last:
-        return True
-    return any(not each.is_behind for each in waiting) and left_s > grace_s / 2
-
-
 class Meeting:
     """The meeting of islands as rank `rank` of one sees it; rank 0 comes for all ranks of its island.
 
@@ -161,17 +155,22 @@ class Meeting:
 
     def begin(self) -> int:
         """The number of this start of the island; called by one rank."""
-        self._store.delete_key(left_key(self._island))
+        for key in (left_key(self._island), self._ended(self._island)):
+            self._store.delete_key(key)
         return int(self._store.add(starts_key(self._island), 1))
 
     def reached(self) -> Reached | None:
         """The last exchange that took place, if any."""
         return parse(Reached, self._store.get("reached").decode()) if self._store.check(["reached"]) else None
 
-    def leave(self) -> None:
-        """Nobody waits for this island any more."""
-        self._store.set(f"ended/{self._island}", DONE)
+    def leave(self, has_ended: bool) -> None:
+        """Nobody waits for this island any more, which does not come back if it `has_ended`."""
+        if has_ended:
+            self._store.set(self._ended(self._island), DONE)
         self._store.set(left_key(self._island), DONE)
+
+    def _ended(self, island: int) -> str:
+        return f"ended/{island}"
 
     def loss(self, decision: Decision) -> str | None:
         """That an island which is to take part is lost, as the controller has seen; None where all are there."""
@@ -198,6 +197,8 @@ class Meeting:
         Raises RuntimeError if there is none within the time that patience allows.
         """
         while True:
+            if mine.is_behind:
+                patience = patience.with_interval_of(self._before())
             decision = self._lead(mine, patience) if self._rank == 0 else self._follow(patience)
             self.slot, self._last = decision.slot + 1, decision
             if any(each.island == self._island for each in decision.all):
@@ -229,14 +230,14 @@ class Meeting:
             waited_s = time.monotonic() - came_s
             missing = everyone - {each.island for each in coming}
             left = {each for each in missing if self._store.check([left_key(each)])}
-            ended = sum(self._store.check([f"ended/{each}"]) for each in left)
+            ended = sum(self._store.check([self._ended(each)]) for each in left)
             possible, quorum = everyone - left, min(self._quorum, self._num_islands - ended)
             decision = decide(self.slot, coming, expected & possible, possible, mine, waited_s, patience, quorum)
             if decision is not None:
                 return parse(Decision, self._store.compare_set(key, "", to_json(decision)).decode())
             if waited_s > 2 * patience.ahead_s:
                 raise RuntimeError(
-                    f"islands: {len(coming)} of at least {self._quorum} have come to exchange {mine.exchange} within "
+                    f"islands: {len(coming)} of at least {quorum} have come to exchange {mine.exchange} within "
                     f"{waited_s:.0f} s; islands that are there: {', '.join(str(each.island) for each in coming)}"
                 )
             rest_s = (patience.ahead_s if mine.is_behind else patience.grace_s) - waited_s
@@ -275,12 +276,17 @@ class Meeting:
 
     def _expected(self) -> set[int]:
         """The islands that are waited for: those of the slot before; at first all."""
+        before = self._before()
+        return {each.island for each in before.all} if before else set(range(self._num_islands))
+
+    def _before(self) -> Decision | None:
+        """On the slot before, if there was one."""
         if self._last is not None:
-            return {each.island for each in self._last.all}
-        before = f"decision/{self.slot - 1}"
-        if self.slot == 0 or not self._store.check([before]):
-            return set(range(self._num_islands))
-        return {each.island for each in parse(Decision, self._store.get(before).decode()).all}
+            return self._last
+        key = f"decision/{self.slot - 1}"
+        if self.slot == 0 or not self._store.check([key]):
+            return None
+        return parse(Decision, self._store.get(key).decode())
 
     def conclude(self, decision: Decision, trouble: str | None) -> str | None:
         """Says that this rank is done, or its `trouble`, and waits for all of the slot; why it did not take place."""

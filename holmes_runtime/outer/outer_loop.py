@@ -27,10 +27,10 @@ from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.rank_metrics import OuterExchange
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.outer.change_weights import change_weights
-from holmes_runtime.outer.exchange_steps import Pace, due_after, interval_before, next_due, taken_since
+from holmes_runtime.outer.exchange_steps import Pace, due_after, interval_before, is_awaited, next_due, taken_since
 from holmes_runtime.outer.island_exchange import IslandExchange
 from holmes_runtime.outer.lanes import fragments_of
-from holmes_runtime.outer.meeting import LOOK_S, Meeting, is_awaited
+from holmes_runtime.outer.meeting import LOOK_S, Meeting
 from holmes_runtime.outer.meeting_store import islands_store
 from holmes_runtime.outer.outcome import Offer, Outcome, UnderWay
 from holmes_runtime.outer.outer_state import OuterState, Values
@@ -172,7 +172,7 @@ class OuterLoop:
         if self._unapplied is not None and is_over:
             self._apply(steps)
         if self._me.rank == 0:
-            self._meeting.leave()
+            self._meeting.leave(is_over)
         return steps
 
     def _planned(self, exchange: int) -> int:
@@ -183,10 +183,11 @@ class OuterLoop:
 
     @property
     def _due_steps(self) -> int:
-        """When the next exchange is due, after that which is under way."""
+        """When the next exchange is due, after that which is under way; one of this run at its end at the latest."""
+        number, due = self.counters.exchange, next_due(self.counters, self._sync.inner_steps)
         if (sent := self._under_way) is not None:
-            return sent.sent_steps + sent.early_steps + self._interval(self.counters.exchange + 1)
-        return next_due(self.counters, self._sync.inner_steps)
+            number, due = number + 1, sent.sent_steps + sent.early_steps + self._interval(number + 1)
+        return min(due, self._config.steps) if self._planned(number) <= self._config.steps else due
 
     def _names(self, exchange: int) -> list[str]:
         """The parameters that travel in an exchange."""
@@ -301,8 +302,8 @@ class OuterLoop:
         The steps to go on from: an island that was slower than others leaves out what they have taken and it has not.
         """
         left_out = min(self._behind_steps, self._config.steps - steps)
-        is_last = left_out > 0 and steps + left_out == self._config.steps  # which all end with alike
-        adds = steps != self._unapplied and not is_last
+        is_last = self._planned(self.counters.exchange) > self._config.steps  # that is what all end with
+        adds = steps != self._unapplied and not (is_last and steps + left_out >= self._config.steps)
         state, names = self._state, self._names(self.counters.exchange - 1)
         values = state.correction if adds else state.anchor
         assert values is not None

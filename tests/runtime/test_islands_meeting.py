@@ -11,8 +11,9 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from holmes_runtime.config.meeting_words import starts_key
+from holmes_runtime.outer.exchange_steps import is_awaited
 from holmes_runtime.outer.lanes import Piece
-from holmes_runtime.outer.meeting import Coming, Decision, Meeting, Patience, Reached, decide, is_awaited
+from holmes_runtime.outer.meeting import Coming, Decision, Meeting, Patience, Reached, decide
 
 from .launched_runs import ONE_ISLAND
 
@@ -182,7 +183,7 @@ def test_all_who_have_not_left_are_waited_for_at_the_first_exchange_beyond_the_g
         decision = second.meet(coming(1), patience)
         assert [each.island for each in decision.members] == [0, 1]
         assert waiting.result() == decision
-    second.leave()
+    second.leave(has_ended=True)
     assert [each.island for each in first.meet(coming(0, 4), patience).members] == [0]
 
 
@@ -194,11 +195,40 @@ def test_where_too_few_ever_come_it_is_said_who_did() -> None:
         meeting.meet(coming(0), SOON)
 
 
+def test_who_is_behind_waits_as_long_as_the_others_are_from_one_exchange_to_the_next() -> None:
+    store = hash_store()
+    first, second = meetings(store)
+    decision = first.meet(coming(0)._replace(interval_s=50.0), SOON)
+
+    assert SOON.with_interval_of(decision).ahead_s == pytest.approx(100.2)
+    assert SOON.with_interval_of(None) == SOON
+    second.slot = 1
+    with ThreadPoolExecutor() as pool:
+        late = pool.submit(second.meet, coming(1, is_behind=True), SOON)
+        assert not wait([late], timeout=1.5).done
+        decision = first.meet(coming(0, 4), PATIENCE)
+        assert late.result() == decision
+    assert decision.joiners == (coming(1, is_behind=True),)
+
+
+def test_an_island_that_was_stopped_may_come_back_and_counts_for_the_quorum() -> None:
+    store = hash_store()
+    sync = replace(ONE_ISLAND, num_islands=2, quorum=2)
+    first, second = (Meeting(store, replace(sync, island=island), 0, 1.0) for island in range(2))
+    second.leave(has_ended=False)
+    with pytest.raises(RuntimeError, match="1 of at least 2"):
+        first.meet(coming(0), SOON)
+    second.leave(has_ended=True)
+    second.begin()
+    with pytest.raises(RuntimeError, match="1 of at least 2"):
+        first.meet(coming(0), SOON)
+
+
 def test_those_who_have_ended_are_not_of_the_quorum() -> None:
     store = hash_store()
     sync = replace(ONE_ISLAND, num_islands=2, quorum=2)
     first, second = (Meeting(store, replace(sync, island=island), 0, 1.0) for island in range(2))
-    second.leave()
+    second.leave(has_ended=True)
 
     assert first.meet(coming(0), SOON).members == (coming(0),)
 
