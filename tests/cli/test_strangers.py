@@ -56,7 +56,8 @@ def test_strangers_get_no_answer_and_the_run_goes_on_with_the_same_losses(
         strangers.end()
     tries = [*strangers.outside, *strangers.inside]
     assert [each for each in tries if each.joined or each.answer_bytes] == []
-    assert [each for each in strangers.outside if each.connected and each.address_and_port in strangers.of_ranks] == []
+    # Gloo's sockets listen for a moment before they are closed to all; one that somebody came to then is given up.
+    assert [each for each in strangers.outside if each.held and each.address_and_port in strangers.of_ranks] == []
     assert strangers.of_ranks
     assert len(tries) >= LEAST_TRIES
     assert disturbed == undisturbed

@@ -24,12 +24,14 @@ SEQUENCE_NUMBERS = 8  # by which Gloo tells the members of a group apart, counte
 
 
 class Try(NamedTuple):
-    """What came of a try: whether a connection was made, how many bytes came back, whether the store let it write."""
+    """What came of a try: whether a connection was made and how many bytes came back, whether it was held for so long
+    as the stranger waits for an answer, and whether the store let it write."""
 
     kind: str
     address: str
     port: int
     connected: bool
+    held: bool
     answer_bytes: int
     joined: bool
 
@@ -66,7 +68,7 @@ class Stranger:
             thread.join()
 
     def _send(self, kind: str, address: str, port: int, payload: bytes) -> None:
-        connected, answer = False, 0
+        connected, held, answer = False, False, 0
         with contextlib.suppress(OSError):
             one = socket.socket()
             self._held.append(one)
@@ -75,8 +77,11 @@ class Stranger:
             connected = True
             one.settimeout(ANSWER_S)
             one.sendall(payload)
-            answer = len(one.recv(4096))
-        self.tries.append(Try(kind, address, port, connected, answer, False))
+            try:
+                answer = len(one.recv(4096))
+            except TimeoutError:
+                held = True
+        self.tries.append(Try(kind, address, port, connected, held, answer, False))
 
     def _join_store(self, kind: str, address: str, port: int, _: bytes) -> None:
         """As a rank would: connect, and write what others will read."""
@@ -86,7 +91,7 @@ class Stranger:
             store = self._store(address, port, None, False, limit, wait_for_workers=False)
             store.set("stranger", "was here")
             joined = store.get("stranger") == b"was here"
-        self.tries.append(Try(kind, address, port, joined, 0, joined))
+        self.tries.append(Try(kind, address, port, joined, joined, 0, joined))
 
 
 def main() -> None:
