@@ -12,6 +12,8 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from threading import Lock
 from typing import Any, TypeVar
 
 from holmes_runtime.admission.own_sockets import LISTENS, Connection, all_connections, own_connections, own_sockets
@@ -21,40 +23,47 @@ from holmes_runtime.config.messages import SocketAddress
 Device = TypeVar("Device")
 TRIES = 10
 _DIGEST_BYTES = 32
+_MAKING = Lock()  # what is made is told by the sockets there are since
 
 
 def closed_device(make: Callable[[], Device]) -> tuple[Device, socket.socket]:
     """What `make` gives, which listens on one socket, and that socket, which nobody reaches yet.
 
-    Between listening and closing it to all, somebody may have come: then that device is thrown away.
-    Raises RuntimeError when somebody comes each time, or no socket listens.
+    Between listening and closing it to all, somebody may have come: then that device is thrown away. Threads make
+    theirs one after the other. Raises RuntimeError when somebody comes each time, or no socket listens.
     """
     for _ in range(TRIES):
-        before = own_sockets()
-        device = make()
-        made = {inode: number for inode, number in own_sockets().items() if inode not in before}
-        listeners = [_socket(number) for number in made.values() if _listens(number)]
-        if len(listeners) != 1:
-            raise RuntimeError(f"Gloo was to open one socket that listens, and has opened {len(listeners)}")
-        admit_only(listeners[0], ())
-        address = _address(listeners[0])
-        if len(made) == 1 and not any(each.local == address and each.state != LISTENS for each in all_connections()):
-            return device, listeners[0]
-        listeners[0].close()
+        with ExitStack() as looked_at:
+            device, made = _made(make, looked_at)
+            listeners = [each for each in made if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)]
+            if len(listeners) != 1:
+                raise RuntimeError(f"Gloo was to open one socket that listens, and has opened {len(listeners)}")
+            (listener,) = listeners
+            admit_only(listener, ())
+            address = _address(listener)
+            came = any(_address(each) == address for each in made if each is not listener)
+            if not came and not any(each.local == address and each.state != LISTENS for each in all_connections()):
+                return device, socket.socket(fileno=listener.detach())  # a `dup` would make Gloo's block
     raise RuntimeError(f"somebody has connected to each of {TRIES} sockets as it began to listen")
 
 
-def _socket(number: int) -> socket.socket:
-    return socket.socket(fileno=os.dup(number))
+def _made(make: Callable[[], Device], looked_at: ExitStack) -> tuple[Device, list[socket.socket]]:
+    """What `make` gives, and the IP sockets that there are since; some may be other threads'."""
+    with _MAKING:
+        before = own_sockets()
+        device = make()
+        numbers = {inode: number for inode, number in own_sockets().items() if inode not in before}
+    found = []
+    for inode, number in numbers.items():
+        with suppress(OSError):  # another thread's, and gone
+            one = looked_at.enter_context(socket.socket(fileno=os.dup(number)))
+            if os.fstat(one.fileno()).st_ino == inode:  # or its number is another's by now
+                found.append(one)
+    return device, [each for each in found if each.family in (socket.AF_INET, socket.AF_INET6)]
 
 
-def _listens(number: int) -> bool:
-    with _socket(number) as one:
-        return one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
-
-
-def _address(listener: socket.socket) -> SocketAddress:
-    return SocketAddress(*listener.getsockname()[:2])
+def _address(one: socket.socket) -> SocketAddress:
+    return SocketAddress(*one.getsockname()[:2])
 
 
 class GroupMembers:

@@ -10,7 +10,9 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -380,6 +382,7 @@ def test_gloo_hears_anybody_and_our_devices_nobody_until_their_group_meets() -> 
     assert is_answered(open_to_all)
     ours, listening = closed_device(gloo_device)
     assert not is_answered(listening.getsockname())
+    assert not os.get_blocking(listening.fileno())  # as Gloo has it
     listening.close()
     del theirs, ours
 
@@ -398,6 +401,48 @@ def test_a_device_to_which_somebody_came_first_is_made_anew() -> None:
     assert device is made[2]
     for each in made:
         each.close()
+
+
+def test_threads_that_make_devices_at_once_each_have_their_own() -> None:
+    """As ranks do that exchange with some islands and give another the state meanwhile."""
+    together = threading.Barrier(4)
+
+    def make() -> socket.socket:
+        server = socket.create_server(("127.0.0.1", 0))
+        time.sleep(0.05)  # so that all would be made before one is looked for
+        return server
+
+    def closed() -> bool:
+        together.wait()
+        for _ in range(3):
+            device, listener = closed_device(make)
+            with device, listener:
+                if device.getsockname() != listener.getsockname():
+                    return False
+        return True
+
+    with ThreadPoolExecutor() as pool:
+        assert all(done.result() for done in [pool.submit(closed) for _ in range(4)])
+
+
+def test_sockets_that_another_thread_opens_and_closes_meanwhile_do_no_harm() -> None:
+    is_over = threading.Event()
+
+    def come_and_go() -> None:
+        while not is_over.wait(0.002):
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM):
+                time.sleep(0.0005)
+
+    other = threading.Thread(target=come_and_go)
+    other.start()
+    try:
+        for _ in range(200):
+            device, listener = closed_device(lambda: socket.create_server(("127.0.0.1", 0)))
+            with device, listener:
+                assert device.getsockname() == listener.getsockname()
+    finally:
+        is_over.set()
+        other.join()
 
 
 def test_a_device_to_which_somebody_always_comes_first_is_refused() -> None:
