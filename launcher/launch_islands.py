@@ -133,7 +133,12 @@ class LaunchIslands:
                 self._compare(number, event)
 
     def _compare(self, number: int, exchange: OuterExchange) -> None:
-        """After an exchange all islands have the same state, or something is wrong that no rank can see."""
+        """After an exchange all islands have the same state, or something is wrong that no rank can see.
+
+        Who has joined takes over a state without a digest, and is compared after the next.
+        """
+        if exchange.has_joined:
+            return
         other, digest = self._digests.setdefault(exchange.exchange, (number, exchange.digest))
         if digest != exchange.digest:
             notice = Notice(

@@ -51,7 +51,7 @@ class OuterExchange(NamedTuple):
     islands: those whose changes are in the mean, of so many tokens; one that `has_joined` is not among them and got the
     state of the others. Bytes are those to and from other islands. duration_s: from its beginning to its end, of which
     a step waited waited_s. digest: of the anchor and momentum it led to, in hexadecimal; an island's is the sum of its
-    ranks', modulo 2^64, the same for every island.
+    ranks', modulo 2^64, the same for every island; 0 for one that has joined.
     """
 
     exchange: int

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from holmes_runtime.checkpoint.description import OuterCounters
-from holmes_runtime.outer.meeting import Coming
+from holmes_runtime.outer.decision import Coming
 
 
 class Pace(NamedTuple):
@@ -49,17 +49,23 @@ def next_due(counters: OuterCounters, inner_steps: int) -> int:
     return due_after(number, inner_steps, fragments) + max(late, 0)
 
 
-def taken_since(passed_s: float, interval_s: float, interval_steps: int, most: int) -> int:
-    """Steps in so many seconds, at `interval_steps` an interval, of islands that wait for one another after `most`."""
-    return most if passed_s >= interval_s else min(most, int(passed_s / interval_s * interval_steps))
+def taken_since(until_s: float, since_s: float, interval_s: float, interval_steps: int, delay_steps: int) -> int:
+    """Steps that islands take at `interval_steps` an interval: `until_s` before an exchange has taken place, and after.
+
+    Until it has, they wait after `delay_steps`; for the next exchange after all the steps of an interval.
+    """
+    if interval_s <= 0.0:  # nothing is known of how long they take
+        return min(interval_steps, delay_steps)
+    rate = interval_steps / interval_s
+    return min(interval_steps, int(min(delay_steps, until_s * rate) + since_s * rate))
 
 
 def is_awaited(waiting: Sequence[Coming], left_s: float, grace_s: float, is_last: bool) -> bool:
     """Whether an island that would come in `left_s` should come at once, as others wait.
 
-    They wait for its state if they are behind; the exchange that `is_last` stays at the end of the run all the same.
-    Otherwise what it has learned might be left out.
+    They wait for its state if they are behind and it is not on its way to them; the exchange that `is_last` stays at
+    the end of the run all the same. Otherwise what it has learned might be left out.
     """
-    if any(each.is_behind for each in waiting) and not is_last:
+    if any(each.calls for each in waiting) and not is_last:
         return True
     return any(not each.is_behind for each in waiting) and left_s > grace_s / 2

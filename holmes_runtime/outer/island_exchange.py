@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
-from threading import Thread
+from threading import Event, Thread
 from typing import TypeVar
 
 import torch
@@ -18,17 +16,27 @@ from torch._C._distributed_c10d import Store
 
 from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.outer.lane_exchange import OpenLane, Parcel, carry, open_lanes
-from holmes_runtime.outer.lanes import Cell, lanes_of
-from holmes_runtime.outer.meeting import LOOK_S, WATCH_S, Coming, Decision, Meeting, Patience
+from holmes_runtime.outer.decision import ANEW, Coming, Decision, Patience
+from holmes_runtime.outer.giving import Giving
+from holmes_runtime.outer.joining import Joining
+from holmes_runtime.outer.lane_exchange import LaneCells, LaneMaker, OpenLane, Parcel, carry
+from holmes_runtime.outer.lanes import Cell
+from holmes_runtime.outer.meeting import DONE, FOLLOW, LOOK_S, WATCH_S, Meeting
 from holmes_runtime.outer.outcome import Offer, Outcome
 from holmes_runtime.outer.outer_state import OuterState, Values
-from holmes_runtime.outer.outer_step import Outgoing, Stepped, arrived, outer_step, outgoing
+from holmes_runtime.outer.outer_step import Outgoing, arrived, digest_of, outer_step, outgoing, sum_of
 
 MOST_FAILURES = 5  # of one exchange, each after islands agreed to hold it
-DIGEST_BYTES = 8
 
 Done = TypeVar("Done")
+
+
+class NotHeldError(RuntimeError):
+    """Why an exchange has not taken place."""
+
+
+class NotGivenError(RuntimeError):
+    """Why an island that is behind has not got the others' state."""
 
 
 class IslandExchange:
@@ -46,76 +54,121 @@ class IslandExchange:
     ) -> None:
         assert config.outer_sync is not None
         self._sync, self._rank, self._state = config.outer_sync, rank, state
-        self._meeting, self._store, self._fragments = meeting, store, fragments
+        self._meeting, self._fragments = meeting, fragments
         self._start, self._num_ranks, self._limit_s = start, config.world_size, config.timeout_s
+        limit, interface = timedelta(seconds=config.timeout_s), self._sync.interfaces[rank]
+        self._maker = LaneMaker(meeting, store, rank, limit, interface, self._sync.streams)
         self._lanes: list[OpenLane] = []
         self._opened, self._islands = -1, 0  # the slot for which groups were made, and of how many islands
+        self._givings: list[Giving] = []
+        self._is_free = Event()  # no exchange is under way, for which others may be waiting
+        self._is_free.set()
 
     def hold(self, offer: Offer) -> Outcome:
-        """Takes part in one exchange, with those who come. Raises RuntimeError if none takes place."""
+        """Takes part in one exchange with those who come; an island that is behind, until it has their state.
+
+        Raises RuntimeError if none takes place.
+        """
         began_s = time.monotonic()
         # Who is called comes after the step it is in.
         grace_s = max(self._sync.grace_s, 2 * (offer.step_s + LOOK_S))
         patience = Patience(grace_s, grace_s + self._limit_s + 2 * offer.interval_s)
-        trouble = None
+        follows, trouble = "", ""
         for _ in range(MOST_FAILURES):
-            mine = Coming(
-                self._sync.island,
-                self._start,
-                self._num_ranks,
-                offer.exchange,
-                offer.lineage,
-                offer.is_behind,
-                offer.tokens,
-                offer.early,
-                offer.interval_s,
-                self._opened,
-            )
-            decision = self._meeting.meet(mine, patience)
-            outcome: Outcome | None = None
+            self._is_free.clear()
             try:
-                self._open(decision)
-                outcome, fault = self._watched(decision, partial(self._take_part, decision, offer)), None
-            except (RuntimeError, ValueError) as error:
-                self._lanes, self._opened, fault = [], -1, str(error)
-            trouble = self._meeting.conclude(decision, fault)
-            if trouble is None:
-                assert outcome is not None
+                outcome = self._hold_once(offer, patience, follows)
+            except NotHeldError as error:
+                trouble = f"exchange {offer.exchange} of islands is held again: {error}"
+            except NotGivenError as error:
+                follows, trouble = ANEW, f"the state of the other islands has not come, and is asked for again: {error}"
+            else:
                 return outcome._replace(duration_s=time.monotonic() - began_s)
-            self._lanes, self._opened = [], -1
+            finally:
+                self._is_free.set()
             if self._rank == 0:
-                print(f"exchange {decision.exchange} of islands is held again: {trouble}", flush=True)
-        raise RuntimeError(f"islands: exchange {offer.exchange} failed {MOST_FAILURES} times; the last time {trouble}")
+                print(trouble, flush=True)
+        raise RuntimeError(f"islands: exchange {offer.exchange} failed {MOST_FAILURES} times; the last time: {trouble}")
 
-    def _take_part(self, decision: Decision, offer: Offer) -> Outcome:
-        everyone = decision.all
-        position = [each.island for each in everyone].index(self._sync.island)
-        members = [everyone.index(each) for each in decision.members]
-        joiners = [everyone.index(each) for each in decision.joiners]
-        furthest = min(decision.members, key=lambda each: each.early)
-        outcome = Outcome(
-            exchange=decision.exchange,
-            lineage=decision.lineage,
-            has_joined=position in joiners,
-            anchor={},
-            momentum={},
-            error=None,
-            islands=tuple(each.island for each in decision.members),
-            tokens=sum(each.tokens for each in decision.members),
-            sent_bytes=0,
-            received_bytes=0,
-            digest=0,
-            duration_s=0.0,
-            decided_s=time.monotonic(),
-            early=furthest.early,
-            interval_s=furthest.interval_s,
+    def _hold_once(self, offer: Offer, patience: Patience, follows: str) -> Outcome:
+        """Raises NotHeldError or NotGivenError if nothing has come of it."""
+        joining: Joining | None = None
+        try:
+            while True:
+                decision = self._meeting.meet(self._coming(offer, follows), patience)
+                decided_s = time.monotonic()
+                me = next(each for each in decision.all if each.island == self._sync.island)
+                if me in decision.members:
+                    return self._hold_as_member(decision, decided_s, offer)
+                if joining is not None and me in decision.followers:
+                    self._follow(joining, decision, decided_s)
+                else:
+                    if joining is not None:
+                        joining.give_up()
+                    joining = self._join(decision, decided_s, me)
+                turn = joining.turn(decision.slot)
+                if turn == DONE:
+                    return joining.outcome
+                if turn != FOLLOW:
+                    raise NotGivenError(turn)
+                follows = joining.outcome.lineage
+        finally:
+            if joining is not None:
+                joining.give_up()
+
+    def _join(self, decision: Decision, decided_s: float, me: Coming) -> Joining:
+        """Begins to get the state after an exchange that this island is not in. Raises NotGivenError."""
+        if trouble := self._meeting.hear(decision):
+            raise NotGivenError(trouble)
+        return Joining(self._maker, decision, decided_s, me, self._state, self._sync)
+
+    def _follow(self, joining: Joining, decision: Decision, decided_s: float) -> None:
+        """Hears an exchange that others hold. Raises NotGivenError if it has not taken place."""
+        try:
+            followed = self._take_part(
+                decision, lambda: joining.listen(decision, decided_s, self._lane_cells(decision))
+            )
+        except NotHeldError as error:
+            raise NotGivenError(str(error)) from error
+        joining.follow(followed)
+
+    def _coming(self, offer: Offer, follows: str) -> Coming:
+        return Coming(
+            self._sync.island,
+            self._start,
+            self._num_ranks,
+            offer.exchange,
+            offer.lineage,
+            offer.is_behind,
+            offer.tokens,
+            offer.early,
+            offer.interval_s,
+            self._opened,
+            follows,
         )
-        if position in joiners:
-            return self._join(outcome, members[0])
-        outcome = self._step(outcome, decision, offer, position, members)
-        if position == members[0]:
-            outcome = self._give(outcome, joiners)
-        return outcome
+
+    def _hold_as_member(self, decision: Decision, decided_s: float, offer: Offer) -> Outcome:
+        before = Outcome.of(decision, decided_s, has_joined=False)
+        outcome = self._take_part(decision, partial(self._step, before, decision, offer))
+        given_bytes = sum(each.sent_bytes for each in self._givings if each.is_over(0.0))
+        self._givings = [each for each in self._givings if not each.is_over(0.0)]
+        self._give(decision, outcome)
+        return outcome._replace(sent_bytes=outcome.sent_bytes + given_bytes)
+
+    def _take_part(self, decision: Decision, act: Callable[[], Done]) -> Done:
+        """What `act` comes to among those who take part. Raises NotHeldError if the exchange has not taken place."""
+        result: Done | None = None
+        try:
+            self._open(decision)
+            result, fault = self._watched(decision, act), None
+        except (RuntimeError, ValueError) as error:
+            fault = str(error)
+        trouble = self._meeting.conclude(decision, fault)
+        if trouble is not None:
+            self._lanes, self._opened = [], -1
+            raise NotHeldError(trouble)
+        assert result is not None
+        return result
 
     def _watched(self, decision: Decision, act: Callable[[], Done]) -> Done:
         """What `act` comes to. Raises RuntimeError as soon as it is known that an island is lost which it waits for.
@@ -137,41 +190,44 @@ class IslandExchange:
             except TimeoutError:
                 if done.done():
                     raise
-            if lost := self._meeting.loss(decision):
+            if lost := self._meeting.loss(decision.participants):
                 raise RuntimeError(lost)
 
     def _open(self, decision: Decision) -> None:
         """Makes the groups that are needed, unless all have the same from an exchange before."""
-        everyone, slot = decision.all, decision.slot
-        made = {each.groups for each in everyone}
-        if len(made) == 1 and self._opened >= 0 and self._islands == len(everyone):
+        islands = decision.participants
+        made = {each.groups for each in islands}
+        if len(made) == 1 and self._opened >= 0 and self._islands == len(islands):
             return
         self._lanes = []
-        layouts = [self._meeting.layout(each.island, each.start, each.num_ranks) for each in everyone]
-        position = [each.island for each in everyone].index(self._sync.island)
-        lanes = lanes_of(layouts, position, self._rank)
-        limit, interface = timedelta(seconds=self._limit_s), self._sync.interfaces[self._rank]
-        self._lanes = self._watched(
-            decision,
-            lambda: open_lanes(lanes, position, f"lanes/{slot}", self._store, limit, interface, self._sync.streams),
-        )
-        self._opened, self._islands = slot, len(everyone)
+        position = self._position(islands)
+        lanes = self._maker.lanes(islands, position)
+        self._lanes = self._watched(decision, partial(self._maker.open, lanes, position, f"lanes/{decision.slot}"))
+        self._opened, self._islands = decision.slot, len(islands)
+
+    def _position(self, islands: Sequence[Coming]) -> int:
+        return [each.island for each in islands].index(self._sync.island)
+
+    def _lane_cells(self, decision: Decision) -> list[LaneCells]:
+        """The lanes that have something of the fragment, with that."""
+        fragment = decision.exchange % self._sync.fragments
+        of_all = (LaneCells(lane, self._cells(lane, fragment)) for lane in self._lanes)
+        return [each for each in of_all if each.cells]
 
     def _cells(self, lane: OpenLane, fragment: int) -> list[Cell]:
         return [cell for cell in lane.lane.cells if self._fragments[cell.name] == fragment]
 
-    def _step(
-        self, outcome: Outcome, decision: Decision, offer: Offer, position: int, members: Sequence[int]
-    ) -> Outcome:
-        """The outer step of this rank's part of the fragment."""
-        state, sync = self._state, self._sync
-        fragment = decision.exchange % sync.fragments
-        codec: Codec = sync.codec if len(members) > 1 else "none"  # alone there is nothing to save
+    def _step(self, outcome: Outcome, decision: Decision, offer: Offer) -> Outcome:
+        """The outer step of this rank's part of the fragment, of which those who follow hear too."""
+        state, sync, islands = self._state, self._sync, decision.participants
+        codec: Codec = sync.codec if len(islands) > 1 else "none"  # alone there is nothing to save
+        position, members = self._position(islands), [islands.index(each) for each in decision.members]
+        others = tuple(each for each in range(len(islands)) if each != position)
         peers = tuple(each for each in members if each != position)
-        lanes = [(lane, cells) for lane in self._lanes if (cells := self._cells(lane, fragment))]
+        lanes = self._lane_cells(decision)
         own = [self._outgoing(cells, offer.parameters, codec) for _, cells in lanes]
         parcels = [
-            Parcel(lane, each.packed, peers, {peer: torch.empty_like(each.packed) for peer in peers})
+            Parcel(lane, each.packed, others, {peer: torch.empty_like(each.packed) for peer in peers})
             for (lane, _), each in zip(lanes, own, strict=True)
         ]
         sent_bytes = carry(parcels, sync.streams)
@@ -188,14 +244,15 @@ class IslandExchange:
             ]
             anchor, momentum = state.gather(state.anchor, cells), state.gather(state.momentum, cells)
             stepped = outer_step(anchor, momentum, parts, tokens, codec, sync.outer_rate, sync.momentum)
-            digests.append(_digest(stepped))
+            digests.append(digest_of(stepped))
             state.scatter(stepped.anchor, outcome.anchor, cells)
             state.scatter(stepped.momentum, outcome.momentum, cells)
             if outcome.error is not None and mine.error is not None:
                 state.scatter(mine.error, outcome.error, cells)
-        self._compare([lane for lane, _ in lanes], digests, peers, decision)
-        received_bytes = _received_bytes(parcels)
-        return outcome._replace(sent_bytes=sent_bytes, received_bytes=received_bytes, digest=_sum_of(digests))
+        tells = others if position == members[0] else peers
+        self._compare([lane for lane, _ in lanes], digests, peers, tells, decision)
+        received_bytes = sum(got.nbytes for parcel in parcels for got in parcel.gets.values())
+        return outcome._replace(sent_bytes=sent_bytes, received_bytes=received_bytes, digest=sum_of(digests))
 
     def _outgoing(self, cells: Sequence[Cell], parameters: Values, codec: Codec) -> Outgoing:
         state = self._state
@@ -203,67 +260,42 @@ class IslandExchange:
         return outgoing(state.gather(state.anchor, cells), state.gather(parameters, cells), error, codec)
 
     def _compare(
-        self, lanes: Sequence[OpenLane], digests: Sequence[Tensor], peers: tuple[int, ...], decision: Decision
+        self,
+        lanes: Sequence[OpenLane],
+        digests: Sequence[Tensor],
+        peers: tuple[int, ...],
+        tells: tuple[int, ...],
+        decision: Decision,
     ) -> None:
-        """Raises RuntimeError unless all islands have come to the same."""
+        """`tells` those at these positions; raises RuntimeError unless all members have come to the same."""
         theirs = [{peer: torch.empty_like(mine) for peer in peers} for mine in digests]
-        parcels = [Parcel(lane, mine, peers, gets) for lane, mine, gets in zip(lanes, digests, theirs, strict=True)]
+        parcels = [Parcel(lane, mine, tells, gets) for lane, mine, gets in zip(lanes, digests, theirs, strict=True)]
         carry(parcels, 1)
         for lane, mine, gets in zip(lanes, digests, theirs, strict=True):
             for peer, other in gets.items():
                 if not torch.equal(mine, other):
                     raise RuntimeError(
                         f"exchange {decision.exchange}: what rank {lane.lane.owners[peer]} of island "
-                        f"{decision.all[peer].island} has is not what this rank has: their states differ"
+                        f"{decision.participants[peer].island} has is not what this rank has: their states differ"
                     )
 
-    def _give(self, outcome: Outcome, joiners: Sequence[int]) -> Outcome:
-        """Gives those who join the state after this exchange: all fragments of it."""
+    def _give(self, decision: Decision, outcome: Outcome) -> None:
+        """Begins to give the state after this exchange, all fragments of it, to those whose giver this island is."""
         state = self._state
-        anchor, momentum = {**state.anchor, **outcome.anchor}, {**state.momentum, **outcome.momentum}
-        parcels = []
-        for lane in self._lanes if joiners else ():
-            both = torch.cat([state.gather(anchor, lane.lane.cells), state.gather(momentum, lane.lane.cells)])
-            parcels.append(Parcel(lane, both, tuple(joiners), {}))
-        return outcome._replace(sent_bytes=outcome.sent_bytes + carry(parcels, self._sync.streams))
+        after = {**state.anchor, **outcome.anchor}, {**state.momentum, **outcome.momentum}
+        for newcomer in decision.newcomers:
+            if decision.giver(newcomer).island == self._sync.island:
+                try:
+                    giving = Giving(self._maker, decision, newcomer, state, after, self._is_free)
+                except (RuntimeError, ValueError) as error:  # the newcomer's loss, and not this island's
+                    print(f"island {newcomer.island} is not given the state: {error}", flush=True)
+                else:
+                    self._givings.append(giving)
 
-    def _join(self, outcome: Outcome, donor: int) -> Outcome:
-        """Gets the state after this exchange from the island at position `donor`."""
-        state = self._state
-        outcome = outcome._replace(
-            anchor={name: torch.empty_like(each) for name, each in state.anchor.items()},
-            momentum={name: torch.empty_like(each) for name, each in state.momentum.items()},
-        )
-        parcels = []
-        for lane in self._lanes:
-            size = sum(torch.Size(cell.sizes).numel() for cell in lane.lane.cells)
-            parcels.append(Parcel(lane, None, (), {donor: torch.empty(2 * size)}))
-        carry(parcels, self._sync.streams)
-        for parcel in parcels:
-            anchor, momentum = parcel.gets[donor].chunk(2)
-            state.scatter(anchor, outcome.anchor, parcel.lane.lane.cells)
-            state.scatter(momentum, outcome.momentum, parcel.lane.lane.cells)
-        fragment = outcome.exchange % self._sync.fragments
-        digests = [
-            _digest(Stepped(state.gather(outcome.anchor, cells), state.gather(outcome.momentum, cells)))
-            for lane in self._lanes
-            if (cells := self._cells(lane, fragment))
-        ]
-        return outcome._replace(received_bytes=_received_bytes(parcels), digest=_sum_of(digests))
-
-
-def _digest(stepped: Stepped) -> Tensor:
-    """What tells that two islands have not come to the same anchor and momentum: uint8 (DIGEST_BYTES,)."""
-    hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for values in stepped:
-        hashed.update((ctypes.c_char * values.nbytes).from_address(values.data_ptr()))
-    return torch.frombuffer(bytearray(hashed.digest()), dtype=torch.uint8)
-
-
-def _sum_of(digests: Sequence[Tensor]) -> int:
-    """Modulo 2^64."""
-    return sum(int.from_bytes(bytes(digest.tolist()), "big") for digest in digests) % 2**64
-
-
-def _received_bytes(parcels: Sequence[Parcel]) -> int:
-    return sum(got.nbytes for parcel in parcels for got in parcel.gets.values())
+    def finish(self) -> None:
+        """Waits until those have the state to whom it is being given, as long as they are there."""
+        for each in self._givings:
+            if self._rank == 0 and not each.is_over(0.0):
+                print(f"gives island {each.newcomer.island} the state before it ends", flush=True)
+            while not each.is_over(WATCH_S) and not self._meeting.loss([each.newcomer]):
+                pass

@@ -11,7 +11,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from holmes_runtime.comm.group_opening import GlooInterface, make_gloo
 from holmes_runtime.comm.streams import LEAST_PART
-from holmes_runtime.outer.lanes import Lane
+from holmes_runtime.outer.decision import Coming
+from holmes_runtime.outer.lanes import Cell, Lane, lanes_of
+from holmes_runtime.outer.meeting import Meeting
 
 
 class OpenLane(NamedTuple):
@@ -21,24 +23,47 @@ class OpenLane(NamedTuple):
     group: Any
 
 
-def open_lanes(
-    lanes: Sequence[Lane], position: int, name: str, store: Store, timeout: timedelta, interface: str, streams: int
-) -> list[OpenLane]:
-    """Makes the groups of this rank, that of the island at `position`; `name` tells them from those made before.
+class LaneCells(NamedTuple):
+    """A lane, and those of its cells that travel at once."""
 
-    All ranks make theirs by owners, the least first, so that no order of them can hang. Raises RuntimeError naming the
-    interface if one cannot be made.
-    """
-    opened = []
-    for lane in lanes:
-        group = None
-        if len(lane.owners) > 1:
-            owners = "-".join(map(str, lane.owners))
-            options = GlooInterface(f"islands/{owners}", interface, streams)
-            place = PrefixStore(f"{name}/{owners}", store)
-            group = make_gloo(place, position, len(lane.owners), timeout, options)
-        opened.append(OpenLane(lane, group))
-    return opened
+    lane: OpenLane
+    cells: list[Cell]
+
+
+class LaneMaker(NamedTuple):
+    """Makes the lanes of rank `rank` of an island, on one interface of its host."""
+
+    meeting: Meeting
+    store: Store
+    rank: int
+    timeout: timedelta
+    interface: str
+    streams: int
+
+    def lanes(self, islands: Sequence[Coming], position: int) -> list[Lane]:
+        """Its lanes with these `islands`, of which its own is at that position.
+
+        Raises ValueError if they do not train one model.
+        """
+        layouts = [self.meeting.layout(each.island, each.start, each.num_ranks) for each in islands]
+        return lanes_of(layouts, position, self.rank)
+
+    def open(self, lanes: Sequence[Lane], position: int, name: str) -> list[OpenLane]:
+        """Makes the groups of the lanes; `name` tells them from those made before.
+
+        All ranks make theirs by owners, the least first, so that no order of them can hang. Raises RuntimeError naming
+        the interface if one cannot be made.
+        """
+        opened = []
+        for lane in lanes:
+            group = None
+            if len(lane.owners) > 1:
+                owners = "-".join(map(str, lane.owners))
+                options = GlooInterface(f"islands/{owners}", self.interface, self.streams)
+                place = PrefixStore(f"{name}/{owners}", self.store)
+                group = make_gloo(place, position, len(lane.owners), self.timeout, options)
+            opened.append(OpenLane(lane, group))
+        return opened
 
 
 class Parcel(NamedTuple):
@@ -50,20 +75,34 @@ class Parcel(NamedTuple):
     gets: dict[int, Tensor]
 
 
-def carry(parcels: Iterable[Parcel], streams: int) -> int:
-    """Sends and receives all of them at once; the bytes this rank has sent. Raises RuntimeError if a peer is gone."""
-    works: list[Any] = []
-    sent_bytes = 0
-    for (_, group), sends, to, gets in parcels:
+class Posted(NamedTuple):
+    """What is under way; neither it nor what it fills may be freed before."""
+
+    works: list[Any]
+    parcels: Sequence[Parcel]
+
+    def wait(self) -> None:
+        """Until all of it has left, and come. Raises RuntimeError if a peer is gone."""
+        for work in self.works:
+            work.wait()
+
+
+def post(parcels: Iterable[Parcel], streams: int) -> Posted:
+    """Begins to send and to receive all of them at once."""
+    posted = Posted([], list(parcels))
+    for (_, group), sends, to, gets in posted.parcels:
         for position, target in gets.items():
-            works += (group.recv([part], position, tag) for tag, part in enumerate(_parts(target, streams)))
+            posted.works.extend(group.recv([part], position, tag) for tag, part in enumerate(_parts(target, streams)))
         if sends is not None:
-            for position in to:
-                works += (group.send([part], position, tag) for tag, part in enumerate(_parts(sends, streams)))
-                sent_bytes += sends.nbytes
-    for work in works:
-        work.wait()
-    return sent_bytes
+            parts = list(enumerate(_parts(sends, streams)))
+            posted.works.extend(group.send([part], position, tag) for position in to for tag, part in parts)
+    return posted
+
+
+def carry(parcels: Sequence[Parcel], streams: int) -> int:
+    """Sends and receives all of them at once; the bytes this rank has sent. Raises RuntimeError if a peer is gone."""
+    post(parcels, streams).wait()
+    return sum(len(each.to) * each.sends.nbytes for each in parcels if each.sends is not None)
 
 
 def _parts(tensor: Tensor, streams: int) -> Sequence[Tensor]:

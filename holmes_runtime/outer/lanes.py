@@ -37,12 +37,22 @@ class Cell(NamedTuple):
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
+    @property
+    def elements(self) -> int:
+        """Its numbers."""
+        return math.prod(self.sizes)
+
 
 class Lane(NamedTuple):
     """The ranks that own the same cells, one of each island, in the islands' order; and these, in one order for all."""
 
     owners: tuple[int, ...]
     cells: tuple[Cell, ...]
+
+    @property
+    def elements(self) -> int:
+        """Those of its cells."""
+        return sum(cell.elements for cell in self.cells)
 
 
 def cells_of(piece: Piece) -> list[Cell]:
@@ -74,7 +84,7 @@ def lanes_of(layouts: Sequence[Layout], island: int, rank: int) -> list[Lane]:
                     for owner, other in theirs
                     if (both := _intersection(cell, other)) is not None
                 ]
-            if sum(math.prod(cell.sizes) for _, cell in meeting) != piece.stop - piece.start:
+            if sum(cell.elements for _, cell in meeting) != piece.stop - piece.start:
                 raise ValueError(
                     f"parameter {piece.name} of shape {piece.global_shape} is not in all islands, or is another there: "
                     f"of {piece.stop - piece.start} elements on rank {rank} the island at position {position} lacks "

@@ -2,16 +2,16 @@
 
 They meet in a store that outlives each of them. Its slots are numbered; in each, the islands that have come are made
 members, whose changes are exchanged, or joiners, who are behind and get the state. Whoever decides first decides for
-all. When all ranks of a slot have what they wanted, it took place; when one has failed it did not, for nobody, and
-those who are left come to the next slot.
+all. When all ranks of those who take part have what they wanted, it took place; when one has failed it did not, for
+nobody, and those who are left come to the next slot. Between two slots the ranks of an island that is being given the
+state agree on their turn.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -20,66 +20,14 @@ from torch._C._distributed_c10d import Store
 from holmes_runtime.config.meeting_words import left_key, starts_key
 from holmes_runtime.config.run_settings import OuterSync
 from holmes_runtime.config.strict_json import parse, to_json
+from holmes_runtime.outer.decision import Coming, Decision, Patience, Reached, decide
 from holmes_runtime.outer.lanes import Layout, Piece
 
 LOOK_S = 1.0  # between two looks at who has come; a decision is heard of at once
 LEAST_LOOK_S = 0.05
 WATCH_S = 2.0  # between two looks whether those who are to take part are still there
-DONE = "done"
+DONE, FOLLOW, FAILED = "done", "follow", "failed"
 SLOTS_KEPT = 8  # what was said in them, for ranks that are slow to read it
-
-
-class Coming(NamedTuple):
-    """An island that has come, for the `start`th time begun anew, with so many ranks.
-
-    `exchange` is the next it is to take part in, and `lineage` tells its state apart from any other. It `is_behind` if
-    it knows that others have gone on without it. `tokens` are those of its change; `early` is the share of the
-    steps between two exchanges that it had not taken when it was called, and it takes `interval_s` for all of them. Its
-    groups were made for slot `groups`, -1 if it has none.
-    """
-
-    island: int
-    start: int
-    num_ranks: int
-    exchange: int
-    lineage: str
-    is_behind: bool
-    tokens: int
-    early: float
-    interval_s: float
-    groups: int
-
-
-class Decision(NamedTuple):
-    """Who takes part in the exchange of a slot, by island: members with their changes, joiners to get the state."""
-
-    slot: int
-    exchange: int
-    members: tuple[Coming, ...]
-    joiners: tuple[Coming, ...]
-
-    @property
-    def all(self) -> tuple[Coming, ...]:
-        """Members and joiners by island."""
-        return tuple(sorted((*self.members, *self.joiners)))
-
-    @property
-    def lineage(self) -> str:
-        """What tells the state after the exchange apart from any other."""
-        taken = to_json(self._replace(slot=0, joiners=()))
-        return hashlib.blake2b(f"{self.members[0].lineage}/{taken}".encode(), digest_size=16).hexdigest()
-
-
-class Reached(NamedTuple):
-    """The last exchange that took place, by whom, in which slot, and what the state is since."""
-
-    slot: int
-    exchange: int
-    lineage: str
-
-    def is_past(self, exchange: int, lineage: str) -> bool:
-        """Whether an island in the state `lineage`, the next of whose exchanges is `exchange`, has missed it."""
-        return self.exchange >= exchange or (self.exchange == exchange - 1 and self.lineage != lineage)
 
 
 class Started(NamedTuple):
@@ -88,49 +36,6 @@ class Started(NamedTuple):
     start: int
     slot: int
     is_behind: bool
-
-
-class Patience(NamedTuple):
-    """How long an island waits for others after it has come itself, and how long it waits for those that are ahead."""
-
-    grace_s: float
-    ahead_s: float
-
-    def with_interval_of(self, before: Decision | None) -> Patience:
-        """For those who held the exchange before, and come to the next after an interval of theirs."""
-        longest_s = max((each.interval_s for each in before.all), default=0.0) if before else 0.0
-        return self._replace(ahead_s=max(self.ahead_s, self.grace_s + 2 * longest_s))
-
-
-def decide(
-    slot: int,
-    coming: Sequence[Coming],
-    expected: Collection[int],
-    possible: Collection[int],
-    mine: Coming,
-    waited_s: float,
-    patience: Patience,
-    quorum: int,
-) -> Decision | None:
-    """Who takes part, as far as island `mine` can tell that has come itself `waited_s` ago; None to wait on.
-
-    `expected` took part the last time, and no others but `possible` can come. Those who are furthest are members, in
-    the state that most of them have. Where all that come are behind those who took the last step, as after a loss of
-    all, they go on from what they have.
-    """
-    able = [each for each in coming if not each.is_behind]
-    if len(coming) < quorum:
-        return None
-    here = {each.island for each in coming}
-    limit_s = patience.ahead_s if mine.is_behind else patience.grace_s
-    if not (here >= set(expected if able else possible) or waited_s >= limit_s):
-        return None
-    furthest = max(each.exchange for each in able or coming)
-    candidates = [each for each in able or coming if each.exchange == furthest]
-    states = [each.lineage for each in candidates]
-    state = max(states, key=lambda each: (states.count(each), -states.index(each)))
-    members = tuple(each for each in candidates if each.lineage == state)
-    return Decision(slot, furthest, members, tuple(each for each in coming if each not in members))
 
 
 class Meeting:
@@ -172,10 +77,10 @@ class Meeting:
     def _ended(self, island: int) -> str:
         return f"ended/{island}"
 
-    def loss(self, decision: Decision) -> str | None:
-        """That an island which is to take part is lost, as the controller has seen; None where all are there."""
-        starts = self._store.multi_get([starts_key(each.island) for each in decision.all])
-        for each, start in zip(decision.all, starts, strict=True):
+    def loss(self, awaited: Sequence[Coming]) -> str | None:
+        """That an island which is waited for is lost, as the controller has seen; None where all are there."""
+        starts = self._store.multi_get([starts_key(each.island) for each in awaited])
+        for each, start in zip(awaited, starts, strict=True):
             if int(start.decode()) != each.start:
                 return f"island {each.island} is lost"
         return None
@@ -201,7 +106,8 @@ class Meeting:
                 patience = patience.with_interval_of(self._before())
             decision = self._lead(mine, patience) if self._rank == 0 else self._follow(patience)
             self.slot, self._last = decision.slot + 1, decision
-            if any(each.island == self._island for each in decision.all):
+            there = next((each for each in decision.all if each.island == self._island), None)
+            if there is not None and there.start == mine.start:  # or it is about ranks that are no more
                 return decision
             mine = mine._replace(is_behind=True)
 
@@ -271,7 +177,9 @@ class Meeting:
         """
         slot = self.slot - 1 - SLOTS_KEPT
         if self._rank == 0 and slot >= 0 and self._last and self._last.members[0].island == self._island:
-            for key in (*self._came(slot), f"done/{slot}", f"verdict/{slot}"):
+            decision = parse(Decision, self._store.get(f"decision/{slot}").decode())
+            turns = [key for each in decision.joiners for key in _turn_keys(slot, each.island)]
+            for key in (*self._came(slot), f"done/{slot}", f"verdict/{slot}", *turns):
                 self._store.delete_key(key)
 
     def _expected(self) -> set[int]:
@@ -289,10 +197,10 @@ class Meeting:
         return parse(Decision, self._store.get(key).decode())
 
     def conclude(self, decision: Decision, trouble: str | None) -> str | None:
-        """Says that this rank is done, or its `trouble`, and waits for all of the slot; why it did not take place."""
+        """Says that this rank is done, or its `trouble`, and waits for all who take part; why it did not take place."""
         key = f"verdict/{decision.slot}"
         if trouble is None:
-            total = sum(each.num_ranks for each in decision.all)
+            total = sum(each.num_ranks for each in decision.participants)
             if self._store.add(f"done/{decision.slot}", 1) == total:
                 said = self._store.compare_set(key, "", DONE)
                 if said.decode() == DONE:
@@ -304,12 +212,50 @@ class Meeting:
         verdict = self._store.get(key).decode()
         return None if verdict == DONE else str(verdict)
 
+    def hear(self, decision: Decision) -> str | None:
+        """Waits for the verdict of those who take part, as a newcomer; why it did not take place."""
+        key = f"verdict/{decision.slot}"
+        if trouble := self._wait_for_verdict(decision, key):
+            return trouble
+        verdict = self._store.get(key).decode()
+        return None if verdict == DONE else str(verdict)
+
     def _wait_for_verdict(self, decision: Decision, key: str) -> str | None:
         """Why there is none, if there is none."""
         ends_s = time.monotonic() + self._limit_s
         while (rest_s := ends_s - time.monotonic()) > 0:
             if self._is_there(key, min(WATCH_S, rest_s)):
                 return None
-            if rest_s > WATCH_S and (loss := self.loss(decision)):
+            if rest_s > WATCH_S and (loss := self.loss(decision.participants)):
                 return loss
         return f"the others were not done within {self._limit_s:.0f} s"
+
+    def tell_of_state(self, slot: int, num_ranks: int, trouble: str | None) -> None:
+        """Says that this rank has all of the state after that slot, or its `trouble`: one is the turn of all ranks."""
+        turn, told = _turn_keys(slot, self._island)
+        if trouble is not None:
+            self._store.compare_set(turn, "", f"{FAILED}: rank {self._rank}: {trouble}")
+        elif self._store.add(told, 1) == num_ranks:
+            self._store.compare_set(turn, "", DONE)
+
+    def turn(self, slot: int, limit_s: float) -> str | None:
+        """What all ranks of this island do that have waited since that slot; None if nothing is agreed on in time."""
+        turn, _ = _turn_keys(slot, self._island)
+        return self._store.get(turn).decode() if self._is_there(turn, limit_s) else None
+
+    def look_after_turn(self, slot: int, giver: Coming) -> None:
+        """On rank 0: the ranks follow as soon as others have come to the next slot; they fail if the giver is lost."""
+        turn, _ = _turn_keys(slot, self._island)
+        if lost := self.loss([giver]):
+            self._store.compare_set(turn, "", f"{FAILED}: {lost}")
+        elif self.is_held_next():
+            self._store.compare_set(turn, "", FOLLOW)
+
+    def is_held_next(self) -> bool:
+        """Whether an island that is not behind has come to the next slot, or it is decided on."""
+        return any(not each.is_behind for each in self.waiting()) or self._store.check([f"decision/{self.slot}"])
+
+
+def _turn_keys(slot: int, island: int) -> tuple[str, str]:
+    """Where the turn of an island's ranks is, and how many of them have all of the state."""
+    return f"turn/{slot}/{island}", f"told/{slot}/{island}"

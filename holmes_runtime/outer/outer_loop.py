@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from threading import Thread
@@ -70,7 +71,7 @@ class OuterLoop:
         self._watched: Future[Outcome] | None = None  # the exchange after which it is looked who comes to the next
         self._pace = Pace(0, time.monotonic(), 0)
         self.counters = OuterCounters(0, "", (0,) * self._sync.fragments)
-        self._said: OuterExchange | None = None
+        self._said = deque[OuterExchange]()
 
     def saved(self) -> Mapping[str, TensorPiece]:
         """What a checkpoint holds beside the counters, to be loaded into as well."""
@@ -153,9 +154,8 @@ class OuterLoop:
         self._changed.update(names)
 
     def take_said(self) -> OuterExchange | None:
-        """What there is to tell of the last exchange, once."""
-        said, self._said = self._said, None
-        return said
+        """What there is to tell of the last exchange, once; who has joined and come to another tells of one a step."""
+        return self._said.popleft() if self._said else None
 
     def settle(self) -> None:
         """Waits for what is under way, so that a checkpoint has it; it is applied when it is due."""
@@ -171,6 +171,8 @@ class OuterLoop:
         self.settle()
         if self._unapplied is not None and is_over:
             self._apply(steps)
+        if is_over:
+            self._exchange.finish()
         if self._me.rank == 0:
             self._meeting.leave(is_over)
         return steps
@@ -258,7 +260,7 @@ class OuterLoop:
             self._take(self._under_way)
             steps = self._apply(steps)
         self._under_way = None
-        self._said = outcome.said(waited_s)
+        self._said.append(outcome.said(waited_s))
         return steps
 
     def _take(self, under_way: UnderWay) -> None:
@@ -284,10 +286,10 @@ class OuterLoop:
         self._state.take(outcome.anchor, outcome.momentum, None)
         self._state.forget()
         self._change(self._fragments, self._state.anchor, adds=False)
-        interval_steps = self._planned(outcome.exchange + 1) - self._planned(outcome.exchange)
-        most = max(0, min(self._sync.delay_steps, self._config.steps - steps - 1))  # one at least is left
-        passed_s = time.monotonic() - outcome.decided_s
-        mine = TakenByOthers(taken_since(passed_s, outcome.interval_s, interval_steps, most))
+        until_s, since_s = outcome.held_s - outcome.decided_s, time.monotonic() - outcome.held_s
+        interval_steps, delay_steps = self._interval(outcome.exchange + 1), self._sync.delay_steps
+        taken = taken_since(until_s, since_s, outcome.interval_s, interval_steps, delay_steps)
+        mine = TakenByOthers(max(0, min(taken, self._config.steps - steps - 1)))  # one at least is left
         now = steps + broadcast_record(mine).steps
         synced = [now] * self._sync.fragments
         synced[outcome.exchange % self._sync.fragments] = steps

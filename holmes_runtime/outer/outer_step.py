@@ -8,7 +8,9 @@ Source: Douillard et al., DiLoCo, 2023.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import hashlib
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,6 +18,8 @@ from torch import Tensor
 
 from holmes_runtime.comm.wire import pack, unpack
 from holmes_runtime.config.codec import OUTER_BLOCK, Codec
+
+DIGEST_BYTES = 8
 
 
 class Outgoing(NamedTuple):
@@ -88,3 +92,16 @@ def weighted_mean(parts: Sequence[Tensor], tokens: Sequence[int]) -> Tensor:
     for part, count in zip(parts[1:], tokens[1:], strict=True):
         mean += part * (count / total)
     return mean
+
+
+def digest_of(tensors: Iterable[Tensor]) -> Tensor:
+    """What tells that others have not the same, of contiguous numbers: uint8 (DIGEST_BYTES,)."""
+    hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for values in tensors:
+        hashed.update((ctypes.c_char * values.nbytes).from_address(values.data_ptr()))
+    return torch.frombuffer(bytearray(hashed.digest()), dtype=torch.uint8)
+
+
+def sum_of(digests: Iterable[Tensor]) -> int:
+    """Modulo 2^64."""
+    return sum(int.from_bytes(bytes(digest.tolist()), "big") for digest in digests) % 2**64

@@ -20,10 +20,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from torch._C._distributed_c10d import Store
+
 from holmes_runtime.config.meeting_words import MEETING
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing, Evaluation
-from holmes_runtime.outer import island_exchange
+from holmes_runtime.outer import giving, island_exchange
 from holmes_runtime.outer.lane_exchange import carry
 from holmes_runtime.outer.meeting_store import islands_store
 from holmes_runtime.trainer import StepResult, Trainer
@@ -33,7 +35,7 @@ from .launched_runs import ONE_ISLAND, free_port, make_config, read_metrics
 from .meeting_place import MeetingPlace
 
 LIMIT_S = 300.0  # of anything that is waited for, however busy the machine
-H, STEPS = 4, 24
+H, STEPS, LONG = 4, 24, 40
 FEW = 8  # steps between two exchanges, where they are rare
 SLOW_AFTER, SLOW_STEP_S = 8, 1.5
 PIPELINE: dict[str, Any] = {"pipelines": ((0, 1),), "cuts": (0, 1, 3)}
@@ -121,7 +123,8 @@ class Worker:
         if outer is None:
             return plain
         batch = plain.global_batch_size * outer.get("inner_steps", H)
-        own = {"island": island, "grace_s": 60.0, "samples_before": island * batch, "round_samples": 2 * batch}
+        own = {"island": island, "grace_s": 60.0, "samples_before": island * batch}
+        own["round_samples"] = outer.get("num_islands", 2) * batch
         sync = replace(ONE_ISLAND, num_islands=2, outer_rate=0.7, momentum=0.9, interfaces=("lo",) * plain.world_size)
         return replace(plain, outer_sync=replace(sync, **{**own, **outer}))
 
@@ -160,16 +163,21 @@ class Worker:
                 *(self.start(f"{name} {part} {at}", store, config, before) for at, config in enumerate(configs)),
             )
 
+    def lose(self, island: Island, after: int, told: Path) -> dict[str, Any]:
+        """What an island has come to that is killed after more than so many steps; then the file `told` is there."""
+        until(lambda: any(len(lines) > after for lines in island.lines().values()))()
+        island.kill()
+        lost = island.ended()
+        told.touch()
+        return lost
+
     def killed(self, name: str, **outer: Any) -> None:
         """Island 1 is killed after a round; island 0 goes on; island 1 begins anew, with nothing, and joins."""
         store, done = self.store(), self._folder / f"{name} is killed"
         gates = {9: until(done.exists), 17: until_it_has_come(island=1, start=2)}
         first = self.start(f"{name} 0", store, self.config(PIPELINE, outer), lambda: open_gates(gates))
         second = self.start(f"{name} 1", store, self.config(REPLICAS, outer, 1))
-        until(lambda: any(len(lines) > H for lines in second.lines().values()))()
-        second.kill()
-        lost = second.ended()
-        done.touch()
+        lost = self.lose(second, H, done)
         again = self.start(f"{name} 1 again", store, self.config(PIPELINE, outer, 1))
         self.note(name, first, again)
         self.results[name].append(lost)
@@ -213,13 +221,67 @@ class Worker:
         outer["inner_steps"] = FEW
         first = self.start(f"{name} 0", store, self.config(REPLICAS, outer), lambda: call_at(FEW + 5, done.exists))
         second = self.start(f"{name} 1", store, self.config(ALONE, outer, 1))
-        until(lambda: any(len(lines) > FEW for lines in second.lines().values()))()
-        second.kill()
-        lost = second.ended()
-        done.touch()
+        lost = self.lose(second, FEW, done)
         again = self.start(f"{name} 1 again", store, self.config(ALONE, outer, 1))
         self.note(name, first, again)
         self.results[name].append(lost)
+
+    def followed(self, name: str, plans: list[dict[str, Any]], **outer: Any) -> None:
+        """Island 1 comes back, and the state is so long on its way that the others exchange twice meanwhile."""
+        store, done = self.store(), self._folder / f"{name} is killed"
+        gates = {9: until(done.exists), 10: until_it_has_come(island=1, start=2)}
+
+        def before() -> None:
+            open_gates(gates)
+            hold_back_state(until_decided(after=2))
+
+        first = self.start(f"{name} 0", store, self.config(plans[0], outer, steps=LONG), before)
+        second = self.start(f"{name} 1", store, self.config(ALONE, outer, 1, steps=LONG))
+        lost = self.lose(second, H, done)
+        again = self.start(f"{name} 1 again", store, self.config(plans[1], outer, 1, steps=LONG))
+        self.note(name, first, again)
+        self.results[name].append(lost)
+
+    def giver_dies(self, name: str, **outer: Any) -> None:
+        """Island 2 comes back, and who gives it the state dies, as the controller then notices."""
+        store, done = self.store(), self._folder / f"{name} is killed"
+        outer["num_islands"] = 3
+        gates = {9: until(done.exists), 10: until_it_has_come(island=2, start=2)}
+
+        def before() -> None:
+            open_gates(gates)
+            hold_back_state(die)
+
+        first = self.start(f"{name} 0", store, self.config(ALONE, outer), before)
+        second = self.start(f"{name} 1", store, self.config(REPLICAS, outer, 1), lambda: open_gates(gates))
+        third = self.start(f"{name} 2", store, self.config(ALONE, outer, 2))
+        self.lose(third, H, done)
+        again = self.start(f"{name} 2 again", store, self.config(ALONE, outer, 2))
+        dead = first.ended()
+        store.meeting.lose(0)
+        self.note(name, second, again)
+        self.results[name].append(dead)
+
+    def newcomer_dies(self, name: str, **outer: Any) -> None:
+        """Island 1 comes back and dies before it has the state; the controller notices when all is over."""
+        store, done = self.store(), self._folder / f"{name} is killed"
+        gates = {9: until(done.exists), 10: until_it_has_come(island=1, start=2)}
+        ended = self._folder / f"{name} has ended"
+
+        def before() -> None:
+            open_gates(gates)
+            hold_back_state(until(ended.exists))
+
+        first = self.start(f"{name} 0", store, self.config(REPLICAS, outer), before)
+        second = self.start(f"{name} 1", store, self.config(ALONE, outer, 1))
+        self.lose(second, H, done)
+        again = self.start(f"{name} 1 again", store, self.config(ALONE, outer, 1))
+        until(lambda: len(first.lines().get(0, [])) > 2 * H + 2)()  # the exchange is over that it came to
+        again.kill()
+        again.ended()
+        store.meeting.lose(1)
+        ended.touch()
+        self.note(name, first)
 
     def slow(self, name: str, **outer: Any) -> None:
         """After their first exchange island 1 takes so long for a step that the other would not wait for it."""
@@ -246,6 +308,11 @@ class Worker:
         self.cut_off_within("cut off within", grace_s=3.0)
         self.late("late", grace_s=3.0, codec="int4", delay_steps=1)
         self.called("called", grace_s=3.0)
+        streaming: dict[str, Any] = {"fragments": 2, "delay_steps": 1, "codec": "int8"}
+        self.followed("followed", [REPLICAS, PIPELINE], grace_s=60.0, **streaming)
+        self.followed("followed, one alone", [ALONE, ALONE], grace_s=60.0)
+        self.giver_dies("giver dies", grace_s=3.0)
+        self.newcomer_dies("newcomer dies", grace_s=3.0)
         self.slow("slow", inner_steps=SLOW_AFTER, grace_s=10.0)
         self.slow("slow, late", inner_steps=SLOW_AFTER, delay_steps=2, grace_s=10.0)
         self.slow("slow, streaming", inner_steps=3 * SLOW_AFTER, fragments=3, delay_steps=2, codec="int8", grace_s=10.0)
@@ -296,6 +363,33 @@ def call_at(step: int, is_lost: Callable[[], bool]) -> None:
     before_steps(act)
 
 
+def hold_back_state(act: Callable[[], None]) -> None:
+    """A rank of this process does that before a piece of the state leaves that it gives to another island."""
+
+    def carry_later(*arguments: Any) -> int:
+        act()
+        return carry(*arguments)
+
+    giving.carry = carry_later  # type: ignore[attr-defined, assignment]
+
+
+def until_decided(after: int) -> Callable[[], None]:
+    """Waits until islands have agreed on so many exchanges more than when it first waits."""
+    slots: list[int] = []
+    stores: list[Store] = []
+
+    def decided(slot: int) -> bool:
+        return stores[0].check([f"decision/{slot}"])
+
+    def wait() -> None:
+        if not stores:
+            stores.append(islands_store(os.environ, LIMIT_S))
+            slots.append(next(slot for slot in range(100) if not decided(slot)) - 1 + after)
+        until(lambda: decided(slots[0]))()
+
+    return wait
+
+
 def until(holds: Callable[[], bool]) -> Callable[[], None]:
     """Waits until that holds."""
 
@@ -311,8 +405,12 @@ def until(holds: Callable[[], bool]) -> Callable[[], None]:
 def until_it_has_come(island: int, start: int = 1, slot: int = 0) -> Callable[[], None]:
     """Waits until the island has come to a slot from `slot` on, having begun for the `start`th time."""
 
+    opened: list[Store] = []  # in the process that waits, and one for all looks: each has a connection for good
+
     def has_come() -> bool:
-        store = islands_store(os.environ, LIMIT_S)
+        if not opened:
+            opened.append(islands_store(os.environ, LIMIT_S))
+        (store,) = opened
         for number in range(slot, slot + 20):
             key = f"coming/{number}/{island}"
             if store.check([key]) and json.loads(store.get(key))["start"] >= start:

@@ -19,7 +19,7 @@ from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.trainer import Trainer
 
 from .islands_in_process import IslandsInProcess
-from .islands_worker import PIPELINE, REPLICAS, SLOW_AFTER, STEPS, H, Worker
+from .islands_worker import LONG, PIPELINE, REPLICAS, SLOW_AFTER, STEPS, H, Worker
 from .launched_runs import ONE_ISLAND, TINY, FinishedRun, launch, make_config
 from .meeting_place import MeetingPlace
 from .test_continuity import WORKER_LIMIT_S, start
@@ -40,8 +40,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Islands]:
 
 
 def ended_well(islands: Islands) -> Islands:
+    said = "\n".join(f"island {number}: {island['said']}" for number, island in enumerate(islands))
     for island in islands:
-        assert set(island["exit_codes"]) == {0}, island["said"]
+        assert set(island["exit_codes"]) == {0}, said  # what one says often tells why another has failed
     return islands
 
 
@@ -188,8 +189,46 @@ def test_an_island_that_comes_back_is_given_the_state_before_the_next_exchange_i
 
     assert [(line["exchange"], line["step"]) for line in first["outer"]["0"]] == [(0, 7), (1, 13), (2, 23)]
     assert [(line["exchange"], line["has_joined"]) for line in again["outer"]["0"]] == [(1, True), (2, False)]
-    assert again["steps"] == list(range(14, STEPS))
+    assert again["steps"][0] >= 14
+    assert again["steps"] == list(range(again["steps"][0], STEPS))
     assert together([first, again]) == [2]
+
+
+@pytest.mark.parametrize("name", ["followed", "followed, one alone"])
+def test_exchanges_go_on_while_the_state_is_on_its_way_to_an_island_that_follows_them(
+    runs: dict[str, Islands], name: str
+) -> None:
+    first, again, _ = runs[name]
+    ended_well([first, again])
+
+    assert first["steps"] == list(range(LONG))
+    (joined,) = (line for line in again["outer"]["0"] if line["has_joined"])
+    alone = [exchange for exchange, islands in digests(first["outer"]) if islands == (0,)]
+    assert joined["exchange"] in alone
+    assert joined["exchange"] >= alone[0] + 2  # the state was on its way through these
+    both = together([first, again])
+    assert min(each for each in both if each > alone[0]) == joined["exchange"] + 1
+    assert max(both) == LONG // H * (2 if name == "followed" else 1) - 1
+
+
+def test_an_island_whose_giver_dies_is_given_the_state_by_another(runs: dict[str, Islands]) -> None:
+    other, again, dead = runs["giver dies"]
+    assert set(dead["exit_codes"]) == {9}
+    ended_well([other, again])
+
+    assert "the state of the other islands has not come, and is asked for again: failed: " in again["said"]
+    assert "has joined the other islands, which had gone on: goes on after " in again["said"]
+    pair = digests(other["outer"]), digests(again["outer"])
+    both = [key for key in pair[0] if key in pair[1] and key[1] == (1, 2)]
+    assert both
+    assert all(pair[0][key] == pair[1][key] for key in both)
+
+
+def test_an_island_that_dies_before_it_has_the_state_holds_nobody_up(runs: dict[str, Islands]) -> None:
+    (first,) = ended_well(runs["newcomer dies"])
+
+    assert first["steps"] == list(range(STEPS))
+    assert "island 1 has not got the whole state: " in first["said"]
 
 
 @pytest.mark.parametrize(("name", "intervals"), [("slow", 1), ("slow, late", 1), ("slow, streaming", 2)])

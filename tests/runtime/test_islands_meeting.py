@@ -11,9 +11,11 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from holmes_runtime.config.meeting_words import starts_key
+from holmes_runtime.config.strict_json import to_json
+from holmes_runtime.outer.decision import ANEW, Coming, Decision, Patience, Reached, decide
 from holmes_runtime.outer.exchange_steps import is_awaited
 from holmes_runtime.outer.lanes import Piece
-from holmes_runtime.outer.meeting import Coming, Decision, Meeting, Patience, Reached, decide
+from holmes_runtime.outer.meeting import DONE, FOLLOW, Meeting
 
 from .launched_runs import ONE_ISLAND
 
@@ -66,6 +68,52 @@ def test_those_who_are_behind_wait_for_somebody_ahead_and_then_go_on_by_themselv
     assert decided(behind, 5.0) is None
     assert decided(behind, 60.0) == ([0], [1])
     assert decided(behind, left=2) == ([0], [1])
+
+
+def test_who_is_being_given_the_state_of_the_members_takes_part_and_who_begins_anew_does_not() -> None:
+    behind = [coming(each, 1, "y", is_behind=True) for each in (2, 3, 4)]
+    follows, of_others, again = (
+        each._replace(follows=state) for each, state in zip(behind, ("x", "w", ANEW), strict=True)
+    )
+    decision = Decision(7, 3, (coming(0), coming(1)), (follows, of_others, again))
+
+    assert decision.followers == (follows,)
+    assert decision.participants == (coming(0), coming(1), follows)
+    assert [decision.giver(each).island for each in (of_others, again)] == [0, 1]
+    assert [each.calls for each in (*behind, follows, of_others, again)] == [True] * 3 + [False] * 3
+    assert decision.lineage == Decision(9, 3, (coming(0), coming(1)), ()).lineage
+
+
+def test_those_who_wait_for_the_state_follow_the_next_exchange_until_all_of_them_have_it() -> None:
+    store = hash_store()
+    sync = replace(ONE_ISLAND, num_islands=2, island=1)
+    ranks = [Meeting(store, sync, rank, 5.0) for rank in range(2)]
+    (giver,) = meetings(store, 1)
+    giving = coming(0)._replace(start=giver.begin())
+    for rank in ranks:
+        rank.slot = 8
+
+    ranks[0].look_after_turn(7, giving)
+    assert ranks[1].turn(7, 0.0) is None
+    ranks[1].tell_of_state(7, 2, None)
+    assert ranks[0].turn(7, 0.0) is None
+    store.set("coming/8/0", to_json(coming(0, 4)))
+    ranks[0].look_after_turn(7, giving)
+    assert [rank.turn(7, 5.0) for rank in ranks] == [FOLLOW, FOLLOW]
+    for rank in ranks:
+        rank.tell_of_state(8, 2, None)
+    assert [rank.turn(8, 5.0) for rank in ranks] == [DONE, DONE]
+
+
+def test_who_waits_for_the_state_of_an_island_that_is_lost_begins_anew() -> None:
+    store = hash_store()
+    giver, newcomer = meetings(store)
+    giving = coming(0)._replace(start=giver.begin())
+    store.add(starts_key(0), 1)  # as the controller does
+
+    newcomer.look_after_turn(7, giving)
+
+    assert newcomer.turn(7, 5.0) == "failed: island 0 is lost"
 
 
 @pytest.mark.parametrize(
@@ -133,11 +181,11 @@ def test_an_island_that_is_lost_within_an_exchange_is_not_waited_for() -> None:
     store = hash_store()
     first, second = meetings(store, limit_s=3600.0)
     decision = both(first, second, starts=[first.begin(), second.begin()])[0]
-    assert first.loss(decision) is None
+    assert first.loss(decision.all) is None
 
     store.add(starts_key(1), 1)  # as the controller does
 
-    assert first.loss(decision) == "island 1 is lost"
+    assert first.loss(decision.all) == "island 1 is lost"
     assert first.conclude(decision, None) == "island 0, rank 0: island 1 is lost"
 
 
@@ -154,6 +202,21 @@ def test_an_island_that_came_too_late_comes_to_the_next_slot_as_one_that_is_behi
         assert late.result() == decision
     assert decision.members == (coming(0, 4, "z"),)
     assert decision.joiners == (coming(1, is_behind=True),)
+
+
+def test_what_was_agreed_on_with_ranks_that_are_no_more_is_not_for_those_who_come_after_them() -> None:
+    store = hash_store()
+    first, second = meetings(store)
+    assert len(both(first, second)[0].members) == 2
+    again = meetings(store)[1]
+
+    with ThreadPoolExecutor() as pool:
+        late = pool.submit(again.meet, coming(1)._replace(start=2, num_ranks=3), PATIENCE)
+        while not store.check(["coming/1/1"]):
+            pass
+        decision = first.meet(coming(0), PATIENCE)
+        assert late.result() == decision
+    assert decision.joiners == (coming(1, is_behind=True)._replace(start=2, num_ranks=3),)
 
 
 def test_who_waits_at_the_next_slot_is_seen_by_those_who_have_not_come() -> None:
@@ -242,6 +305,7 @@ def test_those_who_have_ended_are_not_of_the_quorum() -> None:
         ([coming(1)], 3.0, True, True),
         ([coming(1, is_behind=True)], 0.0, False, True),
         ([coming(1, is_behind=True)], 99.0, True, False),
+        ([coming(1, is_behind=True)._replace(follows="x")], 99.0, False, False),
         ([coming(1, is_behind=True), coming(2)], 99.0, True, True),
     ],
 )

@@ -85,11 +85,14 @@ def test_who_was_late_comes_later_by_as_much_and_who_was_early_as_planned(sent: 
 
 
 @pytest.mark.parametrize(
-    ("passed_s", "most", "steps"),
-    [(0.0, 5, 0), (0.9, 5, 0), (1.0, 5, 1), (3.7, 5, 3), (3.7, 2, 2), (5.0, 5, 5), (1e9, 5, 5), (1e9, 0, 0)],
+    ("until_s", "since_s", "steps"),
+    [(0.0, 0.0, 0), (0.9, 0.0, 0), (0.9, 0.1, 1), (2.0, 1.7, 3), (60.0, 0.0, 2), (60.0, 1.7, 3), (0.0, 1e9, 5)],
 )
 def test_who_joins_counts_the_steps_that_the_others_have_taken_meanwhile(
-    passed_s: float, most: int, steps: int
+    until_s: float, since_s: float, steps: int
 ) -> None:
-    assert taken_since(passed_s, 5.0, 5, most) == steps
-    assert taken_since(passed_s, 0.0, 5, most) == most  # nothing is known of how long they take
+    assert taken_since(until_s, since_s, interval_s=5.0, interval_steps=5, delay_steps=2) == steps
+
+
+def test_who_joins_and_does_not_know_how_long_the_others_take_counts_on_no_more_than_the_delay() -> None:
+    assert taken_since(1.0, 1.0, interval_s=0.0, interval_steps=5, delay_steps=2) == 2

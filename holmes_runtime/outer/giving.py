@@ -1,0 +1,118 @@
+"""The state that islands have in common on its way to one that comes back, rank to rank, beside training.
+
+It travels in pieces. Between two of them the exchanges of the giver pass, for which its island may be waiting.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from threading import Event, Thread
+
+import torch
+from torch import Tensor
+
+from holmes_runtime.outer.decision import Coming, Decision
+from holmes_runtime.outer.lane_exchange import LaneMaker, OpenLane, Parcel, Posted, carry, post
+from holmes_runtime.outer.outer_state import OuterState, Values
+from holmes_runtime.outer.outer_step import DIGEST_BYTES, digest_of
+
+PIECE = 1 << 16  # fp32 numbers, which take a tenth of a second at 20 Mbit/s
+POSTED = 64  # pieces that a newcomer is ready for before they come, so that none costs a round trip
+LEAST_SHARE_S = 1.0  # then a piece follows though an exchange is under way: where the wire is slow, one always is
+GIVER, NEWCOMER = 0, 1  # positions in their lanes
+
+Pieces = Iterator[list[tuple[OpenLane, Tensor]]]
+
+
+class Giving:
+    """What one rank of the giver sends: anchor and momentum as they are `after` an exchange, copied before it begins.
+
+    Pieces leave while `is_free`. Raises ValueError if the islands do not train one model.
+    """
+
+    def __init__(
+        self,
+        maker: LaneMaker,
+        decision: Decision,
+        newcomer: Coming,
+        state: OuterState,
+        after: Sequence[Values],
+        is_free: Event,
+    ) -> None:
+        self._maker, self._is_free = maker, is_free
+        self._name, self.newcomer = _name(decision, newcomer), newcomer
+        self._lanes = maker.lanes([decision.giver(newcomer), newcomer], GIVER)
+        self._states = [torch.cat([state.gather(values, lane.cells) for values in after]) for lane in self._lanes]
+        self.sent_bytes = 0
+        self._thread = Thread(target=self._run, name="islands' state", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        states, self._states = self._states, []
+        try:
+            opened = self._maker.open(self._lanes, GIVER, self._name)
+            for pieces in _pieces(opened, states):
+                self._is_free.wait(LEAST_SHARE_S)
+                parcels = [Parcel(lane, piece, (NEWCOMER,), {}) for lane, piece in pieces]
+                self.sent_bytes += carry(parcels, self._maker.streams)
+            _compare(opened, states, NEWCOMER)
+        except RuntimeError as error:
+            print(f"island {self.newcomer.island} has not got the whole state: {error}", flush=True)
+
+    def is_over(self, limit_s: float) -> bool:
+        """Whether it is, within so long."""
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+
+class Given:
+    """What one rank of a newcomer gets, by lane: anchor and momentum one after the other, fp32.
+
+    Raises ValueError if the islands do not train one model.
+    """
+
+    def __init__(self, maker: LaneMaker, decision: Decision, newcomer: Coming) -> None:
+        self._maker, self._name = maker, _name(decision, newcomer)
+        self.lanes = maker.lanes([decision.giver(newcomer), newcomer], NEWCOMER)
+        self.states = [torch.empty(2 * lane.elements) for lane in self.lanes]
+
+    def wait(self, is_given_up: Event) -> None:
+        """Until all is there, or is given up. Raises RuntimeError if the giver is gone."""
+        opened = self._maker.open(self.lanes, NEWCOMER, self._name)
+        ahead = deque[Posted]()
+        for pieces in _pieces(opened, self.states):
+            ahead.append(post([Parcel(lane, None, (), {GIVER: piece}) for lane, piece in pieces], self._maker.streams))
+            if len(ahead) > POSTED:
+                ahead.popleft().wait()
+            if is_given_up.is_set():
+                return
+        for posted in ahead:
+            posted.wait()
+        _compare(opened, self.states, GIVER)
+
+
+def _name(decision: Decision, newcomer: Coming) -> str:
+    """Where the two meet to make their groups."""
+    return f"state/{decision.slot}/{newcomer.island}"
+
+
+def _pieces(opened: Sequence[OpenLane], states: Sequence[Tensor]) -> Pieces:
+    """Those of all lanes that travel at once, in turn."""
+    for first in range(0, max(map(len, states), default=0), PIECE):
+        yield [
+            (lane, state[first : first + PIECE])
+            for lane, state in zip(opened, states, strict=True)
+            if first < len(state)
+        ]
+
+
+def _compare(opened: Sequence[OpenLane], states: Sequence[Tensor], peer: int) -> None:
+    """Hears that the other end has the same. Raises RuntimeError if it has not."""
+    mine = [digest_of([state]) for state in states]
+    theirs = [torch.empty(DIGEST_BYTES, dtype=torch.uint8) for _ in states]
+    ends = zip(opened, mine, theirs, strict=True)
+    carry([Parcel(lane, digest, (peer,), {peer: other}) for lane, digest, other in ends], 1)
+    for lane, digest, other in zip(opened, mine, theirs, strict=True):
+        if not torch.equal(digest, other):
+            raise RuntimeError(f"rank {lane.lane.owners[peer]} of the other island has not got what was sent")

@@ -1,0 +1,147 @@
+"""The way of a rank whose island comes back: it is given the state beside the others' training, and follows them.
+
+What the others exchange while the state is on its way is kept. When all of the state is there, the same outer steps
+are taken on it, and the rank has what those have who were there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from threading import Event, Thread
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from holmes_runtime.config.codec import OUTER_BLOCK, packed_bytes
+from holmes_runtime.config.run_settings import OuterSync
+from holmes_runtime.outer.decision import Coming, Decision
+from holmes_runtime.outer.giving import Given
+from holmes_runtime.outer.lane_exchange import LaneCells, LaneMaker, Parcel, carry
+from holmes_runtime.outer.lanes import Cell
+from holmes_runtime.outer.meeting import LOOK_S
+from holmes_runtime.outer.outcome import Outcome
+from holmes_runtime.outer.outer_state import OuterState
+from holmes_runtime.outer.outer_step import DIGEST_BYTES, arrived, digest_of, outer_step
+
+FP32_BYTES = 4
+
+
+class Followed(NamedTuple):
+    """An exchange that the state does not have yet: by lane its cells, what each member sent, and the digest since.
+
+    It was decided on at `decided_s` of this rank's clock.
+    """
+
+    decision: Decision
+    decided_s: float
+    cells: list[list[Cell]]
+    packed: list[list[Tensor]]
+    digests: list[Tensor]
+
+
+class Joining:
+    """The state that a newcomer's rank is given after an exchange, and what it follows meanwhile."""
+
+    def __init__(
+        self,
+        maker: LaneMaker,
+        decision: Decision,
+        decided_s: float,
+        newcomer: Coming,
+        state: OuterState,
+        sync: OuterSync,
+    ) -> None:
+        self._maker, self._state, self._sync = maker, state, sync
+        self._giver, self._num_ranks = decision.giver(newcomer), newcomer.num_ranks
+        self._given = Future[Given]()
+        self._is_given_up = Event()
+        self._followed: list[Followed] = []
+        anchor, momentum = ({name: torch.empty_like(each) for name, each in state.anchor.items()} for _ in range(2))
+        self.outcome = Outcome.of(decision, decided_s, has_joined=True)._replace(anchor=anchor, momentum=momentum)
+        self._has_state = False
+        Thread(target=self._get, args=(decision, newcomer), name="islands' state", daemon=True).start()
+
+    def _get(self, decision: Decision, newcomer: Coming) -> None:
+        try:
+            given = Given(self._maker, decision, newcomer)
+            given.wait(self._is_given_up)
+            self._given.set_result(given)
+        except Exception as error:
+            self._given.set_exception(error)
+
+    def give_up(self) -> None:
+        """What is still on its way is not wanted any more."""
+        self._is_given_up.set()
+
+    def listen(self, decision: Decision, decided_s: float, lanes: Sequence[LaneCells]) -> Followed:
+        """Hears on these lanes, each with its cells of the fragment, what the members of an exchange send."""
+        positions = [decision.participants.index(each) for each in decision.members]
+        codec, streams = self._sync.codec, self._sync.streams
+        parcels, digests = [], []
+        for lane, cells in lanes:
+            size = packed_bytes(codec, sum(cell.elements for cell in cells), FP32_BYTES, OUTER_BLOCK)
+            gets = {each: torch.empty(size, dtype=torch.uint8) for each in positions}
+            parcels.append(Parcel(lane, None, (), gets))
+            digests.append(torch.empty(DIGEST_BYTES, dtype=torch.uint8))
+        carry(parcels, streams)
+        first = positions[0]
+        carry([Parcel(lane, None, (), {first: each}) for (lane, _), each in zip(lanes, digests, strict=True)], 1)
+        packed = [[parcel.gets[each] for each in positions] for parcel in parcels]
+        return Followed(decision, decided_s, [cells for _, cells in lanes], packed, digests)
+
+    def follow(self, followed: Followed) -> None:
+        """That exchange has taken place."""
+        before = self.outcome
+        self._followed.append(followed)
+        bytes_more = sum(each.nbytes for of_lane in followed.packed for each in of_lane)
+        self.outcome = Outcome.of(followed.decision, followed.decided_s, has_joined=True)._replace(
+            anchor=before.anchor, momentum=before.momentum, received_bytes=before.received_bytes + bytes_more
+        )
+
+    def turn(self, slot: int) -> str:
+        """What all ranks of the island do that have waited since that slot: DONE, FOLLOW, or FAILED and why."""
+        meeting, has_told = self._maker.meeting, False
+        while True:
+            if not has_told and wait([self._given], LOOK_S).done:
+                meeting.tell_of_state(slot, self._num_ranks, self._catch_up())
+                has_told = True
+            if self._maker.rank == 0:
+                meeting.look_after_turn(slot, self._giver)
+            if turn := meeting.turn(slot, LOOK_S if has_told else 0.0):
+                return turn
+
+    def _catch_up(self) -> str | None:
+        """Takes what has been followed into the state that is there; what is wrong with it, if anything."""
+        try:
+            if not self._has_state:
+                self._take(self._given.result())
+            for each in self._followed:
+                self._step(each)
+        except (RuntimeError, ValueError) as error:
+            return str(error)
+        self._followed = []
+        return None
+
+    def _take(self, given: Given) -> None:
+        for lane, state in zip(given.lanes, given.states, strict=True):
+            for values, numbers in zip((self.outcome.anchor, self.outcome.momentum), state.chunk(2), strict=True):
+                self._state.scatter(numbers, values, lane.cells)
+        received_bytes = self.outcome.received_bytes + sum(each.nbytes for each in given.states)
+        self.outcome = self.outcome._replace(received_bytes=received_bytes)
+        given.states.clear()
+        self._has_state = True
+
+    def _step(self, followed: Followed) -> None:
+        """The outer step of an exchange that was followed."""
+        state, sync, (anchor, momentum) = self._state, self._sync, (self.outcome.anchor, self.outcome.momentum)
+        tokens = [each.tokens for each in followed.decision.members]
+        for cells, packed, digest in zip(followed.cells, followed.packed, followed.digests, strict=True):
+            before = state.gather(anchor, cells), state.gather(momentum, cells)
+            parts = [arrived(each, sync.codec, len(before[0])) for each in packed]
+            stepped = outer_step(*before, parts, tokens, sync.codec, sync.outer_rate, sync.momentum)
+            if not torch.equal(digest_of(stepped), digest):
+                raise RuntimeError(f"exchange {followed.decision.exchange} leads to another state here: begins anew")
+            state.scatter(stepped.anchor, anchor, cells)
+            state.scatter(stepped.momentum, momentum, cells)
