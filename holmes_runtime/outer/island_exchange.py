@@ -139,7 +139,7 @@ class IslandExchange:
             self._num_ranks,
             offer.exchange,
             offer.lineage,
-            offer.is_behind,
+            offer.is_behind or follows != "",
             offer.tokens,
             offer.early,
             offer.interval_s,
@@ -150,10 +150,10 @@ class IslandExchange:
     def _hold_as_member(self, decision: Decision, decided_s: float, offer: Offer) -> Outcome:
         before = Outcome.of(decision, decided_s, has_joined=False)
         outcome = self._take_part(decision, partial(self._step, before, decision, offer))
-        given_bytes = sum(each.sent_bytes for each in self._givings if each.is_over(0.0))
-        self._givings = [each for each in self._givings if not each.is_over(0.0)]
+        over = [each for each in self._givings if each.is_over(0.0)]
+        self._givings = [each for each in self._givings if each not in over]
         self._give(decision, outcome)
-        return outcome._replace(sent_bytes=outcome.sent_bytes + given_bytes)
+        return outcome._replace(sent_bytes=outcome.sent_bytes + sum(each.sent_bytes for each in over))
 
     def _take_part(self, decision: Decision, act: Callable[[], Done]) -> Done:
         """What `act` comes to among those who take part. Raises NotHeldError if the exchange has not taken place."""

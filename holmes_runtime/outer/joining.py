@@ -104,11 +104,14 @@ class Joining:
         """What all ranks of the island do that have waited since that slot: DONE, FOLLOW, or FAILED and why."""
         meeting, has_told = self._maker.meeting, False
         while True:
-            if not has_told and wait([self._given], LOOK_S).done:
-                meeting.tell_of_state(slot, self._num_ranks, self._catch_up())
-                has_told = True
-            if self._maker.rank == 0:
-                meeting.look_after_turn(slot, self._giver)
+            if not has_told:
+                if wait([self._given], LOOK_S).done:
+                    meeting.tell_of_state(slot, self._num_ranks, self._catch_up())
+                    has_told = True
+                elif lost := meeting.loss([self._giver]):
+                    meeting.tell_of_state(slot, self._num_ranks, lost)
+                    has_told = True
+            meeting.follow_if_held(slot)
             if turn := meeting.turn(slot, LOOK_S if has_told else 0.0):
                 return turn
 

@@ -243,17 +243,12 @@ class Meeting:
         turn, _ = _turn_keys(slot, self._island)
         return self._store.get(turn).decode() if self._is_there(turn, limit_s) else None
 
-    def look_after_turn(self, slot: int, giver: Coming) -> None:
-        """On rank 0: the ranks follow as soon as others have come to the next slot; they fail if the giver is lost."""
-        turn, _ = _turn_keys(slot, self._island)
-        if lost := self.loss([giver]):
-            self._store.compare_set(turn, "", f"{FAILED}: {lost}")
-        elif self.is_held_next():
-            self._store.compare_set(turn, "", FOLLOW)
-
-    def is_held_next(self) -> bool:
-        """Whether an island that is not behind has come to the next slot, or it is decided on."""
-        return any(not each.is_behind for each in self.waiting()) or self._store.check([f"decision/{self.slot}"])
+    def follow_if_held(self, slot: int) -> None:
+        """On rank 0: all ranks follow as soon as an island that is not behind has come to the next slot."""
+        if self._rank == 0 and (
+            any(not each.is_behind for each in self.waiting()) or self._store.check([f"decision/{self.slot}"])
+        ):
+            self._store.compare_set(_turn_keys(slot, self._island)[0], "", FOLLOW)
 
 
 def _turn_keys(slot: int, island: int) -> tuple[str, str]:

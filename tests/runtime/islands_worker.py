@@ -93,8 +93,12 @@ class Island:
                 rank: [line["outer"] | {"step": line["step"]} for line in lines if line["outer"]]
                 for rank, lines in metrics.items()
             },
-            "said": "".join((self._folder / f"rank{rank}.log").read_text() for rank in range(len(self.ranks))),
+            "said": self.said(),
         }
+
+    def said(self) -> str:
+        """What its ranks have said so far."""
+        return "".join((self._folder / f"rank{rank}.log").read_text() for rank in range(len(self.ranks)))
 
 
 class Worker:
@@ -242,45 +246,51 @@ class Worker:
         self.note(name, first, again)
         self.results[name].append(lost)
 
-    def giver_dies(self, name: str, **outer: Any) -> None:
-        """Island 2 comes back, and who gives it the state dies, as the controller then notices."""
+    def giver_ends(self, name: str, how: Callable[[], None], **outer: Any) -> None:
+        """Island 2 comes back, and who gives it the state dies, or halts, as the controller then notices."""
         store, done = self.store(), self._folder / f"{name} is killed"
         outer["num_islands"] = 3
         gates = {9: until(done.exists), 10: until_it_has_come(island=2, start=2)}
 
         def before() -> None:
             open_gates(gates)
-            hold_back_state(die)
+            hold_back_state(how)
 
         first = self.start(f"{name} 0", store, self.config(ALONE, outer), before)
         second = self.start(f"{name} 1", store, self.config(REPLICAS, outer, 1), lambda: open_gates(gates))
         third = self.start(f"{name} 2", store, self.config(ALONE, outer, 2))
         self.lose(third, H, done)
         again = self.start(f"{name} 2 again", store, self.config(ALONE, outer, 2))
-        dead = first.ended()
+        (giver,) = first.ranks
+        until(lambda: giver.exitcode is not None or is_halted(giver))()
         store.meeting.lose(0)
         self.note(name, second, again)
-        self.results[name].append(dead)
+        first.kill()
 
     def newcomer_dies(self, name: str, **outer: Any) -> None:
-        """Island 1 comes back and dies before it has the state; the controller notices when all is over."""
+        """Island 1 comes back and dies when it is given the state, which the controller notices."""
         store, done = self.store(), self._folder / f"{name} is killed"
         gates = {9: until(done.exists), 10: until_it_has_come(island=1, start=2)}
-        ended = self._folder / f"{name} has ended"
+        begun, died = (self._folder / f"{name}: {what}" for what in ("has begun", "has died"))
+
+        def wait() -> None:
+            begun.touch()
+            until(died.exists)()
 
         def before() -> None:
             open_gates(gates)
-            hold_back_state(until(ended.exists))
+            hold_back_state(wait)
 
         first = self.start(f"{name} 0", store, self.config(REPLICAS, outer), before)
         second = self.start(f"{name} 1", store, self.config(ALONE, outer, 1))
         self.lose(second, H, done)
         again = self.start(f"{name} 1 again", store, self.config(ALONE, outer, 1))
-        until(lambda: len(first.lines().get(0, [])) > 2 * H + 2)()  # the exchange is over that it came to
+        until(begun.exists)()
         again.kill()
         again.ended()
+        died.touch()
+        until(lambda: "island 1 has not got the whole state: " in first.said())()  # says one rank; the other waits on
         store.meeting.lose(1)
-        ended.touch()
         self.note(name, first)
 
     def slow(self, name: str, **outer: Any) -> None:
@@ -311,7 +321,8 @@ class Worker:
         streaming: dict[str, Any] = {"fragments": 2, "delay_steps": 1, "codec": "int8"}
         self.followed("followed", [REPLICAS, PIPELINE], grace_s=60.0, **streaming)
         self.followed("followed, one alone", [ALONE, ALONE], grace_s=60.0)
-        self.giver_dies("giver dies", grace_s=3.0)
+        self.giver_ends("giver dies", die, grace_s=3.0)
+        self.giver_ends("giver halts", halt, grace_s=3.0)
         self.newcomer_dies("newcomer dies", grace_s=3.0)
         self.slow("slow", inner_steps=SLOW_AFTER, grace_s=10.0)
         self.slow("slow, late", inner_steps=SLOW_AFTER, delay_steps=2, grace_s=10.0)

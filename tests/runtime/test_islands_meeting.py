@@ -88,32 +88,32 @@ def test_those_who_wait_for_the_state_follow_the_next_exchange_until_all_of_them
     store = hash_store()
     sync = replace(ONE_ISLAND, num_islands=2, island=1)
     ranks = [Meeting(store, sync, rank, 5.0) for rank in range(2)]
-    (giver,) = meetings(store, 1)
-    giving = coming(0)._replace(start=giver.begin())
     for rank in ranks:
         rank.slot = 8
 
-    ranks[0].look_after_turn(7, giving)
+    ranks[0].follow_if_held(7)
     assert ranks[1].turn(7, 0.0) is None
     ranks[1].tell_of_state(7, 2, None)
     assert ranks[0].turn(7, 0.0) is None
     store.set("coming/8/0", to_json(coming(0, 4)))
-    ranks[0].look_after_turn(7, giving)
+    ranks[1].follow_if_held(7)
+    assert ranks[1].turn(7, 0.0) is None  # one rank looks for all
+    ranks[0].follow_if_held(7)
     assert [rank.turn(7, 5.0) for rank in ranks] == [FOLLOW, FOLLOW]
     for rank in ranks:
         rank.tell_of_state(8, 2, None)
     assert [rank.turn(8, 5.0) for rank in ranks] == [DONE, DONE]
 
 
-def test_who_waits_for_the_state_of_an_island_that_is_lost_begins_anew() -> None:
+def test_one_rank_that_does_not_get_the_state_has_all_of_its_island_begin_anew() -> None:
     store = hash_store()
-    giver, newcomer = meetings(store)
-    giving = coming(0)._replace(start=giver.begin())
-    store.add(starts_key(0), 1)  # as the controller does
+    sync = replace(ONE_ISLAND, num_islands=2, island=1)
+    ranks = [Meeting(store, sync, rank, 5.0) for rank in range(2)]
 
-    newcomer.look_after_turn(7, giving)
+    ranks[0].tell_of_state(7, 2, None)
+    ranks[1].tell_of_state(7, 2, "island 0 is lost")
 
-    assert newcomer.turn(7, 5.0) == "failed: island 0 is lost"
+    assert [rank.turn(7, 5.0) for rank in ranks] == ["failed: rank 1: island 0 is lost"] * 2
 
 
 @pytest.mark.parametrize(
