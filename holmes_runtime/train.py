@@ -123,7 +123,9 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
     print(describe_rank(config, me), flush=True)
 
     where.now("loading a checkpoint, or meeting the others for the first step")
-    outer = OuterLoop(config, me, trainer.zero1, groups, trainer.ask_for_exchange) if config.outer_sync else None
+    outer = None
+    if config.outer_sync:
+        outer = OuterLoop(config, me, trainer.zero1, groups, trainer.ask_for_exchange, where.add_moved)
     counters = resume(trainer, checkpoints, outer) if checkpoints else None
     first_step = counters.steps if counters else 0
     if is_new and config.weights is not None and config.emulation is None:

@@ -18,15 +18,19 @@ class Whereabouts:
 
     def __init__(self, rank: int, read: Callable[[], tuple[GroupProgress, ...]]) -> None:
         self._rank, self._read = rank, read
-        self._doing, self._alone = "starting", True
+        self._doing, self._alone, self._moved_bytes = "starting", True, 0
 
     def now(self, doing: str, alone: bool = False) -> None:
         """From now on the rank is doing that; `alone` if it needs no other rank for it."""
         self._doing, self._alone = doing, alone
 
+    def add_moved(self, num_bytes: int) -> None:
+        """So many bytes more of a state that one island gives another have left, or come."""
+        self._moved_bytes += num_bytes
+
     def position(self) -> RankPosition:
         """Where it is; without groups where torch's record cannot be read, which must not end a run."""
-        position = RankPosition(self._rank, self._doing, self._alone, ())
+        position = RankPosition(self._rank, self._doing, self._alone, (), self._moved_bytes)
         try:
             return position._replace(groups=self._read())
         except Exception as error:

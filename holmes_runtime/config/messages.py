@@ -196,13 +196,15 @@ class GroupProgress(NamedTuple):
 class RankPosition(NamedTuple):
     """What a rank is doing, in words, and how far it is with each group that torch has a record of.
 
-    `alone`: it needs no other rank for that.
+    `alone`: it needs no other rank for that. `moved_bytes`: of states that islands
+    are given, at both ends.
     """
 
     rank: int
     doing: str
     alone: bool
     groups: tuple[GroupProgress, ...]
+    moved_bytes: int = 0
 
 
 class Stuck(NamedTuple):

@@ -81,10 +81,11 @@ class Posted(NamedTuple):
     works: list[Any]
     parcels: Sequence[Parcel]
 
-    def wait(self) -> None:
-        """Until all of it has left, and come. Raises RuntimeError if a peer is gone."""
+    def wait(self) -> int:
+        """Until all of it has left, and come; the bytes that came. Raises RuntimeError if a peer is gone."""
         for work in self.works:
             work.wait()
+        return sum(target.nbytes for parcel in self.parcels for target in parcel.gets.values())
 
 
 def post(parcels: Iterable[Parcel], streams: int) -> Posted:

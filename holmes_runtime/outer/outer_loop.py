@@ -15,10 +15,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
+from functools import partial
 from threading import Thread
 from typing import NamedTuple
-
-import torch
 
 from holmes_runtime.checkpoint.description import OuterCounters
 from holmes_runtime.checkpoint.reshard import TensorPiece
@@ -35,7 +34,6 @@ from holmes_runtime.outer.meeting import LOOK_S, Meeting
 from holmes_runtime.outer.meeting_store import islands_store
 from holmes_runtime.outer.outcome import Offer, Outcome, UnderWay
 from holmes_runtime.outer.outer_state import OuterState, Values
-from holmes_runtime.outer.outer_step import step_ahead
 from holmes_runtime.parallel.zero1 import Zero1
 
 OPENING_S = 30.0  # beyond the grace, for ranks that have agreed to exchange to find one another
@@ -54,15 +52,25 @@ class OuterLoop:
     """
 
     def __init__(
-        self, config: RunConfig, me: Rank, zero1: Zero1, groups: RankGroups, call: Callable[[int], None]
+        self,
+        config: RunConfig,
+        me: Rank,
+        zero1: Zero1,
+        groups: RankGroups,
+        call: Callable[[int], None],
+        moved: Callable[[int], None],
     ) -> None:
-        """`call` has all ranks come to that exchange at once. Raises RuntimeError if nobody answers at the meeting."""
+        """`call` has all ranks come to that exchange at once; `moved` is told of bytes of states that are given.
+
+        Raises RuntimeError if nobody answers at the meeting.
+        """
         assert config.outer_sync is not None
         self._config, self._sync, self._me, self._zero1, self._groups = config, config.outer_sync, me, zero1, groups
         self._call = call
         self._state = OuterState(zero1.shards(), me.tp_rank, self._sync)
-        self._store = islands_store(os.environ, min(config.timeout_s, self._sync.grace_s + OPENING_S))
-        self._meeting = Meeting(self._store, self._sync, me.rank, config.timeout_s)
+        store = islands_store(os.environ, min(config.timeout_s, self._sync.grace_s + OPENING_S))
+        self._meeting = Meeting(store, self._sync, me.rank, config.timeout_s)
+        self._exchanges = partial(IslandExchange, config, me.rank, self._state, self._meeting, store, moved)
         self._under_way: UnderWay | None = None
         self._unapplied: int | None = None  # the steps after which was sent what is known, and not applied yet
         self._fragments: dict[str, int] = {}
@@ -91,9 +99,7 @@ class OuterLoop:
         self._meeting.show(started.start, self._state.pieces())
         layout = self._meeting.layout(self._sync.island, started.start, self._config.world_size)
         self._fragments = fragments_of(layout, self._sync.fragments)
-        self._exchange = IslandExchange(
-            self._config, self._me.rank, self._state, self._meeting, self._store, started.start, self._fragments
-        )
+        self._exchange = self._exchanges(started.start, self._fragments)
         self._pace = Pace(steps, time.monotonic(), steps)
         if started.is_behind:
             self._send(steps, is_behind=True)
@@ -235,15 +241,7 @@ class OuterLoop:
 
     def _go_ahead(self, sent: Values) -> None:
         """Moves the parameters that were just sent to where the outer step leads if all islands have the same."""
-        state, sync = self._state, self._sync
-        assert state.correction is not None
-        ahead = {
-            name: step_ahead(state.anchor[name], state.momentum[name], values, sync.outer_rate, sync.momentum)
-            for name, values in sent.items()
-        }
-        self._change(self._names(self.counters.exchange), ahead, adds=False)
-        for name, values in ahead.items():
-            torch.neg(values, out=state.correction[name])  # the anchor to come is added
+        self._change(self._names(self.counters.exchange), self._state.go_ahead(sent), adds=False)
 
     def _receive(self, steps: int) -> int:
         """Waits for what is under way and applies it; the steps to go on from."""

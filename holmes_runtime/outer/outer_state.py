@@ -10,6 +10,7 @@ from torch import Tensor
 from holmes_runtime.checkpoint.reshard import TensorPiece
 from holmes_runtime.config.run_settings import OuterSync
 from holmes_runtime.outer.lanes import Cell, Piece
+from holmes_runtime.outer.outer_step import step_ahead
 from holmes_runtime.parallel.gradient_buckets import Shard
 
 Values = dict[str, Tensor]
@@ -28,6 +29,7 @@ class OuterState:
         self.owned = {
             shard.name: shard for shard in shards if (tp_rank == 0 or not shard.part.is_whole) and not shard.is_copy
         }
+        self._sync = sync
         self.anchor = self.masters(self.owned)
         self.momentum = self._zeros()
         self.error = None if sync.codec == "none" else self._zeros()
@@ -53,6 +55,18 @@ class OuterState:
         for name, rounded in (error or {}).items():
             assert self.error is not None
             self.error[name].copy_(rounded)
+
+    def go_ahead(self, sent: Values) -> Values:
+        """Where the outer step leads what was sent if all islands have the same; what it is off that is to be added."""
+        assert self.correction is not None
+        rate, factor = self._sync.outer_rate, self._sync.momentum
+        ahead = {
+            name: step_ahead(self.anchor[name], self.momentum[name], values, rate, factor)
+            for name, values in sent.items()
+        }
+        for name, values in ahead.items():
+            torch.neg(values, out=self.correction[name])  # the anchor to come is added
+        return ahead
 
     def forget(self) -> None:
         """What this island had of its own is not to be told any more."""

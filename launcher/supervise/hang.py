@@ -34,7 +34,8 @@ class HangDetector:
     """Progress of every rank, and when the last one was made.
 
     Before every rank has finished a step, the job's `timeout_s` may pass without progress: connecting, compiling and
-    loading are no steps.
+    loading are no steps. The state that one island gives another may be longer on its way: as long as more of it has
+    moved each time the ranks are asked, that is progress.
     """
 
     def __init__(self, plan: Plan, now_s: float) -> None:
@@ -48,6 +49,7 @@ class HangDetector:
         self._steps: dict[int, int] = {rank.rank: -1 for rank in plan.ranks}
         self._states: dict[int, str] = {}
         self._positions: dict[int, RankPosition] = {}
+        self._moved_bytes = 0  # of all ranks, when they were asked the last time
         self._progress_s = now_s
         self._asked_s: float | None = None
 
@@ -104,6 +106,11 @@ class HangDetector:
     def verdict(self, last_lines: Mapping[int, Sequence[str]], now_s: float) -> Hung | None:
         """That the run is hung, some time after asking; None before."""
         if self._asked_s is None or now_s - self._asked_s < ASK_S:
+            return None
+        moved_bytes = sum(position.moved_bytes for position in self._positions.values())
+        if moved_bytes > self._moved_bytes:
+            self._moved_bytes, self._progress_s, self._asked_s = moved_bytes, now_s, None
+            self._positions.clear()
             return None
         operations = list(operations_under_way(self._plan.groups, self._positions))
         found = self._halted() or self._alone() or culprit(operations) or self._behind() or self._busy(last_lines)

@@ -60,6 +60,18 @@ def test_an_island_may_wait_for_others_that_are_on_their_way() -> None:
     assert detector.limit_s == pytest.approx(200 + 30 + 600 + 2 * 250 * 10)
 
 
+def test_an_island_to_which_the_state_of_others_is_on_its_way_is_not_hung_as_long_as_more_of_it_comes() -> None:
+    detector = HangDetector(cpu_plan(timeout_s=20), now_s=0.0)
+    for asked_s, moved_bytes in ((20.1, 100), (43.3, 200)):
+        assert not detector.asks_now(asked_s - 0.2)
+        assert detector.asks_now(asked_s)
+        detector.take_position(RankPosition(2, "meeting the other islands", False, (), moved_bytes))
+        assert detector.verdict({}, asked_s + ASK_S) is None
+    assert detector.asks_now(66.5)
+    detector.take_position(RankPosition(2, "meeting the other islands", False, (), 200))
+    assert detector.verdict({}, 66.5 + ASK_S) is not None
+
+
 def test_a_first_step_that_no_rank_takes_ends_with_what_each_was_doing() -> None:
     detector = HangDetector(cpu_plan(timeout_s=20), now_s=0.0)
     assert detector.asks_now(20.1)

@@ -22,6 +22,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
+from holmes_runtime.comm.whereabouts import Whereabouts
 from holmes_runtime.config.meeting_words import MEETING
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing, Evaluation
@@ -242,7 +243,7 @@ class Worker:
         first = self.start(f"{name} 0", store, self.config(plans[0], outer, steps=LONG), before)
         second = self.start(f"{name} 1", store, self.config(ALONE, outer, 1, steps=LONG))
         lost = self.lose(second, H, done)
-        again = self.start(f"{name} 1 again", store, self.config(plans[1], outer, 1, steps=LONG))
+        again = self.start(f"{name} 1 again", store, self.config(plans[1], outer, 1, steps=LONG), say_what_comes)
         self.note(name, first, again)
         self.results[name].append(lost)
 
@@ -382,6 +383,17 @@ def hold_back_state(act: Callable[[], None]) -> None:
         return carry(*arguments)
 
     giving.carry = carry_later  # type: ignore[attr-defined, assignment]
+
+
+def say_what_comes() -> None:
+    """A rank of this process says how much of others' state has come."""
+    add = Whereabouts.add_moved
+
+    def add_and_say(where: Whereabouts, num_bytes: int) -> None:
+        add(where, num_bytes)
+        print(f"{where.position().moved_bytes} bytes have come", flush=True)
+
+    Whereabouts.add_moved = add_and_say  # type: ignore[method-assign, assignment]
 
 
 def until_decided(after: int) -> Callable[[], None]:
