@@ -196,8 +196,8 @@ class GroupProgress(NamedTuple):
 class RankPosition(NamedTuple):
     """What a rank is doing, in words, and how far it is with each group that torch has a record of.
 
-    `alone`: it needs no other rank for that. `moved_bytes`: of states that islands
-    are given, at both ends.
+    `alone`: it needs no other rank for that. `moved_bytes`: of states that islands are given, at
+    both ends.
     """
 
     rank: int

@@ -209,14 +209,15 @@ class Meeting:
             trouble = self._wait_for_verdict(decision, key)
         if trouble is not None:
             self._store.compare_set(key, "", f"island {self._island}, rank {self._rank}: {trouble}")
-        verdict = self._store.get(key).decode()
-        return None if verdict == DONE else str(verdict)
+        return self._verdict(key)
 
     def hear(self, decision: Decision) -> str | None:
         """Waits for the verdict of those who take part, as a newcomer; why it did not take place."""
         key = f"verdict/{decision.slot}"
-        if trouble := self._wait_for_verdict(decision, key):
-            return trouble
+        return self._wait_for_verdict(decision, key) or self._verdict(key)
+
+    def _verdict(self, key: str) -> str | None:
+        """That has been given: why the exchange did not take place."""
         verdict = self._store.get(key).decode()
         return None if verdict == DONE else str(verdict)
 
