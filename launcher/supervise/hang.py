@@ -49,7 +49,7 @@ class HangDetector:
         self._steps: dict[int, int] = {rank.rank: -1 for rank in plan.ranks}
         self._states: dict[int, str] = {}
         self._positions: dict[int, RankPosition] = {}
-        self._moved_bytes = 0  # of all ranks, when they were asked the last time
+        self._moved_bytes: dict[int, int] = {}  # when they were asked before, by those ranks that answered
         self._progress_s = now_s
         self._asked_s: float | None = None
 
@@ -107,9 +107,10 @@ class HangDetector:
         """That the run is hung, some time after asking; None before."""
         if self._asked_s is None or now_s - self._asked_s < ASK_S:
             return None
-        moved_bytes = sum(position.moved_bytes for position in self._positions.values())
-        if moved_bytes > self._moved_bytes:
-            self._moved_bytes, self._progress_s, self._asked_s = moved_bytes, now_s, None
+        moved_bytes = {rank: position.moved_bytes for rank, position in self._positions.items()}
+        if any(moved > self._moved_bytes.get(rank, 0) for rank, moved in moved_bytes.items()):
+            self._moved_bytes.update(moved_bytes)
+            self._progress_s, self._asked_s = now_s, None
             self._positions.clear()
             return None
         operations = list(operations_under_way(self._plan.groups, self._positions))

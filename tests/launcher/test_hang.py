@@ -72,6 +72,16 @@ def test_an_island_to_which_the_state_of_others_is_on_its_way_is_not_hung_as_lon
     assert detector.verdict({}, 66.5 + ASK_S) is not None
 
 
+def test_more_of_a_state_at_one_rank_is_progress_though_another_does_not_answer() -> None:
+    detector = HangDetector(cpu_plan(timeout_s=20), now_s=0.0)
+    for asked_s, moved_bytes in ((20.1, {0: 100, 1: 100}), (43.3, {1: 150})):
+        assert detector.asks_now(asked_s)
+        for rank, moved in moved_bytes.items():
+            detector.take_position(RankPosition(rank, "meeting the other islands", False, (), moved))
+        assert detector.verdict({}, asked_s + ASK_S) is None
+    assert not detector.asks_now(46.4)
+
+
 def test_a_first_step_that_no_rank_takes_ends_with_what_each_was_doing() -> None:
     detector = HangDetector(cpu_plan(timeout_s=20), now_s=0.0)
     assert detector.asks_now(20.1)
