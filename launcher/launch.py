@@ -149,7 +149,7 @@ class Launch:
         state = AttemptState(self._plan, self._settings.detached, now_s, time.time() - now_s)
         interrupted = False
         try:
-            watch(state, self._nodes, self._take, lambda: self._tick(state))
+            watch(state, self._nodes, self._take, lambda now_s: self._tick(state, now_s))
         except KeyboardInterrupt:
             interrupted = True
             with contextlib.suppress(KeyboardInterrupt):
@@ -177,7 +177,7 @@ class Launch:
         if self._plan.job.checkpoint is not None and state.has_stepped and not state.failures:
             self._record.say("the ranks finish this step and save; Ctrl-C or `holmes stop` again ends them at once")
             self._nodes.save()
-            watch(state, self._nodes, self._take, self._heed)
+            watch(state, self._nodes, self._take, lambda _: self._heed())
 
     def _stop_nodes(self) -> None:
         with _ctrl_c_ignored():
@@ -207,10 +207,11 @@ class Launch:
         path = self.folder.path.absolute()
         return {"time_s": time.time(), "run_id": self.folder.run_id, "folder": str(path)}
 
-    def _tick(self, state: AttemptState) -> None:
+    def _tick(self, state: AttemptState, now_s: float) -> None:
         """What is done now and then while an attempt runs."""
         self._heed()
-        now_s = time.monotonic()
+        if self._island is not None:
+            self._island.take_silence(state.unheard_s(now_s))
         if now_s - self._seen_written_s > SEEN_EVERY_S:
             self._seen_written_s = now_s
             self.folder.write_seen(self._attempt.number, state.seen)
@@ -267,9 +268,7 @@ class Launch:
     def _start_nodes(self, inventory: Inventory | None, forced: frozenset[str]) -> Preflight:
         """Write down what goes to the nodes, save secrets and settings, and bring them up."""
         bundles = prepare(self._plan, self._attempt, self._variables)
-        files = dict[str, str]()
-        for parcel in bundles[0].parcels[1:]:
-            files.update(parcel.files)
+        files = {name: text for parcel in bundles[0].parcels[1:] for name, text in parcel.files.items()}
         for bundle in bundles:
             files.update({name: text for name, text in bundle.files.items() if name not in bundle.secrets})
         self.folder.write_files({name: files[name] for name in files if name not in (NODE_CONFIG_FILE, PLAN_FILE)})

@@ -16,14 +16,15 @@ EVERY_CONNECTION = 0
 MOST_LINE_BYTES = 1 << 22  # what ranks say of their layout is the longest, some hundred kilobytes
 
 
-def left_key(island: int) -> str:
-    """Where it says that an island has left, for as long as it has not begun again: nobody waits for it."""
-    return f"left/{island}"
+LEFT, LOST, SILENT = "left", "lost", "silent"
 
 
-def starts_key(island: int) -> str:
-    """Where the number of the island's start is; after it was lost a higher one, which nobody has."""
-    return f"starts/{island}"
+def here_key(island: int) -> str:
+    """Where the number of an island's start is from its beginning on, and while nobody waits for it, why.
+
+    LEFT, as it said itself; LOST, as the attempt has ended; SILENT, as one of its hosts is not heard at the moment.
+    """
+    return f"here/{island}"
 
 
 class Ask(NamedTuple):

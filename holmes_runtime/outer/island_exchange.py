@@ -175,7 +175,7 @@ class IslandExchange:
         return result
 
     def _watched(self, decision: Decision, act: Callable[[], Done]) -> Done:
-        """What `act` comes to. Raises RuntimeError as soon as it is known that an island is lost which it waits for.
+        """What `act` comes to. Raises RuntimeError as soon as it is known that the exchange does not take place.
 
         Nothing ends a wait in Gloo before its time, so it is left to a thread, whose result nobody takes then.
         """
@@ -194,8 +194,8 @@ class IslandExchange:
             except TimeoutError:
                 if done.done():
                     raise
-            if lost := self._meeting.loss(decision.participants):
-                raise RuntimeError(lost)
+            if trouble := self._meeting.trouble(decision):
+                raise RuntimeError(trouble)
 
     def _open(self, decision: Decision) -> None:
         """Makes the groups that are needed, unless all have the same from an exchange before."""

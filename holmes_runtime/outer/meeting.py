@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from torch._C._distributed_c10d import Store
 
-from holmes_runtime.config.meeting_words import left_key, starts_key
+from holmes_runtime.config.meeting_words import LEFT, SILENT, here_key
 from holmes_runtime.config.run_settings import OuterSync
 from holmes_runtime.config.strict_json import parse, to_json
 from holmes_runtime.outer.decision import Coming, Decision, Patience, Reached, decide
@@ -60,9 +60,10 @@ class Meeting:
 
     def begin(self) -> int:
         """The number of this start of the island; called by one rank."""
-        for key in (left_key(self._island), self._ended(self._island)):
-            self._store.delete_key(key)
-        return int(self._store.add(starts_key(self._island), 1))
+        self._store.delete_key(self._ended(self._island))
+        start = int(self._store.add(f"starts/{self._island}", 1))
+        self._store.set(here_key(self._island), str(start))
+        return start
 
     def reached(self) -> Reached | None:
         """The last exchange that took place, if any."""
@@ -72,18 +73,30 @@ class Meeting:
         """Nobody waits for this island any more, which does not come back if it `has_ended`."""
         if has_ended:
             self._store.set(self._ended(self._island), DONE)
-        self._store.set(left_key(self._island), DONE)
+        self._store.set(here_key(self._island), LEFT)
 
     def _ended(self, island: int) -> str:
         return f"ended/{island}"
 
     def loss(self, awaited: Sequence[Coming]) -> str | None:
         """That an island which is waited for is lost, as the controller has seen; None where all are there."""
-        starts = self._store.multi_get([starts_key(each.island) for each in awaited])
-        for each, start in zip(awaited, starts, strict=True):
-            if int(start.decode()) != each.start:
-                return f"island {each.island} is lost"
-        return None
+        return next(iter(self._losses(awaited).values()), None)
+
+    def _losses(self, awaited: Sequence[Coming]) -> dict[int, str]:
+        """The islands that are lost, and how."""
+        here = self._store.multi_get([here_key(each.island) for each in awaited])
+        losses = dict[int, str]()
+        for each, what in zip(awaited, map(bytes.decode, here), strict=True):
+            if what == SILENT:
+                losses[each.island] = f"island {each.island} has a host that is not heard"
+            elif what not in (str(each.start), LEFT):
+                losses[each.island] = f"island {each.island} is lost"
+        return losses
+
+    def _has_left(self, island: int) -> bool:
+        """Whether it has, or is lost or silent, and nobody waits for it."""
+        key = here_key(island)
+        return self._store.check([key]) and not self._store.get(key).decode().isdigit()
 
     def show(self, start: int, pieces: tuple[Piece, ...]) -> None:
         """Tells other islands which pieces this rank owns."""
@@ -132,14 +145,16 @@ class Meeting:
         expected, everyone = self._expected(), set(range(self._num_islands))
         came_s = time.monotonic()
         while True:
-            coming = sorted([mine, *self.waiting()])
+            came = sorted([mine, *self.waiting()])
+            losses = self._losses(came)
+            coming = [each for each in came if each.island not in losses]
             waited_s = time.monotonic() - came_s
             missing = everyone - {each.island for each in coming}
-            left = {each for each in missing if self._store.check([left_key(each)])}
+            left = {each for each in missing if self._has_left(each)}
             ended = sum(self._store.check([self._ended(each)]) for each in left)
             possible, quorum = everyone - left, min(self._quorum, self._num_islands - ended)
             decision = decide(self.slot, coming, expected & possible, possible, mine, waited_s, patience, quorum)
-            if decision is not None:
+            if decision is not None and mine in coming:  # of one that is silent the others decide
                 return parse(Decision, self._store.compare_set(key, "", to_json(decision)).decode())
             if waited_s > 2 * patience.ahead_s:
                 raise RuntimeError(
@@ -215,6 +230,11 @@ class Meeting:
         """Waits for the verdict of those who take part, as a newcomer; why it did not take place."""
         key = f"verdict/{decision.slot}"
         return self._wait_for_verdict(decision, key) or self._verdict(key)
+
+    def trouble(self, decision: Decision) -> str | None:
+        """Why this exchange will not take place, as far as it is known before this rank is done."""
+        key = f"verdict/{decision.slot}"
+        return self._verdict(key) if self._store.check([key]) else self.loss(decision.participants)
 
     def _verdict(self, key: str) -> str | None:
         """That has been given: why the exchange did not take place."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 
-from holmes_runtime.config.meeting_words import PLACE, Answer, Ask, FromMeeting, ToMeeting, left_key, starts_key
+from holmes_runtime.config.meeting_words import LOST, PLACE, SILENT, Answer, Ask, FromMeeting, ToMeeting, here_key
 from holmes_runtime.config.strict_json import parse, to_json
 
 Reply = Callable[[FromMeeting], None]
@@ -32,6 +32,7 @@ class Meeting:
     def __init__(self) -> None:
         self._values: dict[str, str] = {}  # in base64, as they come
         self._waiting: list[_Waiting] = []
+        self._unheard: dict[int, str] = {}  # the starts of islands that are not heard at the moment
         self._lock = Lock()
 
     def take(self, reply: Reply, message: ToMeeting) -> None:
@@ -50,11 +51,21 @@ class Meeting:
     def lose(self, island: int) -> None:
         """Tell all that an attempt of that island has ended, however: what it was in does not take place any more."""
         with self._lock:
-            self._done(Ask("set", (f"{PLACE}/{left_key(island)}",), (b64encode(b"lost").decode(),)))
-            self._done(Ask("add", (f"{PLACE}/{starts_key(island)}",), amount=1))
+            self._unheard.pop(island, None)
+            self._values[f"{PLACE}/{here_key(island)}"] = _text(LOST)
             answers = self._answers_to_waiting()
         for send, answer in answers:
             send(answer)
+
+    def hear(self, island: int, is_heard: bool) -> None:
+        """Tell all that nobody waits for that island while it is not heard; to be called again and again."""
+        key = f"{PLACE}/{here_key(island)}"
+        with self._lock:
+            here = self._values.get(key)
+            if not is_heard and here is not None and b64decode(here).isdigit():
+                self._unheard[island], self._values[key] = here, _text(SILENT)
+            elif is_heard and (start := self._unheard.pop(island, None)) and here == _text(SILENT):
+                self._values[key] = start
 
     def _forget(self, reply: Reply, connection: int) -> None:
         self._waiting = [each for each in self._waiting if (each.reply, each.connection) != (reply, connection)]
@@ -84,7 +95,7 @@ class Meeting:
         key = ask.keys[0]
         if ask.operation == "add":
             total = str(int(b64decode(values[key])) + ask.amount if key in values else ask.amount)
-            values[key] = b64encode(total.encode()).decode()
+            values[key] = _text(total)
             return [total]
         if ask.operation == "delete":
             return [str(int(values.pop(key, None) is not None))]
@@ -92,6 +103,10 @@ class Meeting:
         if values.get(key, "") == expected:
             values[key] = desired
         return [values.get(key, expected)]
+
+
+def _text(value: str) -> str:
+    return b64encode(value.encode()).decode()
 
 
 def _line(connection: int, values: list[str]) -> FromMeeting:

@@ -116,6 +116,10 @@ class AttemptState:
         """Hosts that are gone themselves."""
         return tuple(dict.fromkeys(each.host for each in self.failures if each.host_lost and each.host is not None))
 
+    def unheard_s(self, now_s: float) -> float:
+        """How long nothing has been heard of one of the nodes that have not ended."""
+        return self._silence.longest_s(set(range(len(self._plan.nodes))) - self._ended, now_s)
+
     def take_slurm_word(self, word: SlurmWord) -> None:
         """What Slurm says of its job and nodes is dated before what came of it. A job that has ended leaves no host."""
         if not self.failures:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 
 ASLEEP_S = 3.0  # a machine that is suspended or overloaded does not look at its watch for so long
@@ -17,6 +19,10 @@ class SilenceDetector:
     def take_word(self, node_rank: int, now_s: float) -> None:
         """A node said something."""
         self._heard_s[node_rank] = now_s
+
+    def longest_s(self, nodes: Collection[int], now_s: float) -> float:
+        """How long that of these nodes has said nothing which has been silent longest; 0 where there is none."""
+        return max((now_s - self._heard_s[node_rank] for node_rank in nodes), default=0.0)
 
     def silent(self, now_s: float) -> dict[int, float]:
         """Seconds without a word, of the nodes that have been silent for too long."""

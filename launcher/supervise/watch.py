@@ -16,8 +16,10 @@ POLL_S = 0.1
 Happened = RunEvent | FinishedStep | FilePart
 
 
-def watch(state: AttemptState, nodes: RunningNodes, take: Callable[[Happened], None], tick: Callable[[], None]) -> None:
-    """Return when the attempt is over. `take` is given what happens, and `tick` is called now and then.
+def watch(
+    state: AttemptState, nodes: RunningNodes, take: Callable[[Happened], None], tick: Callable[[float], None]
+) -> None:
+    """Return when the attempt is over. `take` is given what happens, and `tick` is called now and then with the time.
 
     The time is that at which a message came, however late it is taken: behind many lines of one node, another is not
     to seem silent.
@@ -33,7 +35,7 @@ def watch(state: AttemptState, nodes: RunningNodes, take: Callable[[Happened], N
             now_s = time.monotonic()
         for effect in (*effects, *state.tick(now_s)):
             _carry_out(effect, nodes, take)
-        tick()
+        tick(now_s)
 
 
 def _carry_out(effect: Effect, nodes: RunningNodes, take: Callable[[Happened], None]) -> None:

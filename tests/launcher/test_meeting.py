@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
+from base64 import b64decode, b64encode
 
 from holmes_runtime.config.meeting_words import Answer, Ask, FromMeeting, ToMeeting
 from holmes_runtime.config.strict_json import parse, to_json
@@ -74,14 +74,68 @@ def test_other_operations() -> None:
     assert node.answers == [(1, (value,)) for value in values]
 
 
-def test_an_island_that_is_lost_has_left_and_nobody_has_its_start() -> None:
+def here(meeting: Meeting) -> str:
+    """What stands there of island 3."""
+    node = Node(meeting)
+    node.ask(1, Ask("get", ("islands/here/3",)))
+    return b64decode(node.answers[0][1][0]).decode()
+
+
+def begun() -> Meeting:
+    """A meeting to which island 3 has come."""
     meeting = Meeting()
-    here, there = Node(meeting), Node(meeting)
-    here.ask(1, Ask("add", ("islands/starts/3",), amount=1))
-    there.ask(1, Ask("get", ("islands/left/3",)))
+    begin(meeting, 1)
+    return meeting
+
+
+def begin(meeting: Meeting, start: int) -> None:
+    Node(meeting).ask(1, Ask("set", ("islands/here/3",), (text(str(start)),)))
+
+
+def test_an_island_that_is_lost_is_not_there_and_who_waits_for_a_word_of_it_hears_it() -> None:
+    meeting = Meeting()
+    waiting = Node(meeting)
+    waiting.ask(1, Ask("get", ("islands/here/3",)))
     meeting.lose(3)
-    there.ask(2, Ask("get", ("islands/starts/3",)))
-    assert there.answers == [(1, (text("lost"),)), (2, (text("2"),))]
+    assert waiting.answers == [(1, (text("lost"),))]
+
+
+def test_an_island_that_is_not_heard_is_silent_until_it_is_heard_again() -> None:
+    meeting = begun()
+    meeting.hear(3, is_heard=True)
+    assert here(meeting) == "1"
+    for _ in range(2):
+        meeting.hear(3, is_heard=False)
+        assert here(meeting) == "silent"
+    for _ in range(2):
+        meeting.hear(3, is_heard=True)
+        assert here(meeting) == "1"
+
+
+def test_who_is_lost_stays_so_and_who_begins_anew_is_there_unless_it_is_not_heard_either() -> None:
+    meeting = begun()
+    meeting.hear(3, is_heard=False)
+    meeting.lose(3)
+    for is_heard in (False, True):
+        meeting.hear(3, is_heard)
+        assert here(meeting) == "lost"
+    begin(meeting, 2)
+    meeting.hear(3, is_heard=True)
+    assert here(meeting) == "2"
+    meeting.hear(3, is_heard=False)
+    begin(meeting, 3)
+    meeting.hear(3, is_heard=False)
+    assert here(meeting) == "silent"
+    meeting.hear(3, is_heard=True)
+    assert here(meeting) == "3"
+
+
+def test_an_island_that_has_not_begun_or_has_left_is_not_called_silent() -> None:
+    meeting = Meeting()
+    meeting.hear(3, is_heard=False)
+    Node(meeting).ask(1, Ask("set", ("islands/here/3",), (text("left"),)))
+    meeting.hear(3, is_heard=False)
+    assert here(meeting) == "left"
 
 
 def test_who_asks_amiss_is_ended_and_others_are_served() -> None:

@@ -19,7 +19,7 @@ def watched(heard: list[Heard]) -> tuple[AttemptState, list[Happened]]:
     for each in heard:
         nodes.heard.put(each)
     state = AttemptState(PLAN, False, started_s=0.0, unix_offset_s=0.0)
-    watch(state, nodes, told.append, lambda: None)
+    watch(state, nodes, told.append, lambda _: None)
     assert nodes.heard.empty()
     return state, told
 

@@ -206,17 +206,27 @@ class Worker:
         self.note(name, second)
         self.results[name].insert(0, results)
 
+    def silent_within(self, name: str, **outer: Any) -> None:
+        """Island 1 is not heard in its second exchange, until the other has held it alone, and is heard again then."""
+        store, folder = self.store(), self._folder / f"{name} 0".replace(" ", "-")
+        gates = {17: until_it_has_come(island=1, slot=3)}
+        first = self.start(f"{name} 0", store, self.config(REPLICAS, outer), lambda: open_gates(gates))
+        second = self.start(f"{name} 1", store, self.config(ALONE, outer, 1), lambda: in_second_exchange(halt_once()))
+        (silent,) = second.ranks
+        until(lambda: is_halted(silent))()
+        store.meeting.hear(1, is_heard=False)
+        until(lambda: has_held(folder, 1))()
+        store.meeting.hear(1, is_heard=True)
+        assert silent.pid is not None
+        os.kill(silent.pid, signal.SIGCONT)
+        self.note(name, first, second)
+
     def late(self, name: str, **outer: Any) -> None:
         """Island 1 comes to its second exchange when island 0 has held it alone."""
         store, folder = self.store(), self._folder / f"{name} 0".replace(" ", "-")
-
-        def has_gone_on() -> bool:
-            lines = read_metrics(folder / "metrics").get(0, [])
-            return any(line["outer"] and line["outer"]["exchange"] == 1 for line in lines)
-
         gates = {17: until_it_has_come(island=1, slot=2)}
         first = self.start(f"{name} 0", store, self.config(ALONE, outer), lambda: open_gates(gates))
-        late = {6: until(has_gone_on)}
+        late = {6: until(lambda: has_held(folder, 1))}
         second = self.start(f"{name} 1", store, self.config(REPLICAS, outer, 1), lambda: open_gates(late))
         self.note(name, first, second)
 
@@ -317,6 +327,7 @@ class Worker:
         self.killed("killed", grace_s=3.0, codec="int8")
         self.dies_within("dies within", grace_s=3.0)
         self.cut_off_within("cut off within", grace_s=3.0)
+        self.silent_within("silent within", grace_s=3.0)
         self.late("late", grace_s=3.0, codec="int4", delay_steps=1)
         self.called("called", grace_s=3.0)
         streaming: dict[str, Any] = {"fragments": 2, "delay_steps": 1, "codec": "int8"}
@@ -463,6 +474,24 @@ def die() -> None:
 def halt() -> None:
     """Nothing of this process is heard any more, and its connections stay."""
     os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def halt_once() -> Callable[[], None]:
+    """Halts the first time, and goes on when it is let."""
+    times: list[None] = [None]
+
+    def act() -> None:
+        if times:
+            times.pop()
+            halt()
+
+    return act
+
+
+def has_held(folder: Path, exchange: int) -> bool:
+    """Whether an island's rank 0 has told of that exchange."""
+    lines = read_metrics(folder / "metrics").get(0, [])
+    return any(line["outer"] and line["outer"]["exchange"] == exchange for line in lines)
 
 
 def is_halted(process: BaseProcess) -> bool:

@@ -183,6 +183,20 @@ def test_an_island_that_is_cut_off_within_an_exchange_is_not_waited_for_longer_t
     assert [islands for _, islands in digests(first["outer"])] == [(0, 1), *[(0,)] * (STEPS // H - 1)]
 
 
+def test_an_island_that_is_not_heard_within_an_exchange_joins_the_others_when_it_is_heard_again(
+    runs: dict[str, Islands],
+) -> None:
+    first, second = runs["silent within"]
+    ended_well([first, second])
+
+    assert ": island 1 has a host that is not heard" in first["said"]
+    assert "exchange 1 of islands is held again: " in second["said"]
+    assert (1, (0,)) in digests(first["outer"])
+    joined = [line["exchange"] for line in second["outer"]["0"] if line["has_joined"]]
+    assert len(joined) == 1
+    assert together([first, second]) == [0, *range(joined[0] + 1, STEPS // H)]
+
+
 def test_an_island_that_comes_back_is_given_the_state_before_the_next_exchange_is_due(runs: dict[str, Islands]) -> None:
     first, again, _ = runs["called"]
     ended_well([first, again])

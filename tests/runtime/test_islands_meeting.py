@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from holmes_runtime.config.meeting_words import starts_key
+from holmes_runtime.config.meeting_words import LOST, SILENT, here_key
 from holmes_runtime.config.strict_json import to_json
 from holmes_runtime.outer.decision import ANEW, Coming, Decision, Patience, Reached, decide
 from holmes_runtime.outer.exchange_steps import is_awaited
@@ -123,9 +123,13 @@ def test_an_island_knows_that_it_has_missed_an_exchange(exchange: int, lineage: 
     assert Reached(9, 3, "x").is_past(exchange, lineage) is is_past
 
 
-def meetings(store: HashStore, num_islands: int = 2, limit_s: float = 5.0) -> list[Meeting]:
-    sync = replace(ONE_ISLAND, num_islands=num_islands)
-    return [Meeting(store, replace(sync, island=island), 0, limit_s) for island in range(num_islands)]
+def meetings(store: HashStore, num_islands: int = 2, limit_s: float = 5.0, quorum: int = 1) -> list[Meeting]:
+    """Of islands that have begun."""
+    sync = replace(ONE_ISLAND, num_islands=num_islands, quorum=quorum)
+    found = [Meeting(store, replace(sync, island=island), 0, limit_s) for island in range(num_islands)]
+    for each in found:
+        each.begin()
+    return found
 
 
 def hash_store() -> HashStore:
@@ -180,13 +184,49 @@ def test_a_rank_that_is_never_done_is_not_waited_for_for_ever(limit_s: float) ->
 def test_an_island_that_is_lost_within_an_exchange_is_not_waited_for() -> None:
     store = hash_store()
     first, second = meetings(store, limit_s=3600.0)
-    decision = both(first, second, starts=[first.begin(), second.begin()])[0]
+    decision = both(first, second)[0]
     assert first.loss(decision.all) is None
 
-    store.add(starts_key(1), 1)  # as the controller does
+    store.set(here_key(1), LOST)  # as the controller does
 
     assert first.loss(decision.all) == "island 1 is lost"
     assert first.conclude(decision, None) == "island 0, rank 0: island 1 is lost"
+
+
+def test_an_island_that_is_not_heard_within_an_exchange_is_not_waited_for_until_it_is_heard_again() -> None:
+    store = hash_store()
+    first, second = meetings(store, limit_s=3600.0)
+    decision = both(first, second)[0]
+
+    store.set(here_key(1), SILENT)  # as the controller does
+
+    assert first.conclude(decision, None) == "island 0, rank 0: island 1 has a host that is not heard"
+    assert first.meet(coming(0, 4, "y"), PATIENCE).all == (coming(0, 4, "y"),)  # at once
+    store.set(here_key(1), "1")
+    assert first.loss(decision.all) is None
+
+
+def test_of_an_island_that_is_not_heard_others_decide_though_some_of_its_ranks_have_come() -> None:
+    store = hash_store()
+    first, second = meetings(store)
+    store.set(here_key(1), SILENT)
+
+    with ThreadPoolExecutor() as pool:
+        silent = pool.submit(second.meet, coming(1), SOON)
+        while not store.check(["coming/0/1"]):
+            pass
+        assert first.meet(coming(0), PATIENCE).all == (coming(0),)
+        with pytest.raises(RuntimeError, match="0 of at least 1"):
+            silent.result()
+
+
+def test_who_came_before_its_island_was_lost_is_not_met() -> None:
+    store = hash_store()
+    first, _ = meetings(store)
+    store.set("coming/0/1", to_json(coming(1)))
+    store.set(here_key(1), LOST)
+
+    assert first.meet(coming(0), PATIENCE).all == (coming(0),)
 
 
 def test_an_island_that_came_too_late_comes_to_the_next_slot_as_one_that_is_behind() -> None:
@@ -208,7 +248,8 @@ def test_what_was_agreed_on_with_ranks_that_are_no_more_is_not_for_those_who_com
     store = hash_store()
     first, second = meetings(store)
     assert len(both(first, second)[0].members) == 2
-    again = meetings(store)[1]
+    again = Meeting(store, replace(ONE_ISLAND, num_islands=2, island=1), 0, 5.0)
+    again.begin()
 
     with ThreadPoolExecutor() as pool:
         late = pool.submit(again.meet, coming(1)._replace(start=2, num_ranks=3), PATIENCE)
@@ -251,11 +292,10 @@ def test_all_who_have_not_left_are_waited_for_at_the_first_exchange_beyond_the_g
 
 
 def test_where_too_few_ever_come_it_is_said_who_did() -> None:
-    store = hash_store()
-    meeting = Meeting(store, replace(ONE_ISLAND, num_islands=2, quorum=2), 0, 1.0)
+    first, _ = meetings(hash_store(), quorum=2)
 
     with pytest.raises(RuntimeError, match=r"1 of at least 2 have come to exchange 3 within 1 s; .* there: 0"):
-        meeting.meet(coming(0), SOON)
+        first.meet(coming(0), SOON)
 
 
 def test_who_is_behind_waits_as_long_as_the_others_are_from_one_exchange_to_the_next() -> None:
@@ -275,9 +315,7 @@ def test_who_is_behind_waits_as_long_as_the_others_are_from_one_exchange_to_the_
 
 
 def test_an_island_that_was_stopped_may_come_back_and_counts_for_the_quorum() -> None:
-    store = hash_store()
-    sync = replace(ONE_ISLAND, num_islands=2, quorum=2)
-    first, second = (Meeting(store, replace(sync, island=island), 0, 1.0) for island in range(2))
+    first, second = meetings(hash_store(), quorum=2)
     second.leave(has_ended=False)
     with pytest.raises(RuntimeError, match="1 of at least 2"):
         first.meet(coming(0), SOON)
@@ -288,9 +326,7 @@ def test_an_island_that_was_stopped_may_come_back_and_counts_for_the_quorum() ->
 
 
 def test_those_who_have_ended_are_not_of_the_quorum() -> None:
-    store = hash_store()
-    sync = replace(ONE_ISLAND, num_islands=2, quorum=2)
-    first, second = (Meeting(store, replace(sync, island=island), 0, 1.0) for island in range(2))
+    first, second = meetings(hash_store(), quorum=2)
     second.leave(has_ended=True)
 
     assert first.meet(coming(0), SOON).members == (coming(0),)
