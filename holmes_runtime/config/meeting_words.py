@@ -31,15 +31,16 @@ class Ask(NamedTuple):
     """`values` are in base64.
 
     "set": each key to its value. "get": the values of all keys, as soon as all are there. "check": "1" if all are
-    there. "add": `amount` to the number at the key, 0 if there is none; the sum. "compare_set": the key to the second
-    value if it has the first, or has none and the first is empty; what it has then. "delete": the key; "1" if it was
-    there.
+    there. "add": `amount` to the number at the key, 0 if there is none, once for a `token`; the sum. "compare_set": the
+    key to the second value if it has the first, or has none and the first is empty; what it has then. "delete": the
+    key; "1" if it was there.
     """
 
     operation: Literal["set", "get", "check", "add", "compare_set", "delete"]
     keys: tuple[str, ...]
     values: tuple[str, ...] = ()
     amount: int = 0
+    token: str = ""
 
 
 class Answer(NamedTuple):

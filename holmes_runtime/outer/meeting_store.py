@@ -6,6 +6,7 @@ the agents and the controller.
 
 from __future__ import annotations
 
+import secrets
 import socket
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from holmes_runtime.config.strict_json import parse, to_json
 
 LIMIT_S = 300.0  # as torch's own stores, where no other is given
 _KEPT: list[MeetingStore] = []  # a PrefixStore or a group of it keeps the part of torch alone
+TOKEN_BYTES = 8
 TRIES = 5  # the controller may be making its connection to this host anew
 
 
@@ -99,8 +101,8 @@ class MeetingStore(dist.Store):  # type: ignore[name-defined, misc]
         return self._ask(Ask("check", tuple(keys))) == ("1",)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to the number at `key`; the sum. After a broken connection it may have been added twice."""
-        return int(self._ask(Ask("add", (key,), amount=amount))[0])
+        """Add to the number at `key`, once, also where the answer was lost and it is asked again; the sum."""
+        return int(self._ask(Ask("add", (key,), amount=amount, token=secrets.token_hex(TOKEN_BYTES)))[0])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Put `desired` there if `expected` is, or nothing is and it is empty; what is there then."""

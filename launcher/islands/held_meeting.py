@@ -14,6 +14,8 @@ from threading import Lock
 from holmes_runtime.config.meeting_words import LOST, PLACE, SILENT, Answer, Ask, FromMeeting, ToMeeting, here_key
 from holmes_runtime.config.strict_json import parse, to_json
 
+TOKENS_KEPT = 100_000
+
 Reply = Callable[[FromMeeting], None]
 """Sends a node's agent a line; the same object for the same node of the same attempt."""
 _Asked = tuple[Reply, FromMeeting]
@@ -31,6 +33,7 @@ class Meeting:
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}  # in base64, as they come
+        self._added: dict[str, str] = {}  # by token, the last sums: who has lost its connection asks again
         self._waiting: list[_Waiting] = []
         self._unheard: dict[int, str] = {}  # the starts of islands that are not heard at the moment
         self._lock = Lock()
@@ -94,7 +97,13 @@ class Meeting:
             return [str(int(all(key in values for key in ask.keys)))]
         key = ask.keys[0]
         if ask.operation == "add":
+            if ask.token in self._added:
+                return [self._added[ask.token]]
             total = str(int(b64decode(values[key])) + ask.amount if key in values else ask.amount)
+            if ask.token:
+                self._added[ask.token] = total
+                if len(self._added) > TOKENS_KEPT:
+                    del self._added[next(iter(self._added))]
             values[key] = _text(total)
             return [total]
         if ask.operation == "delete":

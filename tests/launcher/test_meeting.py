@@ -74,6 +74,13 @@ def test_other_operations() -> None:
     assert node.answers == [(1, (value,)) for value in values]
 
 
+def test_what_is_added_is_added_once_though_its_answer_was_lost_and_it_is_asked_again() -> None:
+    node = Node(Meeting())
+    for token in ("first", "first", "second", "", "", "first"):
+        node.ask(1, Ask("add", ("n",), amount=1, token=token))
+    assert [values for _, values in node.answers] == [("1",), ("1",), ("2",), ("3",), ("4",), ("1",)]
+
+
 def here(meeting: Meeting) -> str:
     """What stands there of island 3."""
     node = Node(meeting)
