@@ -53,9 +53,10 @@ def relay(folder: Path, messages_seen: int, has_ended: Callable[[], bool], leave
         if not heard and leave_alone:
             return
         takers = [1] if waiting and listening else []
-        readable, writable, _ = select.select([waking, *([0] if heard else [])], takers, [], POLL_S)
+        readable, writable, _ = select.select([waking, 0] if heard else [], takers, [], POLL_S)
         if waking in readable:
-            os.read(waking, _MOST_WAITING_BYTES)
+            with contextlib.suppress(BlockingIOError):  # another relay has read it first
+                os.read(waking, _MOST_WAITING_BYTES)
         if 0 in readable:
             heard = _pass_on(folder)
         if writable:
@@ -131,12 +132,14 @@ def _write(data: bytes) -> tuple[bytes, bool]:
 
 
 def _lock_is_free(folder: Path) -> bool:
-    """Whether the agent, which holds its lock as long as it lives, has ended."""
-    with open(folder / LOCK_FILE, "rb") as lock:
-        try:
+    """Whether the agent, which holds its lock as long as it lives and removes the folder at its end, has ended."""
+    try:
+        with open(folder / LOCK_FILE, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
+    except BlockingIOError:
+        return False
+    except FileNotFoundError:
+        return True
     return True
 
 

@@ -1,12 +1,18 @@
-"""An agent that cannot end its ranks is ended by the relay beside it."""
+"""The relay beside an agent ends one that cannot end its ranks, and bears others beside it."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from holmes_runtime.config.messages import AgentEnded, decode_message
+from holmes_runtime.node.relay import COMMANDS_PIPE, LOCK_FILE, WAKING_PIPE, rouse
 
 # A parent of its own for the agent's stand-in, since relays take the exit statuses of all children. Ten looks are too
 # many for an agent that is stopped; one that goes on at the fifth is looked at until it would have been ended.
@@ -41,3 +47,31 @@ def test_an_agent_that_stays_stopped_is_ended_and_one_that_goes_on_is_not(
     command = [sys.executable, "-c", RELAY, str(folder), agent]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == f"{ended}\n"
+
+
+def test_relays_of_one_agent_do_not_disturb_each_other_and_end_when_it_has_removed_its_folder(tmp_path: Path) -> None:
+    """Where a connection was made anew, the relay of the one before waits for the end of its own."""
+    folder = tmp_path / "runs" / "r" / "node-0"
+    folder.mkdir(parents=True)
+    for pipe in (COMMANDS_PIPE, WAKING_PIPE):
+        os.mkfifo(folder / pipe)
+    command = [sys.executable, "-m", "holmes_runtime.node.relay", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with open(folder / LOCK_FILE, "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        relays = [
+            subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            for _ in range(2)
+        ]
+        try:
+            for _ in range(20_000):
+                rouse(folder)
+            assert [each.poll() for each in relays] == [None, None]
+            shutil.rmtree(folder)
+            said = [each.stdout.read().decode() for each in relays if each.stdout is not None]
+            assert [each.wait(timeout=60) for each in relays] == [0, 0]
+        finally:
+            for each in relays:
+                each.kill()
+                each.wait()
+    assert [decode_message(text) for text in said] == [AgentEnded(), AgentEnded()]
