@@ -39,6 +39,9 @@ from launcher.supervise.hang import HangDetector
 from launcher.supervise.silence import SilenceDetector
 
 LAST_LINES = 20
+# TCP tries again after 0.2, 0.6, 1.4, 3, 6.2, 12.6 s: over a link that was away for 7 s nothing comes before 12.6 s.
+# A connection made anew does so within 2 s.
+STALLED_S = 6.0
 _NODE_FAILED = "Node failure on"  # srun's word; the node may be up again by the time that Slurm is asked
 _NODE_WAS_DOWN = "Slurm took the node for failed, as it does with one that is set down or does not answer"
 _STEP_CANCELLED = re.compile(r"STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")  # slurmstepd's word, which srun hands on
@@ -102,6 +105,7 @@ class AttemptState:
         self._last_lines: dict[int, deque[str]] = {}
         self._states: dict[int, str] = {}
         self._broken_off: dict[int, str] = {}
+        self._stalled: set[int] = set()  # nodes to which a new connection is being made, as nothing comes over the old
         self._ended: set[int] = set()
         self._failed_s: float | None = None
         self._has_cause = False  # kept, as it is asked for after every message and ranks fail by the thousand
@@ -151,6 +155,7 @@ class AttemptState:
         if heard.number is not None:
             self.seen[heard.node_rank] = heard.number
             self._silence.take_word(heard.node_rank, now_s)
+            self._stalled.discard(heard.node_rank)
         if isinstance(heard.message, ToMeeting):
             return [ForMeeting(heard.node_rank, heard.message)]
         reason = self._misfit(node, heard.message)
@@ -262,9 +267,14 @@ class AttemptState:
 
     def _notice_silence(self, now_s: float) -> Iterator[Effect]:
         """A host gone without a word (no power, no link) is a failure too; a detached run goes on without us."""
-        for node_rank, silent_s in self._silence.silent(now_s).items():
+        for node_rank, silent_s in self._silence.silent(now_s, STALLED_S).items():
             node = self._plan.nodes[node_rank]
             if node_rank in self._ended:
+                continue
+            if silent_s <= SILENCE_LIMIT_S:
+                if node_rank not in self._stalled and node.access.transport == "ssh":
+                    self._stalled.add(node_rank)
+                    yield Reconnect(node_rank)
                 continue
             if self._detached and not self.failures:
                 self._silence.take_word(node_rank, now_s)

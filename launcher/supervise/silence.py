@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from launcher.prepare.prepare import SILENCE_LIMIT_S
-
 ASLEEP_S = 3.0  # a machine that is suspended or overloaded does not look at its watch for so long
 
 
@@ -24,10 +22,10 @@ class SilenceDetector:
         """How long that of these nodes has said nothing which has been silent longest; 0 where there is none."""
         return max((now_s - self._heard_s[node_rank] for node_rank in nodes), default=0.0)
 
-    def silent(self, now_s: float) -> dict[int, float]:
-        """Seconds without a word, of the nodes that have been silent for too long."""
+    def silent(self, now_s: float, limit_s: float) -> dict[int, float]:
+        """Seconds without a word, of the nodes that have been silent for longer than `limit_s`."""
         if now_s - self._looked_s > ASLEEP_S:  # it was us who did not listen
             self._heard_s = dict.fromkeys(self._heard_s, now_s)
         self._looked_s = now_s
-        since_s = now_s - SILENCE_LIMIT_S
+        since_s = now_s - limit_s
         return {node_rank: now_s - heard_s for node_rank, heard_s in self._heard_s.items() if heard_s < since_s}

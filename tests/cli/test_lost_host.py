@@ -15,6 +15,7 @@ import yaml
 
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
+from launcher.journal.run_folder import read_run
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rehearsal import Site, only_run, said_until, standard_library_corpus
 
@@ -89,6 +90,26 @@ def test_training_goes_on_without_the_lost_host_from_the_newest_checkpoint(
     assert fresh.returncode == 0, said
     again = losses(only_run(tmp_path / "fresh"), after=saved)
     assert again == pytest.approx(after, abs=1e-6)
+
+
+def test_a_host_that_is_out_of_reach_for_nine_seconds_is_not_lost(site: Site, tmp_path: Path) -> None:
+    assert site.bed is not None
+    process = launched(site, tmp_path / "runs", planned(site, tmp_path, steps=100000))
+    try:
+        said_until(process, "step 13/")
+        site.bed.set_link("b2", "eno1", up=False)
+        time.sleep(9.0)
+        site.bed.set_link("b2", "eno1", up=True)
+        said_until(process, "4 of 4 nodes: stepping")
+        said_until(process, "step ")
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    finally:
+        site.bed.set_link("b2", "eno1", up=True)
+        process.kill()
+    assert process.returncode == 130, said
+    run = read_run(only_run(tmp_path / "runs"))
+    assert (run.attempt, run.failures) == (0, ())
 
 
 def test_host_that_answers_again_is_taken_back(site: Site, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from holmes_core.records.access import Access
 from holmes_core.records.plan import Plan
 from holmes_core.remote.slurm.slurm_word import SlurmWord
 from holmes_runtime.config.messages import (
@@ -29,6 +30,7 @@ from launcher.prepare.prepare import SILENCE_LIMIT_S
 from launcher.supervise.attempt_state import (
     CAUSE_WINDOW_S,
     ONLY_PEERS_WINDOW_S,
+    STALLED_S,
     AttemptState,
     Effect,
     GiveUp,
@@ -36,7 +38,7 @@ from launcher.supervise.attempt_state import (
     TellAll,
 )
 from launcher.supervise.hang import ASK_S, LEAST_S
-from tests.launcher.plans import cpu_plan
+from tests.launcher.plans import cpu_plan, with_access
 from tests.launcher.test_step_metrics import report
 
 PLAN = cpu_plan()  # a rank on each of a1, a2, b1, b2
@@ -141,7 +143,7 @@ def test_failed_rank_has_its_last_lines() -> None:
 def test_silent_host_of_an_attached_run_is_given_up_and_lost() -> None:
     state = attempt()
     effects = wait(state, 0, SILENCE_LIMIT_S + 1, speaking=(0, 1, 2))
-    assert effects == [GiveUp(3)]
+    assert effects == [Reconnect(3), GiveUp(3)]
     (failure,) = state.failures
     assert (failure.host, failure.host_lost, failure.time_s) == ("b2", True, UNIX_S + SILENCE_LIMIT_S + 1)
     assert failure.message == "no word from the node agent for 16 s: the host or its network is down"
@@ -151,8 +153,25 @@ def test_silent_host_of_an_attached_run_is_given_up_and_lost() -> None:
 def test_silent_host_of_a_detached_run_is_looked_for_again() -> None:
     state = attempt(detached=True)
     effects = wait(state, 0, SILENCE_LIMIT_S + 1, speaking=(0, 1, 2))
-    assert effects == [Notice("host b2: no word for 16 s; trying to reach it again"), Reconnect(3)]
+    assert effects == [Reconnect(3), Notice("host b2: no word for 16 s; trying to reach it again"), Reconnect(3)]
     assert state.failures == []
+
+
+def test_connection_over_which_nothing_comes_is_made_anew_once_and_again_when_the_host_has_spoken() -> None:
+    state = attempt()
+    assert wait(state, 0, STALLED_S, speaking=(0, 1, 2)) == []
+    assert wait(state, STALLED_S, SILENCE_LIMIT_S, speaking=(0, 1, 2)) == [Reconnect(3)]
+    assert state.unheard_s(SILENCE_LIMIT_S) == SILENCE_LIMIT_S
+    say(state, 3, Alive(), SILENCE_LIMIT_S)
+    assert state.unheard_s(SILENCE_LIMIT_S) == 0.0
+    later_s = SILENCE_LIMIT_S + STALLED_S
+    assert wait(state, SILENCE_LIMIT_S, later_s, speaking=(0, 1, 2)) == []
+    assert wait(state, later_s, later_s + 1, speaking=(0, 1, 2)) == [Reconnect(3)]
+
+
+def test_a_step_of_slurm_or_a_local_shell_is_not_begun_anew() -> None:
+    state = attempt(plan=with_access(PLAN, Access(transport="slurm", python="python3")))
+    assert wait(state, 0, SILENCE_LIMIT_S, speaking=(0, 1, 2)) == []
 
 
 def test_controller_that_was_asleep_finds_no_host_silent() -> None:
