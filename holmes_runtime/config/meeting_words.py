@@ -27,6 +27,11 @@ def here_key(island: int) -> str:
     return f"here/{island}"
 
 
+def starts_key(island: int) -> str:
+    """Where it is counted how often an island has begun: the number of its last start."""
+    return f"starts/{island}"
+
+
 class Ask(NamedTuple):
     """`values` are in base64.
 

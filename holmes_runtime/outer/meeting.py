@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from torch._C._distributed_c10d import Store
 
-from holmes_runtime.config.meeting_words import LEFT, SILENT, here_key
+from holmes_runtime.config.meeting_words import LEFT, SILENT, here_key, starts_key
 from holmes_runtime.config.run_settings import OuterSync
 from holmes_runtime.config.strict_json import parse, to_json
 from holmes_runtime.outer.decision import Coming, Decision, Patience, Reached, decide
@@ -61,7 +61,7 @@ class Meeting:
     def begin(self) -> int:
         """The number of this start of the island; called by one rank."""
         self._store.delete_key(self._ended(self._island))
-        start = int(self._store.add(f"starts/{self._island}", 1))
+        start = int(self._store.add(starts_key(self._island), 1))
         self._store.set(here_key(self._island), str(start))
         return start
 

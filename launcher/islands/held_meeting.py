@@ -11,7 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 
-from holmes_runtime.config.meeting_words import LOST, PLACE, SILENT, Answer, Ask, FromMeeting, ToMeeting, here_key
+from holmes_runtime.config.meeting_words import (
+    LOST,
+    PLACE,
+    SILENT,
+    Answer,
+    Ask,
+    FromMeeting,
+    ToMeeting,
+    here_key,
+    starts_key,
+)
 from holmes_runtime.config.strict_json import parse, to_json
 
 TOKENS_KEPT = 100_000
@@ -35,7 +45,6 @@ class Meeting:
         self._values: dict[str, str] = {}  # in base64, as they come
         self._added: dict[str, str] = {}  # by token, the last sums: who has lost its connection asks again
         self._waiting: list[_Waiting] = []
-        self._unheard: dict[int, str] = {}  # the starts of islands that are not heard at the moment
         self._lock = Lock()
 
     def take(self, reply: Reply, message: ToMeeting) -> None:
@@ -54,7 +63,6 @@ class Meeting:
     def lose(self, island: int) -> None:
         """Tell all that an attempt of that island has ended, however: what it was in does not take place any more."""
         with self._lock:
-            self._unheard.pop(island, None)
             self._values[f"{PLACE}/{here_key(island)}"] = _text(LOST)
             answers = self._answers_to_waiting()
         for send, answer in answers:
@@ -65,10 +73,10 @@ class Meeting:
         key = f"{PLACE}/{here_key(island)}"
         with self._lock:
             here = self._values.get(key)
-            if not is_heard and here is not None and b64decode(here).isdigit():
-                self._unheard[island], self._values[key] = here, _text(SILENT)
-            elif is_heard and (start := self._unheard.pop(island, None)) and here == _text(SILENT):
-                self._values[key] = start
+            if is_heard and here == _text(SILENT):
+                self._values[key] = self._values[f"{PLACE}/{starts_key(island)}"]
+            elif not is_heard and here is not None and b64decode(here).isdigit():
+                self._values[key] = _text(SILENT)
 
     def _forget(self, reply: Reply, connection: int) -> None:
         self._waiting = [each for each in self._waiting if (each.reply, each.connection) != (reply, connection)]

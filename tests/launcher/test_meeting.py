@@ -96,7 +96,7 @@ def begun() -> Meeting:
 
 
 def begin(meeting: Meeting, start: int) -> None:
-    Node(meeting).ask(1, Ask("set", ("islands/here/3",), (text(str(start)),)))
+    Node(meeting).ask(1, Ask("set", ("islands/starts/3", "islands/here/3"), (text(str(start)),) * 2))
 
 
 def test_an_island_that_is_lost_is_not_there_and_who_waits_for_a_word_of_it_hears_it() -> None:
