@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,21 @@ def launched(site: Site, folder: Path, plan: Path, *options: str) -> subprocess.
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
+@contextmanager
+def until_interrupted(site: Site, folder: Path, plan: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A launch that is interrupted, as by Ctrl-C, after what is done with it; b2 has its link again in any case."""
+    assert site.bed is not None
+    process = launched(site, folder, plan, *options)
+    try:
+        yield process
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    finally:
+        site.bed.set_link("b2", "eno1", up=True)
+        process.kill()
+    assert process.returncode == 130, said
+
+
 def test_training_goes_on_without_the_lost_host_from_the_newest_checkpoint(
     site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,20 +111,13 @@ def test_training_goes_on_without_the_lost_host_from_the_newest_checkpoint(
 
 def test_a_host_that_is_out_of_reach_for_nine_seconds_is_not_lost(site: Site, tmp_path: Path) -> None:
     assert site.bed is not None
-    process = launched(site, tmp_path / "runs", planned(site, tmp_path, steps=100000))
-    try:
+    with until_interrupted(site, tmp_path / "runs", planned(site, tmp_path, steps=100000)) as process:
         said_until(process, "step 13/")
         site.bed.set_link("b2", "eno1", up=False)
         time.sleep(9.0)
         site.bed.set_link("b2", "eno1", up=True)
         said_until(process, "4 of 4 nodes: stepping")
         said_until(process, "step ")
-        process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=60)[1]
-    finally:
-        site.bed.set_link("b2", "eno1", up=True)
-        process.kill()
-    assert process.returncode == 130, said
     run = read_run(only_run(tmp_path / "runs"))
     assert (run.attempt, run.failures) == (0, ())
 
@@ -117,18 +127,11 @@ def test_host_that_answers_again_is_taken_back(site: Site, tmp_path: Path) -> No
     # Emulated, since of hosts that share this machine's cores a plan may leave some out.
     emulated = {"emulate": {"forward_s_per_layer": 0.004, "backward_s_per_layer": 0.008}}
     plan = planned(site, tmp_path, steps=100000, compute=emulated)
-    process = launched(site, tmp_path / "runs", plan, "--on-loss", "replan")
-    try:
+    with until_interrupted(site, tmp_path / "runs", plan, "--on-loss", "replan") as process:
         said_until(process, "step 13/")
         site.bed.set_link("b2", "eno1", up=False)
         assert "plan without b2: " in said_until(process, "3 of 3 nodes: stepping")
         site.bed.set_link("b2", "eno1", up=True)
         said_until(process, "plan with b2 again: ")
         said_until(process, "4 of 4 nodes: stepping")
-        process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=60)[1]
-    finally:
-        site.bed.set_link("b2", "eno1", up=True)
-        process.kill()
-    assert process.returncode == 130, said
     assert [node.host for node in read_file(Plan, only_run(tmp_path / "runs") / "plan.json").nodes if node.host == "b2"]

@@ -211,7 +211,7 @@ class Worker:
         store, folder = self.store(), self._folder / f"{name} 0".replace(" ", "-")
         gates = {17: until_it_has_come(island=1, slot=3)}
         first = self.start(f"{name} 0", store, self.config(REPLICAS, outer), lambda: open_gates(gates))
-        second = self.start(f"{name} 1", store, self.config(ALONE, outer, 1), lambda: in_second_exchange(halt_once()))
+        second = self.start(f"{name} 1", store, self.config(ALONE, outer, 1), lambda: in_second_exchange(halt))
         (silent,) = second.ranks
         until(lambda: is_halted(silent))()
         store.meeting.hear(1, is_heard=False)
@@ -460,7 +460,7 @@ def in_second_exchange(act: Callable[[], None]) -> None:
 
     def carry_or_act(*arguments: Any) -> int:
         held.append(1)
-        if len(held) > 2:  # each carries parts, and then digests
+        if len(held) == 3:  # each carries parts, and then digests
             act()
         return carry(*arguments)
 
@@ -474,18 +474,6 @@ def die() -> None:
 def halt() -> None:
     """Nothing of this process is heard any more, and its connections stay."""
     os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def halt_once() -> Callable[[], None]:
-    """Halts the first time, and goes on when it is let."""
-    times: list[None] = [None]
-
-    def act() -> None:
-        if times:
-            times.pop()
-            halt()
-
-    return act
 
 
 def has_held(folder: Path, exchange: int) -> bool:
