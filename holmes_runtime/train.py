@@ -170,7 +170,7 @@ def main() -> None:
     arguments = parser.parse_args()
     die_with_parent()
     launched = read_environment(os.environ)
-    config = RunConfig.from_json(arguments.config.read_text(encoding="utf-8"))
+    config = RunConfig.from_json(arguments.config.read_text(encoding="utf-8")).with_home_folder()
     train(config, launched)
 
 

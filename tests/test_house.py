@@ -11,9 +11,9 @@ import pytest
 
 from tests.test_layers import PACKAGES, ROOT, imports
 
-MOST_FILE_LINES = 320
+MOST_FILE_LINES = 400
 MOST_FUNCTION_LINES = 60
-MOST_MODULES = 14
+MOST_MODULES = 20
 MOST_LEVELS = 8
 FILES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
 MODULES = [file for file in FILES if file.name != "__init__.py"]

@@ -5,22 +5,24 @@ from __future__ import annotations
 import getpass
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.host_pattern import NAME_LENGTH, NAME_PATTERN, expand_pattern, is_pattern
 from holmes_core.hosts.rail_pattern import checked_rail_pattern
-from holmes_core.records.access import Access, Container, OneLine, TransportName
+from holmes_core.records.access import Access, Container, OneLine, Program, TransportName
 from holmes_core.records.inventory import Hints
 from holmes_core.records.link import IN_THE_CLEAR, Security
 from holmes_core.records.record import Record
 from holmes_core.records.record_file import read_user_file
 
 MOST_TRUNK_GBPS = 1e6
+
+Section = TypeVar("Section", bound=Record)
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=NAME_LENGTH)]
 RailPatterns = Annotated[tuple[Annotated[str, AfterValidator(checked_rail_pattern)], ...], Field(min_length=1)]
@@ -34,7 +36,7 @@ class HostEntry(Record):
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     user: str | None = None
     identity_file: str | None = None
-    python: str | None = None
+    python: Program | None = None
     activate: OneLine | None = None
     container: Container | None = None
     cluster: Name | None = None  # pins the host to the cluster of that name
@@ -97,7 +99,7 @@ class HostsFile(Record):
     user: str | None = None
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     identity_file: str | None = None
-    python: str | None = None  # None: python3; on this machine the one that runs Holmes
+    python: Program | None = None  # None: python3; on this machine the one that runs Holmes
     activate: OneLine | None = None
     container: Container | None = None
     speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}
@@ -162,12 +164,19 @@ class HostsFile(Record):
 def read_hosts_file(path: Path) -> HostsFile:
     """hosts.yaml, with relative paths taken from the file's own folder."""
     hosts = read_user_file(HostsFile, path)
+    entries = tuple(_with_full_paths(entry, ("identity_file",), path, f"hosts.{entry.name}.") for entry in hosts.hosts)
+    return _with_full_paths(hosts, ("ssh_config", "identity_file"), path).model_copy(update={"hosts": entries})
+
+
+def _with_full_paths(record: Section, keys: Sequence[str], path: Path, prefix: str = "") -> Section:
+    """The section of the file at `path` with the files that `keys` name by their whole paths; raises HolmesError."""
     updates = {}
-    for key in ("ssh_config", "identity_file"):
-        value = getattr(hosts, key)
+    for key in keys:
+        value = getattr(record, key)
         if value is not None:
             full = path.parent.absolute() / Path(value).expanduser()
-            if not full.exists():
-                raise HolmesError(f"{path}: {key}: {value}: no such file", "correct the path, or leave the key out")
+            if not full.exists() or full.is_dir():
+                what = "a folder, not a file" if full.is_dir() else "no such file"
+                raise HolmesError(f"{path}: {prefix}{key}: {value}: {what}", "correct the path, or leave the key out")
             updates[key] = str(full)
-    return hosts.model_copy(update=updates)
+    return record.model_copy(update=updates)

@@ -5,15 +5,25 @@ What is left out of an address comes from the SSH configuration.
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from holmes_core.records.record import Record
+from holmes_core.records.rooted_path import RootedPath, checked_rooted_path
 
 TransportName = Literal["ssh", "local", "slurm"]
 OneLine = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+def _program(name: str) -> str:
+    return checked_rooted_path(name) if "/" in name or not name else name
+
+
+Program = Annotated[OneLine, AfterValidator(_program)]
+"""The name of a program that PATH finds, or its whole path."""
 
 
 class Container(Record):
@@ -36,9 +46,15 @@ class Access(Record):
     user: str | None = None
     identity_file: str | None = None
     ssh_config: str | None = None  # None for ~/.ssh/config
-    python: str = "python3"
+    python: Program = "python3"
     activate: OneLine | None = None  # a shell line before Python, `source /opt/conda/bin/activate train`
     container: Container | None = None
+
+    @property
+    def python_word(self) -> str:
+        """The Python as a word of a shell command; the host's shell puts its home folder in place of `~`."""
+        is_at_home = self.python.startswith("~/")
+        return f'"$HOME"/{shlex.quote(self.python[2:])}' if is_at_home else shlex.quote(self.python)
 
 
 class LaunchSettings(Record):
@@ -46,7 +62,7 @@ class LaunchSettings(Record):
 
     environment: dict[VariableName, OneLine | None] = {}
     """Variables; one without a value takes it from the shell that runs `holmes launch`."""
-    secrets: dict[VariableName, str] = {}
+    secrets: dict[VariableName, RootedPath] = {}
     """Variables whose value is the text of this file on the controller. It goes into a private file on each node,
     never onto a command line or into the dry run."""
     code: OneLine | None = None

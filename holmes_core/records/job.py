@@ -19,6 +19,7 @@ from holmes_core.records.access import LaunchSettings
 from holmes_core.records.islands import IslandsSection
 from holmes_core.records.model import Model, Positive, RopeScaling
 from holmes_core.records.record import FileRecord, Record
+from holmes_core.records.rooted_path import RootedPath
 
 __all__ = ["Model", "RopeScaling"]  # of job.yaml too, so that they are imported from here as well
 Seconds = Annotated[float, Field(ge=0)]
@@ -35,7 +36,7 @@ EngineName = Literal["holmes", "megatron-2020", "megatron-2021", "megatron-deeps
 class Source(Record):
     """One file or folder of a blend."""
 
-    path: str
+    path: RootedPath
     weight: Annotated[float, Field(gt=0)]  # its share of the samples is this over the sum of all weights
 
 
@@ -46,13 +47,13 @@ class Data(Record):
     """
 
     path: Annotated[
-        Annotated[str, Tag("path")] | Annotated[tuple[Source, ...], Tag("blend")],
+        Annotated[RootedPath, Tag("path")] | Annotated[tuple[Source, ...], Tag("blend")],
         Discriminator(lambda path: "path" if isinstance(path, str) else "blend"),
     ]
     """One, or several to be blended by weight. A blend is the same under every plan: of its first n samples, for any
     n, each source has its share to within one."""
     pattern: str = "*"  # of the files in a folder
-    tokenizer: str | None = None  # a `tokenizers` JSON file; without one, text becomes bytes
+    tokenizer: RootedPath | None = None  # a `tokenizers` JSON file; without one, text becomes bytes
     documents: Literal["joined", "separate"] = "joined"
     """separate: attention stays inside a document, and positions count from where it begins in the sample. Documents
     are those of an .idx, the lines of a .jsonl, and else whole files."""
@@ -93,7 +94,7 @@ class OptimizerSettings(Record):
 class Checkpointing(Record):
     """Where and how often to save. The last step is always saved."""
 
-    path: str  # a folder that all hosts share, or one on the disk of each
+    path: RootedPath  # a folder that all hosts share, or one on the disk of each
     every_steps: Positive
     keep_last: Positive = 2  # how many checkpoints to keep
     copies: Positive = 2  # of hosts' own folders: how many hold each piece, of other clusters where there are any
@@ -177,7 +178,7 @@ class Job(FileRecord):
 
     schema_version: Literal[1] = 1
     model: Model
-    weights: Annotated[str, Field(pattern=r"^/")] | None = None
+    weights: RootedPath | None = None
     """A published model's folder (config.json and .safetensors), at the same path on every host, whose weights training
     starts from; None starts from random ones. A run that resumes goes on from its checkpoint."""
     data: Data

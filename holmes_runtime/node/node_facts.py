@@ -16,7 +16,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from holmes_runtime.checkpoint.checkpoint_folder import newest_in
@@ -59,7 +59,7 @@ def read_facts(config: NodeConfig, folder: Path) -> NodeFacts:
         free_bytes=shutil.disk_usage(folder).free,
         shm_free_bytes=_free_bytes("/dev/shm"),
         checkpoint=_checkpoint(config.checkpoint_path, config.resume),
-        missing_inputs=tuple(str(path) for path in (folder / name for name in config.inputs) if not _can_read(path)),
+        missing_inputs=_unreadable(folder, config.inputs),
         compile_lacks=missing_for_compile(bool(config.gpus), {**os.environ, **config.environment}),
         memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         memory_bytes=_available_memory_bytes(Path("/proc/meminfo")),
@@ -166,8 +166,9 @@ def _free_bytes(path: str) -> int | None:
     return None
 
 
-def _can_read(path: Path) -> bool:
-    return os.access(path, os.R_OK)
+def _unreadable(folder: Path, inputs: Sequence[str]) -> tuple[str, ...]:
+    paths = (folder / Path(name).expanduser() for name in inputs)
+    return tuple(str(path) for path in paths if not os.access(path, os.R_OK))
 
 
 def _available_memory_bytes(meminfo: Path) -> int | None:
@@ -181,7 +182,7 @@ def _available_memory_bytes(meminfo: Path) -> int | None:
 def _checkpoint(path: str | None, resume: bool) -> NodeCheckpointFolder | None:
     if path is None:
         return None
-    folder, newest = Path(path), None
+    folder, newest = Path(path).expanduser(), None
     with contextlib.suppress(OSError, ValueError):
         newest = None if resume else newest_in(folder)
     while not folder.exists() and folder != folder.parent:

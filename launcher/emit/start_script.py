@@ -66,7 +66,7 @@ def slurm_name(node: Node) -> str:
 def _start(node: Node) -> str:
     """The lines that become the rank, or the words given."""
     access = node.access
-    python = f"{shlex.quote(access.python)} -m holmes_runtime.node.start_rank"
+    python = f"{access.python_word} -m holmes_runtime.node.start_rank"
     before = ""
     if access.container is not None:
         before = container_words(node, "--env HOLMES_HOST --env LOCAL_RANK", "$PWD", "$PWD") + " "

@@ -14,7 +14,7 @@ def bare_commands(plan: Plan) -> str:
     """One line a node, which a program's name is to follow: torchrun numbers its ranks as the plan does."""
     lines = _head(plan, "on each node, with the variables of its node-K.env; a program of yours comes last:")
     for node in plan.nodes:
-        lines += [_title(node), shlex.join(_torchrun(plan, node))]
+        lines += [_title(node), _torchrun(plan, node)]
     return "\n".join(lines) + "\n"
 
 
@@ -22,7 +22,7 @@ def commands(plan: Plan) -> str:
     """One line a node: torchrun, each of whose processes finds its rank in the plan's table."""
     lines = _head(plan, "on each node, in this folder:")
     for node in plan.nodes:
-        words = shlex.join([*_torchrun(plan, node), "-m", "holmes_runtime.node.start_rank"])
+        words = f"{_torchrun(plan, node)} -m holmes_runtime.node.start_rank"
         lines += [_title(node), f"HOLMES_HOST={shlex.quote(node.host)} ./{START_SCRIPT} {words}"]
     return "\n".join(lines) + "\n"
 
@@ -35,10 +35,11 @@ def _title(node: Node) -> str:
     return f"# node {node.node_rank}: {node.host}, cluster {node.cluster}"
 
 
-def _torchrun(plan: Plan, node: Node) -> list[str]:
-    return [
-        *(node.access.python, "-m", "torch.distributed.run"),
+def _torchrun(plan: Plan, node: Node) -> str:
+    words = [
+        *("-m", "torch.distributed.run"),
         *(f"--nnodes={len(plan.nodes)}", f"--node-rank={node.node_rank}", f"--nproc-per-node={node.num_ranks}"),
         *(f"--master-addr={plan.nodes[0].shared_address}", f"--master-port={plan.job.master_port}"),
         "--max-restarts=0",
     ]
+    return f"{node.access.python_word} {shlex.join(words)}"

@@ -22,7 +22,7 @@ def measure_compute(job: Job, host: str, access: Access, slots: int, variables: 
 
     `variables` holds the model's file or code, if it is the user's own. Raises HostError with what the host said.
     """
-    words = f"{shlex.quote(access.python)} -m {shlex.join(trial_words(job, slots))}"
+    words = f"{access.python_word} -m {shlex.join(trial_words(job, slots))}"
     if access.container is not None:
         raise HostError(
             host,

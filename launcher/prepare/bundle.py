@@ -149,7 +149,7 @@ class NodeBundle:
     def _python(self, arguments: str, start: bool = False) -> str:
         """The words that run a module of the runtime, in the container if there is one."""
         access = self.node.access
-        module = f"{shlex.quote(access.python)} -m {RUNTIME_PACKAGE}.node.{arguments}"
+        module = f"{access.python_word} -m {RUNTIME_PACKAGE}.node.{arguments}"
         if access.container is None:
             return module
         if access.container.engine == "docker" and not start:

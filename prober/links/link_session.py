@@ -46,12 +46,10 @@ class HostProgram:
         """Starts `program`, which may import `needed` and the standard library."""
         self.host = host.name
         self._mark: str = program.MARK
-        self._python = host.access.python
+        self._python = host.access.python_word
         self._connection = connect(host.name, host.access)
         try:
-            self._stream: Stream = self._connection.open(
-                f"{shlex.quote(self._python)} -I -B -c {shlex.quote(_BOOTSTRAP)}"
-            )
+            self._stream: Stream = self._connection.open(f"{self._python} -I -B -c {shlex.quote(_BOOTSTRAP)}")
             self._answers: queue.Queue[str | None] = queue.Queue()
             threading.Thread(target=self._collect, daemon=True).start()
             self._lost: LinkProblem | None = None

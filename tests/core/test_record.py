@@ -30,6 +30,7 @@ global_batch_size: 8
 
 names = st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True)
 texts = st.text(max_size=20)
+programs = st.sampled_from(("python3", "python3.12", "/opt/conda/bin/python", "~/venv/bin/python"))
 rates = st.none() | st.floats(min_value=1, max_value=1e12)
 counts = st.integers(min_value=0, max_value=2**60)
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -40,7 +41,7 @@ def inventories(draw: Any) -> Inventory:
     hosts = [
         Host(
             name=name,
-            access=Access(address=draw(st.none() | texts), python=draw(texts)),
+            access=Access(address=draw(st.none() | texts), python=draw(programs)),
             reachable=draw(st.booleans()),
             gpus=tuple(draw(st.lists(st.builds(Gpu, name=texts, index=st.integers(0, 15), memory_bytes=counts)))),
             nics=tuple(draw(st.lists(st.builds(Nic, device=texts, rate_gbps=rates), max_size=2))),
@@ -89,7 +90,7 @@ def test_run_survives_its_file(run: Run, tmp_path_factory: pytest.TempPathFactor
 def test_job_survives_its_file(layers: int, batch: int, rate: float) -> None:
     data = {
         "model": {"num_layers": layers, "hidden_size": 32, "num_heads": 2, "seq_length": 16},
-        "data": {"path": "x"},
+        "data": {"path": "/x"},
         "steps": 1,
         "global_batch_size": batch,
         "optimizer": {"learning_rate": rate},

@@ -30,6 +30,7 @@ words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 nasty = st.sampled_from(
     ["$(touch canary)", "`touch canary`", "; touch canary", "'; touch canary; '", '"\ntouch canary\n"']
 )
+one_line = (words | nasty).filter(lambda text: not set(text) & set("\n\r"))
 SHELL_WORDS = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -54,9 +55,9 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 @SHELL_WORDS
-@given(python=words | nasty)
-def test_python_of_hosts_yaml_is_one_word(home: Path, python: str) -> None:
-    one = bundle(Access(python=f"/nowhere/{python}"))
+@given(root=st.sampled_from(("", "~")), python=one_line)
+def test_python_of_hosts_yaml_is_one_word(home: Path, root: str, python: str) -> None:
+    one = bundle(Access(python=f"{root}/nowhere/{python}"))
     assert shell(one.unpack_command, home, one.archive).returncode == 0
     for command in (one.start_command, one.follow_command(3), one.end_command):
         assert shell(command, home).returncode in (126, 127)
@@ -79,7 +80,7 @@ def test_image_and_options_reach_docker_as_they_are(home: Path, image: str, opti
 
 
 @SHELL_WORDS
-@given(value=words.filter(lambda text: not set(text) & set("\n\r")), secret=words | nasty)
+@given(value=one_line, secret=words | nasty)
 def test_values_and_secrets_arrive_as_they_are_and_on_no_command_line(home: Path, value: str, secret: str) -> None:
     one = bundle(Access(), UserVariables({"MINE": value}, {"TOKEN": secret}))
     assert shell(one.unpack_command, home, one.archive).returncode == 0

@@ -33,7 +33,7 @@ def software_command(access: Access) -> Command:
 
     An image that is not there yet is not fetched.
     """
-    ask = f"{shlex.quote(access.python)} -c {shlex.quote(_ASK)}"
+    ask = f"{access.python_word} -c {shlex.quote(_ASK)}"
     if access.container is not None:
         run = "docker run --rm --pull never" if access.container.engine == "docker" else "apptainer exec"
         words = " ".join(shlex.quote(word) for word in (*access.container.options, access.container.image))

@@ -39,5 +39,5 @@ print(json.dumps(found))
 
 def addresses_command(access: Access) -> Command:
     """Asked where `ip` before it gave no answer."""
-    shell = f"{shlex.quote(access.python)} -c {shlex.quote(f'exec({_ASK!r})')}"
+    shell = f"{access.python_word} -c {shlex.quote(f'exec({_ASK!r})')}"
     return Command(shell, limited=True, when="case $code in 0) false;; esac", shown=TOOL)

@@ -1,0 +1,28 @@
+"""A path that means the same wherever a command starts: absolute, or in the home folder of the user who reads it."""
+
+from __future__ import annotations
+
+import posixpath
+from itertools import pairwise
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+CACHE_PARTS = (".cache", "holmes")  # below the home folder: what a run keeps on a host, removed when it ends
+
+
+def checked_rooted_path(path: str) -> str:
+    """Return `path` as it is.
+
+    Raises:
+        ValueError: It is neither absolute nor below `~/`, has a line break, or lies in Holmes's own cache.
+    """
+    if not path.startswith(("/", "~/")) or any(character in path for character in "\n\r\0"):
+        raise ValueError(f"{path!r} is not an absolute path: begin it with / or, for the user's home folder, with ~/")
+    parts = posixpath.normpath(path).split("/")
+    if CACHE_PARTS in pairwise(parts):
+        raise ValueError(f"{path!r} lies in Holmes's own cache, which is removed when a run ends: name another folder")
+    return path
+
+
+RootedPath = Annotated[str, AfterValidator(checked_rooted_path)]
