@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from holmes_cli.job_overrides import as_options, read_job
 from holmes_cli.screen.show_origin import Foreign, confirm_foreign
+from holmes_cli.screen.terminal import err
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.job import Job
 from holmes_core.records.plan import IslandsPlan, Plan, Source
 from holmes_core.records.record import FileRecord
-from holmes_core.records.record_file import Signed, read_any, read_signed, read_user_file
+from holmes_core.records.record_file import Signed, read_any, read_signed
 from launcher.prepare.brought_along import brought_by_inventory, brought_by_plan
 from launcher.prepare.prepare import refuse_other_engine
 
@@ -34,6 +35,8 @@ def read_launchable(plan: Path, trust: Collection[str], may_be_stale: bool) -> t
     if not may_be_stale:
         _refuse_stale(plan, record, found)
     confirm_foreign(_foreign(plan, record, signed.is_own, found), trust)
+    if record.job_source.overrides:
+        err.print(f"planned with {as_options(record.job_source.overrides)}", markup=False, soft_wrap=True)
     return record, found.record if found else None
 
 
@@ -64,7 +67,7 @@ def _refuse_stale(path: Path, plan: AnyPlan, inventory: Signed[Inventory] | None
         _compare(path, source_file(path, plan.inventory), inventory.record, plan.inventory)
     job = source_file(path, plan.job_source)
     if job.exists():
-        _compare(path, job, read_user_file(Job, job), plan.job_source)
+        _compare(path, job, read_job(job, plan.job_source.overrides), plan.job_source)
 
 
 def source_file(path: Path, source: Source) -> Path:
@@ -76,7 +79,8 @@ def _compare(path: Path, file: Path, record: FileRecord, source: Source) -> None
     digest = record.source_digest()
     if digest != source.digest:
         shown, now = source.digest[:SHOWN_DIGEST], digest[:SHOWN_DIGEST]
+        anew = f"holmes plan job.yaml {as_options(source.overrides)}".rstrip()
         raise HolmesError(
             f"{path}: stale: {file} has changed since (the plan is from {shown}, it is now {now})",
-            f"plan again: `holmes plan job.yaml`; or launch it as it is with `--force {PLAN_CURRENT}`",
+            f"plan again: `{anew}`; or launch it as it is with `--force {PLAN_CURRENT}`",
         )

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from holmes_cli.api import plan, plan_any_mode
+from holmes_cli.job_overrides import read_job
 from holmes_cli.screen.change_tables import advice_sheet, mode_sheets, what_if_sheet
 from holmes_cli.screen.comparison_tables import comparison_sheets
 from holmes_cli.screen.plan_tables import Sheet, plan_sheets
@@ -28,7 +29,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Calibration, Job
 from holmes_core.records.plan import IslandsPlan, Order, Plan, Source
 from holmes_core.records.record import FileRecord
-from holmes_core.records.record_file import read_file, read_signed, read_user_file, signed_parts, write_atomically
+from holmes_core.records.record_file import read_file, read_signed, signed_parts, write_atomically
 from planner.advice.calibration import calibrate, calibrated
 from planner.advice.changes import apply_changes
 from planner.advice.plan_with_advice import PlanRequest, plan_with_advice
@@ -57,6 +58,12 @@ def plan_command(
             "-host:NAME, several joined by commas; may be given many times.",
         ),
     ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Override a key of job.yaml, such as steps=10 or checkpoint.keep_last=5."
+        ),
+    ] = None,
     run: Annotated[
         Path | None,
         typer.Option("--calibrate", metavar="RUN", help="Learn from a run's folder how fast compute and networks are."),
@@ -72,7 +79,7 @@ def plan_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of tables.")] = False,
 ) -> None:
     """Place every training tasklet on a GPU by integer programming, and predict the step."""
-    job_record = read_user_file(Job, job)
+    job_record = read_job(job, overrides or ())
     signed = read_signed(Inventory, inventory)
     inventory_record = signed.record
     if not signed.is_own:
@@ -81,7 +88,7 @@ def plan_command(
     changed = {text: _changed(inventory_record, text) for text in changes or ()}
     known_job = _calibrated(job_record, calibrate(inventory_record, run)) if run else job_record
     order: Order = "usual" if usual_order else "holmes"
-    sources = _source(inventory, inventory_record, output), _source(job, job_record, output)
+    sources = _source(inventory, inventory_record, output), _source(job, job_record, output, overrides or ())
     if known_job.islands is not None:
         _check_options({"--what-if": bool(changes), "--compare": compare is not None, "--usual-order": usual_order})
         with err.status("planning") as status:
@@ -182,7 +189,7 @@ def _print_file(plan: Path, sheets: Sequence[Sheet]) -> None:
         show_sheet(sheet, err)
 
 
-def _source(path: Path, record: FileRecord, output: Path) -> Source:
+def _source(path: Path, record: FileRecord, output: Path, overrides: Sequence[str] = ()) -> Source:
     """Where the plan finds `path` again: relative to its own folder, so that both may move together."""
     relative = os.path.relpath(path.absolute(), output.absolute().parent)
-    return Source(path=relative, digest=record.source_digest())
+    return Source(path=relative, digest=record.source_digest(), overrides=tuple(overrides))

@@ -12,11 +12,12 @@ from textwrap import fill
 from rich.console import Console
 from rich.tree import Tree
 
+from holmes_cli.job_overrides import as_options
 from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.plan_tables import Sheet, count, describe_degrees, plan_sheets
 from holmes_cli.screen.terminal import out
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.plan import IslandsPlan, Plan, PlanRank, SolveReport
+from holmes_core.records.plan import IslandsPlan, Plan, PlanRank, SolveReport, Source
 from holmes_core.units import format_bytes, format_duration, format_memory, format_seconds
 from planner.advice.across_rails import rails_sentence
 from planner.advice.assumed_speeds import assumed_speed_sentence
@@ -65,6 +66,7 @@ def islands_headline(plan: IslandsPlan) -> tuple[str, ...]:
         f"{format_seconds(cost.round_s)} a round, {cost.tokens_per_s:.0f} tokens/s; {whole}",
         f"{against}; what islands exchange is {waited}",
         "A token may teach islands less than hosts that train as one: compare losses before a long run.",
+        *_overrides_sentence(plan.job_source),
     )
 
 
@@ -101,6 +103,7 @@ def headline(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
         _speed_sentence(plan, inventory),
         _usual_sentence(plan),
         *left_out_sentences(plan, inventory),
+        *_overrides_sentence(plan.job_source),
     )
 
 
@@ -117,6 +120,11 @@ def plan_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
         *_engine_sentence(plan),
         _proof_sentence(plan.solve),
     )
+
+
+def _overrides_sentence(job: Source) -> tuple[str, ...]:
+    """What of the job is not as job.yaml says, where that is so."""
+    return (f"The job is {job.path} with {as_options(job.overrides)}.",) if job.overrides else ()
 
 
 def _engine_sentence(plan: Plan) -> tuple[str, ...]:

@@ -39,6 +39,11 @@ def read_plain(path: Path, make: str = "", inside: Path | None = None) -> object
     return _explained(json_values if is_json else _yaml_values, text, str(path))
 
 
+def parse_yaml(text: str, source: str) -> object:
+    """The data in YAML, of which errors say that it is `source`'s. Raises HolmesError as `read_plain` does."""
+    return _explained(_yaml_values, text, source)
+
+
 def parse_foreign_json(text: str, source: str) -> object:
     """The data in JSON that another program wrote, `source`. Raises HolmesError naming it and what is wrong."""
     return _explained(lambda text: json_values(text, MOST_FOREIGN_VALUES), text, source)

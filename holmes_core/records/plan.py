@@ -187,7 +187,9 @@ class Source(Record):
     """A file the plan was made from."""
 
     path: str  # as seen from the plan's folder
-    digest: str
+    digest: str  # with the overrides
+    overrides: tuple[OneLine, ...] = ()
+    """KEY=VALUE, put over what the file says, as `--set` gave them."""
 
 
 class Plan(FileRecord):

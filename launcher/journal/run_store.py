@@ -113,6 +113,14 @@ def find_run(name: str) -> StoredRun:
     raise HolmesError(f"run {name}: not known here{last}", "`holmes ps` lists the runs; a run's folder will do too")
 
 
+def last_run() -> StoredRun:
+    """The run that was started last. Raises HolmesError if there is none."""
+    runs = all_runs()
+    if not runs:
+        raise HolmesError("no run was started from here by you", "`holmes launch plan.json` starts one")
+    return max(runs, key=lambda stored: stored.run.started_at_s)
+
+
 def this_process() -> Controller:
     """This process, as a run's controller."""
     return Controller(pid=os.getpid(), start_ticks=_start_ticks(os.getpid()) or 0, host=socket.gethostname())

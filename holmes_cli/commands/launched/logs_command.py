@@ -6,22 +6,22 @@ from typing import Annotated
 
 import typer
 
+from holmes_cli.commands.launched.asked_run import AskedRun, asked_run
 from holmes_cli.islands.show_islands import refuse_whole
 from holmes_cli.screen.terminal import out
 from holmes_core.errors import HolmesError
 from launcher.journal.follow_folder import follow_logs, log_lines, read_plan
 from launcher.journal.run_events import LogLine
-from launcher.journal.run_store import find_run
 
 
 def logs_command(
-    run: Annotated[str, typer.Argument(help="A run's id, the start of it, or its folder.")],
+    run: AskedRun = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only what this rank printed.")] = None,
     times: Annotated[bool, typer.Option("--times", "-t", help="Before each line, when it came (UTC).")] = False,
 ) -> None:
     """Print what the ranks printed."""
-    stored = find_run(run)
+    stored = asked_run(run)
     if stored.islands and (follow or rank is not None):
         refuse_whole(stored, "--follow, --rank", "logs")
     for island in stored.islands:

@@ -10,6 +10,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from holmes_cli.commands.launched.asked_run import AskedRun, asked_run
 from holmes_cli.islands.show_islands import refuse_whole, show_islands, state_as_json
 from holmes_cli.screen.show_run import code_in_words, show_run, show_speed, state_in_words
 from holmes_cli.screen.terminal import err, out
@@ -30,7 +31,7 @@ FOLLOW_S = 5.0
 
 
 def status_command(
-    run: Annotated[str, typer.Argument(help="A run's id, the start of it, or its folder.")],
+    run: AskedRun = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the state as JSON.")] = False,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write one self-contained page: loss, throughput, traffic.")
@@ -45,13 +46,13 @@ def status_command(
     """Say how far a run is: nodes, step, loss, speed against the plan, traffic, and what went wrong."""
     if follow and html is None:
         raise HolmesError("--follow: no page to write anew", "give one by `--html PAGE`, or look on by `holmes attach`")
-    stored = find_run(run)
+    stored = asked_run(run)
     if stored.islands:
         if html or tensorboard:
             refuse_whole(stored, "--html, --tensorboard", "status")
         show_islands(stored.run, stored.folder) if not as_json else out.file.write(state_as_json(stored) + "\n")
         return
-    known = _read(run)
+    known = _read(stored.folder)
     if html:
         if follow and known.goes_on:
             err.print(f"{html} is written anew as the run goes on; Ctrl-C ends that, and leaves the run alone")
@@ -59,7 +60,7 @@ def status_command(
             while follow and known.goes_on:
                 _write_page(html, known, followed=True)
                 time.sleep(FOLLOW_S)
-                known = _read(run)
+                known = _read(stored.folder)
         _write_page(html, known)
     if tensorboard:
         run_id = known.stored.run.run_id
@@ -88,8 +89,8 @@ class KnownRun(NamedTuple):
         return self.stored.watched in ("watched", "elsewhere")
 
 
-def _read(run: str) -> KnownRun:
-    stored = find_run(run)
+def _read(folder: Path) -> KnownRun:
+    stored = find_run(str(folder))
     nodes, notices = dict[str, str](), list[str]()
     for event in past_events(stored.folder):
         if isinstance(event, NodeState):
