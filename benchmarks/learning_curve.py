@@ -69,6 +69,7 @@ def make_config(text: Path, pattern: str, steps: int, folder: Path) -> RunConfig
         checkpoint=Checkpointing(str(checkpoints.absolute()), 100, 2, 2),
         profile=None,
         resume=True,
+        from_scratch=False,
         resume_step=None,
         optimizer=Optimizer(1e-3, 1e-4, min(100, steps // 10), "cosine", 0.1, 0.9, 0.95, 1.0),
         outer_sync=None,

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from holmes_runtime import metrics
+from holmes_runtime.checkpoint.checkpoint_notices import CheckpointNotices
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.comm import process_groups
@@ -115,7 +116,8 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
     groups = process_groups.open_groups(config, me.rank, device, where.now)
     where.now("comparing its data with the others'")
     check_same_corpus(HostCorpus(me.host, corpus.num_tokens, corpus.digest))
-    checkpoints = Checkpoints(config, me, corpus.digest) if config.checkpoint else None
+    notices = CheckpointNotices(launched.metrics_dir, me.rank)
+    checkpoints = Checkpoints(config, me, corpus.digest, notices) if config.checkpoint else None
     is_new = checkpoints is None or checkpoints.is_empty
     where.now("building the model", alone=True)
     before_update = checkpoints.await_copy if checkpoints else lambda: None
@@ -128,8 +130,10 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
         outer = OuterLoop(config, me, trainer.zero1, groups, trainer.ask_for_exchange, where.add_moved)
     counters = resume(trainer, checkpoints, outer) if checkpoints else None
     first_step = counters.steps if counters else 0
-    if is_new and config.weights is not None and config.emulation is None:
-        trainer.begin_from(Path(config.weights))
+    if is_new:
+        if config.weights is not None and config.emulation is None:
+            trainer.begin_from(Path(config.weights))
+        notices.say("start", first_weights(config))
     if outer is not None:
         where.now("meeting the other islands")
         first_step = outer.begin(first_step, counters.outer if counters else None)
@@ -149,11 +153,20 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, outer: OuterLoop | None) 
     if counters is None:
         return None
     trainer.restore(counters)
-    if trainer.me.rank == 0:
-        print(f"resumes after {counters.steps} of {trainer.config.steps} steps", flush=True)
-        if counters.order == "draws":
-            print("its samples go on being drawn with replacement, as the run began", flush=True)
+    if trainer.me.rank == 0 and counters.order == "draws":
+        print("its samples go on being drawn with replacement, as the run began", flush=True)
     return counters
+
+
+def first_weights(config: RunConfig) -> str:
+    """Return the sentence on what a run that resumes nothing starts from, and where it saves."""
+    weights = "random weights" if config.weights is None else f"the weights of {config.weights}"
+    if config.checkpoint is None:
+        return f"starting at step 1 with {weights}; the job saves no checkpoints"
+    path = config.checkpoint.path
+    if config.resume:
+        return f"no checkpoint in {path}: starting at step 1 with {weights}"
+    return f"starting at step 1 with {weights}; checkpoints go to {path}"
 
 
 def _stop_in_order(trainer: Trainer) -> None:

@@ -98,6 +98,7 @@ class Trial:
             checkpoint=None,
             profile=None,
             resume=False,
+            from_scratch=False,
             resume_step=None,
             optimizer=Optimizer(1e-4, 0.0, 0, "constant", 0.1, 0.9, 0.95, 1.0),
             outer_sync=None,

@@ -16,6 +16,7 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Run, Settings, State
 from holmes_core.remote.slurm.slurm_step import slurm_name
 from holmes_core.remote.slurm.slurm_word import slurm_word
+from holmes_runtime.config.rank_metrics import CheckpointNotice
 from launcher.islands.coming_back import ComingBack
 from launcher.islands.island_part import IslandPart
 from launcher.journal.rank_files import FilePart, write_part
@@ -67,7 +68,14 @@ class Launch:
             else Replanning(plan, settings, planner, self._record.say, LostHosts())
         )
         outer = island.outer_sync if island is not None else None
-        self._attempt = Attempt(folder.run_id, 0, settings.detached, settings.resume, settings.resume_step, outer)
+        self._attempt = Attempt(
+            folder.run_id,
+            detached=settings.detached,
+            resume=settings.resume,
+            from_scratch=settings.from_scratch,
+            resume_step=settings.resume_step,
+            outer_sync=outer,
+        )
         self._nodes = RunningNodes((), settings.detached)
         self._remembering: dict[str, NodeBundle] = {}  # by host those whose ranks may keep a checkpoint in memory
         self._stuck: tuple[str, ...] = ()
@@ -197,6 +205,8 @@ class Launch:
             write_part(self.folder.path, event)
         else:
             self._record.take(event)
+            if isinstance(event, CheckpointNotice):
+                self._record.write(self._plan, self._attempt.number, "running")
 
     def _tell_verdicts(self, step: FinishedStep) -> None:
         if step.verdicts:
@@ -253,7 +263,12 @@ class Launch:
         """Start the next attempt, unless its checks refuse it."""
         resume, number = self._plan.job.checkpoint is not None, self._attempt.number + 1
         back_to = self._attempt.resume_step if not self._record.steps_done else None
-        self._attempt = replace(self._attempt, number=number, resume=resume, resume_step=back_to)
+        # What was saved must be found again. An island that finds nothing is given the state of the others.
+        has_nothing = self._record.safe_steps is None and (not self._settings.resume or self._settings.from_scratch)
+        from_scratch = has_nothing or self._island is not None
+        self._attempt = replace(
+            self._attempt, number=number, resume=resume, from_scratch=from_scratch, resume_step=back_to
+        )
         self._record.attempt_steps = StepTotals()
         self._view.take_plan(self._plan)
         preflight = self._start_nodes(None, frozenset())
@@ -275,7 +290,7 @@ class Launch:
         self.folder.write_record(PLAN_FILE, self._plan)
         self._record.write(self._plan, self._attempt.number, "running")
         self._nodes = self._running(bundles)
-        return start(self._nodes, self._plan, inventory, forced, self._on_state)
+        return start(self._nodes, self._plan, self._attempt, inventory, forced, self._on_state)
 
     def _running(self, bundles: Sequence[NodeBundle]) -> RunningNodes:
         if self._plan.job.checkpoint is not None:

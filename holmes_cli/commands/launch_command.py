@@ -20,6 +20,7 @@ from holmes_cli.screen.show_run import show_end
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.via import reached_by
+from holmes_core.records.job import Job
 from holmes_core.records.plan import IslandsPlan
 from holmes_core.records.run import OnLoss, Run, Settings
 from launcher.journal.follow_folder import read_plan
@@ -54,7 +55,10 @@ def launch_command(
     replan_when_slow: Annotated[
         bool, typer.Option("--replan-when-slow", help="Take the new plan when a host or link is slower than planned.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the last checkpoint, if there is one.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the last checkpoint.")] = False,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="With --resume: begin at step 1 where there is no checkpoint.")
+    ] = False,
     resume_step: Annotated[
         int | None,
         typer.Option(
@@ -79,13 +83,13 @@ def launch_command(
     settings = Settings(
         detached=detach,
         resume=resume or resume_step is not None,
+        from_scratch=from_scratch,
         resume_step=resume_step,
         restarts=restarts,
         on_loss=_on_loss(on_loss),
         replan_when_slow=replan_when_slow,
     )
-    if settings.resume and record.job.checkpoint is None:
-        raise HolmesError(f"{plan}: --resume: the job saves no checkpoints", "add `checkpoint:` to job.yaml")
+    _check_resuming(plan, settings, record.job)
     job_folder = source_file(plan, record.job_source).parent
     if isinstance(record, IslandsPlan):
         refuse_settings(settings)
@@ -99,8 +103,11 @@ def launch_command(
         return
     if dry_run:
         variables = read_user_variables(record.job, os.environ, job_folder)
+        attempt = Attempt(
+            "dry-run", detached=detach, resume=settings.resume, from_scratch=from_scratch, resume_step=resume_step
+        )
         show = bundles_as_json if as_json else show_bundles
-        show(prepare(record, Attempt("dry-run", 0, detach, settings.resume, resume_step), variables), record)
+        show(prepare(record, attempt, variables), record)
         return
     reached = reached_by(record, via)
 
@@ -120,6 +127,14 @@ def launch_command(
     show_end(read_plan(folder), run, folder, as_json)
     if run.exit_code:
         raise typer.Exit(run.exit_code)
+
+
+def _check_resuming(plan: Path, settings: Settings, job: Job) -> None:
+    """Raise HolmesError for options that do not go with each other or with the job."""
+    if settings.from_scratch and (not settings.resume or settings.resume_step is not None):
+        raise HolmesError("--from-scratch: it goes with --resume alone", "without --resume a run begins at step 1")
+    if settings.resume and job.checkpoint is None:
+        raise HolmesError(f"{plan}: --resume: the job saves no checkpoints", "add `checkpoint:` to job.yaml")
 
 
 def _at_once(start: Callable[[], Run]) -> Run:

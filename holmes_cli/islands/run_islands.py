@@ -48,7 +48,10 @@ def dry_run_of_islands(plan: IslandsPlan, settings: Settings, job_folder: Path, 
     variables = read_user_variables(plan.job, os.environ, job_folder)
     for number, island in enumerate(plan.islands):
         attempt = Attempt(
-            f"dry-run-{island_name(number)}", resume=settings.resume, outer_sync=outer_sync_of(plan, number)
+            f"dry-run-{island_name(number)}",
+            resume=settings.resume,
+            from_scratch=settings.from_scratch,
+            outer_sync=outer_sync_of(plan, number),
         )
         if not as_json:
             out.print(f"island {number}:")

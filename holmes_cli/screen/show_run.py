@@ -29,10 +29,9 @@ def show_run(plan: Plan, run: Run, folder: Path) -> None:
         _show_failure(first_cause(run.failures), len(run.failures), folder)
     if run.state == "stopped":
         err.print(f"stopped after {run.steps_done} of {plan.job.steps} steps; no rank is left running")
-        if plan.job.checkpoint is not None and run.steps_done:
-            err.print("`holmes launch --resume` goes on from its last checkpoint")
     if run.state == "done":
         _show_result(plan, run)
+    out.print(safe_in_words(plan, run), markup=False, soft_wrap=True)
     if (folder / PROFILE_FILE).exists():
         out.print(
             f"profile: {folder / PROFILE_FILE}, predicted above measured; open it in https://ui.perfetto.dev",
@@ -122,6 +121,17 @@ def code_in_words(code: SentCode) -> str:
         return f"code: {code.folder}, {size}, not in git"
     differs = {True: ", and changes since", False: "", None: ", and whether it was changed is not known"}[code.changed]
     return f"code: {code.folder}, {size}, commit {code.revision[:SHOWN_COMMIT]}{differs}"
+
+
+def safe_in_words(plan: Plan, run: Run) -> str:
+    """Return which of the run's weights are on disk, and how to go on from them."""
+    if plan.job.checkpoint is None:
+        return "checkpoint: none; the job has no `checkpoint:`"
+    path = plan.job.checkpoint.path
+    if run.safe_steps is None:
+        return f"checkpoint: none is whole yet in {path}"
+    onward = "" if run.state in ("done", "running") else "; `holmes launch --resume` goes on from it"
+    return f"checkpoint: the one after step {run.safe_steps} is whole in {path}{onward}"
 
 
 def _known_bytes(size_bytes: int | None) -> str:

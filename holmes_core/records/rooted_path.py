@@ -18,10 +18,10 @@ def checked_rooted_path(path: str) -> str:
         ValueError: It is neither absolute nor below `~/`, has a line break, or lies in Holmes's own cache.
     """
     if not path.startswith(("/", "~/")) or any(character in path for character in "\n\r\0"):
-        raise ValueError(f"{path!r} is not an absolute path: begin it with / or, for the user's home folder, with ~/")
+        raise ValueError("not an absolute path: begin it with / or, for the user's home folder, with ~/")
     parts = posixpath.normpath(path).split("/")
     if CACHE_PARTS in pairwise(parts):
-        raise ValueError(f"{path!r} lies in Holmes's own cache, which is removed when a run ends: name another folder")
+        raise ValueError("in Holmes's own cache, which is removed when a run ends: name another folder")
     return path
 
 

@@ -49,6 +49,7 @@ class Settings(Record):
 
     detached: bool = False  # it goes on without its controller
     resume: bool = False  # the first attempt, too, continues the job's last checkpoint
+    from_scratch: bool = False  # where there is no checkpoint to resume, it begins at step 1
     resume_step: int | None = None  # it goes back to the checkpoint after so many steps; None: to the newest
     restarts: int = 0  # how many it may take
     on_loss: OnLoss = "stop"  # what to do when a host is lost
@@ -84,6 +85,8 @@ class Run(FileRecord):
     ended_at_s: float | None = None
     exit_code: int | None = None
     steps_done: int = 0  # of all attempts
+    origin: str | None = None  # the sentence on where the last attempt took its weights from
+    safe_steps: int | None = None  # after which the newest whole checkpoint was taken
     first_loss: float | None = None
     last_loss: float | None = None
     tokens_per_s: float | None = None  # of the last attempt, as the two below

@@ -1,13 +1,15 @@
 """The folder of a run's checkpoints. A checkpoint has its name only when it is whole, so a kill spoils none.
 
 It holds `latest` (the name of the newest checkpoint), `step-00000100` for the state after 100 steps, and while one is
-written `step-00000200.partial`. The first rank that sees the folder alone changes names here. The node agent looks for
-the newest before torch is up, so this imports only what is quick to import.
+written `step-00000200.partial`. A folder that lost its small `latest` on the way still holds its checkpoints. The first
+rank that sees the folder alone changes names here. The node agent looks for the newest before torch is up, so this
+imports only what is quick to import.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +17,7 @@ from typing import NamedTuple
 LATEST_FILE = "latest"
 PARTIAL = ".partial"
 ASIDE = ".aside-"  # and a number: of a checkpoint later than the one that a run has gone back to
+_NAME = re.compile(r"step-\d{8,}")
 SEEN = "seen-"  # files by which hosts find out which of them share a folder begin so
 
 
@@ -36,9 +39,13 @@ class CheckpointFolder(NamedTuple):
         """Where the checkpoint after `steps` is written."""
         return self.path / f"{_name(steps)}{PARTIAL}"
 
+    def named(self, steps: int) -> Path:
+        """Return where the checkpoint after `steps` is once it is whole."""
+        return self.path / _name(steps)
+
     def publish(self, steps: int) -> None:
         """Gives the checkpoint after `steps`, all files of which are written, its name, and points `latest` to it."""
-        final = self.path / _name(steps)
+        final = self.named(steps)
         if final.exists():
             _remove(final)
         self.partial(steps).rename(final)
@@ -47,7 +54,7 @@ class CheckpointFolder(NamedTuple):
 
     def go_back(self, steps: int) -> None:
         """Makes the newest up to the one after `steps` the newest of all: later ones get names that nobody reads."""
-        names = sorted(path.name for path in self.path.glob("step-*") if not path.suffix)
+        names = names_in(self.path)
         older = [name for name in names if name <= _name(steps)]
         if older:
             self._point_to(older[-1])
@@ -65,21 +72,28 @@ class CheckpointFolder(NamedTuple):
 
     def remove_old(self, steps: int) -> None:
         """Keeps the newest up to the one after `steps`, once all folders have that one."""
-        older = sorted(path for path in self.path.glob("step-*") if path.name <= _name(steps) and not path.suffix)
-        for path in older[: -self.keep_last]:
-            _remove(path)
+        older = [name for name in names_in(self.path) if name <= _name(steps)]
+        for name in older[: -self.keep_last]:
+            _remove(self.path / name)
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names of the checkpoints in `folder`, those of the fewest steps first."""
+    return sorted(path.name for path in folder.glob("step-*") if _NAME.fullmatch(path.name))
 
 
 def newest_in(folder: Path) -> Path | None:
-    """The newest whole checkpoint in `folder`; None if there is none."""
+    """Return the newest checkpoint in `folder`, None without one: by `latest`, or where that is missing by steps."""
     latest = folder / LATEST_FILE
-    return folder / latest.read_text(encoding="utf-8").strip() if latest.is_file() else None
+    if latest.is_file():
+        return folder / Path(latest.read_text(encoding="utf-8").strip()).name
+    return folder / names[-1] if (names := names_in(folder)) else None
 
 
 def before(checkpoint: Path) -> Path | None:
-    """The newest whole checkpoint older than `checkpoint` beside it; None if there is none."""
-    beside = (path for path in checkpoint.parent.glob("step-*") if path.name < checkpoint.name and not path.suffix)
-    return max(beside, default=None)
+    """Return the newest checkpoint older than `checkpoint` in the same folder, None without one."""
+    older = [name for name in names_in(checkpoint.parent) if name < checkpoint.name]
+    return checkpoint.parent / older[-1] if older else None
 
 
 def steps_of(checkpoint: Path) -> int:

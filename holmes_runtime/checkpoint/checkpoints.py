@@ -17,8 +17,16 @@ from threading import Thread
 
 from holmes_runtime.admission.own_sockets import beside_newer, own_connections
 from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder, before, steps_of
+from holmes_runtime.checkpoint.checkpoint_notices import CheckpointNotices
 from holmes_runtime.checkpoint.checkpoint_writer import CheckpointWriter
-from holmes_runtime.checkpoint.description import DESCRIPTION_FILE, Counters, Description, describe, differences
+from holmes_runtime.checkpoint.description import (
+    DESCRIPTION_FILE,
+    Counters,
+    Description,
+    changed_settings,
+    describe,
+    differences,
+)
 from holmes_runtime.checkpoint.host_folders import find_folders
 from holmes_runtime.checkpoint.memory_files import MemoryFiles
 from holmes_runtime.checkpoint.piece_files import index_of_old
@@ -35,8 +43,9 @@ from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.parallel.gradient_buckets import Shard
 
 NOTHING: Mapping[str, TensorPiece] = {}
-# Of the time between two saves: over which copies are sent, and how long they may take where training sends much.
-SPREAD, LATEST = 0.7, 0.9
+# Of the time between two saves: over which copies are sent, and from when on they no longer give way to training. A
+# host lost before its copies are whole costs the steps since the checkpoint before.
+SPREAD, LATEST = 0.15, 0.2
 
 
 class Checkpoints:
@@ -46,10 +55,10 @@ class Checkpoints:
     its own: what a step may have to wait for, before it updates the state, is a copy of that in host memory.
     """
 
-    def __init__(self, config: RunConfig, me: Rank, data_digest: str) -> None:
+    def __init__(self, config: RunConfig, me: Rank, data_digest: str, notices: CheckpointNotices) -> None:
         """Raises RuntimeError if a host cannot write, or if folders hold a run that this one does not resume."""
         assert config.checkpoint is not None
-        self._config, self._me, self._data_digest = config, me, data_digest
+        self._config, self._me, self._data_digest, self._notices = config, me, data_digest, notices
         self._folder = CheckpointFolder(Path(config.checkpoint.path), config.checkpoint.keep_last)
         of_training = own_connections()
         self._group = new_control_group(config.timeout_s)
@@ -58,7 +67,8 @@ class Checkpoints:
         self._every_steps, self._copies = config.checkpoint.every_steps, config.checkpoint.copies
         self._has_too_few = False  # copies of what it went on from
         self._steps = 0  # of the newest checkpoint
-        self._pace, self._saved_s = Pace(), time.monotonic()
+        self._pace = Pace()
+        self._saved_s: float | None = None
         self._folders = find_folders(self._folder.path, me, config.ranks, self._group)
         self._of_training = beside_newer(of_training)  # what moves on them goes before copies
         self._is_first = self._folders.is_first(me.rank)
@@ -80,6 +90,12 @@ class Checkpoints:
             raise RuntimeError(
                 f"{self._place(holder)} holds a checkpoint, {holder.latest}, and this run does not resume: "
                 "resume it, or set another `checkpoint.path`"
+            )
+        if self.is_empty and config.resume and not config.from_scratch:
+            hosts = ", ".join(host for hosts in self._folders.hosts for host in hosts)
+            raise RuntimeError(
+                f"{self._folder.path} holds no checkpoint on {hosts}, and this run resumes one: correct "
+                "`checkpoint.path`, mount what is to be there, or begin at step 1 by --from-scratch"
             )
 
     def _all_offers(self) -> list[Offers]:
@@ -123,7 +139,7 @@ class Checkpoints:
         """
         if self.is_empty:
             return None
-        self._tell(self._faults)
+        self._warn(self._faults)
         pieces, reasons = pieces_of(shards), list(self._faults)
         for found in self._candidates():
             counters, fault = self._load(found, pieces, more)
@@ -132,12 +148,19 @@ class Checkpoints:
                     self._folder.go_back(self._config.resume_step)
                 self._begun_by = found.offer.begun_by or self._config.run_id
                 self._steps = found.offer.steps
+                self._notices.say("start", self._origin(found), found.offer.steps)
                 self._has_too_few = any(len(at) < min(self._copies, len(self._offers)) for at in found.holders.values())
                 return counters
             reasons.append(f"{found.offer.name}: {fault}")
             if len(self._offers) > 1:
-                self._tell([f"checkpoint {found.offer.name} cannot be read and is left out: {fault}"])
+                self._warn([f"checkpoint {found.offer.name} cannot be read and is left out: {fault}"])
         raise RuntimeError(self._unreadable(reasons))
+
+    def _origin(self, found: Found) -> str:
+        hosts = [host for at in found.folders for host in self._folders.hosts[at]]
+        where = f" on {', '.join(hosts)}" if len(self._offers) > 1 else ""
+        folder = self._folder.path / found.offer.name
+        return f"resumed after step {found.offer.steps} of {self._config.steps} from {folder}{where}"
 
     def _candidates(self) -> list[Found]:
         """The newest first; of one folder what its `latest` names. What a run goes back to is all it may load."""
@@ -172,9 +195,9 @@ class Checkpoints:
         wrong = differences(saved.shape, wanted.shape)
         if wrong:
             raise RuntimeError(f"checkpoint {folder} is of another model: {'; '.join(wrong)}")
-        changed = differences(saved.trained_with, wanted.trained_with)
+        changed = changed_settings(saved, wanted)
         if changed:
-            self._tell([f"resumes {folder} with other settings: {'; '.join(changed)}"])
+            self._warn([f"{folder} was saved with other settings: {'; '.join(changed)}"])
         places = [f"{self._place(each)}/{found.offer.name}" for each in self._offers]
         there = {tensor.name for tensor in described.pieces.tensors}
         pieces = {**pieces, **{name: piece for name, piece in more.items() if name in there}}
@@ -182,7 +205,7 @@ class Checkpoints:
         loading = PieceLoading(described.pieces, pieces, own, found.holders, places, self._folders, self._me)
         fault, damage = loading.load(self._group)
         if fault is None:
-            self._tell(f"{sentence}: read from another folder" for sentence in (*found.lost, *damage))
+            self._warn(f"{sentence}: read from another folder" for sentence in (*found.lost, *damage))
         return saved.counters, fault
 
     def _described(self, folder: Path, found: Found) -> Described:
@@ -197,11 +220,10 @@ class Checkpoints:
                 mine = Described(None, "", f"host {self._me.host}: {error}")
         return broadcast_record(mine, self._group, source)
 
-    def _tell(self, sentences: Iterable[str]) -> None:
-        """What all ranks know, said once."""
-        if self._me.rank == 0:
-            for sentence in sentences:
-                print(sentence, flush=True)
+    def _warn(self, sentences: Iterable[str]) -> None:
+        """Say what all ranks know, once."""
+        for sentence in sentences:
+            self._notices.say("warning", sentence)
 
     def save(self, shards: Iterable[Shard], counters: Counters, more: Mapping[str, TensorPiece] = NOTHING) -> None:
         """Starts to copy the state and to write it; waits until the write before it is done.
@@ -215,7 +237,8 @@ class Checkpoints:
         self._snapshot.start({**pieces_of(mine), **more})
         self._saving, self._has_too_few, self._steps = Future(), False, counters.steps
         now_s = time.monotonic()
-        between_s, self._saved_s = now_s - self._saved_s, now_s
+        between_s = 0.0 if self._saved_s is None else now_s - self._saved_s  # none is safe before the first
+        self._saved_s = now_s
         self._pace = Pace(SPREAD * between_s, LATEST * between_s, self._of_training)
         # A daemon: when the run fails elsewhere, nobody waits for a write that waits for ranks that are gone.
         Thread(target=self._run, args=(self._saving, counters), name="checkpoint", daemon=True).start()
@@ -246,6 +269,8 @@ class Checkpoints:
     def _run(self, outcome: Future[None], counters: Counters) -> None:
         try:
             self._writer.write(self._snapshot.finish(), counters, self._begun_by, self._pace)
+            sentence = f"the checkpoint after step {counters.steps} is whole: {self._folder.named(counters.steps)}"
+            self._notices.say("saved", sentence, counters.steps)
         except Exception as error:  # all are raised again in the training thread
             outcome.set_exception(error)
         else:

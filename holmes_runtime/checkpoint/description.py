@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import SAMPLE_ORDERS, Precision, SampleOrder
+from holmes_runtime.config.run_settings import SAMPLE_ORDERS, Optimizer, OuterSync, Precision, SampleOrder
 from holmes_runtime.config.strict_json import decode
+from holmes_runtime.learning_rate import learning_rate
 
 FORMAT_VERSION = 1
+RATE_TOLERANCE = 0.01  # by which a learning rate may differ without a word
 DESCRIPTION_FILE = "checkpoint.json"
 ADDED_TO_SHAPES = {
     **{"rope_scaling": None, "norm_eps": 1e-5, "head_dim": None},
@@ -106,11 +109,50 @@ def describe(config: RunConfig, data_digest: str, counters: Counters) -> Descrip
             "data": data_digest,
             "weights": [source.weight for source in config.data.sources],
             "documents": config.data.documents,
+            "steps": config.steps,
+            "precision": config.value_type,
+            "wire.edges": config.lossiest_codec,
+            "optimizer": asdict(config.optimizer),
+            "islands": _islands_in_words(config.outer_sync),
         },
     )
 
 
+def _islands_in_words(outer: OuterSync | None) -> str:
+    if outer is None:
+        return "none"
+    return (
+        f"{outer.num_islands} of inner_steps {outer.inner_steps}, codec {outer.codec}, fragments {outer.fragments}, "
+        f"delay_steps {outer.delay_steps}, outer_rate {outer.outer_rate:g}, momentum {outer.momentum:g}"
+    )
+
+
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """The keys whose values differ, such as `seed: 1 then, 2 now`."""
-    keys = sorted(saved.keys() | now.keys())
-    return [f"{key}: {saved.get(key)} then, {now.get(key)} now" for key in keys if saved.get(key) != now.get(key)]
+    """Return the keys whose values differ, such as `seed: 1 then, 2 now` or `optimizer.beta1: 0.9 then, 0.8 now`."""
+    then, today = _flat(saved), _flat(now)
+    keys = sorted(then.keys() | today.keys())
+    return [f"{key}: {then.get(key)} then, {today.get(key)} now" for key in keys if then.get(key) != today.get(key)]
+
+
+def changed_settings(saved: Description, now: Description) -> list[str]:
+    """Return what a run that resumes `saved` trains with that differs, and the learning rate where that jumps by it.
+
+    An older checkpoint knows fewer settings; those it does not know are not compared.
+    """
+    then, today = saved.trained_with, now.trained_with
+    changed = differences(then, {key: value for key, value in today.items() if key in then})
+    with contextlib.suppress(KeyError, ValueError, TypeError):  # of an older checkpoint, which does not say
+        step = saved.counters.steps
+        planned = learning_rate(decode(Optimizer, then["optimizer"], "optimizer"), step, then["steps"])
+        rate = learning_rate(decode(Optimizer, today["optimizer"], "optimizer"), step, today["steps"])
+        if abs(rate - planned) > RATE_TOLERANCE * planned:
+            changed.append(f"the learning rate of step {step + 1} jumps: {planned:.3g} then, {rate:.3g} now")
+    return changed
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings inside settings under names such as `optimizer.beta1`."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {key: value}
+    return flat

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from torch.distributed import ProcessGroup
 
 from holmes_runtime.checkpoint.checkpoint_folder import SEEN
+from holmes_runtime.checkpoint.mounts import mount_of
 from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record
 from holmes_runtime.config.rank_grid import Rank
 
 SEEN_WITHIN_S = 10.0  # how long a network file system may take to show a host what another wrote
 LOCAL_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay", "bcachefs"}
-MOUNTS = Path("/proc/self/mounts")
 
 
 class Said(NamedTuple):
@@ -134,21 +134,10 @@ def _touch(path: Path, own: Path, host: str) -> str | None:
 
 def _see(path: Path, mark: str, most: int) -> tuple[int, ...]:
     """The ranks whose files are there; a network file system gets the time it may need to show them."""
-    is_local = _file_system(path) in LOCAL_FILE_SYSTEMS
+    is_local = mount_of(path).kind in LOCAL_FILE_SYSTEMS
     deadline_s = time.monotonic() + (0.0 if is_local else SEEN_WITHIN_S)
     while True:
         seen = tuple(sorted(int(each.name.rpartition("-")[2]) for each in path.glob(f"{mark}-*")))
         if len(seen) == most or time.monotonic() >= deadline_s:
             return seen
         time.sleep(0.1)
-
-
-def _file_system(path: Path) -> str:
-    """The type of the file system that holds `path`, empty where the system does not say."""
-    best, kind = "", ""
-    with contextlib.suppress(OSError):
-        for line in MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines():
-            _, point, found, *_ = line.split(" ")
-            if len(point) >= len(best) and (point == "/" or f"{path.resolve()}/".startswith(f"{point}/")):
-                best, kind = point, found
-    return kind

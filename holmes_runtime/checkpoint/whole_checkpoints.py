@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from holmes_runtime.checkpoint.checkpoint_folder import LATEST_FILE, newest_in
+from holmes_runtime.checkpoint.checkpoint_folder import LATEST_FILE, names_in, newest_in
 from holmes_runtime.checkpoint.description import DESCRIPTION_FILE
 from holmes_runtime.checkpoint.piece_index import DamagedPiece, PieceFile, PieceIndex, digest_of, lacks, read_index
 
@@ -33,7 +33,7 @@ class Offer(NamedTuple):
 class Offers(NamedTuple):
     """What one folder, which `host` sees at `path`, holds.
 
-    `latest`: the checkpoint that the file names. `faults`: sentences on what is no checkpoint any more.
+    `latest`: the newest checkpoint, by the file of that name. `faults`: sentences on what is no checkpoint any more.
     """
 
     host: str
@@ -63,7 +63,7 @@ class OtherRun(RuntimeError):
 
 
 def offers_in(host: str, folder: Path, read_old: ReadOld) -> Offers:
-    """The checkpoints of a folder up to the one its `latest` names. `read_old` gives the index of one that has none.
+    """The checkpoints of a folder up to the newest. `read_old` gives the index of one that has none.
 
     `read_old` raises DamagedPiece for what it cannot read.
     """
@@ -71,7 +71,7 @@ def offers_in(host: str, folder: Path, read_old: ReadOld) -> Offers:
     if newest is None:
         return Offers(host, str(folder), None, (), ())
     offers, faults = [], []
-    names = {path.name for path in folder.glob("step-*") if not path.suffix and path.name <= newest.name}
+    names = {name for name in names_in(folder) if name <= newest.name}
     for name in sorted(names | {newest.name}):
         try:
             offers.append(_offer(folder / name, read_old))

@@ -10,7 +10,7 @@ from typing import NamedTuple, get_args
 
 from holmes_runtime.config.meeting_words import FromMeeting, ToMeeting
 from holmes_runtime.config.node_config import GpuClaim, TunnelEnd, TunnelFault
-from holmes_runtime.config.rank_metrics import RankFileKind, RankMetrics
+from holmes_runtime.config.rank_metrics import CheckpointNotice, RankFileKind, RankMetrics
 from holmes_runtime.config.strict_json import parse_one_of, to_json
 
 ASK_SIGNAL = signal.SIGUSR2  # blocked in all threads from the start on; one waits for it, even while others are stuck
@@ -44,13 +44,16 @@ class NodeGpuProcess(NamedTuple):
 class NodeCheckpointFolder(NamedTuple):
     """The nearest folder that exists on the way to the checkpoints, and the room it has, None where not known.
 
-    `unresumed`: the newest checkpoint that lies there although the run resumes none.
+    newest: name of the newest checkpoint there, None without one. in_cache: links lead into Holmes's own cache, which
+    a run removes when it ends. mount_point: of the file system that holds it.
     """
 
     folder: str
     writable: bool
     free_bytes: int | None
-    unresumed: str | None
+    newest: str | None
+    in_cache: bool
+    mount_point: str
 
 
 class NodeNcclSetting(NamedTuple):
@@ -288,6 +291,7 @@ Message = (
     | RanksUp
     | RankPrinted
     | RankMetrics
+    | CheckpointNotice
     | RankFile
     | RankFailed
     | RankStates

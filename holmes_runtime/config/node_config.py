@@ -53,11 +53,11 @@ class NodeConfig(NamedTuple):
 
     `addresses` are the planned interfaces and the node's address on each, None where the plan names none;
     `node_addresses` those of all nodes on the network that they share, in order. The rendezvous is at the first, and
-    takes the first free port from `master_port` on. `resume`: the run goes on from the newest checkpoint of
-    `checkpoint_path`, if there is one. `inputs` are the files and folders that job.yaml names and every host must have.
-    `environment` is for the ranks; `secrets` are names of variables whose values lie in files of their own. An attached
-    run ends after `silence_limit_s` without a word from the controller; a `detached` one goes on. `tunnel`: None where
-    nothing is encrypted. `meets`: the node is of an island, and its ranks reach the meeting of all.
+    takes the first free port from `master_port` on. `inputs` are the files and folders that job.yaml names and every
+    host must have. `environment` is for the ranks; `secrets` are names of variables whose values lie in files of their
+    own. An attached run ends after `silence_limit_s` without a word from the controller; a `detached` one goes on.
+    `tunnel`: None where nothing is encrypted. `meets`: the node is of an island, and its ranks reach the meeting of
+    all.
     """
 
     run_id: str
@@ -69,7 +69,6 @@ class NodeConfig(NamedTuple):
     addresses: dict[str, str | None]
     gpus: tuple[int, ...]
     checkpoint_path: str | None
-    resume: bool
     inputs: tuple[str, ...]
     environment: dict[str, str]
     secrets: tuple[str, ...]

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from holmes_runtime.config.verdicts import Verdict
 
 METRICS_FILE = "metrics-rank{rank}.jsonl"
+CHECKPOINT_NOTICES_FILE = "checkpoints-rank{rank}.jsonl"
 
 
 class ByteCounters(NamedTuple):
@@ -97,6 +98,23 @@ class RankMetrics(NamedTuple):
     interfaces: dict[str, ByteCounters]
     verdicts: tuple[Verdict, ...]
     outer: OuterExchange | None
+
+
+CheckpointTopic = Literal["start", "warning", "saved"]
+
+
+class CheckpointNotice(NamedTuple):
+    """A sentence on a run's weights.
+
+    topic: start: where they come from; warning: what is wrong or different in the checkpoint that they come from;
+    saved: one more checkpoint is whole. safe_steps: those of a checkpoint that is whole, to start again from; None
+    where the sentence is of none.
+    """
+
+    rank: int
+    topic: CheckpointTopic
+    sentence: str
+    safe_steps: int | None
 
 
 MOST_SPANS = 200_000  # of a rank's trace

@@ -59,8 +59,9 @@ class RunConfig:
     which is for stage 1, masters and moments are in host memory, where the CPU updates them. `value_type` is the
     precision of weights, activations and what travels between stages; masters, moments and gradient sums are fp32.
 
-    `weights` is a published model's folder, on every host, that a run which resumes nothing starts from; `resume_step`
-    names a checkpoint to go back to. With `outer_sync` the run is an island, which shares progress with other runs.
+    `weights` is a published model's folder, on every host, that a run which resumes nothing starts from; with
+    `from_scratch` a run that resumes begins at step 1 where no folder holds a checkpoint; `resume_step` names one to go
+    back to. With `outer_sync` the run is an island, which shares progress with other runs.
 
     What a run under way may change of its edges: `lossiest_codec` is the furthest a codec goes, `room_in_flight` how
     many micro-batches each pipeline rank has room for, empty where that is not known.
@@ -96,6 +97,7 @@ class RunConfig:
     checkpoint: Checkpointing | None
     profile: Profile | None
     resume: bool
+    from_scratch: bool
     resume_step: int | None
     optimizer: Optimizer
     outer_sync: OuterSync | None

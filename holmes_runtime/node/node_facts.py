@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from holmes_runtime.checkpoint.checkpoint_folder import newest_in
+from holmes_runtime.checkpoint.mounts import mount_of
 from holmes_runtime.comm.nccl_conf import conf_files, settings_in
 from holmes_runtime.config.messages import (
     NodeCheckpointFolder,
@@ -37,6 +38,7 @@ _SIOCGIFFLAGS = 0x8913
 _IFF_UP = 1
 _FILES = ("~/.bashrc", "~/.profile", "~/.bash_profile", "~/.zshenv", "/etc/environment")
 _TOOL_TIMEOUT_S = 20.0
+CACHE = Path(".cache/holmes")  # in the home folder: files sent, and the folders of runs while they last
 
 
 def read_facts(config: NodeConfig, folder: Path) -> NodeFacts:
@@ -58,7 +60,7 @@ def read_facts(config: NodeConfig, folder: Path) -> NodeFacts:
         gpu_processes=_gpu_processes() if config.gpus else (),
         free_bytes=shutil.disk_usage(folder).free,
         shm_free_bytes=_free_bytes("/dev/shm"),
-        checkpoint=_checkpoint(config.checkpoint_path, config.resume),
+        checkpoint=_checkpoint(config.checkpoint_path),
         missing_inputs=_unreadable(folder, config.inputs),
         compile_lacks=missing_for_compile(bool(config.gpus), {**os.environ, **config.environment}),
         memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
@@ -179,16 +181,23 @@ def _available_memory_bytes(meminfo: Path) -> int | None:
     return None
 
 
-def _checkpoint(path: str | None, resume: bool) -> NodeCheckpointFolder | None:
+def _checkpoint(path: str | None) -> NodeCheckpointFolder | None:
     if path is None:
         return None
     folder, newest = Path(path).expanduser(), None
+    in_cache = folder.resolve().is_relative_to((Path.home() / CACHE).resolve())
     with contextlib.suppress(OSError, ValueError):
-        newest = None if resume else newest_in(folder)
+        newest = newest_in(folder)
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    unresumed = newest.name if newest else None
-    return NodeCheckpointFolder(str(folder), os.access(folder, os.W_OK), _free_bytes(str(folder)), unresumed)
+    return NodeCheckpointFolder(
+        folder=str(folder),
+        writable=os.access(folder, os.W_OK),
+        free_bytes=_free_bytes(str(folder)),
+        newest=newest.name if newest else None,
+        in_cache=in_cache,
+        mount_point=mount_of(folder).point,
+    )
 
 
 def _nccl_settings(environment: Mapping[str, str]) -> tuple[NodeNcclSetting, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from holmes_core.records.plan import Node, Plan
 from launcher.emit.start_script import START_SCRIPT, start_script
 from launcher.prepare.env_file import env_file
-from launcher.prepare.prepare import code_files, node_environment, plan_files, reasons_of, runtime_files
+from launcher.prepare.prepare import Attempt, code_files, node_environment, plan_files, reasons_of, runtime_files
 from launcher.prepare.user_variables import UserVariables
 
 RANK_TABLE = "ranks"
@@ -29,7 +29,7 @@ def start_files(plan: Plan, variables: UserVariables) -> dict[str, str]:
         **runtime_files(),
         **variables.files,
         **code_files(variables),
-        **plan_files(plan, resume=plan.job.checkpoint is not None),
+        **plan_files(plan, Attempt("emitted", resume=plan.job.checkpoint is not None, from_scratch=True)),
         **secrets,
     }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Run, SentCode, Settings, State
+from holmes_runtime.config.rank_metrics import CheckpointNotice
 from launcher.journal.prometheus import PrometheusFile
 from launcher.journal.run_events import Notice, RunEvent, View
 from launcher.journal.run_folder import RUN_FILE, RunFolder
@@ -32,6 +33,8 @@ class RunRecord:
         self._started_at_s = time.time()
         self._first: StepMetrics | None = None
         self._last: StepMetrics | None = None
+        self._origin: str | None = None
+        self.safe_steps: int | None = None
         self.attempt_steps = StepTotals()
 
     @property
@@ -42,6 +45,7 @@ class RunRecord:
     def remember(self, run: Run) -> None:
         """Go on with a run of another controller."""
         self._started_at_s, self._code = run.started_at_s, run.code
+        self._origin, self.safe_steps = run.origin, run.safe_steps
         for step in read_steps(self._folder.path, most=2):
             self._take_step(step)
 
@@ -54,6 +58,9 @@ class RunRecord:
             self.attempt_steps.add(event)
             if self._prometheus:
                 self._prometheus.take_step(event)
+        elif isinstance(event, CheckpointNotice):
+            self._origin = event.sentence if event.topic == "start" else self._origin
+            self.safe_steps = self.safe_steps if event.safe_steps is None else event.safe_steps
 
     def _take_step(self, step: StepMetrics) -> None:
         if self._first is None or step.step <= self._first.step:
@@ -90,6 +97,8 @@ class RunRecord:
             ended_at_s=None if state == "running" else time.time(),
             exit_code=exit_code,
             steps_done=self.steps_done,
+            origin=self._origin,
+            safe_steps=self.safe_steps,
             first_loss=self._first.loss if self._first else None,
             last_loss=self._last.loss if self._last else None,
             tokens_per_s=tokens / seconds if seconds else None,

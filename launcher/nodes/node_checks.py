@@ -15,9 +15,13 @@ from holmes_core.units import format_memory
 from holmes_runtime.config.messages import NodeFacts, Ready
 from holmes_runtime.config.node_config import SHM_BYTES_PER_RANK, TunnelFault
 from launcher.nodes.preflight import Fault
-from launcher.prepare.prepare import planned_interfaces, planned_rdma_ports
+from launcher.prepare.prepare import Attempt, planned_interfaces, planned_rdma_ports
 
 MIN_FREE_BYTES = 1 << 30
+NOTHING_TO_RESUME = (
+    "correct `checkpoint: {path: ...}` in job.yaml, or mount the folder that it names; to begin at step 1 where there "
+    "is no checkpoint, add `--from-scratch`"
+)
 TORCH_FROM, TORCH_BELOW = (2, 13), (2, 15)
 # The first driver that runs programs of a CUDA major version. Source: NVIDIA, CUDA Compatibility, table "CUDA Toolkit
 # Driver Version Ranges" (docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html).
@@ -34,7 +38,9 @@ class CheckedNode:
     inventory: Inventory | None
 
 
-def check_facts(plan: Plan, inventory: Inventory | None, answers: Mapping[int, Ready]) -> Iterator[Fault]:
+def check_facts(
+    plan: Plan, attempt: Attempt, inventory: Inventory | None, answers: Mapping[int, Ready]
+) -> Iterator[Fault]:
     """Every fault in what the nodes say. `answers` are by node rank."""
     yield from _versions(plan, answers)
     for node in plan.nodes:
@@ -46,7 +52,7 @@ def check_facts(plan: Plan, inventory: Inventory | None, answers: Mapping[int, R
             yield Fault("encryption", node.host, tunnel.evidence, tunnel.remedy)
         elif node.tunnel_endpoint is not None and tunnel is None:
             yield Fault("encryption", node.host, "the plan encrypts, and the node has made no tunnel")
-    yield from _checkpoints(plan, answers)
+    yield from _checkpoints(plan, attempt, answers)
     if answers[0].master_port is None and not isinstance(answers[0].tunnel, TunnelFault):
         first, port = plan.nodes[0], plan.job.master_port
         evidence = f"no port from {port} to {port + 99} is free at {first.shared_address}"
@@ -64,15 +70,30 @@ def _versions(plan: Plan, answers: Mapping[int, Ready]) -> Iterator[Fault]:
                 yield Fault("versions", host, f"{what} {value}, where most have {common}")
 
 
-def _checkpoints(plan: Plan, answers: Mapping[int, Ready]) -> Iterator[Fault]:
+def _checkpoints(plan: Plan, attempt: Attempt, answers: Mapping[int, Ready]) -> Iterator[Fault]:
     """What the ranks would refuse once torch is up, of the first host that has it: of a shared folder all say so."""
-    told = set()
+    yield from _lost_with_the_run(plan, answers)
+    folders = {node.host: answers[node.node_rank].facts.checkpoint for node in plan.nodes}
+    newest = {(found.folder, found.newest): host for host, found in reversed(folders.items()) if found and found.newest}
+    if not attempt.resume:
+        for (folder, name), host in newest.items():
+            yield Fault("checkpoints", host, f"{folder} holds a checkpoint, {name}, and this run does not resume it")
+    elif not newest and not attempt.from_scratch and plan.job.checkpoint is not None:
+        evidence = f"{plan.job.checkpoint.path} holds no checkpoint on {', '.join(folders)}, and this run resumes one"
+        yield Fault("checkpoints", plan.nodes[0].host, evidence, NOTHING_TO_RESUME)
+
+
+def _lost_with_the_run(plan: Plan, answers: Mapping[int, Ready]) -> Iterator[Fault]:
+    """Folders that are removed when the run ends, and with them what was saved there."""
     for node in plan.nodes:
         found = answers[node.node_rank].facts.checkpoint
-        if found is not None and found.unresumed is not None and (found.folder, found.unresumed) not in told:
-            told.add((found.folder, found.unresumed))
-            evidence = f"{found.folder} holds a checkpoint, {found.unresumed}, and this run does not resume it"
-            yield Fault("checkpoints", node.host, evidence)
+        if found is not None and found.in_cache:
+            evidence = f"{found.folder} leads into Holmes's own cache, which is removed when the run ends"
+            yield Fault("checkpoints", node.host, evidence, "name another `checkpoint: {path: ...}` in job.yaml")
+        elif found is not None and node.access.container is not None and found.mount_point == "/":
+            evidence = f"{found.folder} is inside the container, which is removed when the run ends"
+            remedy = "mount the host's folder there: `container: {options: [--volume, /data:/data]}` in hosts.yaml"
+            yield Fault("checkpoints", node.host, evidence, remedy)
 
 
 def _versions_of(facts: NodeFacts) -> dict[str, str | None]:

@@ -74,7 +74,7 @@ CHECKS = (
     Check("interfaces", "the planned interfaces are up and have their addresses", PROBE_AGAIN),
     Check(
         "checkpoints",
-        "a run that resumes nothing finds no checkpoint of another",
+        "checkpoints outlive the run, and none is overwritten or missing",
         "go on from it with `--resume`; or name another `checkpoint: {path: ...}` in job.yaml and plan again",
         False,
     ),

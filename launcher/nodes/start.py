@@ -32,6 +32,7 @@ from launcher.nodes.node_link import Heard, LinkClosed, LinkState, NodeLink, Unr
 from launcher.nodes.preflight import Fault, Preflight, host_fault, unreadable_fault
 from launcher.nodes.tries import rounds_of, tries_of
 from launcher.prepare.bundle import NodeBundle
+from launcher.prepare.prepare import Attempt
 
 READY_TIMEOUT_S = 60.0
 AT_ONCE = 32
@@ -98,7 +99,12 @@ class RunningNodes:
 
 
 def start(
-    nodes: RunningNodes, plan: Plan, inventory: Inventory | None, forced: frozenset[str], on_state: OnState
+    nodes: RunningNodes,
+    plan: Plan,
+    attempt: Attempt,
+    inventory: Inventory | None,
+    forced: frozenset[str],
+    on_state: OnState,
 ) -> Preflight:
     """Bring every node to ready, and check; ranks start at `nodes.go()`, if all has passed."""
     faults = _open_all(nodes, on_state)
@@ -106,7 +112,7 @@ def start(
     if not faults:
         answers, faults = _await(nodes, Ready, on_state)
     if not faults:
-        faults = [*check_facts(plan, inventory, answers), *_introduce(nodes, answers, on_state)]
+        faults = [*check_facts(plan, attempt, inventory, answers), *_introduce(nodes, answers, on_state)]
         if not any(fault.check == "encryption" for fault in faults):
             faults += _check_network(nodes, plan, answers, on_state)
     if answers and answers[0].master_port is not None:

@@ -46,21 +46,23 @@ SILENCE_LIMIT_S = 15.0  # a node or a controller not heard for so long is taken 
 class Attempt:
     """One start of a run: the first, a restart, or one with a new plan. `resume` continues the last checkpoint.
 
-    `resume_step`: it goes back to the checkpoint after so many steps, which is the last from then on.
-    `outer_sync`: of an island, what its ranks have to know of the others.
+    `from_scratch`: where there is none, it begins at step 1; else that is a fault. `resume_step`: it goes back to the
+    checkpoint after so many steps, which is the last from then on. `outer_sync`: of an island, what its ranks have to
+    know of the others.
     """
 
     run_id: str
     number: int = 0
     detached: bool = False
     resume: bool = False
+    from_scratch: bool = False
     resume_step: int | None = None
     outer_sync: OuterSync | None = None
 
 
 def prepare(plan: Plan, attempt: Attempt, variables: UserVariables) -> tuple[NodeBundle, ...]:
     """Every file and command of every node, nodes in order. Raises HolmesError if the runtime cannot run the plan."""
-    of_plan = Parcel({**variables.files, **plan_files(plan, attempt.resume, attempt.resume_step, attempt.outer_sync)})
+    of_plan = Parcel({**variables.files, **plan_files(plan, attempt)})
     own = (Parcel(code),) if (code := code_files(variables)) else ()
     parcels = (Parcel(runtime_files()), of_plan, *own)
     return tuple(_bundle(plan, node, attempt, variables, parcels) for node in plan.nodes)
@@ -79,12 +81,16 @@ def code_files(variables: UserVariables) -> dict[str, str]:
     return {f"{CODE_FOLDER}/{name}": content for name, content in code.files.items()} if code else {}
 
 
-def plan_files(
-    plan: Plan, resume: bool, resume_step: int | None = None, outer_sync: OuterSync | None = None
-) -> dict[str, str]:
+def plan_files(plan: Plan, attempt: Attempt) -> dict[str, str]:
     """What the plan says to all nodes alike. Named by the plan and not by the run, so that it is sent once."""
     run_id = plan.digest().removeprefix("sha256:")[:12]
-    run_config = replace(run_config_of(plan, run_id), resume=resume, resume_step=resume_step, outer_sync=outer_sync)
+    run_config = replace(
+        run_config_of(plan, run_id),
+        resume=attempt.resume,
+        from_scratch=attempt.from_scratch,
+        resume_step=attempt.resume_step,
+        outer_sync=attempt.outer_sync,
+    )
     return {
         RUN_CONFIG_FILE: run_config.to_json(),
         PLAN_FILE: plan.to_json(),
@@ -154,6 +160,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             checkpoint=_translated(Checkpointing, job.checkpoint) if job.checkpoint else None,
             profile=_translated(Profile, job.profile) if job.profile else None,
             resume=False,
+            from_scratch=False,
             resume_step=None,
             optimizer=_translated(Optimizer, job.optimizer),
             outer_sync=None,
@@ -215,7 +222,6 @@ def _bundle(
         addresses=dict.fromkeys(planned_interfaces(plan, node)) | {node.shared_netdev: node.shared_address},
         gpus=tuple(gpu for gpu in gpus if gpu is not None),
         checkpoint_path=checkpoint.path if checkpoint else None,
-        resume=attempt.resume,
         inputs=inputs_of(plan.job),
         environment=environment,
         secrets=tuple(sorted(variables.secrets)),

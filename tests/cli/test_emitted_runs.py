@@ -153,7 +153,7 @@ def test_a_batch_job_that_is_told_to_end_saves_and_the_next_one_goes_on(site: Si
         assert "resumes" not in first
         saved = (tmp_path / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
         second = run_until_step(slurm, script, folder)
-        assert f"resumes after {int(saved.removeprefix('step-'))} of 100000 steps" in second
+        assert f"resumed after step {int(saved.removeprefix('step-'))} of 100000 from" in second
         left = {host.name: set(site.bed.guest_pids(host.name)) - before[host.name] for host in site.bed.hosts}
     assert left == {host.name: set() for host in site.bed.hosts}
 

@@ -90,7 +90,7 @@ def test_what_is_only_to_be_read_has_neither_secrets_nor_the_runtime() -> None:
 @pytest.mark.parametrize("form", set(FORMATS) - {"files"})
 def test_what_starts_ranks_has_all_that_a_launch_sends(form: str) -> None:
     files = emit(kept_plan(), form, VARIABLES)
-    sent = prepare(kept_plan(), Attempt("r", resume=True), VARIABLES)[0]
+    sent = prepare(kept_plan(), Attempt("r", resume=True, from_scratch=True), VARIABLES)[0]
     shared = {**sent.parcels[0].files, **sent.parcels[1].files}
     assert {name: files[name] for name in shared} == shared
     assert files["secret-TOKEN"] == sent.files["secret-TOKEN"]

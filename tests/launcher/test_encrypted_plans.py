@@ -52,7 +52,7 @@ def test_nodes_of_another_plan_are_told_of_none() -> None:
 
 def test_nodes_with_their_ends_of_the_tunnel_have_no_fault() -> None:
     ends = [TunnelEnd(f"KEY{rank}", 51820) for rank in range(4)]
-    assert list(check_facts(PLAN, None, answers(*ends))) == []
+    assert list(check_facts(PLAN, Attempt("run"), None, answers(*ends))) == []
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_node_without_its_end_refuses_and_cannot_be_forced(
     said: TunnelFault | None, evidence: str, remedy: str
 ) -> None:
     ends = [TunnelEnd("KEY", 51820)] * 3
-    (fault,) = check_facts(PLAN, None, answers(said, *ends))
+    (fault,) = check_facts(PLAN, Attempt("run"), None, answers(said, *ends))
     assert (fault.check, fault.host, fault.evidence) == ("encryption", PLAN.nodes[0].host, evidence)
     assert remedy in remedy_of(fault)
     assert not Preflight((fault,), frozenset({"encryption"})).passed

@@ -32,8 +32,9 @@ def launched(folder: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> tuple[
     (folder / "python3.said").write_text(said, encoding="utf-8")
     monkeypatch.setenv("HOME", str(folder))
     plan = with_access(PLAN, Access(transport="local", python=str(python)))
-    nodes = RunningNodes(prepare(plan, Attempt("20260101-000000-abcd"), UserVariables({}, {})), detached=False)
-    preflight = start(nodes, plan, None, frozenset(), lambda host, state: None)  # noqa: ARG005
+    attempt = Attempt("20260101-000000-abcd")
+    nodes = RunningNodes(prepare(plan, attempt, UserVariables({}, {})), detached=False)
+    preflight = start(nodes, plan, attempt, None, frozenset(), lambda host, state: None)  # noqa: ARG005
     return preflight, stop(nodes)
 
 

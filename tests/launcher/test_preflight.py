@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from holmes_core.errors import HostError
-from holmes_core.records.access import LaunchSettings
-from holmes_core.records.job import Source
+from holmes_core.records.access import Access, Container, LaunchSettings
+from holmes_core.records.job import Checkpointing, Source
 from holmes_core.records.plan import EnvironmentVariable, Plan
 from holmes_runtime.config.messages import (
     NodeCheckpointFolder,
@@ -21,17 +22,20 @@ from holmes_runtime.config.messages import (
 from holmes_runtime.config.node_config import GpuClaim
 from launcher.nodes.node_checks import TORCH_BELOW, TORCH_FROM, check_facts
 from launcher.nodes.preflight import CHECKS, Fault, Preflight, PreflightFailed, host_fault, remedy_of
-from launcher.prepare.prepare import inputs_of, node_environment
+from launcher.prepare.prepare import Attempt, inputs_of, node_environment
 from launcher.prepare.user_variables import UserVariables
-from tests.launcher.plans import cpu_plan, gpu_plan, healthy_answers
+from tests.launcher.plans import cpu_plan, gpu_plan, healthy_answers, with_access
 from tests.test_layers import ROOT
 
 PLAN = gpu_plan()
 HOST = PLAN.nodes[1].host
 OWN = PLAN.job.model.model_copy(update={"factory": "/own.py:build"})
 UP = NodeInterface(up=True, address=None)
-READ_ONLY = NodeCheckpointFolder("/data", writable=False, free_bytes=1, unresumed=None)
-OTHERS = NodeCheckpointFolder("/data", writable=True, free_bytes=1 << 40, unresumed="step-00000040")
+EMPTY = NodeCheckpointFolder("/data", True, 1 << 40, newest=None, in_cache=False, mount_point="/")
+READ_ONLY = EMPTY._replace(writable=False, free_bytes=1)
+OTHERS = EMPTY._replace(newest="step-00000040")
+FIRST, RESUMING = Attempt("r"), Attempt("r", resume=True)
+SAVING = Checkpointing(path="/data/ck", every_steps=10)
 NET_IB = NodeNcclSetting("~/.bashrc", "NCCL_NET", "IB")
 DOCKER0 = NodeNcclSetting("/etc/nccl.conf", "NCCL_SOCKET_IFNAME", "docker0")
 UUID = f"GPU-{HOST}-0"
@@ -43,7 +47,7 @@ def faults(plan: Plan, **facts: Any) -> list[Fault]:
     """What is found when node 1 says these facts."""
     answers = healthy_answers(plan)
     answers[1] = answers[1]._replace(facts=answers[1].facts._replace(**facts))
-    return list(check_facts(plan, None, answers))
+    return list(check_facts(plan, FIRST, None, answers))
 
 
 @pytest.mark.parametrize("plan", [PLAN, cpu_plan()], ids=["gpus", "cpus"])
@@ -176,7 +180,7 @@ def test_a_checkpoint_that_the_run_does_not_resume_is_found_once_before_torch_is
         rank: answer._replace(facts=answer.facts._replace(checkpoint=OTHERS))
         for rank, answer in healthy_answers(PLAN).items()
     }
-    (fault,) = check_facts(PLAN, None, answers)
+    (fault,) = check_facts(PLAN, FIRST, None, answers)
     assert (fault.check, fault.host) == ("checkpoints", PLAN.nodes[0].host)
     assert fault.evidence == "/data holds a checkpoint, step-00000040, and this run does not resume it"
     assert "--resume" in remedy_of(fault)
@@ -186,9 +190,38 @@ def test_a_checkpoint_in_the_own_folder_of_one_host_is_found_there() -> None:
     answers = healthy_answers(PLAN)
     answers[1] = answers[1]._replace(facts=answers[1].facts._replace(checkpoint=OTHERS))
 
-    (fault,) = check_facts(PLAN, None, answers)
+    (fault,) = check_facts(PLAN, FIRST, None, answers)
 
     assert (fault.check, fault.host) == ("checkpoints", PLAN.nodes[1].host)
+
+
+def checkpoint_faults(found: list[NodeCheckpointFolder], attempt: Attempt, plan: Plan = PLAN) -> list[Fault]:
+    """The faults when the nodes in order see these folders."""
+    saving = plan.model_copy(update={"job": plan.job.model_copy(update={"checkpoint": SAVING})})
+    answers = {
+        rank: answer._replace(facts=answer.facts._replace(checkpoint=found[rank % len(found)]))
+        for rank, answer in healthy_answers(plan).items()
+    }
+    return list(check_facts(saving, attempt, None, answers))
+
+
+def test_a_run_that_resumes_needs_a_checkpoint_on_one_host_at_least() -> None:
+    (fault,) = checkpoint_faults([EMPTY], RESUMING)
+    hosts = ", ".join(node.host for node in PLAN.nodes)
+    assert fault.evidence == f"/data/ck holds no checkpoint on {hosts}, and this run resumes one"
+    assert "--from-scratch" in remedy_of(fault)
+    assert not Preflight((fault,), frozenset({"checkpoints"})).passed
+    assert checkpoint_faults([EMPTY], replace(RESUMING, from_scratch=True)) == []
+    assert checkpoint_faults([EMPTY, OTHERS], RESUMING) == []
+
+
+def test_folders_that_are_removed_with_the_run_refuse_it() -> None:
+    in_cache = [fault.evidence for fault in checkpoint_faults([EMPTY._replace(in_cache=True)], FIRST)]
+    assert in_cache == ["/data leads into Holmes's own cache, which is removed when the run ends"] * len(PLAN.nodes)
+    inside = with_access(PLAN, Access(container=Container(engine="docker", image="torch")))
+    (fault, *_) = checkpoint_faults([EMPTY], FIRST, inside)
+    assert fault.evidence == "/data is inside the container, which is removed when the run ends"
+    assert checkpoint_faults([EMPTY._replace(mount_point="/data")], FIRST, inside) == []
 
 
 def test_what_can_be_forced_is_said_with_its_names_and_nothing_else_is() -> None:
@@ -201,7 +234,7 @@ def test_what_can_be_forced_is_said_with_its_names_and_nothing_else_is() -> None
 def test_no_free_port_is_found_on_the_first_node() -> None:
     answers = healthy_answers(PLAN)
     answers[0] = answers[0]._replace(master_port=None)
-    (fault,) = check_facts(PLAN, None, answers)
+    (fault,) = check_facts(PLAN, FIRST, None, answers)
     assert (fault.check, fault.host) == ("rendezvous", PLAN.nodes[0].host)
 
 

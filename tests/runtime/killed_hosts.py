@@ -85,7 +85,7 @@ def kill_and_go_on(worker: Worker, folder: Path, kills: int, how: str) -> list[K
     saving = Checkpointing(str(folder / "saved"), 1, 3, 2)
     kept: list[Killed] = []
     for number in range(kills):
-        config = worker.config(10**6, FOUR, HOSTS, checkpoint=saving, resume=number > 0)
+        config = worker.config(10**6, FOUR, HOSTS, checkpoint=saving, resume=number > 0, from_scratch=True)
         losses = kill_in_training(config, folder / f"killed-{number}")
         if kept:
             kept[-1] = kept[-1]._replace(losses=losses)

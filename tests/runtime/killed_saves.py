@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from holmes_runtime.checkpoint.checkpoint_notices import CheckpointNotices
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.config.run_config import RunConfig
@@ -42,7 +43,7 @@ def config(folder: Path, resume: bool, how: str, rank: int) -> RunConfig:
     pipelines = tuple((each,) for each in range(len(clusters)))
     plain = make_config(pipelines=pipelines, cuts=(0, 3), clusters=clusters if how == "cluster" else ())
     path = folder / "checkpoints" / ("" if how == "shared" else f"host{rank}")
-    return replace(plain, checkpoint=Checkpointing(str(path), 1, 2, 2), resume=resume)
+    return replace(plain, checkpoint=Checkpointing(str(path), 1, 2, 2), resume=resume, from_scratch=True)
 
 
 def shards(rank: int, ranks: int) -> list[Shard]:
@@ -67,7 +68,7 @@ def train(rank: int, folder: Path, attempt: int, report: Connection, how: str) -
     ranks = len(CLUSTERS[how])
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{attempt}", rank=rank, world_size=ranks)
     settings = config(folder, attempt > 0, how, rank)
-    checkpoints = Checkpoints(settings, settings.grid.rank(rank), "digest")
+    checkpoints = Checkpoints(settings, settings.grid.rank(rank), "digest", CheckpointNotices(folder, rank))
     mine, expected = shards(rank, ranks), shards(rank, ranks)
     counters = checkpoints.load(mine)
     steps = counters.steps if counters else 0

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from holmes_runtime.checkpoint.checkpoint_notices import CheckpointNotices
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.checkpoint.description import ADDED_TO_SHAPES, Counters, differences
 from holmes_runtime.checkpoint.piece_files import SafeReader
@@ -30,17 +31,22 @@ OWN = replace(TINY, factory="own.py:build")
 SHAPES = {"head.weight": (5, 3), "norm.bias": (4,)}
 
 
-def config(folder: Path, resume: bool = False, keep_last: int = 2, value_type: str = "fp32") -> RunConfig:
+def config(
+    folder: Path, resume: bool = False, keep_last: int = 2, value_type: str = "fp32", from_scratch: bool = True
+) -> RunConfig:
     return make_config(
         checkpoint=Checkpointing(str(folder), 1, keep_last, 2),
         resume=resume,
+        from_scratch=from_scratch,
         value_type=value_type,  # type: ignore[arg-type]
         model=OWN,
     )
 
 
 def open_folder(settings: RunConfig) -> Checkpoints:
-    return Checkpoints(settings, settings.grid.rank(0), "digest")
+    assert settings.checkpoint is not None
+    notices = CheckpointNotices(Path(settings.checkpoint.path).parent / "notices", 0)
+    return Checkpoints(settings, settings.grid.rank(0), "digest", notices)
 
 
 def make_shards(start: int) -> list[Shard]:

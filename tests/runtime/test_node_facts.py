@@ -24,7 +24,6 @@ CONFIG = NodeConfig(
     addresses={"lo": "127.0.0.1"},
     gpus=(),
     checkpoint_path=None,
-    resume=False,
     inputs=(),
     environment={},
     secrets=(),
@@ -133,18 +132,32 @@ def test_ranks_keep_checkpoints_in_memory_where_they_save_some(
     assert environment.get("HOLMES_MEMORY_FOLDER") == expected
 
 
-def test_a_checkpoint_is_in_the_way_of_a_run_that_resumes_none(tmp_path: Path) -> None:
-    saving = CONFIG._replace(checkpoint_path=str(tmp_path / "checkpoints"))
-    resuming = saving._replace(resume=True)
-    folder = CheckpointFolder(tmp_path / "checkpoints", keep_last=2)
+def test_newest_checkpoint_is_found_with_and_without_its_latest_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = CheckpointFolder(tmp_path / "ck", keep_last=2)
 
-    def unresumed(config: NodeConfig) -> str | None:
-        found = read_facts(config, tmp_path).checkpoint
+    def newest() -> str | None:
+        found = read_facts(CONFIG._replace(checkpoint_path="~/ck"), tmp_path).checkpoint
         assert found is not None
-        return found.unresumed
+        assert not found.in_cache
+        return found.newest
 
-    assert unresumed(saving) is None
+    assert newest() is None
     folder.make_ready()
     folder.partial(40).mkdir()
+    assert newest() is None
     folder.publish(40)
-    assert (unresumed(saving), unresumed(resuming)) == ("step-00000040", None)
+    assert newest() == "step-00000040"
+    (folder.path / "latest").unlink()
+    assert newest() == "step-00000040"
+
+
+def test_a_link_into_our_cache_is_seen_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".cache" / "holmes" / "runs").mkdir(parents=True)
+    (tmp_path / "ck").symlink_to(tmp_path / ".cache" / "holmes" / "runs")
+    found = read_facts(CONFIG._replace(checkpoint_path=str(tmp_path / "ck")), tmp_path).checkpoint
+    assert found is not None
+    assert found.in_cache

@@ -62,7 +62,7 @@ def test_a_run_goes_back_to_an_older_checkpoint_also_where_a_host_has_lost_its_p
     losses, expected, said = resumed(runs, "gone back")
 
     assert losses == expected
-    assert f"resumes after {STOPPED_AFTER} of {STEPS} steps" in said
+    assert f"resumed after step {STOPPED_AFTER} of {STEPS} from" in said
     saved = folder / "saved-gone-back"
     assert {(saved / host / "latest").read_text() for host in HOSTS} == {f"step-{STEPS:08d}\n"}
     aside = {path.name for host in HOSTS[:3] for path in (saved / host).glob("*.aside-1")}

@@ -54,6 +54,7 @@ OWN = {
     "schema_version",
     "run_id",
     "resume",
+    "from_scratch",
     "resume_step",
     "expectation",
     "outer_sync",

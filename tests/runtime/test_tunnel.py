@@ -46,7 +46,7 @@ def install(home: Path, name: str, script: str) -> None:
 def tunnel(folder: Path, interface: str = "lo") -> Tunnel:
     """Of the first of two nodes. The loopback stands in for an interface: tools that do nothing make none."""
     config = NodeConfig(
-        *("run", "a1", 0, 1, ("198.18.0.1", "198.18.0.2"), 29500, {}, (), None, False, (), {}, (), 15.0, False)
+        *("run", "a1", 0, 1, ("198.18.0.1", "198.18.0.2"), 29500, {}, (), None, (), {}, (), 15.0, False)
     )
     return Tunnel(config, TunnelConfig(interface, ("127.0.0.1", "127.0.0.1")), folder)
 

@@ -12,11 +12,12 @@ import typer
 
 from holmes_cli.commands.launched.asked_run import AskedRun, asked_run
 from holmes_cli.islands.show_islands import refuse_whole, show_islands, state_as_json
-from holmes_cli.screen.show_run import code_in_words, show_run, show_speed, state_in_words
+from holmes_cli.screen.show_run import code_in_words, safe_in_words, show_run, show_speed, state_in_words
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import write_atomically
+from holmes_runtime.config.rank_metrics import CheckpointNotice
 from holmes_runtime.config.strict_json import encode
 from launcher.journal.follow_folder import past_events, read_plan
 from launcher.journal.run_events import NodeState, Notice
@@ -97,6 +98,8 @@ def _read(folder: Path) -> KnownRun:
             nodes[event.host] = event.state
         elif isinstance(event, Notice):
             notices.append(event.text)
+        elif isinstance(event, CheckpointNotice) and event.topic == "warning":
+            notices.append(event.sentence)
     return KnownRun(stored, read_plan(stored.folder), read_steps(stored.folder, MOST_STEPS), nodes, notices)
 
 
@@ -116,8 +119,11 @@ def show_known(known: KnownRun) -> None:
         out.print(f"  {host}: {word}", markup=False, soft_wrap=True)
     for notice in known.notices:
         out.print(f"  {notice}", markup=False, soft_wrap=True)
+    if stored.run.origin is not None:
+        out.print(f"  {stored.run.origin}", markup=False, soft_wrap=True)
     if stored.run.state == "running":
         show_speed(known.plan, known.steps)
+        out.print(safe_in_words(known.plan, stored.run), markup=False, soft_wrap=True)
         out.print(f"run: {stored.folder}", markup=False, soft_wrap=True)
     else:
         show_run(known.plan, stored.run, stored.folder)
