@@ -32,24 +32,39 @@ class HostEntry(Record):
     """One host of hosts.yaml. What it leaves out is as the whole file or the SSH configuration says."""
 
     name: Name
+    """Of the host on every screen, and for SSH where there is no `address`; a pattern stands for several.
+    Example: "node[01-16]\""""
     address: str | None = None
+    """For SSH, where the name is none; with Slurm its name for the node. Of a pattern: a pattern of as many.
+    Example: 10.0.0.1"""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """As at the top of the file, for this host. Example: 2222"""
     user: str | None = None
+    """As at the top of the file, for this host. Example: ubuntu"""
     identity_file: str | None = None
+    """As at the top of the file, for this host. Example: ~/.ssh/id_ed25519"""
     python: Program | None = None
+    """As at the top of the file, for this host. Example: /opt/conda/bin/python"""
     activate: OneLine | None = None
+    """As at the top of the file, for this host. Example: source /opt/conda/bin/activate train"""
     container: Container | None = None
-    cluster: Name | None = None  # pins the host to the cluster of that name
-    speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}  # by netdev or RDMA device, where tools cannot tell
-    rails: RailPatterns | None = None  # the RDMA ports that are its rails, where the probe would choose others
-    hints: Hints = Hints()  # of a scheduler's labels, to be compared with what is found
+    """As at the top of the file, for this host."""
+    cluster: Name | None = None
+    """Pins the host to the cluster of that name. Example: east"""
+    speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}
+    """As at the top of the file, for this host. Example: {eth0: 25}"""
+    rails: RailPatterns | None = None
+    """As at the top of the file, for this host. Example: ["mlx5_[0-3]"]"""
+    hints: Hints = Hints()
 
 
 class StatedTrunk(Record):
-    """What the way between two clusters carries, each way, for all hosts together. A line rate, as `speeds_gbps`."""
+    """Line rate of the way between two clusters, each way, for all hosts together."""
 
     between: tuple[Name, Name]
+    """The two clusters. Example: [east, west]"""
     gbps: Annotated[float, Field(gt=0, le=MOST_TRUNK_GBPS, strict=True)]
+    """Gbit/s, each way. Example: 100"""
 
     @field_validator("between")
     @classmethod
@@ -95,16 +110,28 @@ class HostsFile(Record):
     """The whole of hosts.yaml: defaults at the top, then the hosts."""
 
     transport: TransportName = "ssh"
-    ssh_config: str | None = None  # None for ~/.ssh/config
+    """ssh; slurm: steps of this Slurm job; local: all hosts are this machine. Example: slurm"""
+    ssh_config: str | None = None
+    """SSH's configuration, seen from this file's folder; not set: ~/.ssh/config. Example: ./ssh_config"""
     user: str | None = None
+    """For SSH; not set: what SSH's configuration says, else yours. Example: ubuntu"""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """For SSH; not set: what SSH's configuration says, else 22. Example: 2222"""
     identity_file: str | None = None
-    python: Program | None = None  # None: python3; on this machine the one that runs Holmes
+    """Private key for SSH, seen from this file's folder; not set: what SSH's configuration says.
+    Example: ~/.ssh/id_ed25519"""
+    python: Program | None = None
+    """Python with torch on the hosts, found by PATH or named by its whole path; not set: python3, and on this machine
+    the one that runs Holmes. Example: /opt/conda/bin/python"""
     activate: OneLine | None = None
+    """A line of shell that runs before Python. Example: source /opt/conda/bin/activate train"""
     container: Container | None = None
     speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}
+    """Line rates in Gbit/s by netdev or RDMA device, where tools cannot say or are wrong. Example: {eth0: 25}"""
     rails: RailPatterns | None = None
+    """RDMA ports that carry the job, where the probe would choose others. Example: ["mlx5_[0-3]"]"""
     hosts: tuple[Annotated[HostEntry, BeforeValidator(_entry)], ...] = Field(min_length=1)
+    """Machines to ask, each with keys, or its name alone. Example: ["node[01-16]"]"""
     trunks: tuple[StatedTrunk, ...] = ()
     security: Security = IN_THE_CLEAR
 

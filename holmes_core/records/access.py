@@ -22,7 +22,9 @@ def _program(name: str) -> str:
     return checked_rooted_path(name) if "/" in name or not name else name
 
 
-Program = Annotated[OneLine, AfterValidator(_program)]
+Program = Annotated[
+    OneLine, AfterValidator(_program), Field(json_schema_extra={"format": "name of a program, or its whole path"})
+]
 """The name of a program that PATH finds, or its whole path."""
 
 
@@ -33,8 +35,11 @@ class Container(Record):
     """
 
     engine: Literal["docker", "apptainer"]
+    """Program that runs the image. Example: docker"""
     image: Annotated[str, Field(min_length=1)]
-    options: tuple[str, ...] = ()  # for the engine, as they are, such as `--volume`, `/data:/data`
+    """Image, as the engine names it. Example: nvcr.io/nvidia/pytorch:25.06-py3"""
+    options: tuple[str, ...] = ()
+    """Words for the engine, as they are. Example: ["--volume", "/data:/data"]"""
 
 
 class Access(Record):
@@ -61,19 +66,22 @@ class LaunchSettings(Record):
     """What travels to the ranks besides the plan. Nothing of the launching shell does unless it is named here."""
 
     environment: dict[VariableName, OneLine | None] = {}
-    """Variables; one without a value takes it from the shell that runs `holmes launch`."""
+    """Variables; one without a value takes it from the shell that runs `holmes launch`.
+    Example: {NCCL_DEBUG: WARN, WANDB_MODE: null}"""
     secrets: dict[VariableName, RootedPath] = {}
     """Variables whose value is the text of this file on the controller. It goes into a private file on each node,
-    never onto a command line or into the dry run."""
+    never onto a command line or into the dry run. Example: {HF_TOKEN: ~/hf_token}"""
     code: OneLine | None = None
     """The folder of `model.factory` and what it imports, as seen from job.yaml: it is sent to every host. What begins
-    with a dot, `__pycache__`, virtual environments and run folders are left out."""
+    with a dot, `__pycache__`, virtual environments and run folders are left out. Example: src"""
     on_end: tuple[OneLine, ...] = ()
-    """A command, word by word, that runs on the controller when the run has ended, however it did: `[curl, --json,
-    "@-", https://...]`. On its standard input is JSON that says how; no shell reads the words, the run does not
-    wait for it, and a minute later it is ended. The program is found by PATH, or named by its whole path."""
+    """A command, word by word, that runs on the controller when the run has ended, however it did. On its standard
+    input is JSON that says how; no shell reads the words, the run does not wait for it, and a minute later it is
+    ended. The program is found by PATH, or named by its whole path.
+    Example: [curl, --json, "@-", "https://chat.example/hook"]"""
     on_verdict: tuple[OneLine, ...] = ()
-    """The same whenever hosts, links or edges are found slow or were adapted, while no earlier one still runs."""
+    """The same whenever hosts, links or edges are found slow or were adapted, while no earlier one still runs.
+    Example: [logger, -t, holmes]"""
 
     @model_validator(mode="after")
     def _names_programs(self) -> LaunchSettings:

@@ -24,9 +24,12 @@ Label = Annotated[str, Field(pattern=r"^[!-~]+$", max_length=253)]
 class Hints(Record):
     """What a scheduler's labels say of a host. The probe measures by itself, and tells where they contradict it."""
 
-    network: Annotated[tuple[Label, ...], Field(max_length=10)] = ()  # the switches above the host, nearest first
-    nvlink: Label | None = None  # its NVLink domain
+    network: Annotated[tuple[Label, ...], Field(max_length=10)] = ()
+    """Switches above the host, nearest first. Example: [leaf-3, spine-1]"""
+    nvlink: Label | None = None
+    """Its NVLink domain. Example: domain-7"""
     fabric: FabricKind | None = None
+    """Kind of its cluster's network. Example: RoCE"""
 
 
 class Finding(Record):

@@ -37,7 +37,9 @@ class Source(Record):
     """One file or folder of a blend."""
 
     path: RootedPath
-    weight: Annotated[float, Field(gt=0)]  # its share of the samples is this over the sum of all weights
+    """As `data.path` of one. Example: /data/code.jsonl"""
+    weight: Annotated[float, Field(gt=0)]
+    """Its share of the samples is this over the sum of all weights. Example: 0.3"""
 
 
 class Data(Record):
@@ -50,14 +52,17 @@ class Data(Record):
         Annotated[RootedPath, Tag("path")] | Annotated[tuple[Source, ...], Tag("blend")],
         Discriminator(lambda path: "path" if isinstance(path, str) else "blend"),
     ]
-    """One, or several to be blended by weight. A blend is the same under every plan: of its first n samples, for any
-    n, each source has its share to within one."""
-    pattern: str = "*"  # of the files in a folder
-    tokenizer: RootedPath | None = None  # a `tokenizers` JSON file; without one, text becomes bytes
+    """A file or folder, or several to be blended by weight. A blend is the same under every plan: of its first n
+    samples, for any n, each source has its share to within one. Example: /data/text.jsonl"""
+    pattern: str = "*"
+    """Of the names of the files to read in a folder. Example: "*.jsonl\""""
+    tokenizer: RootedPath | None = None
+    """A `tokenizers` JSON file; without one, text becomes bytes. Example: /models/llama/tokenizer.json"""
     documents: Literal["joined", "separate"] = "joined"
     """separate: attention stays inside a document, and positions count from where it begins in the sample. Documents
-    are those of an .idx, the lines of a .jsonl, and else whole files."""
-    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # the last part of each, kept for evaluation
+    are those of an .idx, the lines of a .jsonl, and else whole files. Example: separate"""
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The last part of each file's tokens, kept for evaluation and not trained on. Example: 0.01"""
 
     @field_validator("path")
     @classmethod
@@ -75,97 +80,139 @@ class Evaluation(Record):
     """How often the loss on the validation split is computed, and on how much of it."""
 
     every_steps: Positive
-    num_batches: Positive = 1  # global batches
+    """Steps between two evaluations; needs `data.validation_fraction`. Example: 200"""
+    num_batches: Positive = 1
+    """Global batches of the validation split that each evaluation reads. Example: 8"""
 
 
 class OptimizerSettings(Record):
-    """AdamW."""
+    """AdamW, its learning rate over the steps, and how gradients are clipped."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
-    min_learning_rate: Annotated[float, Field(ge=0)] = 0.0  # at the last step
-    warmup_steps: Annotated[int, Field(ge=0)] = 0  # over which the rate rises linearly
-    decay: Literal["constant", "linear", "cosine"] = "constant"  # of the rate after that
+    """After the warm-up, and the highest. Example: 3.0e-4"""
+    min_learning_rate: Annotated[float, Field(ge=0)] = 0.0
+    """At the last step, where the rate decays. Example: 3.0e-5"""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """First steps, over which the rate rises linearly to `learning_rate`. Example: 100"""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the rate from the end of the warm-up to the last step. Example: cosine"""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    """Of matrices; vectors, such as biases and norms, have none. Example: 0.1"""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the running mean of gradients. Example: 0.9"""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    grad_clip: Annotated[float, Field(gt=0)] | None = 1.0  # the greatest norm of a gradient
+    """Decay of the running mean of squared gradients. Example: 0.95"""
+    grad_clip: Annotated[float, Field(gt=0)] | None = 1.0
+    """The greatest norm of all gradients together, to which greater ones are scaled down; null: none is.
+    Example: 1.0"""
 
 
 class Checkpointing(Record):
     """Where and how often to save. The last step is always saved."""
 
-    path: RootedPath  # a folder that all hosts share, or one on the disk of each
+    path: RootedPath
+    """A folder that all hosts share, or one of that name on the disk of each. Example: /shared/ckpt"""
     every_steps: Positive
-    keep_last: Positive = 2  # how many checkpoints to keep
-    copies: Positive = 2  # of hosts' own folders: how many hold each piece, of other clusters where there are any
+    """Steps between two checkpoints. Example: 100"""
+    keep_last: Positive = 2
+    """How many checkpoints to keep; older ones are deleted. Example: 5"""
+    copies: Positive = 2
+    """Where hosts save on their own disks: how many hosts hold each piece, in other clusters where there are any.
+    Example: 2"""
 
 
 class Profile(Record):
     """Steps whose predicted and measured times are laid side by side in runs/ID/profile.json.gz, for Perfetto."""
 
     steps: Positive = 3
-    after: Annotated[int, Field(ge=0)] = 5  # steps of an attempt before them: compiling and connecting takes the first
+    """How many steps are recorded. Example: 3"""
+    after: Annotated[int, Field(ge=0)] = 5
+    """Steps of an attempt before them: compiling and connecting takes the first. Example: 5"""
 
 
 class Parallel(Record):
-    """What the user fixes; None leaves it to the planner."""
+    """Fixed parts of the plan; a key that is left out is the planner's to choose."""
 
     tp: Positive | None = None
+    """Tensor parallel size: ranks, on one host, that share each layer. Example: 2"""
     pp: Positive | None = None
+    """Pipeline parallel size: ranks, one behind the other, that share the layers. Example: 4"""
     dp: Positive | None = None
+    """Data parallel size: replicas of the model. Example: 2"""
     micro_batch_size: Positive | None = None
-    layers: tuple[Positive, ...] | None = None  # of each stage in order
+    """Sequences that pass through a stage at once. Example: 1"""
+    layers: tuple[Positive, ...] | None = None
+    """Layers of each stage, in order; they add up to `model.num_layers`. Example: [3, 5]"""
     schedule: ScheduleName | None = None
-    chunks: Positive | None = None  # stages that a pipeline rank holds, for the schedule "interleaved"
+    """Order of forwards and backwards in the pipeline. Example: 1f1b"""
+    chunks: Positive | None = None
+    """Stages that a pipeline rank holds, for the schedule `interleaved`. Example: 2"""
     recompute: Recompute | None = None
+    """Activations that are computed again in the backward instead of kept: none, those of attention and what lies
+    between matrices (selective), or all of a layer (full). Example: selective"""
     zero: Zero | None = None
+    """Stage of ZeRO: 1 shards optimizer states over replicas; 3 also weights and gradients, inside a cluster.
+    Example: 3"""
     optimizer_offload: bool | None = None
-    """Masters and moments in host memory, where the CPU updates them; None for only where nothing fits otherwise."""
+    """Masters and moments are in host memory, where the CPU updates them; not set: only where nothing fits
+    otherwise. Example: true"""
 
 
 class Wire(Record):
-    """What the user allows the planner to do to what crosses the network."""
+    """Leave for the planner to change what crosses the network."""
 
     edges: Codec = "none"
     """The lossiest codec of activations and their gradients between stages: none (values as they are), bf16, int8 or
     int4 (blocks of integers with a scale, stochastically rounded). The plan uses it, or one before it in this list,
     where the time saved is worth it. Nothing makes up for what a codec loses of an activation later on (no error
-    feedback): no sample comes twice."""
+    feedback): no sample comes twice. What it costs: docs/slow-links.md. Example: int8"""
 
 
 class Emulation(Record):
     """Rehearse on the real network without the GPUs: a layer's compute is a sleep of so many seconds a sample."""
 
     forward_s_per_layer: Seconds
+    """Seconds a forward of one layer and sample sleeps. Example: 0.004"""
     backward_s_per_layer: Seconds
-    slowdown: dict[str, Annotated[float, Field(gt=0)]] = {}  # by cluster, how many times as long its hosts sleep
+    """Seconds a backward of one layer and sample sleeps. Example: 0.008"""
+    slowdown: dict[str, Annotated[float, Field(gt=0)]] = {}
+    """By cluster: how many times as long its hosts sleep. Example: {b: 1.5}"""
 
 
 class Calibration(Record):
     """What a run measured against the planner's cost model, as `holmes plan --calibrate` found it."""
 
-    run: str  # its folder
-    compute_factor: Annotated[float, Field(gt=0)]  # by which compute takes longer than the model says
-    network_efficiency: Annotated[float, Field(gt=0, le=1)]  # what traffic gets of the inventory's bandwidths
+    run: str
+    """Folder of that run. Example: runs/20261125-080000-abcd"""
+    compute_factor: Annotated[float, Field(gt=0)]
+    """Times as long as the model says that compute takes. Example: 1.1"""
+    network_efficiency: Annotated[float, Field(gt=0, le=1)]
+    """Part of the inventory's bandwidths that traffic gets. Example: 0.9"""
     memory_margin: Annotated[float, Field(ge=0)] | None = None
-    """By how much of it a GPU's memory exceeds what training is counted to take; None where the run did not tell."""
+    """Memory a GPU takes beyond what training is counted to take, as a part of that; not set: the run did not
+    measure it. Example: 0.05"""
 
 
 class Overheads(Record):
-    """What a step costs a slot beside FLOPs and bytes on links, as `holmes calibrate` measures it."""
+    """Costs of a step for a slot in addition to FLOPs and bytes on links, as `holmes calibrate` measures them."""
 
     action_s: Seconds
-    """Of each forward and backward of a stage in a pipeline beside computing it: the schedule and its messages."""
-    update_bytes_per_s: Annotated[float, Field(gt=0)]  # of memory, in what a step does to the slot's parameters
+    """Seconds of each forward and backward of a stage in addition to computing it: the schedule and its messages.
+    Example: 0.0002"""
+    update_bytes_per_s: Annotated[float, Field(gt=0)]
+    """Rate at which memory is read and written where a step updates the slot's parameters. Example: 8.0e+9"""
     split_factor: Annotated[float, Field(ge=1)] | None = None
-    """How many times as long a backward takes in the two halves of zero-bubble; None for the planner's own constant."""
+    """Times as long that a backward takes in the two halves of zero-bubble; not set: the planner's own constant.
+    Example: 1.1"""
 
 
 class Compute(Record):
     """Speed of one training slot: a GPU, or a CPU process that has its threads_per_slot cores to itself."""
 
-    flops_per_s: Annotated[float, Field(gt=0)] | None = None  # achieved, measured
-    overheads: Overheads | None = None  # None for the planner's own constants
+    flops_per_s: Annotated[float, Field(gt=0)] | None = None
+    """FLOPs a second that a slot achieves, as `holmes calibrate` measures them; not set: what is known of the GPU, or
+    assumed of a CPU. Example: 2.0e+10"""
+    overheads: Overheads | None = None
     emulate: Emulation | None = None
     calibration: Calibration | None = None
 
@@ -177,36 +224,47 @@ class Job(FileRecord):
     RENEW: ClassVar[str] = "your editor"
 
     schema_version: Literal[1] = 1
+    """Version of these keys. Example: 1"""
     model: Model
     weights: RootedPath | None = None
     """A published model's folder (config.json and .safetensors), at the same path on every host, whose weights training
-    starts from; None starts from random ones. A run that resumes goes on from its checkpoint."""
+    starts from; not set: random ones. A run that resumes goes on from its checkpoint. Example: /models/llama"""
     data: Data
     steps: Positive
-    global_batch_size: Annotated[int, Field(ge=1, le=2**20)]  # sequences a step
+    """Optimizer steps of the whole training. Example: 1000"""
+    global_batch_size: Annotated[int, Field(ge=1, le=2**20)]
+    """Sequences a step, over all replicas. Example: 64"""
     seed: int = 0
+    """Of the first weights, the order of the samples, and stochastic rounding. Example: 7"""
     precision: Precision | None = None
-    """None for bf16 on GPUs and fp32 on CPUs; masters, moments and gradient sums are always fp32."""
+    """Of weights, activations and what travels between stages; masters, moments and gradient sums are always fp32.
+    Not set: bf16 on GPUs and fp32 on CPUs. Example: bf16"""
     compile: bool | None = None
-    """Whether torch.compile makes the layers; None for compiled on GPUs, and as they are on CPUs."""
+    """torch.compile makes the layers; not set: on GPUs, and not on CPUs. Example: false"""
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: Evaluation | None = None
     checkpoint: Checkpointing | None = None
     profile: Profile | None = None
     engine: EngineName = "holmes"
-    """What trains: the bundled runtime, or other software, whose plans are predictions and not launched; see
-    docs/cost-model.md."""
+    """Software that trains: the bundled runtime, or another, whose plans are predictions and not launched; see
+    docs/cost-model.md. Example: holmes"""
     device: Device = "cuda"
-    slots_per_host: Positive = 1  # on CPUs, whatever GPUs the host has
+    """Ranks compute on GPUs or on CPUs. Example: cpu"""
+    slots_per_host: Positive = 1
+    """Ranks a host takes, where `device` is cpu; on GPUs one a GPU. Example: 4"""
     threads_per_slot: Positive = 1
+    """CPU threads of a rank, where `device` is cpu. Example: 2"""
     compute: Compute = Compute()
     parallel: Parallel = Parallel()
     wire: Wire = Wire()
     islands: IslandsSection | None = None
-    """None: clusters do not train apart, which changes what is trained. In a plan, whose job is one island's."""
+    """Clusters may train apart, as islands that exchange how their parameters changed once a round (DiLoCo), which
+    changes what is trained; not set: they do not. A plan's job is one island's, and has none."""
     launch: LaunchSettings = LaunchSettings()
-    master_port: Annotated[int, Field(ge=1024, le=65535)] = 29500  # of the rendezvous; the next free one from there
-    timeout_s: Annotated[float, Field(gt=0)] = 600.0  # how long a rank waits for another
+    master_port: Annotated[int, Field(ge=1024, le=65535)] = 29500
+    """TCP port of the rendezvous on the first host, or the next free one from there on. Example: 29600"""
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds a rank waits for another before the run ends. Example: 1200"""
 
     @property
     def is_launched(self) -> bool:

@@ -72,11 +72,13 @@ class Trunk(Record):
 
 
 class Security(Record):
-    """How what travels between clusters is protected there; inside a cluster it always travels in the clear."""
+    """Protection of what travels between clusters; inside a cluster it always travels in the clear."""
 
     between_clusters: Literal["clear", "wireguard"] = "clear"
+    """wireguard: encrypted, in a tunnel that each run makes and takes away. Example: wireguard"""
     tunnel_gbps: Annotated[float, Field(gt=0, le=1e6, strict=True)] | None = None
-    """What a host encrypts at most, each way, for all its traffic together; None: as much as its network carries."""
+    """Gbit/s that a host encrypts at most, each way, for all its traffic together; not set: as much as its network
+    carries. Example: 5.0"""
 
     @model_validator(mode="after")
     def _rate_is_of_a_tunnel(self) -> Security:

@@ -92,10 +92,15 @@ class RopeScaling(Record):
     """
 
     kind: RopeKind
+    """linear or llama3. Example: llama3"""
     factor: Annotated[float, Field(gt=0)]
-    low_freq_factor: Annotated[float, Field(gt=0)] = 1.0  # these three for llama3 alone
+    """Times as long as the original length that positions reach. Example: 8.0"""
+    low_freq_factor: Annotated[float, Field(gt=0)] = 1.0
+    """Of llama3: frequencies that turn less often than this within the original length are stretched. Example: 1.0"""
     high_freq_factor: Annotated[float, Field(gt=0)] = 4.0
+    """Of llama3: those that turn more often than this are left as they are. Example: 4.0"""
     original_seq_length: Positive = 8192
+    """Of llama3: tokens the model was first trained at. Example: 8192"""
 
     @model_validator(mode="after")
     def _fast_is_above_slow(self) -> RopeScaling:
@@ -107,27 +112,42 @@ class RopeScaling(Record):
 class Model(Record):
     """A decoder of one family: its shape in the field's words, as `holmes model FOLDER` reads it too."""
 
-    preset: str | None = None  # a published shape, which other keys override
+    preset: str | None = None
+    """A published shape, which other keys override. Example: llama-3-8b"""
     family: Literal["gpt", "llama"] = "gpt"
     """gpt: learned positions, LayerNorm, GELU, biases. llama: rotary positions, RMSNorm, SwiGLU, grouped-query
-    attention, no biases; with the keys below also Qwen 2.5, Qwen 3 and Mistral."""
+    attention, no biases; with the keys below also Qwen 2.5, Qwen 3 and Mistral. Example: llama"""
     num_layers: Annotated[int, Field(ge=1, le=10_000)]
+    """Transformer layers. Example: 8"""
     hidden_size: Annotated[int, Field(ge=1, le=2**20)]
+    """Width of a token's vector between layers. Example: 256"""
     num_heads: Positive
-    num_kv_heads: Positive | None = None  # None for as many as num_heads
-    ffn_hidden_size: Positive | None = None  # None for 4 hidden_size
-    seq_length: Positive  # tokens
+    """Attention heads of queries. Example: 8"""
+    num_kv_heads: Positive | None = None
+    """Attention heads of keys and values; not set: as many as `num_heads`. Example: 2"""
+    ffn_hidden_size: Positive | None = None
+    """Width of the feed-forward network; not set: 4 `hidden_size`. Example: 688"""
+    seq_length: Positive
+    """Tokens of a sequence. Example: 1024"""
     vocab_size: Positive = 256
+    """Different tokens; 256 is enough for bytes. Example: 32000"""
     rope_theta: Annotated[float, Field(gt=0)] = 10000.0
+    """Base of a llama's rotary frequencies. Example: 500000.0"""
     rope_scaling: RopeScaling | None = None
     norm_eps: Annotated[float, Field(gt=0)] = 1e-5
-    head_dim: Positive | None = None  # width of a head; None for hidden_size / num_heads
-    qkv_bias: bool = False  # of a llama's queries, keys and values
-    qk_norm: bool = False  # a llama's RMSNorm over each head of queries and keys
-    tied_embeddings: bool = False  # the head is the table of token vectors
+    """Added to the variance in norms. Example: 1.0e-6"""
+    head_dim: Positive | None = None
+    """Width of a head; not set: `hidden_size` / `num_heads`. Example: 64"""
+    qkv_bias: bool = False
+    """A llama's queries, keys and values have biases, as in Qwen 2.5. Example: true"""
+    qk_norm: bool = False
+    """A llama has an RMSNorm over each head of queries and keys, as in Qwen 3. Example: true"""
+    tied_embeddings: bool = False
+    """The head is the table of token vectors. Example: true"""
     factory: Annotated[str, Field(pattern=r"^(/[^:]*|[^/:]+(/[^/:]+)*)\.py:[A-Za-z_]\w*$")] | None = None
     """FILE.py:FUNCTION, a model of the user's own. FILE is beside job.yaml, in the folder that `launch.code` names, or,
-    if absolute, on every host. The shape must still describe it, since the planner prices the shape."""
+    if absolute, on every host. The shape must still describe it, since the planner prices the shape.
+    Example: my_model.py:build"""
 
     @property
     def kv_heads(self) -> int:

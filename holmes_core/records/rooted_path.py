@@ -6,7 +6,7 @@ import posixpath
 from itertools import pairwise
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 CACHE_PARTS = (".cache", "holmes")  # below the home folder: what a run keeps on a host, removed when it ends
 
@@ -25,4 +25,6 @@ def checked_rooted_path(path: str) -> str:
     return path
 
 
-RootedPath = Annotated[str, AfterValidator(checked_rooted_path)]
+RootedPath = Annotated[
+    str, AfterValidator(checked_rooted_path), Field(json_schema_extra={"format": "path that begins with / or ~/"})
+]

@@ -1,0 +1,136 @@
+"""Keys of the files people write, with type, default, meaning and example: what docs and `holmes job --explain` print.
+
+The meaning is the docstring below a record's field, or of a section's record; the example is at its end. They are read
+from the source when somebody asks, since reading them costs more than a start of `holmes` may.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from holmes_core.records.model import MOST
+from holmes_core.records.parse_record import record_in
+
+_EXAMPLE = "Example: "
+_SECTIONS = "list of sections"
+_SIMPLE = {"string": "text", "boolean": "true or false"}
+_LIMITS = (
+    ("minimum", "at least"),
+    ("exclusiveMinimum", "above"),
+    ("maximum", "at most"),
+    ("exclusiveMaximum", "below"),
+)
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a file. `name` is dotted, `[]` after what is a list of sections; `example` is YAML."""
+
+    name: str
+    type: str
+    default: str
+    meaning: str
+    example: str
+    is_section: bool
+
+    @property
+    def section(self) -> str:
+        """The name of the section it is in; empty at the top."""
+        return self.name.rpartition(".")[0]
+
+    def written(self) -> str:
+        """The example below its sections, as it stands in the file; nothing of a section, whose keys have theirs."""
+        if not self.example:
+            return ""
+        value = yaml.safe_load(self.example)
+        for part in reversed(self.name.split(".")):
+            value = {part.removesuffix("[]"): [value] if part.endswith("[]") else value}
+        return yaml.safe_dump(value, sort_keys=False, default_flow_style=None, width=100)
+
+
+def keys_of(cls: type[BaseModel]) -> tuple[Key, ...]:
+    """Return all keys of the record's file, those of a section after its own."""
+    schema = cls.model_json_schema()
+    return tuple(_keys(cls, schema, schema.get("$defs", {}), ""))
+
+
+def _keys(cls: type[BaseModel], schema: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> Iterator[Key]:
+    documented = _documented(cls)
+    for field, info in cls.model_fields.items():
+        section, words = record_in(info.annotation), _type_words(schema["properties"][field])
+        meaning, _, example = documented.get(field, "").partition(_EXAMPLE)
+        if section is not None and not meaning:
+            meaning = " ".join(inspect.cleandoc(section.__doc__ or "").split())
+        default = "required" if info.is_required() else _default(info.get_default())
+        yield Key(prefix + field, words, default, meaning.strip(), example.strip(), section is not None)
+        if section is not None:
+            marks = "[]" if _SECTIONS in words else ""
+            yield from _keys(section, known[section.__name__], known, f"{prefix}{field}{marks}.")
+
+
+def _documented(cls: type[BaseModel]) -> dict[str, str]:
+    """The docstrings below the fields of a record, each on one line."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, below in pairwise(body.body):
+        text = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else None
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, str):
+            found[field.target.id] = " ".join(text.split())
+    return found
+
+
+def _default(value: object) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, BaseModel):
+        return "see its keys"
+    plain = list(value) if isinstance(value, tuple) else value
+    return yaml.safe_dump(plain, default_flow_style=True, width=1000).removesuffix("...\n").strip()
+
+
+def _type_words(schema: Mapping[str, Any]) -> str:
+    """The type in JSON schema as a person says it; of what may be null the rest, as that is a default's word."""
+    options = [option for option in schema.get("anyOf", schema.get("oneOf", ())) if option.get("type") != "null"]
+    if options:
+        return ", or ".join(map(_type_words, options))
+    if "$ref" in schema:
+        return "section"
+    if "enum" in schema or "const" in schema:
+        return _one_of([str(value) for value in schema.get("enum", [schema.get("const")])])
+    kind = schema["type"]
+    if kind in ("integer", "number"):
+        return ", ".join(["whole number" if kind == "integer" else "number", *_limits(schema)])
+    if kind == "array":
+        several = schema.get("prefixItems")
+        return f"list of {len(several)}: {_type_words(several[0])}" if several else _list_words(schema["items"])
+    if kind == "object":
+        values = [*schema.get("patternProperties", {}).values(), schema.get("additionalProperties")][0]
+        return f"names, each with: {_type_words(values)}"
+    return str(schema.get("format", _SIMPLE[kind]))
+
+
+def _list_words(items: Mapping[str, Any]) -> str:
+    words = _type_words(items)
+    return _SECTIONS if words == "section" else f"list, each: {words}"
+
+
+def _limits(schema: Mapping[str, Any]) -> Iterator[str]:
+    """`at least 1`, `below 5`; the most that anything is counted to is left out."""
+    for key, words in _LIMITS:
+        if key in schema and schema[key] != MOST:
+            limit = schema[key]
+            yield f"{words} {int(limit) if float(limit).is_integer() else limit}"
+
+
+def _one_of(values: Sequence[str]) -> str:
+    return f"{', '.join(values[:-1])} or {values[-1]}" if len(values) > 1 else values[0]
