@@ -8,9 +8,9 @@ import torch.distributed as dist
 
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.comm.stopwatch import named_range
-from holmes_runtime.comm.whereabouts import Whereabouts
 from holmes_runtime.config.rank_metrics import step_name
 from holmes_runtime.health.examination import Examination
+from holmes_runtime.health.whereabouts import Whereabouts
 from holmes_runtime.memory_report import record_places
 from holmes_runtime.metrics import MetricsFile, StepMeter
 from holmes_runtime.outer.outer_loop import OuterLoop

@@ -18,11 +18,11 @@ from holmes_runtime.checkpoint.checkpoint_notices import CheckpointNotices
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.comm import process_groups
-from holmes_runtime.comm.whereabouts import Whereabouts, whereabouts_of
 from holmes_runtime.config.rank_grid import EDGE_AXES, Group, Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.data.same_corpus import HostCorpus, check_same_corpus
+from holmes_runtime.health.whereabouts import Whereabouts, whereabouts_of
 from holmes_runtime.memory_report import named_when_full, record_places
 from holmes_runtime.node.near_cpus import RANK_CPUS
 from holmes_runtime.node.process_tree import die_with_parent

@@ -155,10 +155,9 @@ class RankFile(NamedTuple):
 
 
 class RankFailed(NamedTuple):
-    """A rank ended badly, or torchrun itself if `rank` is None. `exit_code`: negative for a signal.
+    """A rank ended badly, or torchrun itself if `rank` is None. `exit_code`: below 0 for a signal. `time_s`: Unix time.
 
-    `time_s` is Unix time. `last_lines` are torchrun's; a rank's were reported as it printed them. `oom_kills` is how
-    many processes the kernel has ended for want of memory since the agent started.
+    `last_lines`: torchrun's. `oom_kills`: of any process since the agent started, as the kernel counts them.
     """
 
     rank: int | None
@@ -185,8 +184,7 @@ class RankStates(NamedTuple):
 class GroupProgress(NamedTuple):
     """How far a rank is with a group's collectives, or with its messages if `p2p`, each counted from 1 by torch.
 
-    The last that the rank has handed to the backend, that its GPU has begun (known only where torch times collectives,
-    else no further than completed), and that is completed.
+    `enqueued`: handed to the backend. `started`: where torch times no collectives, no further than `completed`.
     """
 
     group: str
@@ -199,8 +197,8 @@ class GroupProgress(NamedTuple):
 class RankPosition(NamedTuple):
     """What a rank is doing, in words, and how far it is with each group that torch has a record of.
 
-    `alone`: it needs no other rank for that. `moved_bytes`: of states that islands are given, at
-    both ends.
+    `alone`: it needs no other rank for that. `moved_bytes`: of states that islands are given, at both ends. `stack`:
+    the calls of its main thread, the innermost last; `working_in`: that which is at work, None if it may wait.
     """
 
     rank: int
@@ -208,6 +206,8 @@ class RankPosition(NamedTuple):
     alone: bool
     groups: tuple[GroupProgress, ...]
     moved_bytes: int = 0
+    stack: tuple[str, ...] = ()
+    working_in: str | None = None
 
 
 class Stuck(NamedTuple):

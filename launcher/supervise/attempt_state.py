@@ -38,7 +38,8 @@ from launcher.supervise.failure import failure_of, first_cause, is_consequence
 from launcher.supervise.hang import HangDetector
 from launcher.supervise.silence import SilenceDetector
 
-LAST_LINES = 20
+LAST_LINES = 20  # of a rank, that are shown
+KEPT_LINES = 200  # those, or a whole stack of it: faulthandler prints all threads, and at most 100 calls of each
 # TCP tries again after 0.2, 0.6, 1.4, 3, 6.2, 12.6 s: over a link that was away for 7 s nothing comes before 12.6 s.
 # A connection made anew does so within 2 s.
 STALLED_S = 6.0
@@ -233,7 +234,7 @@ class AttemptState:
             self._take_closed(node, message, now_s)
 
     def _take_line(self, node: Node, rank: int, line: str) -> Iterator[Effect]:
-        self._last_lines.setdefault(rank, deque(maxlen=LAST_LINES)).append(line)
+        self._last_lines.setdefault(rank, deque(maxlen=KEPT_LINES)).append(line)
         yield LogLine(node.host, node.cluster, rank, line)
         if self._states.get(node.node_rank) == "ranks up" and line.startswith(f"rank {rank} on "):
             yield from self._set_state(node, "rendezvous")
@@ -297,7 +298,8 @@ class AttemptState:
         if hung is not None:
             host = None if hung.rank is None else self._plan.ranks[hung.rank].host
             node = next((node for node in self._plan.nodes if node.host == host), None)
-            self._fail(node, RankFailed(hung.rank, 1, hung.text, self._unix_s(now_s), self._lines_of(hung.rank)), now_s)
+            lines = hung.stack or self._lines_of(hung.rank)
+            self._fail(node, RankFailed(hung.rank, 1, hung.text, self._unix_s(now_s), lines), now_s)
 
     def _lose(self, node: Node, text: str, now_s: float, lines: tuple[str, ...] = (), host_lost: bool = False) -> None:
         """Nothing more comes of the node, which is a failure unless it has ended already."""
@@ -312,7 +314,7 @@ class AttemptState:
         self._failed_s = now_s if self._failed_s is None else self._failed_s
 
     def _lines_of(self, rank: int | None) -> tuple[str, ...]:
-        return () if rank is None else tuple(self._last_lines.get(rank, ()))
+        return () if rank is None else tuple(self._last_lines.get(rank, ()))[-LAST_LINES:]
 
     def _unix_s(self, now_s: float) -> float:
         return now_s + self._unix_offset_s

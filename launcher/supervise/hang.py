@@ -12,22 +12,17 @@ from launcher.supervise.who_waits import culprit, doing_in_words, operations_und
 STEPS = 20  # a step may be slow; twenty times the usual is no step any more
 LEAST_S = 60.0
 ASK_S = 3.0  # from asking the ranks where they are to naming one; well below VERDICT_MARGIN_S
-_WAITING_ELSEWHERE = (
-    "torch/distributed",
-    "distributed_c10d",
-    ".wait(",
-    "group_opening.py",
-    "pipeline.py",
-    "host_copies.py",
-)
+MAX_DUMPED = 20  # lines of a stack, the innermost
+_STACK_BEGINS = "(most recent call first)"  # as faulthandler prints one; that of the main thread comes last
 _STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a device"}
 
 
 class Hung(NamedTuple):
-    """Why a run is called hung, and the rank that holds up the others; None where nothing shows which."""
+    """Why a run is called hung, the rank that holds up the others and its stack; None where nothing shows which."""
 
     rank: int | None
     text: str
+    stack: tuple[str, ...] = ()
 
 
 class HangDetector:
@@ -114,14 +109,15 @@ class HangDetector:
             self._positions.clear()
             return None
         operations = list(operations_under_way(self._plan.groups, self._positions))
-        found = self._halted() or self._alone() or culprit(operations) or self._behind() or self._busy(last_lines)
+        found = self._halted() or self._alone() or self._working() or culprit(operations) or self._behind()
         silent_s = now_s - self._progress_s
         since = f"no progress for {silent_s:.0f} s, a step takes {self._usual_s:.2g} s"
         if not self.has_begun:
             since = f"no first step on every rank after {silent_s:.0f} s (timeout_s in job.yaml)"
         if found is not None:
             rank, why = found
-            return Hung(rank, f"{since}; rank {rank} holds up the others: {why}")
+            stack = self._stack_of(rank, last_lines.get(rank, ()))
+            return Hung(rank, f"{since}; rank {rank} holds up the others: {why}", stack)
         hosts = {rank.rank: rank.host for rank in self._plan.ranks}
         doing = doing_in_words(self._positions, hosts, self._steps.keys() - self._positions.keys())
         return Hung(None, f"{since}; which rank is at fault is not known: {doing}{stuck_in_words(operations)}")
@@ -144,17 +140,26 @@ class HangDetector:
         behind = [rank for rank, step in self._steps.items() if step == fewest]
         return (behind[0], f"it finished step {fewest + 1}, all others are further") if len(behind) == 1 else None
 
-    def _busy(self, last_lines: Mapping[int, Sequence[str]]) -> tuple[int, str] | None:
-        """A rank that computes while others wait. A GPU's rank waits for its GPU, and its host says nothing of that."""
+    def _working(self) -> tuple[int, str] | None:
+        """A rank that works while others wait, by its stack. A GPU's rank may wait for its GPU in any line of it.
+
+        A rank does not answer, either, in code that lets no other thread of Python run.
+        """
         if self._plan.job.device == "cuda":
             return None
-        busy = [rank for rank in self._steps if rank in last_lines and not _waits(last_lines[rank])]
-        known = [rank for rank in self._steps if rank in last_lines]
-        return (busy[0], "the lines below say where it is") if busy and len(busy) < len(known) else None
+        working = {rank: at.working_in for rank, at in sorted(self._positions.items()) if at.working_in is not None}
+        silent = sorted(self._steps.keys() - self._positions.keys())
+        if working and len(working) < len(self._steps):
+            first, *others = working
+            also = f", rank {', '.join(map(str, others))} likewise" if others else ""
+            return first, f"it is in {working[first]}{also}, and the others wait"
+        if len(silent) == 1 and not working and len(self._steps) > 1:
+            return silent[0], "it does not answer, and the others wait"
+        return None
 
-
-def _waits(lines: Sequence[str]) -> bool:
-    """Whether the innermost frames of a traceback that faulthandler printed wait for another rank."""
-    starts = [index for index, line in enumerate(lines) if "most recent call first" in line]
-    innermost = " ".join(lines[starts[-1] + 1 : starts[-1] + 4]) if starts else ""
-    return any(sign in innermost for sign in _WAITING_ELSEWHERE)
+    def _stack_of(self, rank: int, last_lines: Sequence[str]) -> tuple[str, ...]:
+        """The calls that it is in, by its answer; where it gave none, by what faulthandler printed."""
+        if rank in self._positions:
+            return self._positions[rank].stack
+        starts = [index for index, line in enumerate(last_lines) if _STACK_BEGINS in line]
+        return tuple(last_lines[starts[-1] :][:MAX_DUMPED]) if starts else ()

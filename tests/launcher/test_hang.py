@@ -10,10 +10,15 @@ from launcher.prepare.prepare import run_config_of
 from launcher.supervise.hang import ASK_S, LEAST_S, HangDetector, Hung
 from tests.launcher.plans import cpu_plan, gpu_plan
 
-WAITING = ["Thread 0x1 (most recent call first):", '  File "torch/distributed/distributed_c10d.py", line 1 in wait']
-BUSY = ["Thread 0x1 (most recent call first):", '  File "user.py", line 7 in spin']
-# Where a rank on a GPU waits for it, whatever it is that the GPU waits for.
-IN_STEP = ["Thread 0x1 (most recent call first):", '  File "holmes_runtime/trainer.py", line 89 in step']
+STACK = ('File "run_steps.py", line 50, in run_steps', 'File "user.py", line 7, in spin')
+DUMP = (
+    "Thread 0x1 (most recent call first):",
+    '  File "threading.py", line 1 in wait',
+    "",
+    "Current thread 0x2 (most recent call first):",
+    '  File "user.py", line 7 in spin',
+    *(f'  File "torch.py", line {number} in call' for number in range(30)),
+)
 
 
 def hung(steps: tuple[int, ...] = (3, 3, 3, 3), plan: Plan | None = None) -> tuple[HangDetector, float]:
@@ -87,7 +92,7 @@ def test_a_first_step_that_no_rank_takes_ends_with_what_each_was_doing() -> None
     assert detector.asks_now(20.1)
     for rank in range(4):
         detector.take_position(RankPosition(rank, "building the model", True, ()))
-    found = detector.verdict(dict.fromkeys(range(4), BUSY), 24.0)
+    found = detector.verdict({}, 24.0)
     assert found == Hung(
         None,
         "no first step on every rank after 24 s (timeout_s in job.yaml); which rank is at fault is not known: "
@@ -127,20 +132,57 @@ def test_of_several_behind_none_is_named_for_that() -> None:
     assert rank_of(detector.verdict({}, now_s)) is None
 
 
-def test_rank_that_waits_for_nobody_holds_up_the_others() -> None:
-    detector, now_s = hung()
-    assert rank_of(detector.verdict({0: WAITING, 1: WAITING, 2: WAITING, 3: BUSY}, now_s)) == 3
+def say_where(detector: HangDetector, working_in: dict[int, str | None]) -> None:
+    for rank, where in working_in.items():
+        detector.take_position(RankPosition(rank, "step 4", False, (), 0, STACK, where))
 
 
-def test_where_every_rank_is_busy_none_is_named() -> None:
+WORKING = "user.py line 7 in spin"
+
+
+@pytest.mark.parametrize("culprit", range(4))
+def test_rank_that_works_while_others_wait_holds_them_up(culprit: int) -> None:
     detector, now_s = hung()
-    assert rank_of(detector.verdict(dict.fromkeys(range(4), BUSY), now_s)) is None
+    say_where(detector, {rank: WORKING if rank == culprit else None for rank in range(4)})
+    found = detector.verdict({}, now_s)
+    assert found is not None
+    assert (found.rank, found.stack) == (culprit, STACK)
+    assert WORKING in found.text
+
+
+def test_of_two_that_work_the_other_is_named_too() -> None:
+    detector, now_s = hung()
+    say_where(detector, {0: None, 1: WORKING, 2: None, 3: WORKING})
+    found = detector.verdict({}, now_s)
+    assert found is not None
+    assert found.rank == 1
+    assert "rank 3 likewise" in found.text
+
+
+def test_where_every_rank_works_none_is_named() -> None:
+    detector, now_s = hung()
+    say_where(detector, dict.fromkeys(range(4), WORKING))
+    assert rank_of(detector.verdict({}, now_s)) is None
+
+
+def test_rank_that_cannot_answer_holds_up_the_others_and_its_innermost_calls_are_shown() -> None:
+    detector, now_s = hung()
+    say_where(detector, {0: None, 1: None, 3: None})
+    found = detector.verdict({2: DUMP}, now_s)
+    assert found is not None
+    assert (found.rank, found.stack) == (2, DUMP[3:23])
+
+
+def test_of_several_that_do_not_answer_none_is_named() -> None:
+    detector, now_s = hung()
+    say_where(detector, {0: None, 1: None})
+    assert rank_of(detector.verdict({2: DUMP, 3: DUMP}, now_s)) is None
 
 
 def test_on_gpus_no_rank_is_named_for_where_its_host_waits() -> None:
     detector, now_s = hung(plan=gpu_plan())
-    stacks = {0: IN_STEP, 1: WAITING, 2: IN_STEP, 3: IN_STEP}
-    assert rank_of(detector.verdict(stacks, now_s)) is None
+    say_where(detector, {0: None, 1: None, 2: None, 3: WORKING})
+    assert rank_of(detector.verdict({}, now_s)) is None
 
 
 def test_on_gpus_the_rank_whose_last_collective_lags_is_named() -> None:
@@ -151,7 +193,7 @@ def test_on_gpus_the_rank_whose_last_collective_lags_is_named() -> None:
         done = 4 if rank == group.ranks[-1] else 5
         progress = GroupProgress(group.name, False, enqueued=done, started=4, completed=4)
         detector.take_position(RankPosition(rank, "step 4", False, (progress,)))
-    found = detector.verdict(dict.fromkeys(range(4), IN_STEP), now_s)
+    found = detector.verdict({}, now_s)
     assert rank_of(found) == group.ranks[-1]
     assert found is not None
     assert f"has not come to collective 5 of group {group.name}" in found.text

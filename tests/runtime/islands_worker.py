@@ -22,10 +22,10 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
-from holmes_runtime.comm.whereabouts import Whereabouts
 from holmes_runtime.config.meeting_words import MEETING
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing, Evaluation
+from holmes_runtime.health.whereabouts import Whereabouts
 from holmes_runtime.outer import giving, island_exchange
 from holmes_runtime.outer.lane_exchange import carry
 from holmes_runtime.outer.meeting_store import islands_store

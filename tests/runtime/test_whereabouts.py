@@ -8,15 +8,15 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from holmes_runtime.comm.whereabouts import Whereabouts
 from holmes_runtime.config.messages import ASK_SIGNAL, GroupProgress, RankPosition
 from holmes_runtime.config.strict_json import parse
+from holmes_runtime.health.whereabouts import Whereabouts
 from tests.eventually import eventually
 
 MODULE = """
 import sys, threading
 from pathlib import Path
-from holmes_runtime.comm.whereabouts import Whereabouts
+from holmes_runtime.health.whereabouts import Whereabouts
 
 def main():
     where = Whereabouts(5, lambda: ())
@@ -48,7 +48,10 @@ def test_a_rank_that_is_stuck_answers(tmp_path: Path) -> None:
         finally:
             stuck.kill()
     position = parse(RankPosition, file.read_text().splitlines()[-1])
-    assert position == RankPosition(5, "waiting for a lock that nobody gives back", True, ())
+    assert (position.rank, position.doing) == (5, "waiting for a lock that nobody gives back")
+    assert (position.alone, position.groups) == (True, ())
+    assert position.stack[-1] == f'File "{tmp_path / "given.py"}", line 13, in main'
+    assert position.working_in == "given.py line 13 in main"
 
 
 def test_without_the_signal_blocked_no_thread_waits_for_it(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from holmes_runtime.comm.flight_record import dump_flight_record, parse_flight_r
 from holmes_runtime.config.messages import ASK_SIGNAL, POSITIONS_FILE, GroupProgress, RankPosition
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.strict_json import to_json
+from holmes_runtime.health.own_stack import MAX_CALLS, main_calls, working_call
 
 
 class Whereabouts:
@@ -30,7 +31,10 @@ class Whereabouts:
 
     def position(self) -> RankPosition:
         """Where it is; without groups where torch's record cannot be read, which must not end a run."""
-        position = RankPosition(self._rank, self._doing, self._alone, (), self._moved_bytes)
+        calls = main_calls()
+        stack, working = tuple(map(str, calls[:MAX_CALLS][::-1])), working_call(calls)
+        working_in = None if working is None else f"{Path(working.file).name} line {working.line} in {working.function}"
+        position = RankPosition(self._rank, self._doing, self._alone, (), self._moved_bytes, stack, working_in)
         try:
             return position._replace(groups=self._read())
         except Exception as error:
