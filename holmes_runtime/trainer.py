@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from holmes_runtime.learning_rate import learning_rate
 from holmes_runtime.model.build_stage import build_stage, loss_function
 from holmes_runtime.model.tensor_parallel import TensorParallel
 from holmes_runtime.parallel.loss_scale import LossScale
+from holmes_runtime.parallel.not_finite import first_makers, in_words, last_makers
 from holmes_runtime.parallel.pipeline import Pipeline
 from holmes_runtime.parallel.zero1 import Zero1
 from holmes_runtime.parallel.zero3 import Zero3
@@ -112,7 +114,7 @@ class Trainer:
         self._wanted_exchange = exchange
 
     def step(self, step: int) -> StepResult:
-        """Takes one step. Raises RuntimeError naming step and stage if the loss or the norm is not finite."""
+        """Takes one step. Raises RuntimeError if loss or norm is not finite, naming the step and who made that."""
         scale = self.loss_scale.scale if self.loss_scale else 1.0
         rate = learning_rate(self.config.optimizer, step, self.config.steps)
         self.zero1.start()
@@ -133,27 +135,29 @@ class Trainer:
             # There is nothing to learn, and a real optimizer step would cost time that is not emulated.
             self.zero1.publish_update()
         self.stopwatch.add_up()
-        return self._result(step, rate, losses, *on_host.wait())
+        return self._result(step, rate, losses, squares, *on_host.wait())
 
     def _result(
         self,
         step: int,
         rate: float,
         losses: list[Tensor],
+        squares: Tensor,
         total_squares: float,
         total_loss: float,
         stop: float,
         examine: float,
         exchange: float,
     ) -> StepResult:
-        """What became of the step, from `losses` of this rank and sums over all. Raises RuntimeError as `step`."""
+        """What became of the step, from `losses` and `squares` of this rank and sums over all. Raises as `step`."""
         loss, grad_norm = total_loss / self.config.total_microbatches, math.sqrt(total_squares)
         if not math.isfinite(loss):
-            own = f" (the sum of this replica's is {self._sum_of(losses).item()})" if self.pipeline.is_last else ""
-            raise RuntimeError(f"step {step}, {self._where()}: the loss is {loss}{own}")
+            stages = self._told_by_all(self.pipeline.first_not_finite(losses))
+            self._blame(first_makers(stages), step, f"the loss is {loss}")
         skipped = self.loss_scale is not None and not self.loss_scale.update(math.isfinite(grad_norm))
         if not skipped and not math.isfinite(grad_norm):
-            raise RuntimeError(f"step {step}, {self._where()}: the gradient norm is {grad_norm}")
+            own = self._told_by_all(None if squares.isfinite().all() else 0)
+            self._blame(last_makers(tuple(own)), step, f"the gradient norm is {grad_norm}")
         return StepResult(
             loss=loss if self.pipeline.is_last else None,
             grad_norm=None if skipped else grad_norm,
@@ -230,5 +234,19 @@ class Trainer:
                 dist.all_reduce(values, group=self.groups.tp)
             return self.pipeline.sum_over_ranks(values)
 
-    def _where(self) -> str:
-        return f"stage {self.me.pp_rank} of replica {self.me.dp_rank} (rank {self.me.rank} on {self.me.host})"
+    def _told_by_all(self, stage: int | None) -> dict[Rank, int]:
+        """By rank what each calls this with, of those that have a stage to name."""
+        told = torch.zeros(len(self.config.grid.ranks), dtype=torch.float64)
+        told[self.me.rank] = 0 if stage is None else stage + 1
+        sums = HostCopy(self._sum_over_ranks(to_device(told, self.device))).wait()
+        return {self.config.grid.rank(rank): int(found) - 1 for rank, found in enumerate(sums) if found}
+
+    def _blame(self, makers: Sequence[Rank], step: int, what: str) -> NoReturn:
+        """Raises RuntimeError, on the ranks that made a number that is not finite before any other.
+
+        The others wait in a sum for those, so that they end as peers of any rank that fails do.
+        """
+        if makers and self.me not in makers:
+            HostCopy(self._sum_over_ranks(torch.zeros(1, dtype=torch.float64, device=self.device))).wait()
+        where = in_words(makers or [self.me], self.config.dp)
+        raise RuntimeError(f"step {step}, {where}: {what}")

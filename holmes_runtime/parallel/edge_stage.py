@@ -5,8 +5,8 @@ The only file that uses torch's private pipelining names; tests/runtime/test_tor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -79,6 +79,7 @@ class EdgeStage(PipelineStage):
         self._activation_sends: dict[int, list[Transfer]] = {}
         self._gradient_sends: dict[int, list[Transfer]] = {}
         self.beside_inputs: list[tuple[Tensor, ...]] = []  # what the module gets of each micro-batch of a step
+        self.extremes: list[Tensor] = []  # least and greatest of what each micro-batch's forward gave, if it is sent on
 
     def connect(
         self,
@@ -182,6 +183,8 @@ class EdgeStage(PipelineStage):
         """
         args = (*args, *self._beside_input)
         output: Tensor = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
+        if not self.is_last:
+            self.extremes.append(torch.stack(output.detach().aminmax()))
         return output.clone() if output._is_view() else output
 
     def backward_one_chunk(
@@ -231,6 +234,18 @@ class EdgeStage(PipelineStage):
             with self._stopwatch.lap(axis):
                 for microbatch in list(sends):
                     wait_for(sends.pop(microbatch))
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Raises what a module raised inside, where torch has made another error of it, with its arguments for words."""
+    try:
+        yield
+    except RuntimeError as error:
+        cause = error.__cause__
+        if cause is None or "failed to run" not in str(error).lower():
+            raise
+        raise cause from cause.__cause__
 
 
 class ListedSchedule(_PipelineScheduleRuntime):

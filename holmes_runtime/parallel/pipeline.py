@@ -19,7 +19,7 @@ from holmes_runtime.config.schedule import gradients_arrived
 from holmes_runtime.model.build_stage import LossFunction, StageModule
 from holmes_runtime.model.decoder import DTYPES
 from holmes_runtime.parallel.edge_messages import EdgeMessages, wait_for
-from holmes_runtime.parallel.edge_stage import EdgeStage, GradientAdded, ListedSchedule
+from holmes_runtime.parallel.edge_stage import EdgeStage, GradientAdded, ListedSchedule, own_errors
 from holmes_runtime.parallel.loss_scale import LossScale
 
 
@@ -122,10 +122,23 @@ class Pipeline:
         targets = tokens[:, 1:].contiguous() if self.is_last and tokens is not None else None
         for stage in self._stages:
             stage.beside_inputs = more
-        self._runtime.step(*inputs, target=targets, losses=losses, return_outputs=False)
+            stage.extremes.clear()
+        with own_errors():
+            self._runtime.step(*inputs, target=targets, losses=losses, return_outputs=False)
         for stage in self._stages:
             stage.finish_sends()
         return losses
+
+    def first_not_finite(self, losses: Sequence[Tensor]) -> int | None:
+        """The first of this rank's stages whose forward gave a number that is not finite, if any, in the last step.
+
+        losses: what that step gave.
+        """
+        gave = {stage.stage_index: stage.extremes for stage in self._stages if stage.extremes}
+        if self.is_last:
+            gave[self._indices[-1]] = list(losses)
+        bad = [index for index, values in gave.items() if not torch.stack(values).isfinite().all()]
+        return min(bad, default=None)
 
     @torch.no_grad()
     def evaluate(

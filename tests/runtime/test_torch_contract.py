@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import re
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
+
+from holmes_runtime.parallel.edge_stage import own_errors
 
 
 def parameters(function: object) -> list[str]:
@@ -73,3 +77,14 @@ def test_a_gradient_may_be_of_another_type_than_its_parameter() -> None:
         torch.autograd.backward((weight * 1.5).sum())
 
     assert total.tolist() == [3.0, 3.0]
+
+
+def test_errors_of_a_stage_are_wrapped_in_words_that_are_known_and_unwrapped() -> None:
+    for function in (PipelineStage.forward_one_chunk, stage_backward, stage_backward_input):
+        assert re.search(r"failed to run (stage backward|forward)", inspect.getsource(function).lower())
+    full = torch.OutOfMemoryError("full")
+    with pytest.raises(torch.OutOfMemoryError) as seen, own_errors():
+        raise RuntimeError("\n    [Stage 0] failed to run forward:\n    args: ()") from full
+    assert seen.value is full
+    with pytest.raises(RuntimeError, match="mine"), own_errors():
+        raise RuntimeError("mine") from full

@@ -1,0 +1,30 @@
+"""A fault in a user's model is laid at the rank that has it; `python -m tests.cli.planted` tries all on all ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.planted import launch_with
+from tests.cli.test_command_line import nothing_is_left
+
+pytestmark = pytest.mark.process
+
+
+@pytest.mark.parametrize(
+    ("fault", "rank", "exit_code", "words"),
+    [
+        ("hang", 2, 1, "rank 2 holds up the others: it is in planted_model.py line 18 in forward"),
+        ("not a number", 1, 1, "stage 1 of replica 0 (rank 1 on a1): the loss is nan"),
+        ("not a number", 2, 1, "stage 0 of replica 1 (rank 2 on b1): the loss is nan"),
+        ("exception", 3, 1, "ValueError: a shape that cannot be"),
+        ("out of memory", 0, 1, "MemoryError: cannot hold the activations"),
+        ("killed", 1, 137, "the kernel counts no out-of-memory kill"),
+    ],
+)
+def test_right_rank_is_named(tmp_path: Path, fault: str, rank: int, exit_code: int, words: str) -> None:
+    blamed = launch_with(tmp_path, fault, rank)
+    assert (blamed.ranks, blamed.exit_code) == ({rank}, exit_code), blamed.stderr
+    assert words in blamed.stderr
+    assert nothing_is_left(tmp_path)
