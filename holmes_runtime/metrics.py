@@ -99,14 +99,26 @@ class StepMeter:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 
+def step_line(metrics: RankMetrics, num_steps: int) -> str:
+    """Return a step as a person reads it."""
+    loss = "" if metrics.loss is None else f"  loss {metrics.loss:.4f}"
+    evaluated = "" if metrics.eval_loss is None else f"  validation {metrics.eval_loss:.4f}"
+    speed = f"{metrics.tokens_per_s:.0f} tokens/s  {metrics.step_s:.3g} s"
+    return f"step {metrics.step + 1}/{num_steps}{loss}{evaluated}  {speed}"
+
+
 class MetricsFile:
     """Appends to `metrics-rank<k>.jsonl` in a folder, flushing each line. Made if the folder is missing.
 
-    After `most_bytes` it is put aside as `metrics-rank<k>.jsonl.1`, over the one before, for the agent to finish.
+    After `most_bytes` it is put aside as `metrics-rank<k>.jsonl.1`, over the one before, for the agent to finish. With
+    `prints_of`, the steps of the run, each step is printed too, for runs whose files no launcher follows.
     """
 
-    def __init__(self, folder: Path, rank: int, most_bytes: int = MOST_METRICS_BYTES) -> None:
+    def __init__(
+        self, folder: Path, rank: int, most_bytes: int = MOST_METRICS_BYTES, prints_of: int | None = None
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._prints_of, self._steps_done = prints_of, 0
         self._path, self._most_bytes = folder / METRICS_FILE.format(rank=rank), most_bytes
         self._file = self._path.open("a", encoding="utf-8")
 
@@ -118,6 +130,15 @@ class MetricsFile:
             self._file = self._path.open("a", encoding="utf-8")
         self._file.write(to_json(metrics) + "\n")
         self._file.flush()
+        self._steps_done = metrics.step + 1
+        if self._prints_of is not None:
+            print(step_line(metrics, self._prints_of), flush=True)
+
+    def end(self, first_step: int) -> None:
+        """Print how far a run that began with `first_step` has come when it ends in order."""
+        if self._prints_of is not None:
+            done = max(first_step, self._steps_done)
+            print("done" if done >= self._prints_of else f"stopped after {done} of {self._prints_of} steps", flush=True)
 
     def __enter__(self) -> MetricsFile:
         return self

@@ -19,6 +19,7 @@ from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.comm import process_groups
 from holmes_runtime.config.rank_grid import EDGE_AXES, Group, Rank
+from holmes_runtime.config.rank_metrics import PRINTS_STEPS
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.data.same_corpus import HostCorpus, check_same_corpus
@@ -40,6 +41,7 @@ class Launched:
     local_rank: int
     world_size: int
     metrics_dir: Path
+    prints_steps: bool = False
 
 
 def read_environment(environ: Mapping[str, str]) -> Launched:
@@ -52,6 +54,7 @@ def read_environment(environ: Mapping[str, str]) -> Launched:
         local_rank=int(environ["LOCAL_RANK"]),
         world_size=int(environ["WORLD_SIZE"]),
         metrics_dir=Path(environ.get("HOLMES_METRICS_DIR", ".")),
+        prints_steps=PRINTS_STEPS in environ,
     )
 
 
@@ -138,12 +141,16 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
         where.now("meeting the other islands")
         first_step = outer.begin(first_step, counters.outer if counters else None)
     profiler = StepProfiler(config.profile, first_step, me.rank, launched.metrics_dir, device)
-    with metrics.MetricsFile(launched.metrics_dir, me.rank) as lines:
+    # The last stage knows the loss; the first replica's prints for all.
+    prints = launched.prints_steps and me == config.grid.at(config.pp - 1, 0, 0)
+    prints_of = config.steps if prints else None
+    with metrics.MetricsFile(launched.metrics_dir, me.rank, prints_of=prints_of) as lines:
         run_steps(
             trainer, outer, checkpoints, first_step, lines, where, profiler, counts_bytes=launched.local_rank == 0
         )
-    trainer.zero1.wait()
-    dist.destroy_process_group()
+        trainer.zero1.wait()
+        dist.destroy_process_group()
+        lines.end(first_step)
 
 
 def resume(trainer: Trainer, checkpoints: Checkpoints, outer: OuterLoop | None) -> Counters | None:

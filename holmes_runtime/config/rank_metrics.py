@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from holmes_runtime.config.verdicts import Verdict
 
 METRICS_FILE = "metrics-rank{rank}.jsonl"
+PRINTS_STEPS = "HOLMES_PRINTS_STEPS"  # a variable that is set where no launcher shows what ranks leave in files
 CHECKPOINT_NOTICES_FILE = "checkpoints-rank{rank}.jsonl"
 
 

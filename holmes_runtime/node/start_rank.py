@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from holmes_runtime.config.rank_metrics import PRINTS_STEPS
 from holmes_runtime.node.start_torchrun import gpu_environment
 
 RANK_TABLE = "ranks"
@@ -49,7 +50,8 @@ def rank_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]
     planned = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     secrets = {file.name.removeprefix(SECRET): _read(file).rstrip("\n") for file in folder.glob(f"{SECRET}*")}
     out = folder / OUT
-    environment = {"HOLMES_METRICS_DIR": str(out), **environ, **planned, **secrets, "PYTHONUNBUFFERED": "1"}
+    ours = {"HOLMES_METRICS_DIR": str(out), PRINTS_STEPS: "1"}
+    environment = {**ours, **environ, **planned, **secrets, "PYTHONUNBUFFERED": "1"}
     if "CUDA_VISIBLE_DEVICES" in planned:
         environment = gpu_environment(environment, out)
     numbers = {"RANK": place.rank, "LOCAL_WORLD_SIZE": place.num_local, "WORLD_SIZE": place.num_ranks}

@@ -63,8 +63,11 @@ def emitted(site: Site, plan_folder: Path, form: str, folder: Path) -> Path:
     return folder
 
 
-def check_same(folder: Path, by_ssh: BySsh, said: object) -> None:
-    """The ranks of an emitted folder wrote the same losses, and their interfaces carried as much."""
+def check_same(folder: Path, by_ssh: BySsh, said: str) -> None:
+    """The ranks of an emitted folder wrote the same losses, and their interfaces carried as much; one printed them."""
+    printed = [line.partition("step ")[2].split()[2] for line in said.splitlines() if f"/{STEPS}  loss " in line]
+    assert printed == [f"{loss:.4f}" for loss in by_ssh.losses], said
+    assert sum(line.split()[-1:] == ["done"] for line in said.splitlines()) == 1, said
     assert (folder / "out").is_dir(), said
     by_rank = read_metrics(folder / "out")
     plan = read_file(Plan, by_ssh.folder / "plan.json")
@@ -100,7 +103,7 @@ def test_torchrun_on_every_node(site: Site, by_ssh: BySsh, tmp_path: Path) -> No
         for process in started:
             process.kill()
     assert [process.returncode for process in started] == [0] * 4, said
-    check_same(folder, by_ssh, said)
+    check_same(folder, by_ssh, "".join(said))
 
 
 @pytest.mark.skipif(bool(NO_SLURM), reason=f"no Slurm here: {NO_SLURM}")

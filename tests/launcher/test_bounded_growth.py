@@ -94,6 +94,24 @@ def test_ranks_put_their_metrics_aside_and_the_agent_reads_all_of_them(tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics-rank0.jsonl", "metrics-rank0.jsonl.1"]
 
 
+@pytest.mark.parametrize(
+    ("first_step", "steps", "last"), [(0, 3, "done"), (3, 0, "done"), (0, 2, "stopped after 2 of 3 steps")]
+)
+def test_a_rank_prints_its_steps_where_it_is_asked_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], first_step: int, steps: int, last: str
+) -> None:
+    line = report(cpu_plan(), 0, 1.0)._replace(loss=5.5321, eval_loss=None, tokens_per_s=1234.4, step_s=0.0521)
+    with MetricsFile(tmp_path, 0, prints_of=3) as file, MetricsFile(tmp_path, 1) as silent:
+        for number in range(steps):
+            file.write(line._replace(step=number))
+            silent.write(line._replace(step=number))
+        file.end(first_step)
+        silent.end(first_step)
+
+    printed = [f"step {number + 1}/3  loss 5.5321  1234 tokens/s  0.0521 s" for number in range(steps)]
+    assert capsys.readouterr().out.splitlines() == [*printed, last]
+
+
 def test_metrics_say_when_a_step_was_done(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.write_event(step(0, bed_plan()))
