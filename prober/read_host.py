@@ -118,6 +118,7 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         routes=ip_routes.parse_routes(outputs),
         software=software.read_software(outputs),
         python_asked=software.python_was_asked(outputs),
+        python_failure=software.read_python_failure(outputs),
         gpu_driver_version=gpu_reading.driver_version or kernel.gpu_driver_version(tree),
         other_accelerators=other_accelerators.read_other_accelerators(outputs),
         gpu_count_lspci=_gpu_count(outputs, tree, len(lspci_gpus)) if pci else None,

@@ -10,6 +10,7 @@ from prober.about import About
 from prober.asking.recording import CUT_OFF, TIMED_OUT, Recorded
 from prober.facts.gpu.gpu_query import lacks_field_names
 from prober.facts.gpu.gpus import read_failure
+from prober.rules.gpu_rules import LOST_GPU
 from prober.rules.told_rules import (
     NO_PERMISSION,
     TOOL_FAILED,
@@ -86,7 +87,8 @@ def _no_permission(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
 
 def _gpu_tool(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
     failure = read_failure(outputs)
-    answers = ("No devices were found", "exit 18", "version mismatch")  # those of GPU-NONE and GPU-DRIVER-MISMATCH
+    # Those of GPU-NONE, GPU-DRIVER-MISMATCH and GPU-COUNT.
+    answers = ("No devices were found", "exit 18", "version mismatch", LOST_GPU)
     if failure is not None and not any(answer in failure for answer in answers):
         yield TOOL_FAILED.finding((name,), f"nvidia-smi: {failure}")
 

@@ -56,6 +56,13 @@ class Access(Record):
     container: Container | None = None
 
     @property
+    def python_in_words(self) -> str:
+        """The Python of the host, and what it runs after and in."""
+        after = f" after `{self.activate}`" if self.activate else ""
+        inside = f" in {self.container.engine} image {self.container.image}" if self.container else ""
+        return f"`{self.python}`{after}{inside}"
+
+    @property
     def python_word(self) -> str:
         """The Python as a word of a shell command; the host's shell puts its home folder in place of `~`."""
         is_at_home = self.python.startswith("~/")

@@ -116,6 +116,7 @@ class Host(Record):
     routes: tuple[Route, ...] = ()
     software: Software = Software(python=None, torch=None)
     python_asked: bool = False  # else `software` says nothing
+    python_failure: str | None = None  # the last that was said where it did not run
     kernel: str | None = None  # its release
     boot_id: str | None = None  # of the kernel that runs: hosts with the same one are the same machine
     cpu_count: int | None = None

@@ -17,7 +17,7 @@ import paramiko
 from holmes_core.errors import HostError
 from holmes_core.records.access import Access
 from holmes_core.remote.host_proof import check_host, key_algorithms, reached_address
-from holmes_core.remote.ssh_faults import explain_login
+from holmes_core.remote.ssh_faults import explain_login, explain_session
 from holmes_core.remote.ssh_settings import SshSettings, last_jump, ssh_settings
 from holmes_core.remote.transport import (
     CHUNK_BYTES,
@@ -78,8 +78,7 @@ class SshConnection(Connection):
             channel = transport.open_session(timeout=CONNECT_TIMEOUT_S)
             channel.exec_command(command)
         except (paramiko.SSHException, EOFError, OSError) as error:
-            text = f"the SSH session was refused: {error or 'connection lost'}"
-            raise HostError(self._host, "refused session", text, "look at the host's sshd log; try again") from None
+            raise explain_session(self._host, error) from None
         return channel
 
 

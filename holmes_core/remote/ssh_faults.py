@@ -21,6 +21,8 @@ class _Explanation:
     hint: str
 
 
+SESSION_REFUSED = 2
+
 _REFUSED = _Explanation(
     paramiko.AuthenticationException,
     "refused login",
@@ -51,6 +53,19 @@ def explain_login(host: str, settings: SshSettings, error: Exception) -> HolmesE
     explanation = _explanation(error)
     words = _words(settings, error)
     return HostError(host, explanation.kind, explanation.what.format(**words), explanation.hint.format(**words))
+
+
+def explain_session(host: str, error: Exception) -> HostError:
+    """Why a connection that stands gave no session for another command, in words that say what to do.
+
+    sshd answers "connect failed" (2) for a session beyond its limit. Source: OpenSSH, serverloop.c; RFC 4254, 5.1.
+    """
+    if isinstance(error, paramiko.ChannelException) and error.code == SESSION_REFUSED:
+        text = "sshd opens no further session on a connection that stands: its `MaxSessions` is too low"
+        hint = "set `MaxSessions 10`, the default, or more in the host's sshd_config, and reload sshd"
+        return HostError(host, "refused session", text, hint)
+    text = f"the SSH session was refused: {error or 'connection lost'}"
+    return HostError(host, "refused session", text, "look at the host's sshd log; try again")
 
 
 def _explanation(error: Exception) -> _Explanation:

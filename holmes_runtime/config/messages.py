@@ -71,8 +71,8 @@ class NodeFacts(NamedTuple):
     `torch_cuda` is the CUDA that torch is built for, None for a build without; `driver` is the GPUs', None if it is not
     known. `local_addresses`: of the planned ones, those the host has. `rdma_ports`: `mlx5_0:1` -> `ACTIVE`.
     `net_plugin_there`: whether the file of NCCL_NET_PLUGIN is, None where the ranks' environment names none. `gpus` and
-    `gpu_processes`: None where nvidia-smi does not answer. `gpus_taken`: the planned ones that other runs have.
-    `free_bytes` of the home, `shm_free_bytes` of /dev/shm.
+    `gpu_processes`: None where nvidia-smi does not answer. `gpus_failure`: why, or what it says of a GPU that is lost.
+    `gpus_taken`: the planned ones that other runs have. `free_bytes` of the home, `shm_free_bytes` of /dev/shm.
     `missing_inputs`: those that this node cannot read, as it looked for them. `compile_lacks`: what it lacks to compile
     layers. `memlock_bytes`: -1 without a limit. `memory_bytes`: of the host, what is not in use; None where it does not
     tell.
@@ -89,6 +89,7 @@ class NodeFacts(NamedTuple):
     rdma_ports: dict[str, str]
     net_plugin_there: bool | None
     gpus: tuple[NodeGpu, ...] | None
+    gpus_failure: str | None
     gpu_processes: tuple[NodeGpuProcess, ...] | None
     free_bytes: int
     shm_free_bytes: int | None

@@ -43,7 +43,7 @@ CACHE = Path(".cache/holmes")  # in the home folder: files sent, and the folders
 
 def read_facts(config: NodeConfig, folder: Path) -> NodeFacts:
     """All facts of this node but who has its GPUs; `folder` is the node's own."""
-    gpus = _nvidia_smi("--query-gpu=index,uuid,name,driver_version") if config.gpus else []
+    gpus, gpus_failure = _nvidia_smi("--query-gpu=index,uuid,name,driver_version") if config.gpus else ([], None)
     planned = (*config.addresses.values(), config.tunnel and config.tunnel.endpoints[config.node_rank])
     return NodeFacts(
         python=sys.version.split()[0],
@@ -57,6 +57,7 @@ def read_facts(config: NodeConfig, folder: Path) -> NodeFacts:
         rdma_ports=_rdma_ports(),
         net_plugin_there=_net_plugin_there(config.environment.get("NCCL_NET_PLUGIN", "")),
         gpus=None if gpus is None else _gpus(gpus),
+        gpus_failure=gpus_failure,
         gpu_processes=_gpu_processes() if config.gpus else (),
         free_bytes=shutil.disk_usage(folder).free,
         shm_free_bytes=_free_bytes("/dev/shm"),
@@ -144,22 +145,24 @@ def _gpus(rows: list[list[str]]) -> tuple[NodeGpu, ...]:
 
 
 def _gpu_processes() -> tuple[NodeGpuProcess, ...] | None:
-    rows = _nvidia_smi("--query-compute-apps=gpu_uuid,pid,process_name")
+    rows, _ = _nvidia_smi("--query-compute-apps=gpu_uuid,pid,process_name")
     if rows is None:
         return None
     return tuple(NodeGpuProcess(row[0], row[1], ", ".join(row[2:])) for row in rows if len(row) > 1)
 
 
-def _nvidia_smi(query: str) -> list[list[str]] | None:
-    """Rows of the answer, None where nvidia-smi gives none."""
+def _nvidia_smi(query: str) -> tuple[list[list[str]] | None, str | None]:
+    """Rows of the answer, None where nvidia-smi gives none; and what it says of a lost GPU, or why it failed."""
     command = ["nvidia-smi", query, "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, str(error)
+    lines = (done.stdout + done.stderr).strip().splitlines() or [f"exit code {done.returncode}"]
+    lost = next((line for line in lines if "Unable to determine the device handle" in line), None)
     if done.returncode != 0:
-        return None
-    return [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+        return None, lost or lines[-1]
+    return [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()], lost
 
 
 def _free_bytes(path: str) -> int | None:

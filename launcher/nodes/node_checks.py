@@ -138,8 +138,9 @@ def _gpus(at: CheckedNode) -> Iterator[str]:
     planned = [rank.gpu for rank in at.plan.ranks if rank.host == at.node.host and rank.gpu is not None]
     if not planned:
         return
+    if at.facts.gpus_failure is not None:
+        yield f"nvidia-smi: {at.facts.gpus_failure}"
     if at.facts.gpus is None:
-        yield "nvidia-smi does not answer"
         return
     present = {gpu.gpu_index: gpu.uuid for gpu in at.facts.gpus}
     known = {gpu.index: gpu.uuid for gpu in at.inventory.host(at.node.host).gpus} if at.inventory else {}

@@ -6,6 +6,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
 
 from holmes_core.errors import HolmesError, HostError
@@ -31,6 +32,7 @@ PAUSE_S = 0.01
 REMOVE_TIMEOUT_S = 4.0
 END_TIMEOUT_S = 15.0
 MOST_HEARD = 10_000  # messages that wait here to be taken; more wait on the node
+MAX_SKIPPED = 20  # lines before the first message that are kept
 MOST_SHOWN = 300  # characters of what cannot be read
 
 
@@ -179,8 +181,10 @@ class NodeLink:
         """Hear the channel out. What login shells and containers print before the agent's first message is skipped."""
         assert self._stream is not None
         first = True
+        skipped: deque[str] = deque(maxlen=MAX_SKIPPED)
         for line in self._stream.lines():
             if first and not line.startswith("{"):
+                skipped.append(line)
                 continue
             first = False
             try:
@@ -196,7 +200,8 @@ class NodeLink:
             self._tell(message, self._seen)
         exit_code, stderr = self._stream.wait()
         self.ended = exit_code == NO_FOLDER  # which the agent removed at its end
-        return LinkClosed(exit_code, stderr, agent_ended=self.ended)
+        said = "\n".join((*skipped, stderr)) if first else stderr  # a wrapper may say on either why it did not start
+        return LinkClosed(exit_code, said, agent_ended=self.ended)
 
     def _reconnect(self) -> bool:
         """Whether the agent was found again; an attached one is looked for no longer than it would wait."""

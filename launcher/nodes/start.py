@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.plan import Plan
+from holmes_core.records.plan import Node, Plan
 from holmes_runtime.config.meeting_words import FromMeeting, ToMeeting
 from holmes_runtime.config.messages import (
     Command,
@@ -36,6 +36,8 @@ from launcher.prepare.prepare import Attempt
 
 READY_TIMEOUT_S = 60.0
 AT_ONCE = 32
+SHOWN_LINES = 3  # of what a shell says; docker's last one is often "See 'docker run --help'"
+PREPARED = "make `activate:` and `container:` of hosts.yaml work there in a shell without a terminal; then launch again"
 SECRET_BYTES = 32
 
 OnState = Callable[[str, str], None]
@@ -108,14 +110,13 @@ def start(
 ) -> Preflight:
     """Bring every node to ready, and check; ranks start at `nodes.go()`, if all has passed."""
     faults = _open_all(nodes, on_state)
-    answers: dict[int, Ready] = {}
-    if not faults:
-        answers, faults = _await(nodes, Ready, on_state)
+    answers, silent = _await(nodes, Ready, on_state)
+    faults += silent
     if not faults:
         faults = [*check_facts(plan, attempt, inventory, answers), *_introduce(nodes, answers, on_state)]
         if not any(fault.check == "encryption" for fault in faults):
             faults += _check_network(nodes, plan, answers, on_state)
-    if answers and answers[0].master_port is not None:
+    if 0 in answers:
         nodes.master_port = answers[0].master_port
     return Preflight(tuple(faults), forced)
 
@@ -144,11 +145,12 @@ def _show_states(nodes: RunningNodes, on_state: OnState) -> None:
 
 
 def _await(nodes: RunningNodes, kind: type[Answer], on_state: OnState) -> tuple[dict[int, Answer], list[Fault]]:
-    """Every node's message of that kind, and a fault for each node that sends none."""
+    """Every node's message of that kind, and a fault for each node that sends none, of those that were reached."""
+    opened = {rank for rank, link in enumerate(nodes.links) if link.opened}
     answers: dict[int, Answer] = {}
     faults: dict[int, Fault] = {}
     deadline = time.monotonic() + READY_TIMEOUT_S
-    while waiting := set(range(len(nodes.links))) - set(answers) - set(faults):
+    while waiting := opened - set(answers) - set(faults):
         try:
             heard = nodes.heard.get(timeout=max(deadline - time.monotonic(), 0.0))
         except queue.Empty:
@@ -163,14 +165,17 @@ def _await(nodes: RunningNodes, kind: type[Answer], on_state: OnState) -> tuple[
         elif isinstance(message, Unreadable | Refused):
             faults[rank] = unreadable_fault(host, message.reason)
         elif isinstance(message, LinkClosed):
-            faults[rank] = Fault("agent", host, _why_closed(nodes.links[rank].bundle, message))
-    return answers, list(faults.values())
+            faults[rank] = _not_started(nodes.links[rank].bundle.node, message)
+    return answers, [faults[rank] for rank in sorted(faults)]
 
 
-def _why_closed(bundle: NodeBundle, closed: LinkClosed) -> str:
-    lines = closed.stderr.strip().splitlines()
-    last = lines[-1] if lines else "no message"
-    return f"`{bundle.node.access.python}` could not start the node agent (exit code {closed.exit_code}): {last}"
+def _not_started(node: Node, closed: LinkClosed) -> Fault:
+    """A node whose agent did not start, with the last lines of the shell, wrapper or container that was to start it."""
+    lines = [line.strip() for line in closed.stderr.splitlines() if line.strip()][-SHOWN_LINES:]
+    said = " | ".join(lines) or "no message"
+    text = f"{node.access.python_in_words} could not start the node agent (exit code {closed.exit_code}): {said}"
+    plain = node.access.activate is None and node.access.container is None
+    return Fault("agent", node.host, text, None if plain else PREPARED)
 
 
 def _introduce(nodes: RunningNodes, answers: Mapping[int, Ready], on_state: OnState) -> Iterator[Fault]:

@@ -11,6 +11,7 @@ from prober.about import FIELD, Seen
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below, differing
 
 BAD_THROTTLES = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
+LOST_GPU = "Unable to determine the device handle"
 OTHER_DRIVERS = {"amdgpu": "AMD", "habanalabs": "Intel Gaudi", "drv_davinci_intf_host": "Ascend"}  # by kernel module
 
 
@@ -37,6 +38,8 @@ def _gpu_none(host: Host) -> Evidence:
 
 
 def _missing_gpus(host: Host) -> str | None:
+    if host.nvidia_smi_failure and LOST_GPU in host.nvidia_smi_failure:
+        return None  # which says more
     count = host.gpu_count_lspci
     if count and host.gpus and "nvidia-smi" in host.sources and len(host.gpus) < count:
         return f"lspci lists {count} GPUs, nvidia-smi {len(host.gpus)}"
@@ -49,7 +52,10 @@ def is_given_a_part(host: Host) -> bool:
 
 
 def _gpu_lost(host: Host) -> Evidence:
-    """A device file was made for each GPU the driver has taken, so that one more file than GPUs is one lost."""
+    """nvidia-smi says so; or there are more device files than GPUs, as one was made for each the driver has taken."""
+    if (failure := host.nvidia_smi_failure) and LOST_GPU in failure:
+        yield f"nvidia-smi: {failure}"
+        return
     seen = _missing_gpus(host)
     sure = host.container == "none" and (host.gpu_device_files or 0) > len(host.gpus)
     if seen and sure and not is_given_a_part(host):
@@ -150,7 +156,8 @@ HOST_RULES = (
     Rule(
         "GPU-COUNT",
         "F",
-        "a machine of its own has fewer GPUs in nvidia-smi than device files and PCI devices",
+        "nvidia-smi cannot determine a GPU's device handle, or shows fewer GPUs of a machine of its own than it has "
+        "device files and PCI devices",
         "a GPU has fallen off the bus, or its driver",
         _LOST,
         "NVIDIA GPU debug guidelines; NVIDIA Xid catalogue (79)",

@@ -20,6 +20,10 @@ SLOW_SSH_S = 2.0
 ROCE_NEEDS_NCCL = (2, 21)
 PLANNED_VARIABLES = ("NCCL_NET", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX")
 _OF_ONE_HOST = (*PLANNED_VARIABLES, "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_TOPO_FILE")
+_PREPARED = (
+    "make `activate:` and `container:` of hosts.yaml work there in a shell without a terminal; an image that is not "
+    "there is not fetched: pull it first"
+)
 MEMORY_ALIKE = 0.95  # of two machines with the same modules
 
 
@@ -27,12 +31,12 @@ def _software_missing(host: Host) -> Evidence:
     if not host.python_asked:
         return
     access, software = host.access, host.software
-    where = f" after `{access.activate}`" if access.activate else ""
-    where += f" in {access.container.engine} image {access.container.image}" if access.container else ""
     if software.python is None:
-        yield f"`{access.python}` does not run{where}"
+        said = f": {host.python_failure}" if host.python_failure else ""
+        seen = f"{access.python_in_words} does not run{said}"
+        yield seen if access.activate is None and access.container is None else Seen(seen, _PREPARED)
     elif software.torch is None:
-        yield f"`{access.python}` (Python {software.python}) has no torch{where}"
+        yield f"{access.python_in_words} (Python {software.python}) has no torch"
 
 
 def _small_memlock(host: Host) -> Evidence:

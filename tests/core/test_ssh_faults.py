@@ -10,7 +10,7 @@ import pytest
 from paramiko.ssh_exception import NoValidConnectionsError
 
 from holmes_core.errors import HolmesError, HostError, HostErrorKind
-from holmes_core.remote.ssh_faults import explain_login
+from holmes_core.remote.ssh_faults import explain_login, explain_session
 from holmes_core.remote.ssh_settings import SshSettings
 
 SETTINGS = SshSettings("10.0.0.1", 2222, "bob", ("/id",), False, (Path("/known"),), None, None)
@@ -48,3 +48,15 @@ def test_error_that_was_explained_already_stays_as_it_is() -> None:
 def test_a_command_to_copy_is_quoted() -> None:
     error = explain_login("a1", replace(SETTINGS, user="root;id"), TimeoutError())
     assert "`ssh -p 2222 'root;id@10.0.0.1'`" in error.hint
+
+
+def test_session_beyond_the_servers_limit_is_named_as_such() -> None:
+    error = explain_session("a1", paramiko.ChannelException(2, "Connect failed"))
+    assert (error.host, error.kind) == ("a1", "refused session")
+    assert "`MaxSessions` is too low" in error.evidence
+    assert "Connect failed" not in error.evidence
+
+
+@pytest.mark.parametrize("error", [EOFError(), paramiko.SSHException("gone"), paramiko.ChannelException(1, "no")])
+def test_session_refused_for_another_reason_is_not_called_a_limit(error: Exception) -> None:
+    assert "MaxSessions" not in explain_session("a1", error).evidence

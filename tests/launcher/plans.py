@@ -46,6 +46,7 @@ def _facts(plan: Plan, node: Node) -> NodeFacts:
         net_plugin_there=None,
         rdma_ports={f"mlx5_{index}:1": "ACTIVE" for index in range(8)},
         gpus=tuple(NodeGpu(gpu, f"GPU-{node.host}-{gpu}", "A100") for gpu in gpus),
+        gpus_failure=None,
         gpu_processes=(),
         free_bytes=1 << 40,
         shm_free_bytes=1 << 36,

@@ -38,6 +38,7 @@ FIRST, RESUMING = Attempt("r"), Attempt("r", resume=True)
 SAVING = Checkpointing(path="/data/ck", every_steps=10)
 NET_IB = NodeNcclSetting("~/.bashrc", "NCCL_NET", "IB")
 DOCKER0 = NodeNcclSetting("/etc/nccl.conf", "NCCL_SOCKET_IFNAME", "docker0")
+LOST = "Unable to determine the device handle for GPU0000:03:00.0: Unknown Error"
 UUID = f"GPU-{HOST}-0"
 PYTHON = NodeGpuProcess(UUID, "4711", "python")
 TAKEN = GpuClaim(UUID, 0, "ann", "r1", 1_700_000_000)
@@ -67,7 +68,8 @@ def test_healthy_nodes_have_no_fault(plan: Plan) -> None:
         ("versions", "python 3.11, where most have 3.12", {"python": "3.11.2"}),
         ("versions", "nccl 2.26.2, where most have 2.27.5", {"nccl": "2.26.2"}),
         ("gpus", "no GPU 1; there are 0", {"gpus": (NodeGpu(0, UUID, "A100"),)}),
-        ("gpus", "nvidia-smi does not answer", {"gpus": None}),
+        ("gpus", "nvidia-smi: Unable to determine", {"gpus": None, "gpus_failure": LOST}),
+        ("gpus", "nvidia-smi: Unable to determine", {"gpus_failure": LOST}),
         ("gpus-taken", "GPU 0 is taken by run r1 of ann, since 2023-11-14 22:13 UTC", {"gpus_taken": (TAKEN,)}),
         ("gpus-free", "process 4711 (python) is on GPU 0", {"gpu_processes": (PYTHON,)}),
         ("interfaces", "no interface eth0; there are lo, eth1", {"interfaces": {"lo": UP, "eth1": UP}}),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holmes_core.records.devices import BondSlave, Gid, GpuProcess, PciDevice, PciLink
+from holmes_core.records.access import Access
+from holmes_core.records.devices import BondSlave, Gid, Gpu, GpuProcess, PciDevice, PciLink
 from holmes_core.records.inventory import Conflict, Host, LibfabricDomain, NcclSetting, OfiPlugin, Software
 from prober.audit import HOST_RULES, PEER_RULES, audit, joined
 from prober.clusters import find_clusters, find_shared_network
@@ -339,6 +340,26 @@ def test_an_xid_that_needs_a_reset_refuses_launch_and_others_warn(number: int, s
     line = f"NVRM: Xid (PCI:0000:3b:00): {number}, pid=1"
     found = [f.severity for f in audit([host(warnings=(line,))], (), None) if f.rule == "GPU-XID"]
     assert found == [severity]
+
+
+@pytest.mark.parametrize("container", ["none", "docker", None])
+@pytest.mark.parametrize("left", [(), (gpu(),)])
+def test_gpu_that_fell_off_the_bus_refuses_launch_wherever_it_is_seen(
+    container: str | None, left: tuple[Gpu, ...]
+) -> None:
+    said = "exit 15: Unable to determine the device handle for GPU0000:03:00.0: Unknown Error"
+    seen = host(nvidia_smi_failure=said, gpus=left, gpu_count_lspci=8, sources=("nvidia-smi",), container=container)
+    found = [(finding.severity, finding.evidence) for finding in audit([seen], (), None) if finding.rule == "GPU-COUNT"]
+    assert found == [("F", f"nvidia-smi: {said}")]
+
+
+def test_python_that_does_not_run_says_what_its_shell_said() -> None:
+    access = Access(activate="source /opt/conda/bin/activate train")
+    said = "bash: line 1: /opt/conda/bin/activate: No such file or directory"
+    failing = host(python_asked=True, python_failure=said, software=Software(python=None, torch=None), access=access)
+    (finding,) = (found for found in audit([failing], (), None) if found.rule == "HOST-OS-LIB")
+    assert finding.evidence == f"`python3` after `{access.activate}` does not run: {said}"
+    assert "activate" in finding.remedy
 
 
 def test_nvidia_smi_that_finds_no_gpu_has_not_failed() -> None:

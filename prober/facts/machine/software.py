@@ -25,6 +25,8 @@ _ASK = (
     'if str(d.metadata["Name"]).startswith("nvidia-nccl-cu")]'
 )
 
+SHOWN_LINES, MAX_SHOWN = 3, 400  # lines and characters of what a failed start says
+
 OFED = Command("ofed_info -s", limited=True, when="command -v ofed_info >/dev/null 2>&1")
 
 
@@ -46,6 +48,13 @@ def software_command(access: Access) -> Command:
 def python_was_asked(outputs: Sequence[Recorded]) -> bool:
     """Whether the outputs could show a Python: a recording of other tools alone cannot."""
     return any(output.asks_python for output in outputs)
+
+
+def read_python_failure(outputs: Sequence[Recorded]) -> str | None:
+    """The last lines of a shell, container or Python that did not get to run what was asked; None where it did."""
+    failed = [output for output in outputs if output.asks_python and output.exit_code not in (0, None)]
+    lines = [line.strip() for line in failed[-1].plain.splitlines() if line.strip()] if failed else []
+    return " | ".join(lines[-SHOWN_LINES:])[:MAX_SHOWN] or None
 
 
 def read_software(outputs: Sequence[Recorded]) -> Software:
