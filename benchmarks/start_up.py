@@ -53,7 +53,7 @@ def write_config(file: Path) -> None:
 
     case = next(case for case in CASES if case.name == CASE)
     corpus = file.with_name("corpus.txt")
-    corpus.write_bytes(bytes(range(256)) * 64)
+    corpus.write_bytes(bytes(range(128))[1:] * 129)
     job = Job.model_validate(
         {
             "model": {"preset": case.preset},

@@ -24,7 +24,14 @@ ALLOWED: dict[str, set[str]] = {
         *("holmes_cli", "holmes_core", "prober", "planner", "launcher", "templates"),
         *(
             f"holmes_runtime.{name}"
-            for name in ("config", "admission.gpu_claims", "admission.socket_filter", "data.text", "data.token_file")
+            for name in (
+                "config",
+                "admission.gpu_claims",
+                "admission.socket_filter",
+                "data.text",
+                "data.check_inputs",
+                "data.token_file",
+            )
         ),
         *(f"holmes_runtime.checkpoint.{name}" for name in CHECKPOINT_FILES),
         *(f"holmes_runtime.published.{name}" for name in ("architectures", "needed_tensors", "safetensors_header")),

@@ -10,6 +10,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_runtime.config.run_settings import Data
+from holmes_runtime.data.check_inputs import check_source
 from holmes_runtime.data.text import Tokenizer, open_tokenizer, source_files, tokenized
 from holmes_runtime.data.token_file import TokenFileWriter, index_path
 
@@ -17,7 +19,10 @@ UINT16_VOCABULARY = 65500  # Megatron-LM's own limit for tokens of two bytes
 
 
 def data_command(
-    source: Annotated[Path, typer.Argument(help="Text or .jsonl (the field `text`): a file, or a folder of them.")],
+    source: Annotated[
+        Path,
+        typer.Argument(help="Text, .jsonl, .jsonl.gz, .jsonl.zst (the field `text`) or .parquet: a file or folder."),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The token file; its .idx is written beside it.")],
     pattern: Annotated[str, typer.Option("--pattern", help="Which files of a folder.")] = "*",
     tokenizer: Annotated[
@@ -32,7 +37,7 @@ def data_command(
     writer = TokenFileWriter(output, _token_type(vocab_size))
     try:
         _write(files, tokenizers, writer)
-    except ValueError as error:
+    except (ModuleNotFoundError, ValueError) as error:
         raise HolmesError(str(error), "correct the text, or leave the file out with --pattern") from None
     except OSError as error:
         raise HolmesError(f"cannot write {output}: {error}", "nothing was left behind", ANSWER_IS_NO) from None
@@ -44,14 +49,18 @@ def data_command(
 
 
 def _sources(source: Path, pattern: str) -> list[Path]:
+    """Text files alone, which are all what their names say."""
     try:
-        files = source_files(source, pattern)
+        for file in source_files(source, pattern):
+            if file.suffix == ".bin":
+                raise HolmesError(
+                    f"{file} has tokens, not text", "train on it as it is: `data: {path: ...}` in job.yaml"
+                )
+        return check_source(source, Data(str(source), pattern, None, "joined", 0.0))
     except FileNotFoundError as error:
         raise HolmesError(str(error), "give a file, or a folder and a --pattern that matches its text") from None
-    for file in files:
-        if file.suffix == ".bin":
-            raise HolmesError(f"{file} has tokens, not text", "train on it as it is: `data: {path: ...}` in job.yaml")
-    return files
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        raise HolmesError(str(error), "name text, or leave the file out with --pattern") from None
 
 
 def _check_output(output: Path) -> None:

@@ -45,7 +45,8 @@ class Source(Record):
 class Data(Record):
     """Text or tokens to train on, at the same path on every host: a file, or a folder and a file pattern.
 
-    Read as: .bin with its .idx beside it (Megatron tokens), .jsonl (the field "text"), else raw text.
+    Read as: .bin with its .idx beside it (Megatron tokens), .jsonl, .jsonl.gz and .jsonl.zst (the field "text"),
+    .parquet (the column "text"), else raw text.
     """
 
     path: Annotated[
@@ -58,6 +59,9 @@ class Data(Record):
     """Of the names of the files to read in a folder. Example: "*.jsonl\""""
     tokenizer: RootedPath | None = None
     """A `tokenizers` JSON file; without one, text becomes bytes. Example: /models/llama/tokenizer.json"""
+    bytes: bool = False
+    """Files that are no text, such as images, are trained on as the bytes they are; else they are refused.
+    Example: true"""
     documents: Literal["joined", "separate"] = "joined"
     """separate: attention stays inside a document, and positions count from where it begins in the sample. Documents
     are those of an .idx, the lines of a .jsonl, and else whole files. Example: separate"""

@@ -73,7 +73,8 @@ class NodeFacts(NamedTuple):
     `net_plugin_there`: whether the file of NCCL_NET_PLUGIN is, None where the ranks' environment names none. `gpus` and
     `gpu_processes`: None where nvidia-smi does not answer. `gpus_failure`: why, or what it says of a GPU that is lost.
     `gpus_taken`: the planned ones that other runs have. `free_bytes` of the home, `shm_free_bytes` of /dev/shm.
-    `missing_inputs`: those that this node cannot read, as it looked for them. `compile_lacks`: what it lacks to compile
+    `missing_inputs`: those that this node cannot read, as it looked for them; `wrong_inputs`: why it cannot train on
+    what it reads. `compile_lacks`: what it lacks to compile
     layers. `memlock_bytes`: -1 without a limit. `memory_bytes`: of the host, what is not in use; None where it does not
     tell.
     """
@@ -95,6 +96,7 @@ class NodeFacts(NamedTuple):
     shm_free_bytes: int | None
     checkpoint: NodeCheckpointFolder | None
     missing_inputs: tuple[str, ...]
+    wrong_inputs: tuple[str, ...]
     compile_lacks: str | None
     memlock_bytes: int
     memory_bytes: int | None

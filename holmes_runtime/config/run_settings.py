@@ -55,7 +55,7 @@ class Data:
 
     Read by file name: .bin as Megatron tokens, .jsonl and all else as text; text becomes bytes, or the tokens of
     `tokenizer`, a `tokenizers` file. Where `documents` are separate, attention does not cross their borders. The last
-    `validation_fraction` of each source is for evaluation.
+    `validation_fraction` of each source is for evaluation. With `bytes` files that are no text are read as they are.
     """
 
     path: str | tuple[Source, ...]
@@ -63,6 +63,7 @@ class Data:
     tokenizer: str | None
     documents: Documents
     validation_fraction: float
+    bytes: bool = False
 
     def __post_init__(self) -> None:
         fraction, paths = self.validation_fraction, [source.path for source in self.sources]

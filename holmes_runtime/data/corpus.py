@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holmes_runtime.config.run_settings import BYTE_VALUES, Data
+from holmes_runtime.data.check_inputs import check_source
+from holmes_runtime.data.documents import has_documents
 from holmes_runtime.data.same_corpus import digest_of
 from holmes_runtime.data.stored_bytes import FileBytes, MemoryBytes
-from holmes_runtime.data.text import open_tokenizer, source_files, tokenized
+from holmes_runtime.data.text import open_tokenizer, tokenized
 from holmes_runtime.data.token_file import DocumentStarts, read_index
 from holmes_runtime.data.tokens import Part, Tokens
 
@@ -64,9 +66,7 @@ def _load(data: Data, seq_length: int, vocab_size: int) -> Corpus:
 
 def _open_source(path: Path, data: Data, vocab_size: int) -> list[Part]:
     """The files of one source."""
-    files = source_files(path, data.pattern)
-    if len({file.suffix == ".bin" for file in files}) > 1:
-        raise ValueError(f"{path} with pattern {data.pattern!r} mixes token files (.bin) and text")
+    files = check_source(path, data)
     parts = [_open_file(file, data, vocab_size) for file in files]
     for part in parts:
         if part.largest_token is not None and part.largest_token >= vocab_size:
@@ -85,7 +85,7 @@ def _open_file(path: Path, data: Data, vocab_size: int) -> Part:
         return Part(str(path), FileBytes(path), index.token_type, documents, index.largest_token)
     if tokenizer is None and vocab_size < BYTE_VALUES:
         raise ValueError(f"{path} is read as bytes, which takes a vocab_size of {BYTE_VALUES}, not {vocab_size}")
-    if tokenizer is None and path.suffix != ".jsonl":
+    if tokenizer is None and not has_documents(path):
         return Part(str(path), FileBytes(path), "uint8")
     return _tokenized(path, tokenizer)
 

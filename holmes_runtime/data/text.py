@@ -1,19 +1,21 @@
-"""From text to tokens: raw text and JSONL, as bytes or through a `tokenizers` file. Free of torch.
+"""From text to tokens: raw text, JSONL and Parquet, as bytes or through a `tokenizers` file. Free of torch.
 
-Raw text is one document a file, its bytes unchanged. A line of a .jsonl file is one document, its field "text". With
-a tokenizer, and for JSONL also without, a document ends with a token of its own.
+Raw text is one document a file, its bytes unchanged. A line of a .jsonl file, which .gz or .zst may follow, is one
+document, its field "text"; so is a row of a .parquet file, its column "text". With a tokenizer, and for these also
+without, a document ends with a token of its own.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from holmes_runtime.config.run_settings import BYTE_VALUES
+from holmes_runtime.data.documents import has_documents, read_documents
+from holmes_runtime.data.file_kind import is_regular_file
 
 PIECE_BYTES = 2**16  # raw text is tokenized in pieces of about this size, cut at the end of a line
 BATCH_BYTES = 2**22  # pieces are given to a tokenizer together, for it to work on several cores
@@ -80,12 +82,10 @@ class FileTokenizer:
 def source_files(path: Path, pattern: str) -> list[Path]:
     """The file `path`, or the files of folder `path` that match `pattern`, by name; an index is no source.
 
-    Raises FileNotFoundError if there is none.
+    Raises FileNotFoundError if there is none, ValueError for a pipe or a device.
     """
-    if path.is_file():
+    if is_regular_file(path):
         return [path]
-    if not path.is_dir():
-        raise FileNotFoundError(f"{path} does not exist (seen from {Path.cwd()})")
     found = [file for file in path.glob(pattern) if file.is_file() and file.suffix != ".idx"]
     if not found:
         raise FileNotFoundError(f"folder {path} has no file matching {pattern!r}")
@@ -99,7 +99,7 @@ def open_tokenizer(path: Path, tokenizer: str | None) -> Tokenizer:
     """
     if tokenizer is not None:
         return FileTokenizer(tokenizer)
-    return ByteTokenizer(END_OF_DOCUMENT_BYTE if path.suffix == ".jsonl" else None)
+    return ByteTokenizer(END_OF_DOCUMENT_BYTE if has_documents(path) else None)
 
 
 def tokenized(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Piece, Iterable[int]]]:
@@ -113,8 +113,16 @@ def tokenized(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Piece, Iterabl
 
 
 def pieces(path: Path) -> Iterator[Piece]:
-    """The text of file `path`, piece by piece. Raises ValueError naming the line of a .jsonl file that has none."""
-    return _json_lines(path) if path.suffix == ".jsonl" else _raw_text(path)
+    """The text of file `path`, piece by piece. Raises ValueError naming the line of a file of documents that has none.
+
+    Raises:
+        ModuleNotFoundError: it takes a Python package to read, which is not here.
+    """
+    if not has_documents(path):
+        yield from _raw_text(path)
+        return
+    for text, source_bytes in read_documents(path):
+        yield Piece(text, ends_document=True, source_bytes=source_bytes)
 
 
 def _raw_text(path: Path) -> Iterator[Piece]:
@@ -123,27 +131,6 @@ def _raw_text(path: Path) -> Iterator[Piece]:
             text = b"".join(lines)
             yield Piece(text, ends_document=False, source_bytes=len(text))
     yield Piece(b"", ends_document=True, source_bytes=0)
-
-
-def _json_lines(path: Path) -> Iterator[Piece]:
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield Piece(_text_field(path, number, line), ends_document=True, source_bytes=len(line))
-
-
-def _text_field(path: Path, number: int, line: bytes) -> bytes:
-    try:
-        record = json.loads(line)
-        text = record["text"] if isinstance(record, dict) else None
-        if isinstance(text, str):
-            return text.encode("utf-8")
-        reason = f'the field "text" is {text!r}, not a string' if isinstance(record, dict) else "it is no object"
-    except KeyError:
-        reason = f'it has no field "text", only {sorted(record)}'
-    except ValueError as error:  # no JSON, no UTF-8, or half of a surrogate pair
-        reason = str(error)
-    raise ValueError(f"{path}, line {number}: {reason}")
 
 
 def _batches(parts: Iterable[Piece]) -> Iterator[list[Piece]]:

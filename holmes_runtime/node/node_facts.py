@@ -33,6 +33,7 @@ from holmes_runtime.config.messages import (
 from holmes_runtime.config.node_config import NodeConfig
 from holmes_runtime.model.compiler import missing_for_compile
 
+RUN_CONFIG_FILE = "run_config.json"
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _SIOCGIFFLAGS = 0x8913
 _IFF_UP = 1
@@ -63,6 +64,7 @@ def read_facts(config: NodeConfig, folder: Path) -> NodeFacts:
         shm_free_bytes=_free_bytes("/dev/shm"),
         checkpoint=_checkpoint(config.checkpoint_path),
         missing_inputs=_unreadable(folder, config.inputs),
+        wrong_inputs=_wrong_inputs(folder / RUN_CONFIG_FILE),
         compile_lacks=missing_for_compile(bool(config.gpus), {**os.environ, **config.environment}),
         memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         memory_bytes=_available_memory_bytes(Path("/proc/meminfo")),
@@ -174,6 +176,15 @@ def _free_bytes(path: str) -> int | None:
 def _unreadable(folder: Path, inputs: Sequence[str]) -> tuple[str, ...]:
     paths = (folder / Path(name).expanduser() for name in inputs)
     return tuple(str(path) for path in paths if not os.access(path, os.R_OK))
+
+
+def _wrong_inputs(run_config: Path) -> tuple[str, ...]:
+    """Why the run cannot take what lies on this node; those that are missing have been named."""
+    if not run_config.is_file():
+        return ()
+    from holmes_runtime.data.check_inputs import wrong_inputs  # imports dataclasses, which is slow
+
+    return wrong_inputs(run_config.read_text(encoding="utf-8"))
 
 
 def _available_memory_bytes(meminfo: Path) -> int | None:

@@ -212,6 +212,10 @@ def _inputs(at: CheckedNode) -> Iterator[str]:
         yield f"{path}, which job.yaml names, is not there or cannot be read"
 
 
+def _contents(at: CheckedNode) -> Iterator[str]:
+    yield from at.facts.wrong_inputs
+
+
 def _compiler(at: CheckedNode) -> Iterator[str]:
     """A model of one's own is compiled by itself, if at all."""
     job = at.plan.job
@@ -262,6 +266,7 @@ _NODE_CHECKS: dict[str, Callable[[CheckedNode], Iterator[str]]] = {
     "net-plugin": _net_plugin,
     "interfaces": _interfaces,
     "inputs": _inputs,
+    "contents": _contents,
     "compiler": _compiler,
     "disk": _disk,
     "shared-memory": _shared_memory,

@@ -84,6 +84,12 @@ CHECKS = (
         "copy or mount them at the same absolute path on every host, in the container if there is one; or correct "
         "job.yaml",
     ),
+    Check(
+        "contents",
+        "the data are what job.yaml takes them for",
+        "as that line says; or name other data in job.yaml, and plan again",
+        False,
+    ),
     Check("compiler", "layers can be compiled", "install it on the host, or set `compile: false` and plan again"),
     Check("disk", "there is room for logs and checkpoints", "make room, or name another folder"),
     Check(

@@ -52,6 +52,7 @@ def _facts(plan: Plan, node: Node) -> NodeFacts:
         shm_free_bytes=1 << 36,
         checkpoint=None,
         missing_inputs=(),
+        wrong_inputs=(),
         compile_lacks=None,
         memlock_bytes=-1,
         memory_bytes=64 << 30,

@@ -77,6 +77,7 @@ def test_healthy_nodes_have_no_fault(plan: Plan) -> None:
         ("disk", "10 MiB free for the run's logs", {"free_bytes": 10 << 20}),
         ("disk", "/data, where checkpoints go, is not writable", {"checkpoint": READ_ONLY}),
         ("inputs", "/data/x.bin, which job.yaml names, is not there", {"missing_inputs": ("/data/x.bin",)}),
+        ("contents", "/data/x.gz is gzip, not text", {"wrong_inputs": ("/data/x.gz is gzip, not text",)}),
         ("shared-memory", "64 MiB free in /dev/shm, 2 ranks want 256 MiB", {"shm_free_bytes": 64 << 20}),
         ("memlock", "memlock is 8 MiB", {"memlock_bytes": 8 << 20}),
         ("nccl-settings", "~/.bashrc sets NCCL_NET=IB", {"nccl_settings": (NET_IB,)}),

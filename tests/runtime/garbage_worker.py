@@ -36,7 +36,7 @@ def main() -> None:
     dist.Backend.register_backend("holmes", fake, extended_api=True, devices=["cpu"])
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus.txt"
-        corpus.write_bytes(bytes(range(256)) * 16)
+        corpus.write_bytes(bytes(range(32, 127)) * 43)
         for schedule in get_args(ScheduleName):
             print(schedule, *(tensors_left(corpus, schedule, rank) for rank in (0, 1)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,8 @@ def test_a_folder_is_its_matching_files_joined_by_name(tmp_path: Path) -> None:
 def test_the_last_fraction_is_for_validation(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(bytes(range(100)))
 
-    corpus = load_corpus(data(tmp_path, validation_fraction=0.25), "a1", seq_length=8, vocab_size=256)
+    of_bytes = replace(data(tmp_path, validation_fraction=0.25), bytes=True)
+    corpus = load_corpus(of_bytes, "a1", seq_length=8, vocab_size=256)
 
     assert corpus.training[0].read(0, 75).tolist() == list(range(75))
     assert corpus.validation[0].read(0, 25).tolist() == list(range(75, 100))
@@ -152,7 +154,8 @@ def test_a_blend_has_the_tokens_of_each_source_and_keeps_the_end_of_each_for_val
     write_tokens(tmp_path / "b.bin", range(100, 180))
 
     sources = (tmp_path / "a.txt", tmp_path / "b.bin")
-    corpus = load_corpus(blend(*sources, validation_fraction=0.25), "a1", seq_length=8, vocab_size=256)
+    of_bytes = replace(blend(*sources, validation_fraction=0.25), bytes=True)
+    corpus = load_corpus(of_bytes, "a1", seq_length=8, vocab_size=256)
 
     assert [part.read(0, len(part)).tolist() for part in corpus.training] == [[*range(75)], [*range(100, 160)]]
     assert [part.read(0, len(part)).tolist() for part in corpus.validation] == [[*range(75, 100)], [*range(160, 180)]]
@@ -232,7 +235,7 @@ def test_a_file_cut_under_a_run_is_an_error_that_names_it(tmp_path: Path, name: 
         write_tokens(path, range(200))
     else:
         path.write_bytes(bytes(range(200)))
-    (tokens,) = load_corpus(data(path), "a1", 8, 256).training
+    (tokens,) = load_corpus(replace(data(path), bytes=True), "a1", 8, 256).training
     os.truncate(path, 100)
 
     assert tokens.read(90, 99).tolist() == list(range(90, 99))

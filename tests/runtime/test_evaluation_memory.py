@@ -33,7 +33,7 @@ def test_an_evaluation_holds_two_rounds_of_the_pipeline_and_not_all_it_has_sent(
     groups: RankGroups, tmp_path: Path
 ) -> None:
     text = tmp_path / "text.txt"
-    text.write_bytes(bytes(2000))
+    text.write_bytes(b"a" * 2000)
     config = make_config(text, ((0, 1),), (0, 2, 3), microbatches=[MICROBATCHES], validation_fraction=0.5)
     corpus = load_corpus(config.data, "here", config.model.seq_length, config.model.vocab_size)
     trainer = Trainer(config, config.grid.rank(0), corpus, groups, torch.device("cpu"))

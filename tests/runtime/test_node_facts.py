@@ -14,6 +14,8 @@ from holmes_runtime.config.node_config import NodeConfig
 from holmes_runtime.node.node_facts import read_facts
 from holmes_runtime.node.start_torchrun import rank_environment
 
+from .launched_runs import make_config
+
 CONFIG = NodeConfig(
     run_id="r",
     host="a1",
@@ -53,6 +55,15 @@ def test_what_the_job_names_is_looked_for_from_where_ranks_start(tmp_path: Path)
     named = (str(tmp_path), "text.jsonl", "/none/tokenizer.json", "relative.txt")
     facts = read_facts(CONFIG._replace(inputs=named), tmp_path)
     assert facts.missing_inputs == ("/none/tokenizer.json", str(tmp_path / "relative.txt"))
+
+
+def test_data_that_is_no_text_is_named_before_a_rank_starts(tmp_path: Path) -> None:
+    (tmp_path / "part.txt").write_bytes(b"PAR1" + bytes(100))
+    (tmp_path / "run_config.json").write_text(make_config(tmp_path / "part.txt").to_json())
+
+    (reason,) = read_facts(CONFIG, tmp_path).wrong_inputs
+
+    assert f"{tmp_path}/part.txt is Parquet, not text" in reason
 
 
 def test_what_compiling_lacks_is_asked_of_the_ranks_environment(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_nothing_is_read_behind_the_last_step() -> None:
 
 def test_what_cannot_be_read_ends_the_step_it_is_for_and_none_before(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
-    text.write_bytes(bytes(100 + number % 100 for number in range(2000)))
+    text.write_bytes(bytes(20 + number % 100 for number in range(2000)))
     config = make_config(text, steps=3)
     trainer = Trainer(
         config, config.grid.rank(0), load_corpus(config.data, "host0", 32, 256), RankGroups(), torch.device("cpu")

@@ -1,0 +1,49 @@
+"""Files that do not hold what is read from them, refused before any rank starts, and by each rank. Free of torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.run_settings import Data
+from holmes_runtime.data.documents import has_documents, read_documents
+from holmes_runtime.data.file_kind import check_text
+from holmes_runtime.data.text import source_files
+from holmes_runtime.data.token_file import read_index
+
+
+def wrong_inputs(run_config: str) -> tuple[str, ...]:
+    """Return why the run of this configuration cannot train on what lies on this host, one reason a source.
+
+    What is missing is left to others, who look for all that job.yaml names.
+    """
+    data, reasons = RunConfig.from_json(run_config).with_home_folder().data, []
+    for source in data.sources:
+        try:
+            check_source(Path(source.path), data)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, ModuleNotFoundError) as error:
+            reasons.append(str(error))
+    return tuple(reasons)
+
+
+def check_source(path: Path, data: Data) -> list[Path]:
+    """Return the files of the source at `path`.
+
+    Raises:
+        ValueError: a file does not hold what its name says.
+        ModuleNotFoundError: a file takes a Python package to read, which is not here.
+        OSError: a file cannot be read.
+    """
+    files = source_files(path, data.pattern)
+    if len({file.suffix == ".bin" for file in files}) > 1:
+        raise ValueError(f"{path} with pattern {data.pattern!r} mixes token files (.bin) and text")
+    for file in files:
+        if file.suffix == ".bin":
+            read_index(file)
+        elif has_documents(file):
+            next(read_documents(file), None)
+        elif not data.bytes:
+            check_text(file, len(files))
+    return files

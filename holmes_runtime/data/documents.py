@@ -1,0 +1,167 @@
+"""The documents of a file that names them: lines of JSON, which may be compressed, and rows of Parquet. Free of torch.
+
+What is not of the standard library is imported where a file needs it. However little a compressed file has, no more of
+it than a line is in memory.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO, cast
+
+from holmes_runtime.data.file_kind import check_format
+
+GZIP_LINES, ZSTD_LINES, PARQUET = ".jsonl.gz", ".jsonl.zst", ".parquet"
+SUFFIXES = (".jsonl", GZIP_LINES, ZSTD_LINES, PARQUET)
+MAX_LINE_BYTES = 2**28  # a document of a whole encyclopaedia; a line without an end is no document
+PACKED_BYTES = 2**12  # decompressed at once: even of zeros they make no more than 2**27 bytes
+MAX_WINDOW_BYTES = 2**27  # of memory that a Zstandard frame may ask for, the limit of its own command-line tool
+ROWS = 256  # of Parquet at a time
+Document = tuple[bytes, int]
+"""The UTF-8 text of a document, and how many bytes of its file were read for it."""
+
+
+def has_documents(path: Path) -> bool:
+    """Return whether the name of `path` says that the file has documents of its own."""
+    return path.name.endswith(SUFFIXES)
+
+
+def read_documents(path: Path) -> Iterator[Document]:
+    """Yield the documents of file `path`.
+
+    Raises:
+        ValueError: a line or row has no text, or the file is not what its name says; both are named.
+        ModuleNotFoundError: a Python package that reads such files is not here.
+        OSError: the file cannot be read.
+    """
+    if path.name.endswith(PARQUET):
+        return _rows(path)
+    if path.suffix == ".jsonl":
+        check_format(path)
+    return _lines(path)
+
+
+def _lines(path: Path) -> Iterator[Document]:
+    with open(path, "rb") as raw:
+        lines, number, before = _decompressed(path, raw), 0, 0
+        while line := _next_line(path, lines, number + 1):
+            number += 1
+            if line.strip():
+                read_bytes = len(line) if lines is raw else raw.tell() - before
+                before += read_bytes
+                yield _text_field(path, number, line), read_bytes
+
+
+def _decompressed(path: Path, raw: BinaryIO) -> BinaryIO:
+    if path.name.endswith(GZIP_LINES):
+        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+    if path.name.endswith(ZSTD_LINES):
+        return _from_zstd(path, raw)
+    return raw
+
+
+def _from_zstd(path: Path, raw: BinaryIO) -> BinaryIO:
+    """The content of a Zstandard file, by Python's own module from 3.14 on, else by the package of that name."""
+    try:
+        own: Any = importlib.import_module("compression.zstd")
+    except ModuleNotFoundError:
+        return cast(BinaryIO, io.BufferedReader(_ZstdFrames(raw, _package(path, "zstandard"))))
+    limit = {own.DecompressionParameter.window_log_max: MAX_WINDOW_BYTES.bit_length() - 1}
+    return cast(BinaryIO, own.ZstdFile(raw, options=limit))
+
+
+class _ZstdFrames(io.RawIOBase):
+    """The content of all frames of `raw`, through the package; reading a file that is cut off raises EOFError.
+
+    The package's own reader takes what is there for the whole.
+    """
+
+    def __init__(self, raw: BinaryIO, package: Any) -> None:
+        self._raw, self._decompressor = raw, package.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+        self._frame: Any = None
+        self._packed, self._content = b"", memoryview(b"")
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer` as far as content is at hand; return how far."""
+        while not self._content:
+            packed, self._packed = self._packed or self._raw.read(PACKED_BYTES), b""
+            if not packed and self._frame is not None:
+                raise EOFError
+            if not packed:
+                return 0
+            self._frame = self._frame or self._decompressor.decompressobj()
+            self._content = memoryview(self._frame.decompress(packed))
+            if self._frame.eof:
+                self._packed, self._frame = self._frame.unused_data, None
+        count = min(len(buffer), len(self._content))
+        buffer[:count], self._content = self._content[:count], self._content[count:]
+        return count
+
+
+def _next_line(path: Path, lines: BinaryIO, number: int) -> bytes:
+    try:
+        line = lines.readline(MAX_LINE_BYTES)
+    except EOFError:
+        raise ValueError(f"{path}, line {number}: the compressed file is cut off; copy it anew") from None
+    except Exception as error:  # each module of Zstandard has its own
+        if isinstance(error, zlib.error | gzip.BadGzipFile) or type(error).__name__ == "ZstdError":
+            raise ValueError(f"{path}, line {number}: it cannot be decompressed: {error}") from None
+        raise
+    if len(line) == MAX_LINE_BYTES:
+        raise ValueError(f"{path}, line {number} has {MAX_LINE_BYTES >> 20} MiB and does not end: it is no JSONL")
+    return line
+
+
+def _text_field(path: Path, number: int, line: bytes) -> bytes:
+    try:
+        record = json.loads(line)
+        text = record["text"] if isinstance(record, dict) else None
+        if isinstance(text, str):
+            return text.encode("utf-8")
+        reason = f'the field "text" is {text!r}, not a string' if isinstance(record, dict) else "it is no object"
+    except KeyError:
+        reason = f'it has no field "text", only {sorted(record)}'
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except ValueError as error:  # no JSON, no UTF-8, or half of a surrogate pair
+        reason = str(error)
+    raise ValueError(f"{path}, line {number}: {reason}")
+
+
+def _rows(path: Path) -> Iterator[Document]:
+    package: Any = _package(path, "pyarrow.parquet")
+    try:
+        file = package.ParquetFile(path)
+    except ValueError as error:
+        raise ValueError(f"{path} is not a whole Parquet file: {error}") from None
+    if "text" not in file.schema_arrow.names:
+        raise ValueError(f'{path} has no column "text", only {file.schema_arrow.names}')
+    share, number = path.stat().st_size // max(1, file.metadata.num_rows), 0
+    for batch in file.iter_batches(batch_size=ROWS, columns=["text"]):
+        for text in batch.column(0).to_pylist():
+            number += 1
+            if not isinstance(text, str):
+                raise ValueError(f'{path}, row {number}: the column "text" is {text!r}, not a string')
+            yield text.encode("utf-8"), share
+
+
+def _package(path: Path, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        package = name.partition(".")[0]
+        raise ModuleNotFoundError(
+            f"{path} needs the Python package `{package}`: `pip install {package}`, or turn it into tokens once where "
+            f"that is, `holmes data {path} -o TOKENS.bin`, and train on TOKENS.bin"
+        ) from None

@@ -1,0 +1,154 @@
+"""Situations of data, each read rightly or refused with file and reason, as nodes look at it before a rank starts."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import importlib.util
+import json
+import os
+import pickle
+import sqlite3
+import struct
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holmes_runtime.config.run_settings import Data
+from holmes_runtime.data.check_inputs import check_source
+from holmes_runtime.data.corpus import load_corpus
+
+LINES = b'{"text": "one"}\n{"text": "zwei \\u00e4"}\n'
+TEXT = "one\0zwei ä\0".encode()
+HAS = {name: importlib.util.find_spec(name) is not None for name in ("pyarrow", "zstandard")}
+
+
+def as_bytes(content: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(content)
+
+
+def database(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table t (text)")
+
+
+def archive(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("a.txt", "text")
+
+
+def late_latin(path: Path) -> None:
+    """Plain text that is no UTF-8 after 100 kB."""
+    path.write_bytes(b"all is well\n" * 10_000 + b"caf\xe9\n" + b"and here again\n" * 10_000)
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "part.parquet.txt": (as_bytes(b"PAR1" + bytes(100) + b"PAR1"), "is Parquet, not text"),
+    "a.txt.gz": (lambda path: path.write_bytes(gzip.compress(b"text")), "is gzip, not text.*gunzip"),
+    "a.jsonl": (lambda path: path.write_bytes(gzip.compress(LINES)), r"is gzip, not text: .*\.jsonl\.gz"),
+    "a.zst": (as_bytes(b"\x28\xb5\x2f\xfd\x04\x00\x19\x00\x00abc"), "is Zstandard, not text"),
+    "a.arrow": (as_bytes(b"ARROW1\x00\x00" + bytes(64)), "is Arrow, not text"),
+    "a.feather": (as_bytes(b"FEA1" + bytes(64)), "is Feather, not text"),
+    "a.npy": (as_bytes(b"\x93NUMPY\x01\x00" + bytes(64)), "is a NumPy array, not text"),
+    "a.npz": (archive, "is a ZIP archive"),
+    "a.db": (database, "is an SQLite database"),
+    "a.pkl": (lambda path: path.write_bytes(pickle.dumps({"text": "one"})), "is a Python pickle"),
+    "a.png": (as_bytes(b"\x89PNG\r\n\x1a\n" + bytes(64)), "is a PNG image"),
+    "a.csv": (as_bytes(b"id,text\n1,one\n"), r"is a table \(CSV\), not text: .*\.jsonl"),
+    "a.json": (as_bytes(b'[{"text": "one"}]'), r"is JSON.*\.jsonl"),
+    "lines.txt": (as_bytes(LINES), "is JSON lines by its first line.*name it .jsonl"),
+    "utf16.txt": (lambda path: path.write_text("text", encoding="utf-16"), "is UTF-16 text.*iconv"),
+    "latin.txt": (late_latin, "is not UTF-8 text: byte 120003 is 0xe9"),
+    "tokens.raw": (lambda path: path.write_bytes(struct.pack("<50H", *range(60, 110))), "byte 1 is NUL"),
+    "model.safetensors": (as_bytes(struct.pack("<Q", 2) + b"{}"), r"weights \(safetensors\)"),
+    "pipe": (os.mkfifo, r"is a pipe \(FIFO\)"),
+    "alone.bin": (as_bytes(b"tokens"), "has no index: .*alone.idx is missing"),
+    "cut.jsonl.gz": (
+        lambda path: path.write_bytes(gzip.compress(LINES)[:20]),
+        "line 1: the compressed file is cut off",
+    ),
+    "plain.jsonl.gz": (as_bytes(LINES), "line 1: it cannot be decompressed"),
+    "empty": (Path.mkdir, "has no file matching"),
+    "fields.jsonl": (as_bytes(b'{"content": "x"}\n'), 'line 1: it has no field "text"'),
+}
+
+
+def data(path: Path) -> Data:
+    return Data(str(path), "*", None, "joined", 0.0)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_neither_text_nor_tokens_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    make, reason = REFUSED[name]
+    make(tmp_path / name)
+
+    with pytest.raises((ValueError, FileNotFoundError), match=rf"{name}.*{reason}"):
+        check_source(tmp_path / name, data(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.csv", "latin.txt", "tokens.raw"])
+def test_bytes_are_trained_on_where_job_yaml_says_so(tmp_path: Path, name: str) -> None:
+    REFUSED[name][0](tmp_path / name)
+
+    corpus = load_corpus(replace(data(tmp_path / name), bytes=True), "a1", 4, 256)
+
+    assert bytes(corpus.training[0].read(0, corpus.num_tokens).tolist()) == (tmp_path / name).read_bytes()
+
+
+def zstd(path: Path) -> None:
+    zstandard: Any = importlib.import_module("zstandard")
+    frames = [zstandard.ZstdCompressor().compress(line) for line in LINES.splitlines(keepends=True)]
+    path.write_bytes(b"".join(frames))
+
+
+def parquet(path: Path) -> None:
+    pyarrow: Any = importlib.import_module("pyarrow")
+    table = pyarrow.table({"id": [1, 2], "text": ["one", "zwei ä"]})
+    importlib.import_module("pyarrow.parquet").write_table(table, path)
+
+
+READ: dict[str, tuple[Callable[[Path], object], bytes]] = {
+    "a.jsonl": (as_bytes(LINES), TEXT),
+    "a.jsonl.gz": (lambda path: path.write_bytes(gzip.compress(LINES[:16]) + gzip.compress(LINES[16:])), TEXT),
+    "a.jsonl.zst": (zstd, TEXT),
+    "a.parquet": (parquet, TEXT),
+    "a.txt": (lambda path: path.write_text("häl\xf8 " * 40_000), ("häl\xf8 " * 40_000).encode()),
+    "a.md": (as_bytes(b"{ not JSON\nbut a text\n"), b"{ not JSON\nbut a text\n"),
+}
+NEEDS = {"a.jsonl.zst": "zstandard", "a.parquet": "pyarrow"}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_text_is_read_whatever_it_is_packed_in(tmp_path: Path, name: str) -> None:
+    if not HAS.get(NEEDS.get(name, ""), True):
+        pytest.skip(f"{NEEDS[name]} is not installed")
+    make, text = READ[name]
+    make(tmp_path / name)
+
+    corpus = load_corpus(data(tmp_path / name), "a1", 4, 256)
+
+    assert bytes(corpus.training[0].read(0, corpus.num_tokens).tolist()) == text
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_a_package_that_is_missing_is_named(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("zstandard", "compression.zstd", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, package, None)
+    (tmp_path / name).write_bytes(b"content")
+
+    with pytest.raises(ModuleNotFoundError, match=rf"{name} needs the Python package `{NEEDS[name]}`.*holmes data"):
+        check_source(tmp_path / name, data(tmp_path / name))
+
+
+def test_zstandard_that_is_cut_off_is_not_taken_for_the_whole(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    lines = b"".join(json.dumps({"text": str(number)}).encode() + b"\n" for number in range(100_000))
+    (tmp_path / "a.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(lines)[:-100])
+
+    with pytest.raises(ValueError, match=r"a\.jsonl\.zst, line \d+: the compressed file is cut off"):
+        load_corpus(data(tmp_path / "a.jsonl.zst"), "a1", 4, 256)
