@@ -19,7 +19,7 @@ from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import Corpus
 from holmes_runtime.data.host_copies import HostCopy, to_device
-from holmes_runtime.data.read_ahead import Batch, BatchesAhead
+from holmes_runtime.data.read_ahead import READING, Batch, BatchesAhead
 from holmes_runtime.data.samples import ALL_SAMPLES, Samples, make_samples
 from holmes_runtime.learning_rate import learning_rate
 from holmes_runtime.model.build_stage import build_stage, loss_function
@@ -118,7 +118,8 @@ class Trainer:
         scale = self.loss_scale.scale if self.loss_scale else 1.0
         rate = learning_rate(self.config.optimizer, step, self.config.steps)
         self.zero1.start()
-        tokens, positions = self._batches.take(step)
+        with self.stopwatch.lap(READING):
+            tokens, positions = self._batches.take(step)
         losses = self.pipeline.step(tokens, step, positions)
         squares = self.zero1.finish(self.config.total_microbatches * scale)
         wanted = [self._wants_stop, self._wants_examination, self._wanted_exchange]

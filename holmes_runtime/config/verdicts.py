@@ -79,5 +79,22 @@ class EdgeAdapted(NamedTuple):
         )
 
 
+class DataIsSlow(NamedTuple):
+    """A rank waits for its samples for `waited_s` of a step of `step_s`, although they are read a step ahead."""
+
+    host: str
+    rank: int
+    waited_s: float
+    step_s: float
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        return (
+            f"slow data on {self.host}: rank {self.rank} waits {self.waited_s:.2g} s of a step of {self.step_s:.2g} s "
+            "for its samples: look at the disk or share that `data:` names"
+        )
+
+
 SlowPart = HostIsSlow | LinkIsSlow
-Verdict = SlowPart | AllHostsSlow | EdgeAdapted
+Verdict = SlowPart | AllHostsSlow | DataIsSlow | EdgeAdapted

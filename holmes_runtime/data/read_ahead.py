@@ -11,6 +11,8 @@ from torch import Tensor
 
 from holmes_runtime.data.host_copies import to_device
 
+READING = "reading"  # the lap in which a step waits for its batch
+
 
 class Batch(NamedTuple):
     """A rank's samples of a step, int64: tokens (samples, seq_length + 1) and positions (samples, seq_length)."""

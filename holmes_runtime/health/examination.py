@@ -14,6 +14,7 @@ from holmes_runtime.config.codec import EdgeSettings
 from holmes_runtime.config.rank_grid import EDGE_AXES, Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.verdicts import EdgeAdapted, Verdict
+from holmes_runtime.data.read_ahead import READING
 from holmes_runtime.health.adapt import adapt
 from holmes_runtime.health.edge_timing import time_edges
 from holmes_runtime.health.judge import verdicts
@@ -32,16 +33,21 @@ class Examination:
         self._me, self._groups, self._device = me, groups, device
         self._forward_s: list[float] = []
         self._backward_s: list[float] = []
+        self._reading_s: list[float] = []
+        self._step_s: list[float] = []
         self._usual, self._occasions = UsualStep(), Occasions()
 
     def add(self, step_s: float, paused_s: float, laps_s: Mapping[str, float]) -> bool:
         """Takes a step, before which the run paused for `paused_s`; whether it is a reason to examine.
 
-        `laps_s` are the seconds of its "forward" and "backward". A step after a pause is not like others.
+        `laps_s` are the seconds of its "forward" and "backward", and of waiting for its batch. A step after a pause is
+        not like others.
         """
         count = self._plan.microbatches[self._me.dp_rank]
         self._forward_s.append(laps_s.get("forward", 0.0) / count)
         self._backward_s.append(laps_s.get("backward", 0.0) / count)
+        self._reading_s.append(laps_s.get(READING, 0.0))
+        self._step_s.append(step_s)
         if self._plan.expectation is None or not self._plan.edges_between_hosts or paused_s > 0:
             return False
         return self._usual.add(step_s)
@@ -75,17 +81,18 @@ class Examination:
         config, rank = self.config, self._me.rank
         names = [group.name for group in config.groups if group.axis in EDGE_AXES]
         own = time_edges(config, self._me, self._groups, self._device)
-        computed = torch.zeros(config.world_size, 2, dtype=torch.float64)
-        computed[rank, 0], computed[rank, 1] = median(self._forward_s), median(self._backward_s)
+        seen = (self._forward_s, self._backward_s, self._reading_s, self._step_s)
+        of_ranks = torch.zeros(config.world_size, len(seen), dtype=torch.float64)
+        of_ranks[rank] = torch.tensor([median(seconds) for seconds in seen], dtype=torch.float64)
         timed = torch.tensor([own.get(name, (0.0, 0.0)) for name in names], dtype=torch.float64).view(-1, 2)
-        together = torch.cat([computed, timed])
+        together = torch.cat([of_ranks.flatten(), timed.flatten()])
         dist.all_reduce(together)
-        self._forward_s.clear()
-        self._backward_s.clear()
-        rows = together.tolist()
-        forward_s, backward_s = zip(*rows[: config.world_size], strict=True)
-        edges = {name: EdgeTime(*row) for name, row in zip(names, rows[config.world_size :], strict=True)}
-        return Measured(forward_s, backward_s, edges)
+        for seconds in seen:
+            seconds.clear()
+        of_all, of_edges = together[: of_ranks.numel()].view(of_ranks.shape), together[of_ranks.numel() :].view(-1, 2)
+        forward_s, backward_s, reading_s, step_s = map(tuple, of_all.T.tolist())
+        edges = {name: EdgeTime(*row) for name, row in zip(names, of_edges.tolist(), strict=True)}
+        return Measured(forward_s, backward_s, edges, reading_s, max(step_s))
 
 
 def adapted_edges(config: RunConfig, measured: Measured, now: tuple[EdgeSettings, ...]) -> list[EdgeAdapted]:

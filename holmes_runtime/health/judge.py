@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from holmes_runtime.config.codec import EdgeSettings
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.verdicts import AllHostsSlow, HostIsSlow, LinkIsSlow, SlowPart, Verdict
+from holmes_runtime.config.verdicts import AllHostsSlow, DataIsSlow, HostIsSlow, LinkIsSlow, SlowPart, Verdict
 from holmes_runtime.health.measured import EdgeTime, Measured, StepEstimate
 
 SLOW = 1.5  # how much longer than planned is worth a word; less is within what predictions are off by
@@ -28,7 +28,7 @@ def verdicts(plan: RunConfig, config: RunConfig, measured: Measured, used: Seque
     if expected is None:
         return []
     hosts = _slow_hosts(plan, expected.compute_s, measured)
-    return [*hosts, *_slow_links(plan, config, measured, used, expected.transfer_s)]
+    return [*hosts, *_slow_data(plan, measured), *_slow_links(plan, config, measured, used, expected.transfer_s)]
 
 
 def _slow_hosts(config: RunConfig, expected_s: tuple[float, ...], measured: Measured) -> list[SlowPart | AllHostsSlow]:
@@ -41,6 +41,16 @@ def _slow_hosts(config: RunConfig, expected_s: tuple[float, ...], measured: Meas
     if len(slow) > 1 and len(slow) == len(ratios):
         return [AllHostsSlow(min(slow.values()), max(slow.values()))]
     return [HostIsSlow(host, ratio) for host, ratio in slow.items()]
+
+
+def _slow_data(config: RunConfig, measured: Measured) -> list[DataIsSlow]:
+    """Ranks that wait for their samples for a part of a step that would be worth a word of a link."""
+    most_s = measured.step_s * (1 - 1 / SHOWS)
+    return [
+        DataIsSlow(config.grid.rank(rank).host, rank, waited_s, measured.step_s)
+        for rank, waited_s in enumerate(measured.reading_s)
+        if waited_s > most_s
+    ]
 
 
 def _slow_links(

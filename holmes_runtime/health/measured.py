@@ -30,11 +30,16 @@ class EdgeTime(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """Median seconds a micro-batch computes by rank, and what messages take by the name of their edge's group."""
+    """Median seconds a micro-batch computes by rank, and what messages take by the name of their edge's group.
+
+    reading_s: by rank, for which a step waited for its samples. step_s: of a whole step.
+    """
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     edges: dict[str, EdgeTime]
+    reading_s: tuple[float, ...] = ()
+    step_s: float = 0.0
 
     def compute_s(self, rank: int) -> float:
         """Forward and backward of one micro-batch."""

@@ -80,7 +80,7 @@ class Replanning:
             return  # no prediction is to be trusted
         for part in verdicts:
             if not isinstance(part, HostIsSlow | LinkIsSlow):
-                continue  # the ranks themselves have done something about it
+                continue  # the ranks themselves have done something about it, or no plan can
             if self.next_plan is None:
                 plan = self._after(part, step_s)
                 if self._settings.replan_when_slow and self._saves:

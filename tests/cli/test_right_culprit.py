@@ -20,6 +20,7 @@ pytestmark = pytest.mark.process
         ("not a number", 2, 1, "stage 0 of replica 1 (rank 2 on b1): the loss is nan"),
         ("exception", 3, 1, "ValueError: a shape that cannot be"),
         ("out of memory", 0, 1, "MemoryError: cannot hold the activations"),
+        ("slow data", 3, 0, "slow data on b1: rank 3 waits 0."),
         ("killed", 1, 137, "the kernel counts no out-of-memory kill"),
     ],
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Expectation
-from holmes_runtime.config.verdicts import HostIsSlow, Verdict
+from holmes_runtime.config.verdicts import DataIsSlow, HostIsSlow, Verdict
 from holmes_runtime.health.judge import verdicts
 from holmes_runtime.health.measured import EdgeTime, Measured
 
@@ -42,6 +42,14 @@ def test_a_host_that_computes_longer_than_planned_is_named() -> None:
     assert isinstance(verdict, HostIsSlow)
     assert (verdict.host, round(verdict.ratio, 6)) == ("host1", 1.8)
     assert verdict.sentence == "slow host host1: computes 1.8x longer than planned"
+
+
+def test_a_rank_that_waits_for_its_samples_is_named_and_no_other() -> None:
+    usual = measure((0.1, 0.2, 0.1, 0.2))
+    assert judged(run(), replace(usual, reading_s=(0.0, 0.0, 0.001, 0.01), step_s=0.5)) == []
+    (verdict,) = judged(run(), replace(usual, reading_s=(0.0, 0.0, 0.3, 0.01), step_s=0.5))
+    assert verdict == DataIsSlow("host2", 2, 0.3, 0.5)
+    assert verdict.sentence.startswith("slow data on host2: rank 2 waits 0.3 s of a step of 0.5 s")
 
 
 def test_when_every_host_is_slow_the_plan_is_wrong() -> None:
