@@ -12,14 +12,19 @@ from holmes_cli.launchable import read_launchable, source_file
 from holmes_cli.screen.terminal import out
 from holmes_core.errors import HolmesError
 from holmes_core.records.plan import IslandsPlan
-from launcher.emit.emit import START, emit
+from launcher.emit.emit import FORMATS, START, check_format, emit
 from launcher.emit.write_folder import write_folder
 from launcher.prepare.user_variables import read_user_variables
 
 
 def emit_command(
     plan: Annotated[Path, typer.Argument(help="plan.json, from `holmes plan`.")],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="One of files, torchrun, slurm, mpi.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="FORMAT", is_eager=True, callback=check_format, help=f"One of {', '.join(FORMATS)}."
+        ),
+    ],
     folder: Annotated[Path, typer.Option("--output", "-o", help="The folder to write, new or empty.")],
     trust: Annotated[
         list[str] | None,

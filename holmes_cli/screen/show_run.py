@@ -27,6 +27,7 @@ def show_run(plan: Plan, run: Run, folder: Path) -> None:
         err.print(f"not ended: {what}", markup=False, soft_wrap=True)
     if run.state == "failed":
         _show_failure(first_cause(run.failures), len(run.failures), folder)
+        err.print(f"failed after {run.steps_done} of {plan.job.steps} steps")
     if run.state == "stopped":
         err.print(f"stopped after {run.steps_done} of {plan.job.steps} steps; no rank is left running")
     if run.state == "done":

@@ -17,10 +17,16 @@ from launcher.emit.torchrun_commands import COMMANDS, bare_commands, commands
 from launcher.prepare.user_variables import UserVariables
 
 
-def emit(plan: Plan, form: str, variables: UserVariables) -> dict[str, str]:
-    """The files of format `form` by their names. Raises HolmesError naming what the format cannot express."""
+def check_format(form: str) -> str:
+    """`form`. Raises HolmesError naming the formats if it is none."""
     if form not in FORMATS:
         raise HolmesError(f"--to {form}: no format of that name", f"one of {', '.join(FORMATS)}")
+    return form
+
+
+def emit(plan: Plan, form: str, variables: UserVariables) -> dict[str, str]:
+    """The files of format `form` by their names. Raises HolmesError naming what the format cannot express."""
+    check_format(form)
     if any(node.tunnel_endpoint is not None for node in plan.nodes):
         raise HolmesError(
             f"--to {form}: hosts.yaml asks for encryption between clusters, which agents set up, and none run there",

@@ -16,11 +16,11 @@ MOST_NAMED = 8  # hosts in a sentence
 def left_out_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
     """One for each reason: no answer to the probe, refused by it, without a GPU, or not needed by the fastest plan."""
     silent = [host.name for host in inventory.hosts if not host.reachable]
-    refused = inventory.refusals
+    refused = {name: finding for name, finding in inventory.refusals.items() if name not in silent}
     slots = {
         host.name: len(slots_of(host, plan.job))
         for host in inventory.hosts
-        if host.reachable and host.name not in refused
+        if host.name not in silent and host.name not in refused
     }
     return (
         *_sentence(silent, "did not answer the probe; see its findings"),

@@ -104,3 +104,9 @@ def test_scripts_are_sound_shell(command: Command, tmp_path: Path, form: str) ->
     assert scripts
     for script in scripts:
         assert subprocess.run(["sh", "-n", str(script)], check=False).returncode == 0
+
+
+def test_unknown_format_lists_the_formats_before_anything_else_is_asked(command: Command) -> None:
+    done = command("emit", "--to", "help")
+    assert done.code == 2
+    assert "files, torchrun, slurm, mpi" in done.stderr

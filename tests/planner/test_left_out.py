@@ -70,6 +70,14 @@ def test_a_host_that_did_not_answer_is_named() -> None:
     assert said == ("Left out: gone: did not answer the probe; see its findings.",)
 
 
+def test_a_host_that_did_not_answer_and_is_refused_for_that_is_named_once() -> None:
+    fleet = gpu_inventory([2])
+    silent = fleet.hosts[0].model_copy(update={"name": "gone", "reachable": False, "gpus": (), "nics": ()})
+    both = fleet.model_copy(update={"hosts": (*fleet.hosts, silent), "findings": (finding("gone"),)})
+    _, said = planned(both, global_batch_size=64)
+    assert said == ("Left out: gone: did not answer the probe; see its findings.",)
+
+
 def test_a_batch_that_more_replicas_cannot_share_is_the_reason_said() -> None:
     parallel = Parallel(tp=1, pp=1, micro_batch_size=1)
     plan, (said,) = planned(gpu_inventory([3]), global_batch_size=64, parallel=parallel)

@@ -17,6 +17,7 @@ from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import write_atomically
+from holmes_core.records.run import Run
 from holmes_runtime.config.rank_metrics import CheckpointNotice
 from holmes_runtime.config.strict_json import encode
 from launcher.journal.follow_folder import past_events, read_plan
@@ -100,7 +101,18 @@ def _read(folder: Path) -> KnownRun:
             notices.append(event.text)
         elif isinstance(event, CheckpointNotice) and event.topic == "warning":
             notices.append(event.sentence)
-    return KnownRun(stored, read_plan(stored.folder), read_steps(stored.folder, MOST_STEPS), nodes, notices)
+    plan = read_plan(stored.folder)
+    nodes = {host: state_now(stored.run, plan, host, state) for host, state in nodes.items()}
+    return KnownRun(stored, plan, read_steps(stored.folder, MOST_STEPS), nodes, notices)
+
+
+def state_now(run: Run, plan: Plan, host: str, last: str) -> str:
+    """The state of a host whose agent last was in state `last`: that of no agent outlives its attempt."""
+    if any(failure.host == host and failure.host_lost for failure in run.failures):
+        return "lost"
+    if run.state != "running":
+        return "ended"
+    return last if host in {node.host for node in plan.nodes} else "left out of the plan"
 
 
 def _write_page(html: Path, known: KnownRun, followed: bool = False) -> None:
