@@ -46,7 +46,7 @@ def make_run(text: Path, pattern: str, steps: int, seed: int, codec: Codec, stag
         codecs={"pp_forward": codec, "pp_backward": codec},
     )
     optimizer = Optimizer(1e-3, 1e-4, min(100, steps // 10), "cosine", 0.1, 0.9, 0.95, 1.0)
-    data = Data(str(text.absolute()), pattern, None, "joined", 0.05)
+    data = Data(str(text.absolute()), pattern, None, "joined", 0.05, False, None)
     return replace(config, seed=seed, data=data, optimizer=optimizer)
 
 

@@ -54,7 +54,7 @@ def trainer(
     config = replace(
         config,
         seed=seed,
-        data=Data(str(text.absolute()), pattern, None, "joined", 0.05),
+        data=Data(str(text.absolute()), pattern, None, "joined", 0.05, False, None),
         optimizer=Optimizer(1e-3, 1e-4, min(100, steps // 10), "cosine", 0.1, 0.9, 0.95, 1.0),
         outer_sync=replace(ONE_ISLAND, num_islands=ISLANDS, **outer) if outer else None,
     )

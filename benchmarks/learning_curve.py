@@ -64,7 +64,7 @@ def make_config(text: Path, pattern: str, steps: int, folder: Path) -> RunConfig
         model=SHAPE,
         weights=None,
         emulation=None,
-        data=Data(str(text.absolute()), pattern, None, "joined", 0.05),
+        data=Data(str(text.absolute()), pattern, None, "joined", 0.05, False, None),
         evaluation=Evaluation(50, 4),
         checkpoint=Checkpointing(str(checkpoints.absolute()), 100, 2, 2),
         profile=None,
@@ -121,7 +121,7 @@ def read_curves(folder: Path) -> tuple[Curve, Curve]:
 
 def unigram_entropy(text: Path, pattern: str) -> float:
     """Nats per byte of a text that is drawn byte by byte at the frequencies of this one."""
-    corpus = load_corpus(Data(str(text), pattern, None, "joined", 0.0), "here", 1, SHAPE.vocab_size)
+    corpus = load_corpus(Data(str(text), pattern, None, "joined", 0.0, False, None), "here", 1, SHAPE.vocab_size)
     (tokens,) = corpus.training
     counts = torch.bincount(tokens.read(0, len(tokens)), minlength=SHAPE.vocab_size)
     shares = counts[counts > 0] / counts.sum()

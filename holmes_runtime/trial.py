@@ -93,7 +93,7 @@ class Trial:
             model=self.model,
             weights=None,
             emulation=None,
-            data=Data("none.bin", "*", None, "joined", 0.0),
+            data=Data("none.bin", "*", None, "joined", 0.0, False, None),
             evaluation=None,
             checkpoint=None,
             profile=None,

@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
                 "admission.gpu_claims",
                 "admission.socket_filter",
                 "data.text",
+                "data.document_tokens",
                 "data.check_inputs",
                 "data.token_file",
             )

@@ -56,7 +56,7 @@ def _sources(source: Path, pattern: str) -> list[Path]:
                 raise HolmesError(
                     f"{file} has tokens, not text", "train on it as it is: `data: {path: ...}` in job.yaml"
                 )
-        return check_source(source, Data(str(source), pattern, None, "joined", 0.0))
+        return check_source(source, Data(str(source), pattern, None, "joined", 0.0, False, None))
     except FileNotFoundError as error:
         raise HolmesError(str(error), "give a file, or a folder and a --pattern that matches its text") from None
     except (OSError, ValueError, ModuleNotFoundError) as error:
@@ -96,10 +96,9 @@ def _write(files: list[Path], tokenizers: dict[str, Tokenizer], writer: TokenFil
         task = progress.add_task("tokenizing", total=sum(file.stat().st_size for file in files))
         for file in files:
             tokenizer = tokenizers[file.suffix]
-            for piece, tokens in tokenized(file, tokenizer):
-                writer.add(tokens)
+            for piece, parts in tokenized(file, tokenizer):
+                for part in parts:
+                    writer.add(part)
                 if piece.ends_document:
-                    if tokenizer.end_of_document is not None:
-                        writer.add([tokenizer.end_of_document])
                     writer.end_document()
                 progress.advance(task, piece.source_bytes)

@@ -10,10 +10,12 @@ import typer
 import yaml
 
 from holmes_cli.screen.terminal import err, out
-from holmes_core.errors import HolmesError
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.job import Model
 from holmes_core.records.parse_record import parse
 from holmes_runtime.config.model_shape import ModelShape, stage_parameters
+from holmes_runtime.data.document_tokens import TOKENIZER_FILE
+from holmes_runtime.data.text import FileTokenizer
 from holmes_runtime.published.architectures import read_shape
 from holmes_runtime.published.needed_tensors import check_tensors
 from holmes_runtime.published.safetensors_header import INDEX_FILE, SINGLE_FILE, read_headers
@@ -35,18 +37,45 @@ def model_command(
     lines: dict[str, object] = {"model": section_of(shape, f"{folder}/config.json")}
     if has_tensors:
         lines["weights"] = str(folder.absolute())
+    tokenizer = folder / TOKENIZER_FILE
+    if tokenizer.is_file():
+        lines["data"] = {"tokenizer": str(tokenizer.absolute())}
     out.print(yaml.safe_dump(lines, sort_keys=False), end="", markup=False, highlight=False, soft_wrap=True)
     billions = stage_parameters(shape, shape.num_layers, is_first=True, is_last=True) / 1e9
     err.print(f"{folder}: {billions:.2f} billion parameters", markup=False, highlight=False, soft_wrap=True)
+    err.print(f"{folder}: {_tokenizer_sentence(tokenizer)}", markup=False, highlight=False, soft_wrap=True)
     next_step = "put this into job.yaml, and the folder at that path on every host; leave `weights` out to start anew"
     if "weights" not in lines:
         next_step = "put this into job.yaml, to start anew: the folder holds no tensors"
     err.print(f"next: {next_step}", markup=False, soft_wrap=True)
 
 
+def _tokenizer_sentence(path: Path) -> str:
+    if not path.is_file():
+        return f"no {TOKENIZER_FILE}: tokenize text with the model's own, from where the model was published"
+    try:
+        tokenizer = FileTokenizer(str(path))
+    except ModuleNotFoundError as error:
+        return f"{error}, also to name the tokens at the borders of documents"
+    except ValueError as error:
+        raise HolmesError(str(error), "get the model's tokenizer anew") from None
+    begin, end = tokenizer.begin_of_document, tokenizer.end_of_document
+    first = "begin without a token of their own" if begin is None else f"begin with token {begin}"
+    last = "end without one, so that they run into one another" if end is None else f"end with token {end}"
+    return f"documents {first} and {last}"
+
+
 def _has_tensors(folder: Path, shape: ModelShape) -> bool:
     """Whether there are any; raises HolmesError for those of another model than `shape`, or that cannot be true."""
     if not any((folder / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
+        pickled = next((path.name for path in folder.glob("pytorch_model*.bin*")), None)
+        if pickled is not None:
+            raise HolmesError(
+                f"{folder} has its weights in {pickled} alone, a pickle, which is not read",
+                "get the model's .safetensors files, or have the transformers library write them: "
+                "`model.save_pretrained(FOLDER)`",
+                ANSWER_IS_NO,
+            )
         return False
     try:
         check_tensors(folder, read_headers(folder), shape)

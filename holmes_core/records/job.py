@@ -27,6 +27,9 @@ Precision = Literal["fp32", "bf16", "fp16"]
 Recompute = Literal["none", "selective", "full"]
 Device = Literal["cuda", "cpu"]
 Codec = Literal["none", "bf16", "int8", "int4"]
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+BYTES_VOCABULARY = 4096
+"""Entries of a vocabulary that is still one of bytes and some more; published tokenizers have several times as many."""
 Zero = Literal[1, 3]
 """The stage of ZeRO: 1 shards optimizer states over replicas; 3 also weights and gradients, inside a cluster."""
 ScheduleName = Literal["gpipe", "1f1b", "eager", "interleaved", "zero-bubble"]
@@ -60,8 +63,8 @@ class Data(Record):
     tokenizer: RootedPath | None = None
     """A `tokenizers` JSON file; without one, text becomes bytes. Example: /models/llama/tokenizer.json"""
     bytes: bool = False
-    """Files that are no text, such as images, are trained on as the bytes they are; else they are refused.
-    Example: true"""
+    """Bytes are meant: files that are no text, such as images, are trained on as they are, and text as its bytes under
+    any vocabulary; else both are refused. Example: true"""
     documents: Literal["joined", "separate"] = "joined"
     """separate: attention stays inside a document, and positions count from where it begins in the sample. Documents
     are those of an .idx, the lines of a .jsonl, and else whole files. Example: separate"""
@@ -286,6 +289,28 @@ class Job(FileRecord):
         if self.compute.emulate is not None:
             return False
         return self.compile if self.compile is not None else self.device == "cuda" and self.model.factory is None
+
+    @property
+    def expected_tokenizer(self) -> str | None:
+        """The tokenizer that text needs, as the model's tokens are no bytes; None where they are, or may be."""
+        if self.data.bytes or self.data.tokenizer is not None or self.compute.emulate is not None:
+            return None
+        if self.weights is not None:
+            return f"{self.weights.rstrip('/')}/tokenizer.json"
+        return "the model's own tokenizer.json" if self.model.vocab_size > BYTES_VOCABULARY else None
+
+    @model_validator(mode="after")
+    def _text_has_a_tokenizer(self) -> Job:
+        """Folders are looked into by preflight."""
+        paths = (self.data.path,) if isinstance(self.data.path, str) else [each.path for each in self.data.path]
+        text = next((name for name in (*paths, self.data.pattern) if name.endswith(TEXT_SUFFIXES)), None)
+        if text is not None and self.is_launched and self.expected_tokenizer is not None:
+            reason = "weights" if self.weights is not None else f"vocab_size {self.model.vocab_size}"
+            raise ValueError(
+                f"data {text} is text without a tokenizer, and under {reason} its bytes are not the model's tokens: "
+                f"set data.tokenizer to {self.expected_tokenizer}, or data.bytes to true if bytes are meant"
+            )
+        return self
 
     @model_serializer(mode="wrap")
     def _islands_only_where_they_are(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:

@@ -55,7 +55,8 @@ class Data:
 
     Read by file name: .bin as Megatron tokens, .jsonl and all else as text; text becomes bytes, or the tokens of
     `tokenizer`, a `tokenizers` file. Where `documents` are separate, attention does not cross their borders. The last
-    `validation_fraction` of each source is for evaluation. With `bytes` files that are no text are read as they are.
+    `validation_fraction` of each source is for evaluation. With `bytes` files that are no text are read as they are;
+    `expected_tokenizer` is the one that text needs, as the model's tokens are no bytes; None where they are, or may be.
     """
 
     path: str | tuple[Source, ...]
@@ -63,7 +64,8 @@ class Data:
     tokenizer: str | None
     documents: Documents
     validation_fraction: float
-    bytes: bool = False
+    bytes: bool
+    expected_tokenizer: str | None
 
     def __post_init__(self) -> None:
         fraction, paths = self.validation_fraction, [source.path for source in self.sources]

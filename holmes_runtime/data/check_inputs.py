@@ -39,6 +39,11 @@ def check_source(path: Path, data: Data) -> list[Path]:
     files = source_files(path, data.pattern)
     if len({file.suffix == ".bin" for file in files}) > 1:
         raise ValueError(f"{path} with pattern {data.pattern!r} mixes token files (.bin) and text")
+    if files[0].suffix != ".bin" and data.tokenizer is None and data.expected_tokenizer is not None:
+        raise ValueError(
+            f"{files[0]} is text, and its bytes are not the model's tokens: set `tokenizer` in `data` to "
+            f"{data.expected_tokenizer}, or `bytes: true` if bytes are meant"
+        )
     for file in files:
         if file.suffix == ".bin":
             read_index(file)

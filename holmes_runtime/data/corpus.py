@@ -100,10 +100,9 @@ def _tokenized(path: Path, tokenizer: str | None) -> Part:
             "-o TOKENS.bin`, and train on TOKENS.bin"
         ) from None
     tokens, documents = array("i"), array("q", [0])
-    for piece, found in tokenized(path, opened):
-        tokens.extend(found)
-        if piece.ends_document and opened.end_of_document is not None:
-            tokens.append(opened.end_of_document)
+    for piece, parts in tokenized(path, opened):
+        for part in parts:
+            tokens.extend(part)
         if piece.ends_document:
             documents.append(len(tokens))
     return Part(str(path), MemoryBytes(tokens), "int32", documents, max(tokens, default=None))

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holmes_runtime.config.run_settings import BYTE_VALUES
+from holmes_runtime.data.document_tokens import begin_of_document, end_of_document
 from holmes_runtime.data.documents import has_documents, read_documents
 from holmes_runtime.data.file_kind import is_regular_file
 
 PIECE_BYTES = 2**16  # raw text is tokenized in pieces of about this size, cut at the end of a line
 BATCH_BYTES = 2**22  # pieces are given to a tokenizer together, for it to work on several cores
 END_OF_DOCUMENT_BYTE = 0  # no text has it
-# What common tokenizers call the end of a document: GPT-2 and NeoX, Llama 3, Llama 2 and T5, Gemma.
-END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
 @dataclass(frozen=True)
@@ -34,9 +33,13 @@ class Piece:
 
 
 class Tokenizer(Protocol):
-    """Turns pieces of text into tokens below `vocab_size`; `end_of_document` follows each document, if not None."""
+    """Turns pieces of text into tokens below `vocab_size`.
+
+    `begin_of_document` comes before each document, and `end_of_document` after it, if not None.
+    """
 
     vocab_size: int
+    begin_of_document: int | None
     end_of_document: int | None
 
     def encode(self, pieces: list[bytes]) -> list[Iterable[int]]:
@@ -48,6 +51,7 @@ class ByteTokenizer:
     """A token is a byte."""
 
     vocab_size = BYTE_VALUES
+    begin_of_document: int | None = None
 
     def __init__(self, end_of_document: int | None) -> None:
         self.end_of_document = end_of_document
@@ -70,8 +74,8 @@ class FileTokenizer:
         except Exception as error:  # the library raises no narrower type
             raise ValueError(f"{path} is not a tokenizer file: {error}") from None
         self.vocab_size: int = self._tokenizer.get_vocab_size()
-        known = [self._tokenizer.token_to_id(name) for name in END_OF_DOCUMENT_NAMES]
-        self.end_of_document: int | None = next((token for token in known if token is not None), None)
+        self.begin_of_document = begin_of_document(Path(path), self._tokenizer)
+        self.end_of_document = end_of_document(Path(path), self._tokenizer)
 
     def encode(self, pieces: list[bytes]) -> list[Iterable[int]]:
         """The tokens of each piece, without what the tokenizer adds around a whole text."""
@@ -102,14 +106,22 @@ def open_tokenizer(path: Path, tokenizer: str | None) -> Tokenizer:
     return ByteTokenizer(END_OF_DOCUMENT_BYTE if has_documents(path) else None)
 
 
-def tokenized(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Piece, Iterable[int]]]:
-    """The pieces of file `path` with their tokens. Raises ValueError naming the file and where it is not text."""
+def tokenized(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Piece, tuple[Iterable[int], ...]]]:
+    """The pieces of file `path` with their tokens, among them those at the borders of documents.
+
+    Raises:
+        ValueError: the file is not text; it is named, and where.
+    """
+    begin, end = (() if each is None else (each,) for each in (tokenizer.begin_of_document, tokenizer.end_of_document))
+    begins_document = True
     for batch in _batches(pieces(path)):
         try:
             encoded = tokenizer.encode([piece.text for piece in batch])
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not UTF-8 text: {error}") from None
-        yield from zip(batch, encoded, strict=True)
+        for piece, tokens in zip(batch, encoded, strict=True):
+            yield piece, (begin if begins_document else (), tokens, end if piece.ends_document else ())
+            begins_document = piece.ends_document
 
 
 def pieces(path: Path) -> Iterator[Piece]:

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import holmes_runtime
 from holmes_core.errors import HolmesError
 from holmes_core.node_settings import is_fixed
-from holmes_core.records.job import Data as JobData
 from holmes_core.records.job import Job, Model
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.record import Record
@@ -155,7 +154,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             model=_shape_of(model, job.launch.code is not None),
             weights=job.weights,
             emulation=_translated(Emulation, job.compute.emulate) if job.compute.emulate else None,
-            data=_data(job.data),
+            data=_data(job),
             evaluation=_translated(Evaluation, job.evaluation) if job.evaluation else None,
             checkpoint=_translated(Checkpointing, job.checkpoint) if job.checkpoint else None,
             profile=_translated(Profile, job.profile) if job.profile else None,
@@ -190,15 +189,18 @@ def _shape_of(model: Model, in_code: bool) -> ModelShape:
 
 def _translated(kind: type[Translation], record: Record, **filled_in: Any) -> Translation:
     """The runtime's record `kind` of what `record` says under the same names; `filled_in` is what it leaves out."""
-    said = {field.name: getattr(record, field.name) for field in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{**said, **filled_in})
+    names = (field.name for field in fields(kind) if field.name not in filled_in)  # type: ignore[arg-type]
+    return kind(**{name: getattr(record, name) for name in names}, **filled_in)
 
 
-def _data(data: JobData) -> Data:
+def _data(job: Job) -> Data:
     """The data in the runtime's own words."""
-    path = data.path
+    path = job.data.path
     return _translated(
-        Data, data, path=path if isinstance(path, str) else tuple(_translated(Source, source) for source in path)
+        Data,
+        job.data,
+        path=path if isinstance(path, str) else tuple(_translated(Source, source) for source in path),
+        expected_tokenizer=job.expected_tokenizer,
     )
 
 

@@ -35,6 +35,9 @@ class Tokenizer:
     def token_to_id(self, word):
         return self.words.index(word) if word in self.words else None
 
+    def encode(self, text, add_special_tokens):
+        return Encoding([])
+
     def encode_batch(self, texts, add_special_tokens):
         assert not add_special_tokens
         return [Encoding([self.words.index(word) for word in text.split()]) for text in texts]
@@ -53,7 +56,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tokens(path: Path) -> list[int]:
-    corpus = load_corpus(Data(str(path), "*", None, "joined", 0.0), "here", 1, 70000)
+    corpus = load_corpus(Data(str(path), "*", None, "joined", 0.0, False, None), "here", 1, 70000)
     return corpus.training[0].read(0, corpus.num_tokens).tolist()
 
 

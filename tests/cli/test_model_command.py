@@ -121,3 +121,26 @@ def test_a_model_it_does_not_know_is_wrong_usage(command: Command, tmp_path: Pat
     assert done.code == 2
     assert "model_type 'mixtral' is not one of" in done.stderr
     assert done.stdout == ""
+
+
+def test_weights_that_are_a_pickle_alone_are_refused(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
+
+    done = command("model", ".")
+
+    assert (done.code, done.stdout) == (1, "")
+    assert "has its weights in pytorch_model.bin alone, a pickle" in done.stderr
+
+
+def test_the_tokenizer_and_the_borders_of_documents_are_named(command: Command, tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    write_folder(tmp_path)
+    words = {"one": 0, "<s>": 1, "</s>": 2}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(words)).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": True, "bos_token": "<s>"}))
+
+    done = command("model", ".")
+
+    assert yaml.safe_load(done.stdout)["data"] == {"tokenizer": str(tmp_path / "tokenizer.json")}
+    assert "documents begin with token 1 and end with token 2" in done.stderr

@@ -151,6 +151,23 @@ def test_bad_settings_of_data_are_refused(tmp_path: Path, said: str, instead: st
     assert message in job_error(tmp_path, blended(BLEND.replace(said, instead))).what
 
 
+@pytest.mark.parametrize(
+    ("more", "data", "named"),
+    [
+        ("weights: /models/llama", "{path: /a.jsonl}", "set data.tokenizer to /models/llama/tokenizer.json"),
+        ("weights: /models/llama/", "{path: /a, pattern: '*.txt'}", "data *.txt is text without a tokenizer"),
+        ("weights: /w", "{path: [{path: /a.bin, weight: 1}, {path: /b.jsonl.gz, weight: 1}]}", "data /b.jsonl.gz is"),
+        ("", "{path: /a.txt}", "under vocab_size 32000 its bytes are not the model's tokens"),
+    ],
+)
+def test_text_is_no_bytes_to_a_model_of_other_tokens(tmp_path: Path, more: str, data: str, named: str) -> None:
+    text = blended(f"data: {data}").replace("16}", f"16, vocab_size: {256 if more else 32000}}}") + more + "\n"
+
+    assert named in job_error(tmp_path, text).what
+    for meant in ("bytes: true", "tokenizer: /t.json"):
+        assert parse(Job, yaml.safe_load(text.replace("data: {", f"data: {{{meant}, ")), "job.yaml")
+
+
 def test_a_model_of_one_s_own_is_not_told_of_documents(tmp_path: Path) -> None:
     text = blended("data: {path: /a, documents: separate}").replace("16}", "16, factory: own.py:build}")
 

@@ -15,7 +15,7 @@ from tests import doc_keys
 
 JOB: dict[str, Any] = {
     "model": {"family": "llama", "num_layers": 8, "hidden_size": 256, "num_heads": 8, "seq_length": 128},
-    "data": {"path": "/data/text.jsonl", "validation_fraction": 0.1},
+    "data": {"path": "/data/text.bin", "validation_fraction": 0.1},
     "steps": 1000,
     "global_batch_size": 64,
 }
@@ -23,7 +23,7 @@ HOSTS = {"hosts": [{"name": "a1"}]}
 # What a section or key needs to be there, by its name.
 NEEDS: dict[str, dict[str, Any]] = {
     "model.rope_scaling": {"model": {"rope_scaling": {"kind": "llama3", "factor": 8.0}}},
-    "data.path[]": {"data": {"path": [{"path": "/data/text.jsonl", "weight": 0.7}]}},
+    "data.path[]": {"data": {"path": [{"path": "/data/text.bin", "weight": 0.7}]}},
     "evaluation": {"evaluation": {"every_steps": 10}},
     "checkpoint": {"checkpoint": {"path": "/shared/ckpt", "every_steps": 10}},
     "compute.overheads": {"compute": {"overheads": {"action_s": 0.0, "update_bytes_per_s": 1e9}}},

@@ -199,7 +199,7 @@ def make_config(
         model=model,
         weights=weights,
         emulation=emulation,
-        data=Data(str(corpus), "*.txt", None, documents, validation_fraction),
+        data=Data(str(corpus), "*.txt", None, documents, validation_fraction, False, None),
         evaluation=evaluation,
         checkpoint=checkpoint,
         profile=profile,

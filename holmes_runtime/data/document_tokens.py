@@ -1,0 +1,69 @@
+"""The tokens at the borders of documents, by a tokenizer's file and the configurations beside it. Free of torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+TOKENIZER_FILE = "tokenizer.json"
+MAX_CONFIG_BYTES = 2**24  # of tokenizer_config.json, which may list thousands of added tokens
+# Names for the end of a document, which common tokenizers have: GPT-2 and NeoX, Llama 3, Llama 2 and T5, Gemma. They
+# come first: `eos_token` of a model that chats ends a turn.
+END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+
+
+def begin_of_document(file: Path, tokenizer: Any) -> int | None:
+    """Return the token before a document, None where the model has seen none there.
+
+    `add_bos_token` of tokenizer_config.json decides, and where it does not say, `tokenizer` of the `tokenizers` file:
+    the token it puts before a text.
+    """
+    config = _read(file.with_name("tokenizer_config.json"))
+    added = config.get("add_bos_token")
+    if added is not None:
+        return _token_of(config.get("bos_token"), tokenizer) if added is True else None
+    plain, whole = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
+    is_framed = len(whole) > len(plain) and whole[1 : 1 + len(plain)] == plain
+    return int(whole[0]) if is_framed else None
+
+
+def end_of_document(file: Path, tokenizer: Any) -> int | None:
+    """Return the token after a document: of a common name, else the `eos` of the configurations, else None."""
+    known = (_token_of(name, tokenizer) for name in END_NAMES)
+    return next((token for token in (*known, *_configured_ends(file, tokenizer)) if token is not None), None)
+
+
+def _configured_ends(file: Path, tokenizer: Any) -> Iterator[int | None]:
+    yield _token_of(_read(file.with_name("tokenizer_config.json")).get("eos_token"), tokenizer)
+    for name in ("generation_config.json", "config.json"):
+        ends = _read(file.with_name(name)).get("eos_token_id")
+        token: object = ends[0] if isinstance(ends, list) and ends else ends
+        is_number = isinstance(token, int) and not isinstance(token, bool)
+        yield token if isinstance(token, int) and is_number and 0 <= token < tokenizer.get_vocab_size() else None
+
+
+def _token_of(name: object, tokenizer: Any) -> int | None:
+    """The number of the token `name`, text or as the transformers library writes a token; None if there is none."""
+    name = name.get("content") if isinstance(name, dict) else name
+    token: int | None = tokenizer.token_to_id(name) if isinstance(name, str) else None
+    return token
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The configuration at `path`, empty if there is none.
+
+    Raises:
+        ValueError: it is there and cannot be read.
+    """
+    try:
+        if not path.is_file():
+            return {}
+        with open(path, "rb") as file:
+            config = json.loads(file.read(MAX_CONFIG_BYTES))
+    except (OSError, RecursionError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} holds {type(config).__name__}, not keys and values")
+    return config
