@@ -29,7 +29,9 @@ def show_run(plan: Plan, run: Run, folder: Path) -> None:
         _show_failure(first_cause(run.failures), len(run.failures), folder)
         err.print(f"failed after {run.steps_done} of {plan.job.steps} steps")
     if run.state == "stopped":
-        err.print(f"stopped after {run.steps_done} of {plan.job.steps} steps; no rank is left running")
+        # A run that resumed counts its own steps alone.
+        done = "steps of this run" if run.settings.resume else f"of {plan.job.steps} steps"
+        err.print(f"stopped after {run.steps_done} {done}; no rank is left running")
     if run.state == "done":
         _show_result(plan, run)
     out.print(safe_in_words(plan, run), markup=False, soft_wrap=True)
