@@ -19,7 +19,7 @@ from holmes_core.records.run import Run
 from launcher.journal.run_folder import read_run
 from tests.testbed.bed import Bed
 from tests.testbed.needs_bed import NEEDS_BED
-from tests.testbed.rehearsal import Site, only_run, standard_library_corpus
+from tests.testbed.rehearsal import Site, standard_library_corpus
 from tests.testbed.slurm_on_bed import SlurmOnBed, missing_for_slurm
 
 MISSING = ", ".join(missing_for_slurm())
@@ -120,10 +120,10 @@ def test_partitions_of_a_heterogeneous_job_are_one_fleet(slurm: SlurmOnBed, tmp_
     assert sorted(sorted(cluster.hosts) for cluster in clusters) == [["a1", "a2"], ["b1", "b2"]]
 
 
-def cancelled(slurm: SlurmOnBed, bed: Bed, folder: Path, *how: str) -> Run:
+def cancelled(slurm: SlurmOnBed, bed: Bed, folder: Path, *how: str, launch: str = "launch") -> Run:
     """The record of the folder's job, cancelled in that way while its ranks step; no process of it is left."""
     script = folder / "train.sh"
-    script.write_text(FIVE_LINES, encoding="utf-8")
+    script.write_text(FIVE_LINES.replace("launch", launch), encoding="utf-8")
     before = {host.name: set(bed.guest_pids(host.name)) for host in bed.hosts}
     job = slurm.submit(script)
     slurm.wait(lambda: "train.sh.out" in listed(folder) and '"event": "step"' in said(script), "a step", 120)
@@ -132,16 +132,24 @@ def cancelled(slurm: SlurmOnBed, bed: Bed, folder: Path, *how: str) -> Run:
     assert {host.name: set(bed.guest_pids(host.name)) - before[host.name] for host in bed.hosts} == {
         host.name: set() for host in bed.hosts
     }
-    return read_run(only_run(folder / "runs"))
+    return max((read_run(run) for run in (folder / "runs").iterdir()), key=lambda run: run.started_at_s)
 
 
 @pytest.mark.usefixtures("no_sshd")
-def test_a_cancelled_job_saves_before_it_ends(bed: Bed, slurm: SlurmOnBed, tmp_path: Path) -> None:
+def test_a_cancelled_job_saves_before_it_ends_and_goes_on_when_its_script_is_submitted_again(
+    bed: Bed, slurm: SlurmOnBed, tmp_path: Path
+) -> None:
     write_job(tmp_path, steps=100000, checkpoint={"path": str(tmp_path / "checkpoints"), "every_steps": 100000})
-    run = cancelled(slurm, bed, tmp_path, "--signal=TERM", "--batch")
-    assert (run.state, run.exit_code) == ("stopped", 130)
-    latest = (tmp_path / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
-    assert latest == f"step-{run.steps_done:08}"
+    steps_done = []
+    for _ in range(2):
+        (tmp_path / "train.sh.out").unlink(missing_ok=True)
+        run = cancelled(slurm, bed, tmp_path, "--signal=TERM", "--batch", launch="launch --resume --from-scratch")
+        assert (run.state, run.exit_code) == ("stopped", 130)
+        steps_done.append(run.steps_done)
+        latest = (tmp_path / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
+        assert latest == f"step-{sum(steps_done):08}"
+        assert run.safe_steps == sum(steps_done)
+    assert f"resumed after step {steps_done[0]} " in said(tmp_path / "train.sh")
 
 
 @pytest.mark.usefixtures("no_sshd")
