@@ -20,7 +20,7 @@ from launcher.supervise.failure import first_cause
 REFRESH_S = 5
 MOST_GROUPS = COLOURS  # drawn; the tables have all
 CLUSTERS_OPEN = 2  # so few show their hosts at once
-OUT_OF_REACH = "connection lost"  # the state of a node
+OUT_OF_REACH = ("connection lost", "lost")  # states of a node
 NOT_STARTED = "not started"
 
 
@@ -95,7 +95,7 @@ def hosts_to_look_at(
             said = failure.message.strip().rpartition("\n")[2]
             found[failure.host] = Look(failure.host, failure.cluster or "", "failed", f"failed first: {said}")
     for host, state in nodes.items():
-        if state == OUT_OF_REACH and host in cluster_of:
+        if state in OUT_OF_REACH and host in cluster_of:
             found.setdefault(host, Look(host, cluster_of[host], "failed", state))
     for notice in notices:
         for host in _hosts_of_verdict(notice, cluster_of):
@@ -115,7 +115,7 @@ def cause_first(failures: Sequence[Failure]) -> list[Failure]:
 def _hosts_of_verdict(notice: str, hosts: Mapping[str, str]) -> list[str]:
     """The hosts that the sentence of a verdict is about."""
     what, name = notice.partition(":")[0].split(" ")[:2], notice.partition(":")[0].rpartition(" ")[2]
-    if what == ["slow", "host"]:
+    if what in (["slow", "host"], ["slow", "data"]):
         return [name] if name in hosts else []
     if what == ["slow", "link"]:
         cuts = [index for index, letter in enumerate(name) if letter == "-"]
