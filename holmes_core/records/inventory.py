@@ -277,7 +277,8 @@ class Inventory(FileRecord):
 
 def _lasting(host: Host) -> Host:
     """Without what no plan is made with: clocks, the way there, counters of errors, who computes, and why slowly."""
-    update = {"clock_skew_s": None, "round_trip_s": None, "counter_interval_s": None, "gpu_processes": None}
+    passing = ("clock_skew_s", "round_trip_s", "counter_interval_s", "gpu_processes", "python_failure")
+    update = dict.fromkeys(passing)
     gpus = tuple(gpu.model_copy(update={"throttle_reasons": ()}) if gpu.throttle_reasons else gpu for gpu in host.gpus)
     uncounted = {"counters": (), "counter_growth": None}
     nics = tuple(

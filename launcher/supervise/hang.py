@@ -143,7 +143,7 @@ class HangDetector:
     def _working(self) -> tuple[int, str] | None:
         """A rank that works while others wait, by its stack. A GPU's rank may wait for its GPU in any line of it.
 
-        A rank does not answer, either, in code that lets no other thread of Python run.
+        A rank does not answer, either, while it computes in code that lets no other thread of Python run.
         """
         if self._plan.job.device == "cuda":
             return None
@@ -153,8 +153,8 @@ class HangDetector:
             first, *others = working
             also = f", rank {', '.join(map(str, others))} likewise" if others else ""
             return first, f"it is in {working[first]}{also}, and the others wait"
-        if len(silent) == 1 and not working and len(self._steps) > 1:
-            return silent[0], "it does not answer, and the others wait"
+        if len(silent) == 1 and not working and self._positions and self._states.get(silent[0]) == "R":
+            return silent[0], "it computes and does not answer, and the others wait"
         return None
 
     def _stack_of(self, rank: int, last_lines: Sequence[str]) -> tuple[str, ...]:

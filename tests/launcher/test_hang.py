@@ -168,9 +168,17 @@ def test_where_every_rank_works_none_is_named() -> None:
 def test_rank_that_cannot_answer_holds_up_the_others_and_its_innermost_calls_are_shown() -> None:
     detector, now_s = hung()
     say_where(detector, {0: None, 1: None, 3: None})
+    detector.take_states({0: "S", 1: "S", 2: "R", 3: "S"})
     found = detector.verdict({2: DUMP}, now_s)
     assert found is not None
     assert (found.rank, found.stack) == (2, DUMP[3:23])
+
+
+def test_rank_that_is_only_late_to_answer_is_not_named() -> None:
+    detector, now_s = hung()
+    say_where(detector, {0: None, 1: None, 3: None})
+    detector.take_states(dict.fromkeys(range(4), "S"))
+    assert rank_of(detector.verdict({2: DUMP}, now_s)) is None
 
 
 def test_of_several_that_do_not_answer_none_is_named() -> None:
