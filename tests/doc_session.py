@@ -48,7 +48,7 @@ def prepare(document: Path, folder: Path) -> None:
 def run(command: str, folder: Path, columns: int) -> subprocess.CompletedProcess[str]:
     """One command as a shell runs it, with `holmes` on the path or as a module."""
     path = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "COLUMNS": str(columns), "PATH": path}
+    environment = {**os.environ, "COLUMNS": str(columns), "PATH": path, "HOME": str(folder)}
     if shutil.which("holmes", path=environment["PATH"]) is None:
         command = re.sub(r"^holmes ", f"{sys.executable} -m holmes_cli ", command)
     environment["PYTHONPATH"] = str(ROOT)

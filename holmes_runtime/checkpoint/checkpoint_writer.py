@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch.distributed import ProcessGroup
 
-from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder, write_durably
+from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder, newest_in, write_durably
 from holmes_runtime.checkpoint.description import DESCRIPTION_FILE, Counters, describe
 from holmes_runtime.checkpoint.host_folders import HostFolders, Said
 from holmes_runtime.checkpoint.memory_files import MemoryFiles
@@ -52,6 +52,13 @@ class CheckpointWriter:
         self._folder, self._folders, self._generation = folder, folders, generation
         self._memory, self._group = memory, group
         self._copied_to = folders.copied_to(config.checkpoint.copies)
+        self._newest: str | None = None
+        self.note_newest()
+
+    def note_newest(self) -> None:
+        """Take the newest checkpoint there is now for the one that the next save follows."""
+        newest = newest_in(self._folder.path)
+        self._newest = newest.name if newest else None
 
     def write(self, pieces: dict[str, TensorPiece], counters: Counters, begun_by: str, pace: Pace) -> None:
         """Each step is taken only once all ranks have done the one before; old checkpoints go last.
@@ -140,14 +147,25 @@ class CheckpointWriter:
             return None
         try:
             assert index is not None
+            self._refuse_another_run()
             write_metadata(partial, index.tensors)
             description = describe(self._config, self._data_digest, counters)
             write_durably(partial / DESCRIPTION_FILE, description.to_json())
             write_durably(partial / INDEX_FILE, index_text(index))
             self._folder.publish(counters.steps)
+            self.note_newest()
         except Exception as error:  # whatever it is, the others wait to hear of it
             return error
         return None
+
+    def _refuse_another_run(self) -> None:
+        """Raises RuntimeError where another run has saved into the folder meanwhile: each would remove the other's."""
+        newest = newest_in(self._folder.path)
+        if newest is not None and newest.name != self._newest:
+            raise RuntimeError(
+                f"{newest} was saved there by another run since this one began: set another `checkpoint.path` for one "
+                "of them"
+            )
 
 
 def _joined(said: Iterable[str | None]) -> str | None:

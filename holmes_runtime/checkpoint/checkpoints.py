@@ -146,6 +146,7 @@ class Checkpoints:
             if fault is None:
                 if self._config.resume_step is not None and self._is_first:
                     self._folder.go_back(self._config.resume_step)
+                    self._writer.note_newest()
                 self._begun_by = found.offer.begun_by or self._config.run_id
                 self._steps = found.offer.steps
                 self._notices.say("start", self._origin(found), found.offer.steps)
