@@ -72,6 +72,30 @@ def latest(text: str) -> Change:
     return lambda folder: (folder / "latest").write_text(text)
 
 
+def made(name: str) -> Change:
+    return lambda folder: (folder / name).mkdir()
+
+
+def touched(name: str) -> Change:
+    return lambda folder: (folder / name).touch()
+
+
+def gone(name: str) -> Change:
+    return lambda folder: shutil.rmtree(folder / name)
+
+
+def moved(name: str, to: str) -> Change:
+    return lambda folder: (folder / name).rename(folder / to)
+
+
+def both(first: Change, second: Change) -> Change:
+    def change(folder: Path) -> None:
+        first(folder)
+        second(folder)
+
+    return change
+
+
 def kept(*names: str) -> Change:
     """Only these are left of the folder, as after a copy of a part."""
 
@@ -126,15 +150,11 @@ SITUATIONS: dict[str, tuple[Change | None, Mapping[str, Any], int | str | None]]
     "latest empty, anew": (latest(""), ANEW, "cannot be read"),
     "latest elsewhere, resumed": (latest("../../etc/step-00000005"), RESUME, 5),
     "latest of another name, resumed": (latest("passwd"), RESUME, "passwd cannot be read"),
-    "newest is a file, resumed": (
-        lambda folder: (shutil.rmtree(folder / NEWEST), (folder / NEWEST).touch()),
-        RESUME,
-        UNREADABLE,
-    ),
+    "newest is a file, resumed": (both(gone(NEWEST), touched(NEWEST)), RESUME, UNREADABLE),
     "tensors gone, resumed": (without(f"{NEWEST}/{TENSORS}"), RESUME, UNREADABLE),
     "tensors gone, anew": (without(f"{NEWEST}/{TENSORS}"), ANEW, UNREADABLE),
-    "tensors gone and no latest, resumed": (
-        lambda folder: (without("latest")(folder), without(f"{NEWEST}/{TENSORS}")(folder)),
+    "tensors and latest gone, resumed": (
+        both(without("latest"), without(f"{NEWEST}/{TENSORS}")),
         RESUME,
         UNREADABLE,
     ),
@@ -143,28 +163,12 @@ SITUATIONS: dict[str, tuple[Change | None, Mapping[str, Any], int | str | None]]
     "description gone, resumed": (without(f"{NEWEST}/checkpoint.json"), RESUME, UNREADABLE),
     "index cut, resumed": (cut(f"{NEWEST}/pieces.json"), RESUME, UNREADABLE),
     "another model, resumed": (other_shape, RESUME, "is of another model: hidden_size: 99 then"),
-    "half written beside, resumed": (lambda folder: (folder / "step-00000015.partial").mkdir(), RESUME, 10),
-    "only half written, resumed": (
-        lambda folder: (kept()(folder), (folder / "step-00000005.partial").mkdir()),
-        RESUME,
-        NOTHING,
-    ),
-    "only half written, fresh": (
-        lambda folder: (kept()(folder), (folder / "step-00000005.partial").mkdir()),
-        FRESH,
-        None,
-    ),
-    "strangers beside, resumed": (
-        lambda folder: ((folder / "step-final").mkdir(), (folder / "notes.txt").touch()),
-        RESUME,
-        10,
-    ),
-    "only strangers, resumed": (lambda folder: (kept()(folder), (folder / "step-final").mkdir()), RESUME, NOTHING),
-    "set aside, resumed": (
-        lambda folder: ((folder / NEWEST).rename(folder / f"{NEWEST}.aside-1"), without("latest")(folder)),
-        RESUME,
-        5,
-    ),
+    "half written, too, resumed": (made("step-00000015.partial"), RESUME, 10),
+    "only half written, resumed": (both(kept(), made("step-00000005.partial")), RESUME, NOTHING),
+    "only half written, fresh": (both(kept(), made("step-00000005.partial")), FRESH, None),
+    "strangers, too, resumed": (both(made("step-final"), touched("notes.txt")), RESUME, 10),
+    "only strangers, resumed": (both(kept(), made("step-final")), RESUME, NOTHING),
+    "set aside, resumed": (both(moved(NEWEST, f"{NEWEST}.aside-1"), without("latest")), RESUME, 5),
 }
 
 
@@ -184,11 +188,9 @@ def test_a_start_takes_the_right_checkpoint_or_says_why_not(name: str, tmp_path:
     else:
         counters = opened(settings(folder, **start), notices).load(make_shards(0))
         assert (counters.steps if counters else None) == expected
-        (begun,) = [notice for notice in said(notices) if notice.topic == "start"] or [None]
-        if expected is not None:
-            assert begun == CheckpointNotice(
-                0, "start", f"resumed after step {expected} of 20 from {folder}/step-{expected:08d}", expected
-            )
+        sentence = f"resumed after step {expected} of 20 from {folder}/step-{expected or 0:08d}"
+        begun = [CheckpointNotice(0, "start", sentence, expected)] if expected is not None else []
+        assert [notice for notice in said(notices) if notice.topic == "start"] == begun
     after = contents(folder)
     moved = {name.replace(NEWEST, f"{NEWEST}.aside-1") for name in before} if start is BACK else set()
     assert {name for name in before if name != "latest"} <= set(after) | {
