@@ -225,7 +225,7 @@ class Launch:
         if now_s - self._seen_written_s > SEEN_EVERY_S:
             self._seen_written_s = now_s
             self.folder.write_seen(self._attempt.number, state.seen)
-            self._replanning.look_for_lost_hosts()
+            self._replanning.look_for_lost_hosts(self._plan)
             self._save_for_next_plan()
 
     def _heed(self) -> None:

@@ -137,7 +137,7 @@ def _write_and_compare(problem: Problem, result: SearchResult, left: TimeLeft) -
         return written.prediction if written is not None else None, unequal
 
     with BackgroundCall(work) as background:
-        written, alternatives = write_best(problem, contenders_of(problem, result, left))
+        written, alternatives = write_best(problem, contenders_of(problem, result, left), left)
         usual, unequal = background.result()
     # Other engines have an order of their own, in which replicas of a stage are neighbours, as in blocks.
     within_s = written.prediction.step_s * (1 - RELATIVE_TOLERANCE)

@@ -134,14 +134,14 @@ def _show_mode(plan: Plan | IslandsPlan, inventory: Inventory, output: Path, htm
     elif html and isinstance(plan, IslandsPlan):
         from holmes_cli.pages.plan_page import islands_page  # slow to import: it brings Jinja2
 
-        write_atomically(html, islands_page(plan, islands_headline(plan), (islands_sheet(plan), *modes)))
+        write_atomically(html, islands_page(plan, islands_headline(plan, inventory), (islands_sheet(plan), *modes)))
     if as_json:
         _print_file(output, ())
         return
     if isinstance(plan, Plan):
         show_plan(plan, inventory, modes)
     else:
-        show_islands(plan, (islands_sheet(plan), *modes))
+        show_islands(plan, inventory, (islands_sheet(plan), *modes))
     _show_files(output, html)
 
 

@@ -24,6 +24,7 @@ from planner.advice.assumed_speeds import assumed_speed_sentence
 from planner.advice.cluster_spans import cluster_spans
 from planner.advice.explain import HostBlock, bottleneck, host_blocks, ranges, shares_sentence, tasklets
 from planner.advice.left_out import left_out_sentences
+from planner.advice.unmeasured_wire import unmeasured_wire_sentence
 from planner.advice.unsaved_work import unsaved_sentences
 from planner.advice.unused_fabric import unused_fabric_sentences
 from planner.advice.utilisation import predicted_mfu
@@ -43,16 +44,16 @@ def show_plan(plan: Plan, inventory: Inventory, sheets: Sequence[Sheet] = ()) ->
         show_sheet(sheet, out)
 
 
-def show_islands(plan: IslandsPlan, sheets: Sequence[Sheet]) -> None:
+def show_islands(plan: IslandsPlan, inventory: Inventory, sheets: Sequence[Sheet]) -> None:
     """Print the answer, where each island's ranks are, and `sheets`."""
-    _show_sentences(islands_headline(plan))
+    _show_sentences(islands_headline(plan, inventory))
     for number, island in enumerate(plan.islands):
         out.print(_placement_tree(island, f"Island {number}"))
     for sheet in sheets:
         show_sheet(sheet, out)
 
 
-def islands_headline(plan: IslandsPlan) -> tuple[str, ...]:
+def islands_headline(plan: IslandsPlan, inventory: Inventory) -> tuple[str, ...]:
     """The answer: which clusters are apart, how fast, how much of the exchange is waited for, and against one mode."""
     cost, names = plan.prediction, [" and ".join(_clusters(island)) for island in plan.islands]
     whole = f"{count(plan.rounds, 'round')} in {format_duration(plan.rounds * cost.round_s + cost.end_s)}"
@@ -66,6 +67,7 @@ def islands_headline(plan: IslandsPlan) -> tuple[str, ...]:
         f"{len(plan.islands)} islands, {', '.join(names)}: {steps} inner steps a round",
         f"{format_seconds(cost.round_s)} a round, {cost.tokens_per_s:.0f} tokens/s; {whole}",
         f"{against}; what islands exchange is {waited}",
+        *unmeasured_wire_sentence(plan.islands, inventory),
         "A token may teach islands less than hosts that train as one: compare losses before a long run.",
         *unsaved_sentences(plan.job, (plan.rounds * cost.round_s + cost.end_s) / plan.job.steps),
         *_overrides_sentence(plan.job_source),
@@ -104,6 +106,7 @@ def headline(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
         f"{describe_degrees(plan)}: {where}",
         _speed_sentence(plan, inventory),
         _usual_sentence(plan),
+        *unmeasured_wire_sentence((plan,), inventory),
         *left_out_sentences(plan, inventory),
         *unsaved_sentences(plan.job, plan.prediction.step_s),
         *_overrides_sentence(plan.job_source),

@@ -50,7 +50,7 @@ class ComingBack:
         for verdict in verdicts:
             self._say(verdict.sentence)
 
-    def look_for_lost_hosts(self) -> None:
+    def look_for_lost_hosts(self, _plan: Plan) -> None:
         """It runs on all of its hosts or not at all."""
 
     def after_failure(self, plan: Plan, cause: Failure, _lost_hosts: tuple[str, ...]) -> Plan | None:

@@ -86,14 +86,22 @@ class Replanning:
                 if self._settings.replan_when_slow and self._saves:
                     self._go_on_with(plan)
 
-    def look_for_lost_hosts(self) -> None:
-        """Go on with lost hosts that have come back; have the others looked for."""
+    def look_for_lost_hosts(self, plan: Plan) -> None:
+        """Go on with lost hosts that have come back where that is faster than `plan`; have the others looked for."""
         found = self._lost.take_found() if self._saves and self.next_plan is None else ()
         if found:
             gone = self._lost.names
             again = f"with {', '.join(found)} again"
-            self._go_on_with(self._plan(again, lambda planner: planner.without(self._first_plan, gone)))
+            new = self._plan(again, lambda planner: planner.without(self._first_plan, gone))
+            self._go_on_with(new if new is not None and self._is_faster(new, plan) else None)
         self._lost.look()
+
+    def _is_faster(self, new: Plan, plan: Plan) -> bool:
+        """Whether a step of `new` is predicted to take less than one of `plan`; the reason is shown where not."""
+        if new.prediction.step_s < plan.prediction.step_s:
+            return True
+        self._say(f"the run keeps its plan, which takes no longer: {plan.prediction.step_s:.3g} s a step predicted")
+        return False
 
     def _without(self, plan: Plan, hosts: Sequence[str]) -> Plan | None:
         """A plan that does without those hosts of `plan`, and without the ones lost before."""

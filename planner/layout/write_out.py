@@ -18,6 +18,7 @@ from planner.schedule.runners_up import Contender, alternative, fastest_first, p
 from planner.schedule.schedule_choice import choose_schedule
 from planner.search.branch_and_bound import SearchResult
 from planner.search.placement import Placement
+from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
 
 MOST_RANKS_WRITTEN = 4096  # in all: on more, contenders are compared by classes and only the best is written out
@@ -33,19 +34,26 @@ class WrittenPlan:
     prediction: Prediction
 
 
-def write_best(problem: Problem, contenders: Sequence[Contender]) -> tuple[WrittenPlan, tuple[Alternative, ...]]:
+def write_best(
+    problem: Problem, contenders: Sequence[Contender], left: TimeLeft
+) -> tuple[WrittenPlan, tuple[Alternative, ...]]:
     """The fastest contender written out, and the others beside it, fastest first.
 
-    All are written out and compared by their predictions where that is cheap. Else the order of the simulation by
-    classes stands, and the seconds of the others are as much more than the prediction of the best as they are there.
+    All are written out and compared by their predictions where that is cheap and there is time. Else the order of the
+    simulation by classes stands, and the seconds of the others are as much more than the prediction of the best as they
+    are there.
     """
-    if _are_many(contenders):
-        written = _write_out(problem, contenders[0])
+    all_written = [_write_out(problem, contenders[0])]
+    for each in contenders[1:] if not _are_many(contenders) else ():
+        if left.is_over:
+            break
+        all_written.append(_write_out(problem, each))
+    if len(all_written) < len(contenders):
+        written = all_written[0]
         own, *others = (parts_by_class(problem, each) for each in contenders)
         scale = written.prediction.step_s / own.step_s if own.step_s else 1.0
         rest = zip(contenders[1:], others, strict=True)
         return written, tuple(alternative(each, theirs, own, scale) for each, theirs in rest)
-    all_written = [_write_out(problem, each) for each in contenders]
     first, *slower = fastest_first(contenders, [written.prediction.step_s for written in all_written])
     parts = [_step_parts(written.prediction) for written in all_written]
     return all_written[first], tuple(alternative(contenders[at], parts[at], parts[first]) for at in slower)

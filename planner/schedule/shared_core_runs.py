@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from planner.schedule.simulate import Buckets, Pipeline, Run, end_s, gathered_s, run_pipeline, simulate
 
+MAX_SHARING = 256  # micro-batches of a replica that are simulated one by one where cores are shared
+
 
 def simulate_sharing(pipelines: Sequence[Pipeline], buckets: Buckets = (), most_faster: float = 1.0) -> float:
-    """Seconds until the last rank has its gradients, as `simulate`, on cores as `run_sharing` shares them."""
+    """Seconds until the last rank has its gradients, as `simulate`, on cores as `run_sharing` shares them.
+
+    Of very many micro-batches some rounds are left out, each taken to last as long as the mean of those before it.
+    """
     if most_faster == 1.0:
         return simulate(pipelines, buckets)
-    return end_s(run_sharing(pipelines, buckets, most_faster), buckets)
+    pp = pipelines[0].order.pp
+    rounds_left_out = (min(each.order.num_microbatches for each in pipelines) - MAX_SHARING) // pp
+    window = MAX_SHARING // (2 * pp)
+    if rounds_left_out <= 0 or window == 0:
+        return end_s(run_sharing(pipelines, buckets, most_faster), buckets)
+    longer_s, shorter_s = (
+        end_s(run_sharing(_without(pipelines, rounds), buckets, most_faster), buckets)
+        for rounds in (rounds_left_out, rounds_left_out + window)
+    )
+    return longer_s + rounds_left_out * (longer_s - shorter_s) / window
+
+
+def _without(pipelines: Sequence[Pipeline], rounds: int) -> list[Pipeline]:
+    """The pipelines with so many rounds of micro-batches less."""
+    return [replace(each, order=each.order.without(rounds)) for each in pipelines]
 
 
 def run_sharing(pipelines: Sequence[Pipeline], buckets: Buckets = (), most_faster: float = 1.0) -> list[Run]:
@@ -59,27 +78,28 @@ class _Replica:
 
 @dataclass
 class _Rank:
-    """A rank of a replica: its actions that are not done, and the seconds of the first that are left once it runs."""
+    """A rank of a replica: its actions, how many are done, and the seconds that the next has left once it runs."""
 
     replica: _Replica
     numbers: Sequence[int]
+    done: int = 0
     left_s: float = 0.0
 
     def ready_s(self) -> float:
         """When its next action may begin; infinite where its input has not left yet."""
-        return self.replica.run.interval(self.numbers[0]).start_s
+        return self.replica.run.interval(self.numbers[self.done]).start_s
 
     def begin(self) -> _Rank:
         """The rank, which runs its next action."""
-        _, _, work, *_ = self.replica.run.precedence.waits[self.numbers[0] - 1]
+        _, _, work, *_ = self.replica.run.precedence.waits[self.numbers[self.done] - 1]
         self.left_s = self.replica.work_s[work]
         return self
 
     def ends(self, now_s: float) -> bool:
         """Ends the action, and sends what it made. Whether there is another one."""
-        run, (number, *rest) = self.replica.run, self.numbers
+        run, number = self.replica.run, self.numbers[self.done]
         _, _, work, ahead, edge = run.precedence.waits[number - 1]
         run.ends_s[number] = max(now_s, self.replica.least_end_s[work])
         run.left_s[number] = max(run.ends_s[number], run.left_s[ahead]) + self.replica.edge_s[edge]
-        self.numbers = rest
-        return bool(rest)
+        self.done += 1
+        return self.done < len(self.numbers)

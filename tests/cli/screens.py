@@ -123,17 +123,20 @@ def _plan() -> None:
     show_plan(*gpu_plan())
 
 
+def _far() -> Inventory:
+    return joined_alike(cpu_inventory([2, 2]), 0.002 * GBPS, 0.02)
+
+
 def islands_plan() -> IslandsPlan:
     """The bed's clusters at 2 Mbit/s."""
-    far = joined_alike(cpu_inventory([2, 2]), 0.002 * GBPS, 0.02)
-    plan = planned_mode(far, bed_job(parallel={}, steps=100, islands=IslandsSection(inner_steps=20)))
+    plan = planned_mode(_far(), bed_job(parallel={}, steps=100, islands=IslandsSection(inner_steps=20)))
     assert isinstance(plan, IslandsPlan)
     return plan
 
 
 def _islands() -> None:
     plan = islands_plan()
-    show_islands(plan, (islands_sheet(plan), *mode_sheets(plan.modes)))
+    show_islands(plan, _far(), (islands_sheet(plan), *mode_sheets(plan.modes)))
 
 
 def _dry_run() -> None:

@@ -200,5 +200,5 @@ def test_hosts_that_are_left_out_stand_at_the_top_of_screen_and_page(command: Co
     (tmp_path / "inventory.json").write_text(cpu_inventory([3, 2]).to_json(), encoding="utf-8")
     done = command("plan", "job.yaml", "--html", "plan.html")
     sentence = "Left out: 1 of 5 slots, on a3: job.yaml fixes pp 2 and dp 2."
-    assert done.stdout.splitlines()[3] == sentence
+    assert sentence in done.stdout.splitlines()[:6]
     assert sentence in (tmp_path / "plan.html").read_text(encoding="utf-8").partition("<svg")[0]

@@ -17,6 +17,9 @@ from tests.launcher.plans import cpu_plan
 
 SAVING = cpu_plan(checkpoint={"path": "/checkpoints", "every_steps": 5})
 NOT_SAVING = cpu_plan()
+SLOWER = SAVING.model_copy(
+    update={"prediction": SAVING.prediction.model_copy(update={"step_s": 2 * SAVING.prediction.step_s})}
+)
 SLOW_HOST = HostIsSlow("b2", 2.0)
 SLOW_LINK = LinkIsSlow("a1", "b1", ratio=3.0, taken_s=0.3, planned_s=0.1)
 
@@ -132,9 +135,9 @@ def test_run_ends_where_the_inventory_is_not_at_hand() -> None:
 def test_lost_host_that_answers_again_is_planned_with() -> None:
     run = Run(Settings(on_loss="replan"))
     run.fails("b2")
-    run.decides.look_for_lost_hosts()
+    run.decides.look_for_lost_hosts(SLOWER)
     assert run.decides.next_plan is None
-    run.decides.look_for_lost_hosts()
+    run.decides.look_for_lost_hosts(SLOWER)
     assert run.decides.take_next_plan() is SAVING
     assert run.decides.next_plan is None
     assert run.planner is not None
@@ -142,11 +145,20 @@ def test_lost_host_that_answers_again_is_planned_with() -> None:
     assert run.said[-1] == "the ranks save after this step, and go on with the new plan"
 
 
+def test_host_that_answers_again_does_not_end_a_plan_that_is_as_fast_without_it() -> None:
+    run = Run(Settings(on_loss="replan"))
+    run.fails("b2")
+    run.decides.look_for_lost_hosts(SAVING)
+    run.decides.look_for_lost_hosts(SAVING)
+    assert run.decides.next_plan is None
+    assert run.said[-1].startswith("the run keeps its plan")
+
+
 def test_without_checkpoints_no_plan_is_taken_up_under_way() -> None:
     run = Run(Settings(on_loss="replan", replan_when_slow=True), plan=NOT_SAVING)
     run.fails("b2")
     for _ in range(3):
-        run.decides.look_for_lost_hosts()
+        run.decides.look_for_lost_hosts(SLOWER)
     assert run.judged(SLOW_HOST) is None
 
 

@@ -9,8 +9,8 @@ import pytest
 from holmes_core.records.inventory import Inventory
 from holmes_runtime.config.schedule import ScheduleName
 from planner.layout.reprice import plan_timeline
-from planner.schedule.shared_core_runs import simulate_sharing
-from planner.schedule.simulate import Order, Pipeline, PipelineTimes, simulate
+from planner.schedule.shared_core_runs import run_sharing, simulate_sharing
+from planner.schedule.simulate import Order, Pipeline, PipelineTimes, end_s, simulate
 from tests.planner.fleets import bed_job, cpu_inventory, plan_for
 from tests.planner.test_shared_cores import one_machine
 
@@ -90,3 +90,14 @@ def test_on_several_machines_it_is_not_followed_who_computes_at_once() -> None:
     hosts = [host.model_copy(update={"boot_id": two[host.name], "cpu_count": 1}) for host in inventory.hosts]
     pairs = inventory.model_copy(update={"hosts": tuple(hosts)})
     assert predicted_s(pairs) > predicted_s(one_machine(inventory))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_of_very_many_microbatches_some_are_counted_and_not_simulated(schedule: ScheduleName) -> None:
+    times = PipelineTimes((1.0, 1.5) * 2, (2.0, 2.5) * 2, (0.3, 0.2, 0.1), (0.2, 0.3, 0.1))
+    if schedule != "interleaved":
+        times = PipelineTimes((1.0, 1.5), (2.0, 2.5), (0.3,), (0.2,))
+    pipelines = [pipeline(schedule, count, times) for count in (800, 700)]
+    whole_s = end_s(run_sharing(pipelines, (), 2.0))
+    counted_s = simulate_sharing(pipelines, (), 2.0)
+    assert counted_s == pytest.approx(whole_s, rel=0.02)

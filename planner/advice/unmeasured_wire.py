@@ -1,0 +1,47 @@
+"""A warning where a plan sends over networks that no test measured: its seconds rest on the rates ports report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Plan
+
+
+def unmeasured_wire_sentence(plans: Sequence[Plan], inventory: Inventory) -> tuple[str, ...]:
+    """Name the networks that `plans` use and no test measured; nothing where there are none.
+
+    Several plans are islands, whose clusters exchange weights. A trunk stated in hosts.yaml counts as known.
+    """
+    known = {frozenset(link.clusters) for link in inventory.links}
+    known |= {frozenset(trunk.clusters) for trunk in inventory.trunks}
+    unknown = [ends for ends in _used(plans, inventory) if ends not in known]
+    if not unknown:
+        return ()
+    across = [" - ".join(sorted(ends)) for ends in unknown if len(ends) == 2]
+    inside = [name for ends in unknown if len(ends) == 1 for name in ends]
+    where = ", ".join([*across, *([f"inside {' and '.join(inside)}"] if inside else [])])
+    return (f"Wire not measured ({where}): rates are nominal; `holmes probe --links` measures.",)
+
+
+def _used(plans: Sequence[Plan], inventory: Inventory) -> list[frozenset[str]]:
+    """Pairs of clusters that exchange data, then clusters whose hosts do; a loopback is no wire."""
+    across: set[frozenset[str]] = set()
+    inside: set[frozenset[str]] = set()
+    for plan in plans:
+        for group in plan.groups:
+            hosts = {plan.ranks[rank].host: plan.ranks[rank].cluster for rank in group.ranks}
+            names = list(hosts.values())
+            across |= _pairs(names)
+            inside |= {frozenset({name}) for name in names if names.count(name) > 1}
+    islands = [{rank.cluster for rank in plan.ranks} for plan in plans]
+    for one, other in combinations(islands, 2):
+        across |= _pairs([*one, *other])
+    wired = {cluster.name for cluster in inventory.clusters if cluster.fabric.kind != "loopback"}
+    used = [*sorted(across, key=sorted), *sorted(inside, key=sorted)]
+    return [ends for ends in used if ends & wired]
+
+
+def _pairs(names: Iterable[str]) -> set[frozenset[str]]:
+    return {frozenset(pair) for pair in combinations(sorted(set(names)), 2)}
