@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from holmes_cli.screen.plan_tables import Sheet, count, describe_degrees
 from holmes_core.errors import HolmesError
 from holmes_core.records.islands import BestMode, Mode, ModePrice, Modes
+from holmes_core.records.job import Codec
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_bytes, format_rate, format_seconds
 from planner.advice.advise import Advised
+from planner.cost.codec_loss import loss_words
 
 MOST_NAMED = 8  # changes that were not tried
 MODE_WORDS: dict[Mode, str] = {
@@ -26,7 +28,7 @@ def advice_sheet(plan: Plan, advised: Advised) -> Sheet:
     """The changes that would help, as `--what-if` takes them, best first; why there are none where there are none."""
     rows = [(item.words, str(item.change), *_speed(item.step_s, plan)) for item in advised.found]
     rows += [
-        (f"what crosses between stages packed as {codec}", f"job.yaml: wire: {{edges: {codec}}}", *_speed(step_s, plan))
+        (_codec_words(codec), f"job.yaml: wire: {{edges: {codec}}}", *_speed(step_s, plan))
         for codec, step_s in advised.codecs
     ]
     if advised.batch is not None:
@@ -38,6 +40,10 @@ def advice_sheet(plan: Plan, advised: Advised) -> Sheet:
         named = ", ".join(advised.untried[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
         rows.append((f"not tried: {named}", "", "", "", ""))
     return Sheet("What would help most", ("change", "--what-if", *SPEED), tuple(rows))
+
+
+def _codec_words(codec: Codec) -> str:
+    return f"what crosses between stages packed as {codec}, which changes training: {loss_words(codec)}"
 
 
 def _batch_row(plan: Plan, batch: int, step_s: float) -> tuple[str, str, str, str, str]:

@@ -17,6 +17,7 @@ from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.plan_tables import Sheet, count, describe_degrees, plan_sheets
 from holmes_cli.screen.terminal import out
 from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Codec
 from holmes_core.records.plan import IslandsPlan, Plan, PlanRank, SolveReport, Source
 from holmes_core.units import format_bytes, format_duration, format_memory, format_seconds
 from planner.advice.across_rails import rails_sentence
@@ -28,6 +29,7 @@ from planner.advice.unmeasured_wire import unmeasured_wire_sentence
 from planner.advice.unsaved_work import unsaved_sentences
 from planner.advice.unused_fabric import unused_fabric_sentences
 from planner.advice.utilisation import predicted_mfu
+from planner.cost.codec_loss import loss_words
 
 WIDTH = 100
 MOST_BRANCHES = 24  # lines a cluster takes in the tree at most
@@ -122,6 +124,7 @@ def plan_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
         *rails_sentence(plan, inventory),
         *unused_fabric_sentences(plan, inventory),
         *assumed_speed_sentence(plan, inventory),
+        *_codec_sentences(plan),
         *_unequal_sentence(plan.solve),
         *_engine_sentence(plan),
         _proof_sentence(plan.solve),
@@ -131,6 +134,18 @@ def plan_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
 def _overrides_sentence(job: Source) -> tuple[str, ...]:
     """What of the job is not as job.yaml says, where that is so."""
     return (f"The job is {job.path} with {as_options(job.overrides)}.",) if job.overrides else ()
+
+
+def _codec_sentences(plan: Plan) -> tuple[str, ...]:
+    """Each codec on edges, on how many cuts between stages it is, and what that costs in loss."""
+    cuts: dict[Codec, set[frozenset[int]]] = {}
+    for group in plan.groups:
+        if group.codec != "none":
+            cuts.setdefault(group.codec, set()).add(frozenset(plan.ranks[rank].pp_rank for rank in group.ranks))
+    return tuple(
+        f"Packing as {codec} on {count(len(found), 'cut')} between stages changes training: {loss_words(codec)}."
+        for codec, found in sorted(cuts.items())
+    )
 
 
 def _engine_sentence(plan: Plan) -> tuple[str, ...]:

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from holmes_cli.screen.change_tables import advice_sheet
 from holmes_cli.screen.plan_tables import bar, plan_sheets
 from holmes_cli.screen.show_plan import plan_sentences, show_plan
 from holmes_core.records.plan import Alternative, BlockDegrees, Plan, UnequalDegrees
 from holmes_core.records.record_file import read_file
 from holmes_core.units import format_seconds
+from planner.advice.advise import advise
+from planner.cost.codec_loss import loss_words
 from tests.cli.conftest import Command
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
@@ -202,3 +205,20 @@ def test_hosts_that_are_left_out_stand_at_the_top_of_screen_and_page(command: Co
     sentence = "Left out: 1 of 5 slots, on a3: job.yaml fixes pp 2 and dp 2."
     assert sentence in done.stdout.splitlines()[:6]
     assert sentence in (tmp_path / "plan.html").read_text(encoding="utf-8").partition("<svg")[0]
+
+
+def test_a_plan_that_packs_or_could_says_what_that_costs_in_loss() -> None:
+    fleet = cpu_inventory([2, 2], fabric_gbps=0.5, shared_gbps=0.01)
+    emulate = {"emulate": {"forward_s_per_layer": 0.004, "backward_s_per_layer": 0.008}}
+    parallel = {"pp": 2, "dp": 2, "micro_batch_size": 2, "recompute": "none"}
+
+    def planned(codec: str) -> Plan:
+        return plan_for(fleet, bed_job(compute=emulate, parallel=parallel, wire={"edges": codec}))
+
+    (packs,) = [each for each in plan_sentences(planned("int4"), fleet) if each.startswith("Packing as")]
+    assert packs == f"Packing as int4 on 1 cut between stages changes training: {loss_words('int4')}."
+    exact = planned("none")
+    assert not any("Packing" in sentence for sentence in plan_sentences(exact, fleet))
+    offers = {row[1]: row[0] for row in advice_sheet(exact, advise(fleet, exact, {})).rows}
+    for codec in ("bf16", "int8", "int4"):
+        assert offers[f"job.yaml: wire: {{edges: {codec}}}"].endswith(loss_words(codec))

@@ -104,6 +104,41 @@ def test_roundings_of_neighbours_are_independent(codec: Codec) -> None:
     assert 0.6 < ratio < 1.5
 
 
+OUTLIER_CHANNELS = [7, 500, 1000, 2000, 3000, 4000]  # of 4,096: as many as published models have, in the same places
+
+
+@pytest.mark.parametrize(
+    ("codec", "alone", "in_block", "in_all"), [("int8", 0.0085, 0.32, 0.10), ("int4", 0.154, 3.25, 0.995)]
+)
+def test_outliers_of_a_block_cost_the_rest_of_it_its_precision(
+    codec: Codec, alone: float, in_block: float, in_all: float
+) -> None:
+    """docs/slow-links.md has the numbers: errors of all but the outliers, over their size, by root mean square.
+
+    Outliers are 100 times the rest, as in activations of published models (Dettmers et al., LLM.int8(), 2022). They
+    themselves arrive to within one step.
+    """
+
+    def error(values: Tensor, ordinary: Tensor) -> float:
+        errors = (arrives(values, codec) - values)[:, ordinary]
+        return float(errors.norm() / values[:, ordinary].norm())
+
+    everywhere = torch.ones(4096, dtype=torch.bool)
+    elsewhere = everywhere.clone()
+    elsewhere[OUTLIER_CHANNELS] = False
+    near = torch.zeros(4096, dtype=torch.bool)
+    for channel in OUTLIER_CHANNELS:
+        near[channel // BLOCK * BLOCK : (channel // BLOCK + 1) * BLOCK] = True
+    plain = random_values(256, 4096)
+    values = torch.where(elsewhere, plain, 100 * plain.sign())
+
+    assert error(plain, everywhere) == pytest.approx(alone, rel=0.05)
+    assert error(values, near & elsewhere) == pytest.approx(in_block, rel=0.05)
+    assert error(values, elsewhere) == pytest.approx(in_all, rel=0.05)
+    step = 1.02 * 100 / {"int8": 127, "int4": 7}[codec]
+    assert (arrives(values, codec) - values)[:, OUTLIER_CHANNELS].abs().max() <= step
+
+
 @pytest.mark.parametrize("codec", ["none", "bf16", "int8", "int4"])
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("dtype", DTYPES)
