@@ -1,10 +1,12 @@
 """Trainings whose ranks are killed at random moments, with the folders of hosts deleted, go on to the same losses.
 
-`python -m tests.runtime.killed_hosts FOLDER KILLS HOW` prints JSON: for every kill the step after which it came, the
-first step after it, none if training did not go on, and the largest difference of a later loss from that of a run that
-is not killed. HOW: `host`, a random one of four hosts loses its folder each time and the same degrees go on, to be
-killed again; `cluster`, both hosts of a random one lose theirs; `gone`, a host is gone and the others go on with three
-replicas, from the beginning each time.
+`python -m tests.runtime.killed_hosts FOLDER KILLS HOW [EVERY_STEPS]` prints JSON: for every kill the step after which
+it came, the first step after it, none if training did not go on, how many steps were taken twice, and the largest
+difference of a later loss from that of a run that is not killed. It saves after every step, or every so many.
+
+HOW: `host`, a random one of four hosts loses its folder each time and the same degrees go on, to be killed again;
+`cluster`, both hosts of a random one lose theirs; `gone`, a host is gone and the others go on with three replicas, from
+the beginning each time.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from .continuity_worker import enter, run
 from .launched_runs import free_port
 from .own_folders_worker import CLUSTERS, FOUR, HOSTS, THREE, Worker, own_folder
 
-LEAST_STEPS, MOST_STEPS = 4, 12  # of a start that is killed; by the fourth its first save is whole
+LEAST_STEPS, MOST_STEPS = 4, 12  # of a start that is killed and saves every step; by the fourth its first is whole
+LEAST_SAVES, MOST_SAVES = 1.0, 3.5  # of one that saves less often
 STEPS_AFTER = 4  # the last kill
 LIMIT_S = 600
 
@@ -57,6 +60,13 @@ def losses_in(metrics: Path) -> dict[int, float]:
     return found
 
 
+def steps_until_kill(every_steps: int) -> int:
+    """Return a random number of steps."""
+    if every_steps == 1:
+        return random.randint(LEAST_STEPS, MOST_STEPS)
+    return round(every_steps * random.uniform(LEAST_SAVES, MOST_SAVES))
+
+
 def kill_in_training(config: RunConfig, folder: Path) -> dict[int, float]:
     """Kills all ranks some steps from the start; the losses until then."""
     folder.mkdir()
@@ -66,7 +76,8 @@ def kill_in_training(config: RunConfig, folder: Path) -> dict[int, float]:
     ]
     for process in ranks:
         process.start()
-    steps, deadline_s = random.randint(LEAST_STEPS, MOST_STEPS), time.monotonic() + LIMIT_S
+    assert config.checkpoint is not None
+    steps, deadline_s = steps_until_kill(config.checkpoint.every_steps), time.monotonic() + LIMIT_S
     while len(losses_in(folder / "metrics")) < steps:
         assert time.monotonic() < deadline_s, f"no {steps} steps within {LIMIT_S} s"
         time.sleep(0.01)
@@ -79,10 +90,10 @@ def kill_in_training(config: RunConfig, folder: Path) -> dict[int, float]:
     return losses_in(folder / "metrics")
 
 
-def kill_and_go_on(worker: Worker, folder: Path, kills: int, how: str) -> list[Killed]:
+def kill_and_go_on(worker: Worker, folder: Path, kills: int, how: str, every_steps: int) -> list[Killed]:
     """As many kills of a training, the last of which it survives."""
     folder.mkdir()
-    saving = Checkpointing(str(folder / "saved"), 1, 3, 2)
+    saving = Checkpointing(str(folder / "saved"), every_steps, 3, 2)
     kept: list[Killed] = []
     for number in range(kills):
         config = worker.config(10**6, FOUR, HOSTS, checkpoint=saving, resume=number > 0, from_scratch=True)
@@ -105,13 +116,14 @@ def kill_and_go_on(worker: Worker, folder: Path, kills: int, how: str) -> list[K
 
 def main() -> None:
     folder, kills, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    every_steps = int(sys.argv[4]) if len(sys.argv) > 4 else 1
     random.seed(11)
     worker = Worker(folder)
     all_at_once = [kills] if how != "gone" else [1] * kills
     killed = [
         each
         for number, together in enumerate(all_at_once)
-        for each in kill_and_go_on(worker, folder / str(number), together, how)
+        for each in kill_and_go_on(worker, folder / str(number), together, how, every_steps)
     ]
     steps = max(step for each in killed for step in each.losses) + 1
     whole = run(worker.config(steps, FOUR, HOSTS), folder / "whole")
@@ -121,6 +133,7 @@ def main() -> None:
             "lost": each.lost,
             "after_steps": each.after_steps,
             "goes_on_with": min(each.losses, default=None),
+            "taken_twice": each.after_steps - min(each.losses, default=0),
             "difference": max((abs(loss - expected[step]) for step, loss in each.losses.items()), default=None),
         }
         for each in killed
