@@ -6,6 +6,7 @@ printed but by `tell` and `view`. What a function needs is imported when it is c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,9 +66,11 @@ def _with_links(inventory: Inventory, tell: Tell) -> Inventory:
 
     tell("measuring links")
     measured = measure_links(inventory, lambda pair, state: tell(f"{pair}: {state}"))
-    inventory = with_measured(inventory, measured.trunks)
-    found = (*inventory.findings, *measured.problems, *audit_links(inventory, measured.links))
-    return inventory.model_copy(update={"links": tuple(measured.links), "findings": joined(found)})
+    now = {"measured_at_s": round(time.time())}
+    links = [link.model_copy(update=now) for link in measured.links]
+    inventory = with_measured(inventory, [trunk.model_copy(update=now) for trunk in measured.trunks])
+    found = (*inventory.findings, *measured.problems, *audit_links(inventory, links))
+    return inventory.model_copy(update={"links": tuple(links), "findings": joined(found)})
 
 
 def plan(

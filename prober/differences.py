@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from holmes_core.records.inventory import Host, Inventory
 from holmes_core.units import format_memory, format_rate
+
+SAME_RATE = 1.2  # times: figures of one link differ by a tenth from one test to the next
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,34 @@ def changes(older: Inventory, newer: Inventory) -> tuple[Difference, ...]:
         moved = _difference(name, "cluster", [("older", _cluster(older, name)), ("newer", _cluster(newer, name))])
         if moved is not None:
             found.append(moved)
-    return tuple(found)
+    return (*found, *_changed_wire(_wire(older), _wire(newer)))
+
+
+Rates = Mapping[tuple[str, str], float]
+"""Bytes/s of payload by the ends of a wire and its network or method."""
+
+
+def _wire(inventory: Inventory) -> Rates:
+    """Of each pair of hosts, direction and network the best rate measured, and that of each trunk."""
+    rates: dict[tuple[str, str], float] = {}
+    for link in inventory.links:
+        sender, receiver = link.hosts if link.direction == "forward" else link.hosts[::-1]
+        how = f"link, {link.method}{' in a tunnel' if link.tunnel else ''}{' of GPUs' if link.memory == 'gpu' else ''}"
+        key = f"{sender} -> {receiver}", how
+        rates[key] = max(rates.get(key, 0.0), link.bandwidth_bytes_per_s.median)
+    for trunk in inventory.trunks:
+        rates[" - ".join(trunk.clusters), "trunk"] = trunk.bandwidth_bytes_per_s
+    return rates
+
+
+def _changed_wire(older: Rates, newer: Rates) -> Iterator[Difference]:
+    """Links and trunks that came, went, or whose rate is another by more than two tests of one link may differ."""
+    for key in dict.fromkeys((*older, *newer)):
+        rates = older.get(key), newer.get(key)
+        known = [rate for rate in rates if rate is not None]
+        if len(known) < 2 or max(known) > SAME_RATE * min(known):
+            words = ["not measured" if rate is None else format_rate(rate) for rate in rates]
+            yield Difference(*key, tuple((word, (who,)) for word, who in zip(words, ("older", "newer"), strict=True)))
 
 
 def _cluster(inventory: Inventory, host: str) -> str | None:

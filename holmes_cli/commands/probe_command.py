@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated
 
@@ -23,11 +26,14 @@ from holmes_core.hosts.via import hosts_reached_by
 from holmes_core.own_key import own_key
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.parse_record import parse
-from holmes_core.records.record_file import read_file, signed_parts, write_atomically
+from holmes_core.records.record_file import read_file, read_signed, signed_parts, write_atomically
+from holmes_core.units import format_duration
 from prober.about import About
 from prober.audit import refuses
 from prober.catalogue import explain
 from prober.differences import changes
+from prober.kept_links import WithKept, with_kept_links
+from prober.links.links import estimate_s
 from prober.probe import replay
 
 _SIGNATURE = re.compile(rb'\n "signature": "[\w:-]+",')
@@ -69,8 +75,12 @@ def probe_command(
         show_rule(_explained(rule, hosts))
         return
     older = read_file(Inventory, diff) if diff else None
-    inventory = _replayed(replay_folder, hosts, links) if replay_folder else None
-    inventory = inventory or _probed(_asked_hosts(hosts, allocation, via), record, links)
+    if replay_folder:
+        kept = WithKept(_replayed(replay_folder, hosts, links), None)
+    else:
+        inventory = _probed(_asked_hosts(hosts, allocation, via), record, links)
+        kept = WithKept(inventory, None) if links else _with_kept(inventory, output or _usual(), diff)
+    inventory = kept.inventory
     text = inventory.to_json() if replay_folder else "".join(signed_parts(inventory))
     output = output or (_replay_output(text, as_json) if replay_folder else _usual())
     if output and not (replay_folder and _holds(output, text)):
@@ -82,9 +92,10 @@ def probe_command(
     if as_json:
         out.file.write(text)
     else:
-        show_inventory(inventory)
+        show_inventory(inventory, time.time())
         if older:
             show_changes(str(diff), changes(older, inventory))
+        _show_unmeasured(kept)
         out.print(f"\ninventory: {output}\nnext: holmes plan job.yaml -i {output}", markup=False, soft_wrap=True)
     if refuses(inventory):
         raise typer.Exit(ANSWER_IS_NO)
@@ -100,6 +111,37 @@ def _replayed(folder: Path, hosts: str | None, links: bool) -> Inventory:
     if hosts is not None or links:
         raise HolmesError("--replay asks no host", "leave the hosts and `--links` out, or leave out `--replay`")
     return replay(folder)
+
+
+def _with_kept(inventory: Inventory, output: Path, diff: Path | None) -> WithKept:
+    """With what this user's last probe measured: in the file that is written anew, or the one to compare with."""
+    for path in (output, diff):
+        if path is not None and path.is_file():
+            with suppress(HolmesError):  # else it is written over, whatever it is
+                signed = read_signed(Inventory, path)
+                if signed.is_own:
+                    return with_kept_links(signed.record, inventory)
+    return WithKept(inventory, None)
+
+
+def _show_unmeasured(kept: WithKept) -> None:
+    for sentence in (kept.lost, unmeasured_sentence(kept.inventory)):
+        if sentence is not None:
+            out.print(sentence, markup=False, soft_wrap=True)
+
+
+def unmeasured_sentence(inventory: Inventory) -> str | None:
+    """Say that rates between clusters, or the hosts of one, are those of ports alone, and what it takes to know."""
+    known = {frozenset(link.clusters) for link in inventory.links}
+    known |= {frozenset(trunk.clusters) for trunk in inventory.trunks}
+    wired = [each for each in inventory.clusters if each.fabric.kind != "loopback"]
+    across = {frozenset({one.name, other.name}) for one, other in combinations(wired, 2)}
+    inside = {frozenset({each.name}) for each in wired if len(each.hosts) > 1}
+    seconds = estimate_s(inventory)
+    if (across | inside) <= known or not seconds:
+        return None
+    where = "between clusters" if across - known else "between hosts"
+    return f"rates {where} are nominal; `--links` measures them (about {format_duration(seconds)})"
 
 
 def _usual() -> Path:

@@ -11,6 +11,7 @@ from rich.text import Text
 from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.rail_table import HEADINGS, Row, rail_rows
 from holmes_cli.screen.terminal import out
+from holmes_core.measured_ago import measured_ago
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory
 from holmes_core.records.link import Link, Trunk
@@ -22,8 +23,8 @@ _MOST_HOSTS_IN_A_LINE = 6
 TABLE_WIDTH = 100
 
 
-def show_inventory(inventory: Inventory) -> None:
-    """Print clusters, the shared network, differences, links, trunks and findings."""
+def show_inventory(inventory: Inventory, now_s: float | None = None) -> None:
+    """Print clusters, the shared network, differences, links with their age, trunks and findings."""
     for cluster in inventory.clusters:
         out.print(_cluster_table(inventory, cluster))
     rails = rail_rows(inventory.hosts)
@@ -37,7 +38,7 @@ def show_inventory(inventory: Inventory) -> None:
     if differences:
         _show_differences("Peers of a cluster that differ", differences)
     if inventory.links:
-        out.print(_links_table(inventory.links))
+        out.print(_links_table(inventory.links, now_s))
     if inventory.trunks:
         out.print(_trunks_table(inventory.trunks))
     for finding in sorted(inventory.findings, key=lambda finding: "FWI".index(finding.severity)):
@@ -117,7 +118,7 @@ def _rails_table(rows: Iterable[Row]) -> Table:
     return _table("RDMA ports: rails, and why others are none", HEADINGS, shown, unwrapped=("kind", "rail"))
 
 
-def _links_table(links: Sequence[Link]) -> Table:
+def _links_table(links: Sequence[Link], now_s: float | None) -> Table:
     rows = [
         (
             f"{link.kind} {link.network}",
@@ -129,7 +130,10 @@ def _links_table(links: Sequence[Link]) -> Table:
         )
         for link in links
     ]
-    return _table("Measured links", ("link", "hosts", "method", "median", "least", "latency"), rows)
+    age = measured_ago([link.measured_at_s for link in links], now_s)
+    return _table(
+        f"Measured links{age and f', {age}'}", ("link", "hosts", "method", "median", "least", "latency"), rows
+    )
 
 
 def link_method(link: Link) -> str:

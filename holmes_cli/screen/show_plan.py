@@ -5,6 +5,7 @@ Fits into 100 columns, or a narrower terminal, and reads without colour. Hosts a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from textwrap import fill
@@ -69,7 +70,7 @@ def islands_headline(plan: IslandsPlan, inventory: Inventory) -> tuple[str, ...]
         f"{len(plan.islands)} islands, {', '.join(names)}: {steps} inner steps a round",
         f"{format_seconds(cost.round_s)} a round, {cost.tokens_per_s:.0f} tokens/s; {whole}",
         f"{against}; what islands exchange is {waited}",
-        *unmeasured_wire_sentence(plan.islands, inventory),
+        *unmeasured_wire_sentence(plan.islands, inventory, time.time()),
         "A token may teach islands less than hosts that train as one: compare losses before a long run.",
         *unsaved_sentences(plan.job, (plan.rounds * cost.round_s + cost.end_s) / plan.job.steps),
         *_overrides_sentence(plan.job_source),
@@ -108,7 +109,7 @@ def headline(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
         f"{describe_degrees(plan)}: {where}",
         _speed_sentence(plan, inventory),
         _usual_sentence(plan),
-        *unmeasured_wire_sentence((plan,), inventory),
+        *unmeasured_wire_sentence((plan,), inventory, time.time()),
         *left_out_sentences(plan, inventory),
         *unsaved_sentences(plan.job, plan.prediction.step_s),
         *_overrides_sentence(plan.job_source),

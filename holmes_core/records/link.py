@@ -55,6 +55,7 @@ class Link(Record):
     samples: int = Field(ge=1)  # of bandwidth: windows of one transfer, or repeated runs of `ib_write_bw`
     memory: Memory = "host"
     tunnel: bool = False  # inside a WireGuard tunnel between `devices`, for this test alone
+    measured_at_s: float | None = None  # by the controller's clock, since 1970
 
     @property
     def way(self) -> tuple[str, tuple[str, str], tuple[str, str], Direction, bool, Memory]:
@@ -69,6 +70,7 @@ class Trunk(Record):
     bandwidth_bytes_per_s: float = Field(gt=0)  # of payload, the slower way; a stated one is a line rate
     source: Literal["hosts.yaml", "measured"]
     pairs: int = Field(ge=0)  # of hosts that sent at once, for a measured one
+    measured_at_s: float | None = None  # by the controller's clock, since 1970
 
 
 class Security(Record):

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
+from holmes_core.measured_ago import measured_ago
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 
 
-def unmeasured_wire_sentence(plans: Sequence[Plan], inventory: Inventory) -> tuple[str, ...]:
-    """Name the networks that `plans` use and no test measured; nothing where there are none.
+def unmeasured_wire_sentence(
+    plans: Sequence[Plan], inventory: Inventory, now_s: float | None = None
+) -> tuple[str, ...]:
+    """Name the networks that `plans` use and no test measured; else say how long ago they were measured, if known.
 
     Several plans are islands, whose clusters exchange weights. A trunk stated in hosts.yaml counts as known.
     """
@@ -18,7 +21,8 @@ def unmeasured_wire_sentence(plans: Sequence[Plan], inventory: Inventory) -> tup
     known |= {frozenset(trunk.clusters) for trunk in inventory.trunks}
     unknown = [ends for ends in _used(plans, inventory) if ends not in known]
     if not unknown:
-        return ()
+        age = measured_ago([link.measured_at_s for link in inventory.links], now_s)
+        return (f"Wire measured {age}.",) if age else ()
     across = [" - ".join(sorted(ends)) for ends in unknown if len(ends) == 2]
     inside = [name for ends in unknown if len(ends) == 1 for name in ends]
     where = ", ".join([*across, *([f"inside {' and '.join(inside)}"] if inside else [])])
