@@ -23,21 +23,30 @@ class HostIsSlow(NamedTuple):
 
 
 class LinkIsSlow(NamedTuple):
-    """A message takes `ratio` times as long as planned: `taken_s` seconds, not `planned_s`."""
+    """A message takes `ratio` times as long as planned: `taken_s` seconds, not `planned_s`.
+
+    Between two clusters it is the worst of `links` slow ones, which share the `trunk`, and stands for all of them.
+    """
 
     sender: str
     receiver: str
     ratio: float
     taken_s: float
     planned_s: float
+    trunk: tuple[str, str] | None = None
+    links: int = 1
 
     @property
     def sentence(self) -> str:
         """For people."""
-        return (
-            f"slow link {self.sender}-{self.receiver}: {self.ratio:.1f}x longer than planned "
-            f"({self.taken_s:.3g} s a message, not {self.planned_s:.3g} s)"
-        )
+        longer = f"{self.ratio:.1f}x longer than planned ({self.taken_s:.3g} s a message, not {self.planned_s:.3g} s)"
+        shared = ""
+        if self.trunk is not None:
+            slow = "1 slow link" if self.links == 1 else f"{self.links} slow links"
+            shared = (
+                f"; the trunk {' - '.join(self.trunk)} has {slow}, and carries {1 / self.ratio:.0%} of what was planned"
+            )
+        return f"slow link {self.sender}-{self.receiver}: {longer}{shared}"
 
 
 class AllHostsSlow(NamedTuple):

@@ -60,7 +60,7 @@ def _slow_links(
     used: Sequence[EdgeSettings],
     expected_s: Mapping[str, float],
 ) -> list[LinkIsSlow]:
-    """By pair of hosts, the message that exceeds its expectation most, if slow links set the pace."""
+    """By what joins hosts, the message that exceeds its expectation most, if slow links set the pace."""
     worst: dict[tuple[str, str], tuple[float, float, float]] = {}
     planned_codecs = {group.name: group.codec for group in plan.groups}
     groups = [group for group in config.groups if expected_s.get(group.name, 0.0) > 0 and group.name in measured.edges]
@@ -81,7 +81,24 @@ def _slow_links(
             sender, receiver = (config.grid.rank(rank).host for rank in ends)
             found = (ratios[group.name], taken_s[group.name], expected_s[group.name])
             worst[sender, receiver] = max(worst.get((sender, receiver), found), found)
-    return [LinkIsSlow(sender, receiver, *found) for (sender, receiver), found in sorted(worst.items())]
+    return _by_cause(config, worst)
+
+
+def _by_cause(config: RunConfig, worst: Mapping[tuple[str, str], tuple[float, float, float]]) -> list[LinkIsSlow]:
+    """The slow links of each cluster, and of those between two clusters the worst alone: one trunk is their cause."""
+    clusters = {rank.host: rank.cluster for rank in config.grid.ranks}
+    inside, across = list[LinkIsSlow](), dict[tuple[str, str], list[LinkIsSlow]]()
+    for (sender, receiver), found in sorted(worst.items()):
+        link = LinkIsSlow(sender, receiver, *found)
+        one, other = sorted((clusters[sender], clusters[receiver]))
+        if one == other:
+            inside.append(link)
+        else:
+            across.setdefault((one, other), []).append(link)
+    return inside + [
+        max(links, key=lambda link: link.ratio)._replace(trunk=trunk, links=len(links))
+        for trunk, links in sorted(across.items())
+    ]
 
 
 def _as_planned(time: EdgeTime, size_bytes: int, planned_bytes: int) -> float:

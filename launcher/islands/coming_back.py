@@ -10,6 +10,7 @@ from holmes_runtime.config.verdicts import Verdict
 from launcher.islands.told import Told
 from launcher.nodes.preflight import Fault
 from launcher.supervise.lost_hosts import PAUSE_S, answers
+from launcher.supervise.new_verdicts import NewVerdicts
 
 TRIES = 5
 
@@ -32,6 +33,7 @@ class ComingBack:
     ) -> None:
         self._most, self._told, self._say, self._answers, self._pause_s = tries, told, say, answers, pause_s
         self._tries = 0
+        self._new = NewVerdicts()
 
     @property
     def is_living(self) -> bool:
@@ -47,7 +49,7 @@ class ComingBack:
 
     def take_verdicts(self, verdicts: Sequence[Verdict], _step_s: float | None) -> None:
         """Show what is slow."""
-        for verdict in verdicts:
+        for verdict in self._new.of(verdicts):
             self._say(verdict.sentence)
 
     def look_for_lost_hosts(self, _plan: Plan) -> None:

@@ -11,6 +11,7 @@ from holmes_core.records.run import Failure, Settings
 from holmes_runtime.config.verdicts import AllHostsSlow, HostIsSlow, LinkIsSlow, SlowPart, Verdict
 from launcher.nodes.preflight import Fault
 from launcher.supervise.lost_hosts import LostHosts
+from launcher.supervise.new_verdicts import NewVerdicts
 
 LEAST_GAIN = 1.1  # a restart costs some steps
 
@@ -41,6 +42,7 @@ class Replanning:
         self._saves = first_plan.job.checkpoint is not None
         self._lost = lost
         self._restarts = 0
+        self._new = NewVerdicts()
 
     def take_next_plan(self) -> Plan | None:
         """The plan the ranks have saved for, which is none any more."""
@@ -74,6 +76,7 @@ class Replanning:
 
     def take_verdicts(self, verdicts: Sequence[Verdict], step_s: float | None) -> None:
         """Show what a plan that knows what is slow gains over steps of `step_s`; go on with it where asked to."""
+        verdicts = self._new.of(verdicts)
         for verdict in verdicts:
             self._say(verdict.sentence)
         if any(isinstance(verdict, AllHostsSlow) for verdict in verdicts):

@@ -21,7 +21,7 @@ SLOWER = SAVING.model_copy(
     update={"prediction": SAVING.prediction.model_copy(update={"step_s": 2 * SAVING.prediction.step_s})}
 )
 SLOW_HOST = HostIsSlow("b2", 2.0)
-SLOW_LINK = LinkIsSlow("a1", "b1", ratio=3.0, taken_s=0.3, planned_s=0.1)
+SLOW_LINK = LinkIsSlow("a1", "b1", ratio=3.0, taken_s=0.3, planned_s=0.1, trunk=("a", "b"))
 
 
 @dataclass
@@ -170,6 +170,16 @@ def test_slow_part_is_planned_around_where_that_is_asked_for_and_gains(verdict: 
     assert run.planner.asked == [(verdict, ())]
     assert run.said[0] == verdict.sentence
     assert "that plan would be 2.00x as fast as the present one" in run.said
+
+
+def test_verdicts_are_said_again_only_when_they_have_become_others() -> None:
+    run = Run(Settings())
+    run.judged(SLOW_HOST, SLOW_LINK)
+    said = list(run.said)
+    run.judged(SLOW_HOST._replace(ratio=2.6), SLOW_LINK._replace(sender="a2", receiver="b2", ratio=4.0))
+    assert run.said == said
+    run.judged(SLOW_HOST._replace(ratio=5.0))
+    assert len(run.said) > len(said)
 
 
 def test_gain_is_shown_and_not_taken_where_that_is_not_asked_for() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Expectation
-from holmes_runtime.config.verdicts import DataIsSlow, HostIsSlow, Verdict
+from holmes_runtime.config.verdicts import DataIsSlow, HostIsSlow, LinkIsSlow, Verdict
 from holmes_runtime.health.judge import verdicts
 from holmes_runtime.health.measured import EdgeTime, Measured
 
@@ -110,6 +110,18 @@ def test_links_that_are_slow_together_are_named_where_each_alone_would_not_be() 
 
     assert [verdict.sentence.split(":")[0] for verdict in found] == ["slow link host0-host1", "slow link host1-host0"]
     assert judged(run(), measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.08)) == []
+
+
+def test_slow_links_between_two_clusters_are_one_verdict_on_their_trunk() -> None:
+    grid = run()
+    ranks = tuple(replace(rank, cluster="ab"[rank.pp_rank]) for rank in grid.grid.ranks)
+    config = replace(grid, ranks=ranks)
+
+    (verdict,) = judged(config, measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.115, backward_1_0=0.2))
+
+    assert isinstance(verdict, LinkIsSlow)
+    assert (verdict.trunk, verdict.links, round(verdict.ratio, 6)) == (("a", "b"), 2, 4.0)
+    assert "the trunk a - b has 2 slow links" in verdict.sentence
 
 
 def test_a_host_with_a_slow_link_is_not_a_slow_host() -> None:
