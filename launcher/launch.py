@@ -35,6 +35,7 @@ from launcher.supervise.attempt_state import AttemptState
 from launcher.supervise.failure import shell_exit_code
 from launcher.supervise.lost_hosts import LostHosts
 from launcher.supervise.replanning import Planner, Replanning
+from launcher.supervise.slow_gradients import AFTER_STEPS, slow_gradients_sentence
 from launcher.supervise.tell_command import TellCommand
 from launcher.supervise.watch import watch
 
@@ -200,6 +201,7 @@ class Launch:
             self._replanning.take_step()
             self._tell_verdicts(event)
             self._replanning.take_verdicts(event.verdicts, self._record.attempt_steps.median_step_s)
+            self._say_slow_gradients(event)
             self._save_for_next_plan()
         elif isinstance(event, FilePart):
             write_part(self.folder.path, event)
@@ -207,6 +209,14 @@ class Launch:
             self._record.take(event)
             if isinstance(event, CheckpointNotice):
                 self._record.write(self._plan, self._attempt.number, "running")
+
+    def _say_slow_gradients(self, step: FinishedStep) -> None:
+        """Once an attempt, say that gradients are why steps take longer than planned, where they are."""
+        steps = self._record.attempt_steps
+        if steps.count == AFTER_STEPS and steps.median_step_s is not None:
+            sentence = slow_gradients_sentence(self._plan, step, steps.median_step_s)
+            if sentence is not None:
+                self._record.say(sentence)
 
     def _tell_verdicts(self, step: FinishedStep) -> None:
         if step.verdicts:

@@ -53,11 +53,12 @@ class StepMetrics:
 
 class FinishedStep(NamedTuple):
     """A step that all ranks have finished, what rank 0 found slow or had changed after it, and of an island what it
-    exchanged, if anything."""
+    exchanged, if anything. `gradients_s` is the longest that a rank waited for gradients and weights."""
 
     metrics: StepMetrics
     verdicts: tuple[Verdict, ...]
     exchange: OuterExchange | None = None
+    gradients_s: float = 0.0
 
 
 class StepCollector:
@@ -98,7 +99,8 @@ class StepCollector:
             verdicts=tuple(verdict.sentence for verdict in verdicts),
             interfaces=tuple(self._traffic(ranks)),
         )
-        return FinishedStep(metrics, verdicts, _exchange([rank.outer for rank in ranks if rank.outer is not None]))
+        exchange = _exchange([rank.outer for rank in ranks if rank.outer is not None])
+        return FinishedStep(metrics, verdicts, exchange, max(rank.exposed_s.dp for rank in ranks))
 
     def _traffic(self, ranks: Sequence[RankMetrics]) -> Iterator[StepTraffic]:
         for metrics in ranks:

@@ -1,0 +1,51 @@
+"""A sentence on a run that is slower than planned because gradients cross a wire that carries less. Pure.
+
+Examinations time the edges of the pipeline. Gradients are waited for in every step, and the wait is measured anyway.
+"""
+
+from __future__ import annotations
+
+from holmes_core.records.plan import Plan
+from holmes_core.units import format_seconds
+from launcher.journal.step_metrics import FinishedStep
+
+AFTER_STEPS = 15  # of an attempt: caches and connections are warm, and the first examination is over
+SLOW = 1.5  # times the planned step: less is within what predictions are off by
+MOST_OF_IT = 0.5  # of what steps take longer than planned
+
+
+def slow_gradients_sentence(plan: Plan, finished: FinishedStep, median_step_s: float) -> str | None:
+    """Return why steps take longer than planned, where waits for gradients are most of it; else None.
+
+    A wait that a host's compute explains is not the wire's.
+    """
+    planned, seen = plan.prediction, finished.metrics
+    longer_s = median_step_s - planned.step_s
+    wait_s = finished.gradients_s - planned.exposed_dp_s - max(0.0, seen.compute_s - planned.compute_s)
+    where = _crossed(plan)
+    if not where or median_step_s <= SLOW * planned.step_s or wait_s <= MOST_OF_IT * longer_s:
+        return None
+    return (
+        f"steps take {median_step_s / planned.step_s:.1f}x longer than planned ({format_seconds(median_step_s)}, not "
+        f"{format_seconds(planned.step_s)}): ranks wait {format_seconds(finished.gradients_s)} for gradients, planned "
+        f"{format_seconds(planned.exposed_dp_s)}; {where} carries less than planned: `holmes probe --links` measures "
+        "it, then plan again"
+    )
+
+
+def _crossed(plan: Plan) -> str:
+    """What gradients cross: trunks between clusters, or else the network of a cluster; nothing inside one host."""
+    across: set[str] = set()
+    inside: set[str] = set()
+    for group in plan.groups:
+        if group.axis not in ("dp", "dp_across"):
+            continue
+        ranks = [plan.ranks[rank] for rank in group.ranks]
+        clusters = sorted({rank.cluster for rank in ranks})
+        if len(clusters) > 1:
+            across.add(" - ".join(clusters))
+        elif len({rank.host for rank in ranks}) > 1:
+            inside.add(clusters[0])
+    if across:
+        return f"the trunk {', '.join(sorted(across))}"
+    return f"the network of {', '.join(sorted(inside))}" if inside else ""
