@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from holmes_runtime.checkpoint.checkpoint_folder import newest_in
-from holmes_runtime.checkpoint.description import Description
+from holmes_runtime.checkpoint.description import Description, whose_weights
 from holmes_runtime.checkpoint.piece_files import SafeReader
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.strict_json import decode
@@ -39,7 +39,7 @@ def export(checkpoint: Path, output: Path) -> int:
     saved = SafeReader(folder).read_metadata().state_dict_metadata
     weights = {
         name.removeprefix(WEIGHT): tuple(tensor.size)
-        for name, tensor in saved.items()
+        for name, tensor in sorted(saved.items())  # so that equal models are equal files
         if name.startswith(WEIGHT) and isinstance(tensor, TensorStorageMetadata)
     }
     return write_model(output, shape, description.value_type, weights, lambda name: _load(folder, name, weights[name]))
@@ -66,6 +66,8 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{count} tensors: {arguments.output}")
+    if (said := whose_weights(newest_in(arguments.checkpoint) or arguments.checkpoint)) is not None:
+        print(said)
     return 0
 
 

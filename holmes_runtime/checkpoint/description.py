@@ -20,17 +20,29 @@ ADDED_TO_SHAPES = {
     **{"rope_scaling": None, "norm_eps": 1e-5, "head_dim": None},
     **{"qkv_bias": False, "qk_norm": False, "tied_embeddings": False},
 }  # what is meant where an older checkpoint does not say
+ADDED_TO_OUTER: dict[str, Any] = {"islands": [], "are_common": False}
 
 
 class OuterCounters(NamedTuple):
     """How far an island is with the others: its next exchange, and what tells its state apart from any other.
 
-    `synced_steps[f]` are the steps after which it last sent fragment f.
+    `synced_steps[f]` are the steps after which it last sent fragment f. The changes of `islands` are in the exchange
+    before. The weights `are_common` once the run has ended: those of all islands that were in its last exchange.
     """
 
     exchange: int
     lineage: str
     synced_steps: tuple[int, ...]
+    islands: tuple[int, ...] = ()
+    are_common: bool = False
+
+    def in_words(self) -> str:
+        """Whose weights a checkpoint with these counters holds."""
+        names = ", ".join(map(str, self.islands))
+        if self.are_common:
+            return f"the common model after exchange {self.exchange}, the last, of islands {names}"
+        since = f"since exchange {self.exchange} with islands {names}" if self.islands else "since no exchange"
+        return f"one island's own weights {since}: those of the others differ"
 
 
 @dataclass(frozen=True)
@@ -81,7 +93,8 @@ class Description:
             drawn = {"samples": data["counters"]["steps"] * data["trained_with"]["global_batch_size"], "order": "draws"}
             counters = Counters(**{**drawn, **data["counters"]})
             if counters.outer is not None:
-                counters = replace(counters, outer=decode(OuterCounters, counters.outer, "counters.outer"))
+                outer = {**ADDED_TO_OUTER, **data["counters"]["outer"]}
+                counters = replace(counters, outer=decode(OuterCounters, outer, "counters.outer"))
             if counters.order not in SAMPLE_ORDERS:
                 raise ValueError(f"{path}: the run's order of samples is {counters.order!r}, known are {SAMPLE_ORDERS}")
             shape = {**ADDED_TO_SHAPES, **data["shape"]}
@@ -94,6 +107,15 @@ class Description:
         said, outer = asdict(self), self.counters.outer
         said["counters"]["outer"] = None if outer is None else outer._asdict()
         return json.dumps(said, indent=1) + "\n"
+
+
+def whose_weights(checkpoint: Path) -> str | None:
+    """Return whose weights an island's checkpoint holds; None of an ordinary run, or where it cannot say."""
+    try:
+        outer = Description.read(checkpoint).counters.outer
+    except ValueError:
+        return None
+    return outer.in_words() if outer is not None else None
 
 
 def describe(config: RunConfig, data_digest: str, counters: Counters) -> Description:

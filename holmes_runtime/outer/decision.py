@@ -94,10 +94,14 @@ class Reached(NamedTuple):
 
 
 class Patience(NamedTuple):
-    """How long an island waits for others after it has come itself, and how long it waits for those that are ahead."""
+    """How long an island waits for others after it has come itself, and how long it waits for those that are ahead.
+
+    For those that are lost it waits `lost_s`, as they may be on their way back.
+    """
 
     grace_s: float
     ahead_s: float
+    lost_s: float = 0.0
 
     def with_interval_of(self, before: Decision | None) -> Patience:
         """For those who held the exchange before, and come to the next after an interval of theirs."""

@@ -26,6 +26,12 @@ class Pace(NamedTuple):
         return (time.monotonic() - self.began_s) / max(1, self.steps - self.first_steps)
 
 
+class TakenByOthers(NamedTuple):
+    """Steps that those who were joined have taken since they came to the exchange."""
+
+    steps: int
+
+
 def due_after(exchange: int, inner_steps: int, fragments: int) -> int:
     """The steps after which an exchange begins: that of a round's last fragment at its end."""
     round_number, fragment = divmod(exchange, fragments)
@@ -39,9 +45,30 @@ def interval_before(exchange: int, inner_steps: int, fragments: int) -> int:
     )
 
 
+class Rounds(NamedTuple):
+    """The exchanges of a run of `steps`, which are whole rounds."""
+
+    steps: int
+    inner_steps: int
+    fragments: int
+
+    @property
+    def last(self) -> int:
+        """The exchange at the end of the run."""
+        return self.steps // self.inner_steps * self.fragments - 1
+
+    def planned(self, exchange: int) -> int:
+        """Return the steps after which that exchange begins."""
+        return due_after(exchange, self.inner_steps, self.fragments)
+
+    def interval(self, exchange: int) -> int:
+        """Return the steps from the exchange before to that one."""
+        return interval_before(exchange, self.inner_steps, self.fragments)
+
+
 def next_due(counters: OuterCounters, inner_steps: int) -> int:
     """When the next exchange is due: as planned, or as long after the one before as planned if that one was late."""
-    number, _, synced_steps = counters
+    number, _, synced_steps, *_ = counters
     fragments = len(synced_steps)
     if not number:
         return due_after(0, inner_steps, fragments)

@@ -20,7 +20,7 @@ from holmes_runtime.outer.decision import ANEW, Coming, Decision, Patience
 from holmes_runtime.outer.giving import Giving
 from holmes_runtime.outer.joining import Joining
 from holmes_runtime.outer.lane_exchange import LaneCells, LaneMaker, OpenLane, Parcel, carry
-from holmes_runtime.outer.lanes import Cell
+from holmes_runtime.outer.lanes import Cell, Fragments
 from holmes_runtime.outer.meeting import DONE, FOLLOW, LOOK_S, WATCH_S, Meeting
 from holmes_runtime.outer.outcome import Offer, Outcome
 from holmes_runtime.outer.outer_state import OuterState, Values
@@ -54,7 +54,7 @@ class IslandExchange:
         store: Store,
         moved: Callable[[int], None],
         start: int,
-        fragments: dict[str, int],
+        fragments: Fragments,
     ) -> None:
         assert config.outer_sync is not None
         self._sync, self._rank, self._state = config.outer_sync, rank, state
@@ -76,7 +76,10 @@ class IslandExchange:
         began_s = time.monotonic()
         # Who is called comes after the step it is in.
         grace_s = max(self._sync.grace_s, 2 * (offer.step_s + LOOK_S))
-        patience = Patience(grace_s, grace_s + self._limit_s + 2 * offer.interval_s)
+        ahead_s = grace_s + self._limit_s + 2 * offer.interval_s
+        patience = Patience(grace_s, ahead_s)
+        if offer.exchange >= self._fragments.last:  # who is not in it ends with another model
+            patience = Patience(ahead_s, ahead_s, lost_s=grace_s)
         follows, trouble = "", ""
         for _ in range(MOST_FAILURES):
             self._is_free.clear()
@@ -124,7 +127,7 @@ class IslandExchange:
         """Begins to get the state after an exchange that this island is not in. Raises NotGivenError."""
         if trouble := self._meeting.hear(decision):
             raise NotGivenError(trouble)
-        return Joining(self._maker, decision, decided_s, me, self._state, self._sync, self._moved)
+        return Joining(self._maker, decision, decided_s, me, self._state, self._sync, self._fragments, self._moved)
 
     def _follow(self, joining: Joining, decision: Decision, decided_s: float) -> None:
         """Hears an exchange that others hold. Raises NotGivenError if it has not taken place."""
@@ -214,12 +217,11 @@ class IslandExchange:
 
     def _lane_cells(self, decision: Decision) -> list[LaneCells]:
         """The lanes that have something of the fragment, with that."""
-        fragment = decision.exchange % self._sync.fragments
-        of_all = (LaneCells(lane, self._cells(lane, fragment)) for lane in self._lanes)
+        of_all = (LaneCells(lane, self._cells(lane, decision.exchange)) for lane in self._lanes)
         return [each for each in of_all if each.cells]
 
-    def _cells(self, lane: OpenLane, fragment: int) -> list[Cell]:
-        return [cell for cell in lane.lane.cells if self._fragments[cell.name] == fragment]
+    def _cells(self, lane: OpenLane, exchange: int) -> list[Cell]:
+        return [cell for cell in lane.lane.cells if self._fragments.has(cell.name, exchange)]
 
     def _step(self, outcome: Outcome, decision: Decision, offer: Offer) -> Outcome:
         """The outer step of this rank's part of the fragment, of which those who follow hear too."""
@@ -247,7 +249,8 @@ class IslandExchange:
                 for each in members
             ]
             anchor, momentum = state.gather(state.anchor, cells), state.gather(state.momentum, cells)
-            stepped = outer_step(anchor, momentum, parts, tokens, codec, sync.outer_rate, sync.momentum)
+            rate, factor = self._fragments.rule(decision.exchange, sync)
+            stepped = outer_step(anchor, momentum, parts, tokens, codec, rate, factor)
             digests.append(digest_of(stepped))
             state.scatter(stepped.anchor, outcome.anchor, cells)
             state.scatter(stepped.momentum, outcome.momentum, cells)

@@ -19,7 +19,7 @@ from holmes_runtime.config.run_settings import OuterSync
 from holmes_runtime.outer.decision import Coming, Decision
 from holmes_runtime.outer.giving import Given
 from holmes_runtime.outer.lane_exchange import LaneCells, LaneMaker, Parcel, carry
-from holmes_runtime.outer.lanes import Cell
+from holmes_runtime.outer.lanes import Cell, Fragments
 from holmes_runtime.outer.meeting import LOOK_S
 from holmes_runtime.outer.outcome import Outcome
 from holmes_runtime.outer.outer_state import OuterState
@@ -52,9 +52,10 @@ class Joining:
         newcomer: Coming,
         state: OuterState,
         sync: OuterSync,
+        fragments: Fragments,
         moved: Callable[[int], None],
     ) -> None:
-        self._maker, self._state, self._sync = maker, state, sync
+        self._maker, self._state, self._sync, self._fragments = maker, state, sync, fragments
         self._giver, self._num_ranks = decision.giver(newcomer), newcomer.num_ranks
         self._given = Future[Given]()
         self._is_given_up = Event()
@@ -141,10 +142,11 @@ class Joining:
         """The outer step of an exchange that was followed."""
         state, sync, (anchor, momentum) = self._state, self._sync, (self.outcome.anchor, self.outcome.momentum)
         tokens = [each.tokens for each in followed.decision.members]
+        rate, factor = self._fragments.rule(followed.decision.exchange, sync)
         for cells, packed, digest in zip(followed.cells, followed.packed, followed.digests, strict=True):
             before = state.gather(anchor, cells), state.gather(momentum, cells)
             parts = [arrived(each, sync.codec, len(before[0])) for each in packed]
-            stepped = outer_step(*before, parts, tokens, sync.codec, sync.outer_rate, sync.momentum)
+            stepped = outer_step(*before, parts, tokens, sync.codec, rate, factor)
             if not torch.equal(digest_of(stepped), digest):
                 raise RuntimeError(f"exchange {followed.decision.exchange} leads to another state here: begins anew")
             state.scatter(stepped.anchor, anchor, cells)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from holmes_runtime.checkpoint.reshard import boxes
+from holmes_runtime.config.run_settings import OuterSync
 
 
 class Piece(NamedTuple):
@@ -115,6 +116,26 @@ def _intersection(one: Cell, other: Cell) -> Cell | None:
         offsets.append(low)
         sizes.append(high - low)
     return Cell(one.name, tuple(offsets), tuple(sizes))
+
+
+class Fragments(NamedTuple):
+    """The fragment that each parameter travels with, of so many; in exchange number `last` all parameters travel."""
+
+    by_name: dict[str, int]
+    num_fragments: int
+    last: int
+
+    def has(self, name: str, exchange: int) -> bool:
+        """Whether that parameter travels in that exchange."""
+        return exchange >= self.last or self.by_name[name] == exchange % self.num_fragments
+
+    def names(self, exchange: int) -> list[str]:
+        """The parameters that travel in that exchange."""
+        return [name for name in self.by_name if self.has(name, exchange)]
+
+    def rule(self, exchange: int, sync: OuterSync) -> tuple[float, float]:
+        """Return the rate and the momentum of its outer step; the last is the plain mean, as no steps follow."""
+        return (1.0, 0.0) if exchange >= self.last else (sync.outer_rate, sync.momentum)
 
 
 def fragments_of(layout: Layout, num_fragments: int) -> dict[str, int]:

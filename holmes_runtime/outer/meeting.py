@@ -142,7 +142,8 @@ class Meeting:
         self._store.set(self._came(self.slot)[self._island], to_json(mine))
         if self.slot == 0:  # some take longer to begin; to come late costs all of the state, and who is lost has left
             patience = patience._replace(grace_s=patience.ahead_s)
-        expected, everyone = self._expected(), set(range(self._num_islands))
+        everyone = set(range(self._num_islands))
+        expected = everyone if patience.lost_s else self._expected()
         came_s = time.monotonic()
         while True:
             came = sorted([mine, *self.waiting()])
@@ -151,8 +152,9 @@ class Meeting:
             waited_s = time.monotonic() - came_s
             missing = everyone - {each.island for each in coming}
             left = {each for each in missing if self._has_left(each)}
-            ended = sum(self._store.check([self._ended(each)]) for each in left)
-            possible, quorum = everyone - left, min(self._quorum, self._num_islands - ended)
+            ended = {each for each in left if self._store.check([self._ended(each)])}
+            possible = everyone - (ended if waited_s < patience.lost_s else left)
+            quorum = min(self._quorum, self._num_islands - len(ended))
             decision = decide(self.slot, coming, expected & possible, possible, mine, waited_s, patience, quorum)
             if decision is not None and mine in coming:  # of one that is silent the others decide
                 return parse(Decision, self._store.compare_set(key, "", to_json(decision)).decode())

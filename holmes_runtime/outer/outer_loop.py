@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from functools import partial
 from threading import Thread
-from typing import NamedTuple
 
 from holmes_runtime.checkpoint.description import OuterCounters
 from holmes_runtime.checkpoint.reshard import TensorPiece
@@ -27,9 +26,9 @@ from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.rank_metrics import OuterExchange
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.outer.change_weights import change_weights
-from holmes_runtime.outer.exchange_steps import Pace, due_after, interval_before, is_awaited, next_due, taken_since
+from holmes_runtime.outer.exchange_steps import Pace, Rounds, TakenByOthers, is_awaited, next_due, taken_since
 from holmes_runtime.outer.island_exchange import IslandExchange
-from holmes_runtime.outer.lanes import fragments_of
+from holmes_runtime.outer.lanes import Fragments, fragments_of
 from holmes_runtime.outer.meeting import LOOK_S, Meeting
 from holmes_runtime.outer.meeting_store import islands_store
 from holmes_runtime.outer.outcome import Offer, Outcome, UnderWay
@@ -37,12 +36,6 @@ from holmes_runtime.outer.outer_state import OuterState, Values
 from holmes_runtime.parallel.zero1 import Zero1
 
 OPENING_S = 30.0  # beyond the grace, for ranks that have agreed to exchange to find one another
-
-
-class TakenByOthers(NamedTuple):
-    """Steps that those who were joined have taken since they came to the exchange."""
-
-    steps: int
 
 
 class OuterLoop:
@@ -71,9 +64,10 @@ class OuterLoop:
         store = islands_store(os.environ, min(config.timeout_s, self._sync.grace_s + OPENING_S))
         self._meeting = Meeting(store, self._sync, me.rank, config.timeout_s)
         self._exchanges = partial(IslandExchange, config, me.rank, self._state, self._meeting, store, moved)
+        self._rounds = Rounds(config.steps, self._sync.inner_steps, self._sync.fragments)
         self._under_way: UnderWay | None = None
         self._unapplied: int | None = None  # the steps after which was sent what is known, and not applied yet
-        self._fragments: dict[str, int] = {}
+        self._fragments = Fragments({}, self._sync.fragments, self._rounds.last)
         self._changed: set[str] = set()  # parameters whose masters are not published yet
         self._behind_steps = 0  # to be left out once what is known is applied, as others have taken them
         self._watched: Future[Outcome] | None = None  # the exchange after which it is looked who comes to the next
@@ -98,7 +92,7 @@ class OuterLoop:
         self._meeting.slot = started.slot
         self._meeting.show(started.start, self._state.pieces())
         layout = self._meeting.layout(self._sync.island, started.start, self._config.world_size)
-        self._fragments = fragments_of(layout, self._sync.fragments)
+        self._fragments = self._fragments._replace(by_name=fragments_of(layout, self._sync.fragments))
         self._exchange = self._exchanges(started.start, self._fragments)
         self._pace = Pace(steps, time.monotonic(), steps)
         if started.is_behind:
@@ -112,7 +106,7 @@ class OuterLoop:
         then = len(counters.synced_steps)
         if then != self._sync.fragments:
             raise RuntimeError(f"the checkpoint is of a run with {then} fragments, this one has {self._sync.fragments}")
-        self.counters = counters
+        self.counters = counters._replace(are_common=False)
         sent_steps = counters.synced_steps[(counters.exchange - 1) % then]
         if counters.exchange and steps < sent_steps + self._sync.delay_steps:
             self._unapplied = sent_steps
@@ -137,7 +131,7 @@ class OuterLoop:
             steps = self._receive(steps)
         if self._unapplied is not None and (is_called or steps >= self._unapplied + delay):
             steps = self._apply(steps)
-        if self._under_way is None and (is_called or steps >= self._due_steps):
+        if self._under_way is None and steps < self._config.steps and (is_called or steps >= self._due_steps):
             sent = self._send(steps, is_behind=False)
             if delay:
                 self._go_ahead(sent)
@@ -169,47 +163,49 @@ class OuterLoop:
             self._take(self._under_way)
 
     def _finish(self, steps: int) -> int:
-        """The end of the run, at which what was sent is applied at once; or of this start of it."""
+        """The end of the run, at which islands come to the same weights; or of this start of it."""
         is_over = steps >= self._config.steps
         self._watched = None
-        if self._under_way is not None and is_over:
-            steps = self._receive(steps)
-        self.settle()
-        if self._unapplied is not None and is_over:
-            self._apply(steps)
         if is_over:
+            steps = self._hold_the_last(steps)
             self._exchange.finish()
+        self.settle()
         if self._me.rank == 0:
             self._meeting.leave(is_over)
         return steps
 
-    def _planned(self, exchange: int) -> int:
-        return due_after(exchange, self._sync.inner_steps, self._sync.fragments)
-
-    def _interval(self, exchange: int) -> int:
-        return interval_before(exchange, self._sync.inner_steps, self._sync.fragments)
+    def _hold_the_last(self, steps: int) -> int:
+        """Holds the exchanges that are left, in the last of which all parameters travel; they become the anchor."""
+        while True:
+            if self._under_way is not None:
+                steps = self._receive(steps)
+            if self._unapplied is not None:
+                steps = self._apply(steps)
+            if self.counters.exchange > self._rounds.last:
+                break
+            self._said.clear()  # a step has room for one, and the last is that by which islands are compared
+            self._send(steps, is_behind=False)
+        self._change(self._fragments.by_name, self._state.anchor, adds=False)
+        self._state.forget()
+        self.counters = self.counters._replace(are_common=True)
+        return steps
 
     @property
     def _due_steps(self) -> int:
         """When the next exchange is due, after that which is under way; one of this run at its end at the latest."""
         number, due = self.counters.exchange, next_due(self.counters, self._sync.inner_steps)
         if (sent := self._under_way) is not None:
-            number, due = number + 1, sent.sent_steps + sent.early_steps + self._interval(number + 1)
-        return min(due, self._config.steps) if self._planned(number) <= self._config.steps else due
-
-    def _names(self, exchange: int) -> list[str]:
-        """The parameters that travel in an exchange."""
-        fragment = exchange % self._sync.fragments
-        return [name for name, of in self._fragments.items() if of == fragment]
+            number, due = number + 1, sent.sent_steps + sent.early_steps + self._rounds.interval(number + 1)
+        return min(due, self._config.steps) if number <= self._rounds.last else due
 
     def _send(self, steps: int, is_behind: bool) -> Values:
         """Starts the next exchange; the parameters that it sends, of those this rank owns."""
-        number, lineage, synced_steps = self.counters
+        number, lineage, synced_steps, *_ = self.counters
         taken = steps - synced_steps[number % self._sync.fragments]
         tokens = taken * self._config.global_batch_size * self._config.model.seq_length
-        sent = self._state.masters(name for name in self._names(number) if name in self._state.owned)
+        sent = self._state.masters(name for name in self._fragments.names(number) if name in self._state.owned)
         early_steps = 0 if is_behind else max(0, self._due_steps - steps)
-        interval, step_s = self._interval(number), self._pace.step_s()
+        interval, step_s = self._rounds.interval(number), self._pace.step_s()
         early = early_steps / interval
         offer = Offer(number, lineage, is_behind, sent, max(tokens, 1), early, interval * step_s, step_s)
         self._under_way = UnderWay(steps, early_steps, Future())
@@ -233,7 +229,7 @@ class OuterLoop:
         while self._me.rank == 0 and self._watched is before:
             number = before.result().exchange + 1
             left_s = (self._due_steps - self._pace.steps) * self._pace.step_s()
-            is_last = self._planned(number) >= self._config.steps
+            is_last = number >= self._rounds.last
             if is_awaited(self._meeting.waiting(), left_s, self._sync.grace_s, is_last) and self._watched is before:
                 self._call(number)
                 break
@@ -241,7 +237,7 @@ class OuterLoop:
 
     def _go_ahead(self, sent: Values) -> None:
         """Moves the parameters that were just sent to where the outer step leads if all islands have the same."""
-        self._change(self._names(self.counters.exchange), self._state.go_ahead(sent), adds=False)
+        self._change(self._fragments.names(self.counters.exchange), self._state.go_ahead(sent), adds=False)
 
     def _receive(self, steps: int) -> int:
         """Waits for what is under way and applies it; the steps to go on from."""
@@ -250,7 +246,9 @@ class OuterLoop:
         outcome = self._under_way.outcome.result()
         waited_s = time.monotonic() - waited_s
         if outcome.has_joined:
-            came = self._planned(outcome.exchange) - round(outcome.early * self._interval(outcome.exchange))
+            came = self._rounds.planned(outcome.exchange) - round(
+                outcome.early * self._rounds.interval(outcome.exchange)
+            )
             steps = self._join(outcome, max(steps, min(came, self._config.steps - 1)))
             if self._me.rank == 0:
                 print(f"has joined the other islands, which had gone on: goes on after {steps} steps", flush=True)
@@ -270,9 +268,9 @@ class OuterLoop:
                 state.correction[name] += anchor
         synced = list(self.counters.synced_steps)
         synced[outcome.exchange % self._sync.fragments] = under_way.sent_steps
-        self.counters = OuterCounters(outcome.exchange + 1, outcome.lineage, tuple(synced))
+        self.counters = OuterCounters(outcome.exchange + 1, outcome.lineage, tuple(synced), outcome.islands)
         self._under_way, self._unapplied = None, under_way.sent_steps
-        furthest_steps = round(outcome.early * self._interval(outcome.exchange))
+        furthest_steps = round(outcome.early * self._rounds.interval(outcome.exchange))
         self._behind_steps = max(0, under_way.early_steps - furthest_steps)
 
     def _join(self, outcome: Outcome, steps: int) -> int:
@@ -283,15 +281,15 @@ class OuterLoop:
         """
         self._state.take(outcome.anchor, outcome.momentum, None)
         self._state.forget()
-        self._change(self._fragments, self._state.anchor, adds=False)
+        self._change(self._fragments.by_name, self._state.anchor, adds=False)
         until_s, since_s = outcome.held_s - outcome.decided_s, time.monotonic() - outcome.held_s
-        interval_steps, delay_steps = self._interval(outcome.exchange + 1), self._sync.delay_steps
+        interval_steps, delay_steps = self._rounds.interval(outcome.exchange + 1), self._sync.delay_steps
         taken = taken_since(until_s, since_s, outcome.interval_s, interval_steps, delay_steps)
         mine = TakenByOthers(max(0, min(taken, self._config.steps - steps - 1)))  # one at least is left
         now = steps + broadcast_record(mine).steps
         synced = [now] * self._sync.fragments
         synced[outcome.exchange % self._sync.fragments] = steps
-        self.counters = OuterCounters(outcome.exchange + 1, outcome.lineage, tuple(synced))
+        self.counters = OuterCounters(outcome.exchange + 1, outcome.lineage, tuple(synced), outcome.islands)
         self._unapplied, self._behind_steps = None, 0
         self._pace = Pace(now, time.monotonic(), now)
         return now
@@ -302,9 +300,8 @@ class OuterLoop:
         The steps to go on from: an island that was slower than others leaves out what they have taken and it has not.
         """
         left_out = min(self._behind_steps, self._config.steps - steps)
-        is_last = self._planned(self.counters.exchange) > self._config.steps  # that is what all end with
-        adds = steps != self._unapplied and not (is_last and steps + left_out >= self._config.steps)
-        state, names = self._state, self._names(self.counters.exchange - 1)
+        adds = steps != self._unapplied
+        state, names = self._state, self._fragments.names(self.counters.exchange - 1)
         values = state.correction if adds else state.anchor
         assert values is not None
         self._change(names, values, adds)
@@ -313,6 +310,6 @@ class OuterLoop:
                 state.correction[name].zero_()
         self._behind_steps, self._unapplied = 0, None
         self._pace = self._pace.without(left_out)
-        number, lineage, synced = self.counters
-        self.counters = OuterCounters(number, lineage, tuple(each + left_out for each in synced))
+        synced = tuple(each + left_out for each in self.counters.synced_steps)
+        self.counters = self.counters._replace(synced_steps=synced)
         return steps + left_out

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from holmes_runtime.outer.exchange_steps import due_after
-from holmes_runtime.outer.lanes import Layout, fragments_of, lanes_of
+from holmes_runtime.outer.exchange_steps import Rounds, due_after
+from holmes_runtime.outer.lanes import Fragments, Layout, fragments_of, lanes_of
 from holmes_runtime.outer.outer_state import OuterState, Values
 from holmes_runtime.outer.outer_step import outer_step, outgoing, step_ahead
 from holmes_runtime.trainer import Trainer
 
 
 class _Sent(NamedTuple):
-    """What was sent after so many steps: one fragment, and by island where its parameters went on from."""
+    """What was sent after so many steps, and by island where its parameters went on from."""
 
     steps: int
-    fragment: int
     ahead: list[Values]
 
 
@@ -35,7 +34,9 @@ class IslandsInProcess:
             OuterState(trainer.zero1.shards(), 0, sync) for trainer, sync in zip(trainers, self._syncs, strict=True)
         ]
         layouts = [Layout((state.pieces(),)) for state in self._states]
-        self._fragments = fragments_of(layouts[0], self._sync.fragments)
+        last = Rounds(trainers[0].config.steps, self._sync.inner_steps, self._sync.fragments).last
+        by_name = fragments_of(layouts[0], self._sync.fragments)
+        self._fragments = Fragments(by_name, self._sync.fragments, last)
         (lane,) = lanes_of(layouts, 0, 0)
         self._cells = lane.cells
         self._exchange = 0
@@ -46,7 +47,9 @@ class IslandsInProcess:
         losses = [trainer.step(step).loss for trainer in self.trainers]
         steps, is_last = step + 1, step + 1 == self.trainers[0].config.steps
         self._apply_due(steps, self._sync.delay_steps)
-        if steps >= due_after(self._exchange, self._sync.inner_steps, self._sync.fragments):
+        if is_last:
+            self._apply_due(steps, 0)
+        if is_last or steps >= due_after(self._exchange, self._sync.inner_steps, self._sync.fragments):
             self._send(steps)
         self._apply_due(steps, 0 if is_last else self._sync.delay_steps)
         assert None not in losses
@@ -54,9 +57,8 @@ class IslandsInProcess:
 
     def _send(self, steps: int) -> None:
         """The outer step of the fragment that is due."""
-        fragment, sync = self._exchange % self._sync.fragments, self._sync
-        cells = [cell for cell in self._cells if self._fragments[cell.name] == fragment]
-        names = [name for name, of in self._fragments.items() if of == fragment]
+        sync, names = self._sync, self._fragments.names(self._exchange)
+        cells = [cell for cell in self._cells if cell.name in names]
         sent = [state.masters(names) for state in self._states]
         own = [
             outgoing(
@@ -78,13 +80,14 @@ class IslandsInProcess:
         for state, mine in zip(self._states, own, strict=True):
             anchor, momentum = state.gather(state.anchor, cells), state.gather(state.momentum, cells)
             parts = [each.arrives for each in own]
-            stepped = outer_step(anchor, momentum, parts, tokens, sync.codec, sync.outer_rate, sync.momentum)
+            rate, factor = self._fragments.rule(self._exchange, sync)
+            stepped = outer_step(anchor, momentum, parts, tokens, sync.codec, rate, factor)
             state.scatter(stepped.anchor, state.anchor, cells)
             state.scatter(stepped.momentum, state.momentum, cells)
             if state.error is not None and mine.error is not None:
                 state.scatter(mine.error, state.error, cells)
         assert self._under_way is None
-        self._under_way = _Sent(steps, fragment, ahead)
+        self._under_way = _Sent(steps, ahead)
         self._exchange += 1
         if sync.delay_steps:
             for trainer, values in zip(self.trainers, ahead, strict=True):

@@ -106,7 +106,7 @@ class Worker:
     """The scenarios of one folder, by name."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._corpus = folder / "text.txt"
         self._corpus.write_bytes(bytes(range(32, 127)) * 40)
         self.results: dict[str, list[dict[str, Any]]] = {}
@@ -137,11 +137,11 @@ class Worker:
         self, name: str, store: MeetingPlace | None, config: RunConfig, before: Callable[[], None] = lambda: None
     ) -> Island:
         meeting = store.addresses[0] if store else ""
-        return Island(self._folder / name.replace(" ", "-"), config, meeting, before)
+        return Island(self.folder / name.replace(" ", "-"), config, meeting, before)
 
     def note(self, name: str, *islands: Island) -> None:
         self.results[name] = [island.ended() for island in islands]
-        (self._folder / "islands.json").write_text(json.dumps(self.results))
+        (self.folder / "islands.json").write_text(json.dumps(self.results))
 
     def together(self, name: str, plans: list[dict[str, Any]], **outer: Any) -> None:
         """Two islands that nothing happens to."""
@@ -158,7 +158,7 @@ class Worker:
     def stopped(self, name: str, plans: list[dict[str, Any]], stops_at: int, **outer: Any) -> None:
         """Two islands without and with a stop after which they go on from what they saved, in another store."""
         self.together(f"{name} uninterrupted", plans, **outer)
-        saved = [self._folder / f"saved-{name.replace(' ', '-')}-{island}" for island in range(2)]
+        saved = [self.folder / f"saved-{name.replace(' ', '-')}-{island}" for island in range(2)]
         for part, resume in (("stopped", False), ("resumed", True)):
             store = self.store()
             configs = [self.config(plan, outer, at, saved[at], resume) for at, plan in enumerate(plans)]
@@ -178,7 +178,7 @@ class Worker:
 
     def killed(self, name: str, **outer: Any) -> None:
         """Island 1 is killed after a round; island 0 goes on; island 1 begins anew, with nothing, and joins."""
-        store, done = self.store(), self._folder / f"{name} is killed"
+        store, done = self.store(), self.folder / f"{name} is killed"
         gates = {9: until(done.exists), 17: until_it_has_come(island=1, start=2)}
         first = self.start(f"{name} 0", store, self.config(PIPELINE, outer), lambda: open_gates(gates))
         second = self.start(f"{name} 1", store, self.config(REPLICAS, outer, 1))
@@ -208,7 +208,7 @@ class Worker:
 
     def silent_within(self, name: str, **outer: Any) -> None:
         """Island 1 is not heard in its second exchange, until the other has held it alone, and is heard again then."""
-        store, folder = self.store(), self._folder / f"{name} 0".replace(" ", "-")
+        store, folder = self.store(), self.folder / f"{name} 0".replace(" ", "-")
         gates = {17: until_it_has_come(island=1, slot=3)}
         first = self.start(f"{name} 0", store, self.config(REPLICAS, outer), lambda: open_gates(gates))
         second = self.start(f"{name} 1", store, self.config(ALONE, outer, 1), lambda: in_second_exchange(halt))
@@ -223,7 +223,7 @@ class Worker:
 
     def late(self, name: str, **outer: Any) -> None:
         """Island 1 comes to its second exchange when island 0 has held it alone."""
-        store, folder = self.store(), self._folder / f"{name} 0".replace(" ", "-")
+        store, folder = self.store(), self.folder / f"{name} 0".replace(" ", "-")
         gates = {17: until_it_has_come(island=1, slot=2)}
         first = self.start(f"{name} 0", store, self.config(ALONE, outer), lambda: open_gates(gates))
         late = {6: until(lambda: has_held(folder, 1))}
@@ -232,7 +232,7 @@ class Worker:
 
     def called(self, name: str, **outer: Any) -> None:
         """Island 1 is killed after a round of many steps and comes back, long before island 0's next exchange."""
-        store, done = self.store(), self._folder / f"{name} is killed"
+        store, done = self.store(), self.folder / f"{name} is killed"
         outer["inner_steps"] = FEW
         first = self.start(f"{name} 0", store, self.config(REPLICAS, outer), lambda: call_at(FEW + 5, done.exists))
         second = self.start(f"{name} 1", store, self.config(ALONE, outer, 1))
@@ -243,7 +243,7 @@ class Worker:
 
     def followed(self, name: str, plans: list[dict[str, Any]], **outer: Any) -> None:
         """Island 1 comes back, and the state is so long on its way that the others exchange twice meanwhile."""
-        store, done = self.store(), self._folder / f"{name} is killed"
+        store, done = self.store(), self.folder / f"{name} is killed"
         gates = {9: until(done.exists), 10: until_it_has_come(island=1, start=2)}
 
         def before() -> None:
@@ -259,7 +259,7 @@ class Worker:
 
     def giver_ends(self, name: str, how: Callable[[], None], **outer: Any) -> None:
         """Island 2 comes back, and who gives it the state dies, or halts, as the controller then notices."""
-        store, done = self.store(), self._folder / f"{name} is killed"
+        store, done = self.store(), self.folder / f"{name} is killed"
         outer["num_islands"] = 3
         gates = {9: until(done.exists), 10: until_it_has_come(island=2, start=2)}
 
@@ -280,9 +280,9 @@ class Worker:
 
     def newcomer_dies(self, name: str, **outer: Any) -> None:
         """Island 1 comes back and dies when it is given the state, which the controller notices."""
-        store, done = self.store(), self._folder / f"{name} is killed"
+        store, done = self.store(), self.folder / f"{name} is killed"
         gates = {9: until(done.exists), 10: until_it_has_come(island=1, start=2)}
-        begun, died = (self._folder / f"{name}: {what}" for what in ("has begun", "has died"))
+        begun, died = (self.folder / f"{name}: {what}" for what in ("has begun", "has died"))
 
         def wait() -> None:
             begun.touch()

@@ -273,3 +273,12 @@ def test_an_island_that_comes_late_takes_over_the_state_of_those_that_went_on(ru
     assert joined
     assert joined[0]["islands"] == [0]
     assert together([first, late])
+
+
+def test_islands_that_are_killed_end_with_one_model_in_every_checkpoint(tmp_path: Path) -> None:
+    done = start("killed_islands", str(tmp_path), "1")
+
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert len(set(result["models"])) == 1
+    assert all(words.startswith("the common model after exchange ") for words in result["weights"])

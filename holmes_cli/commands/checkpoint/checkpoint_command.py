@@ -15,6 +15,7 @@ from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.units import format_bytes
+from holmes_runtime.checkpoint.description import whose_weights
 from holmes_runtime.checkpoint.piece_index import DamagedPiece, PieceIndex
 from holmes_runtime.checkpoint.whole_checkpoints import Found, Offers, OtherRun, found_in, offers_in
 
@@ -58,7 +59,7 @@ def checkpoint_command(
     if action == Action.GATHER:
         _gather(found, faults, folders, output or Path())
     else:
-        _show(found, offers, faults, action)
+        _show(found, folders, offers, faults, action)
 
 
 def _check_paths(action: Action, folders: Sequence[Path], output: Path | None) -> None:
@@ -75,7 +76,9 @@ def _read_old(checkpoint: Path) -> PieceIndex:
     raise DamagedPiece(f"{checkpoint} has no pieces.json: it is from before there were digests, or no checkpoint")
 
 
-def _show(found: Sequence[Found], offers: Sequence[Offers], faults: Sequence[str], action: Action) -> None:
+def _show(
+    found: Sequence[Found], folders: Sequence[Path], offers: Sequence[Offers], faults: Sequence[str], action: Action
+) -> None:
     """The table, what is wrong, and whether the newest can be gone on from; exit code 1 where something is wrong."""
     rows = []
     for each in found:
@@ -90,6 +93,8 @@ def _show(found: Sequence[Found], offers: Sequence[Offers], faults: Sequence[str
         for file in missing[:MISSING_SHOWN]:
             had = f"; it was on {', '.join(file.hosts)}"
             out.print(f"{each.offer.name}: {file.name} is in none of these folders{had}", markup=False, soft_wrap=True)
+        if words := whose_weights(folders[each.folders[0]] / each.offer.name):
+            out.print(f"{each.offer.name}: {words}", markup=False, soft_wrap=True)
     for fault in faults:
         out.print(fault, markup=False, soft_wrap=True)
     whole = [each.offer.name for each in found if each.is_whole]
