@@ -62,7 +62,8 @@ class Launch:
     ) -> None:
         self.folder, self._plan, self._settings, self._variables = folder, plan, settings, variables
         self._view, self._island = view, island
-        self._record = RunRecord(folder, view, settings, exports, variables.code.sent if variables.code else None)
+        code = variables.code.sent if variables.code else None
+        self._record = RunRecord(folder, view, settings, exports, code, is_island=island is not None)
         self._replanning: Replanning | ComingBack = (
             ComingBack(island.tries, island.told, self._record.say)
             if island is not None

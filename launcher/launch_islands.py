@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from holmes_core.errors import ANSWER_IS_NO
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.run import Run, Settings, State
 from holmes_runtime.config.rank_metrics import OuterExchange
 from launcher.islands.coming_back import TRIES
+from launcher.islands.common_end import common_end
 from launcher.islands.held_meeting import Meeting
 from launcher.islands.island_part import IslandPart
 from launcher.islands.outer_sync import outer_sync_of
@@ -71,6 +73,7 @@ class LaunchIslands:
         self._meeting, self._lock = Meeting(), threading.Lock()
         self._islands: list[_Island] = []
         self._digests: dict[int, tuple[int, str]] = {}  # by exchange, of the island that has told first
+        self._last: dict[int, OuterExchange] = {}  # the latest by island
         self._started_at_s = time.time()
         self._at_end = TellCommand(plan.job.launch.on_end, folder.path)
 
@@ -118,7 +121,8 @@ class LaunchIslands:
         part = IslandPart(outer_sync_of(self._plan, number), self._meeting, told, tries)
         view = _View(lambda event: self._take(number, event))
         plan = self._plan.islands[number]
-        launch = Launch(folder, plan, self._settings, self._variables, view, None, self._exports, part)
+        settings = self._settings.model_copy(update={"detached": False})  # ranks end with the controller that they ask
+        launch = Launch(folder, plan, settings, self._variables, view, None, self._exports, part)
         return _Island(launch, told)
 
     def _take(self, number: int, event: RunEvent) -> None:
@@ -130,6 +134,7 @@ class LaunchIslands:
                 self.folder.write_event(event)
             self._view.show(number, event)
             if isinstance(event, OuterExchange):
+                self._last[number] = event
                 self._compare(number, event)
 
     def _compare(self, number: int, exchange: OuterExchange) -> None:
@@ -171,6 +176,7 @@ class LaunchIslands:
             ended_at_s=None if state == "running" else time.time(),
             exit_code=exit_code,
             steps_done=max((run.steps_done for run in runs), default=0),
+            missing_islands=self._missing() if state == "done" else (),
             tokens_per_s=sum(speeds) if speeds else None,
             not_ended=tuple(what for run in runs for what in run.not_ended),
             failures=tuple(failure for run in runs if run.state != "done" for failure in run.failures),
@@ -178,13 +184,24 @@ class LaunchIslands:
         self.folder.write_record(RUN_FILE, run)
         return run
 
+    def _missing(self) -> tuple[int, ...]:
+        """The islands that have not ended with the common model."""
+        ended = enumerate(island.run for island in self._islands)
+        done = [number for number, run in ended if run is not None and run.state == "done" and number in self._last]
+        common = common_end({number: self._last[number] for number in done}, self._plan.num_exchanges - 1)
+        return tuple(number for number in range(len(self._islands)) if number not in common)
+
     def _end(self, interrupted: bool) -> Run:
-        """The verdict: done if one island is, as those that were lost cost the others nothing."""
+        """The verdict: done if one island is, as those that were lost cost the others nothing.
+
+        The exit code is 1 where an island does not end with the others' model, unless that is allowed.
+        """
         runs = [island.run for island in self._islands if island.run is not None]
         if interrupted:
             run = self._write("stopped", 130)
         elif any(run.state == "done" for run in runs):
-            run = self._write("done", 0)
+            is_whole = self._settings.allow_missing_island or not self._missing()
+            run = self._write("done", 0 if is_whole else ANSWER_IS_NO)
         else:
             run = self._write("failed", next((run.exit_code for run in runs if run.exit_code), 1))
         self.folder.close()

@@ -75,6 +75,9 @@ def launch_command(
     wait: Annotated[
         bool, typer.Option("--wait", help="While others use the planned GPUs, wait and check again.")
     ] = False,
+    allow_missing_island: Annotated[
+        bool, typer.Option("--allow-missing-island", help="Exit with 0 though an island was cut off at the end.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON, one a line.")] = False,
 ) -> None:
     """Check the hosts, start the plan on them, watch it, and end it everywhere when it ends anywhere."""
@@ -88,6 +91,7 @@ def launch_command(
         restarts=restarts,
         on_loss=_on_loss(on_loss),
         replan_when_slow=replan_when_slow,
+        allow_missing_island=allow_missing_island,
     )
     _check_resuming(plan, settings, record.job)
     job_folder = source_file(plan, record.job_source).parent
@@ -101,6 +105,8 @@ def launch_command(
         if run.exit_code:
             raise typer.Exit(run.exit_code)
         return
+    if allow_missing_island:
+        raise HolmesError(f"--allow-missing-island: {plan} has no islands", "leave it out")
     if dry_run:
         variables = read_user_variables(record.job, os.environ, job_folder)
         attempt = Attempt(

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from holmes_cli.screen.fitted_table import fitted_table
-from holmes_cli.screen.show_run import state_in_words
+from holmes_cli.screen.show_run import islands_in_words, state_in_words
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
 from holmes_core.records.run import Run
-from holmes_core.units import format_names
-from launcher.journal.follow_folder import past_notices, read_plan
+from holmes_core.units import format_duration, format_names
+from launcher.journal.follow_folder import past_notices, read_islands_plan, read_plan
 from launcher.journal.run_folder import island_folders, read_run
 from launcher.journal.run_store import StoredRun
 from launcher.journal.step_file import read_steps
@@ -28,19 +28,43 @@ def show_islands(run: Run, folder: Path) -> None:
     for what in run.not_ended:
         err.print(f"not ended: {what}", markup=False, soft_wrap=True)
     out.print(f"run {run.run_id}: {state_in_words(StoredRun(folder, run))}", markup=False, soft_wrap=True)
-    out.print(fitted_table(HEADINGS, [_row(each) for each in island_folders(folder)], out.width))
+    folders = island_folders(folder)
+    rows = [_row(each, number in run.missing_islands) for number, each in enumerate(folders)]
+    out.print(fitted_table(HEADINGS, rows, out.width))
     for time_s, text in past_notices(folder):
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
         out.print(f"  {when}  {text}", markup=False, soft_wrap=True)
-    for each in island_folders(folder):
+    for each in folders:
         island = read_run(each)
+        if island.steps_skipped:
+            skipped = f"{island.steps_skipped} of {island.steps_done} steps were taken by others"
+            out.print(f"{each.name}: {skipped}, which had gone on without it", markup=False, soft_wrap=True)
         if island.state == "failed" and island.failures:
             said = island.failures[0].message.strip().splitlines()
             out.print(f"{each.name} is lost: {said[-1] if said else ''}: logs in {each}", markup=False, soft_wrap=True)
+    if run.missing_islands:
+        missing = islands_in_words(run.missing_islands)
+        others = " and ".join(each.name for at, each in enumerate(folders) if at not in run.missing_islands)
+        out.print(
+            f"{missing}: cut off; the common model is in the checkpoint of {others}", markup=False, soft_wrap=True
+        )
+    if run.state != "running":
+        out.print(_against_plan(run, folder), markup=False, soft_wrap=True)
     out.print(f"run: {folder}", markup=False, soft_wrap=True)
 
 
-def _row(folder: Path) -> tuple[str, ...]:
+def _against_plan(run: Run, folder: Path) -> str:
+    """Tokens and seconds of a run that has ended, and those planned."""
+    plan, islands = read_islands_plan(folder), [read_run(each) for each in island_folders(folder)]
+    per_step = [each.job.global_batch_size * each.job.model.seq_length for each in plan.islands]
+    read = sum((each.steps_done - each.steps_skipped) * tokens for each, tokens in zip(islands, per_step, strict=False))
+    planned = sum(each.job.steps * tokens for each, tokens in zip(plan.islands, per_step, strict=True))
+    planned_s = plan.rounds * plan.prediction.round_s + plan.prediction.end_s
+    took_s = (run.ended_at_s or run.started_at_s) - run.started_at_s
+    return f"{read} of {planned} tokens in {format_duration(took_s)} (planned {format_duration(planned_s)})"
+
+
+def _row(folder: Path, is_missing: bool) -> tuple[str, ...]:
     plan, run = read_plan(folder), read_run(folder)
     stored, steps = StoredRun(folder, run), read_steps(folder, LAST_STEPS)
     last = steps[-1] if steps else None
@@ -48,7 +72,7 @@ def _row(folder: Path) -> tuple[str, ...]:
         folder.name,
         ", ".join(dict.fromkeys(node.cluster for node in plan.nodes)),
         format_names([node.host for node in plan.nodes], MOST_HOSTS),
-        run.state if stored.watched != "unwatched" else "unwatched",
+        (run.state if stored.watched != "unwatched" else "unwatched") + (", cut off" if is_missing else ""),
         str(run.attempt + 1),
         f"{stored.steps_done}/{plan.job.steps}",
         f"{last.loss:.4f}" if last else "",

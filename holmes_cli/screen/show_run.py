@@ -141,6 +141,11 @@ def _known_bytes(size_bytes: int | None) -> str:
     return "not known" if size_bytes is None else format_bytes(size_bytes)
 
 
+def islands_in_words(numbers: Sequence[int]) -> str:
+    """Such as `island 1` or `islands 1 and 2`."""
+    return f"island{'s' if len(numbers) > 1 else ''} {' and '.join(map(str, numbers))}"
+
+
 def state_in_words(stored: StoredRun) -> str:
     """The state, and for a run under way whether anybody watches it."""
     if stored.watched == "elsewhere" and stored.run.controller is not None:
@@ -148,7 +153,8 @@ def state_in_words(stored: StoredRun) -> str:
         silent = f"; nothing written for {format_duration(silent_s)}" if silent_s > WORTH_A_WORD_S else ""
         return f"running, watched on {stored.run.controller.host}{silent}"
     if stored.watched != "unwatched":
-        return stored.run.state + (" (detached)" if stored.run.settings.detached else "")
-    if stored.run.settings.detached:
+        without = f", without {islands_in_words(stored.run.missing_islands)}" if stored.run.missing_islands else ""
+        return stored.run.state + without + (" (detached)" if stored.run.settings.detached else "")
+    if stored.run.settings.detached and not stored.islands:
         return "running, unwatched: `holmes attach` watches it again"
     return "its controller was killed; its ranks have ended by themselves"

@@ -286,6 +286,12 @@ class IslandsPlan(FileRecord):
         return tuple(plan.job.islands.inner_steps for plan in self.islands if plan.job.islands is not None)
 
     @property
+    def num_exchanges(self) -> int:
+        """Exchanges of a run that nothing happens to, in the last of which all parameters travel."""
+        assert self.job.islands is not None  # the record holds it
+        return self.rounds * self.job.islands.fragments
+
+    @property
     def round_samples(self) -> tuple[int, ...]:
         """Samples a round, by island: its weight in the mean."""
         batches = (plan.job.global_batch_size for plan in self.islands)

@@ -54,6 +54,7 @@ class Settings(Record):
     restarts: int = 0  # how many it may take
     on_loss: OnLoss = "stop"  # what to do when a host is lost
     replan_when_slow: bool = False
+    allow_missing_island: bool = False  # a run of islands is done though one of them was cut off
 
 
 class SentCode(Record):
@@ -87,6 +88,8 @@ class Run(FileRecord):
     steps_done: int = 0  # of all attempts
     origin: str | None = None  # the sentence on where the last attempt took its weights from
     safe_steps: int | None = None  # after which the newest whole checkpoint was taken
+    steps_skipped: int = 0  # of them those that an island did not take, as others had gone on without it
+    missing_islands: tuple[int, ...] = ()  # of a run of islands, those that do not end with the common model
     first_loss: float | None = None
     last_loss: float | None = None
     tokens_per_s: float | None = None  # of the last attempt, as the two below

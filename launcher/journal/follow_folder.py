@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holmes_core.errors import HolmesError
-from holmes_core.records.plan import Plan
+from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.record_file import read_file
 from holmes_core.records.regular_file import check_regular
 from launcher.journal.bounded_log import part_before
@@ -155,6 +155,11 @@ def _read_events(lines: _Lines, folder: Path) -> Iterator[WrittenEvent]:
 def read_plan(folder: Path) -> Plan:
     """The plan of the run's last attempt. Raises HolmesError."""
     return read_file(Plan, folder / PLAN_FILE, inside=folder)
+
+
+def read_islands_plan(folder: Path) -> IslandsPlan:
+    """The plan of a run of islands. Raises HolmesError."""
+    return read_file(IslandsPlan, folder / PLAN_FILE, inside=folder)
 
 
 def _logs(folder: Path, rank: int | None) -> list[Path]:

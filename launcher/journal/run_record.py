@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Run, SentCode, Settings, State
-from holmes_runtime.config.rank_metrics import CheckpointNotice
+from holmes_runtime.config.rank_metrics import CheckpointNotice, OuterExchange
 from launcher.journal.prometheus import PrometheusFile
 from launcher.journal.run_events import Notice, RunEvent, View
 from launcher.journal.run_folder import RUN_FILE, RunFolder
@@ -26,10 +26,13 @@ class RunRecord:
         settings: Settings,
         exports: Path | None = None,
         code: SentCode | None = None,
+        is_island: bool = False,
     ) -> None:
         """`exports`: a folder for what Prometheus reads of the run. `code`: what was sent of the user's own."""
         self._folder, self._view, self._settings, self._code = folder, view, settings, code
         self._prometheus = PrometheusFile(exports, folder.run_id) if exports else None
+        self._is_island, self._has_joined = is_island, False
+        self._steps_skipped = 0
         self._started_at_s = time.time()
         self._first: StepMetrics | None = None
         self._last: StepMetrics | None = None
@@ -53,7 +56,11 @@ class RunRecord:
         """Write an event down, and show it."""
         self._folder.write_event(event)
         self._view.show(event)
+        if isinstance(event, OuterExchange):
+            self._has_joined = event.has_joined
         if isinstance(event, StepMetrics):
+            if self._is_island and self._last is not None:
+                self._count_skipped(self._last.step + 1, event.step)
             self._take_step(event)
             self.attempt_steps.add(event)
             if self._prometheus:
@@ -61,6 +68,14 @@ class RunRecord:
         elif isinstance(event, CheckpointNotice):
             self._origin = event.sentence if event.topic == "start" else self._origin
             self.safe_steps = self.safe_steps if event.safe_steps is None else event.safe_steps
+
+    def _count_skipped(self, following: int, step: int) -> None:
+        """Count the steps before `step` that an island has not taken; say so of those it was away for."""
+        skipped = step - following
+        if skipped > 0:
+            self._steps_skipped += skipped
+            if self._has_joined or not self.attempt_steps.count:
+                self.say(f"steps {following + 1} to {step} were taken by other islands, {skipped} in all")
 
     def _take_step(self, step: StepMetrics) -> None:
         if self._first is None or step.step <= self._first.step:
@@ -99,6 +114,7 @@ class RunRecord:
             steps_done=self.steps_done,
             origin=self._origin,
             safe_steps=self.safe_steps,
+            steps_skipped=self._steps_skipped,
             first_loss=self._first.loss if self._first else None,
             last_loss=self._last.loss if self._last else None,
             tokens_per_s=tokens / seconds if seconds else None,

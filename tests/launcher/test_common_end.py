@@ -1,0 +1,32 @@
+"""Which islands of a run end with one model."""
+
+from __future__ import annotations
+
+import pytest
+
+from holmes_runtime.config.rank_metrics import OuterExchange
+from launcher.islands.common_end import common_end
+
+FINAL = 7  # of two rounds of four fragments
+
+
+def told(exchange: int, *islands: int, has_joined: bool = False) -> OuterExchange:
+    return OuterExchange(exchange, has_joined, islands, 1, 0, 0, 0.0, 0.0, "00")
+
+
+@pytest.mark.parametrize(
+    ("last", "common"),
+    [
+        ({0: told(FINAL, 0, 1, 2), 1: told(FINAL, 0, 1, 2), 2: told(FINAL, 0, 1, 2)}, (0, 1, 2)),
+        ({0: told(FINAL, 0, 2), 1: told(FINAL, 0, 2, has_joined=True), 2: told(FINAL, 0, 2)}, (0, 1, 2)),
+        ({0: told(FINAL, 0, 1), 1: told(FINAL, 0, 1), 2: told(FINAL, 2)}, (0, 1)),
+        ({0: told(FINAL, 0, 1), 1: told(FINAL, 0, 1)}, (0, 1)),
+        ({0: told(FINAL, 0, 1, 2), 2: told(FINAL - 1, 0, 1, 2)}, (0,)),
+        ({0: told(FINAL - 1, 0, 1)}, ()),
+        ({}, ()),
+    ],
+)
+def test_islands_end_with_one_model_where_the_last_exchange_was_one(
+    last: dict[int, OuterExchange], common: tuple[int, ...]
+) -> None:
+    assert common_end(last, FINAL) == common
