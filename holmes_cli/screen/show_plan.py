@@ -33,6 +33,7 @@ from planner.advice.utilisation import predicted_mfu
 from planner.cost.codec_loss import loss_words
 
 WIDTH = 100
+MAX_ISLANDS_RATE = 1e-3  # docs/planning.md, "Learning rate"
 MOST_BRANCHES = 24  # lines a cluster takes in the tree at most
 
 
@@ -73,7 +74,19 @@ def islands_headline(plan: IslandsPlan, inventory: Inventory) -> tuple[str, ...]
         *unmeasured_wire_sentence(plan.islands, inventory, time.time()),
         "A token may teach islands less than hosts that train as one: compare losses before a long run.",
         *unsaved_sentences(plan.job, (plan.rounds * cost.round_s + cost.end_s) / plan.job.steps),
+        *_rate_sentence(plan),
         *_overrides_sentence(plan.job_source),
+    )
+
+
+def _rate_sentence(plan: IslandsPlan) -> tuple[str, ...]:
+    """Warn of a learning rate at which islands' small batches made the loss jump."""
+    rate, batches = plan.job.optimizer.learning_rate, (island.job.global_batch_size for island in plan.islands)
+    if rate <= MAX_ISLANDS_RATE:
+        return ()
+    return (
+        f"optimizer.learning_rate {rate:g} is high for islands, which step with batches of {min(batches)}, not "
+        f"{plan.job.global_batch_size}: above {MAX_ISLANDS_RATE:g} the loss of a small GPT jumped (docs/planning.md).",
     )
 
 
