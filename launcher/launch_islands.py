@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from holmes_core.errors import ANSWER_IS_NO
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.run import Run, Settings, State
 from holmes_runtime.config.rank_metrics import OuterExchange
 from launcher.islands.coming_back import TRIES
-from launcher.islands.common_end import common_end
+from launcher.islands.common_end import common_end, exit_code_of
 from launcher.islands.held_meeting import Meeting
 from launcher.islands.island_part import IslandPart
 from launcher.islands.outer_sync import outer_sync_of
@@ -200,8 +199,7 @@ class LaunchIslands:
         if interrupted:
             run = self._write("stopped", 130)
         elif any(run.state == "done" for run in runs):
-            is_whole = self._settings.allow_missing_island or not self._missing()
-            run = self._write("done", 0 if is_whole else ANSWER_IS_NO)
+            run = self._write("done", exit_code_of(self._missing(), self._settings.allow_missing_island))
         else:
             run = self._write("failed", next((run.exit_code for run in runs if run.exit_code), 1))
         self.folder.close()

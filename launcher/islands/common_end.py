@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from holmes_core.errors import ANSWER_IS_NO
 from holmes_runtime.config.rank_metrics import OuterExchange
 
 
@@ -21,3 +22,8 @@ def common_end(last: Mapping[int, OuterExchange], final: int) -> tuple[int, ...]
     held = Counter(models.values())
     common = max(sorted(held), key=lambda islands: (held[islands], len(islands)))
     return tuple(sorted(number for number, islands in models.items() if islands == common))
+
+
+def exit_code_of(missing: Sequence[int], may_miss: bool) -> int:
+    """Return the exit code of a run that is done but for the islands `missing`, which it `may_miss` if so asked."""
+    return ANSWER_IS_NO if missing and not may_miss else 0

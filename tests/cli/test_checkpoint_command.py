@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder
+from holmes_runtime.checkpoint.description import FORMAT_VERSION, Counters, Description, OuterCounters
 from holmes_runtime.checkpoint.piece_index import (
     PieceFile,
     PieceIndex,
@@ -23,7 +24,9 @@ CONTENT = {"__0_0.distcp": b"first rank", "__1_0.distcp": b"second"}
 HOSTS = {"__0_0.distcp": ("a1", "b1"), "__1_0.distcp": ("b1", "a1")}
 
 
-def save(folder: Path, steps: int, *names: str, run: str = "begun", save_id: str = "one") -> Path:
+def save(
+    folder: Path, steps: int, *names: str, run: str = "begun", save_id: str = "one", description: str = DESCRIPTION
+) -> Path:
     """A checkpoint in a folder that holds those of its two files; its path."""
     boxes = [
         WrittenBox((at,), (1,), name, 0, len(CONTENT[name]), digest_of(CONTENT[name]))
@@ -31,14 +34,14 @@ def save(folder: Path, steps: int, *names: str, run: str = "begun", save_id: str
     ]
     files = tuple(PieceFile(name, int(name[2]), len(content), HOSTS[name]) for name, content in CONTENT.items())
     tensors = (WrittenTensor("weight/w", (2,), tuple(boxes)),)
-    index = PieceIndex(1, f"{save_id}-{steps}", run, 1, steps, digest_of(DESCRIPTION.encode()), files, tensors)
+    index = PieceIndex(1, f"{save_id}-{steps}", run, 1, steps, digest_of(description.encode()), files, tensors)
     target = CheckpointFolder(folder, keep_last=9)
     target.make_ready()
     partial = target.partial(steps)
     partial.mkdir()
     for name in names:
         (partial / name).write_bytes(CONTENT[name])
-    (partial / "checkpoint.json").write_text(DESCRIPTION)
+    (partial / "checkpoint.json").write_text(description)
     (partial / "pieces.json").write_text(index_text(index))
     (partial / ".metadata").write_text("torch's")
     target.publish(steps)
@@ -60,6 +63,26 @@ def test_folders_that_hold_a_checkpoint_together_are_told_as_one(tmp_path: Path,
     assert rows(both.stdout) == [["step-00000010", "1", "2 of 2", "16 B", "yes"]]
     assert rows(one.stdout) == [["step-00000010", "1", "1 of 2", "16 B", "no"]]
     assert "step-00000010: __1_0.distcp is in none of these folders; it was on b1, a1" in one.stdout
+
+
+def test_whose_weights_an_island_has_saved_is_said_of_each_checkpoint(tmp_path: Path, command: Command) -> None:
+    for steps, outer in (
+        (10, OuterCounters(3, "lineage", (8, 10), (0, 2))),
+        (20, OuterCounters(8, "lineage", (20, 20), (0, 1, 2), are_common=True)),
+        (30, None),
+    ):
+        counters = Counters(steps, steps, 1.0, 0, 8 * steps, outer=outer)
+        saved = Description(FORMAT_VERSION, counters, "fp32", {}, {"global_batch_size": 8})
+        save(tmp_path / "island", steps, *CONTENT, description=saved.to_json())
+
+    done = command("checkpoint", "list", "island")
+
+    assert done.code == 0
+    said = [line for line in done.stdout.splitlines() if line.startswith("step-")]
+    assert said == [
+        "step-00000020: the common model after exchange 8, the last, of islands 0, 1, 2",
+        "step-00000010: one island's own weights since exchange 3 with islands 0, 2: those of the others differ",
+    ]
 
 
 def test_every_file_that_is_not_as_it_was_written_is_named(tmp_path: Path, command: Command) -> None:

@@ -34,8 +34,8 @@ def files(tmp_path: Path) -> None:
     write_job(tmp_path, ISLANDS)
 
 
-def write_job(folder: Path, islands: dict[str, Any]) -> None:
-    job = JOB.model_dump(mode="json", exclude_defaults=True) | {"islands": islands}
+def write_job(folder: Path, islands: dict[str, Any], **changes: Any) -> None:
+    job = JOB.model_dump(mode="json", exclude_defaults=True) | {"islands": islands} | changes
     (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
 
 
@@ -50,6 +50,19 @@ def test_islands_are_planned_and_all_modes_told(command: Command, tmp_path: Path
     assert max(len(line) for line in done.stdout.splitlines() if line.startswith(("┏", "│", "├", "└"))) <= 100
     written = read_file(IslandsPlan, tmp_path / "plan.json")
     assert [[node.host for node in island.nodes] for island in written.islands] == [["a1"], ["b1"]]
+
+
+@pytest.mark.parametrize(("rate", "warned"), [(1e-3, False), (3e-3, True)])
+def test_learning_rate_at_which_islands_jumped_is_warned_of_with_their_batch(
+    command: Command, tmp_path: Path, rate: float, warned: bool
+) -> None:
+    write_job(tmp_path, ISLANDS, optimizer={"learning_rate": rate})
+    done = command("plan", "job.yaml")
+    batches = [island.job.global_batch_size for island in read_file(IslandsPlan, tmp_path / "plan.json").islands]
+    whole = f"batches of {min(batches)}, not {JOB.global_batch_size}:"
+    assert done.code == 0
+    assert ("optimizer.learning_rate 0.003 is high for islands" in done.stdout) is warned
+    assert (whole in done.stdout) is warned
 
 
 def test_json_is_the_plan_with_its_modes_and_nothing_else(command: Command, tmp_path: Path) -> None:
