@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from holmes_cli.pages.chart import COLOURS, Chart, Series, draw_chart
 from holmes_cli.pages.render import render
@@ -26,7 +27,7 @@ NOT_STARTED = "not started"
 
 @dataclass(frozen=True)
 class Look:
-    """A host that needs a look: `role` is its class in the page."""
+    """A host, or a trunk between clusters, that needs a look: `role` is its class in the page."""
 
     host: str
     cluster: str
@@ -86,7 +87,7 @@ def status_page(
 def hosts_to_look_at(
     stored: StoredRun, plan: Plan, nodes: Mapping[str, str], notices: Sequence[str]
 ) -> tuple[Look, ...]:
-    """Hosts that failed, are out of reach or were found slow, worst first, each once."""
+    """Hosts that failed, are out of reach or were found slow, and trunks that were, worst first, each once."""
     cluster_of = {node.host: node.cluster for node in plan.nodes}
     found: dict[str, Look] = {}
     failures = cause_first(stored.run.failures)
@@ -98,8 +99,8 @@ def hosts_to_look_at(
         if state in OUT_OF_REACH and host in cluster_of:
             found.setdefault(host, Look(host, cluster_of[host], "failed", state))
     for notice in notices:
-        for host in _hosts_of_verdict(notice, cluster_of):
-            found.setdefault(host, Look(host, cluster_of[host], "slow", notice))
+        for slow in (*_hosts_of_verdict(notice, cluster_of), *_trunk_of_verdict(notice, plan)):
+            found.setdefault(slow, Look(slow, cluster_of.get(slow, ""), "slow", notice))
     for failure in failures:
         if failure.host is not None:
             found.setdefault(failure.host, Look(failure.host, failure.cluster or "", "ended", "ended with the run"))
@@ -122,6 +123,13 @@ def _hosts_of_verdict(notice: str, hosts: Mapping[str, str]) -> list[str]:
         pairs = [(name[:cut], name[cut + 1 :]) for cut in cuts]
         return [host for pair in pairs if all(each in hosts for each in pair) for host in pair]
     return []
+
+
+def _trunk_of_verdict(notice: str, plan: Plan) -> list[str]:
+    """The trunk between two clusters that the sentence of a verdict is about."""
+    clusters = sorted({node.cluster for node in plan.nodes})
+    trunks = (f"trunk {one} - {other}" for one, other in combinations(clusters, 2))
+    return [trunk for trunk in trunks if notice.startswith(f"the {trunk} carries ")]
 
 
 def _charts(plan: Plan, steps: Sequence[StepMetrics], groups: Sequence[GroupTraffic]) -> list[Chart]:

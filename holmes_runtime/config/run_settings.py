@@ -199,8 +199,10 @@ class Expectation:
     """What the plan counts on, to tell slow hosts and links by.
 
     compute_s: seconds one micro-batch computes, by rank, forward and backward of all its stages; empty if not known.
-    transfer_s: seconds of one message of activations, by the name of the edge's group.
+    transfer_s: seconds of one message of activations, by the name of the edge's group. bytes_per_s: what that group
+    gets of the wire while all edges are loaded, by the same names.
     """
 
     compute_s: tuple[float, ...]
     transfer_s: dict[str, float]
+    bytes_per_s: dict[str, float]

@@ -26,6 +26,7 @@ class LinkIsSlow(NamedTuple):
     """A message takes `ratio` times as long as planned: `taken_s` seconds, not `planned_s`.
 
     Between two clusters it is the worst of `links` slow ones, which share the `trunk`, and stands for all of them.
+    Where all that cross that way are slow, the trunk is: it carries `carried_bytes_per_s`, not `planned_bytes_per_s`.
     """
 
     sender: str
@@ -35,18 +36,21 @@ class LinkIsSlow(NamedTuple):
     planned_s: float
     trunk: tuple[str, str] | None = None
     links: int = 1
+    carried_bytes_per_s: float | None = None
+    planned_bytes_per_s: float | None = None
 
     @property
     def sentence(self) -> str:
         """For people."""
+        if self.trunk is not None and self.carried_bytes_per_s is not None and self.planned_bytes_per_s is not None:
+            rates = f"{_line_rate(self.carried_bytes_per_s)}, planned {_line_rate(self.planned_bytes_per_s)}"
+            message = f"{self.sender} to {self.receiver} takes {self.taken_s:.3g} s, not {self.planned_s:.3g} s"
+            return f"the trunk {' - '.join(self.trunk)} carries {rates}: a message from {message}"
         longer = f"{self.ratio:.1f}x longer than planned ({self.taken_s:.3g} s a message, not {self.planned_s:.3g} s)"
-        shared = ""
-        if self.trunk is not None:
-            slow = "1 slow link" if self.links == 1 else f"{self.links} slow links"
-            shared = (
-                f"; the trunk {' - '.join(self.trunk)} has {slow}, and carries {1 / self.ratio:.0%} of what was planned"
-            )
-        return f"slow link {self.sender}-{self.receiver}: {longer}{shared}"
+        others = (
+            f"; the worst of {self.links} between {' and '.join(self.trunk)}" if self.trunk and self.links > 1 else ""
+        )
+        return f"slow link {self.sender}-{self.receiver}: {longer}{others}"
 
 
 class AllHostsSlow(NamedTuple):
@@ -103,6 +107,11 @@ class DataIsSlow(NamedTuple):
             f"slow data on {self.host}: rank {self.rank} waits {self.waited_s:.2g} s of a step of {self.step_s:.2g} s "
             "for its samples: look at the disk or share that `data:` names"
         )
+
+
+def _line_rate(bytes_per_s: float) -> str:
+    bits = bytes_per_s * 8
+    return f"{bits / 1e9:.3g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"
 
 
 SlowPart = HostIsSlow | LinkIsSlow

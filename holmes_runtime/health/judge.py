@@ -6,10 +6,13 @@ waits, and links with one message on its own, and both are compared with what th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from holmes_runtime.config.codec import EdgeSettings
+from holmes_runtime.config.rank_grid import Group
 from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.run_settings import Expectation
 from holmes_runtime.config.verdicts import AllHostsSlow, DataIsSlow, HostIsSlow, LinkIsSlow, SlowPart, Verdict
 from holmes_runtime.health.measured import EdgeTime, Measured, StepEstimate
 
@@ -28,7 +31,7 @@ def verdicts(plan: RunConfig, config: RunConfig, measured: Measured, used: Seque
     if expected is None:
         return []
     hosts = _slow_hosts(plan, expected.compute_s, measured)
-    return [*hosts, *_slow_data(plan, measured), *_slow_links(plan, config, measured, used, expected.transfer_s)]
+    return [*hosts, *_slow_data(plan, measured), *_slow_links(plan, config, measured, used, expected)]
 
 
 def _slow_hosts(config: RunConfig, expected_s: tuple[float, ...], measured: Measured) -> list[SlowPart | AllHostsSlow]:
@@ -58,10 +61,11 @@ def _slow_links(
     config: RunConfig,
     measured: Measured,
     used: Sequence[EdgeSettings],
-    expected_s: Mapping[str, float],
+    expected: Expectation,
 ) -> list[LinkIsSlow]:
     """By what joins hosts, the message that exceeds its expectation most, if slow links set the pace."""
-    worst: dict[tuple[str, str], tuple[float, float, float]] = {}
+    expected_s = expected.transfer_s
+    worst: dict[tuple[str, str], LinkIsSlow] = {}
     planned_codecs = {group.name: group.codec for group in plan.groups}
     groups = [group for group in config.groups if expected_s.get(group.name, 0.0) > 0 and group.name in measured.edges]
     taken_s = {
@@ -76,29 +80,65 @@ def _slow_links(
     for group in slow if slow_s > planned_s * SHOWS else []:
         alone = all_planned.with_edges({group.name: measured.edges[group.name]})
         if StepEstimate(config, alone).round_s(used) > planned_s * HAS_A_PART:
-            # Activations travel from the earlier stage's rank, gradients to it.
-            ends = group.ranks if group.axis == "pp_forward" else group.ranks[::-1]
-            sender, receiver = (config.grid.rank(rank).host for rank in ends)
-            found = (ratios[group.name], taken_s[group.name], expected_s[group.name])
-            worst[sender, receiver] = max(worst.get((sender, receiver), found), found)
-    return _by_cause(config, worst)
+            hosts = _way(config, group).hosts
+            link = LinkIsSlow(*hosts, ratios[group.name], taken_s[group.name], expected_s[group.name])
+            link = _with_trunk(link, config, measured, group, set(ratios), expected.bytes_per_s)
+            worst[hosts] = max(worst.get(hosts, link), link, key=_ratio)
+    return _by_trunk(list(worst.values()))
 
 
-def _by_cause(config: RunConfig, worst: Mapping[tuple[str, str], tuple[float, float, float]]) -> list[LinkIsSlow]:
+class _Way(NamedTuple):
+    """The sender and the receiver of an edge's messages."""
+
+    hosts: tuple[str, str]
+    clusters: tuple[str, str]
+
+
+def _way(config: RunConfig, group: Group) -> _Way:
+    """Activations travel from the earlier stage's rank, gradients to it."""
+    sender, receiver = map(config.grid.rank, group.ranks if group.axis == "pp_forward" else group.ranks[::-1])
+    return _Way((sender.host, receiver.host), (sender.cluster, receiver.cluster))
+
+
+def _with_trunk(
+    link: LinkIsSlow,
+    config: RunConfig,
+    measured: Measured,
+    group: Group,
+    slow: Collection[str],
+    planned_bytes_per_s: Mapping[str, float],
+) -> LinkIsSlow:
+    """The link of `group` with the trunk it crosses, if any, and what that carries where all were slow that crossed it
+    the same way at the same time."""
+    clusters = _way(config, group).clusters
+    if clusters[0] == clusters[1]:
+        return link
+    link = link._replace(trunk=(min(clusters), max(clusters)))
+    beside = [each for each in config.groups if each.axis == group.axis and _way(config, each).clusters == clusters]
+    if not all(each.name in slow and each.name in planned_bytes_per_s for each in beside):
+        return link
+    wire_s = [(each, measured.edges[each.name].full_s - measured.edges[each.name].small_s) for each in beside]
+    if not all(seconds > 0 for _, seconds in wire_s):
+        return link
+    return link._replace(
+        carried_bytes_per_s=sum(config.message_bytes(each.codec) / seconds for each, seconds in wire_s),
+        planned_bytes_per_s=sum(planned_bytes_per_s[each.name] for each in beside),
+    )
+
+
+def _by_trunk(links: Sequence[LinkIsSlow]) -> list[LinkIsSlow]:
     """The slow links of each cluster, and of those between two clusters the worst alone: one trunk is their cause."""
-    clusters = {rank.host: rank.cluster for rank in config.grid.ranks}
-    inside, across = list[LinkIsSlow](), dict[tuple[str, str], list[LinkIsSlow]]()
-    for (sender, receiver), found in sorted(worst.items()):
-        link = LinkIsSlow(sender, receiver, *found)
-        one, other = sorted((clusters[sender], clusters[receiver]))
-        if one == other:
-            inside.append(link)
-        else:
-            across.setdefault((one, other), []).append(link)
-    return inside + [
-        max(links, key=lambda link: link.ratio)._replace(trunk=trunk, links=len(links))
-        for trunk, links in sorted(across.items())
-    ]
+    across: dict[tuple[str, str], list[LinkIsSlow]] = {}
+    for link in links:
+        if link.trunk is not None:
+            across.setdefault(link.trunk, []).append(link)
+    inside = [link for link in links if link.trunk is None]
+    worst = (max(shared, key=_ratio)._replace(links=len(shared)) for _, shared in sorted(across.items()))
+    return [*sorted(inside), *worst]
+
+
+def _ratio(link: LinkIsSlow) -> float:
+    return link.ratio
 
 
 def _as_planned(time: EdgeTime, size_bytes: int, planned_bytes: int) -> float:

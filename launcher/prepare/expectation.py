@@ -17,11 +17,17 @@ def expectation_of(plan: Plan) -> Expectation:
     # hidden: (micro_batch_size, seq_length / tp, hidden_size)
     values = plan.micro_batch_size * model.seq_length // plan.tp * model.hidden_size
     value_bytes = VALUE_BYTES[plan.job.value_type]
+    rates = {
+        group.name: rate
+        for group in plan.groups
+        if group.axis in EDGE_AXES and (rate := group.rate_bytes_per_s) is not None
+    }
     return Expectation(
         compute_s=tuple(by_place[rank.pp_rank][rank.dp_rank] for rank in plan.ranks),
         transfer_s={
-            group.name: 2 * group.latency_s + packed_bytes(group.codec, values, value_bytes) / rate
+            group.name: 2 * group.latency_s + packed_bytes(group.codec, values, value_bytes) / rates[group.name]
             for group in plan.groups
-            if group.axis in EDGE_AXES and (rate := group.rate_bytes_per_s) is not None
+            if group.name in rates
         },
+        bytes_per_s=rates,
     )

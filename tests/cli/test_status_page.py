@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holmes_cli.pages.chart import Series, draw_chart
-from holmes_cli.pages.status_page import status_page
+from holmes_cli.pages.status_page import hosts_to_look_at, status_page
 from holmes_core.records.plan import InterfaceTraffic, Plan
 from holmes_core.records.run import Failure, Run
 from holmes_core.units import format_bytes
@@ -181,3 +181,15 @@ def test_browser_shows_all_of_the_page_at_any_width(tmp_path: Path, num_hosts: i
     path = tmp_path / "run.html"
     path.write_text(status_page(*large_run(num_hosts, num_steps=50)), encoding="utf-8")
     assert hidden_parts(path, width) == ""
+
+
+def test_a_slow_trunk_needs_a_look_and_the_hosts_at_its_ends_do_not() -> None:
+    stored, plan, _, _, _ = large_run(4, num_steps=1)
+    stored = replace(stored, run=stored.run.model_copy(update={"failures": ()}))
+    ends = plan.nodes[0], plan.nodes[-1]
+    trunk = (ends[0].cluster, ends[1].cluster)
+    verdict = LinkIsSlow(ends[0].host, ends[1].host, 6.67, 0.3, 0.05, trunk, 2, 0.375e6, 2.5e6)
+
+    (look,) = hosts_to_look_at(stored, plan, {}, [verdict.sentence])
+
+    assert (look.host, look.role) == (f"trunk {' - '.join(trunk)}", "slow")

@@ -23,6 +23,7 @@ def test_emulated_layers_are_expected_to_take_their_sleep_and_messages_their_rat
     message = 2 * job.model.seq_length * job.model.hidden_size * 4
     seconds = message / (0.1 * GBPS * tcp_payload_share(1500))
     assert expected.transfer_s == pytest.approx({g.name: seconds for g in plan.groups if g.axis.startswith("pp")})
+    assert expected.bytes_per_s == pytest.approx(dict.fromkeys(expected.transfer_s, message / seconds))
 
 
 def test_a_message_is_expected_to_take_the_time_of_its_packed_bytes() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Expectation
 from holmes_runtime.config.verdicts import DataIsSlow, HostIsSlow, LinkIsSlow, Verdict
@@ -14,11 +17,12 @@ from .launched_runs import make_config
 
 # Four hosts in two pipelines: stage 0 on host0 and host2, stage 1 on host1 and host3.
 CONFIG = make_config(pipelines=((0, 1), (2, 3)), cuts=(0, 1, 3))
+FORWARD = ("forward-0-0", "forward-1-0")
 EDGES = ("forward-0-0", "backward-0-0", "forward-1-0", "backward-1-0")
 
 
 def run(compute_s: tuple[float, ...] = (0.1, 0.2, 0.1, 0.2)) -> RunConfig:
-    return replace(CONFIG, expectation=Expectation(compute_s, dict.fromkeys(EDGES, 0.05)))
+    return replace(CONFIG, expectation=Expectation(compute_s, dict.fromkeys(EDGES, 0.05), {}))
 
 
 def measure(compute_s: tuple[float, ...], **transfer_s: float) -> Measured:
@@ -69,7 +73,7 @@ def test_a_slow_link_is_named_from_sender_to_receiver() -> None:
 
 def test_a_slow_link_that_is_hidden_is_not_worth_a_word() -> None:
     deep = make_config(pipelines=((0, 1), (2, 3)), cuts=(0, 1, 3), schedule="eager", extra_in_flight=(3,))
-    config = replace(deep, expectation=Expectation((0.1, 0.2, 0.1, 0.2), dict.fromkeys(EDGES, 0.05)))
+    config = replace(deep, expectation=Expectation((0.1, 0.2, 0.1, 0.2), dict.fromkeys(EDGES, 0.05), {}))
     found = measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.115, backward_1_0=0.1)
 
     assert judged(config, found) == []
@@ -97,7 +101,7 @@ def test_a_link_that_only_the_first_and_the_last_message_wait_for_is_not_worth_a
         extra_in_flight=(3,),
         codecs={"pp_forward": "int8"},
     )
-    config = replace(deep, expectation=Expectation((0.1, 0.2, 0.1, 0.2), dict.fromkeys(EDGES, 0.01)))
+    config = replace(deep, expectation=Expectation((0.1, 0.2, 0.1, 0.2), dict.fromkeys(EDGES, 0.01), {}))
 
     assert judged(config, measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.15)) == []
     assert len(judged(config, measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.25))) == 1
@@ -112,16 +116,49 @@ def test_links_that_are_slow_together_are_named_where_each_alone_would_not_be() 
     assert judged(run(), measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.08)) == []
 
 
-def test_slow_links_between_two_clusters_are_one_verdict_on_their_trunk() -> None:
-    grid = run()
-    ranks = tuple(replace(rank, cluster="ab"[rank.pp_rank]) for rank in grid.grid.ranks)
-    config = replace(grid, ranks=ranks)
+def run_across(**settings: object) -> RunConfig:
+    """Both pipelines go from cluster a to b, over a trunk of 20 Mbit/s that their edges share."""
+    across = make_config(pipelines=((0, 1), (2, 3)), cuts=(0, 1, 3), **settings)  # type: ignore[arg-type]
+    ranks = tuple(replace(rank, cluster="ab"[rank.pp_rank]) for rank in across.grid.ranks)
+    expected = Expectation((0.1, 0.2, 0.1, 0.2), dict.fromkeys(EDGES, 0.05), dict.fromkeys(EDGES, 1.25e6))
+    return replace(across, ranks=ranks, expectation=expected)
 
-    (verdict,) = judged(config, measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.115, backward_1_0=0.2))
+
+@pytest.mark.parametrize("codec", ["none", "int8"])
+def test_slow_links_that_are_all_of_a_trunk_are_one_verdict_on_its_rate(codec: Codec) -> None:
+    config = run_across(codecs={"pp_forward": codec})
+    wire_s = 0.25  # of a message, beside the millisecond that a small one takes
+    found = measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.001 + wire_s, forward_1_0=0.001 + wire_s)
+
+    (verdict,) = judged(config, found)
+
+    assert isinstance(verdict, LinkIsSlow)
+    assert (verdict.trunk, verdict.links) == (("a", "b"), 2)
+    assert verdict.carried_bytes_per_s == pytest.approx(2 * config.message_bytes(codec) / wire_s)
+    assert verdict.planned_bytes_per_s == 2.5e6
+
+
+def test_the_verdict_on_a_trunk_says_both_rates_before_all_else() -> None:
+    verdict = LinkIsSlow("a1", "b1", 6.67, 0.333, 0.05, ("ib-1", "roce-1"), 4, 0.375e6, 2.5e6)
+
+    assert verdict.sentence == (
+        "the trunk ib-1 - roce-1 carries 3 Mbit/s, planned 20 Mbit/s: a message from a1 to b1 takes 0.333 s, not 0.05 s"
+    )
+
+
+def test_a_slow_link_beside_one_as_planned_is_not_said_to_be_the_trunk() -> None:
+    (verdict,) = judged(run_across(), measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.115))
+
+    assert verdict.sentence == "slow link host0-host1: 2.3x longer than planned (0.115 s a message, not 0.05 s)"
+
+
+def test_slow_links_beside_some_as_planned_are_one_verdict_on_the_worst() -> None:
+    (verdict,) = judged(run_across(), measure((0.1, 0.2, 0.1, 0.2), forward_0_0=0.115, backward_1_0=0.2))
 
     assert isinstance(verdict, LinkIsSlow)
     assert (verdict.trunk, verdict.links, round(verdict.ratio, 6)) == (("a", "b"), 2, 4.0)
-    assert "the trunk a - b has 2 slow links" in verdict.sentence
+    assert verdict.sentence.startswith("slow link host3-host2: 4.0x longer than planned")
+    assert verdict.sentence.endswith("; the worst of 2 between a and b")
 
 
 def test_a_host_with_a_slow_link_is_not_a_slow_host() -> None:

@@ -245,7 +245,10 @@ def test_config_and_schedule_load_without_torch() -> None:
         ({"resume": 1}, r"^resume: expected bool, got 1"),
         ({"resume_step": 3}, r"^resume_step: must be null unless it resumes, got 3"),
         ({"optimizer": {"min_learning_rate": 1.0}}, r"^optimizer\.min_learning_rate: must be in \[0, learning_rate"),
-        ({"expectation": {"compute_s": [0.1, 0.2], "transfer_s": {}}}, r"^expectation\.compute_s: must be empty or"),
+        (
+            {"expectation": {"compute_s": [0.1, 0.2], "transfer_s": {}, "bytes_per_s": {}}},
+            r"^expectation\.compute_s: must be empty or",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_named(change: dict[str, Any], message: str) -> None:

@@ -119,7 +119,7 @@ def packed_config(corpus: Path) -> RunConfig:
     codecs: dict[Axis, Codec] = {"pp_forward": "int8", "pp_backward": "int4"}
     planned = make_config(corpus, ((0, 1),), (0, 1, 3), steps=FIRST_STEPS + 2, codecs=codecs)
     emulation = emulated_config(corpus).emulation
-    return replace(planned, emulation=emulation, expectation=Expectation((), {}))
+    return replace(planned, emulation=emulation, expectation=Expectation((), {}, {}))
 
 
 @WHOLE_RUNS
