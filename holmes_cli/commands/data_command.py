@@ -13,9 +13,7 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_runtime.config.run_settings import Data
 from holmes_runtime.data.check_inputs import check_source
 from holmes_runtime.data.text import Tokenizer, open_tokenizer, source_files, tokenized
-from holmes_runtime.data.token_file import TokenFileWriter, index_path
-
-UINT16_VOCABULARY = 65500  # Megatron-LM's own limit for tokens of two bytes
+from holmes_runtime.data.token_file import TokenFileWriter, index_path, token_type_of
 
 
 def data_command(
@@ -34,7 +32,7 @@ def data_command(
     _check_output(output)
     tokenizers = {suffix: _open(suffix, tokenizer) for suffix in {file.suffix for file in files}}
     vocab_size = max(opened.vocab_size for opened in tokenizers.values())
-    writer = TokenFileWriter(output, _token_type(vocab_size))
+    writer = TokenFileWriter(output, token_type_of(vocab_size))
     try:
         _write(files, tokenizers, writer)
     except (ModuleNotFoundError, ValueError) as error:
@@ -82,12 +80,6 @@ def _open(suffix: str, tokenizer: Path | None) -> Tokenizer:
         raise HolmesError(str(error), "`pip install tokenizers`, here only: nodes need no tokenizer") from None
     except ValueError as error:
         raise HolmesError(str(error), "name a tokenizer.json of the `tokenizers` library") from None
-
-
-def _token_type(vocab_size: int) -> str:
-    if vocab_size <= 256:
-        return "uint8"
-    return "uint16" if vocab_size < UINT16_VOCABULARY else "int32"
 
 
 def _write(files: list[Path], tokenizers: dict[str, Tokenizer], writer: TokenFileWriter) -> None:

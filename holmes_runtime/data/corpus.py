@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +9,10 @@ from holmes_runtime.config.run_settings import BYTE_VALUES, Data
 from holmes_runtime.data.check_inputs import check_source
 from holmes_runtime.data.documents import has_documents
 from holmes_runtime.data.same_corpus import digest_of
-from holmes_runtime.data.stored_bytes import FileBytes, MemoryBytes
-from holmes_runtime.data.text import open_tokenizer, tokenized
-from holmes_runtime.data.token_file import DocumentStarts, read_index
+from holmes_runtime.data.stored_bytes import FileBytes
+from holmes_runtime.data.text import open_tokenizer
+from holmes_runtime.data.token_file import DocumentStarts, TokenFile, read_index
+from holmes_runtime.data.token_store import kept_tokens
 from holmes_runtime.data.tokens import Part, Tokens
 
 
@@ -31,7 +31,7 @@ class Corpus:
 
 
 def load_corpus(data: Data, host: str, seq_length: int, vocab_size: int) -> Corpus:
-    """The tokens of `data`; text for a tokenizer and JSONL in memory, all else read from files as it is needed.
+    """The tokens of `data`, read from files as they are needed.
 
     Raises OSError or ValueError, naming host and path, if there is nothing to read, what is there cannot be read, a
     part holds no whole sample, or a file is known to have a token that the vocabulary does not.
@@ -80,29 +80,26 @@ def _open_source(path: Path, data: Data, vocab_size: int) -> list[Part]:
 def _open_file(path: Path, data: Data, vocab_size: int) -> Part:
     tokenizer = data.tokenizer
     if path.suffix == ".bin":
-        index = read_index(path)
-        documents = DocumentStarts(index) if data.documents == "separate" else ()
-        return Part(str(path), FileBytes(path), index.token_type, documents, index.largest_token)
+        return _token_part(path, read_index(path), data)
     if tokenizer is None and vocab_size < BYTE_VALUES:
         raise ValueError(f"{path} is read as bytes, which takes a vocab_size of {BYTE_VALUES}, not {vocab_size}")
     if tokenizer is None and not has_documents(path):
         return Part(str(path), FileBytes(path), "uint8")
-    return _tokenized(path, tokenizer)
+    return _tokenized(path, data)
 
 
-def _tokenized(path: Path, tokenizer: str | None) -> Part:
-    """JSONL, or text for a tokenizer: read in full, and tokenized into memory."""
+def _tokenized(path: Path, data: Data) -> Part:
+    """Documents, or text for a tokenizer: tokenized once on this host, and read from the file that came of it."""
     try:
-        opened = open_tokenizer(path, tokenizer)
+        tokenizer = open_tokenizer(path, data.tokenizer)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{error}: install it, or tokenize once where it is, `holmes data {path} --tokenizer {tokenizer} "
+            f"{error}: install it, or tokenize once where it is, `holmes data {path} --tokenizer {data.tokenizer} "
             "-o TOKENS.bin`, and train on TOKENS.bin"
         ) from None
-    tokens, documents = array("i"), array("q", [0])
-    for piece, parts in tokenized(path, opened):
-        for part in parts:
-            tokens.extend(part)
-        if piece.ends_document:
-            documents.append(len(tokens))
-    return Part(str(path), MemoryBytes(tokens), "int32", documents, max(tokens, default=None))
+    return _token_part(path, kept_tokens(path, data.tokenizer, tokenizer), data)
+
+
+def _token_part(name: Path, index: TokenFile, data: Data) -> Part:
+    documents = DocumentStarts(index) if data.documents == "separate" else ()
+    return Part(str(name), FileBytes(index.path), index.token_type, documents, index.largest_token)

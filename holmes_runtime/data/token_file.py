@@ -27,6 +27,7 @@ LARGEST = struct.Struct("<8sq")
 TYPE_CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}  # 6 and 7 are no integers
 TYPE_BYTES = {"uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint16": 2}
 ARRAY_TYPES = {"uint8": "B", "uint16": "H", "int32": "i"}  # what is written, by its code in Python's `array`
+UINT16_VOCABULARY = 65500  # Megatron-LM's own limit for tokens of two bytes
 LONGEST_SEQUENCE = 2**31 - 1  # its length is an int32
 
 
@@ -83,6 +84,13 @@ class DocumentStarts(Sequence[int]):
 
     def _number(self, first_byte: int) -> int:
         return int.from_bytes(self.index_file.read(first_byte, first_byte + 8), "little", signed=True)
+
+
+def token_type_of(vocab_size: int) -> str:
+    """Return the smallest type that holds the tokens of a vocabulary."""
+    if vocab_size <= 2**8:
+        return "uint8"
+    return "uint16" if vocab_size < UINT16_VOCABULARY else "int32"
 
 
 def index_path(path: Path) -> Path:

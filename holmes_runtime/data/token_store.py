@@ -1,0 +1,104 @@
+"""Tokens of text that a host has tokenized, kept in its cache: once for all its ranks, and for the runs after them.
+
+The first rank that needs them writes them, and others wait for it. Tokens are read from the file and not held, so that
+all ranks share the one copy in the system's page cache. Free of torch.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from holmes_runtime.data.same_corpus import digest_of
+from holmes_runtime.data.stored_bytes import FileBytes
+from holmes_runtime.data.text import Tokenizer, tokenized
+from holmes_runtime.data.token_file import TokenFile, TokenFileWriter, index_path, read_index, token_type_of
+
+FORMAT = "1"  # of what is kept: tokens of another are made anew
+UNUSED_S = 30 * 24 * 3600.0  # after which tokens are removed when others are made
+PROGRESS_S = 10.0
+LOOK_S = 0.2  # between two looks whether the tokens are there
+
+
+def kept_tokens(path: Path, tokenizer_file: str | None, tokenizer: Tokenizer) -> TokenFile:
+    """Return the tokens of text file `path`, made now if this host does not have them.
+
+    Raises:
+        ValueError: the file is not text; it is named, and where.
+        OSError: the file cannot be read, or its tokens not be kept.
+    """
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "holmes" / "tokens"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    kept = folder / f"{_key(path, tokenizer_file, tokenizer)}.bin"
+    with _alone(kept.with_suffix(".lock"), path):
+        if index_path(kept).is_file():
+            os.utime(index_path(kept))  # it is in use
+        else:
+            _remove_old(folder)
+            for left in folder.glob(f".{kept.stem}.*"):  # by a process that was killed
+                left.unlink()
+            try:
+                _make(path, tokenizer, kept)
+            except OSError as error:
+                raise OSError(
+                    f"{path} cannot be tokenized into {folder}: {error}; make room there, name another folder by "
+                    "XDG_CACHE_HOME in `launch.environment`, or train on what `holmes data` writes"
+                ) from None
+    return read_index(kept)
+
+
+def _key(path: Path, tokenizer_file: str | None, tokenizer: Tokenizer) -> str:
+    """Name all that the tokens follow from: content and time of the text, and the tokenizer."""
+    parts = [FORMAT, path.suffix, str(path.stat().st_mtime_ns), digest_of([FileBytes(path)])]
+    parts += [str(tokenizer.begin_of_document), str(tokenizer.end_of_document)]
+    if tokenizer_file is not None:
+        parts.append(hashlib.sha256(Path(tokenizer_file).read_bytes()).hexdigest())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@contextmanager
+def _alone(lock: Path, path: Path) -> Iterator[None]:
+    """Let in one process at a time; the others say what they wait for."""
+    with open(lock, "w", encoding="utf-8") as file:
+        told_s = time.monotonic()
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= told_s + PROGRESS_S:
+                    told_s = time.monotonic()
+                    print(f"waiting for another rank of this host, which tokenizes {path}", flush=True)
+                time.sleep(LOOK_S)
+        yield
+
+
+def _make(path: Path, tokenizer: Tokenizer, kept: Path) -> None:
+    size, done, told_s = path.stat().st_size, 0, time.monotonic()
+    with TokenFileWriter(kept, token_type_of(tokenizer.vocab_size)) as writer:
+        for piece, parts in tokenized(path, tokenizer):
+            for part in parts:
+                writer.add(part)
+            if piece.ends_document:
+                writer.end_document()
+            done += piece.source_bytes
+            if time.monotonic() >= told_s + PROGRESS_S:
+                told_s = time.monotonic()
+                print(f"tokenizing {path}: {done / max(1, size):.0%}", flush=True)
+
+
+def _remove_old(folder: Path) -> None:
+    """Remove what no run has used for long."""
+    for file in folder.iterdir():
+        unused = file if file.name.startswith(".") else index_path(file)
+        try:
+            age_s = time.time() - (unused if unused.exists() else file).stat().st_mtime
+            if age_s > UNUSED_S:
+                file.unlink()
+        except FileNotFoundError:
+            continue  # another process removed it
