@@ -14,7 +14,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.run import Run
 from holmes_core.units import format_duration, format_names
 from launcher.journal.follow_folder import past_notices, read_islands_plan, read_plan
-from launcher.journal.run_folder import island_folders, read_run
+from launcher.journal.run_folder import ISLAND, island_folders, read_run
 from launcher.journal.run_store import StoredRun
 from launcher.journal.step_file import read_steps
 
@@ -29,28 +29,34 @@ def show_islands(run: Run, folder: Path) -> None:
         err.print(f"not ended: {what}", markup=False, soft_wrap=True)
     out.print(f"run {run.run_id}: {state_in_words(StoredRun(folder, run))}", markup=False, soft_wrap=True)
     folders = island_folders(folder)
-    rows = [_row(each, number in run.missing_islands) for number, each in enumerate(folders)]
+    rows = [island_row(each, run) for each in folders]
     out.print(fitted_table(HEADINGS, rows, out.width))
     for time_s, text in past_notices(folder):
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
         out.print(f"  {when}  {text}", markup=False, soft_wrap=True)
-    for each in folders:
-        island = read_run(each)
+    for sentence in islands_sentences(run, folder):
+        out.print(sentence, markup=False, soft_wrap=True)
+    out.print(f"run: {folder}", markup=False, soft_wrap=True)
+
+
+def islands_sentences(run: Run, folder: Path) -> tuple[str, ...]:
+    """Steps that others took, islands that are lost or cut off, and of a run that has ended tokens against the plan."""
+    folders, sentences = island_folders(folder), list[str]()
+    for path in folders:
+        island = read_run(path)
         if island.steps_skipped:
             skipped = f"{island.steps_skipped} of {island.steps_done} steps were taken by others"
-            out.print(f"{each.name}: {skipped}, which had gone on without it", markup=False, soft_wrap=True)
+            sentences.append(f"{path.name}: {skipped}, which had gone on without it")
         if island.state == "failed" and island.failures:
-            said = island.failures[0].message.strip().splitlines()
-            out.print(f"{each.name} is lost: {said[-1] if said else ''}: logs in {each}", markup=False, soft_wrap=True)
+            lines = island.failures[0].message.strip().splitlines()
+            sentences.append(f"{path.name} is lost: {lines[-1] if lines else ''}: logs in {path}")
     if run.missing_islands:
+        others = " and ".join(path.name for at, path in enumerate(folders) if at not in run.missing_islands)
         missing = islands_in_words(run.missing_islands)
-        others = " and ".join(each.name for at, each in enumerate(folders) if at not in run.missing_islands)
-        out.print(
-            f"{missing}: cut off; the common model is in the checkpoint of {others}", markup=False, soft_wrap=True
-        )
+        sentences.append(f"{missing}: cut off; the common model is in the checkpoint of {others}")
     if run.state != "running":
-        out.print(_against_plan(run, folder), markup=False, soft_wrap=True)
-    out.print(f"run: {folder}", markup=False, soft_wrap=True)
+        sentences.append(_against_plan(run, folder))
+    return tuple(sentences)
 
 
 def _against_plan(run: Run, folder: Path) -> str:
@@ -64,8 +70,10 @@ def _against_plan(run: Run, folder: Path) -> str:
     return f"{read} of {planned} tokens in {format_duration(took_s)} (planned {format_duration(planned_s)})"
 
 
-def _row(folder: Path, is_missing: bool) -> tuple[str, ...]:
+def island_row(folder: Path, whole: Run) -> tuple[str, ...]:
+    """The line of an island's folder under HEADINGS."""
     plan, run = read_plan(folder), read_run(folder)
+    is_missing = int(folder.name.removeprefix(ISLAND)) in whole.missing_islands
     stored, steps = StoredRun(folder, run), read_steps(folder, LAST_STEPS)
     last = steps[-1] if steps else None
     return (

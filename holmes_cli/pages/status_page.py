@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -74,11 +74,12 @@ def status_page(
         refresh_s=REFRESH_S if followed else None,
         summary=f"{state_in_words(stored)}; step {done} of {plan.job.steps}; predicted "
         f"{format_seconds(plan.prediction.step_s)} a step, {plan.prediction.tokens_per_s:.0f} tokens/s",
-        origin=stored.run.origin,
-        safe=safe_in_words(plan, stored.run),
+        sentences=[words for words in (stored.run.origin, safe_in_words(plan, stored.run)) if words],
+        islands=(),
+        headings=(),
         looks=looks,
         charts=_charts(plan, steps, groups) if steps else [],
-        clusters=_clusters(plan, nodes, looks, traffic),
+        clusters=cluster_parts(plan, nodes, looks, traffic),
         notices=notices,
         failures=cause_first(stored.run.failures),
     )
@@ -104,7 +105,12 @@ def hosts_to_look_at(
     for failure in failures:
         if failure.host is not None:
             found.setdefault(failure.host, Look(failure.host, failure.cluster or "", "ended", "ended with the run"))
-    return tuple(sorted(found.values(), key=lambda look: ("failed", "slow", "ended").index(look.role)))
+    return worst_first(found.values())
+
+
+def worst_first(looks: Iterable[Look]) -> tuple[Look, ...]:
+    """Those that failed, then slow ones, then those that ended with the run."""
+    return tuple(sorted(looks, key=lambda look: ("failed", "slow", "ended").index(look.role)))
 
 
 def cause_first(failures: Sequence[Failure]) -> list[Failure]:
@@ -164,9 +170,10 @@ def _charts(plan: Plan, steps: Sequence[StepMetrics], groups: Sequence[GroupTraf
     return charts
 
 
-def _clusters(
+def cluster_parts(
     plan: Plan, states: Mapping[str, str], looks: Sequence[Look], traffic: Sequence[HostTraffic]
 ) -> list[ClusterPart]:
+    """The hosts of the plan by cluster, with their last states and what they sent."""
     by_cluster: dict[str, list[Node]] = {}
     for node in plan.nodes:
         by_cluster.setdefault(node.cluster, []).append(node)

@@ -11,16 +11,16 @@ from typing import Annotated, NamedTuple
 import typer
 
 from holmes_cli.commands.launched.asked_run import AskedRun, asked_run
-from holmes_cli.islands.show_islands import refuse_whole, show_islands, state_as_json
+from holmes_cli.islands.show_islands import island_row, islands_sentences, refuse_whole, show_islands, state_as_json
 from holmes_cli.screen.show_run import code_in_words, safe_in_words, show_run, show_speed, state_in_words
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import write_atomically
 from holmes_core.records.run import Run
-from holmes_runtime.config.rank_metrics import CheckpointNotice
+from holmes_runtime.config.rank_metrics import CheckpointNotice, OuterExchange
 from holmes_runtime.config.strict_json import encode
-from launcher.journal.follow_folder import past_events, read_plan
+from launcher.journal.follow_folder import past_events, past_notices, read_plan
 from launcher.journal.run_events import NodeState, Notice
 from launcher.journal.run_store import StoredRun, find_run
 from launcher.journal.step_file import read_steps, read_written
@@ -49,21 +49,15 @@ def status_command(
     if follow and html is None:
         raise HolmesError("--follow: no page to write anew", "give one by `--html PAGE`, or look on by `holmes attach`")
     stored = asked_run(run)
+    if stored.islands and tensorboard:
+        refuse_whole(stored, "--tensorboard", "status")
+    if html:
+        _write_page(html, stored.folder, follow)
     if stored.islands:
-        if html or tensorboard:
-            refuse_whole(stored, "--html, --tensorboard", "status")
+        stored = find_run(str(stored.folder))  # as it is now: a page may have been followed to the end
         show_islands(stored.run, stored.folder) if not as_json else out.file.write(state_as_json(stored) + "\n")
         return
     known = _read(stored.folder)
-    if html:
-        if follow and known.goes_on:
-            err.print(f"{html} is written anew as the run goes on; Ctrl-C ends that, and leaves the run alone")
-        with contextlib.suppress(KeyboardInterrupt):
-            while follow and known.goes_on:
-                _write_page(html, known, followed=True)
-                time.sleep(FOLLOW_S)
-                known = _read(stored.folder)
-        _write_page(html, known)
     if tensorboard:
         run_id = known.stored.run.run_id
         path = write_event_file(tensorboard / run_id, run_id, read_written(known.stored.folder, ALL_STEPS))
@@ -85,10 +79,6 @@ class KnownRun(NamedTuple):
     steps: list[StepMetrics]
     nodes: dict[str, str]
     notices: list[str]
-
-    @property
-    def goes_on(self) -> bool:
-        return self.stored.watched in ("watched", "elsewhere")
 
 
 def _read(folder: Path) -> KnownRun:
@@ -115,10 +105,39 @@ def state_now(run: Run, plan: Plan, host: str, last: str) -> str:
     return last if host in {node.host for node in plan.nodes} else "left out of the plan"
 
 
-def _write_page(html: Path, known: KnownRun, followed: bool = False) -> None:
-    from holmes_cli.pages.status_page import status_page  # slow to import: it brings Jinja2
+def _write_page(html: Path, folder: Path, follow: bool) -> None:
+    """Write the page of the run, and while it is followed and the run goes on, anew every few seconds."""
+    if follow and _goes_on(folder):
+        err.print(f"{html} is written anew as the run goes on; Ctrl-C ends that, and leaves the run alone")
+    with contextlib.suppress(KeyboardInterrupt):
+        while follow and _goes_on(folder):
+            write_atomically(html, _page(folder, followed=True))
+            time.sleep(FOLLOW_S)
+    write_atomically(html, _page(folder))
 
-    write_atomically(html, status_page(*known, followed=followed))
+
+def _goes_on(folder: Path) -> bool:
+    return find_run(str(folder)).watched in ("watched", "elsewhere")
+
+
+def _page(folder: Path, followed: bool = False) -> str:
+    """The page of a run, or of all its islands together."""
+    from holmes_cli.islands.islands_page import IslandState, islands_status_page  # slow: they bring Jinja2
+    from holmes_cli.pages.status_page import status_page
+
+    stored = find_run(str(folder))
+    if not stored.islands:
+        return status_page(*_read(folder), followed=followed)
+    islands = [
+        IslandState(island_row(island.folder, stored.run), *_read(island.folder), _exchanges(island.folder))
+        for island in stored.islands
+    ]
+    notices = [text for _, text in past_notices(folder)]
+    return islands_status_page(stored, islands, islands_sentences(stored.run, folder), notices, followed)
+
+
+def _exchanges(folder: Path) -> list[OuterExchange]:
+    return [event for event in past_events(folder) if isinstance(event, OuterExchange)]
 
 
 def show_known(known: KnownRun) -> None:
