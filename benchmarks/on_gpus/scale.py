@@ -56,7 +56,7 @@ class Scale:
         """The small job on `corpus`, in fp32."""
         return {
             "model": self.model,
-            "data": {"path": corpus},
+            "data": {"path": corpus, "bytes": True},
             "global_batch_size": self.global_batch_size,
             "steps": self.steps,
             "device": device,

@@ -33,7 +33,7 @@ from prober.audit import refuses
 from prober.catalogue import explain
 from prober.differences import changes
 from prober.kept_links import WithKept, with_kept_links
-from prober.links.links import estimate_s
+from prober.links.link_estimate import estimate_s
 from prober.probe import replay
 
 _SIGNATURE = re.compile(rb'\n "signature": "[\w:-]+",')

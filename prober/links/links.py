@@ -12,14 +12,13 @@ from holmes_core.records.inventory import Finding, Host, Inventory
 from holmes_core.records.link import DIRECTIONS, Link, Trunk
 from prober.links.link_pairs import Pair, choose_pairs, into_rounds
 from prober.links.link_session import LinkProblem, LinkSession
-from prober.links.pair_test import PING_S, USUAL_LIMITS, LinkLimits, PairTest, Sessions, link_finding
+from prober.links.pair_test import USUAL_LIMITS, LinkLimits, PairTest, Sessions, link_finding
 from prober.links.trunk_rate import alone_links, trunk_pairs
-from prober.links.trunk_test import MORE_SECONDS, measure_trunk
+from prober.links.trunk_test import measure_trunk
 from prober.links.tunnel_test import measure_in_tunnel
 from prober.rules.told_rules import RULE_OF_ERROR
 
 MAX_AT_ONCE = 64
-TEST_START_S = 1.0  # to start a test and wait for its end, as on the bed
 
 Progress = Callable[[str, str], None]
 
@@ -60,19 +59,6 @@ def measure_links(inventory: Inventory, progress: Progress, limits: LinkLimits =
     order = {(pair.network, pair.hosts): number for number, pair in enumerate(pairs)}
     measured.links.sort(key=lambda link: order[link.network, link.hosts])
     return measured
-
-
-def estimate_s(inventory: Inventory, limits: LinkLimits = USUAL_LIMITS) -> float:
-    """Return about how many seconds `measure_links` takes; 0 where no two hosts share a network.
-
-    Pairs of a round are measured at once, each in both directions, and then all pairs between two clusters together.
-    """
-    pairs = [pair for pair in choose_pairs(inventory, limits.pairs) if not pair.rdma_only]
-    way_s = PING_S + len(limits.streams) * (limits.seconds + TEST_START_S)
-    trunks = {pair.clusters for pair in pairs if pair.kind == "between"}
-    trunk_s = len(DIRECTIONS) * (MORE_SECONDS * limits.seconds + TEST_START_S)
-    tunnels = 2 if inventory.encrypts else 1
-    return len(into_rounds(pairs)) * len(DIRECTIONS) * way_s * tunnels + len(trunks) * trunk_s
 
 
 def _open_sessions(

@@ -168,6 +168,7 @@ def test_torch_can_run_either_half_of_an_emulated_backward_alone() -> None:
 def test_a_stage_s_output_is_no_view_of_anything() -> None:
     stage = object.__new__(EdgeStage)
     stage.submod = torch.nn.Identity()
+    stage.stage_index, stage.num_stages = 0, 1
     hidden = torch.ones(2, 3)
 
     assert stage.forward_maybe_with_nosync(hidden) is hidden
