@@ -92,7 +92,7 @@ def cases(seeds: int, cuts: Sequence[int]) -> Iterator[Case]:
 
 
 def penalty_percent(losses: Losses, case: Case, step: int) -> float:
-    """What the codec's loss is above the exact one after `step`, in percent of it."""
+    """Return the percent by which the codec's loss exceeds the exact one after `step`."""
     return 100 * (losses[case][step] / losses[Case(case.seed, "none", 0)][step] - 1)
 
 

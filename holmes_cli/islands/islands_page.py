@@ -46,7 +46,7 @@ class IslandState:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Where its weights come from, its newest whole checkpoint, its last exchange, and where there is more."""
+        """Return the sentences on its weights, its newest whole checkpoint, its last exchange, and its own page."""
         run = self.stored.run
         joined = sum(exchange.has_joined for exchange in self.exchanges)
         texts = (

@@ -146,7 +146,7 @@ def plan_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
 
 
 def _overrides_sentence(job: Source) -> tuple[str, ...]:
-    """What of the job is not as job.yaml says, where that is so."""
+    """Return a sentence on the keys of job.yaml that `--set` replaced, if any."""
     return (f"The job is {job.path} with {as_options(job.overrides)}.",) if job.overrides else ()
 
 
