@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
-from holmes_core.records.plan import IslandsPlan, Order, Plan, Source
+from holmes_core.records.plan import IslandsPlan, Node, Order, Plan, Source
 from holmes_core.records.run import Run, Settings
 from holmes_core.units import format_seconds
 
 if TYPE_CHECKING:
     from holmes_core.hosts.hosts_file import HostsFile
     from launcher.journal.run_events import View
-    from launcher.launch_islands import IslandsView
+    from launcher.launch import Launch
+    from launcher.launch_islands import IslandsView, LaunchIslands
     from prober.islands.placing import Placing
     from prober.islands.settle import Trial
 
@@ -162,21 +163,16 @@ def launch(
     import os
 
     from holmes_cli.replan import Replanner
-    from holmes_cli.watch_in_background import watch_in_background
     from launcher.journal.prometheus import exports_folder
     from launcher.journal.run_events import Silent
-    from launcher.journal.run_folder import new_folder, read_run
+    from launcher.journal.run_folder import new_folder
     from launcher.launch import Launch
     from launcher.prepare.user_variables import read_user_variables
 
     settings = settings or Settings()
     if settings.resume_step is not None and not settings.resume:
         raise HolmesError(f"resume_step={settings.resume_step}: nothing is resumed", "say resume=True as well")
-    if settings.detached and any(node.access.transport == "slurm" for node in plan.nodes):
-        raise HolmesError(
-            "--detach: what this starts in a Slurm job ends with this process",
-            "leave it out: a batch script with `holmes launch` goes on without a shell",
-        )
+    _refuse_detached_steps(settings, plan.nodes)
     _refuse_missing_commands(plan.job)
     variables = read_user_variables(plan.job, os.environ, job_folder)
     exports, folder = exports_folder(os.environ), new_folder(runs)
@@ -184,9 +180,7 @@ def launch(
     run = Launch(folder, plan, settings, variables, view or Silent(), planner, exports)
     run.start(inventory, forced)
     if settings.detached:
-        run.leave()
-        watch_in_background(folder.path)
-        return read_run(folder.path)
+        return _left(run)
     ended = run.run_to_end()
     if plan.job.profile is not None:
         from holmes_cli.pages.profile_trace import keep_profile  # slow to import: it brings the planner
@@ -212,11 +206,31 @@ def launch_islands(
     from launcher.launch_islands import LaunchIslands
     from launcher.prepare.user_variables import read_user_variables
 
+    _refuse_detached_steps(settings, [node for island in plan.islands for node in island.nodes])
     _refuse_missing_commands(plan.job)
     variables = read_user_variables(plan.job, os.environ, job_folder)
     run = LaunchIslands(new_folder(runs), plan, settings, variables, view, exports_folder(os.environ))
     run.start(inventory, forced)
-    return run.run_to_end()
+    return _left(run) if settings.detached else run.run_to_end()
+
+
+def _left(run: Launch | LaunchIslands) -> Run:
+    """Leave a run that has just started to a process in the background, and return it as it goes on."""
+    from holmes_cli.watch_in_background import watch_in_background
+    from launcher.journal.run_folder import read_run
+
+    run.leave()
+    watch_in_background(run.folder.path)
+    return read_run(run.folder.path)
+
+
+def _refuse_detached_steps(settings: Settings, nodes: Sequence[Node]) -> None:
+    """Raises HolmesError where hosts are reached by steps of a Slurm job, which end with this process."""
+    if settings.detached and any(node.access.transport == "slurm" for node in nodes):
+        raise HolmesError(
+            "--detach: what this starts in a Slurm job ends with this process",
+            "leave it out: a batch script with `holmes launch` goes on without a shell",
+        )
 
 
 def _refuse_missing_commands(job: Job) -> None:

@@ -8,22 +8,31 @@ from typing import Annotated
 
 import typer
 
+from holmes_cli.islands.show_islands import show_islands
 from holmes_cli.replan import Replanner
 from holmes_cli.screen.show_run import show_run
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.plan import Plan
+from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.run import Run
 from launcher.journal.follow_folder import read_plan
 from launcher.journal.prometheus import exports_folder
 from launcher.journal.run_events import Silent
-from launcher.journal.run_folder import INVENTORY_FILE, PLAN_FILE, RUN_FILE, RunFolder, read_own
+from launcher.journal.run_folder import INVENTORY_FILE, RUN_FILE, RunFolder, island_folders, read_own, read_own_plan
 from launcher.launch import Launch
+from launcher.launch_islands import LaunchIslands, SilentIslands
 from launcher.prepare.user_variables import read_user_variables
 
 
 def control_command(folder: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
     """Watch a detached run to its end; `holmes launch --detach` starts this in the background."""
-    stored, plan = read_own(Run, folder, RUN_FILE), read_own(Plan, folder, PLAN_FILE)
+    stored, plan = read_own(Run, folder, RUN_FILE), read_own_plan(folder)
+    if isinstance(plan, IslandsPlan):
+        _control_islands(folder, stored, plan)
+    else:
+        _control_run(folder, stored, plan)
+
+
+def _control_run(folder: Path, stored: Run, plan: Plan) -> None:
     inventory = read_own(Inventory, folder, INVENTORY_FILE) if (folder / INVENTORY_FILE).exists() else None
     variables = read_user_variables(plan.job, os.environ, folder, stored=True)
     replanner, exports = Replanner(inventory) if inventory else None, exports_folder(os.environ)
@@ -35,3 +44,12 @@ def control_command(folder: Annotated[Path, typer.Argument(help="A run's folder.
 
         keep_profile(folder)
     show_run(read_plan(folder), ended, folder)
+
+
+def _control_islands(folder: Path, stored: Run, plan: IslandsPlan) -> None:
+    """The files that were sent to all lie in the folder of each."""
+    variables = read_user_variables(plan.job, os.environ, island_folders(folder)[0], stored=True)
+    exports = exports_folder(os.environ)
+    run = LaunchIslands(RunFolder(folder), plan, stored.settings, variables, SilentIslands(), exports)
+    run.take_over(stored)
+    show_islands(run.run_to_end(), folder)

@@ -21,7 +21,7 @@ from launcher.islands.island_part import IslandPart
 from launcher.islands.outer_sync import outer_sync_of
 from launcher.islands.told import Told
 from launcher.journal.run_events import NodeState, Notice, RunEvent
-from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, island_name
+from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, island_name, read_own
 from launcher.journal.run_store import remember, this_process
 from launcher.launch import Launch
 from launcher.prepare.user_variables import UserVariables
@@ -40,6 +40,16 @@ class IslandsView(Protocol):
 
     def take_run(self, run_id: str, started_at_s: float) -> None:
         """The run that is shown, and when it began (Unix time)."""
+
+
+class SilentIslands:
+    """A view nobody looks at, as `Silent`."""
+
+    def show(self, island: int, event: RunEvent) -> None:
+        """Nobody looks."""
+
+    def take_run(self, run_id: str, started_at_s: float) -> None:
+        """Nobody looks."""
 
 
 @dataclass
@@ -96,6 +106,21 @@ class LaunchIslands:
             shutil.rmtree(self.folder.path, ignore_errors=True)
             raise
 
+    def leave(self) -> None:
+        """Let go of a detached run without ending it: its ranks end by themselves unless `take_over` comes soon."""
+        for island in self._islands:
+            island.launch.leave()
+        self.folder.close()
+
+    def take_over(self, run: Run) -> None:
+        """Come back to a run that was just left, before its ranks have met. Raises HolmesError as `Launch`."""
+        self._started_at_s = run.started_at_s
+        for number in range(len(self._plan.islands)):
+            island = self._make(number)
+            island.launch.take_over(read_own(Run, self.folder.path / island_name(number), RUN_FILE))
+            self._islands.append(island)
+        self._write("running")
+
     def run_to_end(self) -> Run:
         """Watch all until those that live have ended; Ctrl-C ends all."""
         threads = [threading.Thread(target=_run, args=(island,), daemon=True) for island in self._islands]
@@ -149,6 +174,7 @@ class LaunchIslands:
                 f"exchange {exchange.exchange + 1}: islands {other} and {number} do not have the same state"
             )
             self.folder.write_event(notice)
+            self._islands[number].launch.folder.write_event(notice)  # which those read who look on from elsewhere
             self._view.show(number, notice)
         while len(self._digests) > DIGESTS_KEPT:
             del self._digests[next(iter(self._digests))]

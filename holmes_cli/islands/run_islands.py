@@ -26,11 +26,6 @@ from launcher.prepare.user_variables import read_user_variables
 
 def refuse_settings(settings: Settings) -> None:
     """Raises HolmesError for what a run of islands cannot do."""
-    if settings.detached:
-        raise HolmesError(
-            "--detach: islands meet at the controller, which must stay",
-            "start it where it outlives the shell, such as in tmux or by `nohup holmes launch plan.json &`",
-        )
     if settings.resume_step is not None:
         raise HolmesError(
             "--resume-step: islands go on from one state, which of an older one nobody else has",
@@ -69,7 +64,10 @@ def run_islands(
     as_json: bool,
     started: Callable[[Callable[[], Run]], Run],
 ) -> Run:
-    """Launch it and show how it ended. `started` calls what it is given, perhaps once the GPUs are free."""
+    """Launch it and show how it ended, or its id where it is detached.
+
+    `started` calls what it is given, perhaps once the GPUs are free.
+    """
     reached = plan.model_copy(update={"islands": tuple(reached_by(each, via) for each in plan.islands)})
 
     def start() -> Run:
@@ -80,6 +78,9 @@ def run_islands(
             raise
 
     run = started(start)
+    if settings.detached:
+        out.print(run.run_id, markup=False)
+        return run
     folder = runs / run.run_id
     (end_as_json if as_json else show_islands)(run, folder)
     return run

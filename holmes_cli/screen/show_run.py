@@ -155,6 +155,6 @@ def state_in_words(stored: StoredRun) -> str:
     if stored.watched != "unwatched":
         without = f", without {islands_in_words(stored.run.missing_islands)}" if stored.run.missing_islands else ""
         return stored.run.state + without + (" (detached)" if stored.run.settings.detached else "")
-    if stored.run.settings.detached and not stored.islands:
+    if stored.goes_on:
         return "running, unwatched: `holmes attach` watches it again"
     return "its controller was killed; its ranks have ended by themselves"

@@ -17,7 +17,8 @@ from holmes_core.records.regular_file import check_regular
 from launcher.journal.bounded_log import part_before
 from launcher.journal.log_time import WrittenLine, split_stamp
 from launcher.journal.run_events import LogLine, Notice, RunEvent, WrittenEvent, from_line
-from launcher.journal.run_folder import EVENTS_FILE, LOGS, PLAN_FILE, read_run
+from launcher.journal.run_folder import EVENTS_FILE, LOGS, PLAN_FILE, island_folders, read_run
+from launcher.journal.run_store import StoredRun
 from launcher.journal.step_file import METRICS_FILE
 
 POLL_S = 0.2
@@ -89,37 +90,61 @@ def log_lines(folder: Path, rank: int | None) -> Iterator[WrittenLine]:
                     yield _log_line(path, line)
 
 
-def follow_logs(folder: Path, rank: int | None) -> Iterator[WrittenLine]:
-    """What the ranks (or the one) print from now on, until the run has ended."""
-    files = {path: _Lines(folder, path, from_end=True) for path in _logs(folder, rank)}
+def follow_logs(folder: Path, rank: int | None) -> Iterator[tuple[int, WrittenLine]]:
+    """Yield what the ranks (or the one) print from now on until the run goes on no more, each with its island's number.
+
+    That of an ordinary run is 0.
+    """
+    logs = [_NewLines(part, rank) for part in island_folders(folder) or (folder,)]
     while True:
-        over = read_run(folder).state != "running"
-        for path in _logs(folder, rank):
-            lines = files.setdefault(path, _Lines(folder, path))
+        over = not StoredRun(folder, read_run(folder)).goes_on
+        for number, lines in enumerate(logs):
             for line in lines.new():
-                yield _log_line(path, line)
+                yield number, line
         if over:
             return
         time.sleep(POLL_S)
 
 
-def follow_events(folder: Path) -> Iterator[RunEvent]:
-    """Every event so far, then events and log lines as they come, until the run has ended."""
-    before = part_before(folder / EVENTS_FILE)
-    files = [_Lines(folder, before)] if before.exists() else []
-    files += [_Lines(folder, folder / EVENTS_FILE), _Lines(folder, folder / METRICS_FILE, is_thinned=True)]
-    logs = {path: _Lines(folder, path, from_end=True) for path in _logs(folder, None)}
+def follow_events(folder: Path) -> Iterator[tuple[int, RunEvent]]:
+    """Yield every event so far, then events and log lines as they come, as `follow_logs` does."""
+    parts = island_folders(folder) or (folder,)
+    before = [(number, part) for number, part in enumerate(parts) if part_before(part / EVENTS_FILE).exists()]
+    past = [(number, _Lines(part, part_before(part / EVENTS_FILE))) for number, part in before]
+    files = [(number, _Lines(part, part / EVENTS_FILE)) for number, part in enumerate(parts)]
+    files += [(number, _Lines(part, part / METRICS_FILE, is_thinned=True)) for number, part in enumerate(parts)]
+    logs = [_NewLines(part, None) for part in parts]
     while True:
-        over = read_run(folder).state != "running"
-        for each in heapq.merge(*(_read_events(lines, folder) for lines in files), key=lambda each: each.time_s):
-            yield each.event
-        files = files[-2:]
-        for path in _logs(folder, None):
-            for line in logs.setdefault(path, _Lines(folder, path)).new():
-                yield _log_line(path, line).event
+        over = not StoredRun(folder, read_run(folder)).goes_on
+        new = (_numbered_events(number, lines, parts[number]) for number, lines in (*past, *files))
+        for number, written in heapq.merge(*new, key=lambda each: each[1].time_s):
+            yield number, written.event
+        past = []
+        for number, printed in enumerate(logs):
+            for line in printed.new():
+                yield number, line.event
         if over:
             return
         time.sleep(POLL_S)
+
+
+class _NewLines:
+    """What ranks print from now on; logs that are made later are read from their beginning."""
+
+    def __init__(self, folder: Path, rank: int | None) -> None:
+        self._folder, self._rank = folder, rank
+        self._files = {path: _Lines(folder, path, from_end=True) for path in _logs(folder, rank)}
+
+    def new(self) -> Iterator[WrittenLine]:
+        """Yield the lines since the last time."""
+        for path in _logs(self._folder, self._rank):
+            for line in self._files.setdefault(path, _Lines(self._folder, path)).new():
+                yield _log_line(path, line)
+
+
+def _numbered_events(number: int, lines: _Lines, folder: Path) -> Iterator[tuple[int, WrittenEvent]]:
+    for written in _read_events(lines, folder):
+        yield number, written
 
 
 def past_events(folder: Path) -> Iterator[RunEvent]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.record import FileRecord
 from holmes_core.records.record_file import private_opener, read_file, read_signed, write_atomically, write_signed
 from holmes_core.records.regular_file import MIB, read_regular
@@ -149,6 +150,11 @@ def read_own(cls: type[F], path: Path, name: str) -> F:
             "`holmes status` and `holmes logs` show that run; who launched it ends it",
         )
     return signed.record
+
+
+def read_own_plan(path: Path) -> Plan | IslandsPlan:
+    """As `read_own`, the plan in a run folder, of islands or not."""
+    return read_own(IslandsPlan, path, PLAN_FILE) if island_folders(path) else read_own(Plan, path, PLAN_FILE)
 
 
 def read_seen(path: Path, attempt: int) -> dict[int, int]:

@@ -41,6 +41,12 @@ class StoredRun:
         return "watched" if is_alive(self.run.controller) else "unwatched"
 
     @property
+    def goes_on(self) -> bool:
+        """Whether its ranks train: those of a detached run do without a controller, unless islands meet at it."""
+        goes_on_alone = self.run.settings.detached and not self.islands
+        return self.run.state == "running" and (self.watched != "unwatched" or goes_on_alone)
+
+    @property
     def islands(self) -> tuple[StoredRun, ...]:
         """Those of a run of islands, in order; none of an ordinary run, or of an island."""
         return tuple(StoredRun(folder, read_run(folder)) for folder in island_folders(self.folder))

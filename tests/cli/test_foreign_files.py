@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from holmes_cli.watch_in_background import watch_in_background
+from holmes_core.errors import HolmesError
 from holmes_core.own_key import state_folder
 from holmes_core.records.inventory import Host, Inventory
 from holmes_core.records.plan import Plan
@@ -22,7 +23,6 @@ from holmes_core.records.run import Controller, Run, Settings
 from launcher.journal.run_folder import PLAN_FILE, RUN_FILE
 from tests.cli.conftest import Command, Done
 from tests.cli.test_command_line import environment, write_inputs
-from tests.eventually import eventually
 
 Planned = Callable[..., Plan]
 
@@ -185,9 +185,9 @@ def test_controller_in_the_background_imports_nothing_from_the_working_folder(
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("open('canary', 'w')", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    watch_in_background(tmp_path)
+    with pytest.raises(HolmesError, match=r"ended: error: .*run\.json: cannot be read"):
+        watch_in_background(tmp_path)
     log = tmp_path / "controller.log"
-    assert eventually(lambda: "run.json: cannot be read" in log.read_text(encoding="utf-8"))
     assert not (tmp_path / "canary").exists()
     assert log.stat().st_mode & 0o077 == 0
 

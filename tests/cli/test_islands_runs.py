@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -124,9 +124,74 @@ def test_an_island_that_is_killed_comes_back_while_the_other_goes_on(tmp_path: P
     assert nothing_is_left(tmp_path)
 
 
+def test_detached_islands_outlive_the_shell_and_are_looked_at_and_stopped_as_a_whole(tmp_path: Path) -> None:
+    plan_islands(tmp_path, steps=100000)
+    run_id = launched_detached(tmp_path)
+    folder = run_folder(tmp_path)
+    try:
+        assert eventually(lambda: all(exchanges(folder / name) for name in ("island-0", "island-1")))
+        listed = [json.loads(line) for line in holmes(tmp_path, "ps", "--json").stdout.splitlines()]
+        assert [(run["run_id"], run["watched"]) for run in listed] == [(run_id, "watched")]
+        assert f"run {run_id}: running (detached)" in holmes(tmp_path, "status", run_id, "--html", "page.html").stdout
+        assert "island-1" in (tmp_path / "page.html").read_text(encoding="utf-8")
+        with looking(tmp_path, "attach", run_id) as shown, looking(tmp_path, "logs", "-f", run_id) as printed:
+            assert eventually(lambda: all(f"\nisland {number}: step " in shown() for number in (0, 1)))
+            lines = ("island 0: a1 rank 0 | ", "island 1: b1 rank 0 | ")
+            assert eventually(lambda: all(line in printed() for line in lines))
+            os.kill(agent_of(tmp_path, "island-1"), signal.SIGKILL)
+            assert eventually(lambda: any(each["has_joined"] for each in exchanges(folder / "island-1")))
+            assert eventually(lambda: "island 1: lost: host b1" in shown())
+            stopped = holmes(tmp_path, "stop", run_id)
+            assert stopped.stdout == f"run {run_id} is stopped\n"
+            assert eventually(lambda: f"run {run_id}: stopped" in shown())
+    finally:
+        holmes(tmp_path, "stop", run_id)
+    assert {read_run(folder / name).state for name in ("island-0", "island-1")} == {"stopped"}
+    assert nothing_is_left(tmp_path)
+
+
+def test_detached_islands_end_without_their_controller_and_are_not_said_to_go_on(tmp_path: Path) -> None:
+    plan_islands(tmp_path, steps=100000)
+    run_id = launched_detached(tmp_path)
+    assert eventually(lambda: all(steps_done(run_folder(tmp_path) / name) for name in ("island-0", "island-1")))
+    controller = read_run(run_folder(tmp_path)).controller
+    assert controller is not None
+    with looking(tmp_path, "attach", run_id) as shown:
+        assert eventually(lambda: "island 1: step " in shown())
+        os.kill(controller.pid, signal.SIGKILL)
+        assert eventually(lambda: "its controller was killed" in shown())
+    assert eventually(lambda: nothing_is_left(tmp_path))
+    for words in (("ps",), ("status", run_id)):
+        said = holmes(tmp_path, *words).stdout.replace("\n", " ")
+        assert "its controller was killed" in said
+    assert holmes(tmp_path, "attach", run_id).returncode == 1
+    assert holmes(tmp_path, "stop", run_id).stdout == f"run {run_id} is stopped\n"
+    assert {read_run(each).state for each in (run_folder(tmp_path), run_folder(tmp_path) / "island-0")} == {"stopped"}
+
+
+def launched_detached(folder: Path) -> str:
+    done = holmes(folder, "launch", "plan.json", "--detach")
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout.strip())
+
+
+@contextmanager
+def looking(folder: Path, *arguments: str) -> Iterator[Callable[[], str]]:
+    """Give what a command that only looks has printed so far, on either stream."""
+    path = folder / f"{arguments[0]}.txt"
+    words = [sys.executable, "-m", "holmes_cli", *arguments]
+    with (
+        open(path, "w", encoding="utf-8") as file,
+        subprocess.Popen(words, cwd=folder, env=environment(folder), stdout=file, stderr=file) as process,
+    ):
+        try:
+            yield lambda: path.read_text(encoding="utf-8")
+        finally:
+            process.kill()
+
+
 def test_what_islands_cannot_do_is_refused_before_anything_is_touched(planned: Path) -> None:
     for words, said in (
-        (("--detach",), "islands meet at the controller"),
         (("--on-loss", "replan"), "an island keeps its plan"),
         (("--replan-when-slow",), "an island keeps its plan"),
     ):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holmes_core.errors import HolmesError
-from holmes_core.records.run import Run
+from holmes_core.records.run import Run, Settings
 from holmes_runtime.metrics import MetricsFile
 from holmes_runtime.node.tail import Tail
 from launcher.journal.bounded_log import BoundedLog, part_before
@@ -41,21 +41,21 @@ def test_a_log_keeps_its_newest_part_and_the_one_before(tmp_path: Path) -> None:
 
 
 def test_who_follows_a_file_reads_the_part_before_to_its_end(tmp_path: Path) -> None:
-    run = Run(run_id="r", plan_digest="", state="running", started_at_s=0.0)
+    run = Run(run_id="r", plan_digest="", state="running", settings=Settings(detached=True), started_at_s=0.0)
     (tmp_path / RUN_FILE).write_text(run.to_json(), encoding="utf-8")
     StepFile(tmp_path).close()
     log, following, seen = BoundedLog(tmp_path / EVENTS_FILE, part_bytes=300), follow_events(tmp_path), []
     for number in range(0, 60, 3):
         for each in range(number, number + 3):
             log.write(to_line(Notice(str(each))))
-        seen += [next(following) for _ in range(3)]
+        seen += [next(following)[1] for _ in range(3)]
     log.close()
     assert part_before(tmp_path / EVENTS_FILE).exists()
     assert seen == [Notice(str(number)) for number in range(60)]
 
 
 def test_steps_take_bounded_room_show_the_whole_course_and_who_follows_sees_each_once(tmp_path: Path) -> None:
-    run = Run(run_id="r", plan_digest="", state="running", started_at_s=0.0)
+    run = Run(run_id="r", plan_digest="", state="running", settings=Settings(detached=True), started_at_s=0.0)
     (tmp_path / RUN_FILE).write_text(run.to_json(), encoding="utf-8")
     (tmp_path / EVENTS_FILE).touch()
     steps, following, plan = StepFile(tmp_path, most_bytes=20_000), follow_events(tmp_path), bed_plan()
@@ -64,7 +64,7 @@ def test_steps_take_bounded_room_show_the_whole_course_and_who_follows_sees_each
         loss = 2.0 if number % 10 == 9 else None  # those that are evaluated
         steps.write(replace(step(number, plan), eval_loss=loss))
         if number % 7 == 0:
-            seen += [next(following) for _ in range(number + 1 - len(seen))]
+            seen += [next(following)[1] for _ in range(number + 1 - len(seen))]
     steps.close()
     assert [each.step for each in seen if isinstance(each, StepMetrics)] == list(range(995))
     assert (tmp_path / METRICS_FILE).stat().st_size <= 20_000

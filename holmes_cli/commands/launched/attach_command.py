@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, NoReturn
 
 import typer
 
-from holmes_cli.islands.show_islands import refuse_whole
+from holmes_cli.islands.islands_view import LinesOfIslands
+from holmes_cli.islands.show_islands import end_as_json, show_islands
 from holmes_cli.screen.run_view import RunView
 from holmes_cli.screen.show_run import show_end
 from holmes_cli.screen.terminal import err
 from holmes_cli.watch_in_background import watch_in_background
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.records.plan import Plan
 from holmes_core.records.run import Run
-from launcher.journal.follow_folder import follow_events, read_plan
-from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, read_own, read_run
-from launcher.journal.run_store import find_run
+from launcher.journal.follow_folder import follow_events, read_islands_plan, read_plan
+from launcher.journal.run_events import RunEvent
+from launcher.journal.run_folder import RUN_FILE, read_own, read_own_plan, read_run
+from launcher.journal.run_store import StoredRun, find_run
 from launcher.prepare.user_variables import read_user_variables
 
 
@@ -27,30 +30,52 @@ def attach_command(
 ) -> None:
     """Look at a run as it goes on; Ctrl-C stops looking and leaves the run alone."""
     stored = find_run(run)
-    if stored.islands:
-        refuse_whole(stored, "attach", "attach")
-    plan = read_plan(stored.folder)
     if stored.watched == "unwatched":
-        if not stored.run.settings.detached:
-            raise HolmesError(
-                f"run {stored.run.run_id}: its controller was killed, and its ranks have ended by themselves",
-                f"`holmes stop {stored.run.run_id}` records that; start it again with `holmes launch`",
-                ANSWER_IS_NO,
-            )
-        for cls, name in ((Run, RUN_FILE), (Plan, PLAN_FILE)):
-            read_own(cls, stored.folder, name)
-        # In the background what is missing could only be said into a log.
-        read_user_variables(plan.job, os.environ, stored.folder, stored=True)
-        watch_in_background(stored.folder)
-    with RunView(plan, as_json) as view:
-        view.take_run(stored.run.run_id, stored.run.started_at_s)
+        _watch_again(stored)
+    with _shown(stored, as_json) as show:
         try:
-            for event in follow_events(stored.folder):
-                view.show(event)
+            for island, event in follow_events(stored.folder):
+                show(island, event)
         except KeyboardInterrupt:
             err.print(f"the run goes on; `holmes stop {stored.run.run_id}` ends it")
             return
     ended = read_run(stored.folder)
-    show_end(plan, ended, stored.folder, as_json)
+    if ended.state == "running":
+        _refuse_ended(stored)
+    if stored.islands:
+        (end_as_json if as_json else show_islands)(ended, stored.folder)
+    else:
+        show_end(read_plan(stored.folder), ended, stored.folder, as_json)
     if ended.exit_code:
         raise typer.Exit(ended.exit_code)
+
+
+def _watch_again(stored: StoredRun) -> None:
+    """Start another controller of a run that goes on without one. Raises HolmesError."""
+    if not stored.goes_on:
+        _refuse_ended(stored)
+    read_own(Run, stored.folder, RUN_FILE)
+    # In the background what is missing could only be said into a log.
+    read_user_variables(read_own_plan(stored.folder).job, os.environ, stored.folder, stored=True)
+    watch_in_background(stored.folder)
+
+
+def _refuse_ended(stored: StoredRun) -> NoReturn:
+    raise HolmesError(
+        f"run {stored.run.run_id}: its controller was killed, and its ranks have ended by themselves",
+        f"`holmes stop {stored.run.run_id}` records that; start it again with `holmes launch`",
+        ANSWER_IS_NO,
+    )
+
+
+@contextmanager
+def _shown(stored: StoredRun, as_json: bool) -> Iterator[Callable[[int, RunEvent], None]]:
+    """Inside it the run is shown by what it gives, which takes an event and the island that it is of."""
+    if stored.islands:
+        lines = LinesOfIslands(read_islands_plan(stored.folder), as_json)
+        lines.take_run(stored.run.run_id, stored.run.started_at_s)
+        yield lines.show
+        return
+    with RunView(read_plan(stored.folder), as_json) as view:
+        view.take_run(stored.run.run_id, stored.run.started_at_s)
+        yield lambda _, event: view.show(event)

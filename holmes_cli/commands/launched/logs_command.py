@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ from holmes_cli.islands.show_islands import refuse_whole
 from holmes_cli.screen.terminal import out
 from holmes_core.errors import HolmesError
 from launcher.journal.follow_folder import follow_logs, log_lines, read_plan
-from launcher.journal.run_events import LogLine
+from launcher.journal.run_store import StoredRun
 
 
 def logs_command(
@@ -22,22 +23,19 @@ def logs_command(
 ) -> None:
     """Print what the ranks printed."""
     stored = asked_run(run)
-    if stored.islands and (follow or rank is not None):
-        refuse_whole(stored, "--follow, --rank", "logs")
-    for island in stored.islands:
-        for when, line in log_lines(island.folder, None):
-            _print(f"{island.folder.name} {line.host}", line, f"{when or '-'} " if times else "")
+    parts = stored.islands or (stored,)
+    if rank is not None:
+        _refuse_rank(stored, rank)
+    past = ((number, line) for number, part in enumerate(parts) for line in log_lines(part.folder, rank))
+    for island, (when, line) in chain(past, follow_logs(stored.folder, rank) if follow else ()):
+        stamp, whole = f"{when or '-'} " if times else "", f"island {island}: " if stored.islands else ""
+        out.print(f"{stamp}{whole}{line.host} rank {line.rank} | {line.line}", markup=False, soft_wrap=True)
+
+
+def _refuse_rank(stored: StoredRun, rank: int) -> None:
+    """Raises HolmesError for a rank that the run does not have; each island has its own."""
     if stored.islands:
-        return
-    folder = stored.folder
-    size = read_plan(folder).world_size
-    if rank is not None and rank >= size:
-        raise HolmesError(f"--rank {rank}: run {folder.name} has {size} ranks", f"give one of 0 to {size - 1}")
-    following = follow_logs(folder, rank) if follow else iter(())
-    for lines in (log_lines(folder, rank), following):
-        for when, line in lines:
-            _print(line.host, line, f"{when or '-'} " if times else "")
-
-
-def _print(where: str, line: LogLine, stamp: str = "") -> None:
-    out.print(f"{stamp}{where} rank {line.rank} | {line.line}", markup=False, soft_wrap=True)
+        refuse_whole(stored, f"--rank {rank}", "logs")
+    size = read_plan(stored.folder).world_size
+    if rank >= size:
+        raise HolmesError(f"--rank {rank}: run {stored.folder.name} has {size} ranks", f"give one of 0 to {size - 1}")
