@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from holmes_core.errors import HolmesError
@@ -43,13 +43,21 @@ class HostRates(NamedTuple):
     update_bytes_per_s: float
 
 
+class Cores(NamedTuple):
+    """The cores of a machine: how many slots share them, and how many threads a core each slot adds."""
+
+    num_slots: int
+    threads_per_core: float
+
+
 @dataclass(frozen=True)
 class Slot:
     """`speed` is None where compute is emulated; the emulated seconds count `slowdown` times.
 
     `action_s` is what a forward or backward takes in a pipeline beside computing, `update_bytes_per_s` the rate of the
     update where `speed` has none. All are those of a time when as many threads share each core as `threads_per_core`.
-    `host` is None on CPUs, which have optimizer states in host memory anyway.
+    `cores` is None where there are enough for all slots. `host` is None on CPUs, which have optimizer states in host
+    memory anyway.
     """
 
     speed: Speed | None
@@ -59,10 +67,28 @@ class Slot:
     update_bytes_per_s: float | None = None
     threads_per_core: float = 1.0
     host: HostRates | None = None
+    cores: Cores | None = None
+
+    def among(self, num_ranks: int) -> Slot:
+        """Return the slot while `num_ranks` ranks compute, itself one of them, as many on its machine as there can be.
+
+        The slot must have its cores to itself.
+        """
+        assert self.threads_per_core == 1
+        if self.cores is None:
+            return self
+        threads = max(1.0, min(num_ranks, self.cores.num_slots) * self.cores.threads_per_core)
+        return replace(
+            self,
+            speed=self.speed and self.speed.slowed(threads),
+            action_s=self.action_s * threads,
+            update_bytes_per_s=self.update_bytes_per_s and self.update_bytes_per_s / threads,
+            threads_per_core=threads,
+        )
 
 
-def read_slot(host: Host, cluster: str, job: Job, threads_per_core: float = 1.0) -> Slot:
-    """The slowest slot of `host` in `cluster`, where so many threads share each core.
+def read_slot(host: Host, cluster: str, job: Job, cores: Cores | None = None) -> Slot:
+    """Return the slowest slot of `host` in `cluster` with its cores to itself.
 
     Raises HolmesError where its speed is not known.
     """
@@ -71,13 +97,13 @@ def read_slot(host: Host, cluster: str, job: Job, threads_per_core: float = 1.0)
     factor = job.compute.calibration.compute_factor if job.compute.calibration is not None else 1.0
     overheads = job.compute.overheads or OVERHEADS[job.device]
     return Slot(
-        None if emulate is not None else _speed(host, job).slowed(factor * threads_per_core),
+        None if emulate is not None else _speed(host, job).slowed(factor),
         inside_path(host, job),
         slowdown,
-        overheads.action_s * threads_per_core,
-        overheads.update_bytes_per_s / threads_per_core,
-        threads_per_core,
-        _host_rates(host) if job.device == "cuda" and host.gpus else None,
+        overheads.action_s,
+        overheads.update_bytes_per_s,
+        host=_host_rates(host) if job.device == "cuda" and host.gpus else None,
+        cores=cores,
     )
 
 

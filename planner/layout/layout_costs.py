@@ -20,6 +20,7 @@ from planner.cost.engines import engine_of
 from planner.cost.packing import with_messages
 from planner.cost.slot import Slot, head_parts_s, layer_parts_s, update_s
 from planner.layout.layout import Layout
+from planner.problem.fleet import Fleet
 from planner.problem.problem import Problem
 from planner.problem.sharded_weights import WeightTraffic
 from planner.problem.shared_cores import machine_of
@@ -81,9 +82,18 @@ class LayoutCosts:
         self._inventory = problem.inventory
         self.execution, self._engine = layout.candidate.execution(problem.job), engine_of(problem.job)
         self._travels_bytes = self._engine.travels_bytes(self.execution.value_bytes)
-        price, hosts = cache(self._price), problem.fleet.hosts
-        self.priced = {name: price(hosts[name].hardware.slot) for name in {rank.host for rank in layout.ranks}}
+        price, slots = cache(self._price), self._slots(problem.fleet)
+        self.priced = {name: price(slot) for name, slot in slots.items()}
         self.edges = self._edges()
+
+    def _slots(self, fleet: Fleet) -> dict[str, Slot]:
+        """By host of the layout, its slots while all its ranks compute."""
+        slots = {name: fleet.hosts[name].hardware.slot for name in {rank.host for rank in self.layout.ranks}}
+        if not fleet.shares_cores:
+            return slots
+        machines = {host.name: machine_of(host) for host in self._inventory.hosts if host.name in slots}
+        on_machine = Counter(machines[rank.host] for rank in self.layout.ranks)
+        return {name: slot.among(on_machine[machines[name]]) for name, slot in slots.items()}
 
     def _price(self, slot: Slot) -> SlotCosts:
         layer, collectives = layer_parts_s(self.job, self.execution, slot)

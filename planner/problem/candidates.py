@@ -36,6 +36,11 @@ class Candidate:
     weight_shards: int = 1
     optimizer_offload: bool = False
 
+    @property
+    def num_ranks(self) -> int:
+        """Ranks in all."""
+        return self.tp * self.pp * self.dp
+
     def num_microbatches(self, global_batch_size: int) -> int:
         """Micro-batches the busiest replica runs per step when they are shared as evenly as can be."""
         return -(-global_batch_size // (self.dp * self.micro_batch_size))

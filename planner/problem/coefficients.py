@@ -150,8 +150,9 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
     """The coefficients of `candidate` on `fleet`, whose hosts `networks` join."""
     tp, dp, classes = candidate.tp, candidate.dp, fleet.classes
     execution, model, engine = candidate.execution(job), job.model, engine_of(job)
-    seconds = {slot: slot_s(job, slot, execution) for slot in {each.hardware.slot for each in classes}}
-    slots = [seconds[each.hardware.slot] for each in classes]
+    at_work = [each.hardware.slot.among(candidate.num_ranks) for each in classes]
+    seconds = {slot: slot_s(job, slot, execution) for slot in set(at_work)}
+    slots = [seconds[slot] for slot in at_work]
     per_host = [each.group_slots_per_host(tp) for each in classes]
     at_once = [min(dp, group_slots) for group_slots in per_host]
     message = tp * edge_bytes(model, execution) / engine.edge_share
@@ -174,7 +175,7 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         capacity=_capacity(job, classes, candidate),
         layer=tuple(layer for layer, _ in slots),
         head=tuple(head for _, head in slots),
-        slots=tuple(each.slot for each in hardware),
+        slots=tuple(at_work),
         net_names=tuple(each.net_name for each in hardware),
         fabric_edge_s=tuple(
             _free_or(message * n, each.fabric_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
@@ -189,7 +190,7 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         layer_sync_bytes=travels * layer_parameters(model, tp),
         first_sync_bytes=travels * embedding_parameters(model, tp),
         last_sync_bytes=travels * head_parameters(model, tp, is_first=candidate.pp == 1),
-        action_s=tuple(each.slot.action_s for each in hardware),
+        action_s=tuple(slot.action_s for slot in at_work),
         hides_edges=job.parallel.schedule in (None, "eager"),
         fill_share=fill_share(job, candidate.fill, candidate.pp, num_microbatches, slots[0][0]),
     )

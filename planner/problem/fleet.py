@@ -13,7 +13,7 @@ from holmes_core.records.job import Job
 from planner.cost.slot import Slot, read_slot
 from planner.problem.host_memory import usable_host_bytes
 from planner.problem.networks import Networks
-from planner.problem.shared_cores import core_shares
+from planner.problem.shared_cores import shared_cores
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,11 @@ class Fleet:
         """By name of a host, the index of its class."""
         return {host.name: index for index, each in enumerate(self.classes) for host in each.hosts}
 
+    @cached_property
+    def shares_cores(self) -> bool:
+        """Whether slots are slower the more of them compute."""
+        return any(each.hardware.slot.cores is not None for each in self.classes)
+
     def num_group_slots(self, tp: int) -> int:
         """Whole tensor groups of `tp` ranks the fleet can hold."""
         return sum(each.num_group_slots(tp) for each in self.classes)
@@ -97,15 +102,15 @@ class Fleet:
 
 def read_fleet(inventory: Inventory, job: Job, networks: Networks) -> Fleet:
     """The fleet of `inventory` for `job`. Raises HolmesError when no host has a slot or the speed of one is unknown."""
-    hosts, shares = {host.name: host for host in inventory.hosts}, core_shares(inventory, job)
-    refused, alike = inventory.refusals, dict[Hardware, list[FleetHost]]()
-    for cluster in inventory.clusters:
-        for name in cluster.hosts:
-            gpus = slots_of(hosts[name], job) if name not in refused else ()
-            if gpus:
-                slot = read_slot(hosts[name], cluster.name, job, shares[name])
-                hardware = _hardware(hosts[name], cluster.name, len(gpus), job, networks, slot)
-                alike.setdefault(hardware, []).append(FleetHost(name, gpus, hardware))
+    hosts, refused = {host.name: host for host in inventory.hosts}, inventory.refusals
+    clustered = {name: cluster.name for cluster in inventory.clusters for name in cluster.hosts if name not in refused}
+    slots = {name: gpus for name in clustered if (gpus := slots_of(hosts[name], job))}
+    cores = shared_cores([(hosts[name], len(gpus)) for name, gpus in slots.items()], job)
+    alike = dict[Hardware, list[FleetHost]]()
+    for name, gpus in slots.items():
+        slot = read_slot(hosts[name], clustered[name], job, cores.get(name))
+        hardware = _hardware(hosts[name], clustered[name], len(gpus), job, networks, slot)
+        alike.setdefault(hardware, []).append(FleetHost(name, gpus, hardware))
     if not alike:
         raise _no_slots(inventory, job)
     return Fleet(tuple(HostClass(_with_least_host_memory(members), tuple(members)) for members in alike.values()))

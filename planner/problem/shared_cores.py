@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
-from holmes_core.records.inventory import Host, Inventory
+from holmes_core.records.inventory import Host
 from holmes_core.records.job import Job
+from planner.cost.slot import Cores
 
 
-def core_shares(inventory: Inventory, job: Job) -> dict[str, float]:
-    """By host, how many threads of CPU slots there are for each core of its machine; 1 where cores are left.
+def shared_cores(num_slots: Sequence[tuple[Host, int]], job: Job) -> dict[str, Cores]:
+    """By name of a host, given with its slots, the cores of its machine, where all slots at once have too few.
 
-    Hosts with the same boot id are one machine. All slots of all its hosts count, or as many as fixed degrees leave at
-    most. GPUs and emulated compute share no cores.
+    Hosts with the same boot id are one machine. GPUs and emulated compute share no cores.
     """
-    clustered = [name for cluster in inventory.clusters for name in cluster.hosts]
     if job.device != "cpu" or job.compute.emulate is not None:
-        return dict.fromkeys(clustered, 1.0)
-    hosts = {host.name: host for host in inventory.hosts}
-    held = Counter(machine_of(hosts[name]) for name in clustered)
-    fixed = job.parallel
-    most = fixed.tp * fixed.pp * fixed.dp if fixed.tp and fixed.pp and fixed.dp else None
-    shares = {}
-    for name in clustered:
-        cores, slots = hosts[name].cpu_count, held[machine_of(hosts[name])] * job.slots_per_host
-        threads = min(slots, most or slots) * job.threads_per_slot
-        shares[name] = max(1.0, threads / cores) if cores else 1.0
-    return shares
+        return {}
+    on_machine = Counter[tuple[str, str]]()
+    for host, slots in num_slots:
+        on_machine[machine_of(host)] += slots
+    found = {}
+    for host, _ in num_slots:
+        slots = on_machine[machine_of(host)]
+        if host.cpu_count and slots * job.threads_per_slot > host.cpu_count:
+            found[host.name] = Cores(slots, job.threads_per_slot / host.cpu_count)
+    return found
 
 
 def machine_of(host: Host) -> tuple[str, str]:

@@ -25,9 +25,10 @@ from typing import NamedTuple
 from holmes_core.records.job import Recompute
 from holmes_runtime.config.model_shape import layer_parameters
 from planner.cost.fill import splits_backwards
-from planner.cost.slot import update_s
+from planner.cost.slot import Slot, update_s
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import slot_s
+from planner.problem.fleet import HostClass
 from planner.problem.problem import Problem
 from planner.schedule.placement_simulator import CHUNKS
 from planner.search.early_bounds import EarlyBounds
@@ -65,11 +66,10 @@ class AnyScheduleBounds:
     """The lower bounds of a problem's candidates."""
 
     def __init__(self, problem: Problem) -> None:
-        self._job, self._classes, self._early = problem.job, problem.fleet.classes, EarlyBounds(problem)
+        self._job, self._fleet, self._early = problem.job, problem.fleet, EarlyBounds(problem)
+        self._classes = problem.fleet.classes
         self._num_layers = problem.job.model.num_layers
         self._speeds = cache(self._read_speeds)
-        # On shared cores ranks compute faster while others wait; then it only holds what all compute together.
-        self._shares_cores = any(each.hardware.slot.threads_per_core > 1 for each in self._classes)
 
     def least_s(self, candidates: Iterable[Candidate]) -> float:
         """Seconds below which no step of these candidates is predicted, wherever they are placed and however run."""
@@ -86,7 +86,7 @@ class AnyScheduleBounds:
         fastest_s = speeds.layer_s[0]
         if not fastest_s:
             return 0.0
-        if self._shares_cores:
+        if self._shares_cores(candidate):
             return total * (self._num_layers * fastest_s + speeds.head_s) / slots
         return total * (self._num_layers + speeds.head_s / speeds.slowest_s(slots)) / speeds.rate(slots)
 
@@ -95,9 +95,9 @@ class AnyScheduleBounds:
         fastest_s, execution = self._speeds_of(candidate).layer_s[0], candidate.execution(self._job)
         stage_layers = -(-self._num_layers // candidate.pp)
         parameters = stage_layers * layer_parameters(self._job.model, candidate.tp)
-        after_s = min(update_s(parameters, execution, each.hardware.slot) for each in self._classes)
+        after_s = min(update_s(parameters, execution, self._slot(each, candidate.num_ranks)) for each in self._classes)
         exchange_s = stage_layers * self._crossing_s(candidate)
-        if self._shares_cores or not fastest_s:
+        if self._shares_cores(candidate) or not fastest_s:
             return (max(self.work_s(candidate), exchange_s) + after_s) * (1 - ROUNDING)
         m = candidate.num_microbatches(self._job.global_batch_size)
         hiding = 1 if self._chunks(candidate) == 1 else candidate.pp
@@ -174,12 +174,24 @@ class AnyScheduleBounds:
         """Of all replicas."""
         return self._job.global_batch_size // candidate.micro_batch_size
 
-    def _speeds_of(self, candidate: Candidate) -> Speeds:
-        return self._speeds(candidate.tp, candidate.micro_batch_size, candidate.recompute)
+    def _shares_cores(self, candidate: Candidate) -> bool:
+        """Whether ranks compute faster while others wait; then it only holds what all compute together."""
+        slots = (self._slot(each, candidate.num_ranks) for each in self._classes)
+        return self._fleet.shares_cores and any(slot.threads_per_core > 1 for slot in slots)
 
-    def _read_speeds(self, tp: int, micro_batch_size: int, recompute: Recompute) -> Speeds:
+    def _slot(self, hosts: HostClass, num_ranks: int) -> Slot:
+        """A slot of those hosts while as few of so many ranks as can be are on its machine."""
+        slot = hosts.hardware.slot
+        elsewhere = 0 if slot.cores is None else self._fleet.num_group_slots(1) - slot.cores.num_slots
+        return slot.among(max(1, num_ranks - elsewhere))
+
+    def _speeds_of(self, candidate: Candidate) -> Speeds:
+        num_ranks = candidate.num_ranks if self._fleet.shares_cores else 1
+        return self._speeds(candidate.tp, candidate.micro_batch_size, candidate.recompute, num_ranks)
+
+    def _read_speeds(self, tp: int, micro_batch_size: int, recompute: Recompute, num_ranks: int) -> Speeds:
         execution = Candidate(tp, 1, 1, micro_batch_size, recompute).execution(self._job)
-        seconds = [slot_s(self._job, each.hardware.slot, execution) for each in self._classes]
+        seconds = [slot_s(self._job, self._slot(each, num_ranks), execution) for each in self._classes]
         counts: Sequence[int] = [each.num_group_slots(tp) for each in self._classes]
         classes = sorted((layer.both_s, count) for (layer, _), count in zip(seconds, counts, strict=True) if count)
         forward_shares = [layer.forward_s / layer.both_s for layer, _ in seconds if layer.both_s]

@@ -178,14 +178,17 @@ class EarlyBounds:
         return fill_share(self._job, candidate.fill, candidate.pp, m, self._speeds_of(candidate).first)
 
     def _speeds_of(self, candidate: Candidate) -> Speeds:
-        return self._speeds(candidate.tp, candidate.micro_batch_size, candidate.recompute, candidate.weight_shards)
+        c, num_ranks = candidate, candidate.num_ranks if self._fleet.shares_cores else 1
+        return self._speeds(c.tp, c.micro_batch_size, c.recompute, c.weight_shards, num_ranks)
 
-    def _read_speeds(self, tp: int, micro_batch_size: int, recompute: Recompute, weight_shards: int) -> Speeds:
+    def _read_speeds(
+        self, tp: int, micro_batch_size: int, recompute: Recompute, weight_shards: int, num_ranks: int
+    ) -> Speeds:
         like = Candidate(tp, 1, 1, micro_batch_size, recompute, weight_shards=weight_shards)
         execution = like.execution(self._job)
         classes, layers, heads_s = [], [], []
         for each in self._fleet.classes:
-            layer, head = slot_s(self._job, each.hardware.slot, execution)
+            layer, head = slot_s(self._job, each.hardware.slot.among(num_ranks), execution)
             layer = least_traffic(self._job, like, each).under(layer)
             classes.append(Speed(layer.both_s, each.num_group_slots(tp), each.cluster))
             layers.append(layer)

@@ -96,7 +96,8 @@ def _offers(job: Job, fleet: Fleet, class_index: int, wave: int, like: Candidate
             stages = min(aligned_stages(len(hosts.hosts), hosts.group_slots_per_host(tp), dp), job.model.num_layers)
             if stages and wave // dp <= MOST_SAMPLES:
                 candidate = replace(like, tp=tp, pp=1, dp=dp, micro_batch_size=wave // dp, fill="1f1b", weight_shards=1)
-                layer, _ = slot_s(job, hosts.hardware.slot, candidate.execution(job))
+                slot = hosts.hardware.slot.among(fleet.num_group_slots(1))  # degrees differ to use all of them
+                layer, _ = slot_s(job, slot, candidate.execution(job))
                 of_tp.append(Offer(class_index, candidate, stages, layer.both_s))
         of_tp.sort(key=lambda offer: (offer.layer_s / offer.stages, offer.stages))
         found += of_tp[: OFFERS_PER_TP[len(fleet.classes)]]

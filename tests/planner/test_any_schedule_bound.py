@@ -17,6 +17,7 @@ from planner.schedule.run_mode import RunMode
 from planner.schedule.runners_up import Contender
 from planner.search.placement import Placement, PricedPlacement
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+from tests.planner.test_shared_cores import on_machines
 
 
 def best_by_candidate(problem: Problem) -> dict[Candidate, float]:
@@ -42,6 +43,21 @@ def test_no_way_to_run_a_small_fleet_comes_below_the_bound(seed: int) -> None:
     problem = read_problem(*draw_fleet(seed))
     best = best_by_candidate(problem)
     assert best
+    for candidate, step_s in best.items():
+        assert AnyScheduleBounds(problem).candidate_s(candidate) <= step_s
+    assert AnyScheduleBounds(problem).least_s(best) <= min(best.values())
+
+
+SHARING = bed_job(parallel={"micro_batch_size": 2, "recompute": "none"}, global_batch_size=8)
+
+
+@pytest.mark.parametrize("machines", ["xxxx", "xxyy", "xyyy"])
+def test_no_way_to_share_cores_comes_below_the_bound(machines: str) -> None:
+    inventory = cpu_inventory([2, 2])
+    boot_ids = dict(zip((host.name for host in inventory.hosts), machines, strict=True))
+    problem = read_problem(on_machines(inventory, boot_ids, cores=1), SHARING)
+    best = best_by_candidate(problem)
+    assert {candidate.num_ranks for candidate in best} == {1, 2, 3, 4}
     for candidate, step_s in best.items():
         assert AnyScheduleBounds(problem).candidate_s(candidate) <= step_s
     assert AnyScheduleBounds(problem).least_s(best) <= min(best.values())

@@ -9,6 +9,7 @@ from planner.cost.collectives import Path
 from planner.cost.gpu_speeds import A100, constant_speed
 from planner.cost.slot import (
     INSIDE_EFFICIENCY,
+    Cores,
     inside_path,
     layer_parts_s,
     read_slot,
@@ -23,9 +24,13 @@ def test_a_cpu_slot_has_the_speed_in_the_job() -> None:
 
 def test_a_slot_of_shared_cores_is_slower_in_all_it_does() -> None:
     compute = {"flops_per_s": 2e10, "overheads": {"action_s": 0.001, "update_bytes_per_s": 2e9}}
-    slot = read_slot(cpu_inventory([1]).hosts[0], "a", bed_job(compute=compute), threads_per_core=2)
+    alone = read_slot(cpu_inventory([1]).hosts[0], "a", bed_job(compute=compute), Cores(4, 0.5))
+    slot = alone.among(4)
     assert slot.speed == constant_speed(1e10, 1e9)
-    assert (slot.action_s, slot.update_bytes_per_s) == (0.002, 1e9)
+    assert (slot.action_s, slot.update_bytes_per_s, slot.threads_per_core) == (0.002, 1e9, 2)
+    assert alone.among(2) == alone
+    assert alone.among(3).threads_per_core == 1.5
+    assert alone.among(100) == slot  # no more than the slots of the machine
 
 
 def test_a_gpu_slot_has_the_speed_of_its_machine_type() -> None:
