@@ -1,4 +1,4 @@
-"""Which GPUs of a plan compute at a speed that no published run tells, in a sentence: how far off the step may be."""
+"""Speeds of a plan's slots that were not measured and that no published run shows, in a sentence."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from holmes_core.units import format_names
 from planner.cost.gpu_speeds import SPREAD, is_published
 
 MOST_NAMED = 8  # hosts in the sentence
+CPU_SENTENCE = (  # what `holmes calibrate` prints for CPUs has overheads
+    "How fast the CPUs compute is `compute.flops_per_s` of job.yaml, and what actions and the update cost is assumed: "
+    "`holmes calibrate` measures all of it."
+)
 
 
 def assumed_speed_sentence(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
     """Nothing where all speeds are published, measured or given."""
-    job = plan.job
-    known = job.compute.flops_per_s or job.compute.emulate or job.compute.calibration
-    if known is not None or job.device == "cpu":
+    job, compute = plan.job, plan.job.compute
+    if compute.emulate is not None or compute.calibration is not None:
+        return ()
+    if job.device == "cpu":
+        return () if compute.overheads is not None else (CPU_SENTENCE,)
+    if compute.flops_per_s is not None:
         return ()
     names: dict[str, None] = {}
     hosts = []

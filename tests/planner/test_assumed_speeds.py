@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planner.advice.assumed_speeds import assumed_speed_sentence
-from tests.planner.fleets import A100, gpt_7b, gpu_inventory, plan_for
+from planner.advice.assumed_speeds import CPU_SENTENCE, assumed_speed_sentence
+from tests.planner.fleets import A100, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
 
 @pytest.mark.parametrize("name", ["NVIDIA L40S", "NVIDIA B200", "NVIDIA A10", "NVIDIA RTX 6000 Ada Generation"])
@@ -22,6 +22,15 @@ def test_nothing_is_said_of_speeds_that_are_published_or_given() -> None:
     assert assumed_speed_sentence(plan_for(published, gpt_7b(global_batch_size=64)), published) == ()
     given = gpt_7b(global_batch_size=64, compute={"flops_per_s": 1e14})
     assert assumed_speed_sentence(plan_for(other, given), other) == ()
+
+
+def test_cpus_are_assumed_until_calibrate_gives_what_they_cost_beside_flops() -> None:
+    inventory, overheads = cpu_inventory([2, 2]), {"action_s": 0.001, "update_bytes_per_s": 2e9}
+    assert assumed_speed_sentence(plan_for(inventory, bed_job()), inventory) == (CPU_SENTENCE,)
+    measured = bed_job(compute={"flops_per_s": 2e10, "overheads": overheads})
+    emulated = bed_job(compute={"emulate": {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02}})
+    for job in (measured, emulated):
+        assert assumed_speed_sentence(plan_for(inventory, job), inventory) == ()
 
 
 def test_a_v100_which_has_no_bf16_is_planned_on_in_fp16() -> None:
