@@ -6,6 +6,8 @@ printed but by `tell` and `view`. What a function needs is imported when it is c
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -93,6 +95,7 @@ def plan(
     """
     from planner.make_plan import TIME_LIMIT_S, make_plan
 
+    _refuse_other_weights(job)
     if job.islands is not None:
         raise HolmesError("the job allows islands, and this plans all hosts as one", "call `plan_any_mode`")
 
@@ -127,12 +130,39 @@ def plan_any_mode(
     from planner.islands.plan_mode import plan_mode
     from planner.make_plan import TIME_LIMIT_S
 
+    _refuse_other_weights(job)
     sources = _sources(inventory, job, inventory_source, job_source)
 
     def make(together: Job, within_s: float) -> Plan:
         return plan(inventory, together, *sources, time_limit_s=within_s, lp=lp, tell=tell)
 
     return plan_mode(inventory, job, sources, make, TIME_LIMIT_S if time_limit_s is None else time_limit_s, tell)
+
+
+def _refuse_other_weights(job: Job) -> None:
+    """Raises HolmesError where `weights` is a folder of this machine, too, with another model than the job's.
+
+    Where it is on the hosts alone, they make the same comparison before ranks start.
+    """
+    if job.weights is None or not job.is_launched or job.compute.emulate is not None:
+        return
+    from holmes_runtime.published.architectures import CONFIG_FILE
+    from holmes_runtime.published.check_published import check_config, read_tensors
+    from launcher.prepare.prepare import shape_of
+
+    folder = Path(job.weights).expanduser()
+    if not os.access(folder / CONFIG_FILE, os.R_OK):
+        return
+    try:
+        shape = shape_of(job.model)
+        check_config(folder, shape)
+        with contextlib.suppress(FileNotFoundError):  # config.json alone may lie here
+            read_tensors(folder, shape)
+    except (OSError, ValueError) as error:
+        raise HolmesError(
+            f"job.yaml: weights: {error}",
+            f"put into job.yaml what `holmes model {folder}` prints, or name another model's folder",
+        ) from None
 
 
 def _sources(
@@ -160,8 +190,6 @@ def launch(
     all that happens. A detached run is returned as it starts, and goes on without this process. Raises PreflightFailed
     or another HolmesError where it does not start; then nothing is left on any host.
     """
-    import os
-
     from holmes_cli.replan import Replanner
     from launcher.journal.prometheus import exports_folder
     from launcher.journal.run_events import Silent
@@ -199,8 +227,6 @@ def launch_islands(
     view: IslandsView,
 ) -> Run:
     """As `launch`, of a plan of islands: the run is done when all islands are that were not lost."""
-    import os
-
     from launcher.journal.prometheus import exports_folder
     from launcher.journal.run_folder import new_folder
     from launcher.launch_islands import LaunchIslands

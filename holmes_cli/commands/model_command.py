@@ -17,8 +17,7 @@ from holmes_runtime.config.model_shape import ModelShape, stage_parameters
 from holmes_runtime.data.document_tokens import TOKENIZER_FILE
 from holmes_runtime.data.text import FileTokenizer
 from holmes_runtime.published.architectures import read_shape
-from holmes_runtime.published.needed_tensors import check_tensors
-from holmes_runtime.published.safetensors_header import INDEX_FILE, SINGLE_FILE, read_headers
+from holmes_runtime.published.check_published import PickledWeights, read_tensors
 
 LONGEST = 8192  # tokens: published models reach many times as far as they are mostly trained at
 
@@ -67,18 +66,17 @@ def _tokenizer_sentence(path: Path) -> str:
 
 def _has_tensors(folder: Path, shape: ModelShape) -> bool:
     """Whether there are any; raises HolmesError for those of another model than `shape`, or that cannot be true."""
-    if not any((folder / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
-        pickled = next((path.name for path in folder.glob("pytorch_model*.bin*")), None)
-        if pickled is not None:
-            raise HolmesError(
-                f"{folder} has its weights in {pickled} alone, a pickle, which is not read",
-                "get the model's .safetensors files, or have the transformers library write them: "
-                "`model.save_pretrained(FOLDER)`",
-                ANSWER_IS_NO,
-            )
-        return False
     try:
-        check_tensors(folder, read_headers(folder), shape)
+        read_tensors(folder, shape)
+    except PickledWeights as error:
+        raise HolmesError(
+            str(error),
+            "get the model's .safetensors files, or have the transformers library write them: "
+            "`model.save_pretrained(FOLDER)`",
+            ANSWER_IS_NO,
+        ) from None
+    except FileNotFoundError:
+        return False
     except (OSError, ValueError) as error:
         raise HolmesError(str(error), "get the model's files anew, whole and all of one model") from None
     return True

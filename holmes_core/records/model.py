@@ -142,6 +142,8 @@ class Model(Record):
     """A llama's queries, keys and values have biases, as in Qwen 2.5. Example: true"""
     qk_norm: bool = False
     """A llama has an RMSNorm over each head of queries and keys, as in Qwen 3. Example: true"""
+    tanh_gelu: bool = False
+    """A gpt's GELU is approximated by tanh, as in OpenAI's GPT-2 (`gelu_new`). Example: true"""
     tied_embeddings: bool = False
     """The head is the table of token vectors. Example: true"""
     factory: Annotated[str, Field(pattern=r"^(/[^:]*|[^/:]+(/[^/:]+)*)\.py:[A-Za-z_]\w*$")] | None = None
@@ -200,4 +202,6 @@ class Model(Record):
         if self.family == "gpt" and any(of_llama.values()):
             wrong = ", ".join(name for name, value in of_llama.items() if value)
             raise ValueError(f"{wrong}: of the family llama, and this model is a gpt")
+        if self.family == "llama" and self.tanh_gelu:
+            raise ValueError("tanh_gelu: of the family gpt, and this model is a llama")
         return self

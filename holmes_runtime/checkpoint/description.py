@@ -18,7 +18,7 @@ RATE_TOLERANCE = 0.01  # by which a learning rate may differ without a word
 DESCRIPTION_FILE = "checkpoint.json"
 ADDED_TO_SHAPES = {
     **{"rope_scaling": None, "norm_eps": 1e-5, "head_dim": None},
-    **{"qkv_bias": False, "qk_norm": False, "tied_embeddings": False},
+    **{"qkv_bias": False, "qk_norm": False, "tanh_gelu": False, "tied_embeddings": False},
 }  # what is meant where an older checkpoint does not say
 ADDED_TO_OUTER: dict[str, Any] = {"islands": [], "are_common": False}
 
@@ -63,14 +63,29 @@ class Counters:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where an export finds what no checkpoint holds: configuration and tokenizer, by their paths on the hosts.
+
+    `weights` is the published model's folder that training began with, `tokenizer` the file its text was read by.
+    """
+
+    weights: str | None
+    tokenizer: str | None
+
+
+@dataclass(frozen=True)
 class Description:
-    """checkpoint.json. `shape` must be that of the run that loads it; `trained_with` may have changed."""
+    """checkpoint.json. `shape` must be that of the run that loads it; `trained_with` may have changed.
+
+    An older checkpoint does not say its `origin`.
+    """
 
     format_version: int
     counters: Counters
     value_type: Precision
     shape: dict[str, Any]
     trained_with: dict[str, Any]
+    origin: Origin | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Description:
@@ -98,7 +113,9 @@ class Description:
             if counters.order not in SAMPLE_ORDERS:
                 raise ValueError(f"{path}: the run's order of samples is {counters.order!r}, known are {SAMPLE_ORDERS}")
             shape = {**ADDED_TO_SHAPES, **data["shape"]}
-            return cls(**{**data, "counters": counters, "shape": shape})
+            origin = data.get("origin")
+            origin = None if origin is None else decode(Origin, origin, f"{path}: origin")
+            return cls(**{**data, "counters": counters, "shape": shape, "origin": origin})
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path} does not describe a checkpoint: {error}") from None
 
@@ -137,7 +154,15 @@ def describe(config: RunConfig, data_digest: str, counters: Counters) -> Descrip
             "optimizer": asdict(config.optimizer),
             "islands": _islands_in_words(config.outer_sync),
         },
+        Origin(config.weights, config.data.tokenizer),
     )
+
+
+def kept_origin(saved: Origin | None, now: Origin) -> Origin:
+    """Return the origin of a run that goes on from a checkpoint of origin `saved`: of its weights, that stays."""
+    if saved is None:
+        return now
+    return Origin(saved.weights, now.tokenizer or saved.tokenizer)
 
 
 def _islands_in_words(outer: OuterSync | None) -> str:

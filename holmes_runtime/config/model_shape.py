@@ -78,8 +78,9 @@ class RopeScaling:
 class ModelShape:
     """A decoder of one family. Raises ValueError for sizes no model can have.
 
-    gpt: learned positions, LayerNorm, GELU, biases. llama: rotary positions, RMSNorm, SwiGLU, no biases but, with
-    `qkv_bias`, those of queries, keys and values; `qk_norm` has an RMSNorm over each head of queries and keys.
+    gpt: learned positions, LayerNorm, GELU, biases; with `tanh_gelu` GELU is approximated by tanh. llama: rotary
+    positions, RMSNorm, SwiGLU, no biases but, with `qkv_bias`, those of queries, keys and values; `qk_norm` has an
+    RMSNorm over each head of queries and keys.
     `head_dim` is None where heads share out the hidden size. With `tied_embeddings` the head is the table of token
     vectors. `factory`, FILE.py:FUNCTION, builds a model of the user's own (docs/runtime.md).
     """
@@ -100,6 +101,7 @@ class ModelShape:
     qk_norm: bool
     tied_embeddings: bool
     factory: str | None
+    tanh_gelu: bool = False
 
     def __post_init__(self) -> None:
         check_positive(self, "num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_hidden_size")
@@ -113,6 +115,7 @@ class ModelShape:
         of_llama = self.qkv_bias or self.qk_norm or self.rope_scaling is not None
         rule = "must be llama for qkv_bias, qk_norm and rope_scaling"
         check("family", self.family, rule, self.family == "llama" or not of_llama)
+        check("family", self.family, "must be gpt for tanh_gelu", self.family == "gpt" or not self.tanh_gelu)
 
     @property
     def head_size(self) -> int:

@@ -94,6 +94,9 @@ class Mlp(nn.Module):
         super().__init__()
         is_gpt = shape.family == "gpt"
         self.tp, self.keep = tp, keep
+        self.make: Callable[..., Tensor] = swiglu
+        if is_gpt:
+            self.make = partial(functional.gelu, approximate="tanh") if shape.tanh_gelu else functional.gelu
         self.gate = None if is_gpt else nn.Linear(shape.hidden_size, shape.ffn_hidden_size, bias=False)
         self.up = nn.Linear(shape.hidden_size, shape.ffn_hidden_size, bias=is_gpt)
         self.down = nn.Linear(shape.ffn_hidden_size, shape.hidden_size, bias=is_gpt)
@@ -101,16 +104,15 @@ class Mlp(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden and result: (micro_batch_size, seq_length / tp, hidden_size)."""
         # inner: (micro_batch_size, seq_length, ffn_hidden_size / tp), as all values here
-        make: Callable[..., Tensor] = functional.gelu if self.gate is None else swiglu
         if self.gate is None:
             made = self.tp.gather_linear(hidden, self.up)
-            inner = make(*made)
+            inner = self.make(*made)
         else:
             made = self.tp.gather_linear(hidden, self.gate, self.up)
             gated = functional.silu(made[0])
             with self.keep(gated, functional.silu, made[0]):
                 inner = gated * made[1]
-        with self.keep(inner, make, *made):
+        with self.keep(inner, self.make, *made):
             return _add_up(self.down, inner, self.tp)
 
 

@@ -183,8 +183,10 @@ def _wrong_inputs(run_config: Path) -> tuple[str, ...]:
     if not run_config.is_file():
         return ()
     from holmes_runtime.data.check_inputs import wrong_inputs  # imports dataclasses, which is slow
+    from holmes_runtime.published.check_published import wrong_weights
 
-    return wrong_inputs(run_config.read_text(encoding="utf-8"))
+    text = run_config.read_text(encoding="utf-8")
+    return (*wrong_weights(text), *wrong_inputs(text))
 
 
 def _available_memory_bytes(meminfo: Path) -> int | None:

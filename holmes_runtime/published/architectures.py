@@ -18,10 +18,32 @@ CONFIG_FILE = "config.json"
 MOST_CONFIG_BYTES = 2**20  # those of published models have a few thousand
 MOST = 2**31 - 1  # of any size: far more than a model has, and its products are still numbers
 LIBRARYS_WINDOW, QWEN3_HEAD_DIM = 4096, 128  # the library's where a configuration leaves the key out
-ROTARY = ("llama", "mistral", "qwen2", "qwen3")
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {
+    **{"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"},
+    **{"qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel"},
+}
+TANH_GELUS = ("gelu_new", "gelu_pytorch_tanh")  # one formula under two names
+LIBRARYS_FULL_LAYERS = 28  # of a Qwen with a window, where max_window_layers is left out
 DTYPE_NAMES: dict[Precision, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 Config = Mapping[str, Any]
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return config.json of `folder`. Raises ValueError, naming the file, where that is none."""
+    path = folder / CONFIG_FILE
+    try:
+        with open(path, "rb") as file:
+            text = file.read(MOST_CONFIG_BYTES + 1)
+        if len(text) > MOST_CONFIG_BYTES:
+            raise ValueError(f"has more than {MOST_CONFIG_BYTES} bytes, which no configuration needs")
+        config = json.loads(text)
+    except (OSError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: holds {type(config).__name__}, not keys and values")
+    return config
 
 
 def read_shape(folder: Path, seq_length: int | None = None) -> ModelShape:
@@ -29,33 +51,35 @@ def read_shape(folder: Path, seq_length: int | None = None) -> ModelShape:
 
     Raises ValueError, naming the file and the key, for a model that this runtime does not compute as published.
     """
-    path = folder / CONFIG_FILE
+    config = read_config(folder)
     try:
-        if path.stat().st_size > MOST_CONFIG_BYTES:
-            raise ValueError(f"has {path.stat().st_size} bytes, which no configuration needs")
-        config = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise ValueError(f"holds {type(config).__name__}, not keys and values")
-        kind = config.get("model_type")
-        if kind == "gpt2":
-            return _gpt(config, seq_length)
-        if kind not in ROTARY:
-            raise ValueError(f"model_type {kind!r} is not one of {', '.join((*ROTARY, 'gpt2'))}")
-        return _rotary(config, seq_length)
-    except (OSError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+        _refuse_other_computation(config)
+        return (_gpt if config["model_type"] == "gpt2" else _rotary)(config, seq_length)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{folder / CONFIG_FILE}: {error}") from None
+
+
+def _refuse_other_computation(config: Config) -> None:
+    """Raises ValueError for a model that is none of the library's that are computed, or not as the library has it."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        raise ValueError(f"model_type {kind!r} is not one of {', '.join(ARCHITECTURES)}")
+    if config.get("quantization_config") is not None:
+        raise ValueError("quantization_config is set: its weights are quantized; take the model it was made from")
+    own_code = config.get("auto_map")
+    if isinstance(own_code, dict) and any("Model" in name for name in own_code):
+        raise ValueError(f"auto_map is {own_code!r}: code of its own computes the model, and is not run")
 
 
 def _rotary(config: Config, seq_length: int | None) -> ModelShape:
     kind = config["model_type"]
     _refuse_unless(config, "hidden_act", "silu")
-    _refuse_unless(config, "attention_bias", False)
     _refuse_unless(config, "mlp_bias", False)
+    if kind != "qwen2":  # whose queries, keys and values have biases whatever this says
+        _refuse_unless(config, "attention_bias", False)
     window = _window(config)
     if seq_length is not None and window is not None and window < seq_length:
-        raise ValueError(f"sliding_window {window} is shorter than seq_length {seq_length}, and is not computed")
+        raise ValueError(f"sliding_window {window} is shorter than the job's seq_length {seq_length}, and not computed")
     longest = _whole(config, "max_position_embeddings", 2048)
     heads, hidden = _whole(config, "num_attention_heads"), _whole(config, "hidden_size")
     head_dim = _whole(config, "head_dim", QWEN3_HEAD_DIM if kind == "qwen3" else hidden // heads)
@@ -79,18 +103,25 @@ def _rotary(config: Config, seq_length: int | None) -> ModelShape:
         head_dim=None if head_dim * heads == hidden else head_dim,
         qkv_bias=kind == "qwen2",
         qk_norm=kind == "qwen3",
+        tanh_gelu=False,
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         factory=None,
     )
 
 
 def _gpt(config: Config, seq_length: int | None) -> ModelShape:
-    _refuse_unless(config, "activation_function", "gelu", "gelu_new")
-    for key, plain in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
+    activation = config.get("activation_function") or TANH_GELUS[0]
+    if activation not in ("gelu", *TANH_GELUS):
+        raise ValueError(f"activation_function is {activation!r}, not one of gelu, {', '.join(TANH_GELUS)}")
+    for key, plain in (
+        ("scale_attn_weights", True),
+        ("scale_attn_by_inverse_layer_idx", False),
+        ("add_cross_attention", False),
+    ):
         _refuse_unless(config, key, plain)
     hidden, longest = _whole(config, "n_embd"), _whole(config, "n_positions")
     if seq_length is not None and seq_length > longest:
-        raise ValueError(f"n_positions is {longest}, fewer than seq_length {seq_length}")
+        raise ValueError(f"n_positions is {longest}, fewer than the job's seq_length {seq_length}")
     heads = _whole(config, "n_head")
     return ModelShape(
         family="gpt",
@@ -107,6 +138,7 @@ def _gpt(config: Config, seq_length: int | None) -> ModelShape:
         head_dim=None,
         qkv_bias=False,
         qk_norm=False,
+        tanh_gelu=activation != "gelu",
         tied_embeddings=bool(config.get("tie_word_embeddings", True)),
         factory=None,
     )
@@ -126,17 +158,21 @@ def _scaling(rope: Config) -> RopeScaling | None:
 
 
 def _window(config: Config) -> int | None:
-    """How many tokens attention looks back, if not all: of a Mistral where it is given, of a Qwen where it is used."""
-    is_used = config.get("use_sliding_window", config["model_type"] == "mistral")
+    """Return how many tokens attention looks back, None if all; of a Qwen where a layer uses the window."""
+    kind, layers = config["model_type"], _whole(config, "num_hidden_layers")
     given = config.get("sliding_window", LIBRARYS_WINDOW)
+    is_used = kind == "mistral"
+    if kind in ("qwen2", "qwen3") and config.get("use_sliding_window", False):
+        first = config.get("max_window_layers", LIBRARYS_FULL_LAYERS)
+        kinds = config.get("layer_types") or ["sliding_attention"] * (not isinstance(first, int) or first < layers)
+        is_used = any(each != "full_attention" for each in kinds)
     return _whole({"sliding_window": given}, "sliding_window") if is_used and given is not None else None
 
 
-def _refuse_unless(config: Config, key: str, plain: object, absent: object = None) -> None:
-    """Raises ValueError unless `key` is `plain`; where it is missing, it is `absent`, or plain."""
+def _refuse_unless(config: Config, key: str, plain: object) -> None:
+    """Raises ValueError unless `key` is `plain`, as it is where it is missing."""
     value = config.get(key)
-    value = (plain if absent is None else absent) if value is None else value
-    if value != plain:
+    if value is not None and value != plain:
         raise ValueError(f"{key} is {value!r}, and this runtime computes {plain!r} alone")
 
 
@@ -156,12 +192,18 @@ def _number(config: Config, key: str, default: float | None = None) -> float:
     return float(value)
 
 
-def published_config(shape: ModelShape, value_type: Precision) -> dict[str, object]:
+def published_config(
+    shape: ModelShape, value_type: Precision, begin: int | None = None, end: int | None = None
+) -> dict[str, object]:
     """config.json of a model of `shape`, whose weights are of `value_type`.
 
+    `begin` and `end` are the tokens at the borders of documents. That there are none is said, too: what the library has
+    where a configuration leaves them out are tokens of Llama 2.
     Raises ValueError where no published architecture is that model.
     """
     common = {
+        "bos_token_id": begin,
+        "eos_token_id": end,
         "vocab_size": shape.vocab_size,
         "tie_word_embeddings": shape.tied_embeddings,
         "torch_dtype": DTYPE_NAMES[value_type],
@@ -192,6 +234,21 @@ def published_config(shape: ModelShape, value_type: Precision) -> dict[str, obje
     }
 
 
+def carried_config(config: Config, shape: ModelShape, value_type: Precision, num_positions: int) -> dict[str, object]:
+    """Return config.json of a model of `shape` that was trained from the published one of `config`, of equal shape.
+
+    Only what training changed is changed: the type of the weights, that there is a head, and how far positions reach,
+    `num_positions` of a GPT-2, where they reached less far before.
+    """
+    kept = dict(config)
+    kept["architectures"] = [ARCHITECTURES[config["model_type"]]]
+    kept["dtype" if "dtype" in config else "torch_dtype"] = DTYPE_NAMES[value_type]
+    if shape.family == "gpt":
+        return kept | {"n_positions": num_positions}
+    reach = config.get("max_position_embeddings")
+    return kept if reach is None else kept | {"max_position_embeddings": max(reach, shape.seq_length)}
+
+
 def _scaling_config(scaling: RopeScaling) -> dict[str, object]:
     found: dict[str, object] = {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling.kind == "llama3":
@@ -204,7 +261,7 @@ def _gpt_config(shape: ModelShape) -> dict[str, object]:
     if shape.head_dim is not None:
         raise ValueError(f"no published gpt has heads of another size than hidden_size / num_heads ({shape.head_dim})")
     return {
-        "architectures": ["GPT2LMHeadModel"],
+        "architectures": [ARCHITECTURES["gpt2"]],
         "model_type": "gpt2",
         "n_embd": shape.hidden_size,
         "n_layer": shape.num_layers,
@@ -212,5 +269,5 @@ def _gpt_config(shape: ModelShape) -> dict[str, object]:
         "n_inner": shape.ffn_hidden_size,
         "n_positions": shape.seq_length,
         "layer_norm_epsilon": shape.norm_eps,
-        "activation_function": "gelu",
+        "activation_function": TANH_GELUS[0] if shape.tanh_gelu else "gelu",
     }

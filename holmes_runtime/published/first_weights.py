@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from torch import Tensor
@@ -11,20 +10,14 @@ from torch import Tensor
 from holmes_runtime.checkpoint.reshard import TensorPiece
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.parallel.gradient_buckets import Shard
-from holmes_runtime.published.architectures import read_shape
-from holmes_runtime.published.needed_tensors import check_tensors
+from holmes_runtime.published.check_published import check_published
 from holmes_runtime.published.safetensors_files import TensorFolder
 from holmes_runtime.published.weight_names import Rows, is_transposed, rows_of
 
 
 def load_first_weights(folder: Path, shape: ModelShape, shards: Iterable[Shard]) -> None:
     """Fills the masters of `shards` from the model in `folder`. Raises ValueError if it is another than `shape`."""
-    published, ours = asdict(read_shape(folder, shape.seq_length)), asdict(shape)
-    wrong = [f"{key} {published[key]}, not {value}" for key, value in ours.items() if published[key] != value]
-    if wrong:
-        raise ValueError(f"the model there has {'; '.join(wrong)} as in job.yaml; `holmes model` prints what fits")
-    tensors = TensorFolder(folder)
-    check_tensors(folder, tensors.stored, shape)
+    tensors = TensorFolder(check_published(folder, shape))
     for shard in shards:
         rows = rows_of(shape, shard.name, shard.part.global_shape[0])
         piece = TensorPiece(shard.master, shard.part, shard.start, shard.stop)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from holmes_runtime.published.safetensors_header import LENGTH_BYTES, TYPE_BYTES, read_headers
+from holmes_runtime.published.safetensors_header import LENGTH_BYTES, TYPE_BYTES, StoredTensor
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 ALIGNMENT = 8  # bytes; tensors that are written begin at a multiple of it
@@ -23,9 +23,8 @@ ALIGNMENT = 8  # bytes; tensors that are written begin at a multiple of it
 class TensorFolder:
     """The tensors of a published model's folder, mapped into memory."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises ValueError or OSError, naming the file, if there are none or a header cannot be true."""
-        self.stored = read_headers(folder)
+    def __init__(self, stored: Mapping[str, StoredTensor]) -> None:
+        self.stored = stored
         self._maps: dict[Path, mmap.mmap] = {}
 
     def tensor(self, name: str) -> Tensor:

@@ -19,6 +19,8 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 TYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 """Bytes of a number, of the types that are read."""
+WITHOUT_HEAD = {"wte.weight": "transformer.", "embed_tokens.weight": "model."}
+"""By the name of the table of tokens in a model saved without its head, the first part of all names with one."""
 LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 100_000_000  # the format's own limit
 
@@ -86,7 +88,18 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
         if not (folder / name).is_file():
             raise ValueError(f"{folder / name} is missing: {folder} holds no model that can be read")
         found.update(read_header(folder / name))
-    return found
+    return _full_names(found)
+
+
+def _full_names(found: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return the tensors by the names they have in a model with a head.
+
+    The library also takes a model saved without one, as OpenAI's GPT-2 is, whose names lack the first part.
+    """
+    prefix = next((prefix for table, prefix in WITHOUT_HEAD.items() if table in found), None)
+    if prefix is None:
+        return found
+    return {name if name.startswith("lm_head.") else prefix + name: tensor for name, tensor in found.items()}
 
 
 def _indexed(index: Path) -> Iterable[str]:

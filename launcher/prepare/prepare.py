@@ -151,7 +151,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             optimizer_offload=plan.optimizer_offload,
             value_type=job.value_type,
             compile=job.compiles,
-            model=_shape_of(model, job.launch.code is not None),
+            model=shape_of(model, job.launch.code is not None),
             weights=job.weights,
             emulation=_translated(Emulation, job.compute.emulate) if job.compute.emulate else None,
             data=_data(job),
@@ -174,7 +174,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
         raise HolmesError(f"the runtime refuses the plan: {error}", "correct job.yaml and plan again") from None
 
 
-def _shape_of(model: Model, in_code: bool) -> ModelShape:
+def shape_of(model: Model, in_code: bool = False) -> ModelShape:
     """The model's shape; what may be said in two ways is said in one. `in_code`: its file is in the user's folder."""
     return _translated(
         ModelShape,
@@ -224,7 +224,7 @@ def _bundle(
         addresses=dict.fromkeys(planned_interfaces(plan, node)) | {node.shared_netdev: node.shared_address},
         gpus=tuple(gpu for gpu in gpus if gpu is not None),
         checkpoint_path=checkpoint.path if checkpoint else None,
-        inputs=inputs_of(plan.job),
+        inputs=inputs_of(plan.job, reads_weights=not attempt.resume or attempt.from_scratch),
         environment=environment,
         secrets=tuple(sorted(variables.secrets)),
         silence_limit_s=SILENCE_LIMIT_S,
@@ -247,11 +247,18 @@ def _tunnel(plan: Plan, node: Node) -> TunnelConfig | None:
     return TunnelConfig(node.shared_netdev, endpoints) if len(endpoints) == len(plan.nodes) else None
 
 
-def inputs_of(job: Job) -> tuple[str, ...]:
-    """Files and folders that every host must have: data, tokenizer, weights, a model's file that does not travel."""
+def inputs_of(job: Job, reads_weights: bool = True) -> tuple[str, ...]:
+    """Files and folders that every host must have: data, tokenizer, weights, a model's file that does not travel.
+
+    A run that can only go on from a checkpoint reads no `weights`.
+    """
     path, model_file = job.data.path, (job.model.factory or "").rpartition(":")[0]
     data = [path] if isinstance(path, str) else [source.path for source in path]
-    others = (job.data.tokenizer, job.weights, model_file if Path(model_file).is_absolute() else None)
+    others = (
+        job.data.tokenizer,
+        job.weights if reads_weights else None,
+        model_file if Path(model_file).is_absolute() else None,
+    )
     return (*data, *(each for each in others if each is not None))
 
 

@@ -34,7 +34,7 @@ def shape_of(model: Model) -> ModelShape:
         num_kv_heads=model.kv_heads, ffn_hidden_size=model.ffn_size, vocab_size=model.vocab_size,
         seq_length=model.seq_length, rope_theta=model.rope_theta, rope_scaling=None, norm_eps=model.norm_eps,
         head_dim=model.head_dim, qkv_bias=model.qkv_bias, qk_norm=model.qk_norm,
-        tied_embeddings=model.tied_embeddings, factory=None,
+        tanh_gelu=model.tanh_gelu, tied_embeddings=model.tied_embeddings, factory=None,
     )  # fmt: skip
 
 

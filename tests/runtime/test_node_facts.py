@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder
 from holmes_runtime.config.messages import NodeNcclSetting
 from holmes_runtime.config.node_config import NodeConfig
+from holmes_runtime.config.run_settings import Checkpointing
 from holmes_runtime.node.node_facts import read_facts
 from holmes_runtime.node.start_torchrun import compile_cache, rank_environment
 
@@ -64,6 +67,29 @@ def test_data_that_is_no_text_is_named_before_a_rank_starts(tmp_path: Path) -> N
     (reason,) = read_facts(CONFIG, tmp_path).wrong_inputs
 
     assert f"{tmp_path}/part.txt is Parquet, not text" in reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"resume": True}, False),
+        ({"resume": True, "from_scratch": True}, True),
+        ({"weights": "/no"}, False),
+    ],
+)
+def test_weights_of_another_model_are_named_where_a_rank_would_read_them(
+    changes: dict[str, Any], expected: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text("text")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 16, "n_positions": 32, "n_head": 2}')
+    config = replace(make_config(tmp_path / "text.txt"), weights=str(tmp_path), checkpoint=Checkpointing("/c", 1, 1, 2))
+    (tmp_path / "run_config.json").write_text(replace(config, **changes).to_json())
+
+    reasons = read_facts(CONFIG, tmp_path).wrong_inputs
+
+    assert ("n_layer is None, not a whole number" in "".join(reasons)) == expected
+    assert all(reason.startswith(f"weights: {tmp_path}/config.json: ") for reason in reasons)
 
 
 def test_what_compiling_lacks_is_asked_of_the_ranks_environment(tmp_path: Path) -> None:

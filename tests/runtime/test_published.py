@@ -36,11 +36,13 @@ LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 16)
 SHAPES = {
     "gpt": TINY,
     "gpt tied": replace(TINY, tied_embeddings=True),
+    "gpt of OpenAI": replace(TINY, tied_embeddings=True, tanh_gelu=True),
     "llama": replace(TINY_LLAMA, rope_scaling=LLAMA3),
     "llama linear tied": replace(TINY_LLAMA, rope_scaling=RopeScaling("linear", 2.0, 1.0, 4.0, 8192), head_dim=6),
     "qwen 2.5": replace(TINY_LLAMA, qkv_bias=True, tied_embeddings=True, norm_eps=1e-6),
     "qwen 3": replace(TINY_LLAMA, qk_norm=True, head_dim=12, num_kv_heads=1),
 }
+WINDOW = {"use_sliding_window": True, "sliding_window": 8}
 CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 256, "max_position_embeddings": 32,
@@ -139,10 +141,15 @@ def test_what_was_written_in_16_bits_is_read_into_fp32(tmp_path: Path) -> None:
         ({"vocab_size": -1}, "vocab_size is -1"),
         ({"vocab_size": 10**400}, "not a whole number from 1 to 2147483647"),
         ({"hidden_size": float("inf")}, "hidden_size is inf"),
-        ({"model_type": "mistral", "sliding_window": 16}, "sliding_window 16 is shorter than seq_length 32"),
-        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8}, "sliding_window 8 is shorter"),
+        ({"model_type": "mistral", "sliding_window": 16}, "sliding_window 16 is shorter than the job's seq_length 32"),
+        ({"model_type": "qwen2", **WINDOW, "max_window_layers": 2}, "sliding_window 8 is shorter"),
+        ({"model_type": "qwen3", **WINDOW, "layer_types": ["sliding_attention"]}, "sliding_window 8 is shorter"),
+        ({"model_type": "qwen3", "attention_bias": True}, "attention_bias is True"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is set"),
+        ({"auto_map": {"AutoModel": "modeling_qwen.Qwen2Model"}}, "code of its own computes the model"),
+        ({"model_type": "gpt2", "n_embd": 8, "n_positions": 16}, "n_positions is 16, fewer than the job's seq_length"),
         ({"num_key_value_heads": 3}, "num_kv_heads: must divide num_heads 4, got 3"),
-        ({"model_type": "gpt2", "n_embd": 8}, "activation_function is 'gelu_new'"),
+        ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function is 'relu'"),
     ],
 )
 def test_a_model_that_is_computed_otherwise_is_refused_by_its_key(
@@ -161,7 +168,9 @@ def test_a_model_that_is_computed_otherwise_is_refused_by_its_key(
         ({"model_type": "mistral", "sliding_window": None, "max_position_embeddings": 8192}, 8192),
         ({"model_type": "mistral", "sliding_window": "left out", "max_position_embeddings": 8192}, 4096),
         ({"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 8}, 32),
-        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8}, 8),
+        ({"model_type": "qwen2", **WINDOW, "max_window_layers": 2}, 8),
+        ({"model_type": "qwen2", **WINDOW, "max_window_layers": 3}, 32),
+        ({"model_type": "qwen3", **WINDOW, "layer_types": ["full_attention"] * 3}, 32),
     ],
 )
 def test_sequences_are_as_long_as_attention_looks_back_in_full(
@@ -289,7 +298,7 @@ def test_tensors_need_not_be_aligned(tmp_path: Path) -> None:
     values = torch.arange(4, dtype=torch.float32)
     header_file(tmp_path, {"a": entry(1, 17, 4)}, data=b"\0" + struct.pack("<4f", 0, 1, 2, 3))
 
-    assert torch.equal(TensorFolder(tmp_path).tensor("a"), values)
+    assert torch.equal(TensorFolder(read_headers(tmp_path)).tensor("a"), values)
 
 
 def test_scaled_frequencies_by_hand() -> None:

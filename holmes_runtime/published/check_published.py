@@ -1,0 +1,74 @@
+"""The one comparison of a job's model with the published one it starts from, also before any rank starts.
+
+`holmes plan` makes it where the folder is there, every node before its ranks start, and each rank. Free of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from holmes_runtime.config.model_shape import ModelShape
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.published.architectures import CONFIG_FILE, read_shape
+from holmes_runtime.published.needed_tensors import check_tensors
+from holmes_runtime.published.safetensors_header import INDEX_FILE, SINGLE_FILE, StoredTensor, read_headers
+
+
+class PickledWeights(ValueError):
+    """A folder's weights are a pickle, which is not read: it may run what it likes."""
+
+
+def wrong_weights(run_config: str) -> tuple[str, ...]:
+    """Return why the run of this configuration cannot begin with the published model on this host, if it would.
+
+    A folder that is missing is left to others, who look for all that job.yaml names.
+    """
+    config = RunConfig.from_json(run_config).with_home_folder()
+    if config.weights is None or not config.reads_weights or not Path(config.weights).exists():
+        return ()
+    try:
+        check_published(Path(config.weights), config.model)
+    except (OSError, ValueError) as error:
+        return (f"weights: {error}",)
+    return ()
+
+
+def check_published(folder: Path, shape: ModelShape) -> Mapping[str, StoredTensor]:
+    """Return the tensors by name of the model in `folder`, which is one of `shape`.
+
+    Raises:
+        ValueError: it is another, or computed otherwise, or incomplete; file, key and value are named.
+        OSError: a file cannot be read.
+    """
+    check_config(folder, shape)
+    return read_tensors(folder, shape)
+
+
+def check_config(folder: Path, shape: ModelShape) -> None:
+    """Raise ValueError unless config.json in `folder` is of a model of `shape`, computed as this runtime does."""
+    published, ours = asdict(read_shape(folder, shape.seq_length)), asdict(shape)
+    wrong = [f"{key} {published[key]}, not {value}" for key, value in ours.items() if published[key] != value]
+    if wrong:
+        raise ValueError(
+            f"{folder / CONFIG_FILE} has {'; '.join(wrong)} as in job.yaml; `holmes model {folder}` prints what fits"
+        )
+
+
+def read_tensors(folder: Path, shape: ModelShape) -> Mapping[str, StoredTensor]:
+    """Return the tensors by name in `folder`, all those of a model of `shape`.
+
+    Raises:
+        PickledWeights: they are a pickle alone.
+        FileNotFoundError: the folder has none at all.
+        ValueError: one is missing or of another model.
+    """
+    if not any((folder / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
+        pickled = next(folder.glob("pytorch_model*.bin*"), None)
+        if pickled is not None:
+            raise PickledWeights(f"{folder} has its weights in {pickled.name} alone, a pickle, which is not read")
+        raise FileNotFoundError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}")
+    stored = read_headers(folder)
+    check_tensors(folder, stored, shape)
+    return stored
