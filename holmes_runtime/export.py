@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,33 +17,86 @@ import torch.distributed.checkpoint.state_dict_loader as dcp_loader
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from holmes_runtime.carried_files import copy_files, files_to_carry
 from holmes_runtime.checkpoint.checkpoint_folder import newest_in
-from holmes_runtime.checkpoint.description import Description, whose_weights
+from holmes_runtime.checkpoint.description import Description, Origin, whose_weights
 from holmes_runtime.checkpoint.piece_files import SafeReader
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.strict_json import decode
+from holmes_runtime.data.text import FileTokenizer
+from holmes_runtime.published.architectures import CONFIG_FILE
+from holmes_runtime.published.carried_model import read_carried
 from holmes_runtime.published.write_model import write_model
 
 WEIGHT = "weight/"
 
 
-def export(checkpoint: Path, output: Path) -> int:
-    """Writes the model of `checkpoint`, one of a run's or the run's folder with its newest; how many tensors.
+Tell = Callable[[str], None]
+"""Takes a sentence on what was taken over, or was not."""
 
-    One weight at a time is in memory. Raises ValueError if it is no checkpoint, or the output is there and not empty.
+
+def _silent(_: str) -> None:
+    """Nobody looks."""
+
+
+def export(checkpoint: Path, output: Path, published: Path | None = None, tell: Tell = _silent) -> int:
+    """Write the model of `checkpoint`, one of a run's or the run's folder with its newest; return how many tensors.
+
+    One weight at a time is in memory. The published model that the run began with, or `published` where that lies
+    elsewhere now, gives what training does not change: configuration, generation settings and tokenizer.
+
+    Raises:
+        ValueError: it is no checkpoint, `published` is another model, or the output is there and not empty.
     """
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise ValueError(f"{output} exists")
     folder = newest_in(checkpoint) or checkpoint
     description = Description.read(folder)
     shape: ModelShape = decode(ModelShape, description.shape, "shape")
+    origin = description.origin or Origin(None, None)
+    model = read_carried(published, shape) if published is not None else None
+    if published is None and origin.weights is not None:
+        try:
+            model = read_carried(Path(origin.weights), shape)
+        except (OSError, ValueError) as error:
+            tell(
+                f"note: without the context length, token ids, generation settings and tokenizer of {origin.weights}, "
+                f"which the run began with: {error}; to take them from a copy: --published FOLDER"
+            )
+    tokenizer = Path(origin.tokenizer) if origin.tokenizer is not None else None
     saved = SafeReader(folder).read_metadata().state_dict_metadata
     weights = {
         name.removeprefix(WEIGHT): tuple(tensor.size)
         for name, tensor in sorted(saved.items())  # so that equal models are equal files
         if name.startswith(WEIGHT) and isinstance(tensor, TensorStorageMetadata)
     }
-    return write_model(output, shape, description.value_type, weights, lambda name: _load(folder, name, weights[name]))
+    count = write_model(
+        output,
+        shape,
+        description.value_type,
+        weights,
+        lambda name: _load(folder, name, weights[name]),
+        model,
+        _borders_of_documents(tokenizer),
+    )
+    files = files_to_carry(model.folder if model else None, tokenizer)
+    for reason in copy_files(files, output):
+        tell(f"note: {reason}")
+    carried = ([CONFIG_FILE] if model is not None else []) + [name for name in files if (output / name).exists()]
+    if carried:
+        tell(f"taken over: {', '.join(carried)}")
+    return count
+
+
+def _borders_of_documents(tokenizer: Path | None) -> tuple[int | None, int | None]:
+    """The tokens before and after a document, of a tokenizer that can be read here."""
+    if tokenizer is None or not tokenizer.is_file():
+        return None, None
+    try:
+        opened = FileTokenizer(str(tokenizer))
+    except (ModuleNotFoundError, ValueError):
+        return None, None
+    return opened.begin_of_document, opened.end_of_document
 
 
 def _load(folder: Path, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -59,9 +113,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m holmes_runtime.export", description="A model for transformers.")
     parser.add_argument("checkpoint", type=Path, help="a step-... folder, or the folder of all: its newest")
     parser.add_argument("output", type=Path, help="the model's folder, which must not exist or be empty")
+    parser.add_argument(
+        "--published", type=Path, help="the model the run began with, where it is not where `weights` named it"
+    )
     arguments = parser.parse_args()
     try:
-        count = export(arguments.checkpoint, arguments.output)
+        count = export(
+            arguments.checkpoint, arguments.output, arguments.published, lambda said: print(said, file=sys.stderr)
+        )
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

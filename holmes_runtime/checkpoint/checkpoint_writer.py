@@ -6,12 +6,13 @@ import contextlib
 import shutil
 import uuid
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from torch.distributed import ProcessGroup
 
 from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder, newest_in, write_durably
-from holmes_runtime.checkpoint.description import DESCRIPTION_FILE, Counters, describe
+from holmes_runtime.checkpoint.description import DESCRIPTION_FILE, Counters, Description, Origin, describe, kept_origin
 from holmes_runtime.checkpoint.host_folders import HostFolders, Said
 from holmes_runtime.checkpoint.memory_files import MemoryFiles
 from holmes_runtime.checkpoint.piece_copies import copy_files
@@ -53,12 +54,17 @@ class CheckpointWriter:
         self._memory, self._group = memory, group
         self._copied_to = folders.copied_to(config.checkpoint.copies)
         self._newest: str | None = None
+        self._loaded: Origin | None = None
         self.note_newest()
 
     def note_newest(self) -> None:
         """Take the newest checkpoint there is now for the one that the next save follows."""
         newest = newest_in(self._folder.path)
         self._newest = newest.name if newest else None
+
+    def note_origin(self, loaded: Origin | None) -> None:
+        """Go on saying where the run that was loaded began."""
+        self._loaded = loaded
 
     def write(self, pieces: dict[str, TensorPiece], counters: Counters, begun_by: str, pace: Pace) -> None:
         """Each step is taken only once all ranks have done the one before; old checkpoints go last.
@@ -138,8 +144,13 @@ class CheckpointWriter:
         }
         together = joined_boxes(tensors)
         said = (INDEX_VERSION, uuid.uuid4().hex, begun_by, self._generation, counters.steps)
-        text = describe(self._config, self._data_digest, counters).to_json()
+        text = self._describe(counters).to_json()
         return PieceIndex(*said, digest_of(text.encode()), files_of(together, hosts), together)
+
+    def _describe(self, counters: Counters) -> Description:
+        described = describe(self._config, self._data_digest, counters)
+        assert described.origin is not None
+        return replace(described, origin=kept_origin(self._loaded, described.origin))
 
     def _publish(self, partial: Path, index: PieceIndex | None, counters: Counters) -> Exception | None:
         """The first rank of a folder gives the checkpoint there its name; what went wrong, if anything."""
@@ -149,8 +160,7 @@ class CheckpointWriter:
             assert index is not None
             self._refuse_another_run()
             write_metadata(partial, index.tensors)
-            description = describe(self._config, self._data_digest, counters)
-            write_durably(partial / DESCRIPTION_FILE, description.to_json())
+            write_durably(partial / DESCRIPTION_FILE, self._describe(counters).to_json())
             write_durably(partial / INDEX_FILE, index_text(index))
             self._folder.publish(counters.steps)
             self.note_newest()

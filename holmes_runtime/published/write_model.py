@@ -11,11 +11,13 @@ from torch import Tensor
 
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_settings import Precision
-from holmes_runtime.published.architectures import CONFIG_FILE, published_config
+from holmes_runtime.published.architectures import CONFIG_FILE, carried_config, published_config
+from holmes_runtime.published.carried_model import CarriedModel
 from holmes_runtime.published.safetensors_files import write_tensors
 from holmes_runtime.published.safetensors_header import SINGLE_FILE
 from holmes_runtime.published.weight_names import Rows, is_transposed, rows_of
 
+POSITION_TABLE = "position_embedding.weight"
 FORMAT_NAMES: dict[Precision, str] = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 
 
@@ -25,13 +27,23 @@ def write_model(
     value_type: Precision,
     weights: Mapping[str, tuple[int, ...]],
     load: Callable[[str], Tensor],
+    carried: CarriedModel | None = None,
+    borders: tuple[int | None, int | None] = (None, None),
 ) -> int:
     """Writes the model of `shape` whose `weights` have these shapes; how many tensors.
 
-    `load` gives one, which alone is in memory. A model of one's own is no published architecture: its weights keep
-    their names, and there is no config.json. Raises ValueError where no published architecture is that model.
+    `load` gives one, which alone is in memory. What the published model `carried`, which the weights began as, says of
+    itself is kept, and the positions it has beyond those trained; else `borders` are the tokens at the borders of
+    documents. A model of one's own is no published architecture:
+    its weights keep their names, and there is no config.json. Raises ValueError where no published architecture is
+    that model.
     """
-    config = None if shape.factory is not None else published_config(shape, value_type)
+    config = None if shape.factory is not None else published_config(shape, value_type, *borders)
+    if carried is not None:
+        beyond = torch.empty(0) if carried.positions is None else carried.positions[shape.seq_length :]
+        config = carried_config(carried.config, shape, value_type, shape.seq_length + len(beyond))
+        if len(beyond):
+            weights, load = _with_positions(weights, load, beyond)
     rows = {name: _own_rows(name, size) for name, size in weights.items()}
     if config is not None:
         rows = {name: rows_of(shape, name, size[0]) for name, size in weights.items()}
@@ -42,6 +54,18 @@ def write_model(
     if config is not None:
         (folder / CONFIG_FILE).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     return len(tensors)
+
+
+def _with_positions(
+    weights: Mapping[str, tuple[int, ...]], load: Callable[[str], Tensor], beyond: Tensor
+) -> tuple[Mapping[str, tuple[int, ...]], Callable[[str], Tensor]]:
+    """The weights with the rows `beyond` after those of the table of positions."""
+    rows, width = weights[POSITION_TABLE]
+
+    def load_whole(name: str) -> Tensor:
+        return torch.cat([load(name), beyond.float()]) if name == POSITION_TABLE else load(name)
+
+    return {**weights, POSITION_TABLE: (rows + len(beyond), width)}, load_whole
 
 
 def _own_rows(name: str, size: tuple[int, ...]) -> tuple[Rows, ...]:

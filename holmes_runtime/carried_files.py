@@ -1,0 +1,57 @@
+"""Files of a published model that an export takes over as they are: tokenizer and generation settings."""
+
+from __future__ import annotations
+
+import filecmp
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from holmes_runtime.data.document_tokens import TOKENIZER_FILE
+
+GENERATION_FILE = "generation_config.json"
+TOKENIZER_FILES = (
+    *(TOKENIZER_FILE, "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "chat_template.jinja"),
+)
+MAX_FILE_BYTES = 2**28  # the largest tokenizers have some tens of MB
+
+
+def files_to_carry(folder: Path | None, tokenizer: Path | None) -> dict[str, Path]:
+    """Return the files to copy, by their names in the export, of what there is.
+
+    `folder` is the published model's; `tokenizer` the file that text was read by, which counts where the two differ. A
+    tokenizer under its usual name brings along the files beside it.
+    """
+    from_folder = _there(folder, (GENERATION_FILE, *TOKENIZER_FILES)) if folder is not None else {}
+    if tokenizer is None or not tokenizer.is_file() or _is_same(from_folder.get(TOKENIZER_FILE), tokenizer):
+        return from_folder
+    beside = _there(tokenizer.parent, TOKENIZER_FILES) if tokenizer.name == TOKENIZER_FILE else {}
+    generation = {name: path for name, path in from_folder.items() if name == GENERATION_FILE}
+    return {**generation, **beside, TOKENIZER_FILE: tokenizer}
+
+
+def copy_files(files: dict[str, Path], output: Path) -> list[str]:
+    """Copy `files` into `output`, which has none of them; return the reasons why some could not be."""
+    reasons = []
+    for name, path in files.items():
+        try:
+            if path.stat().st_size > MAX_FILE_BYTES:
+                reasons.append(f"{path} is not copied: it has more than {MAX_FILE_BYTES} bytes")
+                continue
+            with open(path, "rb") as source, open(output / name, "xb") as target:
+                shutil.copyfileobj(source, target)
+        except OSError as error:
+            reasons.append(f"{path} is not copied: {error}")
+    return reasons
+
+
+def _there(folder: Path, names: Sequence[str]) -> dict[str, Path]:
+    return {name: folder / name for name in names if (folder / name).is_file()}
+
+
+def _is_same(path: Path | None, other: Path) -> bool:
+    try:
+        return path is not None and filecmp.cmp(path, other, shallow=False)
+    except OSError:
+        return False

@@ -1,0 +1,39 @@
+"""What an export takes from the published model that its run began with, beside files that are copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from holmes_runtime.config.model_shape import ModelShape
+from holmes_runtime.published.architectures import read_config
+from holmes_runtime.published.check_published import check_config, check_published
+from holmes_runtime.published.safetensors_files import TensorFolder
+from holmes_runtime.published.weight_names import POSITIONS
+
+
+@dataclass(frozen=True)
+class CarriedModel:
+    """config.json of the model in `folder`, and of a GPT-2 its whole table of positions, (n_positions, hidden_size)."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    positions: Tensor | None
+
+
+def read_carried(folder: Path, shape: ModelShape) -> CarriedModel:
+    """Return what is carried from the model in `folder`.
+
+    Raises:
+        ValueError: it is not, or no longer, a model of `shape`.
+        OSError: a file cannot be read.
+    """
+    check_config(folder, shape)
+    positions = None
+    if shape.family == "gpt":
+        positions = TensorFolder(check_published(folder, shape)).tensor(POSITIONS)
+    return CarriedModel(folder, read_config(folder), positions)
