@@ -21,7 +21,11 @@ from holmes_runtime.node.near_cpus import stay_near_gpu
 
 
 def main() -> None:
-    """Import and run MODULE; leave at once when its `main` returns. An exception takes the ordinary way out."""
+    """Import and run MODULE; leave at once when its `main` returns or raises.
+
+    Without taking torch apart: after an error its threads still run, and now and then one of them is then ended by
+    SIGABRT or SIGBUS, which would stand for the error's exit code.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, {ASK_SIGNAL})
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     stay_near_gpu(os.environ)  # before torch is imported: threads take over what their maker stays on
@@ -30,10 +34,23 @@ def main() -> None:
     gc.freeze()
     gc.enable()
     sys.argv = sys.argv[1:]
-    code = run() or 0
+    code = _exit_code(run)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _exit_code(run: Callable[[], int | None]) -> int:
+    """Run it; return the code that Python would exit with, having printed what Python would print."""
+    try:
+        return run() or 0
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+    return 1
 
 
 if __name__ == "__main__":

@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 MODULE = """
-import gc, sys
+import atexit, gc, os, sys
 
 def main():
+    atexit.register(os.abort)  # as a thread of a library may, while the process is taken apart
     print(sys.argv, gc.isenabled())
     if sys.argv[1] == "raise":
         raise ValueError("on purpose")
+    if sys.argv[1] in ("exit 2", "say"):
+        sys.exit(2 if sys.argv[1] == "exit 2" else "no such file")
     return int(sys.argv[1])
 """
 
@@ -33,10 +36,14 @@ def test_exit_code_and_output_are_those_of_main(tmp_path: Path, code: int) -> No
     assert done.stdout == f"['given', '{code}'] True\n"
 
 
-def test_exception_takes_the_ordinary_way_out(tmp_path: Path) -> None:
-    done = started(tmp_path, "raise")
-    assert done.returncode == 1
-    assert "ValueError: on purpose" in done.stderr
+@pytest.mark.parametrize(
+    ("argument", "code", "last"),
+    [("raise", 1, "ValueError: on purpose"), ("exit 2", 2, ""), ("say", 1, "no such file")],
+)
+def test_an_error_ends_with_its_own_exit_code_and_words(tmp_path: Path, argument: str, code: int, last: str) -> None:
+    done = started(tmp_path, argument)
+    assert done.returncode == code
+    assert done.stderr.strip().endswith(last)
 
 
 def test_agent_imports_nothing_that_takes_long() -> None:
