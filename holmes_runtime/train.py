@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from holmes_runtime import metrics
-from holmes_runtime.checkpoint.checkpoint_notices import CheckpointNotices
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.comm import process_groups
@@ -28,6 +27,7 @@ from holmes_runtime.memory_report import named_when_full, record_places
 from holmes_runtime.node.near_cpus import RANK_CPUS
 from holmes_runtime.node.process_tree import die_with_parent
 from holmes_runtime.outer.outer_loop import OuterLoop
+from holmes_runtime.rank_notices import RankNotices
 from holmes_runtime.run_steps import run_steps
 from holmes_runtime.trace import StepProfiler
 from holmes_runtime.trainer import Trainer
@@ -119,7 +119,9 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
     groups = process_groups.open_groups(config, me.rank, device, where.now)
     where.now("comparing its data with the others'")
     check_same_corpus(HostCorpus(me.host, corpus.num_tokens, corpus.digest))
-    notices = CheckpointNotices(launched.metrics_dir, me.rank)
+    notices = RankNotices(launched.metrics_dir, me.rank)
+    if corpus.bad_lines.count:
+        notices.say("data", corpus.bad_lines.sentence, bad_lines_skipped=corpus.bad_lines.count)
     checkpoints = Checkpoints(config, me, corpus.digest, notices) if config.checkpoint else None
     is_new = checkpoints is None or checkpoints.is_empty
     where.now("building the model", alone=True)

@@ -25,6 +25,7 @@ from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, Group, Rank
 from holmes_runtime.config.run_config import SCHEMA_VERSION, RunConfig, Stage
 from holmes_runtime.config.run_settings import Data, Optimizer, Precision
 from holmes_runtime.config.schedule import ScheduleName
+from holmes_runtime.data.bad_lines import BadLines
 from holmes_runtime.data.corpus import Corpus
 from holmes_runtime.data.stored_bytes import MemoryBytes
 from holmes_runtime.data.tokens import Part, Tokens
@@ -203,7 +204,7 @@ def random_corpus(model: ModelShape) -> Corpus:
     """Tokens for a hundred samples, the same in every process."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.vocab_size, (100 * model.seq_length,), generator=generator)
-    return Corpus((Tokens([Part("random", MemoryBytes(array("q", tokens.tolist())), "int64")]),), (), "")
+    return Corpus((Tokens([Part("random", MemoryBytes(array("q", tokens.tolist())), "int64")]),), (), "", BadLines(0))
 
 
 def _take_steps(trainer: Trainer, seconds: float) -> Cost:

@@ -16,7 +16,7 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Run, Settings, State
 from holmes_core.remote.slurm.slurm_step import slurm_name
 from holmes_core.remote.slurm.slurm_word import slurm_word
-from holmes_runtime.config.rank_metrics import CheckpointNotice
+from holmes_runtime.config.rank_metrics import RankNotice
 from launcher.islands.coming_back import ComingBack
 from launcher.islands.island_part import IslandPart
 from launcher.journal.rank_files import FilePart, write_part
@@ -208,7 +208,7 @@ class Launch:
             write_part(self.folder.path, event)
         else:
             self._record.take(event)
-            if isinstance(event, CheckpointNotice):
+            if isinstance(event, RankNotice):
                 self._record.write(self._plan, self._attempt.number, "running")
 
     def _say_slow_gradients(self, step: FinishedStep) -> None:

@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
                 "admission.socket_filter",
                 "data.text",
                 "data.document_tokens",
+                "data.bad_lines",
                 "data.check_inputs",
                 "data.token_file",
             )

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_runtime.config.run_settings import Data
+from holmes_runtime.data.bad_lines import BadLines
 from holmes_runtime.data.check_inputs import check_source
 from holmes_runtime.data.text import Tokenizer, open_tokenizer, source_files, tokenized
 from holmes_runtime.data.token_file import TokenFileWriter, index_path, token_type_of
@@ -26,27 +27,32 @@ def data_command(
     tokenizer: Annotated[
         Path | None, typer.Option("--tokenizer", help="A JSON file of the `tokenizers` library; else bytes.")
     ] = None,
+    skip_bad_lines: Annotated[
+        int, typer.Option("--skip-bad-lines", min=0, help="Lines or rows without text that may be left out, in all.")
+    ] = 0,
 ) -> None:
     """Turn text into a Megatron-compatible token file, which nodes train on without the tokenizer."""
-    files = _sources(source, pattern)
+    files = _sources(source, pattern, skip_bad_lines)
     _check_output(output)
     tokenizers = {suffix: _open(suffix, tokenizer) for suffix in {file.suffix for file in files}}
     vocab_size = max(opened.vocab_size for opened in tokenizers.values())
-    writer = TokenFileWriter(output, token_type_of(vocab_size))
+    writer, bad_lines = TokenFileWriter(output, token_type_of(vocab_size)), BadLines(skip_bad_lines)
     try:
-        _write(files, tokenizers, writer)
+        _write(files, tokenizers, writer, bad_lines)
     except (ModuleNotFoundError, ValueError) as error:
         raise HolmesError(str(error), "correct the text, or leave the file out with --pattern") from None
     except OSError as error:
         raise HolmesError(f"cannot write {output}: {error}", "nothing was left behind", ANSWER_IS_NO) from None
     out.print(f"tokens: {output} ({writer.num_tokens:,} tokens, {writer.num_documents:,} documents)", soft_wrap=True)
+    if bad_lines.count:
+        err.print(bad_lines.sentence, markup=False, soft_wrap=True)
     next_step = (
         f"in job.yaml, `data: {{path: {output.absolute()}}}` and `vocab_size: {vocab_size}` (or more) in `model`"
     )
     out.print(f"next: {next_step}", markup=False, soft_wrap=True)
 
 
-def _sources(source: Path, pattern: str) -> list[Path]:
+def _sources(source: Path, pattern: str, skip_bad_lines: int) -> list[Path]:
     """Text files alone, which are all what their names say."""
     try:
         for file in source_files(source, pattern):
@@ -54,7 +60,7 @@ def _sources(source: Path, pattern: str) -> list[Path]:
                 raise HolmesError(
                     f"{file} has tokens, not text", "train on it as it is: `data: {path: ...}` in job.yaml"
                 )
-        return check_source(source, Data(str(source), pattern, None, "joined", 0.0, False, None))
+        return check_source(source, Data(str(source), pattern, None, "joined", 0.0, False, None, skip_bad_lines))
     except FileNotFoundError as error:
         raise HolmesError(str(error), "give a file, or a folder and a --pattern that matches its text") from None
     except (OSError, ValueError, ModuleNotFoundError) as error:
@@ -82,13 +88,13 @@ def _open(suffix: str, tokenizer: Path | None) -> Tokenizer:
         raise HolmesError(str(error), "name a tokenizer.json of the `tokenizers` library") from None
 
 
-def _write(files: list[Path], tokenizers: dict[str, Tokenizer], writer: TokenFileWriter) -> None:
+def _write(files: list[Path], tokenizers: dict[str, Tokenizer], writer: TokenFileWriter, bad_lines: BadLines) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as progress, writer:
         task = progress.add_task("tokenizing", total=sum(file.stat().st_size for file in files))
         for file in files:
             tokenizer = tokenizers[file.suffix]
-            for piece, parts in tokenized(file, tokenizer):
+            for piece, parts in tokenized(file, tokenizer, bad_lines):
                 for part in parts:
                     writer.add(part)
                 if piece.ends_document:

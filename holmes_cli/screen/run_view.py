@@ -17,7 +17,7 @@ from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.terminal import err, out
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_bytes, format_duration, format_memory, format_seconds
-from holmes_runtime.config.rank_metrics import CheckpointNotice, CheckpointTopic
+from holmes_runtime.config.rank_metrics import NoticeTopic, RankNotice
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent, to_line
 from launcher.journal.step_metrics import StepMetrics
 
@@ -52,7 +52,7 @@ class RunView:
         self._held: dict[int, deque[LogLine]] = {}
         self._held_since_s = 0.0
         self._notices: deque[str] = deque(maxlen=LAST_LINES)
-        self._weights: dict[CheckpointTopic, str] = {}  # where they come from, and the newest that are safe
+        self._of_rank_0: dict[NoticeTopic, str] = {}  # on its data and its weights
         drawn = err.is_terminal and not as_json
         self._live = Live(console=err, get_renderable=self.screen, refresh_per_second=4) if drawn else None
 
@@ -81,8 +81,8 @@ class RunView:
         elif isinstance(event, Notice):
             self._notices.append(event.text)
             self._print(event.text)
-        elif isinstance(event, CheckpointNotice):  # rank 0 has printed it, too
-            self._weights[event.topic] = event.sentence
+        elif isinstance(event, RankNotice):  # rank 0 has printed it, too
+            self._of_rank_0[event.topic] = event.sentence
 
     def take_run(self, run_id: str, started_at_s: float) -> None:
         """The run that is shown, and when it began (Unix time)."""
@@ -92,7 +92,7 @@ class RunView:
 
     def take_plan(self, plan: Plan) -> None:
         """From now on the run follows this plan."""
-        self._plan, self._states, self._held, self._weights = plan, {}, {}, {}
+        self._plan, self._states, self._held, self._of_rank_0 = plan, {}, {}, {}
         self._pace_s.clear()
 
     def _print(self, text: str) -> None:
@@ -161,7 +161,7 @@ class RunView:
         ]
         if self._step is not None:
             parts.append(Text(self._step_text(self._step)))
-        parts += [Text(sentence) for sentence in self._weights.values()]
+        parts += [Text(sentence) for sentence in self._of_rank_0.values()]
         parts.append(self._nodes_table())
         parts += [Text(notice, style="yellow") for notice in self._notices]
         return Group(*parts, *self._lines)

@@ -65,6 +65,9 @@ class Data(Record):
     bytes: bool = False
     """Bytes are meant: files that are no text, such as images, are trained on as they are, and text as its bytes under
     any vocabulary; else both are refused. Example: true"""
+    skip_bad_lines: Annotated[int, Field(ge=0)] = 0
+    """Lines of JSON and rows of Parquet, in all files, that may hold no text and are then skipped; how many were is in
+    the run's record. One more ends the run, which names its file and line. Example: 100"""
     documents: Literal["joined", "separate"] = "joined"
     """separate: attention stays inside a document, and positions count from where it begins in the sample. Documents
     are those of an .idx, the lines of a .jsonl, and else whole files. Example: separate"""

@@ -17,7 +17,6 @@ from threading import Thread
 
 from holmes_runtime.admission.own_sockets import beside_newer, own_connections
 from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder, before, steps_of
-from holmes_runtime.checkpoint.checkpoint_notices import CheckpointNotices
 from holmes_runtime.checkpoint.checkpoint_writer import CheckpointWriter
 from holmes_runtime.checkpoint.description import (
     DESCRIPTION_FILE,
@@ -41,6 +40,7 @@ from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_re
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.parallel.gradient_buckets import Shard
+from holmes_runtime.rank_notices import RankNotices
 
 NOTHING: Mapping[str, TensorPiece] = {}
 # Of the time between two saves: over which copies are sent, and from when on they no longer give way to training. A
@@ -55,7 +55,7 @@ class Checkpoints:
     its own: what a step may have to wait for, before it updates the state, is a copy of that in host memory.
     """
 
-    def __init__(self, config: RunConfig, me: Rank, data_digest: str, notices: CheckpointNotices) -> None:
+    def __init__(self, config: RunConfig, me: Rank, data_digest: str, notices: RankNotices) -> None:
         """Raises RuntimeError if a host cannot write, or if folders hold a run that this one does not resume."""
         assert config.checkpoint is not None
         self._config, self._me, self._data_digest, self._notices = config, me, data_digest, notices

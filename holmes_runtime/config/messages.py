@@ -10,7 +10,7 @@ from typing import NamedTuple, get_args
 
 from holmes_runtime.config.meeting_words import FromMeeting, ToMeeting
 from holmes_runtime.config.node_config import GpuClaim, TunnelEnd, TunnelFault
-from holmes_runtime.config.rank_metrics import CheckpointNotice, RankFileKind, RankMetrics
+from holmes_runtime.config.rank_metrics import RankFileKind, RankMetrics, RankNotice
 from holmes_runtime.config.strict_json import parse_one_of, to_json
 
 ASK_SIGNAL = signal.SIGUSR2  # blocked in all threads from the start on; one waits for it, even while others are stuck
@@ -294,7 +294,7 @@ Message = (
     | RanksUp
     | RankPrinted
     | RankMetrics
-    | CheckpointNotice
+    | RankNotice
     | RankFile
     | RankFailed
     | RankStates

@@ -11,7 +11,7 @@ from holmes_runtime.config.verdicts import Verdict
 
 METRICS_FILE = "metrics-rank{rank}.jsonl"
 PRINTS_STEPS = "HOLMES_PRINTS_STEPS"  # a variable that is set where no launcher shows what ranks leave in files
-CHECKPOINT_NOTICES_FILE = "checkpoints-rank{rank}.jsonl"
+NOTICES_FILE = "notices-rank{rank}.jsonl"
 
 
 class ByteCounters(NamedTuple):
@@ -101,21 +101,22 @@ class RankMetrics(NamedTuple):
     outer: OuterExchange | None
 
 
-CheckpointTopic = Literal["start", "warning", "saved"]
+NoticeTopic = Literal["data", "start", "warning", "saved"]
 
 
-class CheckpointNotice(NamedTuple):
-    """A sentence on a run's weights.
+class RankNotice(NamedTuple):
+    """A sentence on the data and the weights of a run.
 
-    topic: start: where they come from; warning: what is wrong or different in the checkpoint that they come from;
-    saved: one more checkpoint is whole. safe_steps: those of a checkpoint that is whole, to start again from; None
-    where the sentence is of none.
+    topic: data: lines of it are skipped, `bad_lines_skipped` in all; start: where the weights come from; warning:
+    something is wrong or different in the checkpoint that they come from; saved: one more checkpoint is whole.
+    safe_steps: those of a checkpoint that is whole, to start again from; None in sentences on anything else.
     """
 
     rank: int
-    topic: CheckpointTopic
+    topic: NoticeTopic
     sentence: str
     safe_steps: int | None
+    bad_lines_skipped: int = 0
 
 
 MOST_SPANS = 200_000  # of a rank's trace

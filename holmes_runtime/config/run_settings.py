@@ -55,7 +55,8 @@ class Data:
 
     Read by file name: .bin as Megatron tokens, .jsonl and all else as text; text becomes bytes, or the tokens of
     `tokenizer`, a `tokenizers` file. Where `documents` are separate, attention does not cross their borders. The last
-    `validation_fraction` of each source is for evaluation. With `bytes` files that are no text are read as they are;
+    `validation_fraction` of each source is for evaluation. With `bytes` files that are no text are read as they are; up
+    to `skip_bad_lines` lines or rows of all files may hold no document;
     `expected_tokenizer` is the one that text needs, as the model's tokens are no bytes; None where they are, or may be.
     """
 
@@ -66,11 +67,13 @@ class Data:
     validation_fraction: float
     bytes: bool
     expected_tokenizer: str | None
+    skip_bad_lines: int = 0
 
     def __post_init__(self) -> None:
         fraction, paths = self.validation_fraction, [source.path for source in self.sources]
         check("validation_fraction", fraction, "must be in [0, 1)", 0 <= fraction < 1)
         check("path", paths, "must name sources, each once", 0 < len(set(paths)) == len(paths))
+        check("skip_bad_lines", self.skip_bad_lines, "must not be negative", self.skip_bad_lines >= 0)
 
     @property
     def sources(self) -> tuple[Source, ...]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Data
+from holmes_runtime.data.bad_lines import BadLines
 from holmes_runtime.data.documents import has_documents, read_documents
 from holmes_runtime.data.file_kind import check_text
 from holmes_runtime.data.text import source_files
@@ -48,7 +49,7 @@ def check_source(path: Path, data: Data) -> list[Path]:
         if file.suffix == ".bin":
             read_index(file)
         elif has_documents(file):
-            next(read_documents(file), None)
+            next(read_documents(file, BadLines(data.skip_bad_lines)), None)
         elif not data.bytes:
             check_text(file, len(files))
     return files

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holmes_runtime.config.run_settings import BYTE_VALUES, Data
+from holmes_runtime.data.bad_lines import BadLines
 from holmes_runtime.data.check_inputs import check_source
 from holmes_runtime.data.documents import has_documents
 from holmes_runtime.data.same_corpus import digest_of
@@ -18,11 +19,15 @@ from holmes_runtime.data.tokens import Part, Tokens
 
 @dataclass(frozen=True)
 class Corpus:
-    """By source, its tokens; `digest` is equal where they are. `validation` is the end of each."""
+    """By source, its tokens; `digest` is equal where they are. `validation` is the end of each.
+
+    `bad_lines` of its text hold no document and are skipped.
+    """
 
     training: tuple[Tokens, ...]
     validation: tuple[Tokens, ...]
     digest: str
+    bad_lines: BadLines
 
     @property
     def num_tokens(self) -> int:
@@ -43,7 +48,8 @@ def load_corpus(data: Data, host: str, seq_length: int, vocab_size: int) -> Corp
 
 
 def _load(data: Data, seq_length: int, vocab_size: int) -> Corpus:
-    opened = [_open_source(Path(source.path), data, vocab_size) for source in data.sources]
+    bad_lines = BadLines(data.skip_bad_lines)
+    opened = [_open_source(Path(source.path), data, vocab_size, bad_lines) for source in data.sources]
     training, validation = [], []
     for source, parts in zip(data.sources, opened, strict=True):
         tokens = Tokens(parts)
@@ -61,13 +67,14 @@ def _load(data: Data, seq_length: int, vocab_size: int) -> Corpus:
     if data.documents == "separate" and len(parts) == 1 and not parts[0].documents:
         raise ValueError(f"{parts[0].name} is one document, as plain text is: documents cannot be separate")
     indices = [part.documents.index_file for part in parts if isinstance(part.documents, DocumentStarts)]
-    return Corpus(tuple(training), tuple(validation), digest_of([*(part.stored for part in parts), *indices]))
+    digest = digest_of([*(part.stored for part in parts), *indices])
+    return Corpus(tuple(training), tuple(validation), digest, bad_lines)
 
 
-def _open_source(path: Path, data: Data, vocab_size: int) -> list[Part]:
+def _open_source(path: Path, data: Data, vocab_size: int, bad_lines: BadLines) -> list[Part]:
     """The files of one source."""
     files = check_source(path, data)
-    parts = [_open_file(file, data, vocab_size) for file in files]
+    parts = [_open_file(file, data, vocab_size, bad_lines) for file in files]
     for part in parts:
         if part.largest_token is not None and part.largest_token >= vocab_size:
             raise ValueError(
@@ -77,7 +84,7 @@ def _open_source(path: Path, data: Data, vocab_size: int) -> list[Part]:
     return parts
 
 
-def _open_file(path: Path, data: Data, vocab_size: int) -> Part:
+def _open_file(path: Path, data: Data, vocab_size: int, bad_lines: BadLines) -> Part:
     tokenizer = data.tokenizer
     if path.suffix == ".bin":
         return _token_part(path, read_index(path), data)
@@ -85,10 +92,10 @@ def _open_file(path: Path, data: Data, vocab_size: int) -> Part:
         raise ValueError(f"{path} is read as bytes, which takes a vocab_size of {BYTE_VALUES}, not {vocab_size}")
     if tokenizer is None and not has_documents(path):
         return Part(str(path), FileBytes(path), "uint8")
-    return _tokenized(path, data)
+    return _tokenized(path, data, bad_lines)
 
 
-def _tokenized(path: Path, data: Data) -> Part:
+def _tokenized(path: Path, data: Data, bad_lines: BadLines) -> Part:
     """Documents, or text for a tokenizer: tokenized once on this host, and read from the file that came of it."""
     try:
         tokenizer = open_tokenizer(path, data.tokenizer)
@@ -97,7 +104,7 @@ def _tokenized(path: Path, data: Data) -> Part:
             f"{error}: install it, or tokenize once where it is, `holmes data {path} --tokenizer {data.tokenizer} "
             "-o TOKENS.bin`, and train on TOKENS.bin"
         ) from None
-    return _token_part(path, kept_tokens(path, data.tokenizer, tokenizer), data)
+    return _token_part(path, kept_tokens(path, data.tokenizer, tokenizer, bad_lines), data)
 
 
 def _token_part(name: Path, index: TokenFile, data: Data) -> Part:

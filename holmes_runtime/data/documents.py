@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, cast
 
+from holmes_runtime.data.bad_lines import BadLines
 from holmes_runtime.data.file_kind import check_format
 
 GZIP_LINES, ZSTD_LINES, PARQUET = ".jsonl.gz", ".jsonl.zst", ".parquet"
@@ -33,22 +34,22 @@ def has_documents(path: Path) -> bool:
     return path.name.endswith(SUFFIXES)
 
 
-def read_documents(path: Path) -> Iterator[Document]:
-    """Yield the documents of file `path`.
+def read_documents(path: Path, bad_lines: BadLines) -> Iterator[Document]:
+    """Yield the documents of file `path`, without lines and rows that have no text, as far as `bad_lines` allows it.
 
     Raises:
-        ValueError: a line or row has no text, or the file is not what its name says; both are named.
+        ValueError: one line or row too many has no text, or the file is not what its name says; both are named.
         ModuleNotFoundError: a Python package that reads such files is not here.
         OSError: the file cannot be read.
     """
     if path.name.endswith(PARQUET):
-        return _rows(path)
+        return _rows(path, bad_lines)
     if path.suffix == ".jsonl":
         check_format(path)
-    return _lines(path)
+    return _lines(path, bad_lines)
 
 
-def _lines(path: Path) -> Iterator[Document]:
+def _lines(path: Path, bad_lines: BadLines) -> Iterator[Document]:
     with open(path, "rb") as raw:
         lines, number, before = _decompressed(path, raw), 0, 0
         while line := _next_line(path, lines, number + 1):
@@ -56,7 +57,12 @@ def _lines(path: Path) -> Iterator[Document]:
             if line.strip():
                 read_bytes = len(line) if lines is raw else raw.tell() - before
                 before += read_bytes
-                yield _text_field(path, number, line), read_bytes
+                try:
+                    text = _text_field(line)
+                except ValueError as error:
+                    bad_lines.skip(f"{path}, line {number}: {error}")
+                else:
+                    yield text, read_bytes
 
 
 def _decompressed(path: Path, raw: BinaryIO) -> BinaryIO:
@@ -123,7 +129,8 @@ def _next_line(path: Path, lines: BinaryIO, number: int) -> bytes:
     return line
 
 
-def _text_field(path: Path, number: int, line: bytes) -> bytes:
+def _text_field(line: bytes) -> bytes:
+    """The text of a line. Raises ValueError if it has none."""
     try:
         record = json.loads(line)
         text = record["text"] if isinstance(record, dict) else None
@@ -136,10 +143,10 @@ def _text_field(path: Path, number: int, line: bytes) -> bytes:
         reason = "it is nested too deeply"
     except ValueError as error:  # no JSON, no UTF-8, or half of a surrogate pair
         reason = str(error)
-    raise ValueError(f"{path}, line {number}: {reason}")
+    raise ValueError(reason)
 
 
-def _rows(path: Path) -> Iterator[Document]:
+def _rows(path: Path, bad_lines: BadLines) -> Iterator[Document]:
     package: Any = _package(path, "pyarrow.parquet")
     try:
         file = package.ParquetFile(path)
@@ -151,9 +158,10 @@ def _rows(path: Path) -> Iterator[Document]:
     for batch in file.iter_batches(batch_size=ROWS, columns=["text"]):
         for text in batch.column(0).to_pylist():
             number += 1
-            if not isinstance(text, str):
-                raise ValueError(f'{path}, row {number}: the column "text" is {text!r}, not a string')
-            yield text.encode("utf-8"), share
+            if isinstance(text, str):
+                yield text.encode("utf-8"), share
+            else:
+                bad_lines.skip(f'{path}, row {number}: the column "text" is {text!r}, not a string')
 
 
 def _package(path: Path, name: str) -> ModuleType:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holmes_runtime.config.run_settings import BYTE_VALUES
+from holmes_runtime.data.bad_lines import BadLines
 from holmes_runtime.data.document_tokens import begin_of_document, end_of_document
 from holmes_runtime.data.documents import has_documents, read_documents
 from holmes_runtime.data.file_kind import is_regular_file
@@ -106,7 +107,9 @@ def open_tokenizer(path: Path, tokenizer: str | None) -> Tokenizer:
     return ByteTokenizer(END_OF_DOCUMENT_BYTE if has_documents(path) else None)
 
 
-def tokenized(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Piece, tuple[Iterable[int], ...]]]:
+def tokenized(
+    path: Path, tokenizer: Tokenizer, bad_lines: BadLines
+) -> Iterator[tuple[Piece, tuple[Iterable[int], ...]]]:
     """The pieces of file `path` with their tokens, among them those at the borders of documents.
 
     Raises:
@@ -114,7 +117,7 @@ def tokenized(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Piece, tuple[I
     """
     begin, end = (() if each is None else (each,) for each in (tokenizer.begin_of_document, tokenizer.end_of_document))
     begins_document = True
-    for batch in _batches(pieces(path)):
+    for batch in _batches(_pieces(path, bad_lines)):
         try:
             encoded = tokenizer.encode([piece.text for piece in batch])
         except UnicodeDecodeError as error:
@@ -124,16 +127,17 @@ def tokenized(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Piece, tuple[I
             begins_document = piece.ends_document
 
 
-def pieces(path: Path) -> Iterator[Piece]:
-    """The text of file `path`, piece by piece. Raises ValueError naming the line of a file of documents that has none.
+def _pieces(path: Path, bad_lines: BadLines) -> Iterator[Piece]:
+    """The text of file `path`, piece by piece.
 
     Raises:
+        ValueError: one line too many of a file of documents has none.
         ModuleNotFoundError: it takes a Python package to read, which is not here.
     """
     if not has_documents(path):
         yield from _raw_text(path)
         return
-    for text, source_bytes in read_documents(path):
+    for text, source_bytes in read_documents(path, bad_lines):
         yield Piece(text, ends_document=True, source_bytes=source_bytes)
 
 

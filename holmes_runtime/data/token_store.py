@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from holmes_runtime.data.bad_lines import BadLines
 from holmes_runtime.data.same_corpus import digest_of
 from holmes_runtime.data.stored_bytes import FileBytes
 from holmes_runtime.data.text import Tokenizer, tokenized
@@ -25,11 +27,13 @@ PROGRESS_S = 10.0
 LOOK_S = 0.2  # between two looks whether the tokens are there
 
 
-def kept_tokens(path: Path, tokenizer_file: str | None, tokenizer: Tokenizer) -> TokenFile:
+def kept_tokens(path: Path, tokenizer_file: str | None, tokenizer: Tokenizer, bad_lines: BadLines) -> TokenFile:
     """Return the tokens of text file `path`, made now if this host does not have them.
 
+    Lines that were skipped count in `bad_lines`, whoever made the tokens.
+
     Raises:
-        ValueError: the file is not text; it is named, and where.
+        ValueError: the file is not text, or has too many bad lines; it is named, and where.
         OSError: the file cannot be read, or its tokens not be kept.
     """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "holmes" / "tokens"
@@ -43,13 +47,21 @@ def kept_tokens(path: Path, tokenizer_file: str | None, tokenizer: Tokenizer) ->
             for left in folder.glob(f".{kept.stem}.*"):  # by a process that was killed
                 left.unlink()
             try:
-                _make(path, tokenizer, kept)
+                _make(path, tokenizer, kept, BadLines(bad_lines.limit))
             except OSError as error:
                 raise OSError(
                     f"{path} cannot be tokenized into {folder}: {error}; make room there, name another folder by "
                     "XDG_CACHE_HOME in `launch.environment`, or train on what `holmes data` writes"
                 ) from None
+    if _skipped_file(kept).is_file():
+        count, first = json.loads(_skipped_file(kept).read_text(encoding="utf-8"))
+        bad_lines.skip(first, count)
     return read_index(kept)
+
+
+def _skipped_file(kept: Path) -> Path:
+    """The file that says how many lines were skipped, and the first; missing where none was."""
+    return kept.with_suffix(".skipped")
 
 
 def _key(path: Path, tokenizer_file: str | None, tokenizer: Tokenizer) -> str:
@@ -78,10 +90,10 @@ def _alone(lock: Path, path: Path) -> Iterator[None]:
         yield
 
 
-def _make(path: Path, tokenizer: Tokenizer, kept: Path) -> None:
+def _make(path: Path, tokenizer: Tokenizer, kept: Path, bad_lines: BadLines) -> None:
     size, done, told_s = path.stat().st_size, 0, time.monotonic()
     with TokenFileWriter(kept, token_type_of(tokenizer.vocab_size)) as writer:
-        for piece, parts in tokenized(path, tokenizer):
+        for piece, parts in tokenized(path, tokenizer, bad_lines):
             for part in parts:
                 writer.add(part)
             if piece.ends_document:
@@ -90,6 +102,8 @@ def _make(path: Path, tokenizer: Tokenizer, kept: Path) -> None:
             if time.monotonic() >= told_s + PROGRESS_S:
                 told_s = time.monotonic()
                 print(f"tokenizing {path}: {done / max(1, size):.0%}", flush=True)
+        if bad_lines.count:
+            _skipped_file(kept).write_text(json.dumps([bad_lines.count, bad_lines.first]), encoding="utf-8")
 
 
 def _remove_old(folder: Path) -> None:

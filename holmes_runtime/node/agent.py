@@ -51,7 +51,7 @@ from holmes_runtime.config.messages import (
     Stuck,
 )
 from holmes_runtime.config.node_config import NodeConfig, memory_folder
-from holmes_runtime.config.rank_metrics import CHECKPOINT_NOTICES_FILE, METRICS_FILE, CheckpointNotice, RankMetrics
+from holmes_runtime.config.rank_metrics import METRICS_FILE, NOTICES_FILE, RankMetrics, RankNotice
 from holmes_runtime.config.strict_json import parse
 from holmes_runtime.node.left_files import LeftFiles
 from holmes_runtime.node.listeners import Listeners
@@ -225,8 +225,8 @@ class Agent:
                 self._report(RankPrinted(int(path.parent.name), line))
         for line in self._whole_lines(METRICS_FILE):
             self._report(parse(RankMetrics, line))
-        for line in self._whole_lines(CHECKPOINT_NOTICES_FILE):
-            self._report(parse(CheckpointNotice, line))
+        for line in self._whole_lines(NOTICES_FILE):
+            self._report(parse(RankNotice, line))
         for line in self._whole_lines(POSITIONS_FILE):
             self._report(parse(RankPosition, line))
         for part in self._left_files.new():

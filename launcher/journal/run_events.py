@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from holmes_core.records.plain_data import json_values
 from holmes_core.records.plan import Plan
-from holmes_runtime.config.rank_metrics import CheckpointNotice, OuterExchange
+from holmes_runtime.config.rank_metrics import OuterExchange, RankNotice
 from holmes_runtime.config.strict_json import decode, encode
 from launcher.journal.step_metrics import StepMetrics
 
@@ -40,12 +40,12 @@ class Notice:
     text: str
 
 
-RunEvent = NodeState | LogLine | Notice | CheckpointNotice | StepMetrics | OuterExchange
+RunEvent = NodeState | LogLine | Notice | RankNotice | StepMetrics | OuterExchange
 _KINDS: dict[str, type[RunEvent]] = {
     "node": NodeState,
     "log": LogLine,
     "notice": Notice,
-    "checkpoint": CheckpointNotice,
+    "rank_notice": RankNotice,
     "step": StepMetrics,
     "exchange": OuterExchange,
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Run, SentCode, Settings, State
-from holmes_runtime.config.rank_metrics import CheckpointNotice, OuterExchange
+from holmes_runtime.config.rank_metrics import OuterExchange, RankNotice
 from launcher.journal.prometheus import PrometheusFile
 from launcher.journal.run_events import Notice, RunEvent, View
 from launcher.journal.run_folder import RUN_FILE, RunFolder
@@ -36,6 +36,7 @@ class RunRecord:
         self._started_at_s = time.time()
         self._first: StepMetrics | None = None
         self._last: StepMetrics | None = None
+        self._bad_lines_skipped = 0
         self._origin: str | None = None
         self.safe_steps: int | None = None
         self.attempt_steps = StepTotals()
@@ -65,7 +66,8 @@ class RunRecord:
             self.attempt_steps.add(event)
             if self._prometheus:
                 self._prometheus.take_step(event)
-        elif isinstance(event, CheckpointNotice):
+        elif isinstance(event, RankNotice):
+            self._bad_lines_skipped = max(self._bad_lines_skipped, event.bad_lines_skipped)
             self._origin = event.sentence if event.topic == "start" else self._origin
             self.safe_steps = self.safe_steps if event.safe_steps is None else event.safe_steps
 
@@ -112,6 +114,7 @@ class RunRecord:
             ended_at_s=None if state == "running" else time.time(),
             exit_code=exit_code,
             steps_done=self.steps_done,
+            bad_lines_skipped=self._bad_lines_skipped,
             origin=self._origin,
             safe_steps=self.safe_steps,
             steps_skipped=self._steps_skipped,

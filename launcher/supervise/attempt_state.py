@@ -27,7 +27,7 @@ from holmes_runtime.config.messages import (
     Started,
     Stuck,
 )
-from holmes_runtime.config.rank_metrics import CheckpointNotice, RankMetrics
+from holmes_runtime.config.rank_metrics import RankMetrics, RankNotice
 from launcher.journal.rank_files import FilePart, file_part, misfit_of_part
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent
 from launcher.journal.step_metrics import FinishedStep, StepCollector
@@ -81,7 +81,7 @@ class ForMeeting:
     message: ToMeeting
 
 
-RankMessage = RankPrinted | RankMetrics | CheckpointNotice | RankFile | RankFailed | RankStates | RankPosition
+RankMessage = RankPrinted | RankMetrics | RankNotice | RankFile | RankFailed | RankStates | RankPosition
 Order = TellAll | Reconnect | GiveUp | ForMeeting
 Effect = RunEvent | FinishedStep | FilePart | Order
 
@@ -176,7 +176,7 @@ class AttemptState:
             ranks = (self._rank_at.get((node.host, message.local_rank)),)
         elif isinstance(message, RankStates):
             ranks = tuple(self._rank_at.get((node.host, one.local_rank)) for one in message.states)
-        elif isinstance(message, RankMetrics | CheckpointNotice | RankPosition | RankFile) or (
+        elif isinstance(message, RankMetrics | RankNotice | RankPosition | RankFile) or (
             isinstance(message, RankFailed) and message.rank is not None
         ):
             ranks = (message.rank if self._has_rank(node, message.rank) else None,)
@@ -200,7 +200,7 @@ class AttemptState:
             yield from self._take_metrics(node, message, now_s)
         elif isinstance(message, RankFile):
             yield file_part(message)
-        elif isinstance(message, CheckpointNotice):
+        elif isinstance(message, RankNotice):
             yield message
         elif isinstance(message, RankFailed):
             lines = message.last_lines or self._lines_of(message.rank)

@@ -96,6 +96,18 @@ def test_three_commands_train_on_local_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_bad_lines_that_were_skipped_are_counted_in_the_record(tmp_path: Path) -> None:
+    text = "".join(f'{{"text": "{number} is a number"}}\n' for number in range(200))
+    (tmp_path / "text.jsonl").write_text('{"title": "none"}\n' + text, encoding="utf-8")
+    planned(tmp_path, data={"path": str(tmp_path / "text.jsonl"), "skip_bad_lines": 3})
+    done = holmes(tmp_path, "launch", "plan.json")
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert read_file(Run, folder / "run.json").bad_lines_skipped == 1
+    assert "text.jsonl, line 1: it has no field" in holmes(tmp_path, "status").stdout
+
+
+@pytest.mark.process
 def test_failing_rank_is_shown_first_with_its_last_lines(tmp_path: Path) -> None:
     planned(tmp_path, data={"path": str(tmp_path / "gone")})
     done = holmes(tmp_path, "launch", "plan.json")

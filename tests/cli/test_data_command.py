@@ -89,6 +89,19 @@ def test_documents_of_jsonl_end_with_the_tokenizers_end_of_document(
     assert read_index(tmp_path / "out.bin").token_type == "uint16"
 
 
+def test_bad_lines_are_left_out_where_the_command_line_allows_it(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"title": "two"}\n')
+
+    refused = command("data", "a.jsonl", "-o", "out.bin")
+    done = command("data", "a.jsonl", "-o", "out.bin", "--skip-bad-lines", "1")
+
+    assert refused.code == 2
+    assert "a.jsonl, line 2" in refused.stderr
+    assert done.code == 0, done.stderr
+    assert "(4 tokens, 1 documents)" in done.stdout
+    assert "1 bad lines" in done.stderr
+
+
 def test_a_tokenizer_without_its_package_says_how_to_install_it(
     command: Command, tmp_path: Path, packages: Path
 ) -> None:

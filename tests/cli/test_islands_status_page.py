@@ -11,7 +11,7 @@ import pytest
 from holmes_core.records.plan import IslandsPlan
 from holmes_core.records.record_file import write_signed
 from holmes_core.records.run import Controller, Failure, Run
-from holmes_runtime.config.rank_metrics import CheckpointNotice, OuterExchange
+from holmes_runtime.config.rank_metrics import OuterExchange, RankNotice
 from launcher.journal.run_events import NodeState, Notice
 from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, island_name, read_run
 from launcher.journal.run_store import this_process
@@ -77,7 +77,7 @@ def write_run(runs: Path, plan: IslandsPlan, state: str = "done", controller: Co
         folder.write_event(OuterExchange(4 + number, number == 1, islands, 4096, 3_000_000, 3_000_000, 1.5, 0.25, "00"))
         if number == 1:
             folder.write_event(Notice("host b1 is lost"))
-            folder.write_event(CheckpointNotice(0, "warning", "the disk of b2 is nearly full", None))
+            folder.write_event(RankNotice(0, "warning", "the disk of b2 is nearly full", None))
         folder.write_record(RUN_FILE, common.model_copy(update={"run_id": folder.run_id, **changes}))
         folder.close()
     missing = (1,) if state == "done" else ()

@@ -23,6 +23,7 @@ HOSTS = {"hosts": [{"name": "a1"}]}
 # What a section or key needs to be there, by its name.
 NEEDS: dict[str, dict[str, Any]] = {
     "model.rope_scaling": {"model": {"rope_scaling": {"kind": "llama3", "factor": 8.0}}},
+    "model.tanh_gelu": {"model": {"family": "gpt"}},
     "data.path[]": {"data": {"path": [{"path": "/data/text.bin", "weight": 0.7}]}},
     "evaluation": {"evaluation": {"every_steps": 10}},
     "checkpoint": {"checkpoint": {"path": "/shared/ckpt", "every_steps": 10}},

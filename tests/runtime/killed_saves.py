@@ -24,13 +24,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from holmes_runtime.checkpoint.checkpoint_notices import CheckpointNotices
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing
 from holmes_runtime.model.tensor_part import TensorPart
 from holmes_runtime.parallel.gradient_buckets import Shard
+from holmes_runtime.rank_notices import RankNotices
 
 from .launched_runs import make_config
 
@@ -68,7 +68,7 @@ def train(rank: int, folder: Path, attempt: int, report: Connection, how: str) -
     ranks = len(CLUSTERS[how])
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{attempt}", rank=rank, world_size=ranks)
     settings = config(folder, attempt > 0, how, rank)
-    checkpoints = Checkpoints(settings, settings.grid.rank(rank), "digest", CheckpointNotices(folder, rank))
+    checkpoints = Checkpoints(settings, settings.grid.rank(rank), "digest", RankNotices(folder, rank))
     mine, expected = shards(rank, ranks), shards(rank, ranks)
     counters = checkpoints.load(mine)
     steps = counters.steps if counters else 0

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from holmes_runtime.checkpoint.checkpoint_notices import CheckpointNotices
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.checkpoint.description import ADDED_TO_SHAPES, Counters, differences
 from holmes_runtime.checkpoint.piece_files import SafeReader
@@ -23,6 +22,7 @@ from holmes_runtime.config.run_settings import Checkpointing
 from holmes_runtime.export import export, main
 from holmes_runtime.model.tensor_part import TensorPart
 from holmes_runtime.parallel.gradient_buckets import Shard
+from holmes_runtime.rank_notices import RankNotices
 
 from .launched_runs import TINY, make_config
 
@@ -45,7 +45,7 @@ def config(
 
 def open_folder(settings: RunConfig) -> Checkpoints:
     assert settings.checkpoint is not None
-    notices = CheckpointNotices(Path(settings.checkpoint.path).parent / "notices", 0)
+    notices = RankNotices(Path(settings.checkpoint.path).parent / "notices", 0)
     return Checkpoints(settings, settings.grid.rank(0), "digest", notices)
 
 

@@ -161,3 +161,44 @@ def test_text_for_a_model_of_other_tokens_names_its_tokenizer(tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"a\.txt is text.*`tokenizer` in `data` to /models/llama/tokenizer\.json"):
         check_source(tmp_path, of_llama)
     assert check_source(tmp_path, replace(of_llama, tokenizer="/t.json")) == [tmp_path / "a.txt"]
+
+
+BAD_LINES = (
+    b'{"text": "one"}\n{"text": 7}\n\n{"title": "two"}\n[1]\n{"text": "cut\n{"text": "\\ud800"}\n{"text": "six"}\n'
+)
+NUM_BAD = 5
+FIRST_BAD = 'bad.jsonl, line 2: the field "text" is 7, not a string'
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["tokenized now", "tokenized by an earlier run"])
+def test_bad_lines_are_skipped_and_counted_as_far_as_the_job_allows(tmp_path: Path, again: bool) -> None:
+    (tmp_path / "bad.jsonl").write_bytes(BAD_LINES)
+    skipping = replace(data(tmp_path / "bad.jsonl"), skip_bad_lines=NUM_BAD)
+
+    for _ in range(1 + again):
+        corpus = load_corpus(skipping, "a1", 4, 256)
+
+    assert bytes(corpus.training[0].read(0, corpus.num_tokens).tolist()) == b"one\0six\0"
+    assert corpus.bad_lines.count == NUM_BAD
+    assert corpus.bad_lines.first is not None
+    assert corpus.bad_lines.first.endswith(FIRST_BAD)
+    with pytest.raises(ValueError, match=rf"line \d.*`skip_bad_lines: {NUM_BAD - 1}`.*the first: .*{FIRST_BAD}"):
+        load_corpus(replace(skipping, skip_bad_lines=NUM_BAD - 1), "a1", 4, 256)
+    with pytest.raises(ValueError, match=FIRST_BAD):
+        load_corpus(replace(skipping, skip_bad_lines=0), "a1", 4, 256)
+
+
+def test_bad_lines_of_all_files_count_together(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "bad.jsonl"):
+        (tmp_path / name).write_bytes(BAD_LINES)
+
+    assert load_corpus(replace(data(tmp_path), skip_bad_lines=2 * NUM_BAD), "a1", 4, 256).bad_lines.count == 2 * NUM_BAD
+    with pytest.raises(ValueError, match=r"bad\.jsonl, line 2.*`skip_bad_lines: 9`.*the first: .*a\.jsonl, line 2"):
+        load_corpus(replace(data(tmp_path), skip_bad_lines=2 * NUM_BAD - 1), "a1", 4, 256)
+
+
+def test_a_file_that_is_cut_off_is_refused_whatever_may_be_skipped(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(LINES)[:-10])
+
+    with pytest.raises(ValueError, match=r"a\.jsonl\.gz, line \d: the compressed file is cut off"):
+        load_corpus(replace(data(tmp_path / "a.jsonl.gz"), skip_bad_lines=100), "a1", 4, 256)

@@ -183,15 +183,15 @@ def test_a_published_model_trained_and_exported_is_itself_but_for_its_weights(
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """A checkpoint of a gpt that began with the model in `published`."""
-    from holmes_runtime.checkpoint.checkpoint_notices import CheckpointNotices
     from holmes_runtime.checkpoint.checkpoints import Checkpoints
+    from holmes_runtime.rank_notices import RankNotices
 
     stage = random_stage(TINY)
     publish(stage, tmp_path / "published")
     config = make_config(
         model=TINY, checkpoint=Checkpointing(str(tmp_path / "saved"), 1, 1, 2), weights=str(tmp_path / "published")
     )
-    checkpoints = Checkpoints(config, config.grid.rank(0), "digest", CheckpointNotices(tmp_path, 0))
+    checkpoints = Checkpoints(config, config.grid.rank(0), "digest", RankNotices(tmp_path, 0))
     checkpoints.save(Zero1([stage], stage.parts, SETTINGS, RankGroups(), 1).shards(), Counters(1, 1, 1.0, 0, 8))
     checkpoints.finish()
     return tmp_path / "saved"

@@ -14,12 +14,12 @@ import pytest
 import torch.distributed as dist
 
 from holmes_runtime.checkpoint import memory_files
-from holmes_runtime.checkpoint.checkpoint_notices import CheckpointNotices
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.checkpoint.memory_files import COMING, MemoryFiles
 from holmes_runtime.config.node_config import MEMORY_VARIABLE, SHM_BYTES_PER_RANK
 from holmes_runtime.config.rank_grid import Rank
+from holmes_runtime.rank_notices import RankNotices
 
 from .killed_saves import config, shards
 
@@ -233,7 +233,7 @@ def save_together(rank: int, folder: Path, answers: Any) -> None:
         pytest.MonkeyPatch().setattr(MemoryFiles, "keep", keep_later)
     settings = config(folder, False, "shared", rank)
     settings = replace(settings, ranks=tuple(replace(each, host="a") for each in settings.ranks))
-    checkpoints = Checkpoints(settings, settings.grid.rank(rank), "digest", CheckpointNotices(folder, rank))
+    checkpoints = Checkpoints(settings, settings.grid.rank(rank), "digest", RankNotices(folder, rank))
     checkpoints.save(shards(rank, 2), Counters(1, 1, 1.0, 0, 1))
     checkpoints.finish()
     answers.put(sorted(path.name for path in (folder / "memory" / str(rank)).glob("*/*")))

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder
-from holmes_runtime.checkpoint.checkpoint_notices import CheckpointNotices
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.checkpoint.description import Counters
-from holmes_runtime.config.rank_metrics import CHECKPOINT_NOTICES_FILE, CheckpointNotice
+from holmes_runtime.config.rank_metrics import NOTICES_FILE, RankNotice
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing
 from holmes_runtime.config.strict_json import parse
+from holmes_runtime.rank_notices import RankNotices
 from holmes_runtime.train import first_weights
 
 from .launched_runs import make_config
@@ -39,13 +39,13 @@ def settings(folder: Path, **start: Any) -> RunConfig:
 
 
 def opened(settings: RunConfig, notices: Path) -> Checkpoints:
-    return Checkpoints(settings, settings.grid.rank(0), "digest", CheckpointNotices(notices, 0))
+    return Checkpoints(settings, settings.grid.rank(0), "digest", RankNotices(notices, 0))
 
 
-def said(notices: Path) -> list[CheckpointNotice]:
-    file = notices / CHECKPOINT_NOTICES_FILE.format(rank=0)
+def said(notices: Path) -> list[RankNotice]:
+    file = notices / NOTICES_FILE.format(rank=0)
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return [parse(CheckpointNotice, line) for line in lines]
+    return [parse(RankNotice, line) for line in lines]
 
 
 def saved(folder: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_start_takes_the_right_checkpoint_or_says_why_not(name: str, tmp_path:
         counters = opened(settings(folder, **start), notices).load(make_shards(0))
         assert (counters.steps if counters else None) == expected
         sentence = f"resumed after step {expected} of 20 from {folder}/step-{expected or 0:08d}"
-        begun = [CheckpointNotice(0, "start", sentence, expected)] if expected is not None else []
+        begun = [RankNotice(0, "start", sentence, expected)] if expected is not None else []
         assert [notice for notice in said(notices) if notice.topic == "start"] == begun
     after = contents(folder)
     moved = {name.replace(NEWEST, f"{NEWEST}.aside-1") for name in before} if start is BACK else set()

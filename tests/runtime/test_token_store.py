@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from holmes_runtime.data import token_store
+from holmes_runtime.data.bad_lines import BadLines
 from holmes_runtime.data.text import ByteTokenizer
 from holmes_runtime.data.token_store import kept_tokens
 
@@ -30,10 +31,10 @@ def text(tmp_path: Path) -> Path:
 
 
 def test_tokens_are_made_once(text: Path) -> None:
-    first = kept_tokens(text, None, ByteTokenizer(0))
+    first = kept_tokens(text, None, ByteTokenizer(0), BadLines(0))
     inode = first.path.stat().st_ino
 
-    assert kept_tokens(text, None, ByteTokenizer(0)) == first
+    assert kept_tokens(text, None, ByteTokenizer(0), BadLines(0)) == first
     assert first.path.stat().st_ino == inode
     assert first.path.read_bytes() == b"one\0two\0"
     assert first.token_type == "uint8"
@@ -50,19 +51,19 @@ def other_text(text: Path) -> ByteTokenizer:
 
 @pytest.mark.parametrize("change", [other_text, other_end])
 def test_another_text_or_tokenizer_has_tokens_of_its_own(text: Path, change: Callable[[Path], ByteTokenizer]) -> None:
-    first = kept_tokens(text, None, ByteTokenizer(0))
+    first = kept_tokens(text, None, ByteTokenizer(0), BadLines(0))
 
-    assert kept_tokens(text, None, change(text)).path != first.path
+    assert kept_tokens(text, None, change(text), BadLines(0)).path != first.path
 
 
 def test_what_a_killed_process_left_is_not_taken_for_tokens(text: Path) -> None:
-    whole = kept_tokens(text, None, ByteTokenizer(0)).path
+    whole = kept_tokens(text, None, ByteTokenizer(0), BadLines(0)).path
     whole.with_suffix(".idx").unlink()
     whole.write_bytes(b"on")
     left = whole.with_name(f".{whole.name}.4711")
     left.write_bytes(b"o")
 
-    assert kept_tokens(text, None, ByteTokenizer(0)).path.read_bytes() == b"one\0two\0"
+    assert kept_tokens(text, None, ByteTokenizer(0), BadLines(0)).path.read_bytes() == b"one\0two\0"
     assert not left.exists()
 
 
@@ -70,18 +71,18 @@ def test_text_that_is_wrong_leaves_no_tokens(store: Path, text: Path) -> None:
     text.write_bytes(LINES + b"{")
 
     with pytest.raises(ValueError, match=r"a\.jsonl, line 3"):
-        kept_tokens(text, None, ByteTokenizer(0))
+        kept_tokens(text, None, ByteTokenizer(0), BadLines(0))
     assert [file.suffix for file in store.iterdir()] == [".lock"]
 
 
 def test_tokens_unused_for_a_month_are_removed_when_others_are_made(store: Path, text: Path) -> None:
-    old = kept_tokens(text, None, ByteTokenizer(0)).path
-    used = kept_tokens(text, None, ByteTokenizer(1)).path
+    old = kept_tokens(text, None, ByteTokenizer(0), BadLines(0)).path
+    used = kept_tokens(text, None, ByteTokenizer(1), BadLines(0)).path
     for file in store.iterdir():
         os.utime(file, (0, 0))
     os.utime(used.with_suffix(".idx"), (time.time(), time.time()))
 
-    new = kept_tokens(text, None, ByteTokenizer(2)).path
+    new = kept_tokens(text, None, ByteTokenizer(2), BadLines(0)).path
 
     assert {file.stem for file in store.iterdir()} == {used.stem, new.stem}
     assert not old.exists()
@@ -98,7 +99,7 @@ def _count_made(text: str, made: str) -> None:
         make(*given)  # type: ignore[arg-type]
 
     token_store._make = noted  # type: ignore[assignment]
-    assert kept_tokens(Path(text), None, ByteTokenizer(0)).num_tokens == 8
+    assert kept_tokens(Path(text), None, ByteTokenizer(0), BadLines(0)).num_tokens == 8
 
 
 @pytest.mark.process

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from holmes_runtime.checkpoint.checkpoint_notices import CheckpointNotices
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.comm.process_groups import RankGroups
@@ -22,6 +21,7 @@ from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.parallel.zero1 import Zero1
 from holmes_runtime.published.architectures import read_shape
 from holmes_runtime.published.first_weights import load_first_weights
+from holmes_runtime.rank_notices import RankNotices
 
 from .launched_runs import make_config
 from .test_published import SETTINGS, SHAPES, random_stage
@@ -83,7 +83,7 @@ def test_a_checkpoint_exported_loads_in_the_library_with_equal_logits(name: str,
     shape = SHAPES[name]
     stage = random_stage(shape)
     settings = make_config(model=shape, checkpoint=Checkpointing(str(tmp_path / "saved"), 1, 1, 2))
-    checkpoints = Checkpoints(settings, settings.grid.rank(0), "digest", CheckpointNotices(tmp_path, 0))
+    checkpoints = Checkpoints(settings, settings.grid.rank(0), "digest", RankNotices(tmp_path, 0))
     checkpoints.save(Zero1([stage], stage.parts, SETTINGS, RankGroups(), 1).shards(), Counters(1, 1, 1.0, 0, 8))
     checkpoints.finish()
 
@@ -100,7 +100,7 @@ def test_a_checkpoint_exported_loads_in_the_library_with_equal_logits(name: str,
 def test_an_export_in_bf16_says_so(tmp_path: Path) -> None:
     shape = replace(SHAPES["llama"], tied_embeddings=True)
     settings = make_config(model=shape, value_type="bf16", checkpoint=Checkpointing(str(tmp_path / "saved"), 1, 1, 2))
-    checkpoints = Checkpoints(settings, settings.grid.rank(0), "digest", CheckpointNotices(tmp_path, 0))
+    checkpoints = Checkpoints(settings, settings.grid.rank(0), "digest", RankNotices(tmp_path, 0))
     stage = random_stage(shape)
     checkpoints.save(Zero1([stage], stage.parts, SETTINGS, RankGroups(), 1).shards(), Counters(1, 1, 1.0, 0, 8))
     checkpoints.finish()

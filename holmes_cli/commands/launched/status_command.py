@@ -18,7 +18,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import write_atomically
 from holmes_core.records.run import Run
-from holmes_runtime.config.rank_metrics import CheckpointNotice, OuterExchange
+from holmes_runtime.config.rank_metrics import OuterExchange, RankNotice
 from holmes_runtime.config.strict_json import encode
 from launcher.journal.follow_folder import past_events, past_notices, read_plan
 from launcher.journal.run_events import NodeState, Notice
@@ -89,7 +89,7 @@ def _read(folder: Path) -> KnownRun:
             nodes[event.host] = event.state
         elif isinstance(event, Notice):
             notices.append(event.text)
-        elif isinstance(event, CheckpointNotice) and event.topic == "warning":
+        elif isinstance(event, RankNotice) and event.topic in ("data", "warning"):
             notices.append(event.sentence)
     plan = read_plan(stored.folder)
     nodes = {host: state_now(stored.run, plan, host, state) for host, state in nodes.items()}

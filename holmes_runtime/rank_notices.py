@@ -1,0 +1,24 @@
+"""Sentences on the data and the weights of a run: printed by rank 0, and left for the controller."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holmes_runtime.config.rank_metrics import NOTICES_FILE, NoticeTopic, RankNotice
+from holmes_runtime.config.strict_json import to_json
+
+
+class RankNotices:
+    """The notices of `rank`, which says nothing unless it is rank 0; `folder` is that of its metrics."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder, self._rank = folder, rank
+
+    def say(self, topic: NoticeTopic, sentence: str, safe_steps: int | None = None, bad_lines_skipped: int = 0) -> None:
+        """Print and leave a sentence, of the fields of RankNotice."""
+        if self._rank != 0:
+            return
+        print(sentence, flush=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with open(self._folder / NOTICES_FILE.format(rank=self._rank), "a", encoding="utf-8") as lines:
+            lines.write(to_json(RankNotice(self._rank, topic, sentence, safe_steps, bad_lines_skipped)) + "\n")
