@@ -207,6 +207,7 @@ class Checkpoints:
         fault, damage = loading.load(self._group)
         if fault is None:
             self._warn(f"{sentence}: read from another folder" for sentence in (*found.lost, *damage))
+            self._writer.note_origin(saved.origin)
         return saved.counters, fault
 
     def _described(self, folder: Path, found: Found) -> Described:
