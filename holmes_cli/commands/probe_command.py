@@ -88,7 +88,7 @@ def probe_command(
     if html:
         from holmes_cli.pages.inventory_page import inventory_page  # slow to import: it brings Jinja2
 
-        write_atomically(html, inventory_page(inventory))
+        write_atomically(html, inventory_page(inventory, time.time()))
     if as_json:
         out.file.write(text)
     else:

@@ -10,6 +10,7 @@ from holmes_cli.pages.picture_box import Box
 from holmes_cli.pages.render import render
 from holmes_cli.screen.rail_table import rail_rows
 from holmes_cli.screen.show_inventory import trunk_cells
+from holmes_core.measured_ago import measured_ago
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network, Severity
 from holmes_core.records.link import Link
 from holmes_core.units import format_memory, format_rate, format_seconds
@@ -70,8 +71,8 @@ class Picture:
     texts: list[Text] = field(default_factory=list)
 
 
-def inventory_page(inventory: Inventory) -> str:
-    """The page as HTML; needs nothing from the network to be shown."""
+def inventory_page(inventory: Inventory, now_s: float | None = None) -> str:
+    """The page as HTML, with the age of links at `now_s`; needs nothing from the network to be shown."""
     return render(
         "inventory.html.j2",
         summary=_summary(inventory),
@@ -80,6 +81,7 @@ def inventory_page(inventory: Inventory) -> str:
         most_rows=MOST_ROWS,
         hosts=[_host_row(cluster, inventory.host(name)) for cluster in inventory.clusters for name in cluster.hosts],
         rails=rail_rows(inventory.hosts),
+        links_age=measured_ago([link.measured_at_s for link in inventory.links], now_s),
         links=[_link_row(link) for link in inventory.links],
         trunks=[trunk_cells(trunk) for trunk in inventory.trunks],
         findings=[finding for finding in inventory.findings if finding.severity != "I"],

@@ -229,9 +229,9 @@ class AttemptState:
             self._ended.add(node.node_rank)
             yield from self._set_state(node, "ended")
         elif isinstance(message, Unreadable | Refused):
-            self._lose(node, unreadable_fault(node.host, message.reason).evidence, now_s)
+            yield from self._lose(node, unreadable_fault(node.host, message.reason).evidence, now_s)
         elif isinstance(message, LinkClosed):
-            self._take_closed(node, message, now_s)
+            yield from self._take_closed(node, message, now_s)
 
     def _take_line(self, node: Node, rank: int, line: str) -> Iterator[Effect]:
         self._last_lines.setdefault(rank, deque(maxlen=KEPT_LINES)).append(line)
@@ -253,7 +253,7 @@ class AttemptState:
             self._states[node.node_rank] = state
             yield NodeState(node.host, node.cluster, state)
 
-    def _take_closed(self, node: Node, closed: LinkClosed, now_s: float) -> None:
+    def _take_closed(self, node: Node, closed: LinkClosed, now_s: float) -> Iterator[Effect]:
         lines = tuple((closed.stderr or self._said_of(node)).splitlines()[-LAST_LINES:])
         if any(_STEP_CANCELLED.search(line) for line in lines):
             text = "the node agent ended before its ranks: its step of the Slurm job was cancelled (`scancel`)"
@@ -262,7 +262,7 @@ class AttemptState:
         else:
             server = "node daemon of Slurm" if node.access.transport == "slurm" else "sshd"
             text = f"lost the node agent (exit code {closed.exit_code}): the host or its {server} went away"
-        self._lose(node, text, now_s, lines, host_lost=not closed.agent_ended)
+        yield from self._lose(node, text, now_s, lines, host_lost=not closed.agent_ended)
 
     def _said_of(self, node: Node) -> str:
         """What was said when the last connection to the node broke off."""
@@ -286,7 +286,7 @@ class AttemptState:
                 continue
             yield GiveUp(node_rank)
             text = f"no word from the node agent for {silent_s:.0f} s: the host or its network is down"
-            self._lose(node, text, now_s, host_lost=True)
+            yield from self._lose(node, text, now_s, host_lost=True)
 
     def _notice_hang(self, now_s: float) -> Iterator[Effect]:
         """Ranks that neither end nor take a step: find out who holds up the others."""
@@ -301,10 +301,14 @@ class AttemptState:
             lines = hung.stack or self._lines_of(hung.rank)
             self._fail(node, RankFailed(hung.rank, 1, hung.text, self._unix_s(now_s), lines), now_s)
 
-    def _lose(self, node: Node, text: str, now_s: float, lines: tuple[str, ...] = (), host_lost: bool = False) -> None:
+    def _lose(
+        self, node: Node, text: str, now_s: float, lines: tuple[str, ...] = (), host_lost: bool = False
+    ) -> Iterator[Effect]:
         """Nothing more comes of the node, which is a failure unless it has ended already."""
         if node.node_rank not in self._ended:
             self._ended.add(node.node_rank)
+            if host_lost:
+                yield from self._set_state(node, "lost")
             self._fail(node, RankFailed(None, 1, text, self._unix_s(now_s), lines), now_s, host_lost)
 
     def _fail(self, node: Node | None, failed: RankFailed, now_s: float, host_lost: bool = False) -> None:

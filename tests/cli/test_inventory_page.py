@@ -64,6 +64,11 @@ def test_a_tunnels_figure_is_told_as_such_on_page_and_screen(capsys: pytest.Capt
     assert "; measured 80 Mbit/s" in inventory_page(told)
 
 
+def test_page_shows_the_age_of_links() -> None:
+    link = measured(("a1", "b1"), 1e7, streams=4).model_copy(update={"measured_at_s": 1e9})
+    assert "Measured links, 3.0 days ago" in inventory_page(with_links(inventory(), link), 1e9 + 3 * 86400)
+
+
 def test_every_host_and_port_is_drawn_inside_its_cluster() -> None:
     picture = draw_inventory(inventory())
     boxes = {role: [box for box in picture.boxes if box.role.split()[0] == role] for role in ("cluster", "host", "nic")}

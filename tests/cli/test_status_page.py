@@ -21,7 +21,7 @@ from tests.cli.browser import NEEDS_BROWSER, hidden_parts
 from tests.launcher.plans import cpu_plan
 
 
-def page(count: int = 5) -> str:
+def page(count: int = 5, last_lines: tuple[str, ...] = ("last words",)) -> str:
     plan = cpu_plan()
     failure = Failure(
         host="b1",
@@ -29,7 +29,7 @@ def page(count: int = 5) -> str:
         rank=2,
         exit_code=-9,
         message="<script>alert(1)</script>",
-        last_lines=("last words",),
+        last_lines=last_lines,
         time_s=1.0,
         likely="memory",
     )
@@ -181,6 +181,11 @@ def test_browser_shows_all_of_the_page_at_any_width(tmp_path: Path, num_hosts: i
     path = tmp_path / "run.html"
     path.write_text(status_page(*large_run(num_hosts, num_steps=50)), encoding="utf-8")
     assert hidden_parts(path, width) == ""
+
+
+def test_a_failure_of_which_nothing_was_printed_has_no_box_of_lines() -> None:
+    assert "<pre>last words" in page()
+    assert "<pre>" not in page(last_lines=())
 
 
 def test_a_slow_trunk_needs_a_look_and_the_hosts_at_its_ends_do_not() -> None:

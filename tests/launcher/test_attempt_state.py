@@ -143,7 +143,7 @@ def test_failed_rank_has_its_last_lines() -> None:
 def test_silent_host_of_an_attached_run_is_given_up_and_lost() -> None:
     state = attempt()
     effects = wait(state, 0, SILENCE_LIMIT_S + 1, speaking=(0, 1, 2))
-    assert effects == [Reconnect(3), GiveUp(3)]
+    assert effects == [Reconnect(3), GiveUp(3), NodeState("b2", "b", "lost")]
     (failure,) = state.failures
     assert (failure.host, failure.host_lost, failure.time_s) == ("b2", True, UNIX_S + SILENCE_LIMIT_S + 1)
     assert failure.message == "no word from the node agent for 16 s: the host or its network is down"
