@@ -132,7 +132,7 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
     where.now("loading a checkpoint, or meeting the others for the first step")
     outer = None
     if config.outer_sync:
-        outer = OuterLoop(config, me, trainer.zero1, groups, trainer.ask_for_exchange, where.add_moved)
+        outer = OuterLoop(config, me, trainer.zero1, groups, trainer.ask_for_exchange)
     counters = resume(trainer, checkpoints, outer) if checkpoints else None
     first_step = counters.steps if counters else 0
     if is_new:

@@ -200,8 +200,9 @@ class GroupProgress(NamedTuple):
 class RankPosition(NamedTuple):
     """What a rank is doing, in words, and how far it is with each group that torch has a record of.
 
-    `alone`: it needs no other rank for that. `moved_bytes`: of states that islands are given, at both ends. `stack`:
-    the calls of its main thread, the innermost last; `working_in`: that which is at work, None if it may wait.
+    `alone`: it needs no other rank for that. `moved_bytes`: over its TCP connections in the second after it was
+    asked. `stack`: the calls of its main thread, the innermost last; `working_in`: that which is at work, None if it
+    may wait.
     """
 
     rank: int

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 
 from holmes_runtime.comm.flight_record import dump_flight_record, parse_flight_record
+from holmes_runtime.comm.socket_bytes import bytes_between, read_socket_bytes
 from holmes_runtime.config.messages import ASK_SIGNAL, POSITIONS_FILE, GroupProgress, RankPosition
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.strict_json import to_json
 from holmes_runtime.health.own_stack import MAX_CALLS, main_calls, working_call
+
+MOVED_WITHIN_S = 1.0  # well below the time that the controller gives for an answer
 
 
 class Whereabouts:
@@ -19,22 +23,18 @@ class Whereabouts:
 
     def __init__(self, rank: int, read: Callable[[], tuple[GroupProgress, ...]]) -> None:
         self._rank, self._read = rank, read
-        self._doing, self._alone, self._moved_bytes = "starting", True, 0
+        self._doing, self._alone = "starting", True
 
     def now(self, doing: str, alone: bool = False) -> None:
         """From now on the rank is doing that; `alone` if it needs no other rank for it."""
         self._doing, self._alone = doing, alone
-
-    def add_moved(self, num_bytes: int) -> None:
-        """So many bytes more of a state that one island gives another have left, or come."""
-        self._moved_bytes += num_bytes
 
     def position(self) -> RankPosition:
         """Where it is; without groups where torch's record cannot be read, which must not end a run."""
         calls = main_calls()
         stack, working = tuple(map(str, calls[:MAX_CALLS][::-1])), working_call(calls)
         working_in = None if working is None else f"{Path(working.file).name} line {working.line} in {working.function}"
-        position = RankPosition(self._rank, self._doing, self._alone, (), self._moved_bytes, stack, working_in)
+        position = RankPosition(self._rank, self._doing, self._alone, (), 0, stack, working_in)
         try:
             return position._replace(groups=self._read())
         except Exception as error:
@@ -54,8 +54,11 @@ class Whereabouts:
     def _answer(self, file: Path) -> None:
         while True:
             signal.sigwait({ASK_SIGNAL})
+            position, before = self.position(), read_socket_bytes()
+            time.sleep(MOVED_WITHIN_S)
+            moved_bytes = bytes_between(before, read_socket_bytes())
             with file.open("a", encoding="utf-8") as lines:
-                lines.write(to_json(self.position()) + "\n")
+                lines.write(to_json(position._replace(moved_bytes=moved_bytes)) + "\n")
 
 
 def whereabouts_of(config: RunConfig, rank: int) -> Whereabouts:

@@ -6,7 +6,7 @@ It travels in pieces. Between two of them the exchanges of the giver pass, for w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from threading import Event, Thread
 
 import torch
@@ -28,7 +28,7 @@ Pieces = Iterator[list[tuple[OpenLane, Tensor]]]
 class Giving:
     """What one rank of the giver sends: anchor and momentum as they are `after` an exchange, copied before it begins.
 
-    Pieces leave while `is_free`, and `moved` is told of them. Raises ValueError if the islands do not train one model.
+    Pieces leave while `is_free`. Raises ValueError if the islands do not train one model.
     """
 
     def __init__(
@@ -39,9 +39,8 @@ class Giving:
         state: OuterState,
         after: Sequence[Values],
         is_free: Event,
-        moved: Callable[[int], None],
     ) -> None:
-        self._maker, self._is_free, self._moved = maker, is_free, moved
+        self._maker, self._is_free = maker, is_free
         self._name, self.newcomer = _name(decision, newcomer), newcomer
         self._lanes = maker.lanes([decision.giver(newcomer), newcomer], GIVER)
         self._states = [torch.cat([state.gather(values, lane.cells) for values in after]) for lane in self._lanes]
@@ -56,9 +55,7 @@ class Giving:
             for pieces in _pieces(opened, states):
                 self._is_free.wait(LEAST_SHARE_S)
                 parcels = [Parcel(lane, piece, (NEWCOMER,), {}) for lane, piece in pieces]
-                sent_bytes = carry(parcels, self._maker.streams)
-                self.sent_bytes += sent_bytes
-                self._moved(sent_bytes)
+                self.sent_bytes += carry(parcels, self._maker.streams)
             _compare(opened, states, NEWCOMER)
         except RuntimeError as error:
             print(f"island {self.newcomer.island} has not got the whole state: {error}", flush=True)
@@ -80,18 +77,18 @@ class Given:
         self.lanes = maker.lanes([decision.giver(newcomer), newcomer], NEWCOMER)
         self.states = [torch.empty(2 * lane.elements) for lane in self.lanes]
 
-    def wait(self, is_given_up: Event, moved: Callable[[int], None]) -> None:
-        """Until all is there, or is given up; `moved` is told of it. Raises RuntimeError if the giver is gone."""
+    def wait(self, is_given_up: Event) -> None:
+        """Until all is there, or is given up. Raises RuntimeError if the giver is gone."""
         opened = self._maker.open(self.lanes, NEWCOMER, self._name)
         ahead = deque[Posted]()
         for pieces in _pieces(opened, self.states):
             ahead.append(post([Parcel(lane, None, (), {GIVER: piece}) for lane, piece in pieces], self._maker.streams))
             if len(ahead) > POSTED:
-                moved(ahead.popleft().wait())
+                ahead.popleft().wait()
             if is_given_up.is_set():
                 return
         for posted in ahead:
-            moved(posted.wait())
+            posted.wait()
         _compare(opened, self.states, GIVER)
 
 

@@ -40,10 +40,7 @@ class NotGivenError(RuntimeError):
 
 
 class IslandExchange:
-    """Exchanges of one rank. `start` is the number of this start of its island, `fragments` says what travels when.
-
-    `moved` is told of bytes of the states that islands are given, at both ends.
-    """
+    """Exchanges of one rank. `start` is the number of this start of its island, `fragments` says what travels when."""
 
     def __init__(
         self,
@@ -52,13 +49,12 @@ class IslandExchange:
         state: OuterState,
         meeting: Meeting,
         store: Store,
-        moved: Callable[[int], None],
         start: int,
         fragments: Fragments,
     ) -> None:
         assert config.outer_sync is not None
         self._sync, self._rank, self._state = config.outer_sync, rank, state
-        self._meeting, self._fragments, self._moved = meeting, fragments, moved
+        self._meeting, self._fragments = meeting, fragments
         self._start, self._num_ranks, self._limit_s = start, config.world_size, config.timeout_s
         limit, interface = timedelta(seconds=config.timeout_s), self._sync.interfaces[rank]
         self._maker = LaneMaker(meeting, store, rank, limit, interface, self._sync.streams)
@@ -127,7 +123,7 @@ class IslandExchange:
         """Begins to get the state after an exchange that this island is not in. Raises NotGivenError."""
         if trouble := self._meeting.hear(decision):
             raise NotGivenError(trouble)
-        return Joining(self._maker, decision, decided_s, me, self._state, self._sync, self._fragments, self._moved)
+        return Joining(self._maker, decision, decided_s, me, self._state, self._sync, self._fragments)
 
     def _follow(self, joining: Joining, decision: Decision, decided_s: float) -> None:
         """Hears an exchange that others hold. Raises NotGivenError if it has not taken place."""
@@ -293,7 +289,7 @@ class IslandExchange:
         for newcomer in decision.newcomers:
             if decision.giver(newcomer).island == self._sync.island:
                 try:
-                    giving = Giving(self._maker, decision, newcomer, state, after, self._is_free, self._moved)
+                    giving = Giving(self._maker, decision, newcomer, state, after, self._is_free)
                 except (RuntimeError, ValueError) as error:  # the newcomer's loss, and not this island's
                     print(f"island {newcomer.island} is not given the state: {error}", flush=True)
                 else:

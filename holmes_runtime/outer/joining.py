@@ -6,7 +6,7 @@ are taken on it, and the rank has what those have who were there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from threading import Event, Thread
 from typing import NamedTuple
@@ -53,7 +53,6 @@ class Joining:
         state: OuterState,
         sync: OuterSync,
         fragments: Fragments,
-        moved: Callable[[int], None],
     ) -> None:
         self._maker, self._state, self._sync, self._fragments = maker, state, sync, fragments
         self._giver, self._num_ranks = decision.giver(newcomer), newcomer.num_ranks
@@ -63,12 +62,12 @@ class Joining:
         anchor, momentum = ({name: torch.empty_like(each) for name, each in state.anchor.items()} for _ in range(2))
         self.outcome = Outcome.of(decision, decided_s, has_joined=True)._replace(anchor=anchor, momentum=momentum)
         self._has_state = False
-        Thread(target=self._get, args=(decision, newcomer, moved), name="islands' state", daemon=True).start()
+        Thread(target=self._get, args=(decision, newcomer), name="islands' state", daemon=True).start()
 
-    def _get(self, decision: Decision, newcomer: Coming, moved: Callable[[int], None]) -> None:
+    def _get(self, decision: Decision, newcomer: Coming) -> None:
         try:
             given = Given(self._maker, decision, newcomer)
-            given.wait(self._is_given_up, moved)
+            given.wait(self._is_given_up)
             self._given.set_result(given)
         except Exception as error:
             self._given.set_exception(error)

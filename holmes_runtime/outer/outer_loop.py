@@ -51,9 +51,8 @@ class OuterLoop:
         zero1: Zero1,
         groups: RankGroups,
         call: Callable[[int], None],
-        moved: Callable[[int], None],
     ) -> None:
-        """`call` has all ranks come to that exchange at once; `moved` is told of bytes of states that are given.
+        """`call` has all ranks come to that exchange at once.
 
         Raises RuntimeError if nobody answers at the meeting.
         """
@@ -63,7 +62,7 @@ class OuterLoop:
         self._state = OuterState(zero1.shards(), me.tp_rank, self._sync)
         store = islands_store(os.environ, min(config.timeout_s, self._sync.grace_s + OPENING_S))
         self._meeting = Meeting(store, self._sync, me.rank, config.timeout_s)
-        self._exchanges = partial(IslandExchange, config, me.rank, self._state, self._meeting, store, moved)
+        self._exchanges = partial(IslandExchange, config, me.rank, self._state, self._meeting, store)
         self._rounds = Rounds(config.steps, self._sync.inner_steps, self._sync.fragments)
         self._under_way: UnderWay | None = None
         self._unapplied: int | None = None  # the steps after which was sent what is known, and not applied yet

@@ -11,7 +11,10 @@ from launcher.supervise.who_waits import culprit, doing_in_words, operations_und
 
 STEPS = 20  # a step may be slow; twenty times the usual is no step any more
 LEAST_S = 60.0
-ASK_S = 3.0  # from asking the ranks where they are to naming one; well below VERDICT_MARGIN_S
+ASK_S = 4.0  # from asking the ranks, which look for a second, to naming one; well below VERDICT_MARGIN_S
+# By all ranks together, in the second after they were asked. A rank that waits, and looks at a store each second, moves
+# a few hundred; over a wire that carries no more than this a message takes minutes.
+MIN_MOVED_BYTES = 16384
 MAX_DUMPED = 20  # lines of a stack, the innermost
 _STACK_BEGINS = "(most recent call first)"  # as faulthandler prints one; that of the main thread comes last
 _STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a device"}
@@ -29,8 +32,8 @@ class HangDetector:
     """Progress of every rank, and when the last one was made.
 
     Before every rank has finished a step, the job's `timeout_s` may pass without progress: connecting, compiling and
-    loading are no steps. The state that one island gives another may be longer on its way: as long as more of it has
-    moved each time the ranks are asked, that is progress.
+    loading are no steps. What ranks send one another may be longer on its way than that, over a wire that became slow:
+    while their connections carry it, when they are asked, that is progress.
     """
 
     def __init__(self, plan: Plan, now_s: float) -> None:
@@ -44,7 +47,6 @@ class HangDetector:
         self._steps: dict[int, int] = {rank.rank: -1 for rank in plan.ranks}
         self._states: dict[int, str] = {}
         self._positions: dict[int, RankPosition] = {}
-        self._moved_bytes: dict[int, int] = {}  # when they were asked before, by those ranks that answered
         self._progress_s = now_s
         self._asked_s: float | None = None
 
@@ -102,9 +104,7 @@ class HangDetector:
         """That the run is hung, some time after asking; None before."""
         if self._asked_s is None or now_s - self._asked_s < ASK_S:
             return None
-        moved_bytes = {rank: position.moved_bytes for rank, position in self._positions.items()}
-        if any(moved > self._moved_bytes.get(rank, 0) for rank, moved in moved_bytes.items()):
-            self._moved_bytes.update(moved_bytes)
+        if sum(position.moved_bytes for position in self._positions.values()) >= MIN_MOVED_BYTES:
             self._progress_s, self._asked_s = now_s, None
             self._positions.clear()
             return None

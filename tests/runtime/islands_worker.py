@@ -25,7 +25,6 @@ from torch._C._distributed_c10d import Store
 from holmes_runtime.config.meeting_words import MEETING
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing, Evaluation
-from holmes_runtime.health.whereabouts import Whereabouts
 from holmes_runtime.outer import giving, island_exchange
 from holmes_runtime.outer.lane_exchange import carry
 from holmes_runtime.outer.meeting_store import islands_store
@@ -253,7 +252,7 @@ class Worker:
         first = self.start(f"{name} 0", store, self.config(plans[0], outer, steps=LONG), before)
         second = self.start(f"{name} 1", store, self.config(ALONE, outer, 1, steps=LONG))
         lost = self.lose(second, H, done)
-        again = self.start(f"{name} 1 again", store, self.config(plans[1], outer, 1, steps=LONG), say_what_comes)
+        again = self.start(f"{name} 1 again", store, self.config(plans[1], outer, 1, steps=LONG))
         self.note(name, first, again)
         self.results[name].append(lost)
 
@@ -394,17 +393,6 @@ def hold_back_state(act: Callable[[], None]) -> None:
         return carry(*arguments)
 
     giving.carry = carry_later  # type: ignore[attr-defined, assignment]
-
-
-def say_what_comes() -> None:
-    """A rank of this process says how much of others' state has come."""
-    add = Whereabouts.add_moved
-
-    def add_and_say(where: Whereabouts, num_bytes: int) -> None:
-        add(where, num_bytes)
-        print(f"{where.position().moved_bytes} bytes have come", flush=True)
-
-    Whereabouts.add_moved = add_and_say  # type: ignore[method-assign, assignment]
 
 
 def until_decided(after: int) -> Callable[[], None]:
