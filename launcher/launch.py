@@ -196,7 +196,10 @@ class Launch:
     def _take(self, event: RunEvent | FinishedStep | FilePart) -> None:
         """Take what an attempt reports; what is slow may lead to another plan."""
         if isinstance(event, FinishedStep):
+            skipped = self._record.steps_skipped
             self._record.take(event.metrics)
+            if self._record.steps_skipped > skipped:  # those who look at the run are told of it
+                self._record.write(self._plan, self._attempt.number, "running")
             if event.exchange is not None:
                 self._record.take(event.exchange)
             self._replanning.take_step()

@@ -45,7 +45,8 @@ def islands_sentences(run: Run, folder: Path) -> tuple[str, ...]:
     for path in folders:
         island = read_run(path)
         if island.steps_skipped:
-            skipped = f"{island.steps_skipped} of {island.steps_done} steps were taken by others"
+            steps = StoredRun(path, island).steps_done
+            skipped = f"{island.steps_skipped} of {steps} steps were taken by others"
             sentences.append(f"{path.name}: {skipped}, which had gone on without it")
         if island.state == "failed" and island.failures:
             lines = island.failures[0].message.strip().splitlines()

@@ -223,10 +223,10 @@ class Agent:
         for path in logs:
             for line in self._new_lines(path, last):
                 self._report(RankPrinted(int(path.parent.name), line))
+        for line in self._whole_lines(NOTICES_FILE):  # before the steps that begin from there
+            self._report(parse(RankNotice, line))
         for line in self._whole_lines(METRICS_FILE):
             self._report(parse(RankMetrics, line))
-        for line in self._whole_lines(NOTICES_FILE):
-            self._report(parse(RankNotice, line))
         for line in self._whole_lines(POSITIONS_FILE):
             self._report(parse(RankPosition, line))
         for part in self._left_files.new():

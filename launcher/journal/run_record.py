@@ -32,7 +32,8 @@ class RunRecord:
         self._folder, self._view, self._settings, self._code = folder, view, settings, code
         self._prometheus = PrometheusFile(exports, folder.run_id) if exports else None
         self._is_island, self._has_joined = is_island, False
-        self._steps_skipped = 0
+        self.steps_skipped = 0
+        self._begun_steps = 0  # those of the checkpoint that an island began from, before which it took none
         self._started_at_s = time.time()
         self._first: StepMetrics | None = None
         self._last: StepMetrics | None = None
@@ -44,7 +45,10 @@ class RunRecord:
     @property
     def steps_done(self) -> int:
         """How many steps this run has done, each counted once however often attempts did it."""
-        return self._last.step - self._first.step + 1 if self._first and self._last else 0
+        if self._first is None or self._last is None:
+            return 0
+        begun = min(self._begun_steps, self._first.step) if self._is_island else self._first.step
+        return self._last.step - begun + 1
 
     def remember(self, run: Run) -> None:
         """Go on with a run of another controller."""
@@ -60,22 +64,24 @@ class RunRecord:
         if isinstance(event, OuterExchange):
             self._has_joined = event.has_joined
         if isinstance(event, StepMetrics):
-            if self._is_island and self._last is not None:
-                self._count_skipped(self._last.step + 1, event.step)
+            if self._is_island:
+                self._count_skipped(self._begun_steps if self._last is None else self._last.step + 1, event.step)
             self._take_step(event)
             self.attempt_steps.add(event)
             if self._prometheus:
                 self._prometheus.take_step(event)
         elif isinstance(event, RankNotice):
             self._bad_lines_skipped = max(self._bad_lines_skipped, event.bad_lines_skipped)
-            self._origin = event.sentence if event.topic == "start" else self._origin
+            if event.topic == "start":
+                self._origin = event.sentence
+                self._begun_steps = self._begun_steps if self._last else event.safe_steps or 0
             self.safe_steps = self.safe_steps if event.safe_steps is None else event.safe_steps
 
     def _count_skipped(self, following: int, step: int) -> None:
         """Count the steps before `step` that an island has not taken; say so of those it was away for."""
         skipped = step - following
         if skipped > 0:
-            self._steps_skipped += skipped
+            self.steps_skipped += skipped
             if self._has_joined or not self.attempt_steps.count:
                 self.say(f"steps {following + 1} to {step} were taken by other islands, {skipped} in all")
 
@@ -117,7 +123,7 @@ class RunRecord:
             bad_lines_skipped=self._bad_lines_skipped,
             origin=self._origin,
             safe_steps=self.safe_steps,
-            steps_skipped=self._steps_skipped,
+            steps_skipped=self.steps_skipped,
             first_loss=self._first.loss if self._first else None,
             last_loss=self._last.loss if self._last else None,
             tokens_per_s=tokens / seconds if seconds else None,

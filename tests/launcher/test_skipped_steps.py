@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holmes_core.records.run import Settings
-from holmes_runtime.config.rank_metrics import OuterExchange
+from holmes_runtime.config.rank_metrics import RankNotice, OuterExchange
 from launcher.journal.run_events import Notice, RunEvent, Silent
 from launcher.journal.run_folder import RunFolder
 from launcher.journal.run_record import RunRecord
@@ -43,6 +43,7 @@ def test_steps_taken_by_others_are_said_where_an_island_comes_back(
 ) -> None:
     folder, view = RunFolder(tmp_path / "island-1"), Shown()
     record = RunRecord(folder, view, Settings(), is_island=is_island)
+    record.take(RankNotice(0, "start", "it begins", 9))
     record.take(replace(step(9), loss=3.0))
     record.take(exchange)
     record.take(replace(step(40), loss=2.0))
@@ -51,3 +52,18 @@ def test_steps_taken_by_others_are_said_where_an_island_comes_back(
 
     assert run.steps_skipped == skipped
     assert view.notices == notices
+
+
+@pytest.mark.parametrize(("safe_steps", "skipped"), [(None, 40), (10, 30)])
+def test_steps_that_others_took_before_an_island_took_any_are_counted_from_where_it_began(
+    tmp_path: Path, safe_steps: int | None, skipped: int
+) -> None:
+    folder, view = RunFolder(tmp_path / "island-1"), Shown()
+    record = RunRecord(folder, view, Settings(), is_island=True)
+    record.take(RankNotice(0, "start", "it begins", safe_steps))
+    record.take(replace(step(40), loss=2.0))
+    run = record.write(cpu_plan(), 1, "running")
+    folder.close()
+
+    assert (run.steps_skipped, run.steps_done) == (skipped, skipped + 1)
+    assert view.notices == [f"steps {41 - skipped} to 40 were taken by other islands, {skipped} in all"]
