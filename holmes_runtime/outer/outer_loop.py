@@ -250,7 +250,9 @@ class OuterLoop:
             )
             steps = self._join(outcome, max(steps, min(came, self._config.steps - 1)))
             if self._me.rank == 0:
-                print(f"has joined the other islands, which had gone on: goes on after {steps} steps", flush=True)
+                weights = f"weights that are up to {self._sync.inner_steps} steps old: its loss starts above theirs"
+                joined = f"has joined the other islands, which had gone on: goes on after {steps} steps"
+                print(f"{joined}, from {weights}", flush=True)
         else:
             self._take(self._under_way)
             steps = self._apply(steps)

@@ -141,6 +141,7 @@ def test_detached_islands_outlive_the_shell_and_are_looked_at_and_stopped_as_a_w
             os.kill(agent_of(tmp_path, "island-1"), signal.SIGKILL)
             assert eventually(lambda: any(each["has_joined"] for each in exchanges(folder / "island-1")))
             assert eventually(lambda: "island 1: lost: host b1" in shown())
+            assert eventually(lambda: read_run(folder / "island-1").steps_skipped > 0)
             stopped = holmes(tmp_path, "stop", run_id)
             assert stopped.stdout == f"run {run_id} is stopped\n"
             assert eventually(lambda: f"run {run_id}: stopped" in shown())

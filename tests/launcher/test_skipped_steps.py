@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holmes_core.records.run import Settings
-from holmes_runtime.config.rank_metrics import RankNotice, OuterExchange
+from holmes_runtime.config.rank_metrics import OuterExchange, RankNotice
 from launcher.journal.run_events import Notice, RunEvent, Silent
 from launcher.journal.run_folder import RunFolder
 from launcher.journal.run_record import RunRecord
