@@ -30,7 +30,7 @@ from holmes_runtime.trainer import Trainer
 from holmes_runtime.trial import Trial
 
 STEPS, ROUNDS = 10, 3
-SHAPE = ModelShape("gpt", 8, 544, 8, 8, 2176, 256, 128, 10000.0, None, 1e-5, None, False, False, False, None)
+SHAPE = ModelShape("gpt", 8, 544, 8, 8, 2176, 256, 128, 10000.0, None, 1e-5, None, False, False, False, None, False)
 
 
 def take_steps(trainer: Trainer, checkpoints: Checkpoints | None, first: int) -> float:

@@ -37,7 +37,7 @@ from tests.runtime.packed_cuts import PackedCuts
 
 CODECS: tuple[Codec, ...] = ("int8", "int4")
 BOUNDS = {1: (0, 3, 5), 2: (0, 2, 4, 5), 4: (0, 1, 2, 3, 4, 5)}  # of stages, by number of cuts
-SHAPE = ModelShape("llama", 5, 128, 4, 2, 384, 256, 128, 10000.0, None, 1e-5, None, False, False, False, None)
+SHAPE = ModelShape("llama", 5, 128, 4, 2, 384, 256, 128, 10000.0, None, 1e-5, None, False, False, False, None, False)
 EVALUATION_BATCHES = 32
 
 
@@ -63,7 +63,7 @@ def make_run(text: Path, pattern: str, steps: int, case: Case, bounds: Sequence[
         codecs={"pp_forward": case.codec, "pp_backward": case.codec},
     )
     optimizer = Optimizer(1e-3, 1e-4, min(100, steps // 10), "cosine", 0.1, 0.9, 0.95, 1.0)
-    data = Data(str(text.absolute()), pattern, None, "joined", 0.05, False, None)
+    data = Data(str(text.absolute()), pattern, None, "joined", 0.05, False, None, 0)
     return replace(config, seed=case.seed, data=data, optimizer=optimizer)
 
 

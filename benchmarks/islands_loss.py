@@ -31,7 +31,7 @@ from holmes_runtime.trainer import Trainer
 from tests.runtime.islands_in_process import IslandsInProcess
 from tests.runtime.launched_runs import ONE_ISLAND, make_config
 
-SHAPE = ModelShape("gpt", 2, 64, 4, 4, 256, 256, 64, 10000.0, None, 1e-5, None, False, False, False, None)
+SHAPE = ModelShape("gpt", 2, 64, 4, 4, 256, 256, 64, 10000.0, None, 1e-5, None, False, False, False, None, False)
 ISLANDS, MICRO_BATCH_SIZE, INNER_STEPS = 2, 4, 50
 PLAIN: dict[str, Any] = {"codec": "none", "fragments": 1, "delay_steps": 0}
 STREAMING: dict[str, Any] = {"codec": "int4", "fragments": 4, "delay_steps": 6}
@@ -54,7 +54,7 @@ def trainer(
     config = replace(
         config,
         seed=seed,
-        data=Data(str(text.absolute()), pattern, None, "joined", 0.05, False, None),
+        data=Data(str(text.absolute()), pattern, None, "joined", 0.05, False, None, 0),
         optimizer=Optimizer(1e-3, 1e-4, min(100, steps // 10), "cosine", 0.1, 0.9, 0.95, 1.0),
         outer_sync=replace(ONE_ISLAND, num_islands=ISLANDS, **outer) if outer else None,
     )

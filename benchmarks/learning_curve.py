@@ -30,7 +30,7 @@ from holmes_runtime.data.corpus import load_corpus
 
 ROOT = Path(__file__).parent.parent
 RANKS = 2
-SHAPE = ModelShape("gpt", 4, 128, 4, 4, 512, 256, 128, 10000.0, None, 1e-5, None, False, False, False, None)
+SHAPE = ModelShape("gpt", 4, 128, 4, 4, 512, 256, 128, 10000.0, None, 1e-5, None, False, False, False, None, False)
 WIDTH, HEIGHT, MARGIN = 720, 360, 56  # pixels
 Curve = Sequence[tuple[int, float]]  # (step, loss in nats per byte)
 
@@ -64,7 +64,7 @@ def make_config(text: Path, pattern: str, steps: int, folder: Path) -> RunConfig
         model=SHAPE,
         weights=None,
         emulation=None,
-        data=Data(str(text.absolute()), pattern, None, "joined", 0.05, False, None),
+        data=Data(str(text.absolute()), pattern, None, "joined", 0.05, False, None, 0),
         evaluation=Evaluation(50, 4),
         checkpoint=Checkpointing(str(checkpoints.absolute()), 100, 2, 2),
         profile=None,
@@ -121,7 +121,7 @@ def read_curves(folder: Path) -> tuple[Curve, Curve]:
 
 def unigram_entropy(text: Path, pattern: str) -> float:
     """Nats per byte of a text that is drawn byte by byte at the frequencies of this one."""
-    corpus = load_corpus(Data(str(text), pattern, None, "joined", 0.0, False, None), "here", 1, SHAPE.vocab_size)
+    corpus = load_corpus(Data(str(text), pattern, None, "joined", 0.0, False, None, 0), "here", 1, SHAPE.vocab_size)
     (tokens,) = corpus.training
     counts = torch.bincount(tokens.read(0, len(tokens)), minlength=SHAPE.vocab_size)
     shares = counts[counts > 0] / counts.sum()

@@ -158,6 +158,7 @@ def trial_of(arguments: argparse.Namespace) -> Trial:
         qk_norm=False,
         tied_embeddings=False,
         factory=arguments.factory,
+        tanh_gelu=False,
     )
     precision: Precision = arguments.precision or ("bf16" if on_gpu else "fp32")
     return Trial(shape, arguments.device, precision, arguments.threads, arguments.micro_batch_size, compiles)

@@ -94,7 +94,7 @@ class Trial:
             model=self.model,
             weights=None,
             emulation=None,
-            data=Data("none.bin", "*", None, "joined", 0.0, False, None),
+            data=Data("none.bin", "*", None, "joined", 0.0, False, None, 0),
             evaluation=None,
             checkpoint=None,
             profile=None,

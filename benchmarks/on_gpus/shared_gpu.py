@@ -28,7 +28,7 @@ from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.trainer import Trainer
 from holmes_runtime.trial import Trial, random_corpus
 
-SHAPE = ModelShape("llama", 4, 128, 4, 4, 256, 300, 64, 1e4, None, 1e-5, None, False, False, False, None)
+SHAPE = ModelShape("llama", 4, 128, 4, 4, 256, 300, 64, 1e4, None, 1e-5, None, False, False, False, None, False)
 STEPS = 5
 BACKEND = "through-host"
 

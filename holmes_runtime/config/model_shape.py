@@ -101,7 +101,7 @@ class ModelShape:
     qk_norm: bool
     tied_embeddings: bool
     factory: str | None
-    tanh_gelu: bool = False
+    tanh_gelu: bool
 
     def __post_init__(self) -> None:
         check_positive(self, "num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_hidden_size")

@@ -67,7 +67,7 @@ class Data:
     validation_fraction: float
     bytes: bool
     expected_tokenizer: str | None
-    skip_bad_lines: int = 0
+    skip_bad_lines: int
 
     def __post_init__(self) -> None:
         fraction, paths = self.validation_fraction, [source.path for source in self.sources]

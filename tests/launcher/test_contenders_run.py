@@ -55,7 +55,7 @@ def test_the_runtime_blends_and_separates_as_the_job_says() -> None:
     plan = plan_for(cpu_inventory([2, 2]), bed_job(data=BLEND))
 
     sources = (Source("/a", 3.0), Source("/b", 1.0))
-    assert run_config_of(plan, "run").data == Data(sources, "*", None, "separate", 0.0, False, None)
+    assert run_config_of(plan, "run").data == Data(sources, "*", None, "separate", 0.0, False, None, 0)
 
 
 def test_the_mask_of_separate_documents_takes_memory() -> None:

@@ -37,7 +37,7 @@ REPOSITORY = Path(__file__).parents[2]
 TINY = ModelShape(
     family="gpt", num_layers=3, hidden_size=32, num_heads=4, num_kv_heads=4, ffn_hidden_size=128, vocab_size=256,
     seq_length=32, rope_theta=1e4, rope_scaling=None, norm_eps=1e-5, head_dim=None, qkv_bias=False, qk_norm=False,
-    tied_embeddings=False, factory=None,
+    tied_embeddings=False, factory=None, tanh_gelu=False,
 )  # fmt: skip
 TINY_LLAMA = replace(TINY, family="llama", num_kv_heads=2, ffn_hidden_size=64)
 
@@ -199,7 +199,7 @@ def make_config(
         model=model,
         weights=weights,
         emulation=emulation,
-        data=Data(str(corpus), "*.txt", None, documents, validation_fraction, False, None),
+        data=Data(str(corpus), "*.txt", None, documents, validation_fraction, False, None, 0),
         evaluation=evaluation,
         checkpoint=checkpoint,
         profile=profile,

@@ -19,12 +19,12 @@ HOW: tuple[Documents, Documents] = ("joined", "separate")
 
 
 def data(path: Path, pattern: str = "*", tokenizer: str | None = None, validation_fraction: float = 0.0) -> Data:
-    return Data(str(path), pattern, tokenizer, "joined", validation_fraction, False, None)
+    return Data(str(path), pattern, tokenizer, "joined", validation_fraction, False, None, 0)
 
 
 def blend(*paths: Path, documents: Documents = "joined", validation_fraction: float = 0.0) -> Data:
     sources = tuple(Source(str(path), weight) for weight, path in enumerate(paths, start=1))
-    return Data(sources, "*", None, documents, validation_fraction, False, None)
+    return Data(sources, "*", None, documents, validation_fraction, False, None, 0)
 
 
 def write_tokens(path: Path, *documents: Sequence[int], token_type: str = "uint8") -> None:

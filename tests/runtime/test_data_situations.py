@@ -79,7 +79,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 def data(path: Path) -> Data:
-    return Data(str(path), "*", None, "joined", 0.0, False, None)
+    return Data(str(path), "*", None, "joined", 0.0, False, None, 0)
 
 
 @pytest.mark.parametrize("name", REFUSED)
