@@ -5,7 +5,7 @@ parity tests hold that this equals a process for each stage. All runs of a seed 
 same samples. A penalty is the difference of the validation losses in percent of the one without a codec. The codecs of
 a run stay as they are: nothing is timed, so nothing adapts.
 
-`--write-docs` puts the table into docs/slow-links.md; `planner/cost/codec_loss.py` quotes its means.
+`--write-docs` puts the table and a chart into docs/slow-links.md; `planner/cost/codec_loss.py` quotes its means.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.doc_table import write_table
+from benchmarks.doc_table import DOCS, write_table
 from benchmarks.figure import print_figure
+from benchmarks.line_chart import line_chart
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.model_shape import ModelShape
@@ -116,6 +117,17 @@ def table_lines(losses: Losses) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in rows]
 
 
+def chart(losses: Losses) -> str:
+    """Return an SVG of each seed's penalty after the last step, by number of cuts."""
+    last = max(next(iter(losses.values())))
+    lines = dict[str, list[tuple[float, float]]]()
+    for case in losses:
+        if case.codec != "none":
+            points = lines.setdefault(f"{case.codec}, seed {case.seed}", [])
+            points.append((case.cuts, penalty_percent(losses, case, last)))
+    return line_chart(f"% of loss given away after {last} steps, by number of cuts", dict(sorted(lines.items())))
+
+
 def main(written: Sequence[str] | None = None) -> None:
     """Trains all cases and prints the table; as `written` on the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.codec_loss")
@@ -138,6 +150,7 @@ def main(written: Sequence[str] | None = None) -> None:
     if arguments.write_docs:
         machine = f"{datetime.date.today().isoformat()}, {platform.machine()}, torch {torch.__version__}."
         write_table("slow-links.md", "codec loss", (machine, "", *lines))
+        (DOCS / "codec-loss.svg").write_text(chart(losses), encoding="utf-8")
     for cuts in arguments.cuts:
         for codec in CODECS:
             penalty = mean(

@@ -7,7 +7,7 @@ from html import escape
 from math import log10
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 680, 380, 60, 110, 40, 50
-COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#e15759")
+COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#e15759", "#9c755f")
 GRID_LINES = 5
 
 Points = Sequence[tuple[float, float]]
@@ -17,6 +17,7 @@ def line_chart(title: str, lines: Mapping[str, Points]) -> str:
     """An SVG of named lines; x is logarithmic and labelled at every point, y begins at 0."""
     every = [point for points in lines.values() for point in points]
     xs, most = sorted({x for x, _ in every}), max(y for _, y in every)
+    decimals = 0 if most >= 10 * GRID_LINES else 1
 
     def at(x: float, y: float) -> tuple[float, float]:
         share = (log10(x) - log10(xs[0])) / (log10(xs[-1]) - log10(xs[0]))
@@ -29,9 +30,10 @@ def line_chart(title: str, lines: Mapping[str, Points]) -> str:
     ]
     for step in range(GRID_LINES + 1):
         value = most * step / GRID_LINES
+        label = f"{value:.{decimals}f}"
         x, y = at(xs[0], value)
         parts.append(f'<line x1="{x:.0f}" y1="{y:.0f}" x2="{WIDTH - RIGHT}" y2="{y:.0f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{x - 8:.0f}" y="{y + 4:.0f}" font-size="11" text-anchor="end">{value:.0f}</text>')
+        parts.append(f'<text x="{x - 8:.0f}" y="{y + 4:.0f}" font-size="11" text-anchor="end">{label}</text>')
     for value in xs:
         x, y = at(value, 0)
         parts.append(f'<text x="{x:.0f}" y="{y + 18:.0f}" font-size="11" text-anchor="middle">{value:g}</text>')
