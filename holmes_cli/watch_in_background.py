@@ -42,7 +42,7 @@ def watch_in_background(folder: Path) -> None:
 
 
 def _is_taken(folder: Path, pid: int) -> bool:
-    """Whether that process watches the run, or has watched it to its end."""
+    """Return True if that process watches the run, or has watched it to its end."""
     if not (folder / RUN_FILE).exists():
         return False
     run = read_run(folder)

@@ -21,14 +21,14 @@ def files_to_carry(folder: Path | None, tokenizer: Path | None) -> dict[str, Pat
     """Return the files to copy, by their names in the export, of what there is.
 
     `folder` is the published model's; `tokenizer` the file that text was read by, which counts where the two differ. A
-    tokenizer under its usual name brings along the files beside it.
+    tokenizer under its usual name brings along the files near it.
     """
     from_folder = _there(folder, (GENERATION_FILE, *TOKENIZER_FILES)) if folder is not None else {}
     if tokenizer is None or not tokenizer.is_file() or _is_same(from_folder.get(TOKENIZER_FILE), tokenizer):
         return from_folder
-    beside = _there(tokenizer.parent, TOKENIZER_FILES) if tokenizer.name == TOKENIZER_FILE else {}
+    siblings = _there(tokenizer.parent, TOKENIZER_FILES) if tokenizer.name == TOKENIZER_FILE else {}
     generation = {name: path for name, path in from_folder.items() if name == GENERATION_FILE}
-    return {**generation, **beside, TOKENIZER_FILE: tokenizer}
+    return {**generation, **siblings, TOKENIZER_FILE: tokenizer}
 
 
 def copy_files(files: dict[str, Path], output: Path) -> list[str]:

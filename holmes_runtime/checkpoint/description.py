@@ -64,7 +64,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an export finds what no checkpoint holds: configuration and tokenizer, by their paths on the hosts.
+    """The files an export needs and no checkpoint holds: configuration and tokenizer, by their paths on the hosts.
 
     `weights` is the published model's folder that training began with, `tokenizer` the file its text was read by.
     """

@@ -150,7 +150,7 @@ class RunConfig:
 
     @property
     def reads_weights(self) -> bool:
-        """Whether ranks may start from a published model: they rehearse nothing, and need not find a checkpoint."""
+        """True where ranks may start from a published model: they rehearse nothing, and need not find a checkpoint."""
         return self.weights is not None and self.emulation is None and (not self.resume or self.from_scratch)
 
     @property

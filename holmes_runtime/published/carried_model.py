@@ -1,4 +1,4 @@
-"""What an export takes from the published model that its run began with, beside files that are copied."""
+"""The parts of a published model that an export of its run takes over, apart from files that are copied."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def follow_events(folder: Path) -> Iterator[tuple[int, RunEvent]]:
 
 
 class _NewLines:
-    """What ranks print from now on; logs that are made later are read from their beginning."""
+    """The lines that ranks print from now on; logs that are made later are read from their beginning."""
 
     def __init__(self, folder: Path, rank: int | None) -> None:
         self._folder, self._rank = folder, rank

@@ -42,7 +42,7 @@ class StoredRun:
 
     @property
     def goes_on(self) -> bool:
-        """Whether its ranks train: those of a detached run do without a controller, unless islands meet at it."""
+        """True while its ranks train: those of a detached run do without a controller, unless islands meet at it."""
         goes_on_alone = self.run.settings.detached and not self.islands
         return self.run.state == "running" and (self.watched != "unwatched" or goes_on_alone)
 

@@ -92,7 +92,7 @@ class Fleet:
 
     @cached_property
     def shares_cores(self) -> bool:
-        """Whether slots are slower the more of them compute."""
+        """True where slots are slower the more of them compute."""
         return any(each.hardware.slot.cores is not None for each in self.classes)
 
     def num_group_slots(self, tp: int) -> int:

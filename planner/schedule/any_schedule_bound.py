@@ -175,7 +175,7 @@ class AnyScheduleBounds:
         return self._job.global_batch_size // candidate.micro_batch_size
 
     def _shares_cores(self, candidate: Candidate) -> bool:
-        """Whether ranks compute faster while others wait; then it only holds what all compute together."""
+        """True where ranks compute faster while others wait; then it only holds what all compute together."""
         slots = (self._slot(each, candidate.num_ranks) for each in self._classes)
         return self._fleet.shares_cores and any(slot.threads_per_core > 1 for slot in slots)
 
