@@ -82,6 +82,9 @@ def main() -> NoReturn:
         if error.errno not in CANNOT_WRITE or error.filename is not None:
             raise
         _say_cannot_write(error)
+    finally:
+        # A second Ctrl-C that comes as Python ends would stand for the exit code.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(0)
 
 

@@ -112,7 +112,7 @@ class Launch:
 
     def discard(self) -> None:
         """End what was brought up, and leave nothing of it."""
-        with _ctrl_c_ignored():
+        with ctrl_c_ignored():
             stop(self._nodes)
             self.folder.close()
             shutil.rmtree(self.folder.path, ignore_errors=True)
@@ -165,7 +165,7 @@ class Launch:
             with contextlib.suppress(KeyboardInterrupt):
                 self._save_once_more(state)
         finally:
-            with _ctrl_c_ignored():
+            with ctrl_c_ignored():
                 if self._island is not None:
                     self._island.meeting.lose(self._island.outer_sync.island)
                 if interrupted:
@@ -190,7 +190,7 @@ class Launch:
             watch(state, self._nodes, self._take, lambda _: self._heed())
 
     def _stop_nodes(self) -> None:
-        with _ctrl_c_ignored():
+        with ctrl_c_ignored():
             self._stuck = stop(self._nodes)
 
     def _take(self, event: RunEvent | FinishedStep | FilePart) -> None:
@@ -314,8 +314,7 @@ class Launch:
     def _forget_states(self, state: State) -> None:
         """Nobody starts again. Ranks that have taken the last step have removed what they kept themselves."""
         clean = {node.host for node in self._plan.nodes} if state == "done" else set()
-        with _ctrl_c_ignored():
-            forget_states(bundle for host, bundle in self._remembering.items() if host not in clean)
+        forget_states(bundle for host, bundle in self._remembering.items() if host not in clean)
 
     def _on_state(self, host: str, state: str) -> None:
         self._heed()
@@ -328,16 +327,17 @@ class Launch:
             ended = ("stopped", tuple(state.failures), 130)
         elif state.cause is not None:
             ended = ("failed", tuple(state.failures), shell_exit_code(state.cause.exit_code))
-        self._forget_states(ended[0])
-        run = self._record.write(self._plan, self._attempt.number, *ended, self._stuck)
-        self.folder.close()
-        told = {"cause": state.cause and state.cause.model_dump(mode="json"), "run": run.model_dump(mode="json")}
-        self._at_end.tell({"event": "end", **self._time_and_place(), **told})
+        with ctrl_c_ignored():
+            self._forget_states(ended[0])
+            run = self._record.write(self._plan, self._attempt.number, *ended, self._stuck)
+            self.folder.close()
+            told = {"cause": state.cause and state.cause.model_dump(mode="json"), "run": run.model_dump(mode="json")}
+            self._at_end.tell({"event": "end", **self._time_and_place(), **told})
         return run
 
 
 @contextlib.contextmanager
-def _ctrl_c_ignored() -> Iterator[None]:
+def ctrl_c_ignored() -> Iterator[None]:
     """A second Ctrl-C must not leave ranks behind: ending takes seconds and is bounded."""
     is_main = threading.current_thread() is threading.main_thread()  # the others get no signals
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM) if is_main}

@@ -23,7 +23,7 @@ from launcher.islands.told import Told
 from launcher.journal.run_events import NodeState, Notice, RunEvent
 from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, island_name, read_own
 from launcher.journal.run_store import remember, this_process
-from launcher.launch import Launch
+from launcher.launch import Launch, ctrl_c_ignored
 from launcher.prepare.user_variables import UserVariables
 from launcher.supervise.tell_command import TellCommand
 
@@ -136,7 +136,8 @@ class LaunchIslands:
                 if interrupts <= SAVING_AND_AT_ONCE:
                     for island in self._islands:
                         island.told.tell()
-        return self._end(interrupts > 0)
+        with ctrl_c_ignored():
+            return self._end(interrupts > 0)
 
     def _make(self, number: int) -> _Island:
         name, told = island_name(number), Told()

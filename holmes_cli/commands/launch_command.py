@@ -129,8 +129,11 @@ def launch_command(
     if detach:
         out.print(run.run_id, markup=False)
         return
+    from launcher.launch import ctrl_c_ignored  # slow to import, and by now it is
+
     folder = runs / run.run_id
-    show_end(read_plan(folder), run, folder, as_json)
+    with ctrl_c_ignored():  # the run has ended: all that is left is to say so
+        show_end(read_plan(folder), run, folder, as_json)
     if run.exit_code:
         raise typer.Exit(run.exit_code)
 

@@ -81,6 +81,9 @@ def run_islands(
     if settings.detached:
         out.print(run.run_id, markup=False)
         return run
+    from launcher.launch import ctrl_c_ignored  # slow to import, and by now it is
+
     folder = runs / run.run_id
-    (end_as_json if as_json else show_islands)(run, folder)
+    with ctrl_c_ignored():  # the run has ended: all that is left is to say so
+        (end_as_json if as_json else show_islands)(run, folder)
     return run
