@@ -112,7 +112,7 @@ HOLMES_FILES = {
     "recording/a1/recording.json": ("probe", "--replay", "recording", "--json"),
     "recording/a1/host.json": ("probe", "--replay", "recording", "--json"),
     "run/run.json": ("status", "run"),
-    "run/plan.json": ("logs", "run"),
+    "run/plan.json": ("logs", "run", "--rank", "0"),
 }
 
 

@@ -14,12 +14,13 @@ from tests.testbed.rehearsal import Site, bed_site, standard_library_corpus
 
 pytestmark = [*NEEDS_BED, pytest.mark.skipif(bool(missing_for_trunk()), reason="no trunk here")]
 
-# README's job without its `parallel:`.
+# README's job, whose plan crosses the trunk.
 JOB = {
     "model": {"num_layers": 4, "hidden_size": 64, "num_heads": 4, "seq_length": 64},
     "data": standard_library_corpus(),
     "global_batch_size": 8,
     "steps": 10,
+    "parallel": {"pp": 2, "dp": 2, "micro_batch_size": 2},
     "device": "cpu",
     "optimizer": {"learning_rate": 3.0e-3},
     "checkpoint": {"path": "~/holmes-checkpoints", "every_steps": 5},
