@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +30,7 @@ from launcher.prepare.bundle import NODE_CONFIG_FILE, NodeBundle
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables
 from launcher.supervise.attempt_state import AttemptState
+from launcher.supervise.ctrl_c import ctrl_c_ignored
 from launcher.supervise.failure import shell_exit_code
 from launcher.supervise.lost_hosts import LostHosts
 from launcher.supervise.replanning import Planner, Replanning
@@ -334,15 +333,3 @@ class Launch:
             told = {"cause": state.cause and state.cause.model_dump(mode="json"), "run": run.model_dump(mode="json")}
             self._at_end.tell({"event": "end", **self._time_and_place(), **told})
         return run
-
-
-@contextlib.contextmanager
-def ctrl_c_ignored() -> Iterator[None]:
-    """A second Ctrl-C must not leave ranks behind: ending takes seconds and is bounded."""
-    is_main = threading.current_thread() is threading.main_thread()  # the others get no signals
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -23,8 +23,9 @@ from launcher.islands.told import Told
 from launcher.journal.run_events import NodeState, Notice, RunEvent
 from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, island_name, read_own
 from launcher.journal.run_store import remember, this_process
-from launcher.launch import Launch, ctrl_c_ignored
+from launcher.launch import Launch
 from launcher.prepare.user_variables import UserVariables
+from launcher.supervise.ctrl_c import ctrl_c_ignored
 from launcher.supervise.tell_command import TellCommand
 
 POLL_S = 0.2

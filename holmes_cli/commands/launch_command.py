@@ -27,6 +27,7 @@ from launcher.journal.follow_folder import read_plan
 from launcher.nodes.preflight import CHECKS, PreflightFailed
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import read_user_variables
+from launcher.supervise.ctrl_c import ctrl_c_ignored
 
 LOOK_AGAIN_S = 15.0
 
@@ -129,8 +130,6 @@ def launch_command(
     if detach:
         out.print(run.run_id, markup=False)
         return
-    from launcher.launch import ctrl_c_ignored  # slow to import, and by now it is
-
     folder = runs / run.run_id
     with ctrl_c_ignored():  # the run has ended: all that is left is to say so
         show_end(read_plan(folder), run, folder, as_json)

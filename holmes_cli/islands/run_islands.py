@@ -22,6 +22,7 @@ from launcher.journal.run_folder import island_name
 from launcher.nodes.preflight import PreflightFailed
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import read_user_variables
+from launcher.supervise.ctrl_c import ctrl_c_ignored
 
 
 def refuse_settings(settings: Settings) -> None:
@@ -81,8 +82,6 @@ def run_islands(
     if settings.detached:
         out.print(run.run_id, markup=False)
         return run
-    from launcher.launch import ctrl_c_ignored  # slow to import, and by now it is
-
     folder = runs / run.run_id
     with ctrl_c_ignored():  # the run has ended: all that is left is to say so
         (end_as_json if as_json else show_islands)(run, folder)
