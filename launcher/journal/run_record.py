@@ -53,7 +53,7 @@ class RunRecord:
     def remember(self, run: Run) -> None:
         """Go on with a run of another controller."""
         self._started_at_s, self._code = run.started_at_s, run.code
-        self._origin, self.safe_steps = run.origin, run.safe_steps
+        self._origin, self.safe_steps, self._bad_lines_skipped = run.origin, run.safe_steps, run.bad_lines_skipped
         for step in read_steps(self._folder.path, most=2):
             self._take_step(step)
 

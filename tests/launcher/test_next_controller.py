@@ -1,0 +1,27 @@
+"""A controller that takes over a run keeps in the record what rank 0 said to the one before it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holmes_core.records.run import Settings
+from holmes_runtime.config.rank_metrics import RankNotice
+from launcher.journal.run_events import Silent
+from launcher.journal.run_folder import RunFolder
+from launcher.journal.run_record import RunRecord
+from tests.launcher.plans import cpu_plan
+
+
+def test_the_record_keeps_bad_lines_origin_and_safe_steps(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    first = RunRecord(folder, Silent(), Settings())
+    first.take(RankNotice(0, "data", "3 bad lines", None, bad_lines_skipped=3))
+    first.take(RankNotice(0, "start", "it begins", 20))
+    written = first.write(cpu_plan(), 0, "running")
+
+    following = RunRecord(folder, Silent(), Settings())
+    following.remember(written)
+    run = following.write(cpu_plan(), 0, "running")
+    folder.close()
+
+    assert (run.bad_lines_skipped, run.origin, run.safe_steps) == (3, "it begins", 20)
