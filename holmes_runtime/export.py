@@ -36,7 +36,7 @@ Tell = Callable[[str], None]
 
 
 def _silent(_: str) -> None:
-    """Nobody looks."""
+    """Show nothing."""
 
 
 def export(checkpoint: Path, output: Path, published: Path | None = None, tell: Tell = _silent) -> int:

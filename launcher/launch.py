@@ -197,7 +197,7 @@ class Launch:
         if isinstance(event, FinishedStep):
             skipped = self._record.steps_skipped
             self._record.take(event.metrics)
-            if self._record.steps_skipped > skipped:  # those who look at the run are told of it
+            if self._record.steps_skipped > skipped:  # so that `status` shows it at once
                 self._record.write(self._plan, self._attempt.number, "running")
             if event.exchange is not None:
                 self._record.take(event.exchange)

@@ -44,13 +44,13 @@ class IslandsView(Protocol):
 
 
 class SilentIslands:
-    """A view nobody looks at, as `Silent`."""
+    """A view that shows nothing, as `Silent`."""
 
     def show(self, island: int, event: RunEvent) -> None:
-        """Nobody looks."""
+        """Show nothing."""
 
     def take_run(self, run_id: str, started_at_s: float) -> None:
-        """Nobody looks."""
+        """Show nothing."""
 
 
 @dataclass
@@ -176,7 +176,7 @@ class LaunchIslands:
                 f"exchange {exchange.exchange + 1}: islands {other} and {number} do not have the same state"
             )
             self.folder.write_event(notice)
-            self._islands[number].launch.folder.write_event(notice)  # which those read who look on from elsewhere
+            self._islands[number].launch.folder.write_event(notice)  # `attach` reads it there
             self._view.show(number, notice)
         while len(self._digests) > DIGESTS_KEPT:
             del self._digests[next(iter(self._digests))]

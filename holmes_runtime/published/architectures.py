@@ -15,7 +15,7 @@ from holmes_runtime.config.model_shape import ModelShape, RopeScaling
 from holmes_runtime.config.run_settings import Precision
 
 CONFIG_FILE = "config.json"
-MOST_CONFIG_BYTES = 2**20  # those of published models have a few thousand
+MAX_CONFIG_BYTES = 2**20  # those of published models have a few thousand
 MOST = 2**31 - 1  # of any size: far more than a model has, and its products are still numbers
 LIBRARYS_WINDOW, QWEN3_HEAD_DIM = 4096, 128  # the library's where a configuration leaves the key out
 ARCHITECTURES = {
@@ -33,9 +33,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     try:
         with open(path, "rb") as file:
-            text = file.read(MOST_CONFIG_BYTES + 1)
-        if len(text) > MOST_CONFIG_BYTES:
-            raise ValueError(f"has more than {MOST_CONFIG_BYTES} bytes, which no configuration needs")
+            text = file.read(MAX_CONFIG_BYTES + 1)
+        if len(text) > MAX_CONFIG_BYTES:
+            raise ValueError(f"it has more than {MAX_CONFIG_BYTES} bytes, too many for a configuration")
         config = json.loads(text)
     except (OSError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.published.architectures import read_config
-from holmes_runtime.published.check_published import check_config, check_published
+from holmes_runtime.published.check_published import check_config, read_tensors
 from holmes_runtime.published.safetensors_files import TensorFolder
 from holmes_runtime.published.weight_names import POSITIONS
 
@@ -35,5 +35,5 @@ def read_carried(folder: Path, shape: ModelShape) -> CarriedModel:
     check_config(folder, shape)
     positions = None
     if shape.family == "gpt":
-        positions = TensorFolder(check_published(folder, shape)).tensor(POSITIONS)
+        positions = TensorFolder(read_tensors(folder, shape)).tensor(POSITIONS)
     return CarriedModel(folder, read_config(folder), positions)

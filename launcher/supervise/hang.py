@@ -10,7 +10,7 @@ from holmes_runtime.config.messages import RankPosition
 from launcher.supervise.who_waits import culprit, doing_in_words, operations_under_way, stuck_in_words
 
 STEPS = 20  # a step may be slow; twenty times the usual is no step any more
-LEAST_S = 60.0
+MIN_S = 60.0
 ASK_S = 4.0  # from asking the ranks, which look for a second, to naming one; well below VERDICT_MARGIN_S
 # By all ranks together, in the second after they were asked. A rank that waits, and looks at a store each second, moves
 # a few hundred; over a wire that carries no more than this a message takes minutes.
@@ -41,7 +41,7 @@ class HangDetector:
         self._usual_s = plan.prediction.step_s
         self._most_s = plan.job.timeout_s / 2
         # Saving a checkpoint is no step either, and how long it takes is the disk's affair.
-        self._least_s = LEAST_S if plan.job.checkpoint is None else self._most_s
+        self._min_s = MIN_S if plan.job.checkpoint is None else self._most_s
         evaluation = plan.job.evaluation
         self._batches = 1 + (evaluation.num_batches if evaluation else 0)
         self._steps: dict[int, int] = {rank.rank: -1 for rank in plan.ranks}
@@ -82,7 +82,7 @@ class HangDetector:
         """
         if not self.has_begun:
             return self._plan.job.timeout_s + self._for_others_s
-        return min(max(STEPS * self._usual_s * self._batches, self._least_s), self._most_s) + self._for_others_s
+        return min(max(STEPS * self._usual_s * self._batches, self._min_s), self._most_s) + self._for_others_s
 
     @property
     def _for_others_s(self) -> float:

@@ -37,7 +37,7 @@ from launcher.supervise.attempt_state import (
     Reconnect,
     TellAll,
 )
-from launcher.supervise.hang import ASK_S, LEAST_S
+from launcher.supervise.hang import ASK_S, MIN_S
 from tests.launcher.plans import cpu_plan, with_access
 from tests.launcher.test_step_metrics import report
 
@@ -211,11 +211,11 @@ def test_connection_that_ends_after_the_ranks_is_no_failure() -> None:
 def test_ranks_that_make_no_progress_are_asked_and_the_stopped_one_is_the_cause() -> None:
     state = attempt(plan=cpu_plan(compute={"flops_per_s": 1e13}))
     step(state)
-    asked = wait(state, 0, LEAST_S + 1, speaking=(0, 1, 2, 3))
+    asked = wait(state, 0, MIN_S + 1, speaking=(0, 1, 2, 3))
     assert asked == [TellAll(Stacks())]
     for node_rank in range(4):
-        say(state, node_rank, RankStates((RankState(0, "T" if node_rank == 2 else "S"),)), LEAST_S + 1)
-    wait(state, LEAST_S + 1, LEAST_S + 1 + ASK_S, speaking=(0, 1, 2, 3))
+        say(state, node_rank, RankStates((RankState(0, "T" if node_rank == 2 else "S"),)), MIN_S + 1)
+    wait(state, MIN_S + 1, MIN_S + 1 + ASK_S, speaking=(0, 1, 2, 3))
     assert state.cause is not None
     assert (state.cause.host, state.cause.rank) == ("b1", 2)
     assert "stopped by a signal" in state.cause.message

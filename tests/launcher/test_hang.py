@@ -7,7 +7,7 @@ import pytest
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.messages import GroupProgress, RankPosition
 from launcher.prepare.prepare import run_config_of
-from launcher.supervise.hang import ASK_S, LEAST_S, MIN_MOVED_BYTES, HangDetector, Hung
+from launcher.supervise.hang import ASK_S, MIN_MOVED_BYTES, MIN_S, HangDetector, Hung
 from tests.launcher.plans import cpu_plan, gpu_plan
 
 STACK = ('File "run_steps.py", line 50, in run_steps', 'File "user.py", line 7, in spin')
@@ -41,7 +41,7 @@ def test_limit_is_sooner_than_the_jobs_timeout_and_later_than_many_steps() -> No
     detector = HangDetector(cpu_plan(compute={"flops_per_s": 1e13}), now_s=0.0)
     for rank in range(4):
         detector.take_progress(rank, 0, now_s=0.0)
-    assert detector.limit_s == LEAST_S
+    assert detector.limit_s == MIN_S
     detector.take_step(10.0)
     assert detector.limit_s == 200.0
     detector.take_step(1000.0)

@@ -75,8 +75,8 @@ def test_ranks_on_one_machine_compute_as_slowly_as_its_cores_are_shared() -> Non
 def test_hosts_that_a_plan_leaves_out_do_not_slow_it() -> None:
     """Two ranks have a core each, whether or not there are two hosts more on the machine."""
     job = bed_job(parallel={"pp": 1, "dp": 2})
-    alone, beside = (one_machine(cpu_inventory(hosts)) for hosts in ([2], [2, 2]))
-    assert plan_for(beside, job).prediction == plan_for(alone, job).prediction
+    alone, with_others = (one_machine(cpu_inventory(hosts)) for hosts in ([2], [2, 2]))
+    assert plan_for(with_others, job).prediction == plan_for(alone, job).prediction
 
 
 def test_the_search_finds_the_best_number_of_ranks_for_the_cores() -> None:
