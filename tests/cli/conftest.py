@@ -36,9 +36,10 @@ def command(
 ) -> Iterator[Command]:
     """Runs `holmes` with the given arguments in `tmp_path`, 100 columns wide, as a user with a state folder of its own.
 
-    It leaves no signal handler behind. In this process, which spares each test Python's start.
+    It leaves no signal handler behind: `main` ignores Ctrl-C as its process ends, and this process goes on. In this
+    process, which spares each test Python's start.
     """
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
