@@ -461,7 +461,7 @@ def die() -> None:
 
 def halt() -> None:
     """Nothing of this process is heard any more, and its connections stay."""
-    os.kill(os.getpid(), signal.SIGSTOP)
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # to a process it comes once this thread has gone on
 
 
 def has_held(folder: Path, exchange: int) -> bool:
