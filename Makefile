@@ -3,17 +3,29 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+LOCK := requirements-dev.lock
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 OPTIONS :=  # more options for pytest
 
-.PHONY: demo test test-slow test-process test-torch test-cuda-build test-gpu test-cluster check bench bed clean
+.PHONY: lock demo test test-slow test-process test-torch test-cuda-build test-gpu test-cluster check bench bed clean
 .DEFAULT_GOAL := test
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt $(LOCK)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python >= 3.10 is needed: make PYTHON=/path/to/python3"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) --require-hashes -r $(LOCK)
+	$(PIP) -c constraints.txt torch
+	$(PIP) --no-deps --no-build-isolation -e .
 	touch $@
+
+# The lock file anew, after a change of pyproject.toml or constraints.txt; needs uv. torch is left out, with what its CUDA
+# build brings: each machine's index has another build of it.
+CUDA_BUILD := torch triton cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-,cublas cuda-cupti cuda-nvrtc \
+	cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
+lock:
+	uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate --no-header --extra dev \
+		-c constraints.txt $(addprefix --no-emit-package ,$(CUDA_BUILD)) -o $(LOCK) pyproject.toml
 
 # Probe, plan, launch and train on two clusters of two hosts made of network namespaces; needs Linux and iproute2, else it
 # runs on local processes.
