@@ -1,4 +1,4 @@
-"""Carries bytes both ways between pairs of sockets, many pairs in one thread."""
+"""Carries bytes both ways between pairs of sockets, many pairs in one thread; to other hosts in keyed frames."""
 
 from __future__ import annotations
 
@@ -7,15 +7,29 @@ import selectors
 import socket
 from collections.abc import Callable
 from threading import Lock, Thread
+from typing import NamedTuple
 
-MOST_BYTES = 1 << 18
+from holmes_runtime.admission.keyed_frames import MAX_FRAME_BYTES, ChangedOnTheWay, FrameKeys, FrameReader, FrameWriter
+
+
+class Side(NamedTuple):
+    """A socket to carry to and from; `keys` of its frames, None where it leaves this host with none."""
+
+    socket: socket.socket
+    keys: FrameKeys | None = None
 
 
 class _End:
     """One socket of a pair; `waiting` is what it has still to take. While there is some, the other is not read."""
 
-    def __init__(self, one: socket.socket) -> None:
-        self.socket = one
+    def __init__(self, side: Side) -> None:
+        self.socket = side.socket
+        self.peer = ""
+        self.reader = self.writer = None
+        if side.keys is not None:
+            with contextlib.suppress(OSError):  # it has gone again
+                self.peer = str(side.socket.getpeername()[0])
+            self.reader, self.writer = FrameReader(side.keys.received), FrameWriter(side.keys.sent)
         self.other = self
         self.waiting = b""
 
@@ -26,10 +40,13 @@ class _End:
 
 
 class Carrier:
-    """Where one socket of a pair ends, the other is ended too: by `close`, as each of the two."""
+    """Where one socket of a pair ends, the other is ended too: by `close`, as each of the two.
 
-    def __init__(self, close: Callable[[socket.socket], None]) -> None:
-        self._close = close
+    So is a pair to which frames come that were changed on the way; `changed` is given the address they came from.
+    """
+
+    def __init__(self, close: Callable[[socket.socket], None], changed: Callable[[str], None]) -> None:
+        self._close, self._changed = close, changed
         self._selector = selectors.DefaultSelector()
         self._lock = Lock()
 
@@ -37,7 +54,7 @@ class Carrier:
         """From now on pairs are carried, by a thread that ends with the process."""
         Thread(target=self._carry, daemon=True).start()
 
-    def join(self, one: socket.socket, another: socket.socket) -> None:
+    def join(self, one: Side, another: Side) -> None:
         """Carry between these two."""
         ends = _End(one), _End(another)
         ends[0].other, ends[1].other = ends[1], ends[0]
@@ -63,16 +80,24 @@ class Carrier:
                 self._give(end)
             if events & selectors.EVENT_READ:
                 self._take(end)
+        except ChangedOnTheWay:
+            self._changed(end.peer)
+            self._end(end)
         except OSError:
             self._end(end)
 
     def _take(self, end: _End) -> None:
-        data = end.socket.recv(MOST_BYTES)
+        data = end.socket.recv(MAX_FRAME_BYTES)
         if not data:
             self._end(end)
             return
-        end.other.waiting = data
-        self._give(end.other)
+        if end.reader is not None:
+            data = end.reader.take(data)
+        if data and end.other.writer is not None:
+            data = end.other.writer.frame(data)
+        if data:
+            end.other.waiting = data
+            self._give(end.other)
 
     def _give(self, end: _End) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -1,7 +1,8 @@
 """Two sides of a connection show each other that they know a secret, and neither sends it.
 
 Who connects begins, so a stranger that connects hears nothing. Each proof is an HMAC-SHA256 over what both sides have
-drawn for this connection, so one that was overheard proves nothing on another.
+drawn for this connection, so one that was overheard proves nothing on another. What both have drawn also makes the keys
+of the frames that follow.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import os
 import socket
 import time
 
+from holmes_runtime.admission.keyed_frames import FrameKeys
+
 NONCE_BYTES = 32
 DIGEST_BYTES = 32
 
@@ -20,7 +23,7 @@ class NotProven(Exception):
     """The other side does not know the secret, or has gone, or took too long."""
 
 
-def prove(peer: socket.socket, secret: bytes, limit_s: float) -> None:
+def prove(peer: socket.socket, secret: bytes, limit_s: float) -> FrameKeys:
     """The side that connects. Raises NotProven."""
     deadline = time.monotonic() + limit_s
     try:
@@ -30,11 +33,12 @@ def prove(peer: socket.socket, secret: bytes, limit_s: float) -> None:
         both = mine + answer[:NONCE_BYTES]
         _check(answer[NONCE_BYTES:], _digest(secret, b"answers", both))
         peer.sendall(_digest(secret, b"agrees", both))
+        return FrameKeys(_digest(secret, b"from who asked", both), _digest(secret, b"from who answered", both))
     except OSError as error:
         raise NotProven(str(error)) from error
 
 
-def demand_proof(peer: socket.socket, secret: bytes, limit_s: float) -> None:
+def demand_proof(peer: socket.socket, secret: bytes, limit_s: float) -> FrameKeys:
     """The side that listens; sends nothing before the other has shown that it knows the secret. Raises NotProven."""
     deadline = time.monotonic() + limit_s
     try:
@@ -45,6 +49,7 @@ def demand_proof(peer: socket.socket, secret: bytes, limit_s: float) -> None:
         both = theirs + mine
         peer.sendall(mine + _digest(secret, b"answers", both))
         _check(_read(peer, DIGEST_BYTES, deadline), _digest(secret, b"agrees", both))
+        return FrameKeys(_digest(secret, b"from who answered", both), _digest(secret, b"from who asked", both))
     except OSError as error:
         raise NotProven(str(error)) from error
 

@@ -2,8 +2,8 @@
 
 torchrun and the ranks of a node connect to their agent's gate on the loopback, which takes processes of its own user
 alone. The gates of other nodes connect to that of the first, show that they know the run's secret, and only then is
-anything carried. The store listens on the loopback of the first node, and the kernel lets through to it what comes from
-the sockets that the gate holds.
+anything carried, in frames that nobody else can make or change unnoticed. The store listens on the loopback of the
+first node, and the kernel lets through to it what comes from the sockets that the gate holds.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from collections import deque
 from collections.abc import Callable
 from threading import BoundedSemaphore, Lock, Thread
 
-from holmes_runtime.admission.carrier import Carrier
+from holmes_runtime.admission.carrier import Carrier, Side
+from holmes_runtime.admission.keyed_frames import FrameKeys
 from holmes_runtime.admission.own_sockets import all_connections
 from holmes_runtime.admission.proof import NotProven, demand_proof, prove
 from holmes_runtime.admission.socket_filter import admit_only
-from holmes_runtime.config.messages import SocketAddress
+from holmes_runtime.config.messages import CHANGED, SocketAddress
 
 STORE_ADDRESS = "127.0.0.1"
 GATE_ADDRESS = "127.0.0.2"  # all of 127.0.0.0/8 is the loopback; torch's store looks for itself under one port
@@ -78,7 +79,10 @@ class StoreDoor:
 
 
 class StoreGate:
-    """One node's gate. `entrance` is the socket on which the first node's hears the others, None on those."""
+    """One node's gate. `entrance` is the socket on which the first node's hears the others, None on those.
+
+    `fault` says that what came from another node was changed on the way, once it was.
+    """
 
     def __init__(
         self, nodes: tuple[str, ...], node_rank: int, master_port: int, secret: bytes, entrance: socket.socket | None
@@ -90,7 +94,8 @@ class StoreGate:
             self._listener = listening(GATE_ADDRESS, 0)
         else:
             self._door, self._listener = _open_both()
-        self._carrier = Carrier(self._door.close if self._door else socket.socket.close)
+        self.fault: str | None = None
+        self._carrier = Carrier(self._door.close if self._door else socket.socket.close, self._note_change)
         self._free = BoundedSemaphore(AT_ONCE)
 
     @property
@@ -112,7 +117,7 @@ class StoreGate:
         if self._entrance is not None:
             Thread(target=self._take, args=(self._entrance, self._see_proof), daemon=True).start()
 
-    def _take(self, listener: socket.socket, see: Callable[[socket.socket], None]) -> None:
+    def _take(self, listener: socket.socket, see: Callable[[socket.socket], FrameKeys | None]) -> None:
         """Take whoever connects, and let through those at whom `see` raises nothing."""
         listener.settimeout(None)
         while True:
@@ -125,19 +130,22 @@ class StoreGate:
                 continue
             Thread(target=self._let_in, args=(connection, see), daemon=True).start()
 
-    def _let_in(self, connection: socket.socket, see: Callable[[socket.socket], None]) -> None:
+    def _let_in(self, connection: socket.socket, see: Callable[[socket.socket], FrameKeys | None]) -> None:
         try:
-            see(connection)
-            self._carrier.join(connection, self._door.connect() if self._door else self._to_first_node())
+            side = Side(connection, see(connection))
+            self._carrier.join(side, Side(self._door.connect()) if self._door else self._to_first_node())
         except (OSError, NotProven):
             connection.close()
         finally:
             self._free.release()
 
-    def _see_proof(self, connection: socket.socket) -> None:
-        demand_proof(connection, self._secret, PROOF_S)
+    def _note_change(self, address: str) -> None:
+        self.fault = f"what came from {address} to {self._here}, of the rendezvous and its store, {CHANGED}"
 
-    def _to_first_node(self) -> socket.socket:
+    def _see_proof(self, connection: socket.socket) -> FrameKeys:
+        return demand_proof(connection, self._secret, PROOF_S)
+
+    def _to_first_node(self) -> Side:
         """A proven connection to the first node's gate, which thousands of ranks come to at once. Raises OSError."""
         deadline = time.monotonic() + FIRST_NODE_S
         while True:
@@ -148,11 +156,10 @@ class StoreGate:
                 if time.monotonic() > deadline:
                     raise
         try:
-            prove(connection, self._secret, FIRST_NODE_S)
+            return Side(connection, prove(connection, self._secret, FIRST_NODE_S))
         except NotProven:
             connection.close()
             raise
-        return connection
 
 
 def see_user(connection: socket.socket) -> None:

@@ -15,6 +15,7 @@ from holmes_runtime.config.strict_json import parse_one_of, to_json
 
 ASK_SIGNAL = signal.SIGUSR2  # blocked in all threads from the start on; one waits for it, even while others are stuck
 POSITIONS_FILE = "positions-rank{rank}.jsonl"
+CHANGED = "was changed on the way"  # in the message of a failure that neither end has made
 NO_FOLDER = 4  # exit code of a relay that finds no node's folder
 
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holmes_runtime.admission.gpu_claims import GpuClaims
+from holmes_runtime.admission.keyed_frames import rank_key
 from holmes_runtime.admission.meeting_gate import MeetingGate
 from holmes_runtime.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.admission.tunnel import Tunnel, take_down
@@ -161,7 +162,7 @@ class Agent:
             words = f"nothing can listen at {GATE_ADDRESS} here ({error.strerror}): give interface lo 127.0.0.1/8"
             self._report(RankFailed(None, 1, words, time.time()))
             return 1
-        torchrun = start_torchrun(self._config, self._folder, gate, self._meeting)
+        torchrun = start_torchrun(self._config, self._folder, gate, self._meeting, rank_key(secret))
         gate.open()
         self._listeners.close()
         self._report(Started())
@@ -173,13 +174,17 @@ class Agent:
                 self._forward_output(last=True)
                 return 3
             self._forward_output()
-            if self._messages.disk_was_full:  # ranks fail at their next line of metrics, without room to say why
-                self._report(RankFailed(None, 1, self._with_disk("the ranks were ended"), time.time()))
+            # Ranks fail at their next line of metrics, without room to say why; or for want of the store.
+            fault = self._with_disk("the ranks were ended") if self._messages.disk_was_full else gate.fault
+            if fault is not None:
+                self._report(RankFailed(None, 1, fault, time.time()))
                 self._end(GRACE_S)
                 return 1
         self._end(0.0)
         self._forward_output(last=True)
-        if torchrun.returncode != 0:
+        if torchrun.returncode != 0 and gate.fault is not None:
+            self._report(RankFailed(None, 1, gate.fault, time.time()))
+        elif torchrun.returncode != 0:
             self._report_failures(torchrun.returncode)
         self._report(Exited(torchrun.returncode))
         return 0 if torchrun.returncode == 0 else 1

@@ -13,7 +13,7 @@ from pathlib import Path
 from holmes_runtime.admission.meeting_gate import MeetingGate
 from holmes_runtime.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.config.meeting_words import MEETING
-from holmes_runtime.config.node_config import MEMORY_VARIABLE, NodeConfig, memory_folder
+from holmes_runtime.config.node_config import KEY_VARIABLE, MEMORY_VARIABLE, NodeConfig, memory_folder
 from holmes_runtime.node.process_tree import die_with_parent
 
 TEMPORARY_LINK = "tmp"
@@ -28,15 +28,16 @@ TORCHRUN_LOG = "torchrun.log"
 
 
 def start_torchrun(
-    config: NodeConfig, folder: Path, gate: StoreGate, meeting: MeetingGate | None
+    config: NodeConfig, folder: Path, gate: StoreGate, meeting: MeetingGate | None, key: bytes
 ) -> subprocess.Popen[bytes]:
     """The process. It and the ranks reach the store through `gate`; on node 0 it serves the store there.
 
-    Ranks of an island reach the others' through `meeting`. Ranks' output goes to
+    Ranks of an island reach the others' through `meeting`; all have `key` in common. Ranks' output goes to
     logs/RUN/attempt_0/LOCAL_RANK/{stdout,stderr}.log in the node's `folder`.
     """
     (folder / "logs").mkdir()
     environment = rank_environment(config, folder)
+    environment[KEY_VARIABLE] = key.hex()
     if meeting is not None:
         environment[MEETING] = f"{GATE_ADDRESS}:{meeting.port}"
     descriptor = gate.store_descriptor

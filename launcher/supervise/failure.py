@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from holmes_core.records.plan import Node
 from holmes_core.records.run import Failure
-from holmes_runtime.config.messages import RankFailed
+from holmes_runtime.config.messages import CHANGED, RankFailed
 
 _LOST_PEER = (
     "Connection closed by peer",
@@ -20,6 +20,10 @@ _FULL_DISK = ("No space left on device", "Errno 28")
 _SIGTERM = -15
 _SIGKILL = -9
 _OUT_OF_GPU_MEMORY = "the GPU's memory is full: take a smaller micro_batch_size, recompute, or more stages"
+_WIRE_CHANGES = (
+    "the wire, or somebody on it, changes packets between these hosts. Nothing of what was changed was used or saved: "
+    "look there, or encrypt by `security: {between_clusters: wireguard}` in hosts.yaml"
+)
 _SIGNS = (
     (("CUDA out of memory", "OutOfMemoryError"), _OUT_OF_GPU_MEMORY),
     (("MemoryError", "Cannot allocate memory"), "the host's memory is full"),
@@ -42,21 +46,21 @@ def failure_of(node: Node | None, failed: RankFailed, host_lost: bool) -> Failur
         message=failed.message,
         last_lines=failed.last_lines,
         time_s=failed.time_s,
-        likely=likely_reason(failed.exit_code, text, failed.oom_kills),
+        likely=_WIRE_CHANGES if CHANGED in failed.message else likely_reason(failed.exit_code, text, failed.oom_kills),
         host_lost=host_lost,
     )
 
 
 def first_cause(failures: Sequence[Failure]) -> Failure:
-    """The failure to show first: one that is no mere consequence of another; then the earliest."""
+    """The failure to show first: one that no host has made; one that is no mere consequence; then the earliest."""
     assert failures
-    return min(failures, key=lambda failure: (is_consequence(failure), failure.time_s))
+    return min(failures, key=lambda one: (CHANGED not in one.message, is_consequence(one), one.time_s))
 
 
 def is_consequence(failure: Failure) -> bool:
     """Whether it tells of nothing but a peer that went away, or of being told to end."""
     text = "\n".join((failure.message, *failure.last_lines))
-    if any(sign in text for sign in _FULL_DISK):
+    if CHANGED in failure.message or any(sign in text for sign in _FULL_DISK):
         return False
     return failure.exit_code == _SIGTERM or any(sign in text for sign in _LOST_PEER)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from holmes_core.records.run import Failure
-from launcher.supervise.failure import first_cause, likely_reason, shell_exit_code
+from holmes_runtime.config.messages import CHANGED, RankFailed
+from launcher.supervise.failure import failure_of, first_cause, is_consequence, likely_reason, shell_exit_code
 
 
 def failure(host: str, exit_code: int, message: str, time_s: float) -> Failure:
@@ -29,6 +30,23 @@ def test_full_disk_is_a_cause_though_peers_are_named_beside_it() -> None:
     peer = failure("a", 1, "RuntimeError: Connection closed by peer [10.0.0.1]:1", time_s=1.0)
     full = failure("b", 1, "Connection closed by peer [10.0.0.2]:1\nNo space left on device: /home/b", time_s=2.0)
     assert first_cause([peer, full]) is full
+
+
+def test_a_change_on_the_way_goes_before_what_came_of_it_and_says_what_to_do() -> None:
+    lost = failure("a", 1, "RuntimeError: something odd of the store", time_s=1.0)
+    said = f"ChangedOnTheWay: what rank 3 on b1 sent to rank 0 on a1 {CHANGED}: a control record"
+    changed = failure("b", 1, f"{said}\nConnection closed by peer", time_s=2.0)
+    assert first_cause([lost, changed]) is changed
+    assert not is_consequence(changed)
+    likely = failure_of(None, RankFailed(0, 1, said, 2.0), host_lost=False).likely
+    assert "Nothing of what was changed was used" in str(likely)
+    assert "{between_clusters: wireguard}" in str(likely)
+
+
+def test_a_rank_that_printed_of_a_change_before_it_was_killed_was_killed() -> None:
+    lines = (f"exchange 3 of islands is held again: what rank 1 of island 0 sent to rank 0 of another {CHANGED}",)
+    killed = RankFailed(0, -9, "Signal 9 (SIGKILL) received", 2.0, lines, oom_kills=1)
+    assert "out-of-memory" in str(failure_of(None, killed, host_lost=False).likely)
 
 
 def test_earliest_of_equal_causes_is_first() -> None:

@@ -134,7 +134,7 @@ def wire() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ends
 
 
-def in_background(act: Callable[[], None]) -> threading.Thread:
+def in_background(act: Callable[[], object]) -> threading.Thread:
     """Runs it; that it is not proven is what some tests look for elsewhere."""
 
     def run() -> None:

@@ -1,0 +1,101 @@
+"""Frames of bytes between two gates, with tags by which whoever takes them notices that they were changed on the way.
+
+A frame is a length, a tag of it, the bytes, and a tag of these. A tag is HMAC-SHA256, cut to 16 bytes, and covers the
+frame's number in its direction, so that a frame left out, repeated or swapped is noticed as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from typing import NamedTuple
+
+TAG_BYTES = 16
+MAX_FRAME_BYTES = 1 << 18
+_LENGTH = struct.Struct(">I")
+_HEAD_BYTES = _LENGTH.size + TAG_BYTES
+_PLACE = struct.Struct(">Q?")  # number of the frame, and whether it is the tag of its bytes
+
+
+class ChangedOnTheWay(RuntimeError):
+    """What came is not what the other end sent, or not the next that it sent."""
+
+
+class FrameKeys(NamedTuple):
+    """Keys of one connection, one for each direction, as one of its ends has them."""
+
+    sent: bytes
+    received: bytes
+
+
+def rank_key(secret: bytes) -> bytes:
+    """Return the key that an attempt's ranks have in common, from which nobody learns the secret."""
+    return hmac.digest(secret, b"key of the ranks", hashlib.sha256)
+
+
+def tag_of(key: bytes, *parts: bytes | memoryview) -> bytes:
+    """Return the tag of parts, of which all but the last have a length that both ends know."""
+    hashed = hmac.new(key, digestmod=hashlib.sha256)
+    for part in parts:
+        hashed.update(part)
+    return hashed.digest()[:TAG_BYTES]
+
+
+class FrameWriter:
+    """Makes frames of what goes in one direction."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key, self._number = key, 0
+
+    def frame(self, data: bytes) -> bytes:
+        """Return the next frame, of at most MAX_FRAME_BYTES of `data`."""
+        assert 0 < len(data) <= MAX_FRAME_BYTES
+        length = _LENGTH.pack(len(data))
+        of_length = tag_of(self._key, _PLACE.pack(self._number, False), length)
+        of_data = tag_of(self._key, _PLACE.pack(self._number, True), data)
+        self._number += 1
+        return b"".join((length, of_length, data, of_data))
+
+
+class FrameReader:
+    """Takes the frames of one direction apart."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key, self._number = key, 0
+        self._came = bytearray()
+        self._length: int | None = None
+
+    def take(self, came: bytes) -> bytes:
+        """Return the bytes of the frames that are whole now. Raises ChangedOnTheWay, before any of a changed one."""
+        self._came += came
+        whole = bytearray()
+        while len(self._came) >= (_HEAD_BYTES if self._length is None else self._length + TAG_BYTES):
+            if self._length is None:
+                self._length = self._read_length()
+            else:
+                whole += self._read_data(self._length)
+                self._length, self._number = None, self._number + 1
+        return bytes(whole)
+
+    def _read_length(self) -> int:
+        head = self._pop(_HEAD_BYTES)
+        self._check(False, head[: _LENGTH.size], head[_LENGTH.size :])
+        (length,) = _LENGTH.unpack_from(head)
+        if not 0 < length <= MAX_FRAME_BYTES:
+            raise ChangedOnTheWay(f"a frame of {length} bytes")
+        return int(length)
+
+    def _read_data(self, length: int) -> bytes:
+        data = self._pop(length + TAG_BYTES)
+        self._check(True, data[:length], data[length:])
+        return data[:length]
+
+    def _pop(self, size: int) -> bytes:
+        data = bytes(self._came[:size])
+        del self._came[:size]
+        return data
+
+    def _check(self, is_data: bool, content: bytes, tag: bytes) -> None:
+        if not hmac.compare_digest(tag_of(self._key, _PLACE.pack(self._number, is_data), content), tag):
+            raise ChangedOnTheWay(f"frame {self._number}")
