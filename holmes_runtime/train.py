@@ -17,6 +17,7 @@ from holmes_runtime import metrics
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.comm import process_groups
+from holmes_runtime.comm.keyed_exchange import take_key
 from holmes_runtime.config.rank_grid import EDGE_AXES, Group, Rank
 from holmes_runtime.config.rank_metrics import PRINTS_STEPS
 from holmes_runtime.config.run_config import RunConfig
@@ -99,6 +100,7 @@ def num_threads(config: RunConfig, environ: Mapping[str, str], cores: int) -> in
 
 def train(config: RunConfig, launched: Launched) -> None:
     """Runs all steps of this rank and writes one line of metrics for each."""
+    take_key(os.environ, [config.grid.rank(rank).host for rank in range(config.world_size)])
     me = config.grid.rank(launched.rank)
     where = whereabouts_of(config, me.rank)
     where.answer(launched.metrics_dir)

@@ -1,7 +1,7 @@
 """Bytes from rank to rank, many at once, a chunk at a time: what files are copied by and boxes are asked for by.
 
 A chunk ends with the size of the next, which its sender chooses: small ones let what training sends pass between them,
-and large ones make up for a long way.
+and large ones make up for a long way. After that comes a tag, so that nothing is taken that was changed on the way.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
+from holmes_runtime.admission.keyed_frames import TAG_BYTES
 from holmes_runtime.admission.own_sockets import JUST_MS, bytes_on_way, is_moving
+from holmes_runtime.comm.keyed_exchange import KeyedExchange
 
 LEAST_BYTES, MOST_BYTES = 1 << 16, 1 << 22  # of a chunk; the first is of the least
-SIZE_BYTES = 8  # of the number that it ends with
+SIZE_BYTES = 8  # of the number that comes after its content
 LOOK_EVERY_S = JUST_MS / 1e3  # at what training sends and receives; what moved just now has hardly stopped before
 
 
@@ -95,10 +97,14 @@ class Pace:
 def exchange(outgoing: Sequence[Outgoing], incoming: Sequence[Incoming], group: ProcessGroup, pace: Pace) -> None:
     """Sends and receives all, a chunk of each at a time. Both ends list what they exchange in the same order.
 
+    `group` is one of all ranks.
     No order of ranks can hang: a rank waits for chunk n of its peers only, and one that is at the least n of all finds
-    its peers there, or past it. `fill` and `take` must not raise: the peers would wait.
+    its peers there, or past it. `fill` and `take` must not raise: the peers would wait. Raises ChangedOnTheWay, after
+    which this rank has to end.
     """
-    given, taken = [_Chunks(each.size_bytes) for each in outgoing], [_Chunks(each.size_bytes) for each in incoming]
+    keyed, me = KeyedExchange(group), dist.get_rank(group)
+    given = [_Chunks(each.size_bytes, keyed, me, each.target) for each in outgoing]
+    taken = [_Chunks(each.size_bytes, keyed, each.source, me) for each in incoming]
     total_bytes = sum(each.size_bytes for each in outgoing)
     pace.begin()
     while any(each.left_bytes for each in (*given, *taken)):
@@ -119,32 +125,46 @@ def exchange(outgoing: Sequence[Outgoing], incoming: Sequence[Incoming], group: 
             assert work is not None
             work.wait()
         for taker, chunks in arriving:
+            chunks.check()
             taker.take(chunks.content)
             chunks.follow()
 
 
 class _Chunks:
-    """What is under way between this rank and one other: the chunk of now, and how large the next will be."""
+    """What is under way from rank `source` to rank `target`: the chunk of now, and how large the next will be."""
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, keyed: KeyedExchange, source: int, target: int) -> None:
         self.left_bytes, self._next_bytes = size_bytes, LEAST_BYTES
+        self._keyed, self._source, self._target, self._number = keyed, source, target, 0
         self._buffer, self.content, self._size = bytearray(), memoryview(b""), memoryview(b"")
+        self._tag = memoryview(b"")
 
     def next(self) -> Tensor:
-        """Memory for the next chunk, its `content` and a size, (content + SIZE_BYTES,), uint8."""
+        """Memory for the next chunk: its `content`, a size and a tag, (content + SIZE_BYTES + TAG_BYTES,), uint8."""
+        self._number += 1
         content_bytes = min(self._next_bytes, self.left_bytes)
         self.left_bytes -= content_bytes
-        whole_bytes = content_bytes + SIZE_BYTES
+        whole_bytes = content_bytes + SIZE_BYTES + TAG_BYTES
         if len(self._buffer) < whole_bytes:
             self._buffer = bytearray(whole_bytes)
         whole = memoryview(self._buffer)[:whole_bytes]
-        self.content, self._size = whole[:content_bytes], whole[content_bytes:]
+        self.content, self._size = whole[:content_bytes], whole[content_bytes:-TAG_BYTES]
+        self._tag = whole[-TAG_BYTES:]
         return torch.frombuffer(self._buffer, dtype=torch.uint8, count=whole_bytes)
 
     def announce(self, next_bytes: int) -> None:
-        """Says at the end of this chunk how large the next will be."""
+        """Says after this chunk's content how large the next will be, and tags both."""
         self._next_bytes = next_bytes
         self._size[:] = next_bytes.to_bytes(SIZE_BYTES, "little")
+        self._tag[:] = self._keyed.tag(self._source, self._place, self.content, self._size)
+
+    def check(self) -> None:
+        """Raises ChangedOnTheWay if this chunk is not what its source sent."""
+        self._keyed.check(self._source, self._place, self._tag, self.content, self._size)
+
+    @property
+    def _place(self) -> str:
+        return f"part {self._number} of files for rank {self._target}"
 
     def follow(self) -> None:
         """Reads how large the next will be. Whatever a peer says, it is no more than a chunk may have."""

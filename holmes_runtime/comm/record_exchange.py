@@ -1,22 +1,27 @@
 """Records between ranks as JSON in tensors of bytes. torch's own collectives for objects unpickle what a peer sends,
 which would run it.
 
-Every function is called by all ranks of the group with a record of one type.
+Every function is called by all ranks of the group with a record of one type. Each record comes with a tag, which is
+checked before anything of it is read.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
+from holmes_runtime.admission.keyed_frames import TAG_BYTES
+from holmes_runtime.comm.keyed_exchange import KeyedExchange
 from holmes_runtime.config.strict_json import parse, to_json
 
 Record = TypeVar("Record")
+SIZE_BYTES = 8
+HEAD, RECORD = "the size of a control record", "a control record"
 MOST_BYTES = 1 << 28  # of one record: a rank of a 7B model that saves says 0.1 MB
 
 
@@ -33,47 +38,66 @@ def refuse_pickles() -> None:
 
 
 def all_gather_records(mine: Record, group: ProcessGroup | None = None) -> list[Record]:
-    """The records of all ranks, in the group's order. Raises ValueError naming what of one is not as it should be."""
-    sizes, padded = _padded(mine, group)
-    gathered = [torch.empty_like(padded) for _ in sizes]
+    """The records of all ranks, in the group's order.
+
+    Raises:
+        ChangedOnTheWay: a record is not what its rank sent.
+        ValueError: one is not as it should be; names what of it.
+    """
+    heads, padded = _padded(mine, group)
+    gathered = [torch.empty_like(padded) for _ in heads]
     dist.all_gather(gathered, padded, group=group)
-    return _parsed(type(mine), gathered, sizes)
+    return [_parsed(type(mine), head, each) for head, each in zip(heads, gathered, strict=True)]
 
 
 def gather_records(mine: Record, group: ProcessGroup | None = None) -> list[Record]:
     """The records of all ranks, in the group's order, on its first rank; nothing on the others. Raises as above."""
-    sizes, padded = _padded(mine, group)
+    heads, padded = _padded(mine, group)
     first = dist.get_rank(group) == 0
-    gathered = [torch.empty_like(padded) for _ in sizes] if first else None
+    gathered = [torch.empty_like(padded) for _ in heads] if first else None
     dist.gather(padded, gathered, group=group, group_dst=0)
-    return _parsed(type(mine), gathered or [], sizes)
+    return [_parsed(type(mine), head, each) for head, each in zip(heads, gathered or (), strict=first)]
 
 
 def broadcast_record(mine: Record, group: ProcessGroup | None = None, source: int = 0) -> Record:
     """The record of the group's rank `source`. Raises as above."""
-    sizes, padded = _padded(mine, group)
+    heads, padded = _padded(mine, group)
     dist.broadcast(padded, group=group, group_src=source)
-    return _parsed(type(mine), [padded], sizes[source : source + 1])[0]
+    return _parsed(type(mine), heads[source], padded)
 
 
-def _padded(record: object, group: ProcessGroup | None) -> tuple[list[int], Tensor]:
-    """The bytes of each rank's record, and this rank's, (longest,), uint8. Raises RuntimeError for a huge one."""
+class _Head(NamedTuple):
+    """What comes before the record of a rank of the group: its size, and its tag in that exchange."""
+
+    exchange: KeyedExchange
+    source: int
+    size: int
+    tag: bytes
+
+
+def _padded(record: object, group: ProcessGroup | None) -> tuple[list[_Head], Tensor]:
+    """The heads of all ranks' records, and this rank's, (longest,), uint8. Raises RuntimeError for a huge one."""
+    exchange, name, me = KeyedExchange(group), type(record).__name__, dist.get_rank(group)
     encoded = bytearray(to_json(record).encode())
-    size = torch.tensor([len(encoded)])
-    gathered = [torch.empty_like(size) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, size, group=group)
-    sizes = [int(each) for each in gathered]
-    for rank, each in enumerate(sizes):
-        if not 0 < each <= MOST_BYTES:
-            name = type(record).__name__
-            raise RuntimeError(f"rank {rank} of a group sends a {name} of {each} bytes; {MOST_BYTES} are the most")
-    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    said = len(encoded).to_bytes(SIZE_BYTES, "big") + exchange.tag(me, RECORD, memoryview(encoded))
+    head = torch.frombuffer(bytearray(said + exchange.tag(me, HEAD, said)), dtype=torch.uint8)
+    gathered = [torch.empty_like(head) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, head, group=group)
+    heads = []
+    for rank, each in enumerate(gathered):
+        came = ctypes.string_at(each.data_ptr(), each.nbytes)
+        said, tag = came[:-TAG_BYTES], came[-TAG_BYTES:]
+        exchange.check(rank, HEAD, tag, said)
+        heads.append(_Head(exchange, rank, int.from_bytes(said[:SIZE_BYTES], "big"), said[SIZE_BYTES:]))
+        if not 0 < heads[-1].size <= MOST_BYTES:
+            size = heads[-1].size
+            raise RuntimeError(f"rank {rank} of a group sends a {name} of {size} bytes; {MOST_BYTES} are the most")
+    padded = torch.zeros(max(each.size for each in heads), dtype=torch.uint8)
     padded[: len(encoded)] = torch.frombuffer(encoded, dtype=torch.uint8)
-    return sizes, padded
+    return heads, padded
 
 
-def _parsed(cls: type[Record], gathered: list[Tensor], sizes: list[int]) -> list[Record]:
-    return [
-        parse(cls, ctypes.string_at(each.data_ptr(), size).decode())
-        for each, size in zip(gathered, sizes[: len(gathered)], strict=True)
-    ]
+def _parsed(cls: type[Record], head: _Head, padded: Tensor) -> Record:
+    came = ctypes.string_at(padded.data_ptr(), head.size)
+    head.exchange.check(head.source, RECORD, head.tag, came)
+    return parse(cls, came.decode())

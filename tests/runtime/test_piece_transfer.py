@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
+from holmes_runtime.admission.keyed_frames import ChangedOnTheWay
 from holmes_runtime.admission.own_sockets import beside_newer, bytes_on_way, is_moving, own_connections
 from holmes_runtime.checkpoint.piece_transfer import (
     LEAST_BYTES,
@@ -23,6 +26,7 @@ from holmes_runtime.checkpoint.piece_transfer import (
     Pace,
     exchange,
 )
+from holmes_runtime.config.messages import CHANGED
 
 RANKS = 3
 SIZES = {(0, 1): 3 * MOST_BYTES + 5, (1, 0): 7, (0, 2): LEAST_BYTES, (2, 1): 2 * LEAST_BYTES + 1}  # by sender and taker
@@ -76,6 +80,72 @@ def test_all_bytes_come_in_order_in_chunks_that_grow_where_only_the_way_takes_ti
     assert sizes[:4] == [LEAST_BYTES, 2 * LEAST_BYTES, 4 * LEAST_BYTES, 8 * LEAST_BYTES]
     assert max(sizes) == MOST_BYTES
     assert found[1, 0][1] == [7]
+
+
+FLIPS = 40
+CHUNK_BYTES = 1000
+
+
+class Flipping:
+    """A message under way, of which a bit is another once it has come; or that brings what another had brought."""
+
+    def __init__(self, work: Any, tensor: torch.Tensor, change: Callable[[torch.Tensor], None]) -> None:
+        self._work, self._tensor, self._change = work, tensor, change
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._change(self._tensor)
+
+
+def give_to_who_is_cheated(rank: int, folder: Path, answers: Any) -> None:
+    """Rank 0 sends a chunk, FLIPS times with a bit of it changed on the way, and last the chunk of a time before."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    assert dist.group.WORLD is not None
+    dice, receive = random.Random(1), dist.irecv
+    clean, found = list[torch.Tensor](), list[tuple[int, str]]()
+    for turn in range(FLIPS + 3):
+        taken = bytearray()
+
+        def change(tensor: torch.Tensor, turn: int = turn) -> None:
+            if turn < FLIPS:
+                bit = dice.randrange(8 * len(tensor))
+                tensor[bit // 8] ^= 1 << bit % 8
+            elif turn == FLIPS:
+                clean.append(tensor.clone())
+            elif turn == FLIPS + 2:
+                tensor.copy_(clean[0])
+
+        def altered(tensor: torch.Tensor, **named: Any) -> Any:
+            return Flipping(receive(tensor, **named), tensor, change)
+
+        dist.irecv = altered  # type: ignore[assignment]
+        give = Outgoing(1, CHUNK_BYTES, lambda target: target.__setitem__(slice(None), bytes(CHUNK_BYTES)))
+        take = Incoming(0, CHUNK_BYTES, taken.extend)
+        try:
+            exchange([] if rank else [give], [take] if rank else [], dist.group.WORLD, Pace())
+            found.append((len(taken), "nothing"))
+        except ChangedOnTheWay as error:
+            found.append((len(taken), str(error)))
+    answers.put((rank, found))
+    dist.barrier()
+
+
+@pytest.mark.torch
+def test_of_a_chunk_that_was_changed_or_sent_before_nothing_is_taken(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    answers = spawn.Queue()
+    ranks = [
+        spawn.Process(target=give_to_who_is_cheated, args=(rank, tmp_path, answers), daemon=True) for rank in (0, 1)
+    ]
+    for process in ranks:
+        process.start()
+    found = dict(answers.get(timeout=120) for _ in ranks)
+    for process in ranks:
+        process.join(60)
+    noticed = (0, f"what rank 0 sent to rank 1 {CHANGED}: part 1 of files for rank 1")
+    clean = (CHUNK_BYTES, "nothing")
+    assert found[1] == [noticed] * FLIPS + [clean, clean, noticed]
+    assert found[0] == [(0, "nothing")] * (FLIPS + 3)
 
 
 def test_chunks_shrink_again_where_there_is_time() -> None:

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from holmes_runtime.admission.keyed_frames import TAG_BYTES, ChangedOnTheWay
 from holmes_runtime.comm import record_exchange
+from holmes_runtime.comm.keyed_exchange import KeyedExchange, take_key
 from holmes_runtime.comm.record_exchange import (
     all_gather_records,
     broadcast_record,
     gather_records,
     refuse_pickles,
 )
+from holmes_runtime.config.messages import CHANGED
+from holmes_runtime.config.node_config import KEY_VARIABLE
 
 RANKS = 3
+HOSTS = ("a1", "a2", "b1")
 
 
 class Said(NamedTuple):
@@ -43,8 +51,31 @@ def exchange(rank: int, folder: Path, answers: Any) -> None:
         refused = "nothing"
     except ValueError as error:
         refused = str(error)
-    answers.put((rank, all_gather_records(said(rank)), gathered, first, refused))
+    take_key({KEY_VARIABLE: "ab" * 32}, HOSTS)
+    records = all_gather_records(said(rank))
+    if rank == 2:
+        dist.broadcast = flipped(dist.broadcast, CAME["broadcast"], 0, 5)
+    try:
+        broadcast_record(said(1), source=1)
+        noticed = "nothing"
+    except ChangedOnTheWay as error:
+        noticed = str(error)
+    answers.put((rank, records, gathered, first, refused, noticed))
     dist.barrier()
+
+
+def flipped(act: Any, pick: Callable[[Any], torch.Tensor], skipped: int, bit: int) -> Any:
+    """`act` of torch.distributed, after the call of which past the `skipped` ones a bit of what came is another."""
+    calls = count()
+
+    def acting(*arguments: Any, **named: Any) -> Any:
+        done = act(*arguments, **named)
+        if next(calls) == skipped:
+            tensor = pick(arguments)
+            tensor[bit // 8 % len(tensor)] ^= 1 << bit % 8
+        return done
+
+    return acting
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +115,15 @@ def test_a_record_of_another_type_is_refused_by_all(answers: dict[int, list[Any]
     ]
 
 
+@pytest.mark.torch
+def test_who_gets_a_record_that_was_changed_names_both_ends_and_the_others_go_on(answers: dict[int, list[Any]]) -> None:
+    assert [answers[rank][4] for rank in range(RANKS)] == [
+        "nothing",
+        "nothing",
+        f"what rank 1 on a2 sent to rank 2 on b1 {CHANGED}: a control record",
+    ]
+
+
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -97,6 +137,65 @@ def test_a_huge_record_is_refused_by_size(monkeypatch: pytest.MonkeyPatch) -> No
     assert all_gather_records(Other("x")) == [Other("x")]
     with pytest.raises(RuntimeError, match=r"rank 0 of a group sends a Other of \d+ bytes; 40 are the most"):
         all_gather_records(Other("x" * 38))
+
+
+CAME: dict[str, Callable[[Any], torch.Tensor]] = {
+    "all_gather": lambda arguments: arguments[0][0],
+    "gather": lambda arguments: arguments[1][0],
+    "broadcast": lambda arguments: arguments[0],
+}
+EXCHANGES: dict[str, Callable[[Said], object]] = {
+    "all_gather": all_gather_records,
+    "gather": gather_records,
+    "broadcast": broadcast_record,
+}
+
+
+@pytest.mark.usefixtures("alone")
+def test_every_flipped_bit_of_a_record_or_its_head_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    head_bits = 8 * (8 + 2 * TAG_BYTES)
+    for seed in range(250):
+        dice = random.Random(seed)
+        mine, name = said(dice.randint(0, 2)), dice.choice([*EXCHANGES])
+        if dice.random() < 0.5:
+            change = ("all_gather", 0, dice.randrange(head_bits))
+        else:
+            change = (name, 1 if name == "all_gather" else 0, dice.randrange(1 << 20))
+        function, skipped, bit = change
+        original = getattr(dist, function)
+        monkeypatch.setattr(dist, function, flipped(original, CAME[function], skipped, bit))
+        with pytest.raises(ChangedOnTheWay, match="what rank 0 sent to rank 0 was changed on the way"):
+            EXCHANGES[name](mine)
+        monkeypatch.setattr(dist, function, original)
+        assert EXCHANGES[name](mine) in ([mine], mine)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_record_of_an_exchange_before_is_not_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, heard = dist.all_gather, list[torch.Tensor]()
+
+    def replaying(gathered: list[torch.Tensor], mine: torch.Tensor, group: Any = None) -> None:
+        original(gathered, mine, group=group)
+        heard.append(gathered[0].clone())
+        if len(heard) > 2:
+            gathered[0].copy_(heard[len(heard) - 3])
+
+    monkeypatch.setattr(dist, "all_gather", replaying)
+    assert all_gather_records(Other("old")) == [Other("old")]
+    with pytest.raises(ChangedOnTheWay):
+        all_gather_records(Other("new"))
+
+
+@pytest.mark.usefixtures("alone")
+def test_who_does_not_have_the_key_cannot_make_a_tag() -> None:
+    environment, exchange = {KEY_VARIABLE: "ab" * 32, "OTHER": "stays"}, KeyedExchange(None)
+    without_key = exchange.tag(0, "x", b"data")
+    take_key(environment, ())
+    try:
+        assert environment == {"OTHER": "stays"}  # children and what libraries log do not have it
+        assert exchange.tag(0, "x", b"data") != without_key
+    finally:
+        take_key({}, ())
 
 
 @pytest.mark.usefixtures("alone")

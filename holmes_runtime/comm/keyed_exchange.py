@@ -1,0 +1,71 @@
+"""Tags by which ranks notice that what they exchange was changed on the way between their hosts.
+
+The key is the attempt's, and its agents hand it to its ranks. A run without agents has none: there accidents are
+noticed, and whoever changes bytes can make the tags anew.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import MutableMapping, Sequence
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from holmes_runtime.admission.keyed_frames import ChangedOnTheWay, tag_of
+from holmes_runtime.config.messages import CHANGED
+from holmes_runtime.config.node_config import KEY_VARIABLE
+
+
+class _Attempt(NamedTuple):
+    key: bytes = b""
+    hosts: Sequence[str] = ()  # by rank
+
+
+class _Ours:
+    """What this process knows, and how many exchanges it has begun over each group."""
+
+    attempt = _Attempt()
+    begun: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()
+
+
+def take_key(environ: MutableMapping[str, str], hosts: Sequence[str]) -> None:
+    """Use the attempt's key from now on, and take it out of `environ`, which children inherit and libraries log.
+
+    `hosts` are those of the ranks, for messages.
+    """
+    _Ours.attempt = _Attempt(bytes.fromhex(environ.pop(KEY_VARIABLE, "")), hosts)
+
+
+class KeyedExchange:
+    """One exchange over a group: all its ranks begin the same ones, in the same order."""
+
+    def __init__(self, group: ProcessGroup | None) -> None:
+        self._group = group if group is not None else dist.group.WORLD
+        assert self._group is not None
+        self._number = _Ours.begun.get(self._group, 0)
+        _Ours.begun[self._group] = self._number + 1
+
+    def tag(self, source: int, place: str, *parts: bytes | memoryview) -> bytes:
+        """Return the tag of what the group's rank `source` sends; no two messages of it have one `place`.
+
+        Both ends know the length of all parts but the last.
+        """
+        assert self._group is not None
+        where = json.dumps([self._group.group_name, self._number, source, place]).encode()
+        return tag_of(_Ours.attempt.key, where, b"\0", *parts)
+
+    def check(self, source: int, place: str, tag: bytes | memoryview, *parts: bytes | memoryview) -> None:
+        """Raises ChangedOnTheWay, naming both ends, unless `source` sent these parts."""
+        if not hmac.compare_digest(self.tag(source, place, *parts), tag):
+            mine = self._name(dist.get_rank(self._group))
+            raise ChangedOnTheWay(f"what {self._name(source)} sent to {mine} {CHANGED}: {place}")
+
+    def _name(self, group_rank: int) -> str:
+        assert self._group is not None
+        rank = dist.get_global_rank(self._group, group_rank)
+        hosts = _Ours.attempt.hosts
+        return f"rank {rank} on {hosts[rank]}" if rank < len(hosts) else f"rank {rank}"
