@@ -12,10 +12,12 @@ from threading import Event, Thread
 import torch
 from torch import Tensor
 
+from holmes_runtime.admission.keyed_frames import ChangedOnTheWay
+from holmes_runtime.config.messages import CHANGED
 from holmes_runtime.outer.decision import Coming, Decision
 from holmes_runtime.outer.lane_exchange import LaneMaker, OpenLane, Parcel, Posted, carry, post
 from holmes_runtime.outer.outer_state import OuterState, Values
-from holmes_runtime.outer.outer_step import DIGEST_BYTES, digest_of
+from holmes_runtime.outer.outer_step import digest_of
 
 PIECE = 1 << 16  # fp32 numbers, which take a tenth of a second at 20 Mbit/s
 POSTED = 64  # pieces that a newcomer is ready for before they come, so that none costs a round trip
@@ -56,7 +58,7 @@ class Giving:
                 self._is_free.wait(LEAST_SHARE_S)
                 parcels = [Parcel(lane, piece, (NEWCOMER,), {}) for lane, piece in pieces]
                 self.sent_bytes += carry(parcels, self._maker.streams)
-            _compare(opened, states, NEWCOMER)
+            _compare(self._maker, opened, states, GIVER, self._name)
         except RuntimeError as error:
             print(f"island {self.newcomer.island} has not got the whole state: {error}", flush=True)
 
@@ -89,7 +91,7 @@ class Given:
                 return
         for posted in ahead:
             posted.wait()
-        _compare(opened, self.states, GIVER)
+        _compare(self._maker, opened, self.states, NEWCOMER, self._name)
 
 
 def _name(decision: Decision, newcomer: Coming) -> str:
@@ -107,12 +109,15 @@ def _pieces(opened: Sequence[OpenLane], states: Sequence[Tensor]) -> Pieces:
         ]
 
 
-def _compare(opened: Sequence[OpenLane], states: Sequence[Tensor], peer: int) -> None:
-    """Hears that the other end has the same. Raises RuntimeError if it has not."""
-    mine = [digest_of([state]) for state in states]
-    theirs = [torch.empty(DIGEST_BYTES, dtype=torch.uint8) for _ in states]
-    ends = zip(opened, mine, theirs, strict=True)
-    carry([Parcel(lane, digest, (peer,), {peer: other}) for lane, digest, other in ends], 1)
-    for lane, digest, other in zip(opened, mine, theirs, strict=True):
-        if not torch.equal(digest, other):
-            raise RuntimeError(f"rank {lane.lane.owners[peer]} of the other island has not got what was sent")
+def _compare(maker: LaneMaker, opened: Sequence[OpenLane], states: Sequence[Tensor], me: int, name: str) -> None:
+    """Hears that the other end has the same. Raises ChangedOnTheWay if it has not."""
+    peer = NEWCOMER if me == GIVER else GIVER
+    digests = [digest_of([state]) for state in states]
+    tags = [maker.tag(lane.lane, name, me, digest) for lane, digest in zip(opened, digests, strict=True)]
+    theirs = [torch.empty_like(tag) for tag in tags]
+    ends = zip(opened, tags, theirs, strict=True)
+    carry([Parcel(lane, tag, (peer,), {peer: other}) for lane, tag, other in ends], 1)
+    for lane, digest, other in zip(opened, digests, theirs, strict=True):
+        if not torch.equal(maker.tag(lane.lane, name, peer, digest), other):
+            owner = lane.lane.owners[peer]
+            raise ChangedOnTheWay(f"the state between this island and rank {owner} of the other {CHANGED}")

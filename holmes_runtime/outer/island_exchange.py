@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import Store
 from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.outer.decision import ANEW, Coming, Decision, Patience
+from holmes_runtime.outer.exchange_tags import ExchangeTags
 from holmes_runtime.outer.giving import Giving
 from holmes_runtime.outer.joining import Joining
 from holmes_runtime.outer.lane_exchange import LaneCells, LaneMaker, OpenLane, Parcel, carry
@@ -253,7 +254,8 @@ class IslandExchange:
             if outcome.error is not None and mine.error is not None:
                 state.scatter(mine.error, outcome.error, cells)
         tells = others if position == members[0] else peers
-        self._compare([lane for lane, _ in lanes], digests, peers, tells, decision)
+        if tells:
+            self._compare(parcels, digests, position, tells, decision)
         received_bytes = sum(got.nbytes for parcel in parcels for got in parcel.gets.values())
         return outcome._replace(sent_bytes=sent_bytes, received_bytes=received_bytes, digest=sum_of(digests))
 
@@ -264,21 +266,29 @@ class IslandExchange:
 
     def _compare(
         self,
-        lanes: Sequence[OpenLane],
+        parcels: Sequence[Parcel],
         digests: Sequence[Tensor],
-        peers: tuple[int, ...],
+        position: int,
         tells: tuple[int, ...],
         decision: Decision,
     ) -> None:
-        """`tells` those at these positions; raises RuntimeError unless all members have come to the same."""
-        theirs = [{peer: torch.empty_like(mine) for peer in peers} for mine in digests]
-        parcels = [Parcel(lane, mine, tells, gets) for lane, mine, gets in zip(lanes, digests, theirs, strict=True)]
-        carry(parcels, 1)
-        for lane, mine, gets in zip(lanes, digests, theirs, strict=True):
-            for peer, other in gets.items():
-                if not torch.equal(mine, other):
+        """Sends tags of what the `parcels` had, and of the state that has come of it, to those at `tells`.
+
+        Raises RuntimeError unless what came is what all members sent, and they have come to the same.
+        """
+        tags = ExchangeTags(self._maker, decision)
+        comparing = []
+        for (opened, sends, _, gets), digest in zip(parcels, digests, strict=True):
+            assert sends is not None
+            mine = tags.tags(opened.lane, position, sends, digest)
+            comparing.append(Parcel(opened, mine, tells, {peer: torch.empty_like(mine) for peer in gets}))
+        carry(comparing, 1)
+        for ((lane, _), _, _, came), compared, digest in zip(parcels, comparing, digests, strict=True):
+            for peer, theirs in compared.gets.items():
+                tags.check(lane, peer, came[peer], theirs)
+                if not tags.agree(lane, peer, digest, theirs):
                     raise RuntimeError(
-                        f"exchange {decision.exchange}: what rank {lane.lane.owners[peer]} of island "
+                        f"exchange {decision.exchange}: what rank {lane.owners[peer]} of island "
                         f"{decision.participants[peer].island} has is not what this rank has: their states differ"
                     )
 

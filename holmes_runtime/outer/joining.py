@@ -17,28 +17,30 @@ from torch import Tensor
 from holmes_runtime.config.codec import OUTER_BLOCK, packed_bytes
 from holmes_runtime.config.run_settings import OuterSync
 from holmes_runtime.outer.decision import Coming, Decision
+from holmes_runtime.outer.exchange_tags import TAGS_BYTES, ExchangeTags
 from holmes_runtime.outer.giving import Given
 from holmes_runtime.outer.lane_exchange import LaneCells, LaneMaker, Parcel, carry
-from holmes_runtime.outer.lanes import Cell, Fragments
+from holmes_runtime.outer.lanes import Cell, Fragments, Lane
 from holmes_runtime.outer.meeting import LOOK_S
 from holmes_runtime.outer.outcome import Outcome
 from holmes_runtime.outer.outer_state import OuterState
-from holmes_runtime.outer.outer_step import DIGEST_BYTES, arrived, digest_of, outer_step
+from holmes_runtime.outer.outer_step import arrived, digest_of, outer_step
 
 FP32_BYTES = 4
 
 
 class Followed(NamedTuple):
-    """An exchange that the state does not have yet: by lane its cells, what each member sent, and the digest since.
+    """An exchange that the state does not have yet: by lane its cells, what each member sent, and the first one's tags.
 
     It was decided on at `decided_s` of this rank's clock.
     """
 
     decision: Decision
     decided_s: float
+    lanes: list[Lane]
     cells: list[list[Cell]]
     packed: list[list[Tensor]]
-    digests: list[Tensor]
+    tags: list[Tensor]
 
 
 class Joining:
@@ -77,20 +79,27 @@ class Joining:
         self._is_given_up.set()
 
     def listen(self, decision: Decision, decided_s: float, lanes: Sequence[LaneCells]) -> Followed:
-        """Hears on these lanes, each with its cells of the fragment, what the members of an exchange send."""
+        """Hears on these lanes, each with its cells of the fragment, what the members of an exchange send.
+
+        Raises ChangedOnTheWay if that is not what they sent, as far as the first one's tags show it.
+        """
         positions = [decision.participants.index(each) for each in decision.members]
         codec, streams = self._sync.codec, self._sync.streams
-        parcels, digests = [], []
+        parcels, tags = [], []
         for lane, cells in lanes:
             size = packed_bytes(codec, sum(cell.elements for cell in cells), FP32_BYTES, OUTER_BLOCK)
             gets = {each: torch.empty(size, dtype=torch.uint8) for each in positions}
             parcels.append(Parcel(lane, None, (), gets))
-            digests.append(torch.empty(DIGEST_BYTES, dtype=torch.uint8))
+            tags.append(torch.empty(TAGS_BYTES, dtype=torch.uint8))
         carry(parcels, streams)
         first = positions[0]
-        carry([Parcel(lane, None, (), {first: each}) for (lane, _), each in zip(lanes, digests, strict=True)], 1)
+        carry([Parcel(lane, None, (), {first: each}) for (lane, _), each in zip(lanes, tags, strict=True)], 1)
+        exchange_tags = ExchangeTags(self._maker, decision)
+        for parcel, each in zip(parcels, tags, strict=True):
+            exchange_tags.check(parcel.lane.lane, first, parcel.gets[first], each)
         packed = [[parcel.gets[each] for each in positions] for parcel in parcels]
-        return Followed(decision, decided_s, [cells for _, cells in lanes], packed, digests)
+        on = [lane.lane for lane, _ in lanes]
+        return Followed(decision, decided_s, on, [cells for _, cells in lanes], packed, tags)
 
     def follow(self, followed: Followed) -> None:
         """That exchange has taken place."""
@@ -142,11 +151,14 @@ class Joining:
         state, sync, (anchor, momentum) = self._state, self._sync, (self.outcome.anchor, self.outcome.momentum)
         tokens = [each.tokens for each in followed.decision.members]
         rate, factor = self._fragments.rule(followed.decision.exchange, sync)
-        for cells, packed, digest in zip(followed.cells, followed.packed, followed.digests, strict=True):
+        tags = ExchangeTags(self._maker, followed.decision)
+        first = followed.decision.participants.index(followed.decision.members[0])
+        by_lane = zip(followed.lanes, followed.cells, followed.packed, followed.tags, strict=True)
+        for lane, cells, packed, theirs in by_lane:
             before = state.gather(anchor, cells), state.gather(momentum, cells)
             parts = [arrived(each, sync.codec, len(before[0])) for each in packed]
             stepped = outer_step(*before, parts, tokens, sync.codec, rate, factor)
-            if not torch.equal(digest_of(stepped), digest):
+            if not tags.agree(lane, first, digest_of(stepped), theirs):
                 raise RuntimeError(f"exchange {followed.decision.exchange} leads to another state here: begins anew")
             state.scatter(stepped.anchor, anchor, cells)
             state.scatter(stepped.momentum, momentum, cells)

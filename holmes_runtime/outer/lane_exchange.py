@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from holmes_runtime.admission.keyed_frames import tag_of
 from holmes_runtime.comm.group_opening import GlooInterface, make_gloo
 from holmes_runtime.comm.streams import LEAST_PART
 from holmes_runtime.outer.decision import Coming
@@ -47,6 +51,14 @@ class LaneMaker(NamedTuple):
         """
         layouts = [self.meeting.layout(each.island, each.start, each.num_ranks) for each in islands]
         return lanes_of(layouts, position, self.rank)
+
+    def tag(self, lane: Lane, name: str, position: int, *parts: Tensor) -> Tensor:
+        """The tag, uint8 (TAG_BYTES,), of what the owner at `position` sends on a lane; `name` tells when and why.
+
+        Both ends know the length of all parts.
+        """
+        where = json.dumps([name, lane.owners, position]).encode() + b"\0"
+        return torch.frombuffer(bytearray(tag_of(self.meeting.key, where, *map(_bytes_of, parts))), dtype=torch.uint8)
 
     def open(self, lanes: Sequence[Lane], position: int, name: str) -> list[OpenLane]:
         """Makes the groups of the lanes; `name` tells them from those made before.
@@ -104,6 +116,11 @@ def carry(parcels: Sequence[Parcel], streams: int) -> int:
     """Sends and receives all of them at once; the bytes this rank has sent. Raises RuntimeError if a peer is gone."""
     post(parcels, streams).wait()
     return sum(len(each.to) * each.sends.nbytes for each in parcels if each.sends is not None)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor."""
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
 
 
 def _parts(tensor: Tensor, streams: int) -> Sequence[Tensor]:

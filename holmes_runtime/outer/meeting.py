@@ -9,10 +9,12 @@ state agree on their turn.
 
 from __future__ import annotations
 
+import secrets
 import time
 import zlib
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cached_property
 from typing import NamedTuple
 
 from torch._C._distributed_c10d import Store
@@ -27,6 +29,7 @@ LOOK_S = 1.0  # between two looks at who has come; a decision is heard of at onc
 LEAST_LOOK_S = 0.05
 WATCH_S = 2.0  # between two looks whether those who are to take part are still there
 DONE, FOLLOW, FAILED = "done", "follow", "failed"
+KEY_BYTES = 32
 SLOTS_KEPT = 8  # what was said in them, for ranks that are slow to read it
 
 
@@ -49,6 +52,11 @@ class Meeting:
         self._num_islands, self._quorum = sync.num_islands, sync.quorum
         self.slot = 0
         self._last: Decision | None = None
+
+    @cached_property
+    def key(self) -> bytes:
+        """The key that the ranks of all islands have in common: the meeting is reached inside SSH alone."""
+        return bytes.fromhex(self._store.compare_set("key", "", secrets.token_hex(KEY_BYTES)).decode())
 
     def start(self, exchange: int, lineage: str) -> Started:
         """How an island begins in the state `lineage`, the next of whose exchanges is that, as rank 0 finds it."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from holmes_runtime.comm.wire import pack, unpack
 from holmes_runtime.config.codec import OUTER_BLOCK, Codec
 
-DIGEST_BYTES = 8
+DIGEST_BYTES = 16
 
 
 class Outgoing(NamedTuple):

@@ -1,0 +1,44 @@
+"""By what members of an exchange notice that changes of parameters were changed on the way, or that states differ."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from holmes_runtime.admission.keyed_frames import TAG_BYTES, ChangedOnTheWay
+from holmes_runtime.config.messages import CHANGED
+from holmes_runtime.outer.decision import Decision
+from holmes_runtime.outer.lane_exchange import LaneMaker
+from holmes_runtime.outer.lanes import Lane
+
+TAGS_BYTES = 2 * TAG_BYTES
+
+
+class ExchangeTags:
+    """Those of one exchange. Members are known by their positions in it."""
+
+    def __init__(self, maker: LaneMaker, decision: Decision) -> None:
+        self._maker, self._decision = maker, decision
+
+    def tags(self, lane: Lane, position: int, packed: Tensor, digest: Tensor) -> Tensor:
+        """Return two tags of what a member sent and of the state that it has come to, uint8 (TAGS_BYTES,)."""
+        of_state = self._of_state(lane, position, digest)
+        return torch.cat([of_state, self._of_packed(lane, position, packed, of_state)])
+
+    def check(self, lane: Lane, position: int, packed: Tensor, tags: Tensor) -> None:
+        """Raises ChangedOnTheWay if the member sent other bytes, or other tags."""
+        of_state, of_packed = tags[:TAG_BYTES], tags[TAG_BYTES:]
+        if not torch.equal(self._of_packed(lane, position, packed, of_state), of_packed):
+            island = self._decision.participants[position].island
+            rank, mine = lane.owners[position], self._maker.rank
+            raise ChangedOnTheWay(f"what rank {rank} of island {island} sent to rank {mine} of another {CHANGED}")
+
+    def agree(self, lane: Lane, position: int, digest: Tensor, tags: Tensor) -> bool:
+        """Whether the member has come to the state of this digest; its tags have been checked."""
+        return torch.equal(self._of_state(lane, position, digest), tags[:TAG_BYTES])
+
+    def _of_state(self, lane: Lane, position: int, digest: Tensor) -> Tensor:
+        return self._maker.tag(lane, f"state after {self._decision.slot}", position, digest)
+
+    def _of_packed(self, lane: Lane, position: int, packed: Tensor, of_state: Tensor) -> Tensor:
+        return self._maker.tag(lane, f"changes for {self._decision.slot}", position, packed, of_state)
