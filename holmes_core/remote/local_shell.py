@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import IO
 
+from holmes_core.errors import HostError
 from holmes_core.remote.transport import (
     CHUNK_BYTES,
     BackgroundReader,
     Completed,
     Connection,
     Stream,
+    read_answer,
     read_lines,
     timed_out,
 )
@@ -30,17 +36,26 @@ class LocalConnection(Connection):
 
     def run(self, command: str, stdin: bytes, timeout_s: float) -> Completed:
         process = self._spawn(command)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        deadline = time.monotonic() + timeout_s
+        threading.Thread(target=_feed, args=(process.stdin, stdin), daemon=True).start()
+        stderr = BackgroundReader(partial(process.stderr.read1, CHUNK_BYTES))  # type: ignore[attr-defined]
         try:
-            stdout, stderr = process.communicate(stdin, timeout=timeout_s)
+            stdout = read_answer(self._host, partial(_read_until, process.stdout, deadline))
+            process.wait(max(0.0, deadline - time.monotonic()))
         except BaseException as error:  # Ctrl-C reaches it only through us
             _end(process)
-            if isinstance(error, subprocess.TimeoutExpired):
+            if isinstance(error, TimeoutError | subprocess.TimeoutExpired):
                 raise timed_out(self._host, timeout_s) from None
             raise
-        return Completed(process.returncode, stdout, stderr)
+        finally:
+            process.stdout.close()
+        return Completed(process.returncode, stdout, stderr.text().encode())
 
     def open(self, command: str) -> Stream:
-        return _LocalStream(self._spawn(command))
+        return _LocalStream(self._host, self._spawn(command))
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -51,25 +66,46 @@ class LocalConnection(Connection):
         return subprocess.Popen(words, env=self._environ, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
 
 
+def _feed(pipe: IO[bytes], data: bytes) -> None:
+    """Write all of a command's input and close it; a command need not read it."""
+    with contextlib.suppress(OSError):
+        pipe.write(data)
+    with contextlib.suppress(OSError):
+        pipe.close()
+
+
+def _read_until(pipe: IO[bytes], deadline: float) -> bytes:
+    """The next bytes of a pipe, none at its end. Raises TimeoutError where none come by then."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        raise TimeoutError
+    return os.read(pipe.fileno(), CHUNK_BYTES)
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a command and what it started; `srun` ends what runs elsewhere when it is asked to, and not when killed."""
+    assert process.stdout is not None
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=END_S)
+        deadline = time.monotonic() + END_S
+        with contextlib.suppress(TimeoutError, subprocess.TimeoutExpired):
+            while _read_until(process.stdout, deadline):  # to its end: all that had it open is gone then
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+            process.wait(END_S)
             return
 
 
 class _LocalStream(Stream):
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, host: str, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        self._process = process
-        self._stdin = process.stdin
-        self._read = partial(os.read, process.stdout.fileno(), CHUNK_BYTES)
-        self._stderr = BackgroundReader(partial(os.read, process.stderr.fileno(), CHUNK_BYTES))
+        self._host, self._process = host, process
+        self._stdin, self._stdout = process.stdin, process.stdout
+        self._stderr = BackgroundReader(partial(process.stderr.read1, CHUNK_BYTES))  # type: ignore[attr-defined]
 
     def send(self, data: bytes) -> None:
         self._stdin.write(data)
@@ -80,7 +116,12 @@ class _LocalStream(Stream):
             self._stdin.close()
 
     def lines(self) -> Iterator[str]:
-        return read_lines(self._read)
+        try:
+            yield from read_lines(self._host, partial(self._stdout.read1, CHUNK_BYTES))  # type: ignore[attr-defined]
+        except HostError:
+            self.abandon()
+            self._stdout.close()  # the signal of a broken pipe ends what writes on
+            raise
 
     def wait(self) -> tuple[int, str]:
         return self._process.wait(), self._stderr.text()

@@ -25,6 +25,7 @@ from holmes_core.remote.transport import (
     Completed,
     Connection,
     Stream,
+    read_answer,
     read_lines,
     timed_out,
 )
@@ -45,27 +46,26 @@ class SshConnection(Connection):
         channel = self._channel(command)
         deadline = time.monotonic() + timeout_s
         stderr = BackgroundReader(partial(channel.recv_stderr, CHUNK_BYTES))
-        stdout = bytearray()
+
+        def read() -> bytes:
+            channel.settimeout(max(0.01, deadline - time.monotonic()))
+            return channel.recv(CHUNK_BYTES)
+
         try:
             channel.settimeout(timeout_s)
             channel.sendall(stdin)
             channel.shutdown_write()
-            while True:
-                channel.settimeout(max(0.01, deadline - time.monotonic()))
-                chunk = channel.recv(CHUNK_BYTES)
-                if not chunk:
-                    break
-                stdout += chunk
+            stdout = read_answer(self._host, read)
             if not channel.status_event.wait(max(0.01, deadline - time.monotonic())):
                 raise TimeoutError
         except TimeoutError:
             raise timed_out(self._host, timeout_s) from None
         finally:
             channel.close()
-        return Completed(channel.exit_status, bytes(stdout), stderr.text().encode())
+        return Completed(channel.exit_status, stdout, stderr.text().encode())
 
     def open(self, command: str) -> Stream:
-        return _SshStream(self._channel(command))
+        return _SshStream(self._host, self._channel(command))
 
     def close(self) -> None:
         _close(self._client)
@@ -83,8 +83,8 @@ class SshConnection(Connection):
 
 
 class _SshStream(Stream):
-    def __init__(self, channel: paramiko.Channel) -> None:
-        self._channel = channel
+    def __init__(self, host: str, channel: paramiko.Channel) -> None:
+        self._host, self._channel = host, channel
         self._stderr = BackgroundReader(partial(channel.recv_stderr, CHUNK_BYTES))
 
     def send(self, data: bytes) -> None:
@@ -95,7 +95,11 @@ class _SshStream(Stream):
             self._channel.shutdown_write()
 
     def lines(self) -> Iterator[str]:
-        return read_lines(partial(self._channel.recv, CHUNK_BYTES))
+        try:
+            yield from read_lines(self._host, partial(self._channel.recv, CHUNK_BYTES))
+        except HostError:
+            self.abandon()
+            raise
 
     def wait(self) -> tuple[int, str]:
         code = self._channel.recv_exit_status()

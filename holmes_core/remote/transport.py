@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from holmes_core.errors import HostError
+from holmes_core.records.regular_file import MIB
 
 CHUNK_BYTES = 65536
+MAX_ANSWER_BYTES = 64 * MIB
+MAX_LINE_BYTES = 16 * MIB  # the longest of an agent's is a rank's line of 2 MiB with an escape of six for each byte
+KEPT_STDERR_BYTES = MIB
 
 Read = Callable[[], bytes]
 """The next bytes of an output, as soon as there are any; none at its end."""
@@ -35,10 +38,10 @@ class Stream(Protocol):
         """Close the command's standard input; harmless when already closed."""
 
     def lines(self) -> Iterator[str]:
-        """Lines of standard output until it ends."""
+        """Lines of standard output until it ends. Raises HostError where one is too long, and ends the command."""
 
     def wait(self) -> tuple[int, str]:
-        """Exit code (negative: signal, None known: 255) and the standard error, after the output ended."""
+        """Exit code (negative: signal, None known: 255) and the last of the standard error, after the output ended."""
 
     def abandon(self) -> None:
         """Drop the connection to the command; its input closes."""
@@ -48,7 +51,7 @@ class Connection(Protocol):
     """A host that is logged in to."""
 
     def run(self, command: str, stdin: bytes, timeout_s: float) -> Completed:
-        """Run a shell command to its end. Raises HostError when it takes longer than `timeout_s`."""
+        """Run a shell command to its end. Raises HostError when it takes longer than `timeout_s` or says too much."""
 
     def open(self, command: str) -> Stream:
         """Start a shell command and keep talking to it."""
@@ -58,7 +61,7 @@ class Connection(Protocol):
 
 
 class BackgroundReader:
-    """Reads one output of a command in a thread, so that the command never waits for it."""
+    """Reads one output of a command in a thread, so that the command never waits for it. Keeps the last MiB."""
 
     def __init__(self, read: Read) -> None:
         self._data = bytearray()
@@ -66,23 +69,42 @@ class BackgroundReader:
         self._thread.start()
 
     def _run(self, read: Read) -> None:
-        with contextlib.suppress(OSError):
-            while chunk := read():
-                self._data += chunk
+        while chunk := _read_or_end(read):
+            self._data += chunk
+            if len(self._data) > 2 * KEPT_STDERR_BYTES:  # not at every chunk, which would take quadratic time
+                del self._data[:-KEPT_STDERR_BYTES]
 
     def text(self) -> str:
-        """All of the output, once it ended; what came so far where it does not end within 5 s."""
+        """The end of the output, once it ended; of what came so far where it does not end within 5 s."""
         self._thread.join(timeout=5.0)
-        return self._data.decode(errors="replace")
+        return self._data[-KEPT_STDERR_BYTES:].decode(errors="replace")
 
 
-def read_lines(read: Read) -> Iterator[str]:
-    """Lines of an output until it ends or breaks off; a last line without a newline counts."""
-    rest = b""
+def read_answer(host: str, read: Read) -> bytes:
+    """All of an output. Raises HostError naming the host where it is longer than an answer may be."""
+    data = bytearray()
+    while chunk := read():
+        data += chunk
+        if len(data) > MAX_ANSWER_BYTES:
+            raise _too_much(host, f"its answer is longer than {MAX_ANSWER_BYTES // MIB} MiB")
+    return bytes(data)
+
+
+def read_lines(host: str, read: Read) -> Iterator[str]:
+    """Lines of an output until it ends or breaks off; a last line without a newline counts.
+
+    Raises HostError naming the host where a line is longer than any may be.
+    """
+    rest = bytearray()
     while chunk := _read_or_end(read):
-        *whole, rest = (rest + chunk).split(b"\n")
+        *whole, begun = chunk.split(b"\n")
         for line in whole:
-            yield line.decode(errors="replace")
+            rest += line
+            yield rest.decode(errors="replace")
+            rest.clear()
+        rest += begun
+        if len(rest) > MAX_LINE_BYTES:
+            raise _too_much(host, f"it sends a line of more than {MAX_LINE_BYTES // MIB} MiB without an end")
     if rest:
         yield rest.decode(errors="replace")
 
@@ -90,8 +112,13 @@ def read_lines(read: Read) -> Iterator[str]:
 def _read_or_end(read: Read) -> bytes:
     try:
         return read()
-    except OSError:
+    except (OSError, ValueError):  # it broke off, or was closed on this side
         return b""
+
+
+def _too_much(host: str, what: str) -> HostError:
+    hint = "see what prints there: a login script, a wrapper around Python, or a tool; or leave the host out"
+    return HostError(host, "too much", what, hint)
 
 
 def timed_out(host: str, timeout_s: float) -> HostError:

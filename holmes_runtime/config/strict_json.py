@@ -11,20 +11,29 @@ import math
 import types
 from collections.abc import Mapping
 from functools import cache
+from reprlib import Repr
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 KIND = "kind"
+MAX_VALUES = 3_000_000  # of a message: a line of a log has up to 2 MiB of commas; an empty list takes 64 bytes
+MAX_SHOWN = 100  # characters of a key or a value
 Record = TypeVar("Record")
 
 
-def parse(cls: type[Record], text: str) -> Record:
-    """An instance of record `cls` from its JSON `text`. Raises ValueError naming the key path and the value."""
+def parse(cls: type[Record], text: str, max_values: int | None = None) -> Record:
+    """An instance of record `cls` from its JSON `text`. Raises ValueError naming the key path and the value.
+
+    Text of somebody else is to hold no more than `max_values`: a value takes many times its text in memory.
+    """
+    if max_values is not None:
+        _check_num_values(text, max_values)
     record: Record = decode(cls, _loads(text), "")
     return record
 
 
 def parse_one_of(kinds: tuple[type[Record], ...], text: str) -> Record:
     """The record that `to_json` with its kind made `text` of, one of `kinds`. Raises ValueError as `parse`."""
+    _check_num_values(text, MAX_VALUES)
     return _decode_one_of(kinds, _loads(text), "")
 
 
@@ -52,6 +61,19 @@ def _encode_kind(record: object) -> dict[str, object]:
     return {KIND: type(record).__name__, **encode(type(record), record)}
 
 
+def shown(value: object) -> str:
+    """The value for a message, cut where it is long or deep."""
+    shortened = Repr()
+    shortened.maxstring = shortened.maxother = shortened.maxlong = MAX_SHOWN
+    return shortened.repr(value)[: 3 * MAX_SHOWN]
+
+
+def _check_num_values(text: str, max_values: int) -> None:
+    """Raises ValueError where JSON text may hold more values; commas in strings count as well."""
+    if text.count(",") + text.count("[") + text.count("{") > max_values:
+        raise ValueError(f"more than {max_values} values")
+
+
 def _loads(text: str) -> object:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
@@ -75,36 +97,37 @@ def _refuse_constant(name: str) -> float:
 
 
 def _join(path: str, key: str) -> str:
+    key = key[:MAX_SHOWN]
     return f"{path}.{key}" if path else key
 
 
 def _decode_record(cls: type[Record], data: object, path: str) -> Record:
     """An instance of record `cls` from parsed JSON. Raises ValueError naming the key path and the value."""
     if not isinstance(data, Mapping):
-        raise ValueError(f"{path or cls.__name__}: expected an object, got {data!r}")
+        raise ValueError(f"{path or cls.__name__}: expected an object, got {shown(data)}")
     hints = _fields(cls)  # type: ignore[arg-type]
     for key, value in data.items():
         if key not in hints:
-            raise ValueError(f"{_join(path, key)}: unknown key, got {value!r}")
+            raise ValueError(f"{_join(path, key)}: unknown key, got {shown(value)}")
     values: dict[str, Any] = {}
     for name, hint in hints.items():
         if name not in data:
-            raise ValueError(f"{_join(path, name)}: missing from {sorted(data)!r}")
+            raise ValueError(f"{_join(path, name)}: missing from {shown(sorted(data))}")
         values[name] = decode(hint, data[name], _join(path, name))
     try:
         return cls(**values)
     except ValueError as error:
-        raise ValueError(_join(path, str(error))) from None
+        raise ValueError(f"{path}.{error}" if path else str(error)) from None
 
 
 def _decode_one_of(kinds: tuple[type[Record], ...], data: object, path: str) -> Record:
     """The record of `kinds` that parsed JSON names."""
     if not isinstance(data, Mapping):
-        raise ValueError(f"{path or 'text'}: expected an object, got {data!r}")
+        raise ValueError(f"{path or 'text'}: expected an object, got {shown(data)}")
     names = {cls.__name__: cls for cls in kinds}
     kind = data.get(KIND)
     if not isinstance(kind, str) or kind not in names:
-        raise ValueError(f"{_join(path, KIND)}: expected one of {list(names)}, got {kind!r}")
+        raise ValueError(f"{_join(path, KIND)}: expected one of {list(names)}, got {shown(kind)}")
     rest = {key: value for key, value in data.items() if key != KIND}
     return _decode_record(names[kind], rest, _join(path, kind))
 
@@ -118,15 +141,15 @@ def decode(hint: Any, value: object, path: str) -> Any:
         return _decode_union(arguments, value, path)
     if origin is tuple:
         if not isinstance(value, list):
-            raise ValueError(f"{path}: expected a list, got {value!r}")
+            raise ValueError(f"{path}: expected a list, got {shown(value)}")
         return tuple(decode(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise ValueError(f"{path}: expected an object, got {value!r}")
+            raise ValueError(f"{path}: expected an object, got {shown(value)}")
         return {_text(key, path): decode(arguments[1], item, _join(path, key)) for key, item in value.items()}
     if origin is Literal:
         if type(value) is not type(arguments[0]) or value not in arguments:
-            raise ValueError(f"{path}: expected one of {list(arguments)}, got {value!r}")
+            raise ValueError(f"{path}: expected one of {list(arguments)}, got {shown(value)}")
         return value
     return _decode_scalar(hint, value, path)
 
@@ -148,7 +171,7 @@ def _decode_scalar(hint: type, value: object, path: str) -> int | float | str | 
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = _finite(value, path)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise ValueError(f"{path}: expected {hint.__name__}, got {value!r}")
+        raise ValueError(f"{path}: expected {hint.__name__}, got {shown(value)}")
     assert isinstance(value, int | float)
     return _finite(value, path) if hint is float else value
 
@@ -160,7 +183,7 @@ def _finite(value: float, path: str) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError(f"{path}: expected a finite number, got {value!r}")
+        raise ValueError(f"{path}: expected a finite number, got {shown(value)}")
     return number
 
 
@@ -169,5 +192,5 @@ def _text(value: str, path: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{path}: expected text, got {value!r}") from None
+        raise ValueError(f"{path}: expected text, got {shown(value)}") from None
     return value

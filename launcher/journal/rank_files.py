@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import base64
-import gzip
+import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.record_file import private_opener
-from holmes_core.records.regular_file import check_regular
+from holmes_core.records.regular_file import MIB, read_regular
 from holmes_runtime.config.messages import RankFile
-from holmes_runtime.config.rank_metrics import RankTrace, rank_file
-from holmes_runtime.config.strict_json import parse
+from holmes_runtime.config.rank_metrics import MOST_SPANS, RankTrace, rank_file
+from holmes_runtime.config.strict_json import parse, shown
 
 FOLDER = "ranks"
-MOST_BYTES = 1 << 28  # of a file: 200,000 spans are 10 MB of text
+MOST_BYTES = 1 << 28  # of a file, as it lies here
+MAX_TRACE_BYTES = 32 * MIB  # unpacked: MOST_SPANS are 10 MB of text
+MAX_TRACE_VALUES = 10 * MOST_SPANS  # a span has 4, a name some commas of C++
+_GZIP = 31  # zlib's wbits for one gzip member with its checksum
 
 
 class FilePart(NamedTuple):
@@ -56,13 +60,32 @@ def read_traces(run_folder: Path) -> Iterator[RankTrace]:
     """The traces that have come, by file. Raises HolmesError naming one that cannot be read."""
     for path in sorted((run_folder / FOLDER).glob("trace-rank*.json.gz")):
         try:
-            check_regular(path, MOST_BYTES, inside=run_folder)
-            with gzip.open(path) as file:
-                text = file.read(MOST_BYTES + 1)
-            if len(text) > MOST_BYTES:
-                raise ValueError(f"more than {MOST_BYTES} bytes")
-            yield parse(RankTrace, text.decode())
-        except (ValueError, OSError, EOFError) as error:
+            text = _unpacked(read_regular(path, MAX_TRACE_BYTES, inside=run_folder)).decode("ascii")
+            trace = parse(RankTrace, text, MAX_TRACE_VALUES)
+            _check_columns(trace)
+            yield trace
+        except (ValueError, OSError, zlib.error) as error:
             raise HolmesError(
                 f"{path}: no trace of a rank: {error}", "remove it to see the others", ANSWER_IS_NO
             ) from None
+
+
+def _unpacked(packed: bytes) -> bytes:
+    """The text of a trace. Raises ValueError or zlib.error where it is none of a size that a trace may have."""
+    unpacking = zlib.decompressobj(_GZIP)
+    text = unpacking.decompress(packed, MAX_TRACE_BYTES)
+    if not unpacking.eof:
+        raise ValueError(f"cut off, or more than {MAX_TRACE_BYTES // MIB} MiB unpacked")
+    return text
+
+
+def _check_columns(trace: RankTrace) -> None:
+    """Raises ValueError where spans lack a track, a name or a time that there is."""
+    columns = (trace.track, trace.name, trace.start_ns, trace.duration_ns)
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError(f"columns of {', '.join(str(len(column)) for column in columns)} spans")
+    numbers = (trace.rank,), *columns
+    limits = sys.maxsize, len(trace.tracks), len(trace.names), sys.maxsize, sys.maxsize
+    for column, limit in zip(numbers, limits, strict=True):
+        if column and not 0 <= min(column) <= max(column) < limit:
+            raise ValueError(f"numbers from {shown(min(column))} to {shown(max(column))}, not from 0 to {limit - 1}")

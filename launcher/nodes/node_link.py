@@ -31,9 +31,10 @@ RECONNECT_S = 1.0
 PAUSE_S = 0.01
 REMOVE_TIMEOUT_S = 4.0
 END_TIMEOUT_S = 15.0
-MOST_HEARD = 10_000  # messages that wait here to be taken; more wait on the node
+MAX_HEARD = 10_000  # messages that wait here to be taken; more wait on the node
+MAX_HEARD_CHARACTERS = 1 << 24  # the same for long ones, of which so many wait as make up this
 MAX_SKIPPED = 20  # lines before the first message that are kept
-MOST_SHOWN = 300  # characters of what cannot be read
+MAX_SHOWN = 300  # characters of what cannot be read
 
 
 @dataclass(frozen=True)
@@ -179,23 +180,31 @@ class NodeLink:
 
     def _hear(self) -> LinkClosed | Unreadable:
         """Hear the channel out. What login shells and containers print before the agent's first message is skipped."""
+        try:
+            return self._hear_lines()
+        except HostError as error:
+            return Unreadable(error.evidence)
+
+    def _hear_lines(self) -> LinkClosed | Unreadable:
+        """Raises HostError where the host sends more than a line may hold."""
         assert self._stream is not None
         first = True
         skipped: deque[str] = deque(maxlen=MAX_SKIPPED)
         for line in self._stream.lines():
             if first and not line.startswith("{"):
-                skipped.append(line)
+                skipped.append(line[:MAX_SHOWN])
                 continue
             first = False
             try:
                 message = decode_message(line)
             except ValueError as error:
-                return Unreadable(str(error)[:MOST_SHOWN])
+                return Unreadable(str(error)[:MAX_SHOWN])
             if isinstance(message, AgentEnded):
                 self.ended = True
                 return LinkClosed(0, "", agent_ended=True)
             self._seen += message.messages if isinstance(message, NotKept) else 1
-            while self._heard.qsize() > MOST_HEARD and not self._closing.is_set():
+            most = min(MAX_HEARD, MAX_HEARD_CHARACTERS // len(line))
+            while self._heard.qsize() > most and not self._closing.is_set():
                 time.sleep(PAUSE_S)
             self._tell(message, self._seen)
         exit_code, stderr = self._stream.wait()

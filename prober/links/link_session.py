@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from holmes_core.errors import HostError
 from holmes_core.records.inventory import Host
 from holmes_core.remote.connect import connect
 from holmes_core.remote.transport import Stream
@@ -19,6 +20,7 @@ from prober.links import link_node, tunnel_end
 from prober.rules.told_rules import TUNNEL_NOT_MEASURED
 
 ANSWER_S = 15.0
+MAX_WAITING = 8  # answers that wait here; one is asked for at a time
 _BOOTSTRAP = "import sys; i = sys.stdin.buffer; exec(compile(i.read(int(i.readline())), 'holmes', 'exec'))"
 
 
@@ -50,7 +52,8 @@ class HostProgram:
         self._connection = connect(host.name, host.access)
         try:
             self._stream: Stream = self._connection.open(f"{self._python} -I -B -c {shlex.quote(_BOOTSTRAP)}")
-            self._answers: queue.Queue[str | None] = queue.Queue()
+            self._answers: queue.Queue[str | None] = queue.Queue(MAX_WAITING)
+            self._said_too_much: str | None = None
             threading.Thread(target=self._collect, daemon=True).start()
             self._lost: LinkProblem | None = None
             text = program_text(program, *needed)
@@ -76,11 +79,16 @@ class HostProgram:
             line = self._answers.get(timeout=ANSWER_S)
         except queue.Empty:
             raise self._lose(f"no answer to the link test within {ANSWER_S:g} s") from None
+        if line is None and self._said_too_much is not None:
+            raise self._lose(self._said_too_much)
         if line is None:
             code, errors = self._stream.wait()
             last = (errors.strip().splitlines() or ["no message"])[-1]
             raise self._lose(f"`{self._python}` ended the link test with {code}: {last[:200]}")
-        answer: dict[str, Any] = json.loads(line)
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise self._lose(f"`{self._python}` answered the link test with no JSON: {str(error)[:200]}") from None
         if "refused" in answer:
             raise LinkProblem(TUNNEL_NOT_MEASURED.id, answer["refused"], remedy=answer["remedy"])
         if "error" in answer:
@@ -104,9 +112,12 @@ class HostProgram:
 
     def _collect(self) -> None:
         """Answers as they come; what a login script prints is none."""
-        for line in self._stream.lines():
-            if line.startswith(self._mark):
-                self._answers.put(line[len(self._mark) :])
+        try:
+            for line in self._stream.lines():
+                if line.startswith(self._mark):
+                    self._answers.put(line[len(self._mark) :])
+        except HostError as error:
+            self._said_too_much = error.evidence
         self._answers.put(None)
 
 

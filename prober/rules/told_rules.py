@@ -171,5 +171,6 @@ RULE_OF_ERROR: Mapping[HostErrorKind, str] = {
     "refused login": NO_LOGIN.id,
     "refused session": TOOL_FAILED.id,
     "timed out": TRUNCATED.id,
+    "too much": TRUNCATED.id,
 }
 """Nothing is written on a host that is probed, so that there is no rule for "files"."""

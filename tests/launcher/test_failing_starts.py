@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from holmes_core.records.access import Access
-from holmes_runtime.config.messages import encode
-from launcher.nodes.preflight import Preflight, remedy_of
+from holmes_runtime.config.messages import AgentEnded, encode
+from launcher.nodes import start as start_module
+from launcher.nodes.preflight import Fault, Preflight, remedy_of
 from launcher.nodes.start import PREPARED, RunningNodes, start
 from launcher.nodes.stop import stop
 from launcher.prepare.prepare import Attempt, prepare
@@ -18,16 +20,26 @@ from tests.launcher.plans import cpu_plan, healthy_answers, with_access
 PLAN = cpu_plan()
 HOSTS = [node.host for node in PLAN.nodes]
 RUN = "20260101-000000-abcd"
+UNTIL_STOPPED = 'while read -r word && [ -z "$word" ]; do :; done; cat "$0.ended"; exit'
+READY = f'case "$PWD" in */0-1) cat "$0.ready"; {UNTIL_STOPPED};; esac'
 
 
-def started(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, activate: str | None = None) -> Preflight:
-    """What the checks say where `script` stands for every node's Python; node 1 is ready in a file beside it."""
+def started(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, activate: str | None = None, first: Access | None = None
+) -> Preflight:
+    """What the checks say where `script` stands for every node's Python; node 1 is ready in a file beside it.
+
+    `first`: how to reach the first node, where that is another way.
+    """
     python = folder / "python3"
     python.write_text(f'#!/bin/sh\ncase "$*" in *end_agent*) exit;; esac\n{script}\n', encoding="utf-8")
     python.chmod(0o755)
     (folder / "python3.ready").write_bytes(encode(healthy_answers(PLAN)[1]))
+    (folder / "python3.ended").write_bytes(encode(AgentEnded()))
     monkeypatch.setenv("HOME", str(folder))
     plan = with_access(PLAN, Access(transport="local", python=str(python), activate=activate))
+    if first is not None:
+        plan = plan.model_copy(update={"nodes": (plan.nodes[0].model_copy(update={"access": first}), *plan.nodes[1:])})
     attempt = Attempt(RUN)
     nodes = RunningNodes(prepare(plan, attempt, UserVariables({}, {})), detached=False)
     preflight = start(nodes, plan, attempt, None, frozenset(), lambda host, state: None)  # noqa: ARG005
@@ -38,12 +50,55 @@ def started(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, activate
 def test_each_node_that_fails_gives_its_reason_though_the_first_is_among_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ready = 'case "$PWD" in */0-1) cat "$0.ready"; read -r stopped; exit;; esac'
-    preflight = started(tmp_path, monkeypatch, f'{ready}\necho "bad luck in ${{PWD##*/}}" >&2; exit 3')
+    preflight = started(tmp_path, monkeypatch, f'{READY}\necho "bad luck in ${{PWD##*/}}" >&2; exit 3')
     seen = {fault.host: fault.evidence for fault in preflight.faults}
     assert seen.keys() == {HOSTS[0], *HOSTS[2:]}
     for number, host in enumerate(HOSTS):
         assert host == HOSTS[1] or seen[host].endswith(f"(exit code 3): bad luck in 0-{number}")
+
+
+def test_first_host_that_is_not_reached_is_named_though_another_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    faults = started(tmp_path, monkeypatch, READY, first=Access(transport="slurm")).faults
+    assert [fault.host for fault in faults if "Slurm" in fault.evidence] == [HOSTS[0]]
+
+
+def test_first_host_that_is_not_ready_in_time_is_named_though_another_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_module, "READY_TIMEOUT_S", 5.0)
+    faults = started(tmp_path, monkeypatch, f"{READY}\n{UNTIL_STOPPED}").faults
+    assert Fault("agent", HOSTS[0], "not ready after 5 s") in faults
+
+
+def test_of_a_host_that_floods_standard_error_the_last_words_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flood = "yes 'a warning of a library' | head -c 50000000 >&2; echo >&2; echo 'the reason' >&2; exit 7"
+    faults = started(tmp_path, monkeypatch, flood).faults
+    assert [fault.host for fault in faults] == HOSTS
+    assert all(fault.evidence.endswith("| the reason") and "(exit code 7)" in fault.evidence for fault in faults)
+
+
+def test_host_that_sends_a_line_without_an_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = started(tmp_path, monkeypatch, f"{READY}\nexec tr '\\0' x </dev/zero").faults
+    assert [fault.host for fault in faults] == [HOSTS[0], *HOSTS[2:]]
+    assert all("it sends a line of more than 16 MiB without an end" in fault.evidence for fault in faults)
+
+
+def test_host_that_answers_the_sending_of_files_without_an_end_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    tar = tmp_path / "bin" / "tar"
+    tar.write_text("#!/bin/sh\nexec cat /dev/zero\n", encoding="utf-8")
+    tar.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tar.parent}:{os.environ['PATH']}")
+    faults = started(tmp_path, monkeypatch, "exit 0").faults
+    assert [fault.host for fault in faults] == HOSTS
+    assert all("its answer is longer than 64 MiB" in fault.evidence for fault in faults)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import gzip
+import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from holmes_core.errors import HolmesError
 from holmes_runtime.config.messages import RankFile
-from holmes_runtime.config.rank_metrics import rank_file
+from holmes_runtime.config.rank_metrics import RankTrace, rank_file
 from holmes_runtime.node.left_files import PART_BYTES, LeftFiles
 from launcher.journal.rank_files import FilePart, file_part, misfit_of_part, read_traces, write_part
 from launcher.supervise.attempt_state import AttemptState
@@ -77,3 +80,52 @@ def test_a_trace_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(HolmesError, match=r"ranks/trace-rank0\.json\.gz: no trace of a rank"):
         list(read_traces(tmp_path))
+
+
+def trace(**other: object) -> dict[str, object]:
+    """A trace of two spans, as it is written, with other values."""
+    spans = {"track": [0, 0], "name": [0, 0], "start_ns": [1, 5], "duration_ns": [2, 3]}
+    return {"rank": 0, "tracks": ["host thread 0"], "names": ["step 0"], **spans, **other}
+
+
+def read_back(folder: Path, text: bytes) -> list[RankTrace]:
+    write_part(folder, FilePart("trace-rank0.json.gz", 0, gzip.compress(text, 1)))
+    return list(read_traces(folder))
+
+
+def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert read_back(tmp_path, json.dumps(trace()).encode())[0].start_ns == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"[" + b"[]," * (8 << 20) + b"[]]", "more than 2000000 values"),
+        (b" " * (300 << 20), "more than 32 MiB unpacked"),
+        (json.dumps(trace(names="x" * (20 << 20))).encode(), "names: expected a list, got 'xxx"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b"\xff" * 10, "ascii"),
+        (json.dumps(trace(track=[0])).encode(), "columns of 1, 2, 2, 2 spans"),
+        (json.dumps(trace(name=[0, 1])).encode(), "numbers from 0 to 1, not from 0 to 0"),
+        (json.dumps(trace(track=[0, -1])).encode(), "numbers from -1 to 0, not from 0 to 0"),
+        (json.dumps(trace(rank=-1)).encode(), "numbers from -1 to -1"),
+        (json.dumps(trace(start_ns=[0, 10**400])).encode(), "not from 0 to"),
+    ],
+    ids=["many values", "long", "long value", "deep", "not text", "columns", "name", "track", "rank", "time"],
+)
+def test_a_trace_beyond_its_bounds_is_refused_in_a_short_sentence(tmp_path: Path, text: bytes, reason: str) -> None:
+    with pytest.raises(HolmesError, match=r"no trace of a rank") as caught:
+        read_back(tmp_path, text)
+    assert reason in caught.value.what
+    assert len(caught.value.what) < len(str(tmp_path)) + 400
+
+
+def test_a_trace_is_unpacked_into_no_more_memory_than_one_may_take(tmp_path: Path) -> None:
+    packed = gzip.compress(b"[" + b"[]," * (40 << 20), 1)
+    write_part(tmp_path, FilePart("trace-rank0.json.gz", 0, packed))
+    tracemalloc.start()
+    with pytest.raises(HolmesError):
+        list(read_traces(tmp_path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200 << 20

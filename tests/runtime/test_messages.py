@@ -14,6 +14,7 @@ from holmes_runtime.config.messages import Command, Message, decode_command, dec
 from holmes_runtime.config.rank_metrics import RankMetrics
 from holmes_runtime.config.strict_json import parse, to_json
 
+MIB = 1 << 20
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(),
@@ -108,3 +109,26 @@ def test_a_line_of_metrics_has_no_kind_and_is_read_by_name(metrics: RankMetrics)
     line = to_json(metrics)
     assert list(json.loads(line)) == list(RankMetrics._fields)
     assert repr(parse(RankMetrics, line)) == repr(metrics)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        json.dumps({"kind": "x" * MIB}),
+        json.dumps({"kind": "RanksUp", "y" * MIB: 1}),
+        json.dumps({"kind": "RankPrinted", "local_rank": "z" * MIB, "line": ""}),
+        json.dumps({"kind": "Reached", "faults": {str(number): number for number in range(MIB)}}),
+        json.dumps({"kind": "NotKept", "messages": [[[["deep"] * 9] * 9] * 9] * 999}),
+        json.dumps({**{str(number): number for number in range(MIB)}, "kind": "NotKept"}),
+    ],
+    ids=["kind", "key", "value", "keys", "deep", "missing"],
+)
+def test_a_message_that_cannot_be_read_is_shown_cut(line: str) -> None:
+    with pytest.raises(ValueError, match=r"got|expected|unknown|missing") as caught:
+        decode_message(line)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_message_of_more_values_than_any_has_is_refused_before_they_are_made() -> None:
+    with pytest.raises(ValueError, match="more than 3000000 values"):
+        decode_message("[" + "[]," * 4 * MIB + "[]]")
