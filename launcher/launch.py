@@ -17,7 +17,7 @@ from holmes_core.remote.slurm.slurm_word import slurm_word
 from holmes_runtime.config.rank_metrics import RankNotice
 from launcher.islands.coming_back import ComingBack
 from launcher.islands.island_part import IslandPart
-from launcher.journal.rank_files import FilePart, write_part
+from launcher.journal.rank_files import FilePart
 from launcher.journal.run_events import NodeState, RunEvent, View
 from launcher.journal.run_folder import INVENTORY_FILE, PLAN_FILE, RunFolder, read_seen
 from launcher.journal.run_record import RunRecord
@@ -207,7 +207,7 @@ class Launch:
             self._say_slow_gradients(event)
             self._save_for_next_plan()
         elif isinstance(event, FilePart):
-            write_part(self.folder.path, event)
+            self.folder.write_part(event)
         else:
             self._record.take(event)
             if isinstance(event, RankNotice):

@@ -208,7 +208,7 @@ class LaunchIslands:
             not_ended=tuple(what for run in runs for what in run.not_ended),
             failures=tuple(failure for run in runs if run.state != "done" for failure in run.failures),
         )
-        self.folder.write_record(RUN_FILE, run)
+        self.folder.write_run(run)
         return run
 
     def _missing(self) -> tuple[int, ...]:

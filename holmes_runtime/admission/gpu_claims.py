@@ -1,7 +1,8 @@
 """Which run has which GPU of this host: names of sockets, which the kernel forgets with the process that holds them.
 
-`holmes-gpu/UUID` is bound by one process at a time: that is the claim. A second name says whose it is, in
-/proc/net/unix, which every user of the host reads. There is no file to own, to leave behind or to find too old; and
+`holmes-gpu/UUID` is bound by one process at a time: that is the claim. A second name says which run it is for, in
+/proc/net/unix, which every user of the host reads; any user can bind such a name, so the kernel is asked who has bound
+it. There is no file to own, to leave behind or to find too old; and
 containers on the host's network, as ours are, see the same names. Free of torch.
 """
 
@@ -12,6 +13,7 @@ import os
 import pwd
 import re
 import socket
+import struct
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +23,7 @@ from holmes_runtime.config.node_config import GpuClaim
 
 _NAME = re.compile(r"@holmes-gpu/([\w-]+)/(\d+)/([\w.-]+)/([\w-]+)/(\d+)$", re.ASCII)
 _MOST_USER = 16  # characters: a name of a socket has 107 bytes
+NOT_KNOWN = "not known"
 SOCKETS = Path("/proc/net/unix")
 
 
@@ -39,15 +42,12 @@ class GpuClaims:
         uuids = {gpu.gpu_index: gpu.uuid for gpu in known}
         taken = []
         for index in gpus:
-            claim = GpuClaim(uuids.get(index, f"index-{index}"), index, _user(), run_id, int(time.time()))
+            claim = GpuClaim(uuids.get(index, f"index-{index}"), index, _user(os.getuid()), run_id, int(time.time()))
             if self._bind(f"holmes-gpu/{claim.uuid}"):
-                self._bind(f"holmes-gpu/{'/'.join(map(str, claim))}")
+                self._bind(_name(claim))
                 continue
-            held = read_claims(SOCKETS.read_text(errors="replace"))
-            holder = next((each for each in held if each.uuid == claim.uuid), None)
-            if holder is None:
-                taken.append(claim._replace(user="not known", run_id="not known"))
-            elif holder.run_id != run_id:
+            holder = _holder(claim)
+            if holder.run_id != run_id:
                 taken.append(holder)
         return tuple(taken)
 
@@ -61,6 +61,7 @@ class GpuClaims:
         held = socket.socket(socket.AF_UNIX)
         try:
             held.bind(f"\0{name}")
+            held.listen(socket.SOMAXCONN)  # for `_owner`; nothing is accepted
         except OSError as error:
             held.close()
             if error.errno != errno.EADDRINUSE:
@@ -70,19 +71,46 @@ class GpuClaims:
         return True
 
 
-def _user() -> str:
-    """The name of this process's user; the number where it has none, as in some containers."""
+def _holder(wanted: GpuClaim) -> GpuClaim:
+    """The claim of the process that has bound the name of `wanted`, as it says, and its user, as the kernel says."""
+    owner = _owner(f"holmes-gpu/{wanted.uuid}")
+    if owner is None:
+        return wanted._replace(user=NOT_KNOWN, run_id=NOT_KNOWN)
+    held = read_claims(SOCKETS.read_text(errors="replace"))
+    said = (each for each in held if each.uuid == wanted.uuid and _owner(_name(each)) == owner)
+    return next(said, wanted._replace(run_id=NOT_KNOWN))._replace(user=_user(owner[1]))
+
+
+def _owner(name: str) -> tuple[int, int] | None:
+    """Process and user id of who has bound `name`; None where that cannot be asked."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.setblocking(False)
+        try:
+            asking.connect(f"\0{name}")
+            pid, uid, _ = struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        except OSError:
+            return None
+        return pid, uid
+
+
+def _name(claim: GpuClaim) -> str:
+    return f"holmes-gpu/{'/'.join(map(str, claim))}"
+
+
+def _user(uid: int) -> str:
+    """The name of a user; the number where it has none, as in some containers."""
     try:
-        name = pwd.getpwuid(os.getuid()).pw_name
+        name = pwd.getpwuid(uid).pw_name
     except KeyError:
-        name = str(os.getuid())
+        name = str(uid)
     return re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:_MOST_USER]
 
 
 def read_claims(sockets: str) -> Iterator[GpuClaim]:
-    """The claims in the text of a host's /proc/net/unix."""
-    for line in sockets.splitlines():
-        found = _NAME.search(line)
-        if found is not None:
-            uuid, index, user, run_id, since_s = found.groups()
-            yield GpuClaim(uuid, int(index), user, run_id, int(since_s))
+    """The claims in the text of a host's /proc/net/unix, whose users and runs are as their processes say.
+
+    A name stands there once more for each connection that asked who has bound it.
+    """
+    names = (found.groups() for line in sockets.splitlines() if (found := _NAME.search(line)) is not None)
+    for uuid, index, user, run_id, since_s in dict.fromkeys(names):
+        yield GpuClaim(uuid, int(index), user, run_id, int(since_s))

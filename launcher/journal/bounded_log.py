@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+from io import FileIO
 from pathlib import Path
 
 from holmes_core.records.record_file import private_opener
@@ -15,8 +19,24 @@ def part_before(log: Path) -> Path:
     return log.with_name(f"{log.name}.1")
 
 
+def open_to_append(path: Path) -> FileIO:
+    """Open a file of this user's own at its end, without a buffer that could hold what a full disk refused."""
+    return open(path, "ab", buffering=0, opener=private_opener)
+
+
+def append(file: FileIO, data: bytes) -> None:
+    """Append all of `data`, or nothing. Raises OSError, as where a full disk has room for a part alone."""
+    before_bytes = file.tell()
+    written_bytes = file.write(data)
+    if written_bytes != len(data):
+        with contextlib.suppress(OSError):
+            file.truncate(before_bytes)
+            file.seek(before_bytes)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 class BoundedLog:
-    """Appends lines, each flushed. When the newest part is full it becomes the part before, whose place it takes."""
+    """Appends lines, each at once. When the newest part is full it becomes the part before, whose place it takes."""
 
     def __init__(self, path: Path, part_bytes: int = PART_BYTES) -> None:
         self._path, self._part_bytes = path, part_bytes
@@ -26,11 +46,12 @@ class BoundedLog:
         """Append a line."""
         data = f"{line}\n".encode()
         if self._bytes and self._bytes + len(data) > self._part_bytes:
-            self._file.close()
-            self._path.replace(part_before(self._path))
+            full = self._file
+            with contextlib.suppress(FileNotFoundError):  # replaced already, and then there was no room to open
+                self._path.replace(part_before(self._path))
             self._open()
-        self._file.write(data)
-        self._file.flush()
+            full.close()
+        append(self._file, data)
         self._bytes += len(data)
 
     def close(self) -> None:
@@ -38,5 +59,5 @@ class BoundedLog:
         self._file.close()
 
     def _open(self) -> None:
-        self._file = open(self._path, "ab", opener=private_opener)  # noqa: SIM115
+        self._file = open_to_append(self._path)
         self._bytes = self._file.tell()

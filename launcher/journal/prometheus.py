@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -68,11 +68,15 @@ class PrometheusFile:
             return
         self._written_s = self._now_s()
         text = exposition(self._run_id, [*_of_run(*self._run, self._written_s), *_of_step(self._step)])
-        temporary = self._path.with_suffix(".partial")  # the collector reads files that end with .prom
-        with contextlib.suppress(OSError):
-            temporary.write_text(text, encoding="utf-8")
+        # The collector reads files that end with .prom. Others may make links in its folder, but do not know this name.
+        temporary = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
+        try:
+            with open(temporary, "x", encoding="utf-8") as file:
+                file.write(text)
             temporary.chmod(0o644)
             temporary.replace(self._path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
 
 
 def exposition(run_id: str, gauges: list[Gauge]) -> str:

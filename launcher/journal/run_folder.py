@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import json
+import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +21,7 @@ from holmes_core.records.regular_file import MIB, read_regular
 from holmes_core.records.run import Run
 from launcher.journal.bounded_log import BoundedLog
 from launcher.journal.log_time import stamped
+from launcher.journal.rank_files import FilePart, write_part
 from launcher.journal.run_events import LogLine, RunEvent, to_line
 from launcher.journal.step_file import StepFile
 from launcher.journal.step_metrics import StepMetrics
@@ -32,6 +36,7 @@ LOCK_FILE = "controller.lock"
 SEEN_FILE = "seen.json"
 PROFILE_FILE = "profile.json.gz"
 LOGS = "logs"
+SPARE_FILE, SPARE_BYTES = ".spare", 1 << 18  # given back when the disk is full, so that run.json gets its last state
 ISLAND = "island-"
 
 
@@ -41,14 +46,17 @@ def new_run_id() -> str:
 
 
 class RunFolder:
-    """Where one run is written down while it runs, by one process at a time."""
+    """Where one run is written down while it runs, by one process at a time.
+
+    Once the run has begun, a full disk costs it no step: what has no room is left out, and `lacks_room` is set.
+    """
 
     def __init__(self, path: Path, run_id: str | None = None) -> None:
         """Makes the folder if it is not there yet. `run_id` is its name, unless it is given: an island's holds more.
 
         Raises HolmesError if another process writes in it.
         """
-        self.path, self.run_id = path, run_id or path.name
+        self.path, self.run_id, self.lacks_room = path, run_id or path.name, False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir(mode=0o700, exist_ok=True)
@@ -61,6 +69,8 @@ class RunFolder:
         self._hold()
         self._events, self._steps = BoundedLog(path / EVENTS_FILE), StepFile(path)
         self._logs: dict[str, BoundedLog] = {}
+        with contextlib.suppress(OSError):
+            (path / SPARE_FILE).write_bytes(os.urandom(SPARE_BYTES))  # random: a file system cannot compress it
 
     def write_files(self, files: Mapping[str, str]) -> None:
         """Write what goes to nodes; a later attempt's replace an earlier one's."""
@@ -70,25 +80,54 @@ class RunFolder:
             write_atomically(path, text, private=True)
 
     def write_record(self, name: str, record: FileRecord) -> None:
-        """Replace run.json, plan.json or inventory.json by the record, signed as this user's."""
+        """Replace plan.json or inventory.json by the record, signed as this user's. Raises HolmesError."""
         write_signed(self.path / name, record, private=True)
+
+    def write_run(self, run: Run) -> None:
+        """Replace run.json. Raises HolmesError where it is the first and cannot be written."""
+        try:
+            self.write_record(RUN_FILE, run)
+        except HolmesError as error:
+            if not _is_full(error.__cause__) or not (self.path / RUN_FILE).exists():
+                raise
+            self.lacks_room = True
+            (self.path / SPARE_FILE).unlink(missing_ok=True)
+            with contextlib.suppress(HolmesError):
+                self.write_record(RUN_FILE, run)
 
     def write_event(self, event: RunEvent) -> None:
         """Append a step to metrics.jsonl, a log line to its rank's log, and what else happens to events.jsonl."""
-        if isinstance(event, LogLine):
-            self._write_log(f"{event.host}-rank{event.rank}", event.line)
-        elif isinstance(event, StepMetrics):
-            self._steps.write(event)
-        else:
-            self._events.write(to_line(event))
+        with self.as_room_allows():
+            if isinstance(event, LogLine):
+                self._write_log(f"{event.host}-rank{event.rank}", event.line)
+            elif isinstance(event, StepMetrics):
+                self._steps.write(event)
+            else:
+                self._events.write(to_line(event))
+
+    def write_part(self, part: FilePart) -> None:
+        """Write a part of a rank's file."""
+        with self.as_room_allows():
+            write_part(self.path, part)
 
     def write_seen(self, attempt: int, seen: Mapping[int, int]) -> None:
         """Remember how many messages of each node are written down, for a controller that takes over."""
         text = json.dumps({"attempt": attempt, "seen": {str(rank): count for rank, count in seen.items()}})
         temporary = self.path / f".{SEEN_FILE}"
-        with open(temporary, "w", encoding="utf-8", opener=private_opener) as file:
-            file.write(text)
-        temporary.replace(self.path / SEEN_FILE)
+        with self.as_room_allows():
+            with open(temporary, "w", encoding="utf-8", opener=private_opener) as file:
+                file.write(text)
+            temporary.replace(self.path / SEEN_FILE)
+
+    @contextlib.contextmanager
+    def as_room_allows(self) -> Iterator[None]:
+        """Leave out what a full disk has no room for."""
+        try:
+            yield
+        except OSError as error:
+            if not _is_full(error):
+                raise
+            self.lacks_room = True
 
     def close(self) -> None:
         """Close all files."""
@@ -96,6 +135,7 @@ class RunFolder:
         self._steps.close()
         for log in self._logs.values():
             log.close()
+        (self.path / SPARE_FILE).unlink(missing_ok=True)
         self._lock.close()
 
     def _hold(self) -> None:
@@ -115,6 +155,10 @@ class RunFolder:
         if name not in self._logs:
             self._logs[name] = BoundedLog(self.path / LOGS / f"{name}.log")
         self._logs[name].write(stamped(line))
+
+
+def _is_full(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def new_folder(runs: Path) -> RunFolder:

@@ -10,7 +10,7 @@ from holmes_core.records.run import Failure, Run, SentCode, Settings, State
 from holmes_runtime.config.rank_metrics import OuterExchange, RankNotice
 from launcher.journal.prometheus import PrometheusFile
 from launcher.journal.run_events import Notice, RunEvent, View
-from launcher.journal.run_folder import RUN_FILE, RunFolder
+from launcher.journal.run_folder import RunFolder
 from launcher.journal.run_store import this_process
 from launcher.journal.step_file import read_steps
 from launcher.journal.step_metrics import StepMetrics, StepTotals, traffic_per_step
@@ -40,6 +40,7 @@ class RunRecord:
         self._bad_lines_skipped = 0
         self._origin: str | None = None
         self.safe_steps: int | None = None
+        self._says_full = False
         self.attempt_steps = StepTotals()
 
     @property
@@ -60,7 +61,12 @@ class RunRecord:
     def take(self, event: RunEvent) -> None:
         """Write an event down, and show it."""
         self._folder.write_event(event)
-        self._view.show(event)
+        self._show(event)
+        if self._folder.lacks_room and not self._says_full:
+            self._says_full = True
+            self._show(
+                Notice(f"{self._folder.path}: the disk is full: the run goes on, and its logs lack what follows")
+            )
         if isinstance(event, OuterExchange):
             self._has_joined = event.has_joined
         if isinstance(event, StepMetrics):
@@ -76,6 +82,10 @@ class RunRecord:
                 self._origin = event.sentence
                 self._begun_steps = self._begun_steps if self._last else event.safe_steps or 0
             self.safe_steps = self.safe_steps if event.safe_steps is None else event.safe_steps
+
+    def _show(self, event: RunEvent) -> None:
+        with self._folder.as_room_allows():  # the screen may be a file on that disk, too
+            self._view.show(event)
 
     def _count_skipped(self, following: int, step: int) -> None:
         """Count the steps before `step` that an island has not taken; say so of those it was away for."""
@@ -132,7 +142,7 @@ class RunRecord:
             failures=failures,
             not_ended=not_ended,
         )
-        self._folder.write_record(RUN_FILE, run)
+        self._folder.write_run(run)
         if self._prometheus:
             self._prometheus.take_run(run, plan)
         return run

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from holmes_core.errors import HolmesError
 from holmes_core.records.record_file import private_opener
 from holmes_core.records.regular_file import MIB, read_regular
+from launcher.journal.bounded_log import append, open_to_append
 from launcher.journal.run_events import from_line, to_line
 from launcher.journal.step_metrics import StepMetrics
 
@@ -20,7 +21,7 @@ _NOT_EVALUATED = '"eval_loss": null'
 
 
 class StepFile:
-    """Appends steps, each flushed. When it holds `most_bytes`, every other step of its first half is dropped."""
+    """Appends steps, each at once. When it holds `most_bytes`, every other step of its first half is dropped."""
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self._path, self._most_bytes = folder / METRICS_FILE, most_bytes
@@ -28,8 +29,7 @@ class StepFile:
 
     def write(self, step: StepMetrics) -> None:
         """Append a step, with the time."""
-        self._file.write(to_line(step) + "\n")
-        self._file.flush()
+        append(self._file, f"{to_line(step)}\n".encode())
         if self._file.tell() > self._most_bytes:
             with contextlib.suppress(OSError):  # a full disk: another time
                 self._thin_out()
@@ -39,7 +39,7 @@ class StepFile:
         self._file.close()
 
     def _open(self) -> None:
-        self._file = open(self._path, "a", encoding="utf-8", opener=private_opener)  # noqa: SIM115
+        self._file = open_to_append(self._path)
 
     def _thin_out(self) -> None:
         lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)

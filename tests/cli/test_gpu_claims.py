@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import secrets
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,6 +72,38 @@ def test_another_run_is_told_who_has_the_gpu_until_that_process_is_gone(
     assert mine.take((3,), (gpu,), "20261123-111213-beef") == ()
     mine.let_go()
     assert claims_of(gpu) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_stranger_that_binds_a_claim_in_the_name_of_another_is_named_itself(gpu: NodeGpu) -> None:
+    names = [f"holmes-gpu/{gpu.uuid}", f"holmes-gpu/{gpu.uuid}/3/alice/r1/1"]
+    program = f"""
+import os, signal, socket
+os.setuid(65534)
+bound = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+for one, name in zip(bound, {names}):
+    one.bind(chr(0) + name)
+    one.listen()
+print(flush=True)
+signal.pause()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as stranger:
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == "\n"
+        (taken,) = GpuClaims().take((3,), (gpu,), "r2")
+        stranger.kill()
+    assert (taken.user, taken.run_id) == (pwd.getpwuid(65534).pw_name, "r1")
+
+
+def test_a_second_name_of_another_process_says_nothing_of_who_has_the_gpu(
+    gpu: NodeGpu, holder: subprocess.Popen[str]
+) -> None:
+    assert holder.poll() is None
+    with socket.socket(socket.AF_UNIX) as false:
+        false.bind(f"\0holmes-gpu/{gpu.uuid}/3/alice/r2/1")
+        false.listen()
+        (taken,) = GpuClaims().take((3,), (gpu,), "r2")
+    assert taken.run_id == "20261123-101112-abcd"
 
 
 def test_nodes_of_one_run_may_share_a_gpu(gpu: NodeGpu, holder: subprocess.Popen[str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +16,14 @@ from holmes_runtime.metrics import MetricsFile
 from holmes_runtime.node.tail import Tail
 from launcher.journal.bounded_log import BoundedLog, part_before
 from launcher.journal.follow_folder import follow_events, log_lines
-from launcher.journal.run_events import Notice, RunEvent, to_line
+from launcher.journal.run_events import Notice, RunEvent, from_line, to_line
 from launcher.journal.run_folder import EVENTS_FILE, RUN_FILE, RunFolder
+from launcher.journal.run_record import RunRecord
 from launcher.journal.step_file import METRICS_FILE, StepFile, read_steps
 from launcher.journal.step_metrics import StepMetrics
 from tests.cli.screens import bed_plan, step
 from tests.launcher.plans import cpu_plan
+from tests.launcher.test_skipped_steps import Shown
 from tests.launcher.test_step_metrics import report
 
 
@@ -119,3 +123,26 @@ def test_metrics_say_when_a_step_was_done(tmp_path: Path) -> None:
     line = json.loads((tmp_path / "run" / METRICS_FILE).read_text(encoding="utf-8"))
     assert line["time_s"] > 1.7e9
     assert line["step"] == 0
+
+
+def test_a_full_disk_leaves_out_lines_whole_and_ends_no_run(tmp_path: Path) -> None:
+    view = Shown()
+    folder = RunFolder(tmp_path / "run")
+    record = RunRecord(folder, view, Settings())
+    record.say("before")
+    before = (folder.path / EVENTS_FILE).read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 5, limits[1]))
+    try:
+        record.say("this has room for a part alone")
+        record.say("nor has this")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert (folder.path / EVENTS_FILE).read_bytes() == before
+    assert sum("the disk is full: the run goes on" in text for text in view.notices) == 1
+    record.say("after")
+    folder.close()
+    events = [from_line(line).event for line in (folder.path / EVENTS_FILE).read_text().splitlines()]
+    assert [event.text for event in events if isinstance(event, Notice)] == ["before", "after"]

@@ -70,3 +70,16 @@ def test_labels_are_escaped(name: str) -> None:
 def test_help_and_type_stand_once_before_their_samples() -> None:
     text = exposition("r", [Gauge("x", "X.", 1, {"host": "a"}), Gauge("x", "X.", 2, {"host": "b"})])
     assert text == '# HELP x X.\n# TYPE x gauge\nx{run="r",host="a"} 1\nx{run="r",host="b"} 2\n'
+
+
+def test_a_link_that_somebody_made_in_the_folder_is_not_written_through(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("private", encoding="utf-8")
+    mine.chmod(0o600)
+    for name in (f"holmes-{RUN}.partial", f"holmes-{RUN}.prom"):
+        (tmp_path / name).symlink_to(mine)
+
+    PrometheusFile(tmp_path, RUN, lambda: 0.0).take_run(finished(PLAN), PLAN)
+
+    assert (mine.read_text(encoding="utf-8"), mine.stat().st_mode & 0o777) == ("private", 0o600)
+    assert not (tmp_path / f"holmes-{RUN}.prom").is_symlink()
