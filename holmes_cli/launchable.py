@@ -14,7 +14,9 @@ from holmes_core.records.plan import IslandsPlan, Plan, Source
 from holmes_core.records.record import FileRecord
 from holmes_core.records.record_file import Signed, read_any, read_signed
 from launcher.prepare.brought_along import brought_by_inventory, brought_by_plan
+from launcher.prepare.code_folder import content_digest
 from launcher.prepare.prepare import refuse_other_engine
+from launcher.prepare.user_variables import brought_code
 
 AnyPlan = Plan | IslandsPlan
 PLAN_CURRENT = "plan-current"
@@ -55,10 +57,16 @@ def _foreign(path: Path, plan: AnyPlan, is_own: bool, inventory: Signed[Inventor
         of_islands = plan.islands if isinstance(plan, IslandsPlan) else (plan,)
         by_plan = (each for island in of_islands for each in brought_by_plan(island))
         brings = (*by_plan, *(by_inventory if named else ()))
-        files.append(Foreign(path, plan.digest(), tuple(dict.fromkeys(brings))))
+        files.append(Foreign(path, _digest(path, plan), tuple(dict.fromkeys(brings))))
     if inventory is not None and not named and not inventory.is_own:
         files.append(Foreign(source_file(path, source), inventory.record.digest(), by_inventory))
     return tuple(files)
+
+
+def _digest(path: Path, plan: AnyPlan) -> str:
+    """The digest of a foreign plan and of the code it would send, which lies in files of its own."""
+    code = brought_code(plan.job, source_file(path, plan.job_source).parent)
+    return content_digest({**code, "": plan.digest()}) if code else plan.digest()
 
 
 def _refuse_stale(path: Path, plan: AnyPlan, inventory: Signed[Inventory] | None) -> None:

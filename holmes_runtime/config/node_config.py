@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import NamedTuple
 
 from holmes_runtime.config.strict_json import encode, parse
 
 KEY_VARIABLE = "HOLMES_RANK_KEY"  # in ranks' environment until they read it; hexadecimal
+MEMORY_FOLDERS = Path("/dev/shm")
 MEMORY_VARIABLE = "HOLMES_MEMORY_FOLDER"  # where ranks keep the newest checkpoint in memory, in their environment
 SHM_BYTES_PER_RANK = 128 << 20  # for NCCL, whose buffers of a rank stay well below; Docker's default of 64 MiB is short
 
 
 def memory_folder(run_id: str, host: str) -> str:
     """Where ranks of a run on that host keep the newest checkpoint in memory."""
-    return f"/dev/shm/holmes-{run_id}-{host.replace('/', '-')}"
+    return str(MEMORY_FOLDERS / f"holmes-{run_id}-{host.replace('/', '-')}")
 
 
 class TunnelConfig(NamedTuple):

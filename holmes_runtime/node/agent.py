@@ -55,6 +55,7 @@ from holmes_runtime.config.node_config import NodeConfig, memory_folder
 from holmes_runtime.config.rank_metrics import METRICS_FILE, NOTICES_FILE, RankMetrics, RankNotice
 from holmes_runtime.config.strict_json import parse
 from holmes_runtime.node.left_files import LeftFiles
+from holmes_runtime.node.left_memory import hold, remove_left
 from holmes_runtime.node.listeners import Listeners
 from holmes_runtime.node.mailbox import CommandPipe, MessageFile
 from holmes_runtime.node.node_facts import oom_kills, read_facts
@@ -95,7 +96,10 @@ class Agent:
             signal.signal(number, lambda *_: setattr(self, "_has_to_go", True))
         end = self._tunnel.open() if self._tunnel is not None else None  # before: wireguard-go is to outlive the ranks
         adopt_orphans()
+        remembered = Path(memory_folder(self._config.run_id, self._config.host))
+        held = hold(remembered)
         try:
+            remove_left(time.time())
             facts = read_facts(self._config, self._folder)
             taken = self._gpu_claims.take(self._config.gpus, facts.gpus or (), self._config.run_id)
             listeners = self._listeners.open(facts.interfaces)
@@ -104,9 +108,10 @@ class Agent:
             return 3 if go is None else self._train(go)
         finally:
             self._end(GRACE_S)
-            remembered = Path(memory_folder(self._config.run_id, self._config.host))
             if remembered.exists() and not self._will_be_seen_to():
                 shutil.rmtree(remembered, ignore_errors=True)
+            if held is not None:
+                held.close()
             if self._tunnel is not None:
                 self._tunnel.let_go()
 

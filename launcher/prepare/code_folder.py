@@ -38,22 +38,27 @@ class CodeFolder:
 def read_code(folder: Path) -> CodeFolder:
     """What of `folder` travels, and its revision. Raises HolmesError for what cannot travel, or is too much."""
     files = read_code_files(folder)
-    content = hashlib.sha256()
-    for name in sorted(files):
-        for part in (as_bytes(name), as_bytes(files[name])):
-            content.update(b"%d %b" % (len(part), part))
     revision, changed = _git_state(folder, files)
     return CodeFolder(
         files,
         SentCode(
             folder=str(folder.absolute()),
-            digest=f"sha256:{content.hexdigest()}",
+            digest=content_digest(files),
             files=len(files),
             size_bytes=sum(len(as_bytes(text)) for text in files.values()),
             revision=revision,
             changed=changed,
         ),
     )
+
+
+def content_digest(files: Mapping[str, str]) -> str:
+    """`sha256:...` over names and contents."""
+    content = hashlib.sha256()
+    for name in sorted(files):
+        for part in (as_bytes(name), as_bytes(files[name])):
+            content.update(b"%d %b" % (len(part), part))
+    return f"sha256:{content.hexdigest()}"
 
 
 def read_code_files(folder: Path) -> dict[str, str]:

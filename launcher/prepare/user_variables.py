@@ -46,6 +46,15 @@ def read_user_variables(job: Job, environ: Mapping[str, str], folder: Path, stor
     )
 
 
+def brought_code(job: Job, folder: Path) -> Mapping[str, str]:
+    """The files by name that a launch would send of `launch.code` or `model.factory`, from the folder of job.yaml.
+
+    Raises HolmesError for what is not there or cannot be sent.
+    """
+    code = job.launch.code
+    return _model_file(job, folder, stored=False) if code is None else read_code_files(folder / Path(code).expanduser())
+
+
 def _code(job: Job, folder: Path, stored: bool) -> CodeFolder | None:
     """The folder of the user's own code, with the model's file in it."""
     named, model_file = job.launch.code, (job.model.factory or "").rpartition(":")[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -91,6 +92,40 @@ def test_foreign_plan_is_launched_where_its_digest_is_trusted(
     other = command("launch", "plan.json", "--dry-run", "--trust", "sha256:0")
     assert other.code == 2
     assert plan.digest() in other.stderr
+
+
+@pytest.mark.parametrize("code", [None, "src"])
+def test_trust_in_a_foreign_plan_ends_where_the_code_beside_it_changes(
+    planned: Planned, command: Command, tmp_path: Path, code: str | None
+) -> None:
+    source = tmp_path / (code or ".") / "mine.py"
+    source.parent.mkdir(exist_ok=True)
+    source.write_text("def build(layers, job): ...\n", encoding="utf-8")
+    model = {
+        "num_layers": 2,
+        "hidden_size": 32,
+        "num_heads": 4,
+        "vocab_size": 256,
+        "seq_length": 16,
+        "factory": "mine.py:build",
+    }
+    plan = planned(model=model, **({"launch": {"code": code}} if code else {}))
+    write_atomically(tmp_path / "plan.json", plan.to_json())
+
+    def launched(digest: str) -> Done:
+        return command("launch", "plan.json", "--dry-run", "--trust", digest)
+
+    def asked_for() -> str:
+        found = re.search(r"plan\.json is (sha256:\w+)", launched("sha256:0").stderr.replace("\n", ""))
+        assert found is not None
+        return found[1]
+
+    first = asked_for()
+    assert launched(first).code == 0
+    assert launched(plan.digest()).code == 2
+    source.write_text("def build(layers, job): return 1\n", encoding="utf-8")
+    assert launched(first).code == 2
+    assert launched(asked_for()).code == 0
 
 
 def test_secret_of_a_foreign_plan_is_named_and_not_read(planned: Planned, command: Command, tmp_path: Path) -> None:

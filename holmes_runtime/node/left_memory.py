@@ -1,0 +1,49 @@
+"""Folders in /dev/shm of runs whose processes were all killed at once: nobody was left to remove them.
+
+They hold the newest checkpoint (`checkpoint/memory_files.py`), up to half of a host's memory. An agent binds its
+run's name as a socket, which the kernel frees however the agent ends; so an old folder whose name is free is
+nobody's. Free of torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from holmes_runtime.config.node_config import MEMORY_FOLDERS
+
+LEFT_AFTER_S = 3600.0  # without a save: between two attempts of a run no agent lives, for seconds to minutes
+
+
+def hold(folder: Path) -> socket.socket | None:
+    """Keep agents of other runs from removing `folder` while this process lives; None where another holds it."""
+    held = socket.socket(socket.AF_UNIX)
+    try:
+        held.bind(f"\0holmes-memory/{folder.name}"[:107])  # the longest name that a socket has
+    except OSError:
+        held.close()
+        return None
+    return held
+
+
+def remove_left(now_s: float, within: Path = MEMORY_FOLDERS) -> None:
+    """Remove folders of this user that nobody has held or written into for LEFT_AFTER_S. `now_s`: Unix time."""
+    for folder in within.glob("holmes-*"):
+        with contextlib.suppress(OSError):
+            if now_s - max(_written_s(folder)) > LEFT_AFTER_S and (held := hold(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                held.close()
+
+
+def _written_s(folder: Path) -> Iterator[float]:
+    """Times at which it and its ranks' parts changed. Raises OSError for what is no folder of this user."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(folder)
+    yield found.st_mtime
+    yield from (part.lstat().st_mtime for part in folder.iterdir())
