@@ -19,6 +19,7 @@ from holmes_core.records.inventory import Hints
 from holmes_core.records.link import IN_THE_CLEAR, Security
 from holmes_core.records.record import Record
 from holmes_core.records.record_file import read_user_file
+from holmes_core.records.ssh_names import SshHost, SshUser
 
 MOST_TRUNK_GBPS = 1e6
 
@@ -34,12 +35,12 @@ class HostEntry(Record):
     name: Name
     """Of the host on every screen, and for SSH where there is no `address`; a pattern stands for several.
     Example: "node[01-16]\""""
-    address: str | None = None
+    address: SshHost | None = None
     """For SSH, where the name is none; with Slurm its name for the node. Of a pattern: a pattern of as many.
     Example: 10.0.0.1"""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """As at the top of the file, for this host. Example: 2222"""
-    user: str | None = None
+    user: SshUser | None = None
     """As at the top of the file, for this host. Example: ubuntu"""
     identity_file: str | None = None
     """As at the top of the file, for this host. Example: ~/.ssh/id_ed25519"""
@@ -113,7 +114,7 @@ class HostsFile(Record):
     """ssh; slurm: steps of this Slurm job; local: all hosts are this machine. Example: slurm"""
     ssh_config: str | None = None
     """SSH's configuration, seen from this file's folder; not set: ~/.ssh/config. Example: ./ssh_config"""
-    user: str | None = None
+    user: SshUser | None = None
     """For SSH; not set: what SSH's configuration says, else yours. Example: ubuntu"""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """For SSH; not set: what SSH's configuration says, else 22. Example: 2222"""

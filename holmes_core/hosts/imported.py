@@ -110,8 +110,12 @@ def _check(machine: Machine, source: str) -> None:
     address = machine.address
     if address is None or re.fullmatch(NAME_PATTERN, address):
         return
+    hint = "correct it where the machine is described, or take it out of the list"
     try:
-        ipaddress.ip_address(address)
+        has_scope = bool(getattr(ipaddress.ip_address(address), "scope_id", None))
     except ValueError:
         what = f"{source}: {machine.name}: {address[:MOST_CHARACTERS]!r} is no address"
-        raise HolmesError(what, "correct it where the machine is described, or take it out of the list") from None
+        raise HolmesError(what, hint) from None
+    if has_scope:  # the machine's own word for one of its interfaces, in which anything may stand
+        what = f"{source}: {machine.name}: address {address[:MOST_CHARACTERS]!r} holds on that machine alone"
+        raise HolmesError(f"{what}: it has a scope behind `%`", hint)

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from holmes_core.records.record import Record
 from holmes_core.records.rooted_path import RootedPath, checked_rooted_path
+from holmes_core.records.ssh_names import SshHost, SshUser
 
 TransportName = Literal["ssh", "local", "slurm"]
 OneLine = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
@@ -46,9 +47,9 @@ class Access(Record):
     """How to reach one host and its Python."""
 
     transport: TransportName = "ssh"
-    address: str | None = None  # with Slurm its name for the node
+    address: SshHost | None = None  # with Slurm its name for the node
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    user: str | None = None
+    user: SshUser | None = None
     identity_file: str | None = None
     ssh_config: str | None = None  # None for ~/.ssh/config
     python: Program = "python3"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.access import Access
+from holmes_core.records.ssh_names import MAX_SHOWN, checked_ssh_host, checked_ssh_user
 from holmes_core.remote.ssh_config_file import PERCENT, not_read, read_ssh_config, written_out
 
 SSH_PORT = 22
@@ -91,6 +92,7 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
     """The settings of `host`. Raises HolmesError naming the SSH configuration that cannot be read."""
     name = access.address or host
     file = access.ssh_config or "~/.ssh/config"
+    check_login(host, name, access.user)  # before `Match exec` sees them
     try:
         found = read_ssh_config(access.ssh_config, name).lookup(name)
     except HolmesError:
@@ -100,6 +102,7 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
         raise not_read(file, why) from None
     address, port = found["hostname"], access.port or _number(file, found, "port", SSH_PORT)
     user = access.user or found.get("user") or getpass.getuser()
+    check_login(host, address, user)
     words = {"%%": "%", "%h": address, "%p": str(port), "%r": user, "%n": name, "%u": getpass.getuser()}
     words |= {"%d": str(Path.home()), "%k": found.get("hostkeyalias", name)}
     proxy_command = _proxy(found, "proxycommand")
@@ -125,6 +128,16 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
         revoked=_paths(found.get("revokedhostkeys", "none"), words),
         checks_address=_is_yes(found, "checkhostip"),
     )
+
+
+def check_login(host: str, address: str, user: str | None) -> None:
+    """Raises HolmesError where `ssh` would take that address, or that user, of `host` for none."""
+    try:
+        checked_ssh_host(address)
+        checked_ssh_user(user or "")
+    except ValueError as error:
+        hint = "correct it in hosts.yaml or the SSH configuration; `ssh` does not take it either"
+        raise HolmesError(f"host {host[:MAX_SHOWN]}: {error}", hint) from None
 
 
 def _number(file: str, found: dict[str, str], key: str, usual: int) -> int:
@@ -179,6 +192,7 @@ def last_jump(settings: SshSettings, access: Access) -> tuple[str, Access, str]:
     before, _, last = (settings.proxy_jump or "").rpartition(",")
     user, _, address = last.strip().removeprefix("ssh://").rpartition("@")
     name, port = name_and_port(address)
+    check_login(name, name, user)
     return name, Access(address=name, user=user or None, port=port, ssh_config=access.ssh_config), before.strip()
 
 

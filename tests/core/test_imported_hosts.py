@@ -216,6 +216,22 @@ def hosts_or_refused(read: Any, text: str) -> None:
     assert refused is None or refused.exit_code == WRONG_USAGE
 
 
+SCOPES = ("$(touch${IFS}PWNED)", ";id", "a\n  ProxyCommand x", "\x1b[2J", "eth0")
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_an_address_with_a_scope_is_refused_by_node_and_value(scope: str) -> None:
+    address = f"fe80::1%{scope}"
+    listed = nodes(node("n1"), node("n2", addresses=[{"type": "InternalIP", "address": address}]))
+    with pytest.raises(HolmesError, match="x: n2: ") as caught:
+        hosts_from_kubernetes(listed, "x")
+    assert repr(address) in caught.value.what
+    assert caught.value.exit_code == WRONG_USAGE
+    with pytest.raises(HolmesError, match="x: n2: ") as caught:
+        hosts_from_slurm(f"NodeName=n1\nNodeName=n2 NodeAddr={address} State=IDLE\n", "x")
+    assert repr(address.split()[0]) in caught.value.what
+
+
 DEEP = '{"instances": ' + "[" * 200 + "]" * 200 + "}"
 
 

@@ -30,6 +30,7 @@ global_batch_size: 8
 
 names = st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True)
 texts = st.text(max_size=20)
+addresses = st.from_regex(r"[a-z0-9][a-z0-9.:%_-]{0,20}", fullmatch=True)
 programs = st.sampled_from(("python3", "python3.12", "/opt/conda/bin/python", "~/venv/bin/python"))
 rates = st.none() | st.floats(min_value=1, max_value=1e12)
 counts = st.integers(min_value=0, max_value=2**60)
@@ -41,7 +42,7 @@ def inventories(draw: Any) -> Inventory:
     hosts = [
         Host(
             name=name,
-            access=Access(address=draw(st.none() | texts), python=draw(programs)),
+            access=Access(address=draw(st.none() | addresses), python=draw(programs)),
             reachable=draw(st.booleans()),
             gpus=tuple(draw(st.lists(st.builds(Gpu, name=texts, index=st.integers(0, 15), memory_bytes=counts)))),
             nics=tuple(draw(st.lists(st.builds(Nic, device=texts, rate_gbps=rates), max_size=2))),

@@ -1,0 +1,47 @@
+"""Names of hosts and users as `ssh` takes them on its command line, also in commands that stand in its configuration.
+
+A `Match exec` or a ProxyCommand may hand them to a shell. Source: OpenSSH, ssh.c, valid_hostname and valid_ruser; seen
+on 9.2p1-2+deb12u10.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+MAX_SHOWN = 60
+_NOT_IN_HOSTS = set("'`\"$\\;&<>|(){},")
+_NOT_IN_USERS = set("'`\";&<>|(){}")
+_BAD_END_OR_OPTION = re.compile(r"\\\Z| -")
+
+
+def checked_ssh_host(name: str) -> str:
+    """The name or address of a host. Raises ValueError where ssh would not take it as one."""
+    for letter in name:
+        if letter in _NOT_IN_HOSTS or letter.isspace() or not letter.isprintable():
+            raise ValueError(f"{name[:MAX_SHOWN]!r} is no name or address of a host: {letter!r} cannot be in one")
+    return _not_an_option(name, "name or address of a host")
+
+
+def checked_ssh_user(name: str) -> str:
+    """The name of a user to log in as. Raises ValueError where ssh would not take it as one."""
+    for letter in name:
+        if letter in _NOT_IN_USERS or not letter.isprintable():
+            raise ValueError(f"{name[:MAX_SHOWN]!r} is no user's name: {letter!r} cannot be in one")
+    if _BAD_END_OR_OPTION.search(name):
+        raise ValueError(f"{name[:MAX_SHOWN]!r} is no user's name: `\\` at its end or `-` after a blank is in none")
+    return _not_an_option(name, "user's name")
+
+
+def _not_an_option(name: str, what: str) -> str:
+    if name.startswith("-"):
+        raise ValueError(f"{name[:MAX_SHOWN]!r} is no {what}: it begins with `-`, like an option")
+    return name
+
+
+SshHost = Annotated[
+    str, AfterValidator(checked_ssh_host), Field(json_schema_extra={"format": "name or address of a host"})
+]
+SshUser = Annotated[str, AfterValidator(checked_ssh_user), Field(json_schema_extra={"format": "name of a user"})]
