@@ -7,20 +7,20 @@ the same (docs/models.md).
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint.state_dict_loader as dcp_loader
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from holmes_runtime.carried_files import copy_files, files_to_carry
 from holmes_runtime.checkpoint.checkpoint_folder import newest_in
 from holmes_runtime.checkpoint.description import Description, Origin, whose_weights
-from holmes_runtime.checkpoint.piece_files import SafeReader
+from holmes_runtime.checkpoint.piece_files import index_of_old
+from holmes_runtime.checkpoint.piece_index import DamagedPiece, WrittenTensor, lacks, read_box, read_index
+from holmes_runtime.checkpoint.piece_loading import values_of
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.strict_json import decode
 from holmes_runtime.data.text import FileTokenizer
@@ -64,18 +64,13 @@ def export(checkpoint: Path, output: Path, published: Path | None = None, tell: 
                 f"which the run began with: {error}; to take them from a copy: --published FOLDER"
             )
     tokenizer = Path(origin.tokenizer) if origin.tokenizer is not None else None
-    saved = SafeReader(folder).read_metadata().state_dict_metadata
-    weights = {
-        name.removeprefix(WEIGHT): tuple(tensor.size)
-        for name, tensor in sorted(saved.items())  # so that equal models are equal files
-        if name.startswith(WEIGHT) and isinstance(tensor, TensorStorageMetadata)
-    }
+    saved = _weights_of(folder)
     count = write_model(
         output,
         shape,
         description.value_type,
-        weights,
-        lambda name: _load(folder, name, weights[name]),
+        {name: tensor.shape for name, tensor in saved.items()},
+        lambda name: _load(folder, saved[name]),
         model,
         _borders_of_documents(tokenizer),
     )
@@ -99,13 +94,36 @@ def _borders_of_documents(tokenizer: Path | None) -> tuple[int | None, int | Non
     return opened.begin_of_document, opened.end_of_document
 
 
-def _load(folder: Path, name: str, shape: tuple[int, ...]) -> Tensor:
-    """One weight, fp32 of `shape`."""
-    state = {WEIGHT + name: torch.empty(shape)}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp_loader.load(state, storage_reader=SafeReader(folder), no_dist=True)
-    return state[WEIGHT + name]
+def _weights_of(folder: Path) -> dict[str, WrittenTensor]:
+    """Return the weights in the checkpoint `folder`, by name, so that equal models become equal files.
+
+    Raises:
+        ValueError: a file of them is missing or cut, or they are not whole.
+    """
+    try:
+        index = read_index(folder) or index_of_old(folder)
+    except DamagedPiece as error:
+        raise ValueError(str(error)) from None
+    faults = [fault for file in index.files if (fault := lacks(folder, file)) is not None]
+    if faults:
+        raise ValueError("; ".join(faults))
+    found = {tensor.name.removeprefix(WEIGHT): tensor for tensor in index.tensors if tensor.name.startswith(WEIGHT)}
+    for name, tensor in found.items():
+        if sum(math.prod(box.sizes) for box in tensor.boxes) != math.prod(tensor.shape):
+            raise ValueError(f"{folder} does not hold all of {name}")
+    return dict(sorted(found.items()))
+
+
+def _load(folder: Path, tensor: WrittenTensor) -> Tensor:
+    """Return one weight, fp32. Raises ValueError where a file is not as it was written."""
+    values = torch.empty(tensor.shape)
+    for box in tensor.boxes:
+        place = tuple(slice(first, first + size) for first, size in zip(box.offsets, box.sizes, strict=True))
+        try:
+            values[place].copy_(values_of(read_box(folder, box), box))
+        except DamagedPiece as error:
+            raise ValueError(f"{folder}/{error}") from None
+    return values
 
 
 def main() -> int:

@@ -11,7 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("holmes", "holmes_cli", "holmes_core", "prober", "planner", "launcher", "holmes_runtime", "templates")
-CHECKPOINT_FILES = ("checkpoint_folder", "description", "piece_index", "whole_checkpoints")
+CHECKPOINT_FILES = (
+    *("checkpoint_folder", "checkpoint_names", "description", "piece_index", "plain_file", "whole_checkpoints"),
+)
 ALLOWED: dict[str, set[str]] = {
     "holmes": {"holmes_cli.api", "holmes_cli.app", "holmes_core", "launcher.journal", "launcher.nodes.preflight"},
     "holmes_core": {"holmes_core"},

@@ -8,16 +8,20 @@ imports only what is quick to import.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
 import shutil
+from io import BufferedWriter
 from pathlib import Path
 from typing import NamedTuple
 
+from holmes_runtime.checkpoint.checkpoint_names import CheckpointName
+from holmes_runtime.checkpoint.plain_file import create_plain, read_plain
+
 LATEST_FILE = "latest"
+MAX_LATEST_BYTES = 256
 PARTIAL = ".partial"
 ASIDE = ".aside-"  # and a number: of a checkpoint later than the one that a run has gone back to
-_NAME = re.compile(r"step-\d{8,}")
 SEEN = "seen-"  # files by which hosts find out which of them share a folder begin so
 
 
@@ -37,11 +41,11 @@ class CheckpointFolder(NamedTuple):
 
     def partial(self, steps: int) -> Path:
         """Where the checkpoint after `steps` is written."""
-        return self.path / f"{_name(steps)}{PARTIAL}"
+        return self.path / f"{CheckpointName.after(steps)}{PARTIAL}"
 
     def named(self, steps: int) -> Path:
         """Return where the checkpoint after `steps` is once it is whole."""
-        return self.path / _name(steps)
+        return self.path / CheckpointName.after(steps)
 
     def publish(self, steps: int) -> None:
         """Gives the checkpoint after `steps`, all files of which are written, its name, and points `latest` to it."""
@@ -55,7 +59,7 @@ class CheckpointFolder(NamedTuple):
     def go_back(self, steps: int) -> None:
         """Makes the newest up to the one after `steps` the newest of all: later ones get names that nobody reads."""
         names = names_in(self.path)
-        older = [name for name in names if name <= _name(steps)]
+        older = [name for name in names if name.steps <= steps]
         if older:
             self._point_to(older[-1])
         else:
@@ -72,43 +76,54 @@ class CheckpointFolder(NamedTuple):
 
     def remove_old(self, steps: int) -> None:
         """Keeps the newest up to the one after `steps`, once all folders have that one."""
-        older = [name for name in names_in(self.path) if name <= _name(steps)]
+        older = [name for name in names_in(self.path) if name.steps <= steps]
         for name in older[: -self.keep_last]:
             _remove(self.path / name)
 
 
-def names_in(folder: Path) -> list[str]:
+def names_in(folder: Path) -> list[CheckpointName]:
     """Return the names of the checkpoints in `folder`, those of the fewest steps first."""
-    return sorted(path.name for path in folder.glob("step-*") if _NAME.fullmatch(path.name))
+    names = []
+    for path in folder.glob("step-*"):
+        with contextlib.suppress(ValueError):
+            names.append(CheckpointName(path.name))
+    return sorted(names, key=lambda name: name.steps)
 
 
 def newest_in(folder: Path) -> Path | None:
-    """Return the newest checkpoint in `folder`, None without one: by `latest`, or where that is missing by steps."""
+    """Return the newest checkpoint in `folder`, None without one: by `latest`, or where that is missing by steps.
+
+    Raises:
+        OSError: `latest` cannot be read.
+        ValueError: `latest` names no checkpoint.
+    """
     latest = folder / LATEST_FILE
-    if latest.is_file():
-        return folder / Path(latest.read_text(encoding="utf-8").strip()).name
-    return folder / names[-1] if (names := names_in(folder)) else None
+    try:
+        text = read_plain(latest, MAX_LATEST_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return folder / names[-1] if (names := names_in(folder)) else None
+    try:
+        return folder / CheckpointName(text.decode().strip())
+    except ValueError as error:
+        raise ValueError(f"{latest} names no checkpoint: it {error}") from None
 
 
 def before(checkpoint: Path) -> Path | None:
     """Return the newest checkpoint older than `checkpoint` in the same folder, None without one."""
-    older = [name for name in names_in(checkpoint.parent) if name < checkpoint.name]
+    older = [name for name in names_in(checkpoint.parent) if name.steps < steps_of(checkpoint)]
     return checkpoint.parent / older[-1] if older else None
 
 
 def steps_of(checkpoint: Path) -> int:
     """The steps that the name of a checkpoint tells. Raises ValueError for another name."""
-    return int(checkpoint.name.removeprefix("step-"))
-
-
-def _name(steps: int) -> str:
-    return f"step-{steps:08d}"
+    return CheckpointName(checkpoint.name).steps
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Writes `text` and waits until it is on the disk."""
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
+    """Write `text` to a new file in the place of what is there, and wait until it is on the disk."""
+    path.unlink(missing_ok=True)
+    with BufferedWriter(create_plain(path)) as file:
+        file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from torch.distributed import ProcessGroup
 
 from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder, newest_in, write_durably
+from holmes_runtime.checkpoint.checkpoint_names import PieceName, SaveId
 from holmes_runtime.checkpoint.description import DESCRIPTION_FILE, Counters, Description, Origin, describe, kept_origin
 from holmes_runtime.checkpoint.host_folders import HostFolders, Said
 from holmes_runtime.checkpoint.memory_files import MemoryFiles
@@ -26,10 +27,12 @@ from holmes_runtime.checkpoint.piece_index import (
     WrittenTensor,
     digest_of,
     index_text,
+    sizes_of,
 )
 from holmes_runtime.checkpoint.piece_transfer import Pace
 from holmes_runtime.checkpoint.reshard import TensorPiece
 from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record, gather_records
+from holmes_runtime.config.checks import shown
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig
 
@@ -59,8 +62,15 @@ class CheckpointWriter:
 
     def note_newest(self) -> None:
         """Take the newest checkpoint there is now for the one that the next save follows."""
-        newest = newest_in(self._folder.path)
-        self._newest = newest.name if newest else None
+        self._newest = self._newest_here()
+
+    def _newest_here(self) -> str | None:
+        """Return the name of the newest checkpoint; None also where `latest` cannot be read, which saving replaces."""
+        try:
+            newest = newest_in(self._folder.path)
+        except (OSError, ValueError):
+            return None
+        return newest.name if newest else None
 
     def note_origin(self, loaded: Origin | None) -> None:
         """Go on saying where the run that was loaded began."""
@@ -81,6 +91,7 @@ class CheckpointWriter:
                 assert merged.pieces is not None
                 copied = copy_files(partial, merged.pieces, self._me.rank, self._copied_to, self._group, pace)
             if copied is None:  # what is published has another name, under which nobody looks for it
+                assert merged.save_id is not None
                 self._memory.keep(merged.save_id, partial, self._own_names(mine, merged.pieces))
             trouble = self._troubles(copied)
         if trouble is None:
@@ -93,7 +104,7 @@ class CheckpointWriter:
         if self._folders.is_first(self._me.rank):
             self._folder.remove_old(counters.steps)
 
-    def _own_names(self, mine: Written, index: PieceIndex | None) -> set[str]:
+    def _own_names(self, mine: Written, index: PieceIndex | None) -> set[PieceName]:
         """The files that this rank has written or copied."""
         copied = () if index is None else index.files
         written = {box.file for tensor in mine.tensors for box in tensor.boxes}
@@ -124,13 +135,26 @@ class CheckpointWriter:
         index = None
         if self._me.rank == 0 and trouble is None:
             try:
+                for rank, written in enumerate(all_written):
+                    check_written_by(rank, written)
                 tensors = [tensor for written in all_written for tensor in written.tensors]
                 index = self._index(tensors, counters, begun_by)
             except Exception as error:  # whatever it is, the others wait to hear of it
                 trouble = self._in_words(error)
         told = index if len(self._folders.hosts) > 1 else None
-        merged = broadcast_record(Merged(index.save_id if index else "", told, trouble), self._group)
+        merged = broadcast_record(Merged(index.save_id if index else None, told, trouble), self._group)
+        if merged.pieces is not None:
+            self._check_files(merged.pieces, mine)
         return merged._replace(pieces=merged.pieces or index)
+
+    def _check_files(self, index: PieceIndex, mine: Written) -> None:
+        """Raise RuntimeError unless the files of an index are those of the run's ranks, and this rank's as it wrote."""
+        theirs = [file.name for file in index.files if file.rank not in self._copied_to]
+        own = {file.name: file.size_bytes for file in index.files if file.rank == self._me.rank}
+        if theirs or own != sizes_of(mine.tensors):
+            raise RuntimeError(
+                f"rank 0 describes other files than were written: {shown(theirs or own)}, seen by rank {self._me.rank}"
+            )
 
     def _index(self, tensors: Iterable[WrittenTensor], counters: Counters, begun_by: str) -> PieceIndex:
         """Of what all ranks wrote."""
@@ -143,7 +167,7 @@ class CheckpointWriter:
             for rank in self._config.ranks
         }
         together = joined_boxes(tensors)
-        said = (INDEX_VERSION, uuid.uuid4().hex, begun_by, self._generation, counters.steps)
+        said = (INDEX_VERSION, SaveId(uuid.uuid4().hex), begun_by, self._generation, counters.steps)
         text = self._describe(counters).to_json()
         return PieceIndex(*said, digest_of(text.encode()), files_of(together, hosts), together)
 
@@ -170,12 +194,19 @@ class CheckpointWriter:
 
     def _refuse_another_run(self) -> None:
         """Raises RuntimeError where another run has saved into the folder meanwhile: each would remove the other's."""
-        newest = newest_in(self._folder.path)
-        if newest is not None and newest.name != self._newest:
+        newest = self._newest_here()
+        if newest is not None and newest != self._newest:
             raise RuntimeError(
-                f"{newest} was saved there by another run since this one began: set another `checkpoint.path` for one "
-                "of them"
+                f"{self._folder.path / newest} was saved there by another run since this one began: set another "
+                "`checkpoint.path` for one of them"
             )
+
+
+def check_written_by(rank: int, written: Written) -> None:
+    """Raise ValueError where `rank` says that it wrote another's file."""
+    others = [name for name in sizes_of(written.tensors) if name.rank != rank]
+    if others:
+        raise ValueError(f"rank {rank} says that it wrote {others[0]}, another rank's file")
 
 
 def _joined(said: Iterable[str | None]) -> str | None:

@@ -86,11 +86,9 @@ class Checkpoints:
             config, me, data_digest, self._folder, self._folders, generation, self._memory, self._group
         )
         if not self.is_empty and not config.resume:
-            holder = next(each for each in self._offers if each.latest is not None)
-            raise RuntimeError(
-                f"{self._place(holder)} holds a checkpoint, {holder.latest}, and this run does not resume: "
-                "resume it, or set another `checkpoint.path`"
-            )
+            holder = next((each for each in self._offers if each.latest is not None), None)
+            there = f"{self._place(holder)} holds a checkpoint, {holder.latest}," if holder else "; ".join(self._faults)
+            raise RuntimeError(f"{there} and this run does not resume: resume it, or set another `checkpoint.path`")
         if self.is_empty and config.resume and not config.from_scratch:
             hosts = ", ".join(host for hosts in self._folders.hosts for host in hosts)
             raise RuntimeError(
@@ -110,7 +108,10 @@ class Checkpoints:
         whole = sorted((found.offer.steps, found.offer.name) for found in self._found if found.is_whole)
         if steps not in (each for each, _ in whole):
             there = ", ".join(name for _, name in whole) or "none"
-            raise RuntimeError(f"{self._folder.path} has no whole checkpoint of step {steps}; whole are: {there}")
+            faults = "".join(f"; {fault}" for each in self._offers for fault in each.faults if not each.offers)
+            raise RuntimeError(
+                f"{self._folder.path} has no whole checkpoint of step {steps}; whole are: {there}{faults}"
+            )
 
     def _place(self, folder: Offers) -> str:
         """Host and path; of the one folder of all hosts the path."""
@@ -119,7 +120,7 @@ class Checkpoints:
     @property
     def is_empty(self) -> bool:
         """Whether there was none to go on from when this was made: the run starts from the beginning."""
-        return all(each.latest is None for each in self._offers)
+        return all(each.latest is None and not each.faults for each in self._offers)
 
     def is_due(self, before: int, steps: int) -> bool:
         """Whether the state after `steps`, of which those since `before` are new, is to be saved.
@@ -176,7 +177,10 @@ class Checkpoints:
             hosts = ", ".join(host for hosts in self._folders.hosts for host in hosts)
             return f"the folders {self._folder.path} of {hosts} hold no checkpoint that is whole: {'; '.join(reasons)}"
         candidates = [found.offer.name for found in self._candidates()]
-        folder = self._folder.path / (candidates[0] if candidates else str(self._offers[0].latest))
+        name = candidates[0] if candidates else self._offers[0].latest
+        if name is None:
+            return f"the checkpoints of {self._folder.path} cannot be read: {'; '.join(reasons)}"
+        folder = self._folder.path / name
         older = before(folder)
         instead = f"; to go on from {older.name}: holmes launch --resume-step {steps_of(older)}" if older else ""
         return f"checkpoint {folder} cannot be read: {'; '.join(reasons)}{instead}"
@@ -191,7 +195,12 @@ class Checkpoints:
         described = self._described(folder, found)
         if described.pieces is None:
             return None, described.fault
-        saved = Description.parse(described.description, folder / DESCRIPTION_FILE)
+        if (described.pieces.save_id, described.pieces.files) != (found.offer.save_id, found.offer.files):
+            return None, f"{folder} is described otherwise than a moment ago"
+        try:
+            saved = Description.parse(described.description, folder / DESCRIPTION_FILE)
+        except ValueError as error:
+            return None, str(error)
         wanted = describe(self._config, self._data_digest, saved.counters)
         wrong = differences(saved.shape, wanted.shape)
         if wrong:

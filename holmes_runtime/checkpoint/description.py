@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from holmes_runtime.checkpoint.plain_file import read_plain
+from holmes_runtime.config.checks import check, check_counts, shown
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import SAMPLE_ORDERS, Optimizer, OuterSync, Precision, SampleOrder
-from holmes_runtime.config.strict_json import decode
+from holmes_runtime.config.run_settings import Optimizer, OuterSync, Precision, SampleOrder
+from holmes_runtime.config.strict_json import MAX_VALUES, decode, loads
 from holmes_runtime.learning_rate import learning_rate
 
 FORMAT_VERSION = 1
 RATE_TOLERANCE = 0.01  # by which a learning rate may differ without a word
 DESCRIPTION_FILE = "checkpoint.json"
+MAX_DESCRIPTION_BYTES = 1 << 20
+MAX_COUNT = 10**15 - 1  # of steps and samples
 ADDED_TO_SHAPES = {
     **{"rope_scaling": None, "norm_eps": 1e-5, "head_dim": None},
     **{"qkv_bias": False, "qk_norm": False, "tanh_gelu": False, "tied_embeddings": False},
@@ -61,6 +65,12 @@ class Counters:
     order: SampleOrder = "epochs"
     outer: OuterCounters | None = None
 
+    def __post_init__(self) -> None:
+        check_counts(self, MAX_COUNT, "steps", "optimizer_steps", "good_steps", "samples")
+        check("loss_scale", self.loss_scale, "must be above 0", self.loss_scale > 0)
+        if self.outer is not None:
+            check_counts(self.outer, MAX_COUNT, "exchange", "synced_steps", "islands")
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -92,8 +102,8 @@ class Description:
         """Of the checkpoint in `folder`. Raises ValueError naming the file if it is not one this version reads."""
         path = folder / DESCRIPTION_FILE
         try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
+            text = read_plain(path, MAX_DESCRIPTION_BYTES).decode()
+        except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} does not describe a checkpoint: {error}") from None
         return cls.parse(text, path)
 
@@ -101,22 +111,26 @@ class Description:
     def parse(cls, text: str, path: Path) -> Description:
         """Of the `text` of the file at `path`. Raises ValueError naming that if it is not one this version reads."""
         try:
-            data = json.loads(text)
-            if data["format_version"] != FORMAT_VERSION:
-                raise ValueError(f"{path}: format_version {data['format_version']}, this Holmes reads {FORMAT_VERSION}")
+            data: Any = loads(text, MAX_VALUES)
+            version = data["format_version"]
+            if version != FORMAT_VERSION:
+                raise ValueError(f"format_version {shown(version)}, this Holmes reads {FORMAT_VERSION}")
+            trained_with, counters, origin = dict(data["trained_with"]), dict(data["counters"]), data.get("origin")
             # Before there were epochs every step drew its batch with replacement, and samples were not counted.
-            drawn = {"samples": data["counters"]["steps"] * data["trained_with"]["global_batch_size"], "order": "draws"}
-            counters = Counters(**{**drawn, **data["counters"]})
-            if counters.outer is not None:
-                outer = {**ADDED_TO_OUTER, **data["counters"]["outer"]}
-                counters = replace(counters, outer=decode(OuterCounters, outer, "counters.outer"))
-            if counters.order not in SAMPLE_ORDERS:
-                raise ValueError(f"{path}: the run's order of samples is {counters.order!r}, known are {SAMPLE_ORDERS}")
-            shape = {**ADDED_TO_SHAPES, **data["shape"]}
-            origin = data.get("origin")
-            origin = None if origin is None else decode(Origin, origin, f"{path}: origin")
-            return cls(**{**data, "counters": counters, "shape": shape, "origin": origin})
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            if "samples" not in counters:
+                batch = decode(int, trained_with["global_batch_size"], "trained_with.global_batch_size")
+                counters["samples"] = batch * decode(int, counters["steps"], "counters.steps")
+            outer = counters.get("outer")
+            counters = {"order": "draws", **counters, "outer": None if outer is None else {**ADDED_TO_OUTER, **outer}}
+            return cls(
+                FORMAT_VERSION,
+                decode(Counters, counters, "counters"),
+                decode(Precision, data["value_type"], "value_type"),
+                {**ADDED_TO_SHAPES, **data["shape"]},
+                trained_with,
+                None if origin is None else decode(Origin, origin, "origin"),
+            )
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} does not describe a checkpoint: {error}") from None
 
     def to_json(self) -> str:

@@ -13,12 +13,20 @@ from typing import NamedTuple
 from torch.distributed import ProcessGroup
 
 from holmes_runtime.checkpoint.checkpoint_folder import SEEN
+from holmes_runtime.checkpoint.checkpoint_names import SaveId
 from holmes_runtime.checkpoint.mounts import mount_of
+from holmes_runtime.checkpoint.plain_file import create_plain
 from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record
 from holmes_runtime.config.rank_grid import Rank
 
 SEEN_WITHIN_S = 10.0  # how long a network file system may take to show a host what another wrote
 LOCAL_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay", "bcachefs"}
+
+
+class Mark(NamedTuple):
+    """A word that the names of the files begin with by which hosts look for folders they share."""
+
+    word: SaveId
 
 
 class Said(NamedTuple):
@@ -92,7 +100,7 @@ def find_folders(path: Path, me: Rank, ranks: Sequence[Rank], group: ProcessGrou
 
     Called by all ranks. Raises RuntimeError naming the hosts where it cannot be made or written to.
     """
-    mark = f"{SEEN}{broadcast_record(Said(uuid.uuid4().hex), group).text}"
+    mark = f"{SEEN}{broadcast_record(Mark(SaveId(uuid.uuid4().hex)), group).word}"
     firsts = _first_ranks(ranks)
     own = path / f"{mark}-{me.rank}"
     fault = _touch(path, own, me.host) if me.rank in firsts else None
@@ -126,7 +134,7 @@ def _touch(path: Path, own: Path, host: str) -> str | None:
     """What kept this host from writing, in words."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        own.touch()
+        create_plain(own).close()
     except OSError as error:
         return f"host {host}: {error}"
     return None
@@ -137,7 +145,8 @@ def _see(path: Path, mark: str, most: int) -> tuple[int, ...]:
     is_local = mount_of(path).kind in LOCAL_FILE_SYSTEMS
     deadline_s = time.monotonic() + (0.0 if is_local else SEEN_WITHIN_S)
     while True:
-        seen = tuple(sorted(int(each.name.rpartition("-")[2]) for each in path.glob(f"{mark}-*")))
+        ranks = (each.name.removeprefix(f"{mark}-") for each in path.glob(f"{mark}-*"))
+        seen = tuple(sorted(int(rank) for rank in ranks if rank.isdecimal()))
         if len(seen) == most or time.monotonic() >= deadline_s:
             return seen
         time.sleep(0.1)

@@ -14,6 +14,8 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from holmes_runtime.checkpoint.checkpoint_names import PieceName, SaveId
+from holmes_runtime.checkpoint.plain_file import open_plain
 from holmes_runtime.config.node_config import MEMORY_VARIABLE, SHM_BYTES_PER_RANK
 from holmes_runtime.config.rank_grid import Rank
 
@@ -34,13 +36,13 @@ class MemoryFiles:
         self._beside = sorted(each.rank for each in ranks if each.host == me.host)
         self._has_told = False
 
-    def of_save(self, save_id: str) -> dict[str, Path]:
+    def of_save(self, save_id: SaveId) -> dict[str, Path]:
         """By name the files of a save that are here, and the folder that each is in."""
-        if self._folder is None or not save_id or not _is_own(self._folder):
+        if self._folder is None or not _is_own(self._folder):
             return {}
         return {found.name: found.parent for found in self._folder.glob(f"*/{save_id}/*")}
 
-    def keep(self, save_id: str, checkpoint: Path, names: Iterable[str]) -> None:
+    def keep(self, save_id: SaveId, checkpoint: Path, names: Iterable[PieceName]) -> None:
         """Puts the files of the folder `checkpoint` here, in place of those of the save before.
 
         What keeps it from that is said once and harms nothing: disks have them.
@@ -55,7 +57,7 @@ class MemoryFiles:
                 print(f"host {self._me.host}: the newest checkpoint is not kept in memory: {error}", flush=True)
             self._has_told = True
 
-    def _put(self, mine: Path, save_id: str, paths: Sequence[Path]) -> None:
+    def _put(self, mine: Path, save_id: SaveId, paths: Sequence[Path]) -> None:
         """Makes these files all there is in this rank's part, where those before were; none where they do not fit."""
         coming = mine / COMING
         try:
@@ -101,7 +103,7 @@ class MemoryFiles:
 def _overwrite(path: Path, source: Path) -> None:
     """Makes `path` a copy of `source`, in the memory that it has: to give that back and get some anew costs more."""
     path.touch(mode=0o600)
-    with open(source, "rb", buffering=0) as given, open(path, "r+b", buffering=0) as taken:
+    with open_plain(source) as given, open(path, "r+b", buffering=0) as taken:
         shutil.copyfileobj(given, taken, COPY_BYTES)
         taken.truncate()
 

@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 
 from holmes_runtime.checkpoint.piece_index import PieceFile, PieceIndex
 from holmes_runtime.checkpoint.piece_transfer import Incoming, Outgoing, Pace, exchange
+from holmes_runtime.checkpoint.plain_file import create_plain, open_plain
 
 
 def copy_files(
@@ -53,7 +54,7 @@ class _Given:
         """The next bytes; after an error whatever is there."""
         try:
             if self._source is None:
-                self._source = self._opened.enter_context(FileIO(self._path, "rb"))
+                self._source = self._opened.enter_context(open_plain(self._path))
             while chunk:
                 size = self._source.readinto(chunk)
                 if not size:
@@ -77,7 +78,7 @@ class _Taken:
             return
         try:
             if self._target is None:  # never over a file that is there
-                self._target = self._opened.enter_context(FileIO(self._path, "xb"))
+                self._target = self._opened.enter_context(create_plain(self._path))
             while chunk:
                 chunk = chunk[self._target.write(chunk) :]
         except OSError as error:

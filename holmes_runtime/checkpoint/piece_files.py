@@ -6,18 +6,19 @@ first rank of a folder then writes what lies where.
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
-    StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -25,6 +26,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from holmes_runtime.checkpoint.checkpoint_folder import steps_of
+from holmes_runtime.checkpoint.checkpoint_names import PieceName, SaveId
 from holmes_runtime.checkpoint.piece_index import (
     INDEX_VERSION,
     DamagedPiece,
@@ -34,8 +36,15 @@ from holmes_runtime.checkpoint.piece_index import (
     WrittenTensor,
     digest_in,
     digest_of,
+    sizes_of,
 )
+from holmes_runtime.checkpoint.plain_file import read_plain
 from holmes_runtime.checkpoint.reshard import PieceSavePlanner, TensorPiece
+from holmes_runtime.config.checks import shown
+from holmes_runtime.config.strict_json import decode
+
+METADATA_FILE = ".metadata"  # torch's
+MAX_METADATA_BYTES = 1 << 24  # each of which may be an object once unpickled
 
 
 def write_pieces(folder: Path, pieces: dict[str, TensorPiece], rank: int) -> tuple[WrittenTensor, ...]:
@@ -53,8 +62,8 @@ def write_pieces(folder: Path, pieces: dict[str, TensorPiece], rank: int) -> tup
     for result in writer.write_data(named_by_rank, planner).wait():
         assert result.index.offset is not None
         stored, chunk = result.storage_data, chunks[result.index.fqn, result.index.offset]
-        place = (stored.relative_path, stored.offset, stored.length)
-        digest = digest_in(folder / stored.relative_path, stored.offset, stored.length)
+        place = (PieceName(stored.relative_path), stored.offset, stored.length)
+        digest = digest_in(folder / place[0], stored.offset, stored.length)
         boxes[result.index.fqn].append(WrittenBox(tuple(chunk.offsets), tuple(chunk.sizes), *place, digest))
     return tuple(
         WrittenTensor(name, tuple(pieces[name].part.global_shape), tuple(of)) for name, of in boxes.items() if of
@@ -65,8 +74,8 @@ def joined_boxes(written: Iterable[WrittenTensor]) -> tuple[WrittenTensor, ...]:
     """Each tensor once, with the boxes of all ranks that wrote of it."""
     together: dict[str, WrittenTensor] = {}
     for tensor in written:
-        before = together.get(tensor.name, tensor._replace(boxes=()))
-        together[tensor.name] = before._replace(boxes=before.boxes + tensor.boxes)
+        before = together.get(tensor.name, replace(tensor, boxes=()))
+        together[tensor.name] = replace(before, boxes=before.boxes + tensor.boxes)
     return tuple(together.values())
 
 
@@ -80,57 +89,58 @@ def write_metadata(folder: Path, written: tuple[WrittenTensor, ...]) -> None:
         for box in tensor.boxes:
             index = MetadataIndex(tensor.name, torch.Size(box.offsets), len(chunks))
             chunks.append(ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)))
-            place = _StorageInfo(box.file, box.first_byte, box.size_bytes)
+            place = _StorageInfo(str(box.file), box.first_byte, box.size_bytes)
             results.append(WriteResult(index, box.size_bytes, place))
     FileSystemWriter(folder).finish(Metadata(dict(tensors)), [results])
 
 
 def index_of_old(checkpoint: Path) -> PieceIndex:
     """Of a checkpoint from before there were digests, by torch's `.metadata`. Raises DamagedPiece if it is none."""
-    path = checkpoint / ".metadata"
+    path = checkpoint / METADATA_FILE
     try:
-        content, steps = path.read_bytes(), steps_of(checkpoint)
-        metadata = SafeReader(checkpoint).read_metadata()
-    except (OSError, pickle.UnpicklingError, EOFError, ValueError, AttributeError, IndexError, KeyError) as error:
+        content, steps = read_plain(path, MAX_METADATA_BYTES), steps_of(checkpoint)
+        tensors = tensors_in(content)
+        return PieceIndex(INDEX_VERSION, SaveId(digest_of(content)), "", 0, steps, "", files_of(tensors, {}), tensors)
+    except (OSError, ValueError) as error:
         raise DamagedPiece(f"{path} does not describe tensors: {error}") from None
+
+
+def tensors_in(content: bytes) -> tuple[WrittenTensor, ...]:
+    """Return what torch's `.metadata` of that content describes. Raises ValueError if it is none."""
     tensors = []
-    for name, saved in metadata.state_dict_metadata.items():
-        assert isinstance(saved, TensorStorageMetadata)
-        boxes = []
-        for number, chunk in enumerate(saved.chunks):
-            stored: _StorageInfo = (metadata.storage_data or {})[MetadataIndex(name, chunk.offsets, number)]
-            place = (stored.relative_path, stored.offset, stored.length)
-            boxes.append(WrittenBox(tuple(chunk.offsets), tuple(chunk.sizes), *place, digest=""))
-        tensors.append(WrittenTensor(name, tuple(saved.size), tuple(boxes)))
-    files = files_of(tensors, {})
-    return PieceIndex(INDEX_VERSION, digest_of(content), "", 0, steps, "", files, tuple(tensors))
+    try:
+        metadata: Metadata = _MetadataUnpickler(io.BytesIO(content)).load()
+        for name, saved in metadata.state_dict_metadata.items():
+            assert isinstance(saved, TensorStorageMetadata)
+            boxes = []
+            for number, chunk in enumerate(saved.chunks):
+                stored: _StorageInfo = metadata.storage_data[MetadataIndex(name, chunk.offsets, number)]
+                box = {
+                    "offsets": [*chunk.offsets],
+                    "sizes": [*chunk.sizes],
+                    "file": stored.relative_path,
+                    "first_byte": stored.offset,
+                    "size_bytes": stored.length,
+                    "digest": "",
+                }
+                boxes.append(box)
+            tensors.append({"name": name, "shape": [*saved.size], "boxes": boxes})
+    except Exception as error:  # pickle's documentation leaves open which there are
+        raise ValueError(f"it is not torch's: {shown(error)}") from None
+    found: tuple[WrittenTensor, ...] = decode(tuple[WrittenTensor, ...], tensors, "tensors")
+    return found
 
 
 def files_of(tensors: Iterable[WrittenTensor], hosts: Mapping[int, tuple[str, ...]]) -> tuple[PieceFile, ...]:
     """The files that hold `tensors`, by name; `hosts` are by rank those whose folders get what that rank wrote."""
-    size_bytes: dict[str, int] = {}
-    for tensor in tensors:
-        for box in tensor.boxes:
-            size_bytes[box.file] = max(size_bytes.get(box.file, 0), box.first_byte + box.size_bytes)
-    ranks = {name: int(name.strip("_").partition("_")[0]) for name in size_bytes}
     return tuple(
-        PieceFile(name, ranks[name], size, hosts.get(ranks[name], ())) for name, size in sorted(size_bytes.items())
+        PieceFile(name, name.rank, size, hosts.get(name.rank, ())) for name, size in sorted(sizes_of(tensors).items())
     )
 
 
-class SafeReader(FileSystemReader):
-    """Torch's reader, but for a `.metadata` file that holds known records alone; torch would run what it says."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The checkpoint's metadata. Raises UnpicklingError for anything else in the file."""
-        del args, kwargs
-        with open(Path(self.path) / ".metadata", "rb") as file:
-            metadata: Metadata = _MetadataUnpickler(file).load()
-        metadata.storage_meta = StorageMeta(load_id=self.load_id)
-        return metadata
-
-
 class _MetadataUnpickler(pickle.Unpickler):
+    """Reads a `.metadata` file that holds known records alone; torch would run what it says."""
+
     KNOWN = {
         "torch.distributed.checkpoint.metadata": {
             "Metadata",

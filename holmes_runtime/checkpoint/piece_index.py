@@ -1,29 +1,44 @@
 """What a checkpoint's files hold: `pieces.json` beside them, with a digest of every box. Free of torch.
 
-A piece file is written by one rank. The folder of a host holds some of a checkpoint's files, and the index of all.
+A piece file is written by one rank. The folder of a host holds some of a checkpoint's files, and the index of all. The
+records come from files and from peers too: each refuses, when it is made, what no writer says.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holmes_runtime.config.strict_json import decode, encode, to_json
+from holmes_runtime.checkpoint.checkpoint_names import PieceName, SaveId
+from holmes_runtime.checkpoint.plain_file import open_plain, read_plain
+from holmes_runtime.config.checks import check, check_counts, shown
+from holmes_runtime.config.strict_json import MAX_VALUES, decode, encode, loads, to_json
 
 INDEX_FILE = "pieces.json"
 INDEX_VERSION = 1
+MAX_INDEX_BYTES = 1 << 26  # a rank of a 7B model writes 0.1 MB of it
 DIGEST_BYTES = 16
 READ_BYTES = 1 << 18  # at a time for a digest, so that they are in a cache when it is made
+MAX_DIMS = 16
+MAX_SIZE = 1 << 50  # of bytes and of numbers: a PiB
+MAX_COUNT = 10**15 - 1  # of steps and of starts, as many digits as names of checkpoints have
+MAX_RANK = 10**7 - 1
+VALUE_BYTES = 4  # fp32
+MAX_ARCHIVE_BYTES = 1 << 20  # of what torch writes around the numbers of a box, some 1,300 bytes
 
 
 class DamagedPiece(Exception):
     """A file of a checkpoint is not as it was written; the text names the file."""
 
 
-class WrittenBox(NamedTuple):
+@dataclass(frozen=True)
+class WrittenBox:
     """A box of a whole tensor, and the bytes of the file that hold it. `offsets` and `sizes` have a number a dim.
 
     `digest` is of those bytes; empty in a checkpoint from before there were digests.
@@ -31,30 +46,59 @@ class WrittenBox(NamedTuple):
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    file: str
+    file: PieceName
     first_byte: int
     size_bytes: int
     digest: str
 
+    def __post_init__(self) -> None:
+        check_counts(self, MAX_SIZE, "offsets", "sizes", "first_byte", "size_bytes")
+        sizes = shown(self.sizes)
+        check("offsets", self.offsets, f"must be as many as sizes {sizes}", len(self.offsets) == len(self.sizes))
+        around_bytes = self.size_bytes - VALUE_BYTES * math.prod(self.sizes)
+        rule = f"must be that of a saved box of fp32 numbers, sizes {sizes}"
+        check("size_bytes", self.size_bytes, rule, 0 <= around_bytes <= MAX_ARCHIVE_BYTES)
 
-class WrittenTensor(NamedTuple):
+    @property
+    def end_byte(self) -> int:
+        """One past its last byte in the file."""
+        return self.first_byte + self.size_bytes
+
+
+@dataclass(frozen=True)
+class WrittenTensor:
     """What was written of one tensor, fp32 of `shape`."""
 
     name: str
     shape: tuple[int, ...]
     boxes: tuple[WrittenBox, ...]
 
+    def __post_init__(self) -> None:
+        check_counts(self, MAX_SIZE, "shape")
+        check("shape", self.shape, f"must have at most {MAX_DIMS} dimensions", len(self.shape) <= MAX_DIMS)
+        for box in self.boxes:
+            check("boxes", box, f"must have {len(self.shape)} dimensions", len(box.sizes) == len(self.shape))
+            ends = (offset + size for offset, size in zip(box.offsets, box.sizes, strict=True))
+            is_inside = all(end <= size for end, size in zip(ends, self.shape, strict=True))
+            check("boxes", box, f"must be inside of shape {shown(self.shape)}", is_inside)
 
-class PieceFile(NamedTuple):
+
+@dataclass(frozen=True)
+class PieceFile:
     """A file that `rank` wrote, and the hosts whose folders it was put into."""
 
-    name: str
+    name: PieceName
     rank: int
     size_bytes: int
     hosts: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        check_counts(self, 2 * MAX_SIZE, "size_bytes")
+        check("rank", self.rank, f"must be the rank that {self.name} names", self.rank == self.name.rank)
 
-class PieceIndex(NamedTuple):
+
+@dataclass(frozen=True)
+class PieceIndex:
     """All files and tensors of one checkpoint.
 
     `save_id`: of this save alone, so that files of two never mix. `begun_by`: the run that began at step 0, empty where
@@ -62,13 +106,29 @@ class PieceIndex(NamedTuple):
     """
 
     format_version: int
-    save_id: str
+    save_id: SaveId
     begun_by: str
     generation: int
     steps: int
     description_digest: str
     files: tuple[PieceFile, ...]
     tensors: tuple[WrittenTensor, ...]
+
+    def __post_init__(self) -> None:
+        check("format_version", self.format_version, f"must be {INDEX_VERSION}", self.format_version == INDEX_VERSION)
+        check_counts(self, MAX_COUNT, "generation", "steps")
+        said = sorted((file.name, file.size_bytes) for file in self.files)
+        described = sorted(sizes_of(self.tensors).items())
+        check("files", said, "must be those that hold the tensors, with their sizes", said == described)
+
+
+def sizes_of(tensors: Iterable[WrittenTensor]) -> dict[PieceName, int]:
+    """Return the bytes of each file that holds boxes of `tensors`."""
+    sizes: dict[PieceName, int] = {}
+    for tensor in tensors:
+        for box in tensor.boxes:
+            sizes[box.file] = max(sizes.get(box.file, 0), box.end_byte)
+    return sizes
 
 
 class Written(NamedTuple):
@@ -81,7 +141,7 @@ class Written(NamedTuple):
 class Merged(NamedTuple):
     """What all ranks wrote, where there are folders that need it, or why not. `save_id`: as in the index."""
 
-    save_id: str
+    save_id: SaveId | None
     pieces: PieceIndex | None
     trouble: str | None
 
@@ -102,7 +162,7 @@ def digest_of(data: bytes | bytearray | memoryview) -> str:
 def digest_in(path: Path, first_byte: int, size_bytes: int) -> str:
     """Of so many bytes of a file, from `first_byte` on. Raises DamagedPiece, naming the file, where it has fewer."""
     digest, chunk, left_bytes = hashlib.blake2b(digest_size=DIGEST_BYTES), memoryview(bytearray(READ_BYTES)), size_bytes
-    with open(path, "rb", buffering=0) as file:
+    with open_plain(path) as file:
         file.seek(first_byte)
         while left_bytes:
             found = file.readinto(chunk[:left_bytes])
@@ -123,10 +183,10 @@ def read_index(checkpoint: Path) -> PieceIndex | None:
     """Of the checkpoint in a folder; None where there is none. Raises DamagedPiece if it is not as it was written."""
     path = checkpoint / INDEX_FILE
     try:
-        said: Any = json.loads(path.read_text(encoding="utf-8"))
+        said: Any = loads(read_plain(path, MAX_INDEX_BYTES).decode(), MAX_VALUES)
         version = said["index"]["format_version"]
         if version != INDEX_VERSION:
-            raise DamagedPiece(f"{path}: format_version {version}, this Holmes reads {INDEX_VERSION}")
+            raise DamagedPiece(f"{path}: format_version {shown(version)}, this Holmes reads {INDEX_VERSION}")
         index: PieceIndex = decode(PieceIndex, said["index"], "index")
         is_whole = said["digest"] == digest_of(to_json(index).encode())
     except FileNotFoundError:
@@ -135,21 +195,15 @@ def read_index(checkpoint: Path) -> PieceIndex | None:
         raise DamagedPiece(f"{path} is not as it was written: {error}") from None
     if not is_whole:
         raise DamagedPiece(f"{path} is not as it was written: its digest is another")
-    if any(Path(name).name != name for name in _file_names(index)):
-        raise DamagedPiece(f"{path} names a file outside its folder")
     return index
-
-
-def _file_names(index: PieceIndex) -> Iterator[str]:
-    yield from (file.name for file in index.files)
-    yield from (box.file for tensor in index.tensors for box in tensor.boxes)
 
 
 def lacks(checkpoint: Path, file: PieceFile) -> str | None:
     """Why the folder does not hold the file, in words, as far as its size tells; None if it does."""
     path = checkpoint / file.name
     try:
-        size_bytes = path.stat().st_size
+        with open_plain(path) as opened:
+            size_bytes = os.fstat(opened.fileno()).st_size
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:
@@ -157,21 +211,26 @@ def lacks(checkpoint: Path, file: PieceFile) -> str | None:
     return None if size_bytes >= file.size_bytes else f"{path} has {size_bytes} of {file.size_bytes} bytes"
 
 
-def read_box(checkpoint: Path, box: WrittenBox, check: bool = True) -> bytearray:
+def read_box(checkpoint: Path, box: WrittenBox, is_checked: bool = True) -> bytearray:
     """The bytes of a box. Raises DamagedPiece, naming the file, if they are not those that were written.
 
-    Without `check` that is known of their number alone.
+    Unless it `is_checked`, that is known of their number alone. Bytes that the file does not have take no memory.
     """
-    data = bytearray(box.size_bytes)
     try:
-        with open(checkpoint / box.file, "rb") as file:
+        with open_plain(checkpoint / box.file) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            if size_bytes < box.end_byte:
+                raise DamagedPiece(f"{box.file} ends after {size_bytes} bytes, within what was written")
+            data, found = bytearray(box.size_bytes), 0
             file.seek(box.first_byte)
-            found = file.readinto(data)
+            while found < box.size_bytes:
+                read = file.readinto(memoryview(data)[found:])
+                if not read:
+                    raise DamagedPiece(f"{box.file} has become shorter")
+                found += read
     except OSError as error:
         raise DamagedPiece(f"{box.file} cannot be read: {error.strerror}") from None
-    if found != box.size_bytes:
-        raise DamagedPiece(f"{box.file} ends after {box.first_byte + found} bytes, within what was written")
-    if check:
+    if is_checked:
         check_box(data, box)
     return data
 
@@ -179,8 +238,11 @@ def read_box(checkpoint: Path, box: WrittenBox, check: bool = True) -> bytearray
 def check_box(data: bytearray, box: WrittenBox) -> None:
     """Raises DamagedPiece, naming the file, unless `data` is what was written as `box`."""
     if box.digest and digest_of(data) != box.digest:
-        last = box.first_byte + box.size_bytes - 1
-        raise DamagedPiece(f"{box.file}: bytes {box.first_byte} to {last} are not those that were written")
+        raise DamagedPiece(_changed(box))
+
+
+def _changed(box: WrittenBox) -> str:
+    return f"{box.file}: bytes {box.first_byte} to {box.end_byte - 1} are not those that were written"
 
 
 def damage_in(checkpoint: Path, index: PieceIndex, name: str) -> str | None:
@@ -189,11 +251,13 @@ def damage_in(checkpoint: Path, index: PieceIndex, name: str) -> str | None:
     fault = lacks(checkpoint, file)
     if fault is not None:
         return fault
-    for tensor in index.tensors:
-        for box in tensor.boxes:
-            if box.file == name:
-                try:
-                    read_box(checkpoint, box)
-                except DamagedPiece as error:
-                    return f"{checkpoint}/{error}"
+    for box in (box for tensor in index.tensors for box in tensor.boxes if box.file == name):
+        try:
+            digest = digest_in(checkpoint / box.file, box.first_byte, box.size_bytes)
+        except DamagedPiece as error:
+            return f"{checkpoint}/{error}"
+        except OSError as error:
+            return f"{checkpoint / name} cannot be read: {error.strerror}"
+        if box.digest and digest != box.digest:
+            return f"{checkpoint}/{_changed(box)}"
     return None

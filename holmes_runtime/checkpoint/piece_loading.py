@@ -6,7 +6,9 @@ import io
 import math
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +19,10 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorPr
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from holmes_runtime.checkpoint.checkpoint_names import PieceName
 from holmes_runtime.checkpoint.host_folders import HostFolders
 from holmes_runtime.checkpoint.piece_index import (
+    MAX_RANK,
     DamagedPiece,
     PieceIndex,
     WrittenBox,
@@ -29,16 +33,26 @@ from holmes_runtime.checkpoint.piece_index import (
 from holmes_runtime.checkpoint.piece_transfer import Incoming, Outgoing, Pace, exchange
 from holmes_runtime.checkpoint.reshard import TensorPiece
 from holmes_runtime.comm.record_exchange import all_gather_records
+from holmes_runtime.config.checks import check, check_counts
 from holmes_runtime.config.rank_grid import Rank
+from holmes_runtime.config.strict_json import MAX_VALUES
 
 STORAGE = "/data/0"  # of the one tensor in an archive of torch.save
+ZEROS = memoryview(bytes(1 << 20))  # sent in the place of bytes that cannot be read
 
 
-class Request(NamedTuple):
-    """The boxes of the index, by number, that a rank asks rank `provider` for."""
+@dataclass(frozen=True)
+class Request:
+    """The boxes of the index, by number, each once and in order, that a rank asks rank `provider` for."""
 
     provider: int
     boxes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        check_counts(self, MAX_RANK, "provider")
+        check_counts(self, MAX_VALUES, "boxes")
+        is_in_order = all(before < after for before, after in pairwise(self.boxes))
+        check("boxes", self.boxes, "must be each once and in order", is_in_order)
 
 
 class Wanted(NamedTuple):
@@ -75,7 +89,7 @@ class PieceLoading:
         index: PieceIndex,
         pieces: Mapping[str, TensorPiece],
         own: OwnFiles,
-        holders: Mapping[str, tuple[int, ...]],
+        holders: Mapping[PieceName, tuple[int, ...]],
         places: Sequence[str],
         folders: HostFolders,
         me: Rank,
@@ -174,6 +188,8 @@ class PieceLoading:
     def _exchange(self, wanted: Sequence[Wanted], group: ProcessGroup) -> None:
         """Gives and gets what all ask for."""
         mine = wanted[self._me.rank].requests
+        for rank, each in enumerate(wanted):
+            self._check(rank, each.requests)
         incoming = [Incoming(each.provider, self._size_bytes(each), _Taker(self, each.boxes).take) for each in mine]
         outgoing = [
             Outgoing(rank, self._size_bytes(request), _Giver(self, request.boxes).fill)
@@ -183,19 +199,25 @@ class PieceLoading:
         ]
         exchange(outgoing, incoming, group, Pace())
 
+    def _check(self, rank: int, requests: Sequence[Request]) -> None:
+        """Raise RuntimeError where a rank asks for boxes that the index does not have."""
+        for request in requests:
+            if request.boxes and request.boxes[-1] >= len(self._boxes):
+                last, there = request.boxes[-1], len(self._boxes)
+                raise RuntimeError(f"rank {rank} asks for box {last} of a checkpoint that has {there}")
+
     def _size_bytes(self, request: Request) -> int:
         return sum(self._boxes[number].size_bytes for number in request.boxes)
 
-    def bytes_of(self, number: int) -> bytearray:
+    def bytes_of(self, number: int) -> Iterator[memoryview]:
         """Of a box in the rank's own folder; zeros, which the peer finds damaged, where they cannot be read."""
         box = self._boxes[number]
         data = self._files.remembered(box)
-        if data is not None:
-            return data
         try:
-            return read_box(self._files.checkpoint, box, check=False)
+            yield memoryview(read_box(self._files.checkpoint, box, is_checked=False) if data is None else data)
         except DamagedPiece:
-            return bytearray(box.size_bytes)
+            for first in range(0, box.size_bytes, len(ZEROS)):
+                yield ZEROS[: box.size_bytes - first]
 
     def size_bytes_of(self, number: int) -> int:
         """Of a box."""
@@ -214,7 +236,7 @@ class _Giver:
     """The bytes of boxes one after the other, each read when its turn comes."""
 
     def __init__(self, loading: PieceLoading, boxes: Sequence[int]) -> None:
-        self._chunks = (memoryview(loading.bytes_of(number)) for number in boxes)
+        self._chunks = (chunk for number in boxes for chunk in loading.bytes_of(number))
         self._left = memoryview(b"")
 
     def fill(self, target: memoryview) -> None:

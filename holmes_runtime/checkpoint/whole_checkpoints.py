@@ -7,27 +7,46 @@ one with more steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from holmes_runtime.checkpoint.checkpoint_folder import LATEST_FILE, names_in, newest_in
-from holmes_runtime.checkpoint.description import DESCRIPTION_FILE
-from holmes_runtime.checkpoint.piece_index import DamagedPiece, PieceFile, PieceIndex, digest_of, lacks, read_index
+from holmes_runtime.checkpoint.checkpoint_names import CheckpointName, PieceName, SaveId
+from holmes_runtime.checkpoint.description import DESCRIPTION_FILE, MAX_DESCRIPTION_BYTES
+from holmes_runtime.checkpoint.piece_index import (
+    MAX_COUNT,
+    DamagedPiece,
+    PieceFile,
+    PieceIndex,
+    digest_of,
+    lacks,
+    read_index,
+)
+from holmes_runtime.checkpoint.plain_file import read_plain
+from holmes_runtime.config.checks import check, check_counts
 
 ReadOld = Callable[[Path], PieceIndex]
 
 
-class Offer(NamedTuple):
+@dataclass(frozen=True)
+class Offer:
     """A checkpoint of which one folder holds the files `held`; `lacking` says of each other one why not."""
 
-    name: str
-    save_id: str
+    name: CheckpointName
+    save_id: SaveId
     begun_by: str
     generation: int
     steps: int
     files: tuple[PieceFile, ...]
-    held: tuple[str, ...]
-    lacking: dict[str, str]
+    held: tuple[PieceName, ...]
+    lacking: dict[PieceName, str]
+
+    def __post_init__(self) -> None:
+        check_counts(self, MAX_COUNT, "generation", "steps")
+        check("steps", self.steps, f"must be those that {self.name} names", self.steps == self.name.steps)
+        names = sorted(file.name for file in self.files)
+        check("held", self.held, "and those lacking must be the files", sorted((*self.held, *self.lacking)) == names)
 
 
 class Offers(NamedTuple):
@@ -38,7 +57,7 @@ class Offers(NamedTuple):
 
     host: str
     path: str
-    latest: str | None
+    latest: CheckpointName | None
     offers: tuple[Offer, ...]
     faults: tuple[str, ...]
 
@@ -48,7 +67,7 @@ class Found(NamedTuple):
 
     offer: Offer
     folders: tuple[int, ...]
-    holders: dict[str, tuple[int, ...]]
+    holders: dict[PieceName, tuple[int, ...]]
     lacking: tuple[str, ...]  # a sentence a file that no folder holds
     lost: tuple[str, ...]  # a sentence a folder that no longer holds what was put into it, and a file of others
 
@@ -67,35 +86,44 @@ def offers_in(host: str, folder: Path, read_old: ReadOld) -> Offers:
 
     `read_old` raises DamagedPiece for what it cannot read.
     """
-    newest = newest_in(folder)
-    if newest is None:
+    try:
+        path = newest_in(folder)
+    except (OSError, ValueError) as error:
+        fault = f"host {host}: {error}: remove {LATEST_FILE} there, and the checkpoint of the most steps is the newest"
+        return Offers(host, str(folder), None, (), (fault,))
+    if path is None:
         return Offers(host, str(folder), None, (), ())
     offers, faults = [], []
-    names = {name for name in names_in(folder) if name <= newest.name}
-    for name in sorted(names | {newest.name}):
+    newest = CheckpointName(path.name)
+    names = {name for name in names_in(folder) if name.steps <= newest.steps}
+    for name in sorted(names | {newest}, key=lambda name: name.steps):
         try:
-            offers.append(_offer(folder / name, read_old))
+            offers.append(_offer(folder, name, read_old))
         except DamagedPiece as error:
             faults.append(f"host {host}: {error}")
-    return Offers(host, str(folder), newest.name, tuple(offers), tuple(faults))
+    return Offers(host, str(folder), newest, tuple(offers), tuple(faults))
 
 
-def _offer(checkpoint: Path, read_old: ReadOld) -> Offer:
+def _offer(folder: Path, name: CheckpointName, read_old: ReadOld) -> Offer:
+    checkpoint = folder / name
     if not checkpoint.is_dir():
         raise DamagedPiece(f"{checkpoint}, which {LATEST_FILE} there names, is missing")
     index = read_index(checkpoint) or read_old(checkpoint)
     read_description(checkpoint, index)
     lacking = {file.name: fault for file in index.files if (fault := lacks(checkpoint, file)) is not None}
     held = tuple(file.name for file in index.files if file.name not in lacking)
-    said = (checkpoint.name, index.save_id, index.begun_by, index.generation, index.steps)
-    return Offer(*said, index.files, held, lacking)
+    said = (index.save_id, index.begun_by, index.generation, index.steps)
+    try:
+        return Offer(name, *said, index.files, held, lacking)
+    except ValueError as error:
+        raise DamagedPiece(f"{checkpoint} is not as it was written: {error}") from None
 
 
 def read_description(checkpoint: Path, index: PieceIndex) -> str:
     """The text of checkpoint.json. Raises DamagedPiece if it is not what was written."""
     path = checkpoint / DESCRIPTION_FILE
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_plain(path, MAX_DESCRIPTION_BYTES).decode()
     except (OSError, ValueError) as error:
         raise DamagedPiece(f"{path} cannot be read: {error}") from None
     if index.description_digest and digest_of(text.encode()) != index.description_digest:
@@ -113,10 +141,10 @@ def found_in(folders: Sequence[Offers]) -> list[Found]:
     if len(runs) > 1:
         named = "; ".join(f"host {each.host}: {each.path} of run {run}" for run, each in runs.items())
         raise OtherRun(f"checkpoints of different runs: {named}; empty the folders that are not wanted")
-    saves: dict[str, list[tuple[int, Offer]]] = {}
+    saves: dict[tuple[SaveId, CheckpointName, tuple[PieceFile, ...]], list[tuple[int, Offer]]] = {}
     for number, each in enumerate(folders):
-        for offer in each.offers:
-            saves.setdefault(offer.save_id, []).append((number, offer))
+        for offer in each.offers:  # one that says other things of a save is another
+            saves.setdefault((offer.save_id, offer.name, offer.files), []).append((number, offer))
     found = [_found(folders, held) for held in saves.values()]
     return sorted(found, key=lambda each: _age(each.offer), reverse=True)
 

@@ -17,12 +17,12 @@ from torch.distributed import ProcessGroup, distributed_c10d
 
 from holmes_runtime.admission.keyed_frames import TAG_BYTES
 from holmes_runtime.comm.keyed_exchange import KeyedExchange
-from holmes_runtime.config.strict_json import parse, to_json
+from holmes_runtime.config.strict_json import MAX_VALUES, parse, to_json
 
 Record = TypeVar("Record")
 SIZE_BYTES = 8
 HEAD, RECORD = "the size of a control record", "a control record"
-MOST_BYTES = 1 << 28  # of one record: a rank of a 7B model that saves says 0.1 MB
+MOST_BYTES = 1 << 26  # of one record: a rank of a 7B model that saves says 0.1 MB
 
 
 class _Refusing:
@@ -100,4 +100,4 @@ def _padded(record: object, group: ProcessGroup | None) -> tuple[list[_Head], Te
 def _parsed(cls: type[Record], head: _Head, padded: Tensor) -> Record:
     came = ctypes.string_at(padded.data_ptr(), head.size)
     head.exchange.check(head.source, RECORD, head.tag, came)
-    return parse(cls, came.decode())
+    return parse(cls, came.decode(), MAX_VALUES)

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import reprlib
+from collections.abc import Iterable
+
+SHOWN_CHARACTERS = 100  # of a text or a number in an error
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = SHOWN_CHARACTERS
+_REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = 12
+_REPR.maxlevel = 4
+
+
+def shown(value: object) -> str:
+    """Return `value` for an error, cut: however long or deep it is, printing it takes little."""
+    return _REPR.repr(value)[: 3 * SHOWN_CHARACTERS]
+
 
 def check(key: str, value: object, rule: str, holds: bool) -> None:
     """Raises ValueError, saying that `key` breaks the `rule` with this `value`, unless the rule `holds`."""
     if not holds:
-        raise ValueError(f"{key}: {rule}, got {value!r}")
+        raise ValueError(f"{key}: {rule}, got {shown(value)}")
 
 
 def check_positive(record: object, *keys: str) -> None:
     """Raises ValueError for the first of the attributes `keys` that is not above zero."""
     for key in keys:
         check(key, getattr(record, key), "must be positive", getattr(record, key) > 0)
+
+
+def check_counts(record: object, max_value: int, *keys: str) -> None:
+    """Raise ValueError for the first of the attributes `keys`, a number or several, that is not 0 to `max_value`."""
+    for key in keys:
+        value = getattr(record, key)
+        numbers: Iterable[int] = value if isinstance(value, tuple) else (value,)
+        check(key, value, f"must be 0 to {max_value}", all(0 <= number <= max_value for number in numbers))

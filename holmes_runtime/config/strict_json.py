@@ -11,12 +11,12 @@ import math
 import types
 from collections.abc import Mapping
 from functools import cache
-from reprlib import Repr
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from holmes_runtime.config.checks import SHOWN_CHARACTERS, shown
 
 KIND = "kind"
 MAX_VALUES = 3_000_000  # of a message: a line of a log has up to 2 MiB of commas; an empty list takes 64 bytes
-MAX_SHOWN = 100  # characters of a key or a value
 Record = TypeVar("Record")
 
 
@@ -25,16 +25,13 @@ def parse(cls: type[Record], text: str, max_values: int | None = None) -> Record
 
     Text of somebody else is to hold no more than `max_values`: a value takes many times its text in memory.
     """
-    if max_values is not None:
-        _check_num_values(text, max_values)
-    record: Record = decode(cls, _loads(text), "")
+    record: Record = decode(cls, loads(text, max_values), "")
     return record
 
 
 def parse_one_of(kinds: tuple[type[Record], ...], text: str) -> Record:
     """The record that `to_json` with its kind made `text` of, one of `kinds`. Raises ValueError as `parse`."""
-    _check_num_values(text, MAX_VALUES)
-    return _decode_one_of(kinds, _loads(text), "")
+    return _decode_one_of(kinds, loads(text, MAX_VALUES), "")
 
 
 def to_json(record: object, with_kind: bool = False) -> str:
@@ -61,20 +58,13 @@ def _encode_kind(record: object) -> dict[str, object]:
     return {KIND: type(record).__name__, **encode(type(record), record)}
 
 
-def shown(value: object) -> str:
-    """The value for a message, cut where it is long or deep."""
-    shortened = Repr()
-    shortened.maxstring = shortened.maxother = shortened.maxlong = MAX_SHOWN
-    return shortened.repr(value)[: 3 * MAX_SHOWN]
+def loads(text: str, max_values: int | None = None) -> object:
+    """Parse JSON. Raises ValueError for what is none, is nested deeply, or may hold more than `max_values`.
 
-
-def _check_num_values(text: str, max_values: int) -> None:
-    """Raises ValueError where JSON text may hold more values; commas in strings count as well."""
-    if text.count(",") + text.count("[") + text.count("{") > max_values:
+    Commas in strings count as well.
+    """
+    if max_values is not None and sum(map(text.count, ",[{")) > max_values:
         raise ValueError(f"more than {max_values} values")
-
-
-def _loads(text: str) -> object:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
@@ -97,7 +87,7 @@ def _refuse_constant(name: str) -> float:
 
 
 def _join(path: str, key: str) -> str:
-    key = key[:MAX_SHOWN]
+    key = key[:SHOWN_CHARACTERS]
     return f"{path}.{key}" if path else key
 
 
@@ -146,7 +136,8 @@ def decode(hint: Any, value: object, path: str) -> Any:
     if origin is dict:
         if not isinstance(value, Mapping):
             raise ValueError(f"{path}: expected an object, got {shown(value)}")
-        return {_text(key, path): decode(arguments[1], item, _join(path, key)) for key, item in value.items()}
+        names, items = arguments
+        return {decode(names, key, path): decode(items, item, _join(path, key)) for key, item in value.items()}
     if origin is Literal:
         if type(value) is not type(arguments[0]) or value not in arguments:
             raise ValueError(f"{path}: expected one of {list(arguments)}, got {shown(value)}")
@@ -165,9 +156,17 @@ def _decode_union(hints: tuple[Any, ...], value: object, path: str) -> Any:
 
 
 def _decode_scalar(hint: type, value: object, path: str) -> int | float | str | bool:
-    """`value` as int, float, str or bool. A whole number may stand for a float; a boolean never for a number."""
+    """`value` as int, float, bool, str, or a text that its own type checks.
+
+    A whole number may stand for a float; a boolean never for a number.
+    """
     if isinstance(value, str) and hint is str:
         return _text(value, path)
+    if isinstance(value, str) and issubclass(hint, str):
+        try:
+            return hint(_text(value, path))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = _finite(value, path)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):

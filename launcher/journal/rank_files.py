@@ -12,9 +12,10 @@ from typing import NamedTuple
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.record_file import private_opener
 from holmes_core.records.regular_file import MIB, read_regular
+from holmes_runtime.config.checks import shown
 from holmes_runtime.config.messages import RankFile
 from holmes_runtime.config.rank_metrics import MOST_SPANS, RankTrace, rank_file
-from holmes_runtime.config.strict_json import parse, shown
+from holmes_runtime.config.strict_json import parse
 
 FOLDER = "ranks"
 MOST_BYTES = 1 << 28  # of a file, as it lies here

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder
+from holmes_runtime.checkpoint.checkpoint_names import PieceName, SaveId
 from holmes_runtime.checkpoint.description import FORMAT_VERSION, Counters, Description, OuterCounters
 from holmes_runtime.checkpoint.piece_index import (
     PieceFile,
@@ -20,8 +21,9 @@ from holmes_runtime.checkpoint.piece_index import (
 from tests.cli.conftest import Command
 
 DESCRIPTION = json.dumps({"format_version": 1})
-CONTENT = {"__0_0.distcp": b"first rank", "__1_0.distcp": b"second"}
-HOSTS = {"__0_0.distcp": ("a1", "b1"), "__1_0.distcp": ("b1", "a1")}
+FIRST, SECOND = PieceName("__0_0.distcp"), PieceName("__1_0.distcp")
+CONTENT = {FIRST: b"first rank", SECOND: b"second"}
+HOSTS = {FIRST: ("a1", "b1"), SECOND: ("b1", "a1")}
 
 
 def save(
@@ -34,12 +36,13 @@ def save(
     ]
     files = tuple(PieceFile(name, int(name[2]), len(content), HOSTS[name]) for name, content in CONTENT.items())
     tensors = (WrittenTensor("weight/w", (2,), tuple(boxes)),)
-    index = PieceIndex(1, f"{save_id}-{steps}", run, 1, steps, digest_of(description.encode()), files, tensors)
+    saved = (SaveId(digest_of(f"{save_id}-{steps}".encode())), run, 1, steps, digest_of(description.encode()))
+    index = PieceIndex(1, *saved, files, tensors)
     target = CheckpointFolder(folder, keep_last=9)
     target.make_ready()
     partial = target.partial(steps)
     partial.mkdir()
-    for name in names:
+    for name in map(PieceName, names):
         (partial / name).write_bytes(CONTENT[name])
     (partial / "checkpoint.json").write_text(description)
     (partial / "pieces.json").write_text(index_text(index))

@@ -14,6 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from holmes_runtime.checkpoint import memory_files
+from holmes_runtime.checkpoint.checkpoint_names import PieceName, SaveId
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.checkpoint.memory_files import COMING, MemoryFiles
@@ -23,6 +24,8 @@ from holmes_runtime.rank_notices import RankNotices
 
 from .killed_saves import config, shards
 
+ONE, TWO = SaveId("1" * 32), SaveId("2" * 32)
+PIECES = [PieceName(f"__{rank}_0.distcp") for rank in range(3)]
 RANKS = [Rank(0, "a", "one", 0, 0, 0), Rank(1, "a", "one", 0, 1, 0), Rank(2, "b", "two", 0, 2, 0)]
 
 
@@ -46,48 +49,47 @@ def of(rank: int, memory: Path | str, ranks: list[Rank] = RANKS) -> MemoryFiles:
 
 def test_ranks_of_a_host_find_what_any_of_them_keeps_until_the_next_save(memory: Path, checkpoint: Path) -> None:
     first, second = of(0, memory), of(1, memory)
-    first.keep("one", checkpoint, ["__0_0.distcp", "__2_0.distcp"])
-    second.keep("one", checkpoint, ["__1_0.distcp"])
+    first.keep(ONE, checkpoint, [PIECES[0], PIECES[2]])
+    second.keep(ONE, checkpoint, [PIECES[1]])
 
-    found = of(1, memory).of_save("one")
+    found = of(1, memory).of_save(ONE)
     assert {name: (folder / name).read_text() for name, folder in found.items()} == {
         f"__{rank}_0.distcp": f"of rank {rank}" for rank in range(3)
     }
-    first.keep("two", checkpoint, ["__0_0.distcp"])
-    assert set(second.of_save("one")) == {"__1_0.distcp"}
-    assert set(second.of_save("two")) == {"__0_0.distcp"}
-    assert second.of_save("") == {}
+    first.keep(TWO, checkpoint, [PIECES[0]])
+    assert set(second.of_save(ONE)) == {"__1_0.distcp"}
+    assert set(second.of_save(TWO)) == {"__0_0.distcp"}
 
 
 def test_a_save_takes_the_memory_of_the_one_before_and_leaves_nothing_of_it(memory: Path, checkpoint: Path) -> None:
-    long, short, new = "__0_0.distcp", "__1_0.distcp", "__2_0.distcp"
+    long, short, new = PIECES
     (checkpoint / long).write_bytes(bytes(1 << 20))
-    of(0, memory).keep("one", checkpoint, [long, short])
-    before = memory / "0" / "one" / long
+    of(0, memory).keep(ONE, checkpoint, [long, short])
+    before = memory / "0" / ONE / long
     held = before.stat().st_ino
     (checkpoint / long).write_text("less")
 
-    of(0, memory).keep("two", checkpoint, [long, new])
+    of(0, memory).keep(TWO, checkpoint, [long, new])
 
-    kept = memory / "0" / "two"
+    kept = memory / "0" / TWO
     assert {path.name: path.read_text() for path in kept.iterdir()} == {long: "less", new: "of rank 2"}
     assert (kept / long).stat().st_ino == held
-    assert [path.name for path in (memory / "0").iterdir()] == ["two"]
+    assert [path.name for path in (memory / "0").iterdir()] == [TWO]
 
 
 def test_what_a_kill_left_half_kept_is_no_save_and_is_written_over(memory: Path, checkpoint: Path) -> None:
-    of(0, memory).keep("one", checkpoint, ["__0_0.distcp"])
-    (memory / "0" / "one").rename(memory / "0" / COMING)
-    assert of(0, memory).of_save("one") == {}
+    of(0, memory).keep(ONE, checkpoint, [PIECES[0]])
+    (memory / "0" / ONE).rename(memory / "0" / COMING)
+    assert of(0, memory).of_save(ONE) == {}
 
-    of(0, memory).keep("two", checkpoint, ["__0_0.distcp"])
+    of(0, memory).keep(TWO, checkpoint, [PIECES[0]])
 
-    assert set(of(0, memory).of_save("two")) == {"__0_0.distcp"}
-    assert [path.name for path in (memory / "0").iterdir()] == ["two"]
+    assert set(of(0, memory).of_save(TWO)) == {"__0_0.distcp"}
+    assert [path.name for path in (memory / "0").iterdir()] == [TWO]
 
 
 def test_nobody_else_may_enter_and_the_first_rank_of_a_host_removes_all(memory: Path, checkpoint: Path) -> None:
-    of(1, memory).keep("one", checkpoint, ["__1_0.distcp"])
+    of(1, memory).keep(ONE, checkpoint, [PIECES[1]])
     assert memory.stat().st_mode & 0o777 == 0o700
 
     of(1, memory).remove()
@@ -97,9 +99,9 @@ def test_nobody_else_may_enter_and_the_first_rank_of_a_host_removes_all(memory: 
 
 
 def test_parts_of_ranks_that_a_host_has_no_more_go_with_the_next_save(memory: Path, checkpoint: Path) -> None:
-    of(1, memory).keep("one", checkpoint, ["__1_0.distcp"])
+    of(1, memory).keep(ONE, checkpoint, [PIECES[1]])
 
-    of(0, memory, RANKS[:1]).keep("two", checkpoint, ["__0_0.distcp"])
+    of(0, memory, RANKS[:1]).keep(TWO, checkpoint, [PIECES[0]])
 
     assert [path.name for path in memory.iterdir()] == ["0"]
 
@@ -110,17 +112,17 @@ def test_a_folder_that_is_not_one_s_own_is_neither_written_nor_read_nor_removed(
 ) -> None:
     real = memory if kind == "others may enter" else memory.with_name("elsewhere")
     real.mkdir(mode=0o755)
-    (real / "0" / "one").mkdir(parents=True)
-    (real / "0" / "one" / "__0_0.distcp").touch()
+    (real / "0" / ONE).mkdir(parents=True)
+    (real / "0" / ONE / "__0_0.distcp").touch()
     if kind == "a link":
         memory.symlink_to(real)
 
     files = of(1, memory)
-    files.keep("two", checkpoint, ["__1_0.distcp"])
-    files.keep("two", checkpoint, ["__1_0.distcp"])
+    files.keep(TWO, checkpoint, [PIECES[1]])
+    files.keep(TWO, checkpoint, [PIECES[1]])
     of(0, memory).remove()
 
-    assert files.of_save("one") == {}
+    assert files.of_save(ONE) == {}
     assert sorted(path.name for path in real.rglob("*.distcp")) == ["__0_0.distcp"]
     said = capsys.readouterr().out.splitlines()
     assert said == [
@@ -135,9 +137,9 @@ def test_where_memory_is_short_it_is_left_to_others_and_told(
     monkeypatch.setattr(memory_files, "MEMORY", tmp_path / "meminfo")
     (checkpoint / "__0_0.distcp").write_bytes(bytes(2561))  # of two ranks more than half of it
 
-    of(0, memory).keep("one", checkpoint, ["__0_0.distcp"])
+    of(0, memory).keep(ONE, checkpoint, [PIECES[0]])
 
-    assert of(0, memory).of_save("one") == {}
+    assert of(0, memory).of_save(ONE) == {}
     assert "host a: the newest checkpoint is not kept in memory: 2 ranks want 0.0 GB" in capsys.readouterr().out
 
 
@@ -170,9 +172,9 @@ def test_what_a_job_may_take_limits_what_is_kept_and_cached_files_do_not(
     (job / "memory.stat").write_text(stat)
     (checkpoint / "__0_0.distcp").write_bytes(bytes(size_bytes))  # of two ranks half of 6000
 
-    of(0, memory).keep("one", checkpoint, ["__0_0.distcp"])
+    of(0, memory).keep(ONE, checkpoint, [PIECES[0]])
 
-    assert bool(of(0, memory).of_save("one")) == is_kept
+    assert bool(of(0, memory).of_save(ONE)) == is_kept
 
 
 @pytest.mark.parametrize(("size_bytes", "is_kept"), [(1500, True), (1501, False)])
@@ -183,9 +185,9 @@ def test_the_next_start_finds_the_room_that_nccl_needs(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
     (checkpoint / "__0_0.distcp").write_bytes(bytes(size_bytes))
 
-    of(0, memory).keep("one", checkpoint, ["__0_0.distcp"])
+    of(0, memory).keep(ONE, checkpoint, [PIECES[0]])
 
-    assert bool(of(0, memory).of_save("one")) == is_kept
+    assert bool(of(0, memory).of_save(ONE)) == is_kept
 
 
 def test_what_ranks_keep_already_is_theirs_to_take_again(
@@ -195,27 +197,27 @@ def test_what_ranks_keep_already_is_theirs_to_take_again(
     (checkpoint / "__0_0.distcp").write_bytes(bytes(2048))
     (checkpoint / "__1_0.distcp").write_bytes(bytes(2048))
     (tmp_path / "meminfo").write_text("MemAvailable: 8 kB\n")
-    of(1, memory).keep("one", checkpoint, ["__1_0.distcp"])
+    of(1, memory).keep(ONE, checkpoint, [PIECES[1]])
     (tmp_path / "meminfo").write_text("MemAvailable: 6 kB\n")  # what the other rank keeps is gone from it
 
-    of(0, memory).keep("one", checkpoint, ["__0_0.distcp"])
+    of(0, memory).keep(ONE, checkpoint, [PIECES[0]])
 
-    assert set(of(0, memory).of_save("one")) == {"__0_0.distcp", "__1_0.distcp"}
+    assert set(of(0, memory).of_save(ONE)) == {"__0_0.distcp", "__1_0.distcp"}
 
 
 def test_what_cannot_be_kept_leaves_nothing_of_an_older_save(memory: Path, checkpoint: Path) -> None:
-    of(0, memory).keep("one", checkpoint, ["__0_0.distcp"])
+    of(0, memory).keep(ONE, checkpoint, [PIECES[0]])
     (checkpoint / "__0_0.distcp").unlink()
 
-    of(0, memory).keep("two", checkpoint, ["__0_0.distcp"])
+    of(0, memory).keep(TWO, checkpoint, [PIECES[0]])
 
-    assert of(0, memory).of_save("one") == of(0, memory).of_save("two") == {}
+    assert of(0, memory).of_save(ONE) == of(0, memory).of_save(TWO) == {}
 
 
 def test_without_an_agent_that_removes_it_nothing_is_kept(checkpoint: Path) -> None:
     files = MemoryFiles(RANKS[0], RANKS, {})
-    files.keep("one", checkpoint, ["__0_0.distcp"])
-    assert files.of_save("one") == {}
+    files.keep(ONE, checkpoint, [PIECES[0]])
+    assert files.of_save(ONE) == {}
     files.remove()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from holmes_runtime.checkpoint.checkpoint_names import PieceName
 from holmes_runtime.checkpoint.piece_index import READ_BYTES, DamagedPiece, WrittenBox, digest_in, digest_of
 from holmes_runtime.checkpoint.piece_loading import STORAGE, values_of
 
@@ -25,7 +26,7 @@ def saved(values: torch.Tensor) -> bytearray:
 
 
 def box_of(data: bytearray) -> WrittenBox:
-    return WrittenBox((0, 0), (2, 3), "__0_0.distcp", 0, len(data), "")
+    return WrittenBox((0, 0), (2, 3), PieceName("__0_0.distcp"), 0, len(data), "")
 
 
 def archive(**entries: bytes) -> bytearray:

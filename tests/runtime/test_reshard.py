@@ -78,11 +78,11 @@ def test_what_one_cut_saves_another_loads_bit_equal(
     whole = torch.randn(7, 6)
     pieces = cut(whole, *saved)
     # One process stands for all ranks: what each would hold is saved as if it held it all.
-    dcp_save({"w": AllPieces(pieces)}, tmp_path / "step-1")
+    dcp_save({"w": AllPieces(pieces)}, tmp_path / "step-00000001")
 
     targets = cut(torch.zeros_like(whole), *loaded)
     for target in targets:
-        assert load({"w": target}, tmp_path / "step-1") is None
+        assert load({"w": target}, tmp_path / "step-00000001") is None
 
     expected = cut(whole, *loaded)
     assert all(torch.equal(one.values, other.values) for one, other in zip(targets, expected, strict=True))
@@ -91,14 +91,14 @@ def test_what_one_cut_saves_another_loads_bit_equal(
 def test_a_checkpoint_cut_at_odd_numbers_loads_into_the_aligned_parts_of_buckets(tmp_path: Path) -> None:
     whole = torch.randn(7, 11)
     kinds = ("weight", "exp_avg", "exp_avg_sq")
-    dcp_save({f"{kind}/weight": AllPieces(cut(whole, None, 1, 3)) for kind in kinds}, tmp_path / "step-1")
+    dcp_save({f"{kind}/weight": AllPieces(cut(whole, None, 1, 3)) for kind in kinds}, tmp_path / "step-00000001")
 
     for position in range(3):
         named = dict(nn.Linear(11, 7, bias=False).named_parameters())
         part = TensorPart((7, 11), (0, 0), (7, 11))
         (bucket,) = make_buckets([[named]], (), 3, position, None)
         shards = list(bucket.shards({"weight": part}))
-        assert load(pieces_of(shards), tmp_path / "step-1") is None
+        assert load(pieces_of(shards), tmp_path / "step-00000001") is None
         for shard in shards:
             assert torch.equal(shard.master, whole.flatten()[shard.start : shard.stop])
             assert shard.start % 32 == 0
@@ -116,13 +116,13 @@ class AllPieces(TensorPiece):
 
 
 def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
-    dcp_save({"w": cut(torch.zeros(2, 3), None, 1, 1)[0]}, tmp_path / "step-1")
+    dcp_save({"w": cut(torch.zeros(2, 3), None, 1, 1)[0]}, tmp_path / "step-00000001")
 
     for name, said in (
         ("w", r"w has the shape \(2, 3\), this run has it with the shape \(3, 2\)"),
         ("v", "v is missing"),
     ):
-        fault = load({name: cut(torch.zeros(3, 2), None, 1, 1)[0]}, tmp_path / "step-1")
+        fault = load({name: cut(torch.zeros(3, 2), None, 1, 1)[0]}, tmp_path / "step-00000001")
         assert fault is not None
         assert re.search(said, fault)
 

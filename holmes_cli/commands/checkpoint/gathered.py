@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from io import BufferedWriter
 from pathlib import Path
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder
 from holmes_runtime.checkpoint.description import DESCRIPTION_FILE
-from holmes_runtime.checkpoint.piece_index import INDEX_FILE, PieceFile, PieceIndex, damage_in, read_index
+from holmes_runtime.checkpoint.piece_index import (
+    INDEX_FILE,
+    MAX_INDEX_BYTES,
+    DamagedPiece,
+    PieceFile,
+    PieceIndex,
+    damage_in,
+    read_index,
+)
+from holmes_runtime.checkpoint.plain_file import create_plain, open_plain, read_plain
 from holmes_runtime.checkpoint.whole_checkpoints import Found
 
-METADATA_FILE = ".metadata"  # torch's, by which its tools and the export read the checkpoint
+METADATA_FILE = ".metadata"  # torch's, by which its tools read the checkpoint
+COPY_BYTES = 1 << 20  # at a time
 
 
 def index_of(found: Found, folders: Sequence[Path]) -> PieceIndex:
-    """Of a checkpoint that the first of its folders describes. Raises DamagedPiece."""
-    index = read_index(folders[found.folders[0]] / found.offer.name)
-    assert index is not None, "a checkpoint without an index is not offered"
+    """Of a checkpoint that the first of its folders describes. Raises HolmesError where it is no longer there."""
+    checkpoint = folders[found.folders[0]] / found.offer.name
+    try:
+        index = read_index(checkpoint)
+    except DamagedPiece as error:
+        raise HolmesError(str(error), "run it again once nothing writes there", ANSWER_IS_NO) from None
+    if index is None or index.files != found.offer.files:
+        raise HolmesError(f"{checkpoint} has just changed", "run it again once nothing writes there", ANSWER_IS_NO)
     return index
 
 
@@ -39,14 +55,19 @@ def gather(found: Found, folders: Sequence[Path], output: Path) -> int:
     it was written.
     """
     index, target = index_of(found, folders), CheckpointFolder(output, keep_last=1)
-    target.make_ready()
-    partial = target.partial(index.steps)
-    partial.mkdir()
+    partial, source = target.partial(index.steps), folders[found.folders[0]] / found.offer.name
     try:
+        target.make_ready()
+        partial.mkdir()
         for file in index.files:
-            shutil.copyfile(_sound(found, folders, index, file), partial / file.name)
+            with (
+                open_plain(_sound(found, folders, index, file)) as read,
+                BufferedWriter(create_plain(partial / file.name)) as written,
+            ):
+                shutil.copyfileobj(read, written, COPY_BYTES)
         for name in (METADATA_FILE, DESCRIPTION_FILE, INDEX_FILE):
-            shutil.copyfile(folders[found.folders[0]] / found.offer.name / name, partial / name)
+            with BufferedWriter(create_plain(partial / name)) as written:
+                written.write(read_plain(source / name, MAX_INDEX_BYTES))
         target.publish(index.steps)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,57 @@
+"""Files of a checkpoint's folder, in which others may have put anything: only those that lie there themselves count.
+
+A link is not followed, as it may lead to any file of whoever reads it. A pipe or a device is not waited for. Free of
+torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from io import BufferedReader, FileIO
+from pathlib import Path
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def open_plain(path: Path) -> FileIO:
+    """Open the regular file at `path` for reading.
+
+    Raises:
+        OSError: it cannot be read, or is a link, a folder, a pipe, a socket or a device.
+    """
+    try:
+        descriptor = os.open(path, _READ)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "a link, which is not followed", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "a folder, pipe, socket or device, not a file", str(path))
+    return FileIO(descriptor, "rb")
+
+
+def create_plain(path: Path) -> FileIO:
+    """Open a new file at `path` for writing.
+
+    Raises:
+        OSError: something is there, be it a link to nothing, or it cannot be made.
+    """
+    return FileIO(os.open(path, _CREATE, 0o666), "wb")
+
+
+def read_plain(path: Path, max_bytes: int) -> bytes:
+    """Return all bytes of the regular file at `path`.
+
+    Raises:
+        OSError: as `open_plain`, or it has more than `max_bytes`.
+    """
+    with BufferedReader(open_plain(path)) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        data = file.read(max_bytes + 1) if size_bytes <= max_bytes else b""
+    if size_bytes > max_bytes or len(data) > max_bytes:
+        raise OSError(errno.EFBIG, f"{max(size_bytes, len(data))} bytes; at most {max_bytes} are read", str(path))
+    return data
