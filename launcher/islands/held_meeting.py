@@ -1,13 +1,14 @@
 """Where the ranks of all islands meet: a dictionary of small values, held by the controller.
 
 It outlives every island. What is asked comes from the agents, over the channels that are there already, and answers go
-back the same way; nobody else reaches it.
+back the same way; nobody else reaches it. What a rank asks is checked here before anything is kept: a question that
+cannot be is refused, and the others' meeting goes on.
 """
 
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 
@@ -22,9 +23,19 @@ from holmes_runtime.config.meeting_words import (
     here_key,
     starts_key,
 )
-from holmes_runtime.config.strict_json import parse, to_json
+from holmes_runtime.config.strict_json import MAX_SHOWN, parse, shown, to_json
 
 TOKENS_KEPT = 100_000
+MAX_KEYS = 4096  # of one question
+MAX_KEY_CHARACTERS = 1024
+MAX_TOKEN_CHARACTERS = 64
+MAX_SUM = 1 << 63
+MAX_WAITING = 512  # questions of one node; each of its ranks has a few connections
+MAX_ANSWER_CHARACTERS = 1 << 24
+MAX_HELD_CHARACTERS = 1 << 28  # of all keys and values: decisions stay, some kilobytes an exchange
+_NUM_KEYS_AND_VALUES: Mapping[str, tuple[int, int]] = {"add": (1, 0), "compare_set": (1, 2), "delete": (1, 0)}
+"""Of an operation that has a fixed number of each."""
+_KEEPING = ("set", "add", "compare_set")
 
 Reply = Callable[[FromMeeting], None]
 """Sends a node's agent a line; the same object for the same node of the same attempt."""
@@ -42,28 +53,39 @@ class Meeting:
     """Takes lines from the threads of all islands; an answer may be sent from that of another."""
 
     def __init__(self) -> None:
-        self._values: dict[str, str] = {}  # in base64, as they come
+        self._values: dict[str, str] = {}  # in base64
+        self._held_characters = 0
         self._added: dict[str, str] = {}  # by token, the last sums: who has lost its connection asks again
         self._waiting: list[_Waiting] = []
         self._lock = Lock()
 
-    def take(self, reply: Reply, message: ToMeeting) -> None:
-        """Answer what a node's rank asks, now or when another has set what it waits for. Who asks amiss is ended."""
+    def take(self, reply: Reply, message: ToMeeting) -> str | None:
+        """Answer what a node's rank asks, now or when another has set what it waits for.
+
+        Returns why that cannot be asked; the connection by which it came is then ended, and nothing has changed.
+        """
+        refusal = None
         with self._lock:
             if not message.line:
                 self._forget(reply, message.connection)
-                return
+                return None
             try:
-                answers = self._answers(reply, message.connection, parse(Ask, message.line))
-            except (ValueError, IndexError):
+                ask = parse(Ask, message.line, 4 * MAX_KEYS)
+                _check(ask)
+                if self._held_characters + len(message.line) > MAX_HELD_CHARACTERS and ask.operation in _KEEPING:
+                    raise ValueError(f"{ask.operation} where {self._held_characters} characters are held already")
+                answers = self._answers(reply, message.connection, ask)
+            except ValueError as error:
+                refusal = str(error)[:MAX_SHOWN]
                 answers = [(reply, FromMeeting(message.connection, ""))]
         for send, answer in answers:
             send(answer)
+        return refusal
 
     def lose(self, island: int) -> None:
         """Tell all that an attempt of that island has ended, however: what it was in does not take place any more."""
         with self._lock:
-            self._values[f"{PLACE}/{here_key(island)}"] = _text(LOST)
+            self._put(f"{PLACE}/{here_key(island)}", _text(LOST))
             answers = self._answers_to_waiting()
         for send, answer in answers:
             send(answer)
@@ -74,52 +96,97 @@ class Meeting:
         with self._lock:
             here = self._values.get(key)
             if is_heard and here == _text(SILENT):
-                self._values[key] = self._values[f"{PLACE}/{starts_key(island)}"]
+                self._put(key, self._values.get(f"{PLACE}/{starts_key(island)}", here))
             elif not is_heard and here is not None and b64decode(here).isdigit():
-                self._values[key] = _text(SILENT)
+                self._put(key, _text(SILENT))
 
     def _forget(self, reply: Reply, connection: int) -> None:
         self._waiting = [each for each in self._waiting if (each.reply, each.connection) != (reply, connection)]
 
     def _answers(self, reply: Reply, connection: int, ask: Ask) -> list[_Asked]:
-        """All answers that can be given now."""
+        """All answers that can be given now. Raises ValueError for what cannot be asked."""
         if ask.operation == "get":
+            self._forget(reply, connection)
+            if sum(each.reply == reply for each in self._waiting) >= MAX_WAITING:
+                raise ValueError(f"more than {MAX_WAITING} questions of one node wait for an answer")
             self._waiting.append(_Waiting(reply, connection, ask.keys))
             return self._answers_to_waiting()
         answers = [(reply, _line(connection, self._done(ask)))]
-        return answers + (self._answers_to_waiting() if ask.operation in ("set", "add", "compare_set") else [])
+        return answers + (self._answers_to_waiting() if ask.operation in _KEEPING else [])
 
     def _answers_to_waiting(self) -> list[_Asked]:
         ready = [each for each in self._waiting if all(key in self._values for key in each.keys)]
         if ready:
             self._waiting = [each for each in self._waiting if each not in ready]
-        return [(each.reply, _line(each.connection, [self._values[key] for key in each.keys])) for each in ready]
+        return [(each.reply, self._answer(each)) for each in ready]
+
+    def _answer(self, asked: _Waiting) -> FromMeeting:
+        """The values; the end of the connection where they are more than an answer may hold."""
+        if sum(len(self._values[key]) for key in asked.keys) > MAX_ANSWER_CHARACTERS:
+            return FromMeeting(asked.connection, "")
+        return _line(asked.connection, [self._values[key] for key in asked.keys])
+
+    def _put(self, key: str, value: str) -> None:
+        self._delete(key)
+        self._held_characters += len(key) + len(value)
+        self._values[key] = value
+
+    def _delete(self, key: str) -> bool:
+        """Take the key away; False where it was not there."""
+        if key not in self._values:
+            return False
+        self._held_characters -= len(key) + len(self._values.pop(key))
+        return True
 
     def _done(self, ask: Ask) -> list[str]:
-        """Do it; the values of the answer. Raises ValueError or IndexError for what cannot be."""
+        """Do it; the values of the answer. Raises ValueError for what cannot be."""
         values = self._values
         if ask.operation == "set":
-            values.update(zip(ask.keys, ask.values, strict=True))
+            for key, value in zip(ask.keys, ask.values, strict=True):
+                self._put(key, value)
             return []
         if ask.operation == "check":
             return [str(int(all(key in values for key in ask.keys)))]
         key = ask.keys[0]
         if ask.operation == "add":
-            if ask.token in self._added:
-                return [self._added[ask.token]]
-            total = str(int(b64decode(values[key])) + ask.amount if key in values else ask.amount)
-            if ask.token:
-                self._added[ask.token] = total
-                if len(self._added) > TOKENS_KEPT:
-                    del self._added[next(iter(self._added))]
-            values[key] = _text(total)
-            return [total]
+            return [self._sum(key, ask)]
         if ask.operation == "delete":
-            return [str(int(values.pop(key, None) is not None))]
+            return [str(int(self._delete(key)))]
         expected, desired = ask.values
         if values.get(key, "") == expected:
-            values[key] = desired
+            self._put(key, desired)
         return [values.get(key, expected)]
+
+    def _sum(self, key: str, ask: Ask) -> str:
+        """Add to the number at the key, once for a token. Raises ValueError where no such number can be there."""
+        if ask.token in self._added:
+            return self._added[ask.token]
+        number = int(b64decode(self._values[key])) + ask.amount if key in self._values else ask.amount
+        if abs(number) >= MAX_SUM:
+            raise ValueError(f"the sum at {key[:MAX_SHOWN]!r} has more than 63 bits")
+        total = str(number)
+        self._put(key, _text(total))
+        if ask.token:
+            self._added[ask.token] = total
+            if len(self._added) > TOKENS_KEPT:
+                del self._added[next(iter(self._added))]
+        return total
+
+
+def _check(ask: Ask) -> None:
+    """Raises ValueError for a question that the meeting does not answer."""
+    num_keys, num_values = _NUM_KEYS_AND_VALUES.get(
+        ask.operation, (len(ask.keys), len(ask.keys) if ask.operation == "set" else 0)
+    )
+    if not 0 < len(ask.keys) <= MAX_KEYS or (len(ask.keys), len(ask.values)) != (num_keys, num_values):
+        raise ValueError(f"{ask.operation} of {len(ask.keys)} keys and {len(ask.values)} values")
+    if (longest := max(map(len, ask.keys))) > MAX_KEY_CHARACTERS or len(ask.token) > MAX_TOKEN_CHARACTERS:
+        raise ValueError(f"{ask.operation} of a key of {longest} characters, with a token of {len(ask.token)}")
+    for value in ask.values:
+        try:
+            b64decode(value, validate=True)
+        except ValueError:
+            raise ValueError(f"{ask.operation} of {shown(value)}, which is not base64") from None
 
 
 def _text(value: str) -> str:

@@ -113,7 +113,7 @@ CHECKS = (
     Check("network", "the nodes reach each other where the plan says", "look at firewall and routes between them"),
 )
 _BY_NAME = {check.name: check for check in CHECKS}
-_CHECK_OF_KIND = {"key unknown": "host-keys", "key changed": "host-keys", "files": "files"}
+_CHECK_OF_KIND = {"key unknown": "host-keys", "key changed": "host-keys", "files": "files", "too much": "files"}
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,8 @@ Result = TypeVar("Result")
 class Meeting(Protocol):
     """Where ranks of several launches ask for what the others' say."""
 
-    def take(self, reply: Reply, message: ToMeeting) -> None:
-        """Answer by `reply`, now or later."""
+    def take(self, reply: Reply, message: ToMeeting) -> str | None:
+        """Answer by `reply`, now or later; why it is refused, where it is."""
 
 
 class RunningNodes:
@@ -73,10 +73,9 @@ class RunningNodes:
             if link.opened:
                 link.send(command)
 
-    def meet(self, node_rank: int, message: ToMeeting) -> None:
-        """Hand on what a rank of that node asks the others' ranks."""
-        if self._meeting is not None:
-            self._meeting.take(self.links[node_rank].send, message)
+    def meet(self, node_rank: int, message: ToMeeting) -> str | None:
+        """Hand on what a rank of that node asks the others' ranks; why it is refused, where it is."""
+        return None if self._meeting is None else self._meeting.take(self.links[node_rank].send, message)
 
     def go(self) -> None:
         """Let the ranks start. Only after every check has passed."""

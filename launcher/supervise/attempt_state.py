@@ -165,6 +165,11 @@ class AttemptState:
             return list(self._take_of_ranks(node, message, now_s))
         return list(self._take_of_node(node, message, now_s))
 
+    def take_refusal(self, node_rank: int, why: str, now_s: float) -> list[Effect]:
+        """What follows from a rank of that node having asked the meeting of islands for what cannot be."""
+        text = f"one of its ranks asked the meeting of islands for what cannot be: {why}"
+        return list(self._lose(self._plan.nodes[node_rank], text, now_s))
+
     def tick(self, now_s: float) -> list[Effect]:
         """What follows from nothing having been said up to `now_s`."""
         return [*self._notice_silence(now_s), *self._notice_hang(now_s)]

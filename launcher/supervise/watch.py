@@ -35,6 +35,9 @@ def watch(
             now_s = time.monotonic()
         for effect in (*effects, *state.tick(now_s)):
             _carry_out(effect, nodes, take)
+            if isinstance(effect, ForMeeting) and (why := nodes.meet(effect.node_rank, effect.message)) is not None:
+                for each in state.take_refusal(effect.node_rank, why, now_s):
+                    _carry_out(each, nodes, take)
         tick(now_s)
 
 
@@ -45,7 +48,5 @@ def _carry_out(effect: Effect, nodes: RunningNodes, take: Callable[[Happened], N
         nodes.links[effect.node_rank].drop()
     elif isinstance(effect, GiveUp):
         nodes.links[effect.node_rank].lost = True
-    elif isinstance(effect, ForMeeting):
-        nodes.meet(effect.node_rank, effect.message)
-    else:
+    elif not isinstance(effect, ForMeeting):
         take(effect)

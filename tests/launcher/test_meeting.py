@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import random
 from base64 import b64decode, b64encode
+
+import pytest
 
 from holmes_runtime.config.meeting_words import Answer, Ask, FromMeeting, ToMeeting
 from holmes_runtime.config.strict_json import parse, to_json
-from launcher.islands.held_meeting import Meeting
+from launcher.islands import held_meeting
+from launcher.islands.held_meeting import (
+    MAX_KEY_CHARACTERS,
+    MAX_KEYS,
+    MAX_WAITING,
+    Meeting,
+)
 
 
 class Node:
@@ -15,6 +25,7 @@ class Node:
     def __init__(self, meeting: Meeting) -> None:
         self.answers: list[tuple[int, tuple[str, ...]]] = []
         self.ended: list[int] = []
+        self.refusals: list[str] = []
         self._meeting = meeting
 
     def send(self, line: FromMeeting) -> None:
@@ -27,7 +38,8 @@ class Node:
         self.say(connection, to_json(ask))
 
     def say(self, connection: int, line: str) -> None:
-        self._meeting.take(self.send, ToMeeting(connection, line))
+        refusal = self._meeting.take(self.send, ToMeeting(connection, line))
+        self.refusals += [] if refusal is None else [refusal]
 
 
 def text(value: str) -> str:
@@ -145,17 +157,113 @@ def test_an_island_that_has_not_begun_or_has_left_is_not_called_silent() -> None
     assert here(meeting) == "left"
 
 
-def test_who_asks_amiss_is_ended_and_others_are_served() -> None:
-    meeting = Meeting()
-    here, there = Node(meeting), Node(meeting)
-    amiss = [
+def asked_amiss() -> list[str]:
+    """Questions that no rank of ours asks."""
+    return [
         '{"operation": "burn", "keys": []}',
         "no JSON",
         to_json(Ask("delete", ())),
         to_json(Ask("set", ("a",), ())),
+        to_json(Ask("set", ("islands/here/3",), ("!!!x",))),
+        to_json(Ask("compare_set", ("a",), ("", "\u00e9"))),
+        to_json(Ask("compare_set", ("a", "b"), ("", ""))),
+        to_json(Ask("set", ("k" * (MAX_KEY_CHARACTERS + 1),), ("",))),
+        to_json(Ask("check", ("k",) * (MAX_KEYS + 1))),
+        to_json(Ask("add", ("n",), amount=1 << 64)),
+        to_json(Ask("add", ("n",), amount=1, token="t" * 1000)),
+        '{"operation": "get", "keys": ["a"], "values": [], "amount": NaN, "token": ""}',
+        "[" * 100_000,
     ]
-    for line in amiss:
+
+
+def test_who_asks_for_what_cannot_be_is_refused_by_reason_and_others_are_served() -> None:
+    meeting = Meeting()
+    here, there = Node(meeting), Node(meeting)
+    for line in asked_amiss():
         here.say(7, line)
-    assert here.ended == [7] * len(amiss)
+    assert here.ended == [7] * len(asked_amiss())
+    assert len(here.refusals) == len(asked_amiss())
+    assert all(0 < len(each) <= 100 for each in here.refusals)
     there.ask(1, Ask("check", ("a",)))
     assert there.answers == [(1, ("0",))]
+
+
+def test_an_island_that_says_of_itself_what_only_the_controller_says_ends_nobody() -> None:
+    meeting = Meeting()
+    Node(meeting).ask(1, Ask("set", ("islands/here/3",), (text("silent"),)))  # and it has never begun
+    meeting.hear(3, is_heard=True)
+    assert here(meeting) == "silent"
+    meeting.hear(3, is_heard=False)
+    meeting.lose(3)
+    assert here(meeting) == "lost"
+
+
+def test_the_meeting_holds_no_more_than_its_bound_and_takes_more_once_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(held_meeting, "MAX_HELD_CHARACTERS", 1 << 20)
+    node, value = Node(Meeting()), "A" * (1 << 16)
+    for number in range(16):
+        node.ask(1, Ask("set", (str(number),), (value,)))
+    assert node.refusals[0].startswith("set where ")
+    node.ask(1, Ask("get", ("0",) * 300))
+    assert node.ended[-1] == 1  # of an answer that is too large
+    kept = len(node.refusals)
+    node.ask(2, Ask("delete", ("0",)))
+    node.ask(2, Ask("set", ("last",), (value,)))
+    assert len(node.refusals) == kept
+
+
+def test_a_node_has_no_more_questions_waiting_than_its_ranks_ask() -> None:
+    node = Node(Meeting())
+    for connection in range(MAX_WAITING + 1):
+        node.ask(connection, Ask("get", ("never",)))
+    node.ask(0, Ask("get", ("other",)))
+    assert (node.ended, len(node.refusals)) == ([MAX_WAITING], 1)
+
+
+SEED, NUM_AMISS = 32, 240
+WORDS = ("islands/here/0", "islands/starts/0", "islands/reached", "a", "", "\ud800", "k" * 2000, "\0")
+VALUES = ("", "!!!x", text("silent"), text("lost"), text("1"), text("-1" * 50), "=", "A", "A" * 100_000, "\u00e9")
+
+
+def amiss(chance: random.Random) -> str:
+    """A question with something wrong in it, mostly."""
+    operations = ("set", "get", "check", "add", "compare_set", "delete", "burn", "", None, 3)
+    data: dict[str, object] = {
+        "operation": chance.choice(operations),
+        "keys": [chance.choice(WORDS) for _ in range(chance.choice((0, 1, 1, 2, 20_000)))],
+        "values": [chance.choice(VALUES) for _ in range(chance.choice((0, 1, 1, 2)))],
+        "amount": chance.choice((0, 1, -1, 1 << 63, 10**4000, 0.5, True, None)),
+        "token": chance.choice(("", "t", "t" * 100, 1)),
+    }
+    for _ in range(chance.randint(0, 2)):
+        key = chance.choice(list(data))
+        if chance.random() < 0.3:
+            del data[key]
+        else:
+            data[key] = chance.choice((None, [], {}, "x", [[]], [None], -1, {"a": 1}))
+        if not data:
+            break
+    line = json.dumps(data)
+    return line[: chance.randint(1, len(line))] if chance.random() < 0.2 else line
+
+
+def test_after_whatever_one_island_asks_the_others_meet() -> None:
+    meeting, chance = Meeting(), random.Random(SEED)
+    hostile, refused = Node(meeting), 0
+    for number in range(NUM_AMISS):
+        hostile.say(number + 1, amiss(chance))
+        for is_heard in (False, True):
+            meeting.hear(0, is_heard)
+        first, second = Node(meeting), Node(meeting)
+        key = f"islands/decision/{number}"
+        second.ask(1, Ask("get", (key,)))
+        first.ask(1, Ask("add", ("islands/starts/1",), amount=1))
+        first.ask(1, Ask("compare_set", (key,), ("", text("both"))))
+        assert first.answers == [(1, (str(number + 1),)), (1, (text("both"),))]
+        assert second.answers == [(1, (text("both"),))]
+        second.say(1, "")
+        refused = len(hostile.refusals)
+    assert refused > NUM_AMISS / 2
+    assert len(hostile.ended) == refused

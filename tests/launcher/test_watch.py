@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from holmes_runtime.config.meeting_words import ToMeeting
 from holmes_runtime.config.messages import Alive, Exited
 from launcher.journal.run_events import NodeState
 from launcher.nodes.node_link import Heard, LinkClosed
 from launcher.nodes.start import RunningNodes
+from launcher.prepare.prepare import Attempt, prepare
+from launcher.prepare.user_variables import UserVariables
 from launcher.supervise.attempt_state import CAUSE_WINDOW_S, AttemptState
 from launcher.supervise.watch import Happened, watch
 from tests.launcher.plans import cpu_plan
@@ -13,9 +16,17 @@ from tests.launcher.plans import cpu_plan
 PLAN = cpu_plan()
 
 
+class Refusing:
+    """A meeting of islands that takes nothing of anybody."""
+
+    def take(self, reply: object, message: ToMeeting) -> str | None:  # noqa: ARG002
+        return "set of '!!!x'" if message.line else None
+
+
 def watched(heard: list[Heard]) -> tuple[AttemptState, list[Happened]]:
     """The state when all that was heard has been taken, and what was told of it. No node can be sent anything."""
-    nodes, told = RunningNodes((), detached=False), list[Happened]()
+    bundles = prepare(PLAN, Attempt("20260101-000000-abcd"), UserVariables({}, {}))
+    nodes, told = RunningNodes(bundles, detached=False, meeting=Refusing()), list[Happened]()
     for each in heard:
         nodes.heard.put(each)
     state = AttemptState(PLAN, False, started_s=0.0, unix_offset_s=0.0)
@@ -34,3 +45,13 @@ def test_time_is_when_a_message_came_and_not_when_it_is_taken() -> None:
     closed = Heard(1, LinkClosed(255, "", agent_ended=False), 1e9 + 5)
     state, _ = watched([Heard(0, Alive(), 1e9, number=1), closed, Heard(0, Alive(), 1e9 + 5 + 2 * CAUSE_WINDOW_S)])
     assert [failure.time_s for failure in state.failures] == [1e9 + 5]
+
+
+def test_island_whose_rank_asks_the_meeting_for_what_cannot_be_fails_by_host_and_reason() -> None:
+    ends = [Heard(node_rank, Exited(0), 1e9, number=1) for node_rank in (0, 2, 3)]
+    left = Heard(1, ToMeeting(7, ""), 1e9, number=1)
+    state, _ = watched([left, Heard(1, ToMeeting(7, "{}"), 1e9, number=2), *ends])
+    (failure,) = state.failures
+    assert failure.host == PLAN.nodes[1].host
+    assert failure.message.endswith("asked the meeting of islands for what cannot be: set of '!!!x'")
+    assert not failure.host_lost

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holmes_runtime.admission.meeting_gate import MeetingGate
 from holmes_runtime.admission.store_gate import GATE_ADDRESS
+from holmes_runtime.config.meeting_words import ToMeeting
 from launcher.islands.held_meeting import Meeting
 
 
@@ -20,4 +21,7 @@ class MeetingPlace:
         return [f"{GATE_ADDRESS}:{gate.port}" for gate in self.gates]
 
     def _gate(self, node: int) -> MeetingGate:
-        return MeetingGate(lambda message: self.meeting.take(self._sends[node], message))
+        def report(message: ToMeeting) -> None:
+            assert self.meeting.take(self._sends[node], message) is None
+
+        return MeetingGate(report)
