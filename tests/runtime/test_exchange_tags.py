@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
+from queue import Queue
+from threading import Event
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,8 +19,9 @@ from torch._C._distributed_c10d import HashStore
 from holmes_runtime.admission.keyed_frames import ChangedOnTheWay
 from holmes_runtime.outer.decision import Coming, Decision
 from holmes_runtime.outer.exchange_tags import ExchangeTags
-from holmes_runtime.outer.lane_exchange import LaneMaker
-from holmes_runtime.outer.lanes import Lane
+from holmes_runtime.outer.giving import GIVER, NEWCOMER, Given, Giving
+from holmes_runtime.outer.lane_exchange import LaneMaker, OpenLane
+from holmes_runtime.outer.lanes import Cell, Lane
 from holmes_runtime.outer.meeting import Meeting
 from holmes_runtime.outer.outer_step import digest_of
 
@@ -85,3 +91,81 @@ def test_another_state_is_no_change_on_the_way(store: HashStore) -> None:
     taker = tags_of(store, 1)
     taker.check(LANE, 0, packed, tags)
     assert not taker.agree(LANE, 0, digest_of([numbers(3)]), tags)
+
+
+class Wire:
+    """Both directions of a lane between a giver and a newcomer, and the bit that is flipped of what one gets."""
+
+    def __init__(self, flips_at: int | None, bit: int) -> None:
+        self.queues = Queue[Tensor](), Queue[Tensor]()
+        self.flips_at, self.bit = flips_at, bit
+
+
+class Work(NamedTuple):
+    """What is under way until somebody waits for it."""
+
+    wait: Callable[[], None]
+
+
+class WireEnd:
+    """The group of the owner at `position` of the lane."""
+
+    def __init__(self, wire: Wire, position: int) -> None:
+        self._wire, self._position, self._heard = wire, position, 0
+
+    def send(self, parts: list[Tensor], to: int, _: int) -> Work:
+        self._wire.queues[to].put(parts[0].clone())
+        return Work(lambda: None)
+
+    def recv(self, parts: list[Tensor], _: int, __: int) -> Work:
+        return Work(partial(self._take, parts[0]))
+
+    def _take(self, target: Tensor) -> None:
+        came = self._wire.queues[self._position].get(timeout=60)
+        if self._position == NEWCOMER and self._heard == self._wire.flips_at:
+            data = came.view(torch.uint8)
+            data[self._wire.bit // 8 % len(data)] ^= 1 << self._wire.bit % 8
+        self._heard += 1
+        target.copy_(came)
+
+
+class OneLane:
+    """A LaneMaker of one lane, on a wire of this process."""
+
+    streams = 1
+
+    def __init__(self, store: HashStore, wire: Wire, position: int) -> None:
+        meeting = Meeting(store, replace(ONE_ISLAND, num_islands=2), LANE.owners[position], 60.0)
+        self._real = LaneMaker(meeting, store, LANE.owners[position], timedelta(seconds=60), "lo", 1)
+        self._opened = [OpenLane(LANE._replace(cells=(Cell("w", (0,), (100,)),)), WireEnd(wire, position))]
+        self.tag = self._real.tag
+
+    def lanes(self, *_: object) -> list[Lane]:
+        return [self._opened[0].lane]
+
+    def open(self, *_: object) -> list[OpenLane]:
+        return self._opened
+
+
+class State:
+    """An OuterState of one tensor."""
+
+    def gather(self, values: Tensor, _: object) -> Tensor:
+        return values
+
+
+def test_a_newcomer_takes_no_state_that_was_changed_on_the_way(store: HashStore) -> None:
+    decision = Decision(7, 4, (coming(0),), (coming(1),))
+    anchor, momentum, is_free = torch.rand(100), torch.rand(100), Event()
+    is_free.set()
+    for seed in range(200):
+        dice = random.Random(seed)
+        wire = Wire(dice.choice([0, 1, None]), dice.randrange(8 * 800))
+        Giving(OneLane(store, wire, GIVER), decision, coming(1), State(), (anchor, momentum), is_free)  # type: ignore[arg-type]
+        given = Given(OneLane(store, wire, NEWCOMER), decision, coming(1))  # type: ignore[arg-type]
+        if wire.flips_at is None:
+            given.wait(Event())
+            assert torch.equal(given.states[0], torch.cat([anchor, momentum]))
+        else:
+            with pytest.raises(ChangedOnTheWay, match="rank 3 of the other was changed on the way"):
+                given.wait(Event())
