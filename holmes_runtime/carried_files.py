@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from holmes_runtime.config.bounded_file import open_bounded
 from holmes_runtime.data.document_tokens import TOKENIZER_FILE
 
 GENERATION_FILE = "generation_config.json"
@@ -36,12 +37,9 @@ def copy_files(files: dict[str, Path], output: Path) -> list[str]:
     reasons = []
     for name, path in files.items():
         try:
-            if path.stat().st_size > MAX_FILE_BYTES:
-                reasons.append(f"{path} is not copied: it has more than {MAX_FILE_BYTES} bytes")
-                continue
-            with open(path, "rb") as source, open(output / name, "xb") as target:
+            with open_bounded(path, MAX_FILE_BYTES) as source, open(output / name, "xb") as target:
                 shutil.copyfileobj(source, target)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             reasons.append(f"{path} is not copied: {error}")
     return reasons
 

@@ -37,7 +37,7 @@ def model_command(
     if has_tensors:
         lines["weights"] = str(folder.absolute())
     tokenizer = folder / TOKENIZER_FILE
-    if tokenizer.is_file():
+    if tokenizer.exists():
         lines["data"] = {"tokenizer": str(tokenizer.absolute())}
     out.print(yaml.safe_dump(lines, sort_keys=False), end="", markup=False, highlight=False, soft_wrap=True)
     billions = stage_parameters(shape, shape.num_layers, is_first=True, is_last=True) / 1e9
@@ -50,7 +50,7 @@ def model_command(
 
 
 def _tokenizer_sentence(path: Path) -> str:
-    if not path.is_file():
+    if not path.exists():
         return f"no {TOKENIZER_FILE}: tokenize text with the model's own, from where the model was published"
     try:
         tokenizer = FileTokenizer(str(path))

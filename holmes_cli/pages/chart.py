@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SIDE = 1000.0  # of the drawing, whatever room the page gives it
 MOST_TICKS = 5
+LARGEST, SMALLEST = 1e300, 1e-290  # of a value: with those beyond, sums and quotients of an axis are no numbers
 COLOURS = 8  # classes c0 to c7 of the style sheet
 
 
@@ -54,6 +55,7 @@ def draw_chart(
     title: str, steps: Sequence[int], series: Sequence[Series], text: Callable[[float], str], from_zero: bool = True
 ) -> Chart:
     """The series over `steps`, counted from 0. `text` says a value with its unit. Raises ValueError without a value."""
+    series = [replace(one, values=[_drawn(value) for value in one.values]) for one in series]
     known = [value for one in series for value in one.values if value is not None]
     marks = _marks(0.0 if from_zero else min(known), max(known))
     low, high = min(marks[0], min(known)), max(marks[-1], max(known))
@@ -79,6 +81,13 @@ def draw_chart(
         tuple(Tick(round(100 * (1 - _share(mark, low, high)), 2), text(mark)) for mark in marks),
         tuple(Tick(round(100 * _share(mark, first, last), 2), f"{mark:.0f}") for mark in step_marks),
     )
+
+
+def _drawn(value: float | None) -> float | None:
+    """The value where a picture can show it: at the edge of what axes reach, and 0 for what is too small to tell."""
+    if value is None or abs(value) < SMALLEST:
+        return value if value is None else 0.0
+    return min(max(value, -LARGEST), LARGEST)
 
 
 def _share(value: float, low: float, high: float) -> float:

@@ -109,9 +109,10 @@ def _show_result(plan: Plan, run: Run) -> None:
         return
     by_rdma = rdma_interfaces(plan)
     rows = []
-    for seen, expected in zip(run.traffic, by_interface(guess.traffic), strict=True):
+    planned_bytes = {(each.host, each.netdev): each.sent_bytes for each in by_interface(guess.traffic)}
+    for seen in run.traffic:
         rdma = _known_bytes(seen.rdma_sent_bytes) if (seen.host, seen.netdev) in by_rdma else "-"
-        measured, planned = _known_bytes(seen.sent_bytes), format_bytes(expected.sent_bytes)
+        measured, planned = map(_known_bytes, (seen.sent_bytes, planned_bytes.get((seen.host, seen.netdev))))
         rows.append((seen.host, seen.netdev, seen.network, measured, *((rdma,) if by_rdma else ()), planned))
     headings = ("host", "interface", "network", "measured", *(("by RDMA",) if by_rdma else ()), "planned")
     out.print(fitted_table(headings, rows, out.width, "Traffic a step: sent, measured against planned"))

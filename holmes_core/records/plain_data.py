@@ -80,10 +80,13 @@ def read_text(path: Path, most_bytes: int, make: str = "", inside: Path | None =
 
 
 def json_values(text: str, most: int = MOST_VALUES) -> Any:
-    """The data in JSON. Raises ValueError (JSONDecodeError) or RecursionError, before much memory is spent."""
+    """The data in JSON. Raises ValueError alone (JSONDecodeError), before much memory is spent."""
     if sum(map(text.count, (",", "[", "{"))) > most:
         raise ValueError(_too_many(most))
-    data = json.loads(text)
+    try:
+        data = json.loads(text)
+    except RecursionError:
+        raise ValueError(_too_deep()) from None
     _check(data, most)
     return data
 

@@ -24,7 +24,7 @@ from holmes_core.own_key import is_own, signature
 from holmes_core.records.parse_record import parse, record_in
 from holmes_core.records.plain_data import MOST_JSON_BYTES, MOST_VALUES, YamlLines, json_values, read_plain
 from holmes_core.records.record import FileRecord, Record
-from holmes_core.records.regular_file import MIB, check_regular
+from holmes_core.records.regular_file import MIB, open_regular
 
 R = TypeVar("R", bound=Record)
 F = TypeVar("F", bound=FileRecord)
@@ -123,8 +123,7 @@ def read_any(classes: Sequence[type[FileRecord]], path: Path, inside: Path | Non
 def _kind_of(path: Path, inside: Path | None) -> str | None:
     """The kind that a file's first lines claim; None where they claim none, or cannot be read."""
     try:
-        check_regular(path, MOST_OWN_BYTES, inside)
-        with open(path, "rb") as file:
+        with open_regular(path, MOST_OWN_BYTES, inside) as file:
             claimed = _KIND.search(file.read(_HEADER_BYTES))
     except OSError:
         return None
@@ -139,8 +138,10 @@ def _read_as_written(cls: type[F], path: Path, inside: Path | None) -> Signed[F]
     if path.suffix != ".json":
         return None
     try:
-        check_regular(path, MOST_OWN_BYTES, inside)
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        with (
+            open_regular(path, MOST_OWN_BYTES, inside) as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
+        ):
             if len(text) > MOST_JSON_BYTES and not _claims_to_be_own(text):
                 return None
             fields = dict(_fields_as_written(cls, text))

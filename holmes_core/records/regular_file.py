@@ -1,4 +1,7 @@
-"""Reading a file somebody else may have made: it must be a file, of bounded size, and where it says it is."""
+"""Open and read a file somebody else may have made: a regular file, of bounded size, in the folder it is said to be in.
+
+OSError is the only error: a name no file can have, such as one with a NUL character, is one too.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +9,79 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 MIB = 1 << 20
+# A pipe put in a file's place after the look at it does not hold the opening up.
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
-def check_regular(path: Path, most_bytes: int, inside: Path | None = None) -> None:
-    """Raises OSError where `path` is no file, holds more than `most_bytes`, or leads out of the folder `inside`.
+def open_regular(path: Path, max_bytes: int, inside: Path | None = None) -> BinaryIO:
+    """Open a regular file of at most `max_bytes`, in the folder `inside` where one is given, whatever links lead there.
 
-    A pipe or a device is never opened: that may wait for ever, or do something.
+    A pipe or a device is not opened: that may wait for ever, or do something.
+
+    Raises:
+        OSError: it is none, or cannot be read.
     """
-    status = path.stat()
+    try:
+        _check_status(path.stat(), path, max_bytes)
+        descriptor = os.open(path, _FLAGS) if inside is None else _open_inside(path, inside)
+    except ValueError:
+        raise OSError(errno.EINVAL, "no name of a file", repr(str(path))) from None
+    try:
+        _check_status(os.fstat(descriptor), path, max_bytes)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return open(descriptor, "rb")
+
+
+def read_regular(path: Path, max_bytes: int, inside: Path | None = None) -> bytes:
+    """Return all bytes of a file.
+
+    Raises:
+        OSError: as `open_regular`; also where the file grows beyond `max_bytes` meanwhile.
+    """
+    with open_regular(path, max_bytes, inside) as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise OSError(errno.EFBIG, f"more than {max_bytes} bytes", str(path))
+    return data
+
+
+def is_there(path: Path) -> bool:
+    """Return whether anything is at `path`, be it a link to nothing or something that cannot be opened."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError):
+        return True
+    return True
+
+
+def _open_inside(path: Path, inside: Path) -> int:
+    """Open the file that links of `path` lead to, step by step below `inside`, so that no later link leads out."""
+    folder, file = Path(os.path.realpath(inside, strict=True)), Path(os.path.realpath(path, strict=True))
+    if not file.is_relative_to(folder):
+        raise OSError(errno.ELOOP, f"leads out of {inside}, to {file}", str(path))
+    *parents, name = file.relative_to(folder).parts
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for parent in parents:
+            step = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=held)
+            os.close(held)
+            held = step
+        return os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=held)
+    finally:
+        os.close(held)
+
+
+def _check_status(status: os.stat_result, path: Path, max_bytes: int) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "a pipe, socket or device, not a file", str(path))
-    if status.st_size > most_bytes:
-        raise OSError(errno.EFBIG, f"{status.st_size} bytes; at most {most_bytes} are read", str(path))
-    if inside is not None and not path.resolve().is_relative_to(inside.resolve()):
-        raise OSError(errno.ELOOP, f"leads out of {inside}, to {path.resolve()}", str(path))
-
-
-def read_regular(path: Path, most_bytes: int, inside: Path | None = None) -> bytes:
-    """All bytes of a file. Raises OSError as `check_regular` does."""
-    check_regular(path, most_bytes, inside)
-    with open(path, "rb") as file:
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise OSError(errno.EFBIG, f"more than {most_bytes} bytes", str(path))
-    return data
+    if status.st_size > max_bytes:
+        raise OSError(errno.EFBIG, f"{status.st_size} bytes; at most {max_bytes} are read", str(path))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from holmes_runtime.config.bounded_file import read_json_object
 
 TOKENIZER_FILE = "tokenizer.json"
 MAX_CONFIG_BYTES = 2**24  # of tokenizer_config.json, which may list thousands of added tokens
@@ -58,12 +59,6 @@ def _read(path: Path) -> dict[str, Any]:
         ValueError: it is there and cannot be read.
     """
     try:
-        if not path.is_file():
-            return {}
-        with open(path, "rb") as file:
-            config = json.loads(file.read(MAX_CONFIG_BYTES))
-    except (OSError, RecursionError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} holds {type(config).__name__}, not keys and values")
-    return config
+        return read_json_object(path, MAX_CONFIG_BYTES)
+    except FileNotFoundError:
+        return {}

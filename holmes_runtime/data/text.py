@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from holmes_runtime.config.bounded_file import open_bounded
 from holmes_runtime.config.run_settings import BYTE_VALUES
 from holmes_runtime.data.bad_lines import BadLines
 from holmes_runtime.data.document_tokens import begin_of_document, end_of_document
@@ -20,6 +21,7 @@ from holmes_runtime.data.documents import has_documents, read_documents
 from holmes_runtime.data.file_kind import is_regular_file
 
 PIECE_BYTES = 2**16  # raw text is tokenized in pieces of about this size, cut at the end of a line
+MAX_TOKENIZER_BYTES = 2**28  # the largest have some tens of MB
 BATCH_BYTES = 2**22  # pieces are given to a tokenizer together, for it to work on several cores
 END_OF_DOCUMENT_BYTE = 0  # no text has it
 
@@ -71,6 +73,7 @@ class FileTokenizer:
         except ModuleNotFoundError:
             raise ModuleNotFoundError(f"the tokenizer {path} needs the Python package `tokenizers`") from None
         try:
+            open_bounded(Path(path), MAX_TOKENIZER_BYTES).close()
             self._tokenizer: Any = library.Tokenizer.from_file(path)
         except Exception as error:  # the library raises no narrower type
             raise ValueError(f"{path} is not a tokenizer file: {error}") from None

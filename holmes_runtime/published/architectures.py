@@ -6,11 +6,12 @@ are those of the transformers library's configurations, of version 4 and of vers
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from holmes_runtime.config.bounded_file import read_json_object
+from holmes_runtime.config.checks import shown
 from holmes_runtime.config.model_shape import ModelShape, RopeScaling
 from holmes_runtime.config.run_settings import Precision
 
@@ -30,20 +31,10 @@ Config = Mapping[str, Any]
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Return config.json of `folder`. Raises ValueError, naming the file, where that is none."""
-    path = folder / CONFIG_FILE
     try:
-        with open(path, "rb") as file:
-            text = file.read(MAX_CONFIG_BYTES + 1)
-        if len(text) > MAX_CONFIG_BYTES:
-            raise ValueError(f"it has more than {MAX_CONFIG_BYTES} bytes, too many for a configuration")
-        config = json.loads(text)
-    except (OSError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{path}: holds {type(config).__name__}, not keys and values")
-    return config
+        return read_json_object(folder / CONFIG_FILE, MAX_CONFIG_BYTES)
+    except FileNotFoundError as error:
+        raise ValueError(f"{folder / CONFIG_FILE} cannot be read: {error.strerror}") from None
 
 
 def read_shape(folder: Path, seq_length: int | None = None) -> ModelShape:
@@ -63,12 +54,12 @@ def _refuse_other_computation(config: Config) -> None:
     """Raises ValueError for a model that is none of the library's that are computed, or not as the library has it."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        raise ValueError(f"model_type {kind!r} is not one of {', '.join(ARCHITECTURES)}")
+        raise ValueError(f"model_type {shown(kind)} is not one of {', '.join(ARCHITECTURES)}")
     if config.get("quantization_config") is not None:
         raise ValueError("quantization_config is set: its weights are quantized; take the model it was made from")
     own_code = config.get("auto_map")
     if isinstance(own_code, dict) and any("Model" in name for name in own_code):
-        raise ValueError(f"auto_map is {own_code!r}: code of its own computes the model, and is not run")
+        raise ValueError(f"auto_map is {shown(own_code)}: code of its own computes the model, and is not run")
 
 
 def _rotary(config: Config, seq_length: int | None) -> ModelShape:
@@ -85,7 +76,7 @@ def _rotary(config: Config, seq_length: int | None) -> ModelShape:
     head_dim = _whole(config, "head_dim", QWEN3_HEAD_DIM if kind == "qwen3" else hidden // heads)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, dict):
-        raise ValueError(f"rope_scaling is {rope!r}, not keys and values")
+        raise ValueError(f"rope_scaling is {shown(rope)}, not keys and values")
     _refuse_unless(rope, "partial_rotary_factor", 1.0)
     _refuse_unless(config, "partial_rotary_factor", 1.0)
     return ModelShape(
@@ -112,7 +103,7 @@ def _rotary(config: Config, seq_length: int | None) -> ModelShape:
 def _gpt(config: Config, seq_length: int | None) -> ModelShape:
     activation = config.get("activation_function") or TANH_GELUS[0]
     if activation not in ("gelu", *TANH_GELUS):
-        raise ValueError(f"activation_function is {activation!r}, not one of gelu, {', '.join(TANH_GELUS)}")
+        raise ValueError(f"activation_function is {shown(activation)}, not one of gelu, {', '.join(TANH_GELUS)}")
     for key, plain in (
         ("scale_attn_weights", True),
         ("scale_attn_by_inverse_layer_idx", False),
@@ -154,7 +145,7 @@ def _scaling(rope: Config) -> RopeScaling | None:
         low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
         original = _whole(rope, "original_max_position_embeddings")
         return RopeScaling("llama3", _number(rope, "factor"), low, high, original)
-    raise ValueError(f"rope scaling {kind!r} is not one of default, linear, llama3")
+    raise ValueError(f"rope scaling {shown(kind)} is not one of default, linear, llama3")
 
 
 def _window(config: Config) -> int | None:
@@ -173,14 +164,14 @@ def _refuse_unless(config: Config, key: str, plain: object) -> None:
     """Raises ValueError unless `key` is `plain`, as it is where it is missing."""
     value = config.get(key)
     if value is not None and value != plain:
-        raise ValueError(f"{key} is {value!r}, and this runtime computes {plain!r} alone")
+        raise ValueError(f"{key} is {shown(value)}, and this runtime computes {plain!r} alone")
 
 
 def _whole(config: Config, key: str, default: int | None = None) -> int:
     value = config.get(key)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-        raise ValueError(f"{key} is {value!r}, not a whole number from 1 to {MOST}")
+        raise ValueError(f"{key} is {shown(value)}, not a whole number from 1 to {MOST}")
     return value
 
 
@@ -188,7 +179,7 @@ def _number(config: Config, key: str, default: float | None = None) -> float:
     value = config.get(key)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-        raise ValueError(f"{key} is {value!r}, not a number above 0")
+        raise ValueError(f"{key} is {shown(value)}, not a number above 0")
     return float(value)
 
 

@@ -64,7 +64,7 @@ def read_tensors(folder: Path, shape: ModelShape) -> Mapping[str, StoredTensor]:
         FileNotFoundError: the folder has none at all.
         ValueError: one is missing or of another model.
     """
-    if not any((folder / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
+    if not any((folder / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
         pickled = next(folder.glob("pytorch_model*.bin*"), None)
         if pickled is not None:
             raise PickledWeights(f"{folder} has its weights in {pickled.name} alone, a pickle, which is not read")

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from holmes_runtime.config.bounded_file import open_bounded
 from holmes_runtime.published.safetensors_header import LENGTH_BYTES, TYPE_BYTES, StoredTensor
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -43,7 +44,7 @@ class TensorFolder:
 
     def _mapped(self, file: Path) -> mmap.mmap:
         if file not in self._maps:
-            with open(file, "rb") as opened:
+            with open_bounded(file) as opened:
                 self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         return self._maps[file]
 

@@ -7,13 +7,16 @@ Source: https://github.com/huggingface/safetensors#format.
 
 from __future__ import annotations
 
-import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from holmes_runtime.config.bounded_file import json_object, open_bounded, read_json_object
+from holmes_runtime.config.checks import shown
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -23,6 +26,7 @@ WITHOUT_HEAD = {"wte.weight": "transformer.", "embed_tokens.weight": "model."}
 """By the name of the table of tokens in a model saved without its head, the first part of all names with one."""
 LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_DIMENSIONS, MAX_NUMBER = 64, 2**63 - 1  # torch's own limits
 
 
 @dataclass(frozen=True)
@@ -38,40 +42,35 @@ class StoredTensor:
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
     """The tensors of `file` by name. Raises ValueError, naming the file and the tensor, for what cannot be true."""
-    size = file.stat().st_size
-    with open(file, "rb") as opened:
+    with open_bounded(file) as opened:
+        size = os.fstat(opened.fileno()).st_size
         length = int.from_bytes(opened.read(LENGTH_BYTES), "little")
         if size < LENGTH_BYTES or length > min(size - LENGTH_BYTES, MOST_HEADER_BYTES):
             raise ValueError(f"{file} is not a safetensors file: its header would have {length} of {size} bytes")
         text = opened.read(length)
+    entries = json_object(file, text, keys_once=True)
+    entries.pop("__metadata__", None)
+    begin = LENGTH_BYTES + length
     try:
-        entries = json.loads(text, object_pairs_hook=_once)
-        entries.pop("__metadata__", None)
-        begin = LENGTH_BYTES + length
         found = {name: _entry(file, begin, size, entry) for name, entry in entries.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{file}: its header cannot be true: {error}") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{file}: its header cannot be true: {error!s:.200}") from None
     ordered = sorted(found.items(), key=lambda item: (item[1].start, item[1].stop))
     for (name, before), (other, after) in pairwise(ordered):
         if after.start < before.stop:
-            raise ValueError(f"{file}: its header cannot be true: {name} and {other} overlap")
-    return found
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
+            raise ValueError(f"{file}: its header cannot be true: {name:.60} and {other:.60} overlap")
     return found
 
 
 def _entry(file: Path, begin: int, size: int, entry: Mapping[str, Any]) -> StoredTensor:
     """A tensor of a header, its data beginning at byte `begin` of `size`."""
     type_name, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-    if any(type(number) is not int or number < 0 for number in (*shape, start, stop)):
-        raise ValueError(f"a shape {list(shape)} at {[start, stop]}")
+    if len(shape) > MAX_DIMENSIONS or any(
+        type(number) is not int or not 0 <= number <= MAX_NUMBER for number in (*shape, start, stop)
+    ):
+        raise ValueError(f"a shape {shown(list(shape))} at {shown([start, stop])}")
     if type_name in TYPE_BYTES and stop - start != math.prod(shape) * TYPE_BYTES[type_name]:
-        raise ValueError(f"a tensor of {type_name} {list(shape)} in {stop - start} bytes")
+        raise ValueError(f"a tensor of {type_name} {shown(list(shape))} in {stop - start} bytes")
     if start > stop or begin + stop > size:
         raise ValueError(f"bytes {[start, stop]} of the {size - begin} there are")
     return StoredTensor(file, str(type_name), shape, begin + start, begin + stop)
@@ -84,8 +83,8 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
     """
     index = folder / INDEX_FILE
     found: dict[str, StoredTensor] = {}
-    for name in _indexed(index) if index.is_file() else [SINGLE_FILE]:
-        if not (folder / name).is_file():
+    for name in _indexed(index) if index.exists() else [SINGLE_FILE]:
+        if not (folder / name).exists():
             raise ValueError(f"{folder / name} is missing: {folder} holds no model that can be read")
         found.update(read_header(folder / name))
     return _full_names(found)
@@ -105,10 +104,10 @@ def _full_names(found: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 def _indexed(index: Path) -> Iterable[str]:
     """The files that `index` names. Raises ValueError for anything but plain names."""
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        names = set(read_json_object(index, MOST_HEADER_BYTES)["weight_map"].values())
+    except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{index} does not say which tensors are in which file: {error!r}") from None
     strange = [name for name in names if not isinstance(name, str) or Path(name).name != name]
     if strange:
-        raise ValueError(f"{index} names {strange[0]!r}, which is not a file beside it")
+        raise ValueError(f"{index} names {shown(strange[0])}, which is not a file beside it")
     return sorted(names)

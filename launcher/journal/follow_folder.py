@@ -8,14 +8,15 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
 
-from holmes_core.errors import HolmesError
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.record_file import read_file
-from holmes_core.records.regular_file import check_regular
-from launcher.journal.bounded_log import part_before
+from holmes_core.records.regular_file import is_there
+from launcher.journal.bounded_log import PART_BYTES, part_before
 from launcher.journal.log_time import WrittenLine, split_stamp
+from launcher.journal.read_folder import open_in, reading
 from launcher.journal.run_events import LogLine, Notice, RunEvent, WrittenEvent, from_line
 from launcher.journal.run_folder import EVENTS_FILE, LOGS, PLAN_FILE, island_folders, read_run
 from launcher.journal.run_store import StoredRun
@@ -23,7 +24,7 @@ from launcher.journal.step_file import METRICS_FILE
 
 POLL_S = 0.2
 LINE_CHARACTERS = 1 << 20
-MOST_BYTES = 1 << 36  # of a log or of the events: a disk
+MAX_BYTES = 2 * PART_BYTES  # of a log or of the events: one line may be larger than a part
 _NAME = re.compile(r".+-rank[0-9]{1,9}")
 
 
@@ -35,7 +36,7 @@ class _Lines:
 
         Raises HolmesError for what is no file of the run folder.
         """
-        self._folder, self._path, self._is_thinned = folder, path, is_thinned
+        self._folder, self.path, self._is_thinned = folder, path, is_thinned
         self._rest = self._last = ""
         self._open()
         if from_end:
@@ -47,21 +48,19 @@ class _Lines:
         A log that has become the part before is read to its end first.
         """
         yield from self._read()
-        with contextlib.suppress(FileNotFoundError):
-            if self._path.stat().st_ino != os.fstat(self._file.fileno()).st_ino:
-                yield from self._read()
-                self._file.close()
-                self._open()
-                yield from self._unseen() if self._is_thinned and self._last else self._read()
+        if self._is_replaced():
+            yield from self._read()
+            self._file.close()
+            self._open()
+            yield from self._unseen() if self._is_thinned and self._last else self._read()
+
+    def _is_replaced(self) -> bool:
+        with reading(self.path), contextlib.suppress(FileNotFoundError):
+            return self.path.stat().st_ino != os.fstat(self._file.fileno()).st_ino
+        return False
 
     def _open(self) -> None:
-        try:
-            check_regular(self._path, MOST_BYTES, inside=self._folder)
-            self._file = open(self._path, encoding="utf-8", errors="replace")  # noqa: SIM115
-        except OSError as error:
-            raise HolmesError(
-                f"{self._path}: cannot be read: {error.strerror or error}", "give a folder that `holmes launch` wrote"
-            ) from None
+        self._file = TextIOWrapper(open_in(self._folder, self.path, MAX_BYTES), encoding="utf-8", errors="replace")
 
     def _unseen(self) -> Iterator[str]:
         """What stands behind the last line; that is there, as only earlier ones are thinned out."""
@@ -72,7 +71,11 @@ class _Lines:
         yield from lines
 
     def _read(self) -> Iterator[str]:
-        while chunk := self._file.read(LINE_CHARACTERS):
+        while True:
+            with reading(self.path):
+                chunk = self._file.read(LINE_CHARACTERS)
+            if not chunk:
+                return
             *whole, self._rest = (self._rest + chunk).split("\n")
             if len(self._rest) > LINE_CHARACTERS:
                 whole, self._rest = [*whole, self._rest], ""
@@ -85,7 +88,7 @@ def log_lines(folder: Path, rank: int | None) -> Iterator[WrittenLine]:
     """What the ranks (or the one) printed so far, rank by rank, as far back as it is kept."""
     for path in _logs(folder, rank):
         for part in (part_before(path), path):
-            if part.exists():
+            if is_there(part):
                 for line in _Lines(folder, part).new():
                     yield _log_line(path, line)
 
@@ -109,14 +112,14 @@ def follow_logs(folder: Path, rank: int | None) -> Iterator[tuple[int, WrittenLi
 def follow_events(folder: Path) -> Iterator[tuple[int, RunEvent]]:
     """Yield every event so far, then events and log lines as they come, as `follow_logs` does."""
     parts = island_folders(folder) or (folder,)
-    before = [(number, part) for number, part in enumerate(parts) if part_before(part / EVENTS_FILE).exists()]
+    before = [(number, part) for number, part in enumerate(parts) if is_there(part_before(part / EVENTS_FILE))]
     past = [(number, _Lines(part, part_before(part / EVENTS_FILE))) for number, part in before]
     files = [(number, _Lines(part, part / EVENTS_FILE)) for number, part in enumerate(parts)]
     files += [(number, _Lines(part, part / METRICS_FILE, is_thinned=True)) for number, part in enumerate(parts)]
     logs = [_NewLines(part, None) for part in parts]
     while True:
         over = not StoredRun(folder, read_run(folder)).goes_on
-        new = (_numbered_events(number, lines, parts[number]) for number, lines in (*past, *files))
+        new = (_numbered_events(number, lines) for number, lines in (*past, *files))
         for number, written in heapq.merge(*new, key=lambda each: each[1].time_s):
             yield number, written.event
         past = []
@@ -142,8 +145,8 @@ class _NewLines:
                 yield _log_line(path, line)
 
 
-def _numbered_events(number: int, lines: _Lines, folder: Path) -> Iterator[tuple[int, WrittenEvent]]:
-    for written in _read_events(lines, folder):
+def _numbered_events(number: int, lines: _Lines) -> Iterator[tuple[int, WrittenEvent]]:
+    for written in _read_events(lines):
         yield number, written
 
 
@@ -151,8 +154,8 @@ def past_events(folder: Path) -> Iterator[RunEvent]:
     """What happened so far beside steps, which `step_file` tells, as far back as it is kept."""
     newest = folder / EVENTS_FILE
     for part in (part_before(newest), newest):
-        if part == newest or part.exists():
-            for written in _read_events(_Lines(folder, part), folder):
+        if part == newest or is_there(part):
+            for written in _read_events(_Lines(folder, part)):
                 yield written.event
 
 
@@ -160,21 +163,17 @@ def past_notices(folder: Path) -> Iterator[tuple[float, str]]:
     """The notices so far, each with its Unix time, as far back as they are kept."""
     newest = folder / EVENTS_FILE
     for part in (part_before(newest), newest):
-        if part == newest or part.exists():
-            for written in _read_events(_Lines(folder, part), folder):
+        if part == newest or is_there(part):
+            for written in _read_events(_Lines(folder, part)):
                 if isinstance(written.event, Notice):
                     yield written.time_s, written.event.text
 
 
-def _read_events(lines: _Lines, folder: Path) -> Iterator[WrittenEvent]:
+def _read_events(lines: _Lines) -> Iterator[WrittenEvent]:
     for line in lines.new():
-        try:
-            yield from_line(line)
-        except ValueError as error:
-            raise HolmesError(
-                f"{folder / EVENTS_FILE}: no event: {line[:60]!r}: {str(error)[:200]}",
-                "give a folder that `holmes launch` wrote",
-            ) from None
+        with reading(lines.path):
+            written = from_line(line)
+        yield written
 
 
 def read_plan(folder: Path) -> Plan:
@@ -189,7 +188,8 @@ def read_islands_plan(folder: Path) -> IslandsPlan:
 
 def _logs(folder: Path, rank: int | None) -> list[Path]:
     """The logs by rank. They are named HOST-rankN.log."""
-    files = [path for path in (folder / LOGS).glob("*.log") if _NAME.fullmatch(path.stem)]
+    with reading(folder / LOGS):
+        files = [path for path in (folder / LOGS).glob("*.log") if _NAME.fullmatch(path.stem)]
     return [path for path in sorted(files, key=_rank_of) if rank is None or _rank_of(path) == rank]
 
 

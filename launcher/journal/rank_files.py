@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.errors import ANSWER_IS_NO
 from holmes_core.records.record_file import private_opener
 from holmes_core.records.regular_file import MIB, read_regular
 from holmes_runtime.config.checks import shown
 from holmes_runtime.config.messages import RankFile
 from holmes_runtime.config.rank_metrics import MOST_SPANS, RankTrace, rank_file
 from holmes_runtime.config.strict_json import parse
+from launcher.journal.read_folder import reading
 
 FOLDER = "ranks"
 MOST_BYTES = 1 << 28  # of a file, as it lies here
@@ -60,15 +61,11 @@ def write_part(run_folder: Path, part: FilePart) -> None:
 def read_traces(run_folder: Path) -> Iterator[RankTrace]:
     """The traces that have come, by file. Raises HolmesError naming one that cannot be read."""
     for path in sorted((run_folder / FOLDER).glob("trace-rank*.json.gz")):
-        try:
+        with reading(path, "remove it to see the others", ANSWER_IS_NO):
             text = _unpacked(read_regular(path, MAX_TRACE_BYTES, inside=run_folder)).decode("ascii")
             trace = parse(RankTrace, text, MAX_TRACE_VALUES)
             _check_columns(trace)
-            yield trace
-        except (ValueError, OSError, zlib.error) as error:
-            raise HolmesError(
-                f"{path}: no trace of a rank: {error}", "remove it to see the others", ANSWER_IS_NO
-            ) from None
+        yield trace
 
 
 def _unpacked(packed: bytes) -> bytes:

@@ -40,6 +40,11 @@ class Notice:
     text: str
 
 
+SHOWN_CHARACTERS = 60  # of a line, in an error
+LATEST_S = 253_402_300_799.0  # Unix time of the last second of the year 9999
+MAX_STEPS = 2**53  # above, not all whole numbers are floats
+MAX_STEP_S = 1e9  # thirty years
+
 RunEvent = NodeState | LogLine | Notice | RankNotice | StepMetrics | OuterExchange
 _KINDS: dict[str, type[RunEvent]] = {
     "node": NodeState,
@@ -91,10 +96,21 @@ class WrittenEvent(NamedTuple):
 
 
 def from_line(line: str) -> WrittenEvent:
-    """The event `to_line` wrote. Raises ValueError for anything else."""
+    """The event `to_line` wrote. Raises ValueError for anything else, and for numbers that no run has."""
     data = json_values(line)
-    if not isinstance(data, dict) or data.get("event") not in _KINDS:
-        raise ValueError(f"not of {', '.join(_KINDS)}")
+    kind = data.get("event") if isinstance(data, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"not of {', '.join(_KINDS)}: {line[:SHOWN_CHARACTERS]!r}")
     fields = {name: value for name, value in data.items() if name not in ("event", "time_s")}
-    time_s = decode(float, data.get("time_s"), "time_s")
-    return WrittenEvent(time_s, decode(_KINDS[data["event"]], fields, ""))
+    time_s, event = decode(float, data.get("time_s"), "time_s"), decode(_KINDS[kind], fields, "")
+    _check(0 <= time_s <= LATEST_S, "time_s", time_s)
+    if isinstance(event, StepMetrics):
+        _check(0 <= event.step < MAX_STEPS, "step", event.step)
+        _check(0 < event.step_s <= MAX_STEP_S, "step_s", event.step_s)
+        _check(event.memory_bytes >= 0, "memory_bytes", event.memory_bytes)
+    return WrittenEvent(time_s, event)
+
+
+def _check(is_possible: bool, key: str, value: float) -> None:
+    if not is_possible:
+        raise ValueError(f"{key}: {value} is of no run")

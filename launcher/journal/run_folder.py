@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -14,14 +15,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.records.plain_data import json_values
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.record import FileRecord
 from holmes_core.records.record_file import private_opener, read_file, read_signed, write_atomically, write_signed
-from holmes_core.records.regular_file import MIB, read_regular
+from holmes_core.records.regular_file import MIB, is_there
 from holmes_core.records.run import Run
 from launcher.journal.bounded_log import BoundedLog
 from launcher.journal.log_time import stamped
 from launcher.journal.rank_files import FilePart, write_part
+from launcher.journal.read_folder import read_in, reading
 from launcher.journal.run_events import LogLine, RunEvent, to_line
 from launcher.journal.step_file import StepFile
 from launcher.journal.step_metrics import StepMetrics
@@ -38,6 +41,7 @@ PROFILE_FILE = "profile.json.gz"
 LOGS = "logs"
 SPARE_FILE, SPARE_BYTES = ".spare", 1 << 18  # given back when the disk is full, so that run.json gets its last state
 ISLAND = "island-"
+_ISLAND = re.compile(rf"{ISLAND}(0|[1-9][0-9]{{0,3}})", re.ASCII)
 
 
 def new_run_id() -> str:
@@ -172,9 +176,26 @@ def island_name(island: int) -> str:
 
 
 def island_folders(path: Path) -> tuple[Path, ...]:
-    """The run folders of the islands in a run's folder, in order; none of an ordinary run."""
-    found = [each for each in path.glob(f"{ISLAND}*") if (each / RUN_FILE).is_file()]
-    return tuple(sorted(found, key=lambda each: int(each.name.removeprefix(ISLAND))))
+    """The run folders of the islands in a run's folder, in order; none of an ordinary run, or of an island.
+
+    A link is none: one that leads back would make islands without end.
+    """
+    if is_island(path):
+        return ()
+    with reading(path):
+        found = {int(name[1]): each for each in path.iterdir() if (name := _ISLAND.fullmatch(each.name))}
+    folders = (found[number] for number in sorted(found))
+    return tuple(each for each in folders if not each.is_symlink() and holds_run(each))
+
+
+def is_island(path: Path) -> bool:
+    """Return whether `path` is the folder of an island, in that of the whole run."""
+    return _ISLAND.fullmatch(path.name) is not None and holds_run(path.parent)
+
+
+def holds_run(path: Path) -> bool:
+    """Return whether `path` holds the record of a run, readable or not."""
+    return is_there(path / RUN_FILE)
 
 
 def read_run(path: Path) -> Run:
@@ -203,7 +224,9 @@ def read_own_plan(path: Path) -> Plan | IslandsPlan:
 
 def read_seen(path: Path, attempt: int) -> dict[int, int]:
     """How many messages of each node were written down in that attempt."""
-    if not (path / SEEN_FILE).exists():
+    text = read_in(path, path / SEEN_FILE, MIB)
+    if text is None:
         return {}
-    data = json.loads(read_regular(path / SEEN_FILE, MIB, inside=path))
-    return {int(rank): count for rank, count in data["seen"].items()} if data["attempt"] == attempt else {}
+    with reading(path / SEEN_FILE):
+        data = json_values(text.decode())
+        return {int(rank): int(count) for rank, count in data["seen"].items()} if data["attempt"] == attempt else {}

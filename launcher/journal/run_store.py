@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import time
@@ -13,12 +12,10 @@ from typing import Literal
 
 from holmes_core.errors import HolmesError
 from holmes_core.own_key import state_folder
-from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Controller, Run
-from launcher.journal.run_folder import EVENTS_FILE, ISLAND, RUN_FILE, island_folders, read_run
-from launcher.journal.step_file import METRICS_FILE
+from launcher.journal.run_folder import EVENTS_FILE, ISLAND, holds_run, is_island, island_folders, read_run
+from launcher.journal.step_file import METRICS_FILE, last_step
 
-LONGEST_LINE = 4 << 20  # bytes of a step's metrics, which hold one entry for each interface of each host
 Watched = Literal["watched", "elsewhere", "unwatched", "ended"]
 
 
@@ -55,9 +52,7 @@ class StoredRun:
     def whole(self) -> StoredRun | None:
         """The run that this is an island of; None where it is none."""
         above = self.folder.parent
-        if self.folder.name.startswith(ISLAND) and (above / RUN_FILE).is_file():
-            return StoredRun(above, read_run(above))
-        return None
+        return StoredRun(above, read_run(above)) if is_island(self.folder) else None
 
     @property
     def steps_done(self) -> int:
@@ -65,13 +60,12 @@ class StoredRun:
 
         Of a run of islands those of the one that is furthest.
         """
-        if self.islands:
-            return max(island.steps_done for island in self.islands)
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            with open(self.folder / METRICS_FILE, "rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
-                whole = file.read().rpartition(b"\n")[0]
-            return int(json.loads(whole.rpartition(b"\n")[2])["step"]) + 1
+        islands = self.islands
+        if islands:
+            return max(island.steps_done for island in islands)
+        with contextlib.suppress(HolmesError):
+            last = last_step(self.folder)
+            return self.run.steps_done if last is None else last + 1
         return self.run.steps_done
 
     @property
@@ -95,18 +89,19 @@ def all_runs() -> list[StoredRun]:
     """Every run whose folder is still there, oldest first."""
     found = []
     for link in sorted(_links_folder().glob("*")):
-        if not (link / RUN_FILE).exists():
+        if not holds_run(link):
             link.unlink(missing_ok=True)
             continue
         with contextlib.suppress(HolmesError):  # of another version of Holmes
-            found.append(StoredRun(link.resolve(), read_run(link)))
+            found.append(StoredRun(Path(os.path.realpath(link)), read_run(link)))
     return found
 
 
 def find_run(name: str) -> StoredRun:
     """The run of that id, the start of one, or that folder. Raises HolmesError if there is none, or more than one."""
-    if (Path(name) / RUN_FILE).is_file():
-        return StoredRun(Path(name).resolve(), read_file(Run, Path(name) / RUN_FILE))
+    if holds_run(Path(name)):
+        folder = Path(os.path.realpath(name))
+        return StoredRun(folder, read_run(folder))
     runs = all_runs()
     found = [stored for stored in runs if stored.run.run_id.startswith(name)]
     if not found and ISLAND in name:

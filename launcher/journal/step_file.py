@@ -8,15 +8,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from holmes_core.errors import HolmesError
+from holmes_core.records.plain_data import json_values
 from holmes_core.records.record_file import private_opener
-from holmes_core.records.regular_file import MIB, read_regular
+from holmes_core.records.regular_file import MIB, is_there
+from holmes_runtime.config.strict_json import decode
 from launcher.journal.bounded_log import append, open_to_append
-from launcher.journal.run_events import from_line, to_line
+from launcher.journal.read_folder import open_in, read_in, reading
+from launcher.journal.run_events import MAX_STEPS, from_line, to_line
 from launcher.journal.step_metrics import StepMetrics
 
 METRICS_FILE = "metrics.jsonl"
 MOST_BYTES = 32 * MIB  # read in seconds, and 20,000 steps of 4 hosts
+LONGEST_LINE = 4 * MIB  # of a step, which holds one entry for each interface of each host
 _NOT_EVALUATED = '"eval_loss": null'
 
 
@@ -78,18 +81,28 @@ def read_steps(folder: Path, most: int) -> list[StepMetrics]:
 def read_written(folder: Path, most: int) -> list[WrittenStep]:
     """The same, with the time of each."""
     path = folder / METRICS_FILE
-    try:
-        if not path.exists():
-            return []
-        *lines, _ = read_regular(path, 2 * MOST_BYTES, inside=folder).split(b"\n")
-        last = len(lines) - 1
-        chosen = range(len(lines)) if last < most else sorted({last * index // (most - 1) for index in range(most)})
+    text = read_in(folder, path, 2 * MOST_BYTES)
+    if text is None:
+        return []
+    *lines, _ = text.split(b"\n")
+    last = len(lines) - 1
+    chosen = range(len(lines)) if last < most else sorted({last * index // (most - 1) for index in range(most)})
+    with reading(path):
         found = [from_line(lines[index].decode("utf-8")) for index in chosen]
-    except OSError as error:
-        why = error.strerror or os.strerror(error.errno or 0)
-        raise HolmesError(f"{path}: cannot be read: {why}", "give a folder that `holmes launch` wrote") from None
-    except ValueError as error:
-        raise HolmesError(f"{path}: no steps: {str(error)[:200]}", "give a folder that `holmes launch` wrote") from None
     written = (WrittenStep(each.time_s, each.event) for each in found if isinstance(each.event, StepMetrics))
     steps = {each.step.step: each for each in written}
     return [steps[number] for number in sorted(steps)]
+
+
+def last_step(folder: Path) -> int | None:
+    """Return the number of the last step written down, None where there is none. Raises HolmesError."""
+    path = folder / METRICS_FILE
+    if not is_there(path):
+        return None
+    with open_in(folder, path, 2 * MOST_BYTES) as file, reading(path):
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
+        last = file.read(LONGEST_LINE).rpartition(b"\n")[0].rpartition(b"\n")[2]
+        if not last:
+            return None
+        step: int = decode(int, json_values(last.decode("utf-8"))["step"], "step")
+    return step if 0 <= step < MAX_STEPS else None

@@ -8,6 +8,7 @@ tensorflow/core/framework/summary.proto, whose field numbers these are; RFC 3720
 from __future__ import annotations
 
 import contextlib
+import math
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -44,7 +45,7 @@ def event_records(steps: Iterable[WrittenStep]) -> Iterator[bytes]:
     yield _record(_double(_WALL_TIME, 0.0) + _bytes(_FILE_VERSION, b"brain.Event:2"))
     for time_s, step in steps:
         values = b"".join(
-            _bytes(_VALUE, _bytes(_TAG, tag.encode()) + _key(_SIMPLE_VALUE, _FIXED_32) + struct.pack("<f", value))
+            _bytes(_VALUE, _bytes(_TAG, tag.encode()) + _key(_SIMPLE_VALUE, _FIXED_32) + _float(value))
             for tag, value in _scalars(step)
         )
         number = _key(_STEP, _VARINT) + _varint(step.step + 1)
@@ -109,6 +110,14 @@ def _varint(number: int) -> bytes:
 
 def _bytes(field: int, data: bytes) -> bytes:
     return _key(field, _BYTES) + _varint(len(data)) + data
+
+
+def _float(value: float) -> bytes:
+    """Four bytes; what is beyond their range is infinite, as it is where a float of eight is rounded to one of four."""
+    try:
+        return struct.pack("<f", value)
+    except OverflowError:
+        return struct.pack("<f", math.copysign(math.inf, value))
 
 
 def _double(field: int, value: float) -> bytes:

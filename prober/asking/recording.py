@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from holmes_core.records.parse_record import parse
 from holmes_core.records.plain_data import read_plain
 from holmes_core.records.record import Record
 from holmes_core.records.record_file import write_atomically
-from holmes_core.records.regular_file import MIB, read_regular
+from holmes_core.records.regular_file import MIB, is_there, read_regular
 from prober.asking.command_words import command_words
 from prober.asking.labelled import labels, lines_of, without_labels
 from prober.asking.plain_text import plain_text
@@ -180,7 +181,7 @@ def write_stated_trunks(folder: Path, stated: Sequence[StatedTrunk]) -> None:
 def read_stated_trunks(folder: Path) -> tuple[StatedTrunk, ...]:
     """The trunks stated for the recording in `folder`. Raises HolmesError naming file and key."""
     file = folder / "trunks.json"
-    return parse(TrunkNotes, read_plain(file, inside=folder), str(file)).trunks if file.exists() else ()
+    return parse(TrunkNotes, read_plain(file, inside=folder), str(file)).trunks if is_there(file) else ()
 
 
 def write_security(folder: Path, security: Security) -> None:
@@ -192,7 +193,7 @@ def write_security(folder: Path, security: Security) -> None:
 def read_security(folder: Path) -> Security:
     """What was asked for at the recording in `folder`. Raises HolmesError naming file and key."""
     file = folder / "security.json"
-    return parse(Security, read_plain(file, inside=folder), str(file)) if file.exists() else IN_THE_CLEAR
+    return parse(Security, read_plain(file, inside=folder), str(file)) if is_there(file) else IN_THE_CLEAR
 
 
 def refuse_used_folder(folder: Path) -> None:
@@ -209,14 +210,29 @@ def _file_name(output: Recorded) -> str:
 
 def read_recorded_hosts(folder: Path) -> dict[str, HostRecording]:
     """Every host in `folder`, in the order they were asked, else by name. Raises HolmesError naming file and key."""
-    if not folder.is_dir():
-        raise HolmesError(f"{folder}: no such folder", "name the folder that `holmes probe --record` wrote")
-    folders = sorted((file.parent for file in folder.glob("*/recording.json")), key=lambda each: each.name)
+    try:
+        if not folder.is_dir():
+            raise HolmesError(f"{folder}: no such folder", "name the folder that `holmes probe --record` wrote")
+        folders = sorted((file.parent for file in folder.glob("*/recording.json")), key=lambda each: each.name)
+    except OSError as error:
+        raise HolmesError(f"{folder}: cannot be read: {error.strerror}", "check its permissions") from None
     if not folders:
         hint = "it should hold one folder a host, each with a recording.json: a list of {file, command, exit_code}"
         raise HolmesError(f"{folder}: no recording in it", hint)
-    recorded = {each.name: _read_recording(each) for each in folders}
+    recorded = {_host_name(each): _read_recording(each) for each in folders}
     return dict(sorted(recorded.items(), key=lambda item: _asked_at(item[1])))
+
+
+def _host_name(host_folder: Path) -> str:
+    """Return the name of a host's folder. Raises HolmesError for one that is not text."""
+    try:
+        host_folder.name.encode()
+    except UnicodeEncodeError:
+        raise HolmesError(
+            f"{host_folder.parent}: the name of the folder {os.fsencode(host_folder.name)!r} is not UTF-8",
+            "rename it to the name of the host",
+        ) from None
+    return host_folder.name
 
 
 def _asked_at(recording: HostRecording) -> float:
@@ -257,16 +273,15 @@ def _read_output(file: Path, number: int, entry: object) -> Recorded:
         raise _malformed(file, f"{number}.file", name, "a file beside recording.json")
     try:
         text = read_regular(file.parent / name, MOST_OUTPUT_BYTES, file.parent.parent).decode("utf-8", errors="replace")
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise _malformed(file, f"{number}.file", name, f"a readable file of the recording ({why})") from None
+    except OSError as error:
+        raise _malformed(file, f"{number}.file", name, f"a readable file of the recording ({error.strerror})") from None
     return Recorded(command, text, exit_code)
 
 
 def _read_notes(host_folder: Path) -> HostNotes | None:
     """The notes; None where nobody made any, as `holmes probe --record` does."""
     file = host_folder / "host.json"
-    return parse(HostNotes, read_plain(file, inside=host_folder.parent), str(file)) if file.exists() else None
+    return parse(HostNotes, read_plain(file, inside=host_folder.parent), str(file)) if is_there(file) else None
 
 
 def _malformed(file: Path, key: str, value: object, wanted: str) -> HolmesError:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,58 @@ def test_the_tokenizer_and_the_borders_of_documents_are_named(command: Command, 
 
     assert yaml.safe_load(done.stdout)["data"] == {"tokenizer": str(tmp_path / "tokenizer.json")}
     assert "documents begin with token 1 and end with token 2" in done.stderr
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def terabyte(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+def deep(path: Path) -> None:
+    path.write_text('{"weight_map": ' + "[" * 90_000)
+
+
+@pytest.mark.parametrize("kind", [pipe, endless, terabyte, deep])
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"],
+)
+def test_file_of_a_model_that_is_none_is_refused_and_not_waited_for(
+    kind: Callable[[Path], None], name: str, command: Command, tmp_path: Path
+) -> None:
+    write_folder(tmp_path)
+    if name.startswith("tokenizer"):
+        write_tokenizer(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    kind(tmp_path / name)
+
+    done = command("model", ".")
+
+    assert (done.code, name in done.stderr, done.stderr.count("hint: ")) == (2, True, 1), done
+
+
+def write_tokenizer(folder: Path) -> None:
+    words = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": words}))
+
+
+def test_folder_of_links_as_a_download_leaves_it_is_read(command: Command, tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "snapshots" / "0f3a", tmp_path / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    write_folder(snapshot)
+    for number, file in enumerate(snapshot.iterdir()):
+        file.rename(blobs / str(number))
+        file.symlink_to(f"../../blobs/{number}")
+
+    done = command("model", "snapshots/0f3a")
+
+    assert (done.code, "weights" in yaml.safe_load(done.stdout)) == (0, True)

@@ -81,7 +81,7 @@ def test_steps_take_bounded_room_show_the_whole_course_and_who_follows_sees_each
 
 def test_a_file_that_holds_no_steps_is_refused(tmp_path: Path) -> None:
     (tmp_path / METRICS_FILE).write_text("junk\n", encoding="utf-8")
-    with pytest.raises(HolmesError, match=r"metrics\.jsonl: no steps: "):
+    with pytest.raises(HolmesError, match=r"metrics\.jsonl: cannot be read: "):
         read_steps(tmp_path, most=2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,11 @@ def test_a_malformed_recording_names_file_and_key(tmp_path: Path, entries: objec
 )
 def test_the_first_word_names_the_tool(command: str, tool: str) -> None:
     assert Recorded(command, "", 0).tool == tool
+
+
+def test_folder_of_a_host_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + b"/\xff\xfe"
+    os.mkdir(folder)  # noqa: PTH102  # its name is bytes
+    Path(os.fsdecode(folder), "recording.json").write_text("[]")
+    with pytest.raises(HolmesError, match=r"the name of the folder b'\\xff\\xfe' is not UTF-8"):
+        replay(tmp_path)

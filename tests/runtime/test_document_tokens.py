@@ -90,5 +90,5 @@ def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = write_tokenizer(tmp_path, *WORDS)
     (tmp_path / "tokenizer_config.json").write_text("{")
 
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json cannot be read"):
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json is not JSON"):
         FileTokenizer(str(path))
