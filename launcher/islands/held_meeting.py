@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 
+from holmes_runtime.config.checks import SHOWN_CHARACTERS, shown
 from holmes_runtime.config.meeting_words import (
     LOST,
     PLACE,
@@ -23,7 +24,7 @@ from holmes_runtime.config.meeting_words import (
     here_key,
     starts_key,
 )
-from holmes_runtime.config.strict_json import MAX_SHOWN, parse, shown, to_json
+from holmes_runtime.config.strict_json import parse, to_json
 
 TOKENS_KEPT = 100_000
 MAX_KEYS = 4096  # of one question
@@ -76,7 +77,7 @@ class Meeting:
                     raise ValueError(f"{ask.operation} where {self._held_characters} characters are held already")
                 answers = self._answers(reply, message.connection, ask)
             except ValueError as error:
-                refusal = str(error)[:MAX_SHOWN]
+                refusal = str(error)[:SHOWN_CHARACTERS]
                 answers = [(reply, FromMeeting(message.connection, ""))]
         for send, answer in answers:
             send(answer)
@@ -163,7 +164,7 @@ class Meeting:
             return self._added[ask.token]
         number = int(b64decode(self._values[key])) + ask.amount if key in self._values else ask.amount
         if abs(number) >= MAX_SUM:
-            raise ValueError(f"the sum at {key[:MAX_SHOWN]!r} has more than 63 bits")
+            raise ValueError(f"the sum at {key[:SHOWN_CHARACTERS]!r} has more than 63 bits")
         total = str(number)
         self._put(key, _text(total))
         if ask.token:
