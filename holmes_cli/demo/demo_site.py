@@ -71,7 +71,8 @@ def measured_compute(model: dict[str, int], micro_batch_size: int, at_once: int,
         arguments += [f"--{key.replace('_', '-')}", str(model[key])]
     command = [sys.executable, "-m", f"{holmes_runtime.__name__}.calibrate", *arguments]
     quiet = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch warns where the machine's own address has no name
-    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=quiet).stdout
+    # in `/`: Python imports from the folder it is started in before its own
+    answer = subprocess.run(command, cwd="/", stdout=subprocess.PIPE, text=True, check=True, env=quiet).stdout
     compute: dict[str, Any] = yaml.safe_load(answer)["compute"]
     return compute
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -32,6 +33,11 @@ class Command:
     limited: bool = False
     after_s: int | None = None
     shown: str | None = None
+
+
+def in_root(command: str) -> str:
+    """`command` as a simple one that runs in `/`: a Python imports from the folder it is started in before its own."""
+    return f"sh -c {shlex.quote(f'cd / && exec {command}')}"
 
 
 def script(commands: Iterable[Command], token: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from holmes_core.records.access import Access
 from holmes_core.records.inventory import Software
-from prober.asking.commands import Command
+from prober.asking.commands import Command, in_root
 from prober.asking.recording import Recorded
 
 # torch is looked at without importing it: that would take seconds.
@@ -41,8 +41,8 @@ def software_command(access: Access) -> Command:
         words = " ".join(shlex.quote(word) for word in (*access.container.options, access.container.image))
         ask = f"{run} {words} {ask}"
     if access.activate is not None:
-        ask = f"bash -lc {shlex.quote(f'{access.activate} && {ask}')}"
-    return Command(ask, limited=True)
+        return Command(f"bash -lc {shlex.quote(f'{access.activate} && cd / && {ask}')}", limited=True)
+    return Command(in_root(ask), limited=True, shown=ask)
 
 
 def python_was_asked(outputs: Sequence[Recorded]) -> bool:

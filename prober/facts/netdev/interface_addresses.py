@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from holmes_core.records.access import Access
-from prober.asking.commands import Command
+from prober.asking.commands import Command, in_root
 
 TOOL = "interface-addresses"
 # As `ip -j addr show` prints it, with the first address of each interface. Numbers by linux/sockios.h (SIOCGIF...) and
@@ -40,4 +40,4 @@ print(json.dumps(found))
 def addresses_command(access: Access) -> Command:
     """Asked where `ip` before it gave no answer."""
     shell = f"{access.python_word} -c {shlex.quote(f'exec({_ASK!r})')}"
-    return Command(shell, limited=True, when="case $code in 0) false;; esac", shown=TOOL)
+    return Command(in_root(shell), limited=True, when="case $code in 0) false;; esac", shown=TOOL)
