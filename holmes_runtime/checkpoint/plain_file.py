@@ -51,7 +51,7 @@ def read_plain(path: Path, max_bytes: int) -> bytes:
     """
     with BufferedReader(open_plain(path)) as file:
         size_bytes = os.fstat(file.fileno()).st_size
-        data = file.read(max_bytes + 1) if size_bytes <= max_bytes else b""
+        data = file.read(size_bytes + 1) if size_bytes <= max_bytes else b""
     if size_bytes > max_bytes or len(data) > max_bytes:
         raise OSError(errno.EFBIG, f"{max(size_bytes, len(data))} bytes; at most {max_bytes} are read", str(path))
     return data

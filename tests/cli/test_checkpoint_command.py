@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -154,6 +157,96 @@ def test_wrong_usage_touches_nothing(tmp_path: Path, command: Command, words: tu
     assert done.code == 2
     assert said in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["a1"]
+
+
+SECRET = b"the key of whoever runs this"
+
+
+def hostile_index(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    """Change `pieces.json`, whose digest is made anew."""
+
+    def rewrite(step: Path) -> None:
+        index = json.loads((step / "pieces.json").read_text())["index"]
+        change(index)
+        digest = digest_of(json.dumps(index).encode())
+        (step / "pieces.json").write_text(json.dumps({"digest": digest, "index": index}))
+
+    return rewrite
+
+
+def first_box(**changes: object) -> Callable[[Path], None]:
+    return hostile_index(lambda index: index["tensors"][0]["boxes"][0].update(changes))
+
+
+def other_file(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Put something else in the place of a file of the checkpoint."""
+
+    def replace(step: Path) -> None:
+        path = step / name
+        path.unlink()
+        make(path)
+
+    return replace
+
+
+def link_to_secret(path: Path) -> None:
+    secret = path.parents[2] / "id_rsa"
+    secret.write_bytes(SECRET)
+    path.symlink_to(secret)
+
+
+HOSTILE: dict[str, Callable[[Path], object]] = {
+    "pieces.json is a pipe": other_file("pieces.json", os.mkfifo),
+    "a piece is a pipe": other_file(FIRST, os.mkfifo),
+    "a piece is a link": other_file(FIRST, link_to_secret),
+    "pieces.json is a link": other_file("pieces.json", link_to_secret),
+    "a box of 10^12 bytes": first_box(size_bytes=10**12),
+    "a box of 2^62 bytes": first_box(size_bytes=2**62),
+    "a box of -1 bytes": first_box(size_bytes=-1),
+    "a box from byte 2^70 on": first_box(first_byte=2**70),
+    "a file outside": first_box(file="../../id_rsa"),
+    "a name with NUL": first_box(file="__0_0.distcp\0"),
+    "10^300 steps": hostile_index(lambda index: index.update(steps=10**300)),
+    "other steps": hostile_index(lambda index: index.update(steps=11)),
+    "deep": lambda step: (step / "pieces.json").write_text("[" * 200_000),
+    "a long latest": lambda step: (step.parent / "latest").write_bytes(b"a" * 1_000_000),
+    "latest is no text": lambda step: (step.parent / "latest").write_bytes(b"\xff" * 8),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("action", ["list", "verify", "gather"])
+def test_a_folder_that_no_run_leaves_is_refused_in_a_sentence(
+    tmp_path: Path, command: Command, name: str, action: str
+) -> None:
+    HOSTILE[name](save(tmp_path / "a1", 10, *CONTENT))
+
+    done = command("checkpoint", action, "a1", *(("-o", "one") if action == "gather" else ()))
+
+    assert done.code == 1
+    assert "a1/" in done.stdout + done.stderr
+    assert len(done.stdout + done.stderr) < 3000
+    assert not any(SECRET in path.read_bytes() for path in tmp_path.glob("one/**/*") if path.is_file())
+
+
+def test_a_link_in_the_place_of_torchs_metadata_is_not_followed(tmp_path: Path, command: Command) -> None:
+    other_file(".metadata", link_to_secret)(save(tmp_path / "a1", 10, *CONTENT))
+
+    done = command("checkpoint", "gather", "a1", "-o", "one")
+
+    assert done.code == 1
+    assert ".metadata" in done.stderr
+    assert list((tmp_path / "one").iterdir()) == []
+
+
+def test_folders_that_describe_one_save_otherwise_are_two(tmp_path: Path, command: Command) -> None:
+    save(tmp_path / "a1", 10, FIRST)
+    hostile_index(lambda index: index["files"][1].update(hosts=["c1"]))(save(tmp_path / "b1", 10, SECOND))
+
+    done = command("checkpoint", "list", "a1", "b1")
+
+    assert done.code == 1
+    assert [row[2] for row in rows(done.stdout)] == ["1 of 2", "1 of 2"]
 
 
 def test_a_folder_without_a_checkpoint_is_told(tmp_path: Path, command: Command) -> None:

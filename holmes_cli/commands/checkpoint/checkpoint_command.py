@@ -90,9 +90,11 @@ def _show(
     out.print(fitted_table(HEADINGS, rows, out.width))
     for each in found:
         missing = [file for file in each.offer.files if not each.holders[file.name]]
-        for file in missing[:MISSING_SHOWN]:
-            had = f"; it was on {', '.join(file.hosts)}"
-            out.print(f"{each.offer.name}: {file.name} is in none of these folders{had}", markup=False, soft_wrap=True)
+        for file, why in list(zip(missing, each.lacking, strict=True))[:MISSING_SHOWN]:
+            had = f"it was on {', '.join(file.hosts)}: {why}"
+            out.print(
+                f"{each.offer.name}: {file.name} is in none of these folders; {had}", markup=False, soft_wrap=True
+            )
         if words := whose_weights(folders[each.folders[0]] / each.offer.name):
             out.print(f"{each.offer.name}: {words}", markup=False, soft_wrap=True)
     for fault in faults:
@@ -115,8 +117,9 @@ def _gather(found: Sequence[Found], faults: Sequence[str], folders: Sequence[Pat
     newest = next((each for each in found if each.is_whole), None)
     if newest is None:
         hosts = sorted({host for each in found[:1] for file in each.offer.files for host in file.hosts})
-        hint = f"add the folders of more hosts: it was saved on {', '.join(hosts)}"
-        raise HolmesError("no checkpoint is whole in these folders", hint, ANSWER_IS_NO)
+        hint = f"add the folders of more hosts: it was saved on {', '.join(hosts)}" if hosts else "name another folder"
+        why = "".join(f": {fault}" for each in found[:1] for fault in each.lacking[:1])
+        raise HolmesError(f"no checkpoint is whole in these folders{why}", hint, ANSWER_IS_NO)
     size_bytes = gather(newest, folders, output)
     out.print(f"checkpoint: {output / newest.offer.name} ({format_bytes(size_bytes)})", markup=False, soft_wrap=True)
     err.print(
