@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 import paramiko
+from paramiko.packet import Packetizer
 
 from holmes_core.errors import HostError
 from holmes_core.records.access import Access
@@ -32,6 +33,7 @@ from holmes_core.remote.transport import (
 from holmes_core.remote.user_keys import UserKeys
 
 CONNECT_TIMEOUT_S = 10.0
+MAX_PACKET_BYTES = 256 << 10  # PACKET_MAX_SIZE of OpenSSH's packet.h
 MOST_JUMPS = 16
 
 
@@ -168,7 +170,26 @@ def transport_factory(host: str, settings: SshSettings) -> Callable[..., paramik
     class ProvableTransport(paramiko.Transport):
         preferred_keys = algorithms  # paramiko's own puts certificates last
 
-    return ProvableTransport
+    return partial(ProvableTransport, packetizer_class=_BoundedPacketizer)
+
+
+class _BoundedPacketizer(Packetizer):
+    """Takes no more of a host at a time than OpenSSH does, before it has proven who it is as well as after."""
+
+    _greeting_bytes = 0
+
+    def read_all(self, n: int, check_rekey: bool = False) -> bytes:
+        """The next `n` bytes. Raises SSHException where no packet is of that size."""
+        if n > MAX_PACKET_BYTES:
+            raise paramiko.SSHException(f"it sent a packet of {n} bytes; none has more than {MAX_PACKET_BYTES}")
+        return super().read_all(n, check_rekey)
+
+    def _read_timeout(self, timeout: float) -> bytes:  # by which paramiko reads the lines before the first packet
+        data: bytes = super()._read_timeout(timeout)  # type: ignore[misc]
+        self._greeting_bytes += len(data)
+        if self._greeting_bytes > MAX_PACKET_BYTES:
+            raise paramiko.SSHException(f"it sent {self._greeting_bytes} bytes that are no greeting of an SSH server")
+        return data
 
 
 def open_proxy(
