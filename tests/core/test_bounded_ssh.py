@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import socket
 import threading
 import tracemalloc
@@ -15,9 +16,13 @@ import pytest
 from holmes_core.errors import HostError
 from holmes_core.records.access import Access
 from holmes_core.remote.connect import connect
+from holmes_core.remote.transport import KEPT_STDERR_BYTES
+from tests.core.ssh_servers import free_ports, make_key, needs_sshd, sshds
 
 GREETING = b"SSH-2.0-OpenSSH_9.2\r\n"
 CHUNK = b"x" * 65536
+ENDLESS = "exec cat /dev/zero"
+LIMIT_S = 120.0
 MAX_CHUNKS = 8192  # of half a gigabyte in all
 
 
@@ -61,3 +66,29 @@ def test_impostor_that_sends_without_end_is_refused(tmp_path: Path, greeting: by
         tracemalloc.stop()
     assert reason in caught.value.what
     assert peak < 16 << 20
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Access]:
+    """How to reach an sshd of our own."""
+    (port,) = free_ports(1)
+    (tmp_path / "authorized").write_text(make_key(tmp_path / "client"), encoding="utf-8")
+    (tmp_path / "known_hosts").write_text(f"[127.0.0.1]:{port} {make_key(tmp_path / 'own')}", encoding="utf-8")
+    lines = f"UserKnownHostsFile {tmp_path}/known_hosts\nIdentityFile {tmp_path}/client\nIdentitiesOnly yes\n"
+    (tmp_path / "ssh_config").write_text(lines, encoding="utf-8")
+    with sshds(tmp_path, {port: f"HostKey {tmp_path}/own"}):
+        yield Access(address="127.0.0.1", port=port, user=getpass.getuser(), ssh_config=str(tmp_path / "ssh_config"))
+
+
+@needs_sshd
+def test_answer_and_line_without_an_end_are_refused_and_the_connection_goes_on(host: Access) -> None:
+    connection = connect("b1", host)
+    with contextlib.closing(connection):
+        with pytest.raises(HostError, match="host b1: its answer is longer than 64 MiB"):
+            connection.run(ENDLESS, b"", LIMIT_S)
+        with pytest.raises(HostError, match="host b1: it sends a line of more than 16 MiB"):
+            list(connection.open(ENDLESS).lines())
+        done = connection.run("head -c 4000000 /dev/zero >&2; echo the reason >&2; echo out", b"", LIMIT_S)
+        assert (done.exit_code, done.stdout) == (0, b"out\n")
+        assert done.stderr.endswith(b"the reason\n")
+        assert len(done.stderr) == KEPT_STDERR_BYTES
