@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from holmes_runtime.config.bounded_file import open_bounded
+from holmes_runtime.config.bounded_file import open_bounded, read_json_object
 from holmes_runtime.data.document_tokens import TOKENIZER_FILE
 
 GENERATION_FILE = "generation_config.json"
@@ -22,10 +22,11 @@ def files_to_carry(folder: Path | None, tokenizer: Path | None) -> dict[str, Pat
     """Return the files to copy, by their names in the export, of what there is.
 
     `folder` is the published model's; `tokenizer` the file that text was read by, which counts where the two differ. A
-    tokenizer under its usual name brings along the files near it.
+    tokenizer under its usual name brings along the files near it. A checkpoint names that path, so that the file counts
+    only where it holds a tokenizer.
     """
     from_folder = _there(folder, (GENERATION_FILE, *TOKENIZER_FILES)) if folder is not None else {}
-    if tokenizer is None or not tokenizer.is_file() or _is_same(from_folder.get(TOKENIZER_FILE), tokenizer):
+    if tokenizer is None or not _is_tokenizer(tokenizer) or _is_same(from_folder.get(TOKENIZER_FILE), tokenizer):
         return from_folder
     siblings = _there(tokenizer.parent, TOKENIZER_FILES) if tokenizer.name == TOKENIZER_FILE else {}
     generation = {name: path for name, path in from_folder.items() if name == GENERATION_FILE}
@@ -46,6 +47,13 @@ def copy_files(files: dict[str, Path], output: Path) -> list[str]:
 
 def _there(folder: Path, names: Sequence[str]) -> dict[str, Path]:
     return {name: folder / name for name in names if (folder / name).is_file()}
+
+
+def _is_tokenizer(path: Path) -> bool:
+    try:
+        return isinstance(read_json_object(path, MAX_FILE_BYTES).get("model"), dict)
+    except (OSError, ValueError):
+        return False
 
 
 def _is_same(path: Path | None, other: Path) -> bool:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from holmes_runtime.config.checks import check, check_counts
 from holmes_runtime.config.strict_json import to_json
 
 ANEW = "anew"  # no lineage
+MAX_COUNT = 10**15
+MAX_RANKS = 10**6
+MAX_INTERVAL_S = 1e7  # between two exchanges: a third of a year
+MAX_EARLY = 100  # intervals
 
 
-class Coming(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Coming:
     """An island that has come, for the `start`th time begun anew, with so many ranks.
 
     `exchange` is the next it is to take part in, and `lineage` tells its state apart from any other. It `is_behind` if
@@ -33,13 +40,21 @@ class Coming(NamedTuple):
     groups: int
     follows: str = ""
 
+    def __post_init__(self) -> None:
+        check_counts(self, MAX_COUNT, "island", "start", "num_ranks", "exchange", "tokens")
+        check("num_ranks", self.num_ranks, f"must be 1 to {MAX_RANKS}", 1 <= self.num_ranks <= MAX_RANKS)
+        check("groups", self.groups, "must be a slot, or -1", -1 <= self.groups <= MAX_COUNT)
+        check("early", self.early, f"must be 0 to {MAX_EARLY}", 0 <= self.early <= MAX_EARLY)
+        check("interval_s", self.interval_s, f"must be 0 to {MAX_INTERVAL_S}", 0 <= self.interval_s <= MAX_INTERVAL_S)
+
     @property
     def calls(self) -> bool:
         """Whether others are to come at once, as it needs their state. Who is being given it follows them."""
         return self.is_behind and not self.follows
 
 
-class Decision(NamedTuple):
+@dataclass(frozen=True)
+class Decision:
     """Who takes part in the exchange of a slot, by island: members with their changes, and joiners.
 
     Joiners get the state. Those who are being given that which the members come with follow: they hear of the changes.
@@ -49,6 +64,12 @@ class Decision(NamedTuple):
     exchange: int
     members: tuple[Coming, ...]
     joiners: tuple[Coming, ...]
+
+    def __post_init__(self) -> None:
+        check_counts(self, MAX_COUNT, "slot", "exchange")
+        check("members", self.members, "must be one at least", bool(self.members))
+        islands = [each.island for each in (*self.members, *self.joiners)]
+        check("islands", islands, "must each be there once", len(set(islands)) == len(islands))
 
     @property
     def followers(self) -> tuple[Coming, ...]:
@@ -77,16 +98,20 @@ class Decision(NamedTuple):
     @property
     def lineage(self) -> str:
         """What tells the state after the exchange apart from any other."""
-        taken = to_json(self._replace(slot=0, joiners=()))
+        taken = to_json(replace(self, slot=0, joiners=()))
         return hashlib.blake2b(f"{self.members[0].lineage}/{taken}".encode(), digest_size=16).hexdigest()
 
 
-class Reached(NamedTuple):
+@dataclass(frozen=True)
+class Reached:
     """The last exchange that took place, by whom, in which slot, and what the state is since."""
 
     slot: int
     exchange: int
     lineage: str
+
+    def __post_init__(self) -> None:
+        check_counts(self, MAX_COUNT, "slot", "exchange")
 
     def is_past(self, exchange: int, lineage: str) -> bool:
         """Whether an island in the state `lineage`, the next of whose exchanges is `exchange`, has missed it."""

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from holmes_runtime.checkpoint.reshard import boxes
+from holmes_runtime.config.checks import check, check_counts
 from holmes_runtime.config.run_settings import OuterSync
 
+MAX_ELEMENTS = 1 << 50
+MAX_DIMS = 16
 
-class Piece(NamedTuple):
+
+@dataclass(frozen=True)
+class Piece:
     """Flat, row-major elements [start, stop) of the part at `offset`, of `shape`, of a parameter of `global_shape`."""
 
     name: str
@@ -23,6 +29,15 @@ class Piece(NamedTuple):
     shape: tuple[int, ...]
     start: int
     stop: int
+
+    def __post_init__(self) -> None:
+        check_counts(self, MAX_ELEMENTS, "global_shape", "offset", "shape", "start", "stop")
+        dims = {len(self.global_shape), len(self.offset), len(self.shape)}
+        check("shape", self.shape, "must have the dimensions of the whole", len(dims) == 1 and max(dims) <= MAX_DIMS)
+        ends = (offset + size for offset, size in zip(self.offset, self.shape, strict=True))
+        is_inside = all(end <= size for end, size in zip(ends, self.global_shape, strict=True))
+        check("shape", self.shape, "must be inside of the whole", is_inside)
+        check("stop", self.stop, "must be in the part", self.start <= self.stop <= math.prod(self.shape))
 
 
 class Layout(NamedTuple):

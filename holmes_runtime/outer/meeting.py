@@ -13,6 +13,7 @@ import secrets
 import time
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from torch._C._distributed_c10d import Store
 
 from holmes_runtime.config.meeting_words import LEFT, SILENT, here_key, starts_key
 from holmes_runtime.config.run_settings import OuterSync
-from holmes_runtime.config.strict_json import parse, to_json
+from holmes_runtime.config.strict_json import MAX_VALUES, parse, to_json
 from holmes_runtime.outer.decision import Coming, Decision, Patience, Reached, decide
 from holmes_runtime.outer.lanes import Layout, Piece
 
@@ -30,6 +31,7 @@ LEAST_LOOK_S = 0.05
 WATCH_S = 2.0  # between two looks whether those who are to take part are still there
 DONE, FOLLOW, FAILED = "done", "follow", "failed"
 KEY_BYTES = 32
+MAX_LAYOUT_BYTES = 1 << 26  # of the pieces of one rank, unpacked
 SLOTS_KEPT = 8  # what was said in them, for ranks that are slow to read it
 
 
@@ -114,8 +116,7 @@ class Meeting:
     def layout(self, island: int, start: int, num_ranks: int) -> Layout:
         """The pieces of all ranks of an island since its `start`th start."""
         keys = [f"pieces/{island}/{start}/{rank}" for rank in range(num_ranks)]
-        texts = (zlib.decompress(self._store.get(key)).decode() for key in keys)
-        return Layout(tuple(parse(Layout, text).ranks[0] for text in texts))
+        return Layout(tuple(_pieces_in(self._store.get(key)) for key in keys))
 
     def meet(self, mine: Coming, patience: Patience) -> Decision:
         """Comes to the next slot; the decision that this island is in, the same on all its ranks.
@@ -130,7 +131,7 @@ class Meeting:
             there = next((each for each in decision.all if each.island == self._island), None)
             if there is not None and there.start == mine.start:  # or it is about ranks that are no more
                 return decision
-            mine = mine._replace(is_behind=True)
+            mine = replace(mine, is_behind=True)
 
     def _follow(self, patience: Patience) -> Decision:
         most_s = 2 * patience.ahead_s + self._limit_s
@@ -280,6 +281,19 @@ class Meeting:
             any(not each.is_behind for each in self.waiting()) or self._store.check([f"decision/{self.slot}"])
         ):
             self._store.compare_set(_turn_keys(slot, self._island)[0], "", FOLLOW)
+
+
+def _pieces_in(packed: bytes) -> tuple[Piece, ...]:
+    """Return what `Meeting.show` packed. Raises ValueError where it is something else, or unpacks to too much."""
+    unpacking = zlib.decompressobj()
+    try:
+        text = unpacking.decompress(packed, MAX_LAYOUT_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"the pieces of a rank cannot be unpacked: {error}") from None
+    if not unpacking.eof:
+        raise ValueError(f"the pieces of a rank are cut, or more than {MAX_LAYOUT_BYTES} bytes")
+    (pieces,) = parse(Layout, text.decode(), MAX_VALUES).ranks
+    return pieces
 
 
 def _turn_keys(slot: int, island: int) -> tuple[str, str]:

@@ -75,7 +75,7 @@ def test_a_member_is_not_shown_its_own_tags_as_those_of_another(store: HashStore
 
 
 def test_tags_of_an_exchange_before_are_not_those_of_this_one(store: HashStore) -> None:
-    before, packed, digest = tags_of(store, 0, DECISION._replace(slot=6)), numbers(1), digest_of([numbers(2)])
+    before, packed, digest = tags_of(store, 0, replace(DECISION, slot=6)), numbers(1), digest_of([numbers(2)])
     with pytest.raises(ChangedOnTheWay):
         tags_of(store, 1).check(LANE, 0, packed, before.tags(LANE, 0, packed, digest))
 

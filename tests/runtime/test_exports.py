@@ -71,7 +71,7 @@ def test_known_files_of_a_published_model_are_copied_and_no_others(tmp_path: Pat
 
 def test_the_tokenizer_that_text_was_read_by_counts(tmp_path: Path) -> None:
     source = write_files(tmp_path / "source", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
-    own = write_files(tmp_path / "own", "tokenizer.json", "vocab.json", "other.json", text="own")
+    own = write_files(tmp_path / "own", "tokenizer.json", "vocab.json", "other.json", text='{"model": {}}')
     named = own / "other.json"
 
     assert files_to_carry(source, write_files(tmp_path / "same", "tokenizer.json") / "tokenizer.json") == {
@@ -83,6 +83,8 @@ def test_the_tokenizer_that_text_was_read_by_counts(tmp_path: Path) -> None:
     }
     assert files_to_carry(None, named) == {"tokenizer.json": named}
     assert files_to_carry(None, tmp_path / "gone.json") == {}
+    (tmp_path / "id_rsa").write_text("a key that a checkpoint names")
+    assert files_to_carry(None, tmp_path / "id_rsa") == {}
 
 
 def test_a_file_too_large_or_already_there_is_not_copied(tmp_path: Path) -> None:

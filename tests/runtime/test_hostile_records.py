@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,11 @@ from holmes_runtime.checkpoint.piece_index import (
 from holmes_runtime.checkpoint.piece_loading import Request, Wanted
 from holmes_runtime.checkpoint.whole_checkpoints import Offer, Offers
 from holmes_runtime.config.strict_json import parse, to_json
+from holmes_runtime.outer.decision import Coming, Decision, Reached
+from holmes_runtime.outer.lanes import Layout, Piece
+from holmes_runtime.outer.meeting import Meeting
 from tests.hostile_checkpoints import NAMES, NUMBERS, leaves
+from tests.runtime.launched_runs import ONE_ISLAND
 
 SAVE, FIRST, SECOND = SaveId("a" * 32), PieceName("__0_0.distcp"), PieceName("__1_0.distcp")
 BOXES = (WrittenBox((0, 0), (1, 3), FIRST, 0, 1300, "d"), WrittenBox((1, 0), (1, 3), SECOND, 8, 1300, ""))
@@ -36,6 +42,7 @@ FILES = (PieceFile(FIRST, 0, 1300, ("a",)), PieceFile(SECOND, 1, 1308, ("b", "a"
 TENSORS = (WrittenTensor("weight/w", (2, 3), BOXES),)
 INDEX = PieceIndex(1, SAVE, "begun", 2, 100, "digest", FILES, TENSORS)
 OFFER = Offer(CheckpointName.after(100), SAVE, "begun", 2, 100, FILES, (FIRST,), {SECOND: "is missing"})
+COMING = Coming(0, 1, 8, 4, "same", False, 100, 0.5, 10.0, 3)
 RECORDS = (
     INDEX,
     Merged(SAVE, INDEX, None),
@@ -44,6 +51,10 @@ RECORDS = (
     Offers("a", "/ck", CheckpointName.after(100), (OFFER,), ()),
     Wanted((Request(1, (0, 1)),), None, ()),
     Mark(SAVE),
+    COMING,
+    Decision(7, 4, (COMING,), (replace(COMING, island=1, is_behind=True),)),
+    Reached(7, 4, "x"),
+    Layout(((Piece("w", (4, 6), (0, 3), (4, 3), 1, 8),),)),
 )
 NAME_TYPES: dict[str, Any] = {
     "file": PieceName,
@@ -58,11 +69,20 @@ def values(record: Any) -> Iterator[tuple[str, Any]]:
     """Every field of a record and of those in it, by its name."""
     fields = record._asdict() if hasattr(record, "_asdict") else {f.name: getattr(record, f.name) for f in _of(record)}
     for name, value in fields.items():
-        for each in value if isinstance(value, tuple) and not hasattr(value, "_fields") else (value,):
+        for each in _flat(value):
             if hasattr(each, "_fields") or dataclasses.is_dataclass(each):
                 yield from values(each)
-            elif not (name == "name" and isinstance(record, WrittenTensor)):
+            elif not (name == "name" and isinstance(record, WrittenTensor | Piece)):
                 yield name, each
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """The elements of a tuple of whatever depth."""
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        for each in value:
+            yield from _flat(each)
+    else:
+        yield value
 
 
 def _of(record: Any) -> tuple[dataclasses.Field[Any], ...]:
@@ -88,7 +108,8 @@ def test_no_record_of_a_peer_has_a_name_that_leads_elsewhere_or_a_number_out_of_
             lengths.append(len(str(error)))
             continue
         for name, value in values(got):
-            assert not isinstance(value, int) or 0 <= value <= 2 * MAX_SIZE, (seed, name, value)
+            least = -1 if name == "groups" else 0
+            assert not isinstance(value, int) or least <= value <= 2 * MAX_SIZE, (seed, name, value)
             if name in NAME_TYPES and value is not None:
                 assert isinstance(value, NAME_TYPES[name]), (seed, name, value)
     assert len(lengths) > CASES // 2
@@ -127,6 +148,24 @@ def test_a_box_beyond_the_end_of_its_file_takes_no_memory(tmp_path: Path) -> Non
     box = WrittenBox((0,), (1 << 48,), FIRST, 0, 1 << 50, "")
     with pytest.raises(DamagedPiece, match="ends after 5 bytes"):
         read_box(tmp_path, box)
+
+
+class Says:
+    """A store in which an island has said this."""
+
+    def __init__(self, value: bytes) -> None:
+        self._value = value
+
+    def get(self, _: str) -> bytes:
+        return self._value
+
+
+@pytest.mark.parametrize("value", [zlib.compress(b"[" * (65 << 20)), b"x", zlib.compress(b"[]")[:-1]])
+def test_pieces_of_another_island_that_unpack_to_too_much_are_refused(value: bytes) -> None:
+    store: Any = Says(value)
+    meeting = Meeting(store, ONE_ISLAND, 0, 1.0)
+    with pytest.raises(ValueError, match="the pieces of a rank"):
+        meeting.layout(1, 1, 1)
 
 
 @pytest.mark.parametrize("boxes", [(1, 0), (0, 0), (-1,), (1 << 40,)])

@@ -38,7 +38,7 @@ def decided(
     possible = {0, 1, 2} - ({left} if left is not None else set())
     wanted = possible if expected is None else expected
     found = decide(7, here, wanted, possible, here[0], waited_s, PATIENCE, quorum)
-    return found and ([each.island for each in found.members], [each.island for each in found.joiners])
+    return ([each.island for each in found.members], [each.island for each in found.joiners]) if found else None
 
 
 def test_an_exchange_closes_when_all_have_come_or_the_grace_is_over() -> None:
@@ -73,7 +73,7 @@ def test_those_who_are_behind_wait_for_somebody_ahead_and_then_go_on_by_themselv
 def test_who_is_being_given_the_state_of_the_members_takes_part_and_who_begins_anew_does_not() -> None:
     behind = [coming(each, 1, "y", is_behind=True) for each in (2, 3, 4)]
     follows, of_others, again = (
-        each._replace(follows=state) for each, state in zip(behind, ("x", "w", ANEW), strict=True)
+        replace(each, follows=state) for each, state in zip(behind, ("x", "w", ANEW), strict=True)
     )
     decision = Decision(7, 3, (coming(0), coming(1)), (follows, of_others, again))
 
@@ -140,7 +140,7 @@ def hash_store() -> HashStore:
 
 def both(first: Meeting, second: Meeting, starts: Sequence[int] = (1, 1)) -> list[Decision]:
     def meet(island: int, meeting: Meeting) -> Decision:
-        return meeting.meet(coming(island)._replace(start=starts[island]), PATIENCE)
+        return meeting.meet(replace(coming(island), start=starts[island]), PATIENCE)
 
     with ThreadPoolExecutor() as pool:
         return list(pool.map(meet, range(2), (first, second)))
@@ -252,12 +252,12 @@ def test_what_was_agreed_on_with_ranks_that_are_no_more_is_not_for_those_who_com
     again.begin()
 
     with ThreadPoolExecutor() as pool:
-        late = pool.submit(again.meet, coming(1)._replace(start=2, num_ranks=3), PATIENCE)
+        late = pool.submit(again.meet, replace(coming(1), start=2, num_ranks=3), PATIENCE)
         while not store.check(["coming/1/1"]):
             pass
         decision = first.meet(coming(0), PATIENCE)
         assert late.result() == decision
-    assert decision.joiners == (coming(1, is_behind=True)._replace(start=2, num_ranks=3),)
+    assert decision.joiners == (replace(coming(1, is_behind=True), start=2, num_ranks=3),)
 
 
 def test_who_waits_at_the_next_slot_is_seen_by_those_who_have_not_come() -> None:
@@ -301,7 +301,7 @@ def test_where_too_few_ever_come_it_is_said_who_did() -> None:
 def test_who_is_behind_waits_as_long_as_the_others_are_from_one_exchange_to_the_next() -> None:
     store = hash_store()
     first, second = meetings(store)
-    decision = first.meet(coming(0)._replace(interval_s=50.0), SOON)
+    decision = first.meet(replace(coming(0), interval_s=50.0), SOON)
 
     assert SOON.with_interval_of(decision).ahead_s == pytest.approx(100.2)
     assert SOON.with_interval_of(None) == SOON
@@ -341,7 +341,7 @@ def test_those_who_have_ended_are_not_of_the_quorum() -> None:
         ([coming(1)], 3.0, True, True),
         ([coming(1, is_behind=True)], 0.0, False, True),
         ([coming(1, is_behind=True)], 99.0, True, False),
-        ([coming(1, is_behind=True)._replace(follows="x")], 99.0, False, False),
+        ([replace(coming(1, is_behind=True), follows="x")], 99.0, False, False),
         ([coming(1, is_behind=True), coming(2)], 99.0, True, True),
     ],
 )
