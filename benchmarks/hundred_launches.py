@@ -59,9 +59,9 @@ def by_turns(endings: Sequence[Ending], launches: int) -> Iterator[Ending]:
         yield from dice.sample(endings, len(endings))[: launches - start]
 
 
-def probed(site: Site) -> Path:
+def probed(site: Site, name: str = "inventory.json") -> Path:
     """The inventory of the site's hosts."""
-    path = site.folder / "inventory.json"
+    path = site.folder / name
     subprocess.run(site.command("probe", str(site.hosts_yaml), "-o", str(path)), check=True, capture_output=True)
     return path
 

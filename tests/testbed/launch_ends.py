@@ -97,7 +97,10 @@ class Running:
 
 @dataclass(frozen=True)
 class Ending:
-    """`bring_about` is called once the launch prints a line that starts with `when`; None if the job ends itself."""
+    """`bring_about` is called once the launch prints a line that starts with `when`; None if the job ends itself.
+
+    `begins` is False where the launch may end before the run has begun, so that there may be no record of it.
+    """
 
     name: str
     exit_code: int
@@ -109,6 +112,7 @@ class Ending:
     when: str = STEPPING
     faulty: str | None = None
     limit_s: float = CLEAN_WITHIN_S
+    begins: bool = True
 
 
 def _signal_rank(run: Running, number: signal.Signals) -> None:
@@ -341,7 +345,8 @@ def end_so(way: Way, ending: Ending, folder: Path, inventory: Path, full_disk: P
                 begun_s = time.monotonic()
                 ending.bring_about(run)
             said += process.communicate(timeout=ENDS_WITHIN_S)[1]
-            wrong = _wrong(ending, process.returncode, said) + _wrong_record(ending, way.site, folder / "runs")
+            wrong = _wrong(ending, process.returncode, said)
+            wrong += _wrong_record(ending, way.site, folder / "runs") if ending.begins else []
         except EOFError as error:
             wrong = [str(error)]
         except subprocess.TimeoutExpired:
