@@ -17,8 +17,12 @@ from holmes_core.errors import HolmesError
 WIDTH_WITHOUT_TERMINAL = 120
 
 
-# All control characters but tab and newline, and those that turn the direction of text around.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# All control characters but tab and newline, those that turn the direction of text around, and those that nobody sees
+# (Unicode 16, Default_Ignorable_Code_Point, but for variation selectors).
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\u3164\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
 
 
 def neutral(text: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from holmes_cli.screen.terminal import neutral
 from holmes_cli.watch_in_background import watch_in_background
 from holmes_core.errors import HolmesError
 from holmes_core.own_key import state_folder
@@ -256,3 +257,13 @@ def test_in_a_terminal_a_foreign_plan_is_asked_about(tmp_path: Path, answer: byt
     assert done.returncode == code
     assert b"Is all of that yours to run?" in os.read(ours, 1 << 20)
     os.close(ours)
+
+
+@pytest.mark.parametrize("unseen", ["\u200b", "\u3164", "\ufeff", "\u2060", "\u00ad", "\U000e0041", "\u202e"])
+def test_letters_that_nobody_sees_are_written_out(unseen: str) -> None:
+    assert neutral(f"touch{unseen}x") == f"touch\\x{ord(unseen):02x}x"
+
+
+def test_letters_of_any_script_and_emoji_stay() -> None:
+    text = "Größe 大きさ размер حجم ✔️ 👍"
+    assert neutral(text) == text
