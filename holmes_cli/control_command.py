@@ -11,6 +11,7 @@ import typer
 from holmes_cli.islands.show_islands import show_islands
 from holmes_cli.replan import Replanner
 from holmes_cli.screen.show_run import show_run
+from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.run import Run
@@ -20,7 +21,7 @@ from launcher.journal.run_events import Silent
 from launcher.journal.run_folder import INVENTORY_FILE, RUN_FILE, RunFolder, island_folders, read_own, read_own_plan
 from launcher.launch import Launch
 from launcher.launch_islands import LaunchIslands, SilentIslands
-from launcher.prepare.user_variables import read_user_variables
+from launcher.prepare.user_variables import UserVariables, read_user_variables
 
 
 def control_command(folder: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
@@ -38,12 +39,29 @@ def _control_run(folder: Path, stored: Run, plan: Plan) -> None:
     replanner, exports = Replanner(inventory) if inventory else None, exports_folder(os.environ)
     run = Launch(RunFolder(folder), plan, stored.settings, variables, Silent(), replanner, exports)
     run.take_over(stored)
-    ended = run.run_to_end()
+    show_run(read_plan(folder), _with_profile(folder, plan, run.run_to_end()), folder)
+
+
+def stop_unwatched(folder: Path, stored: Run, plan: Plan) -> Run | None:
+    """Stop a detached run whose controller is gone; return what became of it, by what its nodes have kept.
+
+    None where no node is reached. Raises HolmesError where another process watches it.
+    """
+    run = Launch(RunFolder(folder), plan, stored.settings, UserVariables({}, {}), Silent())
+    try:
+        run.take_over(stored)
+    except HolmesError:
+        run.leave()
+        return None
+    return _with_profile(folder, plan, run.stop_unwatched())
+
+
+def _with_profile(folder: Path, plan: Plan, ended: Run) -> Run:
     if plan.job.profile is not None:
         from holmes_cli.pages.profile_trace import keep_profile  # slow to import: it brings the planner
 
         keep_profile(folder)
-    show_run(read_plan(folder), ended, folder)
+    return ended
 
 
 def _control_islands(folder: Path, stored: Run, plan: IslandsPlan) -> None:

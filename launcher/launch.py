@@ -39,6 +39,7 @@ from launcher.supervise.tell_command import TellCommand
 from launcher.supervise.watch import watch
 
 SEEN_EVERY_S = 1.0  # between two notes of how far the nodes' messages are written down
+MAX_CATCH_UP_S, CATCH_UP_S = 30.0, 3.0  # to hear of each node, and from then on all that it has kept
 
 
 class Launch:
@@ -81,6 +82,7 @@ class Launch:
         self._remembering: dict[str, NodeBundle] = {}  # by host those whose ranks may keep a checkpoint in memory
         self._stuck: tuple[str, ...] = ()
         self._seen_written_s = 0.0
+        self._stop_at_s: float | None = None
         told, end = plan.job.launch, () if island is not None else plan.job.launch.on_end
         self._at_end, self._for_verdicts = (TellCommand(each, folder.path) for each in (end, told.on_verdict))
 
@@ -151,6 +153,11 @@ class Launch:
                 interrupted = True
                 break
         return self._end(state, interrupted)
+
+    def stop_unwatched(self) -> Run:
+        """Hear what the nodes have kept since nobody watched, end what still runs, and return what became of it."""
+        self._stop_at_s = time.monotonic() + MAX_CATCH_UP_S
+        return self._end(*self._watch_attempt())
 
     def _watch_attempt(self) -> tuple[AttemptState, bool]:
         """Watch one attempt to its end and clean up after it; whether Ctrl-C ended it."""
@@ -233,6 +240,7 @@ class Launch:
     def _tick(self, state: AttemptState, now_s: float) -> None:
         """What is done now and then while an attempt runs."""
         self._heed()
+        self._stop_when_heard(state, now_s)
         if self._island is not None:
             self._island.take_silence(state.unheard_s(now_s))
         if now_s - self._seen_written_s > SEEN_EVERY_S:
@@ -245,6 +253,16 @@ class Launch:
         """Raises KeyboardInterrupt where an island is told to end."""
         if self._island is not None:
             self._island.told.heed()
+
+    def _stop_when_heard(self, state: AttemptState, now_s: float) -> None:
+        """Raises KeyboardInterrupt in a run that is to be stopped, once its nodes have said what they had kept."""
+        if self._stop_at_s is None:
+            return
+        if len(state.seen) == len(self._plan.nodes):
+            self._stop_at_s = min(self._stop_at_s, now_s + CATCH_UP_S)
+        if now_s >= self._stop_at_s and self._nodes.heard.empty():
+            self._stop_at_s = None
+            raise KeyboardInterrupt
 
     def _save_for_next_plan(self) -> None:
         """Have the ranks save and end where the run is to go on with another plan."""

@@ -132,6 +132,28 @@ def test_detached_run_without_controller_is_stopped_by_recorded_ids(tmp_path: Pa
     assert nothing_is_left(tmp_path)
 
 
+def test_detached_run_that_ended_without_its_controller_is_stopped_with_the_verdict_of_its_nodes(
+    tmp_path: Path,
+) -> None:
+    steps, checkpoint = 400, tmp_path / "checkpoint"
+    planned(tmp_path, steps=steps, checkpoint={"path": str(checkpoint), "every_steps": steps})
+    detached = holmes(tmp_path, "launch", "plan.json", "--detach").stdout.strip()
+    try:
+        assert eventually(lambda: steps_done(tmp_path) > 0)
+        kill_controller(tmp_path)
+        before = steps_done(tmp_path)
+        assert before < steps
+        assert eventually(lambda: (checkpoint / "latest").exists())
+        done = holmes(tmp_path, "stop", detached)
+        assert (done.returncode, done.stdout) == (0, f"run {detached} had ended: done, {steps} steps\n"), done
+    finally:
+        holmes(tmp_path, "stop", detached)
+    run = read_run(run_folder(tmp_path))
+    assert (run.state, run.exit_code, run.steps_done, run.safe_steps) == ("done", 0, steps, steps)
+    assert steps_done(tmp_path) > before
+    assert nothing_is_left(tmp_path)
+
+
 def test_two_runs_side_by_side_leave_each_other_alone(tmp_path: Path, detached: str) -> None:
     other = holmes(tmp_path, "launch", "plan.json", "--detach", "--runs", "others")
     assert other.returncode == 0, other.stderr
