@@ -14,6 +14,7 @@ CHUNK_BYTES = 65536
 MAX_ANSWER_BYTES = 64 * MIB
 MAX_LINE_BYTES = 16 * MIB  # the longest of an agent's is a rank's line of 2 MiB with an escape of six for each byte
 KEPT_STDERR_BYTES = MIB
+MAX_SHOWN = 300  # characters of a line that a message shows
 
 Read = Callable[[], bytes]
 """The next bytes of an output, as soon as there are any; none at its end."""
@@ -107,6 +108,12 @@ def read_lines(host: str, read: Read) -> Iterator[str]:
             raise _too_much(host, f"it sends a line of more than {MAX_LINE_BYTES // MIB} MiB without an end")
     if rest:
         yield rest.decode(errors="replace")
+
+
+def last_lines(said: bytes | str, most: int) -> list[str]:
+    """The last lines of an output that hold something, each cut, for a message."""
+    text = said if isinstance(said, str) else said.decode(errors="replace")
+    return [line.strip()[:MAX_SHOWN] for line in text.splitlines() if line.strip()][-most:]
 
 
 def _read_or_end(read: Read) -> bytes:

@@ -9,7 +9,9 @@ from holmes_core.errors import HostError
 from holmes_core.records.access import Access
 from holmes_core.records.job import Job
 from holmes_core.remote.connect import connect
+from holmes_core.remote.transport import last_lines
 from holmes_runtime.config.model_shape import CODE_FOLDER
+from launcher.nodes.ship import SHOWN_LINES
 from launcher.prepare.bundle import RUNTIME_PACKAGE, Parcel, activated
 from launcher.prepare.prepare import code_files, runtime_files
 from launcher.prepare.user_variables import UserVariables
@@ -34,13 +36,13 @@ def measure_compute(job: Job, host: str, access: Access, slots: int, variables: 
     with contextlib.closing(connect(host, access)) as connection:
         unpacked = connection.run(parcel.unpack_command, parcel.archive, TIMEOUT_S)
         if unpacked.exit_code:
-            said = unpacked.stderr.decode(errors="replace").strip()
+            said = " | ".join(last_lines(unpacked.stderr, SHOWN_LINES))
             raise HostError(host, "files", f"cannot unpack the runtime: {said}", "see that its home is writable")
         # torch warns where a machine's own address has no name
         command = f'cd "{parcel.folder}" && TORCH_CPP_LOG_LEVEL=ERROR exec {words}'
         done = connection.run(activated(access, command), b"", TIMEOUT_S)
     if done.exit_code:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.exit_code}"]
+        lines = last_lines(done.stderr, 1) or [f"exit code {done.exit_code}"]
         raise HostError(
             host, "files", f"nothing was measured: {lines[-1]}", f"see that {access.python} there has torch"
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.remote.connect import connect
-from holmes_core.remote.transport import Connection, Stream
+from holmes_core.remote.transport import MAX_SHOWN, Connection, Stream, last_lines
 from holmes_runtime.config.meeting_words import EVERY_CONNECTION, FromMeeting
 from holmes_runtime.config.messages import (
     NO_FOLDER,
@@ -33,8 +33,7 @@ REMOVE_TIMEOUT_S = 4.0
 END_TIMEOUT_S = 15.0
 MAX_HEARD = 10_000  # messages that wait here to be taken; more wait on the node
 MAX_HEARD_CHARACTERS = 1 << 24  # the same for long ones, of which so many wait as make up this
-MAX_SKIPPED = 20  # lines before the first message that are kept
-MAX_SHOWN = 300  # characters of what cannot be read
+MAX_SKIPPED = 20  # lines that are kept of what is no message
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ class NodeLink:
         """End an agent that does not answer, by recorded ids; what could not be ended, None if all is gone."""
         with contextlib.suppress(HolmesError, OSError, EOFError):
             done = self._fresh_connection().run(self.bundle.end_command, b"", END_TIMEOUT_S)
-            return done.stdout.decode(errors="replace").strip() or None
+            return "\n".join(last_lines(done.stdout, MAX_SKIPPED)) or None
         return "not reached"
 
     def remove_files(self) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from holmes_core.errors import HostError
-from holmes_core.remote.transport import Connection
+from holmes_core.remote.transport import Connection, last_lines
 from launcher.prepare.bundle import MISSING, NodeBundle
 
 SHIP_TIMEOUT_S = 120.0
+SHOWN_LINES = 10
 
 
 def ship(bundle: NodeBundle, connection: Connection) -> int:
@@ -23,7 +24,7 @@ def ship(bundle: NodeBundle, connection: Connection) -> int:
 def _run(bundle: NodeBundle, connection: Connection, command: str, data: bytes) -> str:
     done = connection.run(command, data, SHIP_TIMEOUT_S)
     if done.exit_code != 0:
-        text = done.stderr.decode(errors="replace").strip() or f"exit code {done.exit_code}"
+        text = "\n".join(last_lines(done.stderr, SHOWN_LINES)) or f"exit code {done.exit_code}"
         raise HostError(
             bundle.node.host,
             "files",

@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Node, Plan
+from holmes_core.remote.transport import last_lines
 from holmes_runtime.config.meeting_words import FromMeeting, ToMeeting
 from holmes_runtime.config.messages import (
     Command,
@@ -170,8 +171,7 @@ def _await(nodes: RunningNodes, kind: type[Answer], on_state: OnState) -> tuple[
 
 def _not_started(node: Node, closed: LinkClosed) -> Fault:
     """A node whose agent did not start, with the last lines of the shell, wrapper or container that was to start it."""
-    lines = [line.strip() for line in closed.stderr.splitlines() if line.strip()][-SHOWN_LINES:]
-    said = " | ".join(lines) or "no message"
+    said = " | ".join(last_lines(closed.stderr, SHOWN_LINES)) or "no message"
     text = f"{node.access.python_in_words} could not start the node agent (exit code {closed.exit_code}): {said}"
     plain = node.access.activate is None and node.access.container is None
     return Fault("agent", node.host, text, None if plain else PREPARED)

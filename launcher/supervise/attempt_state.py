@@ -39,6 +39,7 @@ from launcher.supervise.hang import HangDetector
 from launcher.supervise.silence import SilenceDetector
 
 LAST_LINES = 20  # of a rank, that are shown
+MAX_LINE_CHARACTERS = 2000  # of those, and of what a failure is said to be
 KEPT_LINES = 200  # those, or a whole stack of it: faulthandler prints all threads, and at most 100 calls of each
 # TCP tries again after 0.2, 0.6, 1.4, 3, 6.2, 12.6 s: over a link that was away for 7 s nothing comes before 12.6 s.
 # A connection made anew does so within 2 s.
@@ -239,7 +240,7 @@ class AttemptState:
             yield from self._take_closed(node, message, now_s)
 
     def _take_line(self, node: Node, rank: int, line: str) -> Iterator[Effect]:
-        self._last_lines.setdefault(rank, deque(maxlen=KEPT_LINES)).append(line)
+        self._last_lines.setdefault(rank, deque(maxlen=KEPT_LINES)).append(line[:MAX_LINE_CHARACTERS])
         yield LogLine(node.host, node.cluster, rank, line)
         if self._states.get(node.node_rank) == "ranks up" and line.startswith(f"rank {rank} on "):
             yield from self._set_state(node, "rendezvous")
@@ -317,6 +318,8 @@ class AttemptState:
             self._fail(node, RankFailed(None, 1, text, self._unix_s(now_s), lines), now_s, host_lost)
 
     def _fail(self, node: Node | None, failed: RankFailed, now_s: float, host_lost: bool = False) -> None:
+        lines = tuple(line[:MAX_LINE_CHARACTERS] for line in failed.last_lines[-KEPT_LINES:])
+        failed = failed._replace(message=failed.message[:MAX_LINE_CHARACTERS], last_lines=lines)
         failure = failure_of(node, failed, host_lost)
         self.failures.append(failure)
         self._has_cause = self._has_cause or not is_consequence(failure)

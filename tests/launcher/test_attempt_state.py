@@ -29,6 +29,8 @@ from launcher.nodes.node_link import Heard, LinkBroken, LinkClosed, LinkState, L
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from launcher.supervise.attempt_state import (
     CAUSE_WINDOW_S,
+    KEPT_LINES,
+    MAX_LINE_CHARACTERS,
     ONLY_PEERS_WINDOW_S,
     STALLED_S,
     AttemptState,
@@ -330,3 +332,16 @@ def test_a_cancelled_step_is_told_from_an_agent_that_was_killed() -> None:
     assert state.cause is not None
     assert state.cause.message.endswith("its step of the Slurm job was cancelled (`scancel`)")
     assert not state.cause.host_lost
+
+
+def test_of_long_lines_and_reasons_a_failure_keeps_what_can_be_shown() -> None:
+    state = attempt()
+    for _ in range(300):
+        say(state, 0, RankPrinted(0, "x" * 100_000))
+    say(state, 0, RankFailed(0, 1, "y" * 1_000_000, UNIX_S))
+    say(state, 1, RankFailed(1, 1, "z", UNIX_S, ("w" * 1_000_000,) * 1000))
+    assert all(len(failure.message) <= MAX_LINE_CHARACTERS for failure in state.failures)
+    kept = [line for failure in state.failures for line in failure.last_lines]
+    assert {line[0] for line in kept} == {"x", "w"}
+    assert max(map(len, kept)) == MAX_LINE_CHARACTERS
+    assert len(kept) <= 2 * KEPT_LINES

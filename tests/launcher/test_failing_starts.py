@@ -82,6 +82,12 @@ def test_of_a_host_that_floods_standard_error_the_last_words_are_shown(
     assert all(fault.evidence.endswith("| the reason") and "(exit code 7)" in fault.evidence for fault in faults)
 
 
+def test_of_words_without_an_end_a_message_shows_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = started(tmp_path, monkeypatch, "head -c 5000000 /dev/zero | tr '\\0' x >&2; exit 3").faults
+    assert [fault.host for fault in faults] == HOSTS
+    assert all(len(fault.evidence) < len(str(tmp_path)) + 500 for fault in faults)
+
+
 def test_host_that_sends_a_line_without_an_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = started(tmp_path, monkeypatch, f"{READY}\nexec tr '\\0' x </dev/zero").faults
     assert [fault.host for fault in faults] == [HOSTS[0], *HOSTS[2:]]

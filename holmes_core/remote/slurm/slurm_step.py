@@ -13,6 +13,7 @@ from holmes_core.errors import HolmesError, HostError
 from holmes_core.hosts.allocation import allocated_nodes
 from holmes_core.records.access import Access
 from holmes_core.remote.local_shell import LocalConnection
+from holmes_core.remote.transport import last_lines
 
 ANSWER_S = 60.0  # a node that boots or drains takes its time
 GPUS = "SLURM_GPUS_ON_NODE"  # of the node where the batch script runs
@@ -62,6 +63,6 @@ def _try(host: str, connection: LocalConnection) -> None:
     except FileNotFoundError:
         raise HostError(host, "unreachable", "no `srun` here", "run this on a node with Slurm's commands") from None
     if done.exit_code:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
+        said = last_lines(done.stderr, 1)
         what = f"no step starts: {said[-1] if said else f'srun ends with {done.exit_code}'}"
         raise HostError(host, "unreachable", what, f"`scontrol show node` and `scontrol show job` say more of {host}")
