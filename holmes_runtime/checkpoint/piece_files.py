@@ -48,10 +48,14 @@ MAX_METADATA_BYTES = 1 << 24  # each of which may be an object once unpickled
 
 
 def write_pieces(folder: Path, pieces: dict[str, TensorPiece], rank: int) -> tuple[WrittenTensor, ...]:
-    """Writes what `rank` holds to a file in `folder`, which is made; with digests of what can be read back.
+    """Write what `rank` holds to a file in `folder`, which is made; with digests of what can be read back.
 
-    Raises what torch's writer raises.
+    Links that somebody has put there are not written through. Raises what torch's writer raises.
     """
+    if folder.is_symlink():
+        raise OSError(f"{folder} is a link: remove it")
+    for stray in folder.glob(f"__{rank}_*"):
+        stray.unlink()
     writer, planner = FileSystemWriter(folder), PieceSavePlanner()
     planner.set_up_planner(pieces, writer.storage_meta())
     writer.set_up_storage_writer(False)

@@ -80,7 +80,12 @@ class DocumentStarts(Sequence[int]):
             )
         if sequence == tokens.num_sequences:
             return tokens.num_tokens
-        return self._number(tokens.first_pointer + 8 * sequence) // TYPE_BYTES[tokens.token_type]
+        first = self._number(tokens.first_pointer + 8 * sequence) // TYPE_BYTES[tokens.token_type]
+        if not 0 <= first <= tokens.num_tokens:
+            raise ValueError(
+                f"{self.index_file.path}: document {document} begins at token {first} of {tokens.num_tokens}"
+            )
+        return first
 
     def _number(self, first_byte: int) -> int:
         return int.from_bytes(self.index_file.read(first_byte, first_byte + 8), "little", signed=True)

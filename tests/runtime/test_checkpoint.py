@@ -82,6 +82,25 @@ def test_what_is_changed_once_the_state_is_copied_is_not_saved(tmp_path: Path) -
     assert all(torch.equal(one.master, other.master) for one, other in zip(loaded, make_shards(7), strict=True))
 
 
+def test_links_in_the_place_of_what_is_written_are_not_written_through(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "profile").write_text("mine")
+    checkpoints = open_folder(config(tmp_path / "ck"))
+    (tmp_path / "ck" / "step-00000001.partial").mkdir()
+    (tmp_path / "ck" / "step-00000001.partial" / "__0_0.distcp").symlink_to(victim / "profile")
+    (tmp_path / "ck" / "latest.partial").symlink_to(victim / "profile")
+    (tmp_path / "ck" / "step-00000002.partial").symlink_to(victim)
+
+    checkpoints.save(make_shards(1), Counters(1, 1, 1.0, 0, 8))
+    checkpoints.finish()
+    checkpoints.save(make_shards(2), Counters(2, 2, 1.0, 0, 16))
+    with pytest.raises(RuntimeError, match=r"step-00000002\.partial is a link"):
+        checkpoints.finish()
+
+    assert [(path.name, path.read_text()) for path in victim.iterdir()] == [("profile", "mine")]
+
+
 def taken(snapshot: Snapshot, pieces: dict[str, TensorPiece]) -> dict[str, TensorPiece]:
     snapshot.start(pieces)
     return snapshot.finish()

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from holmes_runtime.data.token_file import LARGEST, LONGEST_SEQUENCE, TokenFile, TokenFileWriter, index_path, read_index
+from holmes_runtime.data.token_file import (
+    LARGEST,
+    LONGEST_SEQUENCE,
+    DocumentStarts,
+    TokenFile,
+    TokenFileWriter,
+    index_path,
+    read_index,
+)
 
 
 def write(path: Path) -> None:
@@ -93,3 +101,15 @@ def test_another_type_of_tokens_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="version 1 with token type 7"):
         read_index(tmp_path / "t.bin")
+
+
+@pytest.mark.parametrize("first_byte", [-8, 10, 2**62])
+def test_a_document_that_begins_outside_of_the_tokens_is_refused(tmp_path: Path, first_byte: int) -> None:
+    write(tmp_path / "t.bin")
+    found = read_index(tmp_path / "t.bin")
+    whole = bytearray(index_path(tmp_path / "t.bin").read_bytes())
+    struct.pack_into("<q", whole, found.first_pointer, first_byte)
+    index_path(tmp_path / "t.bin").write_bytes(whole)
+
+    with pytest.raises(ValueError, match=r"t\.idx: document 0 begins at token"):
+        DocumentStarts(found)[0]
