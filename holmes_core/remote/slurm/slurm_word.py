@@ -6,10 +6,13 @@ Source: Slurm 22.05, squeue(1), "JOB STATE CODES", and sinfo(1), "NODE STATE COD
 from __future__ import annotations
 
 import os
-import subprocess
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from holmes_core.errors import HostError
+from holmes_core.remote.local_shell import LocalConnection
 
 JOB = "SLURM_JOB_ID"
 ANSWER_S = 5.0  # slurmctld that does not answer is not waited for
@@ -73,17 +76,10 @@ def _down(nodes: Iterable[str], environ: Mapping[str, str]) -> Mapping[str, str]
 
 
 def _answer(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The lines of one of Slurm's commands; none where it fails or takes too long."""
+    """The lines of one of Slurm's commands; none where it fails, takes too long or says too much."""
+    command = shlex.join((words[0], "--noheader", *words[1:]))
     try:
-        done = subprocess.run(
-            [words[0], "--noheader", *words[1:]],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=ANSWER_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        done = LocalConnection(words[0], environ=environ).run(command, b"", ANSWER_S)
+    except HostError:
         return []
-    return done.stdout.split("\n")[:-1]
+    return done.stdout.decode(errors="replace").split("\n")[:-1]
