@@ -144,6 +144,11 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
     if outer is not None:
         where.now("meeting the other islands")
         first_step = outer.begin(first_step, counters.outer if counters else None)
+    if groups.digests is not None and groups.digests.are_compared:
+        notices.say(
+            "compared",
+            "in every step both ends compare digests of what travels between hosts: weights, gradients, activations",
+        )
     profiler = StepProfiler(config.profile, first_step, me.rank, launched.metrics_dir, device)
     # The last stage knows the loss; the first replica's prints for all.
     prints = launched.prints_steps and me == config.grid.at(config.pp - 1, 0, 0)

@@ -14,7 +14,11 @@ from torch import Tensor
 
 from holmes_runtime.checkpoint.description import Counters, OuterCounters
 from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.comm.record_exchange import all_gather_records
 from holmes_runtime.comm.stopwatch import Stopwatch
+from holmes_runtime.comm.travel_digests import differences, differs, wires_in_words
+from holmes_runtime.comm.travel_digests import in_words as digests_in_words
+from holmes_runtime.config.messages import CHANGED
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import Corpus
@@ -114,7 +118,11 @@ class Trainer:
         self._wanted_exchange = exchange
 
     def step(self, step: int) -> StepResult:
-        """Takes one step. Raises RuntimeError if loss or norm is not finite, naming the step and who made that."""
+        """Takes one step.
+
+        Raises RuntimeError if loss or norm is not finite, naming the step and who made that; or if what ranks received
+        in the step is not what was sent, naming the wire.
+        """
         scale = self.loss_scale.scale if self.loss_scale else 1.0
         rate = learning_rate(self.config.optimizer, step, self.config.steps)
         self.zero1.start()
@@ -126,7 +134,12 @@ class Trainer:
         votes = torch.tensor(wanted, dtype=torch.float64)
         self._wants_examination = False
         own = [squares, self._sum_of(losses) / self.config.tp, to_device(votes, self.device)]
+        digests = self.groups.digests
+        if digests is not None:
+            own.append(digests.balance(self.device))
         sums = self._sum_over_ranks(torch.cat(own))
+        if digests is not None:
+            digests.sums.add(sums.nan_to_num())
         on_host = HostCopy(sums)
         self._before_update()
         # The update follows the backward on the device, where it is clipped or left out; the host learns of it after.
@@ -149,8 +162,11 @@ class Trainer:
         stop: float,
         examine: float,
         exchange: float,
+        balance: float = 0.0,
     ) -> StepResult:
         """What became of the step, from `losses` and `squares` of this rank and sums over all. Raises as `step`."""
+        if differs(balance):
+            self._blame_wire(step)
         loss, grad_norm = total_loss / self.config.total_microbatches, math.sqrt(total_squares)
         if not math.isfinite(loss):
             stages = self._told_by_all(self.pipeline.first_not_finite(losses))
@@ -241,6 +257,23 @@ class Trainer:
         told[self.me.rank] = 0 if stage is None else stage + 1
         sums = HostCopy(self._sum_over_ranks(to_device(told, self.device))).wait()
         return {self.config.grid.rank(rank): int(found) - 1 for rank, found in enumerate(sums) if found}
+
+    def _blame_wire(self, step: int) -> NoReturn:
+        """Raises RuntimeError on the first rank whose digests differ from others'; those wait as in `_blame`."""
+        assert self.groups.digests is not None
+        so_far = f"after step {step} all was equal" if step else "this is the first step"
+        try:
+            found = differences(all_gather_records(self.groups.digests.record()))
+        except (ValueError, RuntimeError) as error:
+            wires = wires_in_words(self.config)
+            raise RuntimeError(
+                f"step {step + 1}: what ranks sent to one another {CHANGED}, in one of the groups {wires}; {so_far}; "
+                f"they could not find out in which: {error}"
+            ) from None
+        if found and self.me.rank != found[0].odd[0]:
+            HostCopy(self._sum_over_ranks(torch.zeros(1, dtype=torch.float64, device=self.device))).wait()
+        what = digests_in_words(found, self.config) if found else f"the sum over all ranks {CHANGED}"
+        raise RuntimeError(f"step {step + 1}: {what}; {so_far}")
 
     def _blame(self, makers: Sequence[Rank], step: int, what: str) -> NoReturn:
         """Raises RuntimeError, on the ranks that made a number that is not finite before any other.

@@ -128,7 +128,14 @@ def code_in_words(code: SentCode) -> str:
 
 
 def safe_in_words(plan: Plan, run: Run) -> str:
-    """Return which of the run's weights are on disk, and how to go on from them."""
+    """Return which of the run's weights are on disk, how to go on from them, and up to which step hosts agree."""
+    if run.compared_steps is None:
+        return _saved_in_words(plan, run)
+    equal = f"digests of what travelled between hosts were equal at both ends up to step {run.compared_steps}"
+    return f"{_saved_in_words(plan, run)}; {equal}"
+
+
+def _saved_in_words(plan: Plan, run: Run) -> str:
     if plan.job.checkpoint is None:
         return "checkpoint: none; the job has no `checkpoint:`"
     path = plan.job.checkpoint.path

@@ -19,6 +19,8 @@ from torch.distributed import ProcessGroup
 from holmes_runtime.comm.group_opening import BACKEND, GroupOpening, opening_order, register_backend
 from holmes_runtime.comm.nccl_conf import conf_files, settings_in
 from holmes_runtime.comm.record_exchange import refuse_pickles
+from holmes_runtime.comm.replica_exchange import LevelDigests
+from holmes_runtime.comm.travel_digests import GroupDigests, Pending, TravelDigests
 from holmes_runtime.config.rank_grid import Axis, group_key
 from holmes_runtime.config.run_config import RunConfig
 
@@ -31,7 +33,8 @@ class RankGroups:
 
     `dp` joins the replicas of its cluster or, in flat data parallelism, all; `dp_across` those of different clusters.
     `tied` joins a rank of the first stage and one of the last, which hold copies. Activations come over `forward_in`
-    and leave over `forward_out`; gradients come over `backward_in` and leave over `backward_out`.
+    and leave over `forward_out`; gradients come over `backward_in` and leave over `backward_out`. `digests` are those
+    of what travels over them; None where nobody compares any.
     """
 
     tp: ProcessGroup | None = None
@@ -42,11 +45,27 @@ class RankGroups:
     forward_out: ProcessGroup | None = None
     backward_in: ProcessGroup | None = None
     backward_out: ProcessGroup | None = None
+    digests: TravelDigests | None = None
 
     @property
     def replicas(self) -> tuple[ProcessGroup, ...]:
         """The groups over which, one after the other, something becomes the sum over all replicas."""
         return tuple(group for group in (self.dp, self.dp_across) if group is not None)
+
+    def messages_of(self, name: str) -> GroupDigests | None:
+        """The digests of messages in the group of that name, such as `dp`."""
+        return None if self.digests is None else self.digests.messages.get(name)
+
+    def counted(self, gathering: Pending, name: str) -> Pending:
+        """`gathering`, whose result is counted as weights that are alike on all ranks of the group of that name."""
+        copies = None if self.digests is None else self.digests.weights.get(name)
+        return gathering if copies is None else copies.watch(gathering)
+
+    def replica_digests(self) -> tuple[LevelDigests, ...]:
+        """Those of `replicas`."""
+        names = [name for name in ("dp", "dp_across") if getattr(self, name) is not None]
+        weights = {} if self.digests is None else self.digests.weights
+        return tuple(LevelDigests(self.messages_of(name), weights.get(name)) for name in names)
 
 
 def check_interfaces(config: RunConfig, rank: int) -> None:
@@ -126,4 +145,5 @@ def open_groups(
         forward_out=of("pp_forward", after),
         backward_in=of("pp_backward", after),
         backward_out=of("pp_backward", before),
+        digests=TravelDigests(config, me),
     )

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from functools import cached_property, partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from holmes_runtime.comm.shard_exchange import start_all_gather, start_reduce_scatter
+from holmes_runtime.comm.travel_digests import CopyDigests, GroupDigests
 
 Pending = Callable[[], Tensor]
 """Waits for what was started, and gives its result."""
@@ -80,15 +81,22 @@ class StreamChain:
             return following(first())
 
 
+class LevelDigests(NamedTuple):
+    """Of one group of replicas; None where nothing is counted."""
+
+    messages: GroupDigests | None
+    weights: CopyDigests | None
+
+
 class ReplicaExchange:
     """All replicas of this rank's part of the model, `size` of them; in flat memory the part at `position` is its own.
 
     `levels` are the groups that join them, inside the cluster first, as `RankGroups.replicas`; without any, nothing can
-    be started.
+    be started. `digests` count, group by group, what is added up and what is gathered.
     """
 
-    def __init__(self, levels: Sequence[ProcessGroup]) -> None:
-        self._levels = levels
+    def __init__(self, levels: Sequence[ProcessGroup], digests: Sequence[LevelDigests] = ()) -> None:
+        self._levels, self._digests = levels, digests or (LevelDigests(None, None),) * len(levels)
         self.size = math.prod(level.size() for level in levels)
         self.position = 0
         for level in levels:
@@ -100,14 +108,17 @@ class ReplicaExchange:
 
     def start_reduce_scatter(self, flat: Tensor) -> Pending:
         """Starts to add `flat` (elements,) up; the result waits and gives this rank's part (elements / size,)."""
-        return self._in_turn([partial(start_reduce_scatter, group=level) for level in self._levels], flat)
+        counted = zip(self._levels, self._digests, strict=True)
+        return self._in_turn(
+            [partial(start_reduce_scatter, group=level, digests=each.messages) for level, each in counted], flat
+        )
 
     def start_all_gather(self, flat: Tensor) -> Pending:
         """Starts to fill `flat` (elements,), where this rank's part is in place; the result waits for all."""
         starts: list[Following] = []
         part = flat
-        for level in self._levels:
-            starts.insert(0, partial(_gather, part, level))
+        for level, digests in zip(self._levels, self._digests, strict=True):
+            starts.insert(0, partial(_gather, part, level, digests.weights))
             part = part.view(level.size(), -1)[level.rank()]
         return self._in_turn(starts, part)
 
@@ -118,6 +129,7 @@ class ReplicaExchange:
         return pending
 
 
-def _gather(flat: Tensor, level: ProcessGroup, _: Tensor) -> Pending:
+def _gather(flat: Tensor, level: ProcessGroup, digests: CopyDigests | None, _: Tensor) -> Pending:
     """Gathers `flat`, of which what came before has filled this rank's part."""
-    return start_all_gather(flat, level)
+    gathering = start_all_gather(flat, level)
+    return gathering if digests is None else digests.watch(gathering)

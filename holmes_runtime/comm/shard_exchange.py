@@ -10,13 +10,17 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from holmes_runtime.comm.streams import Transfer, start_receive, start_send
+from holmes_runtime.comm.travel_digests import GroupDigests
 
 
-def start_reduce_scatter(flat: Tensor, group: ProcessGroup) -> Callable[[], Tensor]:
+def start_reduce_scatter(
+    flat: Tensor, group: ProcessGroup, digests: GroupDigests | None = None
+) -> Callable[[], Tensor]:
     """Starts to add `flat` (elements,) up over `group`; the result waits and gives this rank's part (elements / n,).
 
     Gloo's own reduce-scatter sends as much as an all-reduce (pytorch issue 118911). An exchange of parts and a sum send
-    half, and add in the order of ranks, so that a sum never depends on timing.
+    half, and add in the order of ranks, so that a sum never depends on timing. What is sent and received is counted in
+    `digests`; NCCL, which adds up on the way, has nothing to count.
     """
     size, me = group.size(), group.rank()
     if dist.get_backend(group) == "nccl":
@@ -25,8 +29,9 @@ def start_reduce_scatter(flat: Tensor, group: ProcessGroup) -> Callable[[], Tens
         return lambda: _after([scatter], lambda: part)
     parts, received = flat.view(size, -1), torch.empty_like(flat).view(size, -1)
     received[me] = parts[me]
+    count = _count(parts, received, group, digests)
     works = _exchange(parts, received, group)
-    return lambda: _after(works, lambda: received.sum(0))
+    return lambda: _after(works, lambda: count().sum(0))
 
 
 def start_all_gather(flat: Tensor, group: ProcessGroup) -> Callable[[], Tensor]:
@@ -40,14 +45,35 @@ def start_all_gather(flat: Tensor, group: ProcessGroup) -> Callable[[], Tensor]:
     return lambda: _after(works, lambda: flat)
 
 
-def start_sum_of_two(flat: Tensor, group: ProcessGroup) -> Callable[[], Tensor]:
-    """Starts to add `flat` (elements,) of the two ranks of `group` up, in place; both get the same bits."""
+def start_sum_of_two(flat: Tensor, group: ProcessGroup, digests: GroupDigests | None = None) -> Callable[[], Tensor]:
+    """Starts to add `flat` (elements,) of the two ranks of `group` up, in place; both get the same bits.
+
+    `digests` as for a reduce-scatter.
+    """
     if dist.get_backend(group) == "nccl":
         work = dist.all_reduce(flat, group=group, async_op=True)
         return lambda: _after([work], lambda: flat)
     received, other = torch.empty_like(flat), 1 - group.rank()
+    count = _count(flat.expand(2, -1), received.expand(2, -1), group, digests)
     transfers = [start_receive(received, other, group), start_send(flat, other, group)]
-    return lambda: _after(transfers, lambda: flat.add_(received))
+    return lambda: _after(transfers, lambda: flat.add_(count()[other]))
+
+
+def _count(sent: Tensor, received: Tensor, group: ProcessGroup, digests: GroupDigests | None) -> Callable[[], Tensor]:
+    """Counts what goes to each other rank of `group`; the result counts what has come, and returns `received`."""
+    if digests is None:
+        return lambda: received
+    others = [rank for rank in range(group.size()) if rank != group.rank()]
+    for rank in others:
+        digests.send(sent[rank], rank)
+    counts = {rank: digests.receive(rank) for rank in others}
+
+    def count() -> Tensor:
+        for rank, count_one in counts.items():
+            count_one(received[rank])
+        return received
+
+    return count
 
 
 def _exchange(sent: Tensor, received: Tensor, group: ProcessGroup) -> list[Transfer]:

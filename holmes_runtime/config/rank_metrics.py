@@ -101,14 +101,15 @@ class RankMetrics(NamedTuple):
     outer: OuterExchange | None
 
 
-NoticeTopic = Literal["data", "start", "warning", "saved"]
+NoticeTopic = Literal["data", "start", "warning", "saved", "compared"]
 
 
 class RankNotice(NamedTuple):
     """A sentence on the data and the weights of a run.
 
     topic: data: lines of it are skipped, `bad_lines_skipped` in all; start: where the weights come from; warning:
-    something is wrong or different in the checkpoint that they come from; saved: one more checkpoint is whole.
+    something is wrong or different in the checkpoint that they come from; saved: one more checkpoint is whole;
+    compared: both ends compare what travels between hosts in every step from now on.
     safe_steps: those of a checkpoint that is whole, to start again from; None in sentences on anything else.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -34,10 +34,13 @@ class Receiving:
     codec: Codec
     shape: tuple[int, ...]
     dtype: torch.dtype
+    count: Callable[[Tensor], None] | None = None  # what has arrived, in the digest of its edge
 
     def wait(self) -> None:
-        """Waits until it has arrived."""
+        """Waits until it has arrived; called once."""
         self.transfer.wait()
+        if self.count is not None:
+            self.count(self.transfer.tensor)
 
     def values(self) -> Tensor:
         """What has arrived: hidden states or gradients (micro_batch_size, seq_length / tp, hidden_size)."""
@@ -94,9 +97,12 @@ class EdgeMessages:
             edge, codec, group = self._before, self._backward_out, self._groups.backward_out
         else:
             edge, codec, group = self._after, self._forward_out, self._groups.forward_out
+        digests = self._groups.messages_of("backward_out" if is_gradient else "forward_out")
         with named_range(f"send {direction.name.lower()} {microbatch}"):
-            packed = pack(values, codec, name)
-            return start_send(packed, self._other_end(edge), group)
+            packed, to = pack(values, codec, name), self._other_end(edge)
+            if digests is not None:
+                digests.send(packed, to)
+            return start_send(packed, to, group)
 
     def receive(self, direction: Direction) -> Receiving:
         """The receive of the next message of this direction, under way."""
@@ -119,9 +125,12 @@ class EdgeMessages:
             edge, codec, group = self._after, self._backward_in, self._groups.backward_in
         else:
             edge, codec, group = self._before, self._forward_in, self._groups.forward_in
+        digests = self._groups.messages_of("backward_in" if direction is Direction.BACKWARD else "forward_in")
         packed = torch.empty(self._config.message_bytes(codec), dtype=torch.uint8, device=self._device)
-        transfer = start_receive(packed, self._other_end(edge), group)
-        return Receiving(transfer, codec, self._config.message_shape, DTYPES[self._config.value_type])
+        source = self._other_end(edge)
+        transfer = start_receive(packed, source, group)
+        count = None if digests is None else digests.receive(source)
+        return Receiving(transfer, codec, self._config.message_shape, DTYPES[self._config.value_type], count)
 
     def _other_end(self, edge: tuple[int, int] | None) -> int:
         """The other end of an edge of this rank, as a rank of the edge's group: they are numbered as ranks are."""

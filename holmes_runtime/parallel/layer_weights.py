@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.replica_exchange import Pending
 from holmes_runtime.comm.shard_exchange import start_all_gather, start_reduce_scatter
 from holmes_runtime.parallel.gradient_buckets import Bucket
@@ -21,13 +22,15 @@ from holmes_runtime.parallel.gradient_buckets import Bucket
 class ShardedBucket:
     """A bucket of which this rank keeps one part of the weights and one of the gradient sums.
 
-    kept: (elements / n,) in the precision of the weights, summed: fp32 (elements / n,); n is the size of `inside`,
-    whose ranks hold all parts together. Over `across`, if given, as many ranks hold the same part, and share its
-    optimizer states once more. The bucket's own whole memory has no storage until it is asked for.
+    kept: (elements / n,) in the precision of the weights, summed: fp32 (elements / n,); n is the size of `groups.dp`,
+    whose ranks hold all parts together. Over `groups.dp_across`, if any, as many ranks hold the same part, and share
+    its optimizer states once more. The bucket's own whole memory has no storage until it is asked for.
     """
 
-    def __init__(self, bucket: Bucket, inside: ProcessGroup, across: ProcessGroup | None) -> None:
-        self.bucket, self._inside, self._across = bucket, inside, across
+    def __init__(self, bucket: Bucket, groups: RankGroups) -> None:
+        inside, across = groups.dp, groups.dp_across
+        assert inside is not None
+        self.bucket, self._groups, self._inside, self._across = bucket, groups, inside, across
         self._whole_bytes = bucket.weights.nbytes, bucket.gradients.nbytes
         part = bucket.weights.numel() // inside.size()
         self._own = slice(inside.rank() * part, (inside.rank() + 1) * part)
@@ -48,7 +51,7 @@ class ShardedBucket:
         if self._updated.data_ptr() != self.bucket.master.data_ptr():
             self._updated.copy_(self.bucket.master)
         if self._across is not None:
-            self._refreshing = start_all_gather(self.kept, self._across)
+            self._refreshing = self._groups.counted(start_all_gather(self.kept, self._across), "dp_across")
 
     def refresh(self) -> None:
         """Waits until all kept weights are there."""
@@ -62,7 +65,7 @@ class ShardedBucket:
         weights = self.bucket.weights
         weights.untyped_storage().resize_(self._whole_bytes[0])
         weights[self._own].copy_(self.kept)
-        return start_all_gather(weights, self._inside)
+        return self._groups.counted(start_all_gather(weights, self._inside), "dp")
 
     def drop_weights(self) -> None:
         """Lets the whole weights go."""
@@ -75,7 +78,7 @@ class ShardedBucket:
 
     def start_reduce(self) -> None:
         """Starts to add the gradients of one micro-batch up over the cluster."""
-        self._reducing = start_reduce_scatter(self.bucket.gradients, self._inside)
+        self._reducing = start_reduce_scatter(self.bucket.gradients, self._inside, self._groups.messages_of("dp"))
 
     def land(self, is_last: bool, tp: ProcessGroup | None = None) -> None:
         """Waits for that, if it was started, and lets the gradients go.
@@ -91,7 +94,8 @@ class ShardedBucket:
         if is_last and self.bucket.partial_over_tp:
             dist.all_reduce(self.summed, group=tp)
         if is_last and self._across is not None:
-            self.bucket.reduced = start_reduce_scatter(self.summed, self._across)
+            digests = self._groups.messages_of("dp_across")
+            self.bucket.reduced = start_reduce_scatter(self.summed, self._across, digests)
 
 
 class Layer:

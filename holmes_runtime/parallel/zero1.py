@@ -58,7 +58,7 @@ class Zero1:
         named = _name_parameters(modules)
         all_parts = {name: parts.get(name) or _whole(parameter) for name, parameter in named.items()}
         partial = {name for name, part in all_parts.items() if groups.tp is not None and part.is_whole}
-        self._replicas = ReplicaExchange(groups.replicas)
+        self._replicas = ReplicaExchange(groups.replicas, groups.replica_digests())
         memory = HostMemory(next(iter(named.values())).device) if offload else None
         self.tied = tied
         self._buckets = self._make_buckets(modules, named, partial, bucket_bytes, memory)
@@ -151,7 +151,7 @@ class Zero1:
             for bucket in buckets:
                 if self.tied in bucket.names:
                     assert self._groups.tied is not None
-                    start_sum_of_two(bucket.gradient, self._groups.tied)()
+                    start_sum_of_two(bucket.gradient, self._groups.tied, self._groups.messages_of("tied"))()
         for bucket in buckets:
             bucket.gradient.div_(divisor)
             if bucket.host is not None:

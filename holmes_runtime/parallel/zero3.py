@@ -58,7 +58,7 @@ class Zero3(Zero1):
     def _shard(self, named: dict[str, nn.Parameter], is_partial: bool) -> ShardedBucket:
         assert self._groups.dp is not None
         bucket = make_bucket(named, self._replicas.size, self._replicas.position, is_partial)
-        return ShardedBucket(bucket, self._groups.dp, self._groups.dp_across)
+        return ShardedBucket(bucket, self._groups)
 
     def _hook(self, modules: Sequence[nn.Module]) -> None:
         """Has every module gather its weights and let them go."""

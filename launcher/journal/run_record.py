@@ -41,6 +41,7 @@ class RunRecord:
         self._origin: str | None = None
         self.safe_steps: int | None = None
         self._says_full = False
+        self._compares = False  # in every step what travels between hosts
         self.attempt_steps = StepTotals()
 
     @property
@@ -55,6 +56,7 @@ class RunRecord:
         """Go on with a run of another controller."""
         self._started_at_s, self._code = run.started_at_s, run.code
         self._origin, self.safe_steps, self._bad_lines_skipped = run.origin, run.safe_steps, run.bad_lines_skipped
+        self._compares = run.compared_steps is not None
         for step in read_steps(self._folder.path, most=2):
             self._take_step(step)
 
@@ -78,6 +80,7 @@ class RunRecord:
                 self._prometheus.take_step(event)
         elif isinstance(event, RankNotice):
             self._bad_lines_skipped = max(self._bad_lines_skipped, event.bad_lines_skipped)
+            self._compares = self._compares or event.topic == "compared"
             if event.topic == "start":
                 self._origin = event.sentence
                 self._begun_steps = self._begun_steps if self._last else event.safe_steps or 0
@@ -133,6 +136,7 @@ class RunRecord:
             bad_lines_skipped=self._bad_lines_skipped,
             origin=self._origin,
             safe_steps=self.safe_steps,
+            compared_steps=self._last.step + 1 if self._compares and self._last else None,
             steps_skipped=self.steps_skipped,
             first_loss=self._first.loss if self._first else None,
             last_loss=self._last.loss if self._last else None,

@@ -21,8 +21,8 @@ _SIGTERM = -15
 _SIGKILL = -9
 _OUT_OF_GPU_MEMORY = "the GPU's memory is full: take a smaller micro_batch_size, recompute, or more stages"
 _WIRE_CHANGES = (
-    "the wire, or somebody on it, changes packets between these hosts. Nothing of what was changed was used or saved: "
-    "look there, or encrypt by `security: {between_clusters: wireguard}` in hosts.yaml"
+    "the wire, somebody on it, or a host's card or memory changes what travels between these hosts. Nothing of it was "
+    "saved: look there, or encrypt by `security: {between_clusters: wireguard}` in hosts.yaml"
 )
 _SIGNS = (
     (("CUDA out of memory", "OutOfMemoryError"), _OUT_OF_GPU_MEMORY),

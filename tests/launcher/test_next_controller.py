@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from holmes_cli.screen.show_run import safe_in_words
 from holmes_core.records.run import Settings
 from holmes_runtime.config.rank_metrics import RankNotice
 from launcher.journal.run_events import Silent
 from launcher.journal.run_folder import RunFolder
 from launcher.journal.run_record import RunRecord
+from tests.cli.test_status_page import step
 from tests.launcher.plans import cpu_plan
 
 
-def test_the_record_keeps_bad_lines_origin_and_safe_steps(tmp_path: Path) -> None:
+def test_the_record_keeps_bad_lines_origin_safe_steps_and_that_hosts_compare(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     first = RunRecord(folder, Silent(), Settings())
     first.take(RankNotice(0, "data", "3 bad lines", None, bad_lines_skipped=3))
     first.take(RankNotice(0, "start", "it begins", 20))
+    first.take(RankNotice(0, "compared", "both ends compare", None))
+    first.take(step(4))
     written = first.write(cpu_plan(), 0, "running")
 
     following = RunRecord(folder, Silent(), Settings())
@@ -25,3 +29,5 @@ def test_the_record_keeps_bad_lines_origin_and_safe_steps(tmp_path: Path) -> Non
     folder.close()
 
     assert (run.bad_lines_skipped, run.origin, run.safe_steps) == (3, "it begins", 20)
+    assert run.compared_steps == 5
+    assert "equal at both ends up to step 5" in safe_in_words(cpu_plan(), run)

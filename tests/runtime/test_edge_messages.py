@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.streams import Transfer
 from holmes_runtime.comm.wire import Direction
 from holmes_runtime.parallel import edge_messages
@@ -40,8 +41,7 @@ def messages_of(extra_in_flight: tuple[int, ...] = ()) -> EdgeMessages:
         value_type="fp32",
     )
     me: Any = SimpleNamespace(rank=1, dp_rank=0, tp_rank=0)
-    groups: Any = SimpleNamespace(forward_in=None, backward_in=None)
-    return EdgeMessages(config, me, groups, torch.device("cpu"))
+    return EdgeMessages(config, me, RankGroups(), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("extra", "ahead"), [((), POSTED_AHEAD), ((3,), POSTED_AHEAD + 3)])

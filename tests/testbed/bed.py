@@ -145,14 +145,17 @@ class Bed:
         namespace = self._machines[host].host.namespace
         run_tool(["ip", "-n", namespace, "link", "set", "dev", interface, "up" if up else "down"])
 
-    def set_trunk(self, rate_mbps: int | None = None, delay_ms: float | None = None) -> None:
-        """Changes rate or delay of the trunk, or both; what is None stays. Raises ValueError as the bed's maker."""
+    def set_trunk(self, rate_mbps: int | None = None, delay_ms: float | None = None, flip_every: int = 0) -> None:
+        """Changes rate or delay of the trunk, or both; what is None stays. Raises ValueError as the bed's maker.
+
+        With `flip_every` it flips a bit of every so manieth large TCP packet from now on, each way.
+        """
         assert self._trunk is not None, "the bed has no trunk"
         assert self.trunk_mbps is not None
         rate_mbps = self.trunk_mbps if rate_mbps is None else rate_mbps
         delay_ms = self.trunk_delay_ms if delay_ms is None else delay_ms
         _check_trunk(rate_mbps, delay_ms)
-        self._trunk.set(rate_mbps, delay_ms)
+        self._trunk.set(rate_mbps, delay_ms, flip_every)
         self.trunk_mbps, self.trunk_delay_ms = rate_mbps, delay_ms
 
     @property

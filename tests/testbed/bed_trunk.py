@@ -1,4 +1,4 @@
-"""The owner's end of a bed's trunk: the relay process that carries it, told rate and delay."""
+"""The owner's end of a bed's trunk: the relay process that carries it, told rate, delay and flips."""
 
 import contextlib
 import subprocess
@@ -42,11 +42,14 @@ class BedTrunk:
         """The process that carries the frames."""
         return self._relay.pid
 
-    def set(self, rate_mbps: float, delay_ms: float) -> None:
-        """Changes rate and delay, each way, of the frames from now on. Raises BedError if the relay is gone."""
+    def set(self, rate_mbps: float, delay_ms: float, flip_every: int) -> None:
+        """Changes rate and delay, each way, of the frames from now on, and flips a bit of every so manieth large one.
+
+        Raises BedError if the relay is gone.
+        """
         assert self._relay.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the answer tells
-            self._relay.stdin.write(f"{rate_mbps} {delay_ms}\n")
+            self._relay.stdin.write(f"{rate_mbps} {delay_ms} {flip_every}\n")
             self._relay.stdin.flush()
         self._wait_set()
 
