@@ -263,7 +263,7 @@ class Trainer:
         assert self.groups.digests is not None
         so_far = f"after step {step} all was equal" if step else "this is the first step"
         try:
-            found = differences(all_gather_records(self.groups.digests.record()))
+            found = differences(all_gather_records(self.groups.digests.record()), self.config)
         except (ValueError, RuntimeError) as error:
             wires = wires_in_words(self.config)
             raise RuntimeError(

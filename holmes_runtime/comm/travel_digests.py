@@ -92,8 +92,8 @@ def _odd_row_sums(flat: Tensor) -> list[Tensor]:
 def digest(sums: Sequence[Tensor]) -> Tensor:
     """Return the digest, int64 (), of the row sums of all that was sent or gathered in a step, in its order.
 
-    The sum modulo 2^64 of all, each times an odd number of its own. So every change of one word is seen, and any other
-    with a probability of all but 2^-64.
+    The sum modulo 2^64 of all, each times an odd number of its own. So every change of one word is seen, and of several
+    all but those that cancel out in one row.
     """
     joined = torch.cat(list(sums))
     return (joined * _odd_numbers(len(joined).bit_length(), joined.device)[: len(joined)]).sum()
@@ -244,12 +244,18 @@ def differs(balance_sum: float) -> bool:
     return bool(balance_sum % BALANCE)
 
 
-def differences(by_rank: Sequence[RankDigests]) -> list[Difference]:
-    """Return which digests of the ranks, in their order, are not equal, messages first."""
+def differences(by_rank: Sequence[RankDigests], config: RunConfig) -> list[Difference]:
+    """Return which digests of the ranks, in their order, are not equal, messages first.
+
+    What a rank says of a group that it is not in, or of ranks that are not in it, is left out.
+    """
+    members = {group.name: set(group.ranks) for group in config.groups}
     known: dict[DigestKey, dict[int, str]] = {}
     for rank, digests in enumerate(by_rank):
         for each in digests.digests:
-            known.setdefault(each.key, {})[rank] = each.digest
+            possible = set(range(config.world_size)) if each.key.kind == "sums" else members.get(each.key.group, set())
+            if rank in each.key.ranks and possible.issuperset(each.key.ranks):
+                known.setdefault(each.key, {})[rank] = each.digest
     found = []
     for key, digests_of in known.items():
         if key.kind == "message":

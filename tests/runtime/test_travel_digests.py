@@ -13,6 +13,9 @@ from torch import Tensor
 from holmes_runtime.comm.travel_digests import (
     BALANCE,
     INSIDE_EVERY_STEPS,
+    DigestKey,
+    RankDigest,
+    RankDigests,
     TravelDigests,
     differences,
     differs,
@@ -149,7 +152,7 @@ def test_what_arrives_as_it_was_sent_is_never_taken_for_changed() -> None:
             for rank in run.ranks:
                 rank.sums.add(sums)
             assert not differs(run.sum())
-        assert differences([rank.record() for rank in run.ranks]) == []
+        assert differences([rank.record() for rank in run.ranks], run.config) == []
 
 
 def test_one_changed_message_is_seen_and_its_wire_named() -> None:
@@ -160,7 +163,7 @@ def test_one_changed_message_is_seen_and_its_wire_named() -> None:
             run = Ranks(a_run(draw))
         sender, receiver = run.messages(draw, partial(flipped, draw=draw))
         assert differs(run.sum())
-        (found,) = differences([rank.record() for rank in run.ranks])
+        (found,) = differences([rank.record() for rank in run.ranks], run.config)
         assert (found.key.ranks, found.odd) == ((sender, receiver), (receiver,))
         said = in_words([found], run.config)
         assert f"what rank {sender} on host{sender} sent to rank {receiver} on host{receiver} was changed" in said
@@ -173,7 +176,7 @@ def test_weights_that_one_replica_gathered_differently_are_seen() -> None:
         run = Ranks(make_config(pipelines=((0,), (1,), (2,)), microbatches=(1, 1, 1)))
         odd = run.copies(draw, partial(flipped, draw=draw))
         assert differs(run.sum())
-        (found,) = differences([rank.record() for rank in run.ranks])
+        (found,) = differences([rank.record() for rank in run.ranks], run.config)
         assert found.odd == odd
         said = in_words([found], run.config)
         assert said.startswith(f"what rank {odd[0]} on host{odd[0]} gathered of the weights was changed on the way")
@@ -184,7 +187,7 @@ def test_of_two_replicas_both_are_named_as_either_may_have_the_wrong_weights() -
     run = Ranks(make_config(pipelines=((0,), (1,)), clusters="ab"))
     run.copies(draw, partial(flipped, draw=draw))
     assert differs(run.sum())
-    (found,) = differences([rank.record() for rank in run.ranks])
+    (found,) = differences([rank.record() for rank in run.ranks], run.config)
     said = in_words([found], run.config)
     assert "rank 0 on host0" in said
     assert "rank 1 on host1" in said
@@ -232,3 +235,15 @@ def test_weights_gathered_inside_a_cluster_are_compared_every_so_many_steps() ->
 def test_groups_between_clusters_are_named_before_others() -> None:
     config = make_config(pipelines=((0,), (1,), (2,), (3,)), clusters="abba")
     assert wires_in_words(config) == "dp-across-0-0 over lo, dp-across-1-0 over lo"
+
+
+def test_digests_of_groups_that_are_not_there_are_left_out() -> None:
+    config = make_config(pipelines=((0,), (1,)))
+    for key in (
+        DigestKey("message", "dp-0", (0, 7)),
+        DigestKey("message", "no-such", (0, 1)),
+        DigestKey("weights", "dp-0", ()),
+        DigestKey("sums", "all", (0, -1)),
+    ):
+        records = [RankDigests((RankDigest(key, f"{rank}"),)) for rank in range(2)]
+        assert differences(records, config) == []
