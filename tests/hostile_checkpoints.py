@@ -23,7 +23,7 @@ from typing import Any
 
 from holmes_runtime.checkpoint.piece_index import digest_of
 
-CASE_S = 10
+CASE_CPU_S, CASE_S = 10, 120  # a pipe that is waited for takes no CPU; a busy machine takes long
 CASE_BYTES = 2 << 30
 SECRET = b"the key of whoever runs this"
 STEP = "step-00000010"
@@ -215,12 +215,14 @@ def check_case(run: Callable[[Path, Path], None], base: Path, place: Path, seed:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + CASE_BYTES, resource.RLIM_INFINITY))
     signal.alarm(CASE_S)
+    signal.setitimer(signal.ITIMER_PROF, CASE_CPU_S)
     try:
         run(place / "run", place / "out")
     except BaseException:
         return f"{what}: {traceback.format_exc()[-1500:]}"
     finally:
         signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     if {path.name for path in place.iterdir()} - {"secret", "run", "out"} or list(secret.parent.iterdir()) != [secret]:
         return f"{what}: wrote {sorted(map(str, place.rglob('*')))}"
     if secret.read_bytes() != SECRET:
@@ -239,6 +241,7 @@ def main() -> int:
         raise Hang
 
     signal.signal(signal.SIGALRM, ring)
+    signal.signal(signal.SIGPROF, ring)
     os.environ["XDG_STATE_HOME"], os.environ["COLUMNS"] = str(place / "state"), "100"
     base = place / "base"
     base.mkdir()
