@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from launcher.journal.run_folder import read_run
+from launcher.supervise.failure import first_cause
+from tests.cli.test_lost_host import launched
 from tests.cli.test_three_commands import nothing_is_left
-from tests.testbed.altered_packets import CUTS, altered, clean_losses, plan_of
+from tests.testbed.altered_packets import CUTS, LIMIT_S, altered, clean_losses, plan_of
 from tests.testbed.bed_needs import missing_for_trunk
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rehearsal import Site, bed_site, only_run
@@ -42,6 +44,28 @@ def test_flipped_bits_between_clusters_end_the_run_before_a_loss_is_wrong(
     assert trunk_site.bed is not None
     assert nothing_is_left(trunk_site.bed)
     print(json.dumps(seen._asdict()))
+
+
+def test_flipped_bits_in_the_rendezvous_end_the_run_before_its_first_step(trunk_site: Site, tmp_path: Path) -> None:
+    plan = plan_of(trunk_site, tmp_path / "replicas", "replicas")
+    assert trunk_site.bed is not None
+    trunk_site.bed.set_trunk(flip_every=1)
+    try:
+        process = launched(trunk_site, tmp_path / "runs", plan)
+        said = process.communicate(timeout=LIMIT_S)[1]
+    finally:
+        process.kill()
+        process.wait()
+        trunk_site.bed.set_trunk(flip_every=0)
+    assert process.returncode == 1, said
+    run = read_run(only_run(tmp_path / "runs"))
+    assert (run.steps_done, run.safe_steps) == (0, None)
+    cause = first_cause(run.failures)
+    assert re.search(
+        r"what came from \S+ to \S+, of the rendezvous and its store, was changed on the way", cause.message
+    )
+    assert "encrypt by `security: {between_clusters: wireguard}`" in str(cause.likely)
+    assert nothing_is_left(trunk_site.bed)
 
 
 def test_a_run_without_flips_says_up_to_which_step_hosts_agree(trunk_site: Site, tmp_path: Path) -> None:
