@@ -25,6 +25,7 @@ MOST_FOREIGN_VALUES = 4_000_000  # `kubectl get nodes -o json` has some 800 a no
 MOST_YAML_MARKS = 150_000  # between its values; 12,500 hosts with addresses have 75,000
 MOST_LEVELS = 60
 MOST_WHOLE_NUMBER = 2**63
+MAX_SHOWN = 60  # characters of a value, in an error
 MOST_NUMBER_LENGTH = 64  # characters of a number in YAML, whose sums of powers of 60 take time
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
@@ -117,6 +118,7 @@ def _check(data: object, most: int = MOST_VALUES) -> None:
         if count > most:
             raise ValueError(_too_many(most))
         _check_number(value)
+        _check_text(value)
         _check_keys(value)
         inside = _inside(value)
         if inside is not None:
@@ -140,6 +142,15 @@ def _check_number(value: object) -> None:
         raise ValueError(f"a whole number of {value.bit_length()} bits; Holmes takes 63")
     if isinstance(value, yaml.ScalarNode) and value.tag in _NUMBERS and len(value.value) > MOST_NUMBER_LENGTH:
         raise ValueError(f"line {value.start_mark.line + 1}: a number of {len(value.value)} characters")
+
+
+def _check_text(value: object) -> None:
+    """Raises ValueError for text with half of a surrogate pair, which no file or digest takes."""
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"text with half of a surrogate pair: {value[:MAX_SHOWN]!r}") from None
 
 
 def _check_keys(node: object) -> None:

@@ -24,6 +24,7 @@ from launcher.journal.step_file import METRICS_FILE
 
 POLL_S = 0.2
 LINE_CHARACTERS = 1 << 20
+MAX_LOG_CHARACTERS = 1 << 16  # of a line of a log, as it is shown; the file has all
 MAX_BYTES = 2 * PART_BYTES  # of a log or of the events: one line may be larger than a part
 _NAME = re.compile(r".+-rank[0-9]{1,9}")
 
@@ -199,4 +200,6 @@ def _rank_of(path: Path) -> int:
 
 def _log_line(path: Path, line: str) -> WrittenLine:
     when, text = split_stamp(line)
+    if len(text) > MAX_LOG_CHARACTERS:
+        text = f"{text[:MAX_LOG_CHARACTERS]}... ({len(text) - MAX_LOG_CHARACTERS} characters more)"
     return WrittenLine(when, LogLine(path.stem.rpartition("-rank")[0], "", _rank_of(path), text))

@@ -239,3 +239,9 @@ def test_name_longer_than_any_file_has_is_no_run(command: Command) -> None:
     done = command("status", "a" * 4000)
     check_manners(done)
     assert done.code == 2
+
+
+def test_line_of_a_log_that_does_not_end_is_shown_cut(run: Path, command: Command) -> None:
+    (run / "logs" / "a1-rank0.log").write_text("x" * 3_000_000, encoding="utf-8")
+    done = command("logs", "run", "--rank", "0")
+    assert (done.code, len(done.stdout) < 300_000, "characters more)" in done.stdout) == (0, True, True)

@@ -115,3 +115,10 @@ def test_folder_of_a_host_whose_name_is_no_text_is_refused(tmp_path: Path) -> No
     Path(os.fsdecode(folder), "recording.json").write_text("[]")
     with pytest.raises(HolmesError, match=r"the name of the folder b'\\xff\\xfe' is not UTF-8"):
         replay(tmp_path)
+
+
+def test_half_of_a_surrogate_pair_in_a_recording_is_refused(tmp_path: Path) -> None:
+    write_recording(tmp_path, "a", (Recorded("ibstat", "", 0),))
+    (tmp_path / "a" / "recording.json").write_text('[{"file": "x", "command": "\\ud800", "exit_code": 0}]')
+    with pytest.raises(HolmesError, match="half of a surrogate pair"):
+        replay(tmp_path)
