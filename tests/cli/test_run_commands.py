@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from holmes_core.records.run import Run
+from holmes_runtime.config.node_config import KEY_VARIABLE
 from launcher.journal.run_folder import read_run
 from tests.cli.test_command_line import environment, holmes, nothing_is_left, planned
 from tests.eventually import eventually
@@ -184,7 +185,7 @@ def test_events_as_json_and_the_file_for_prometheus_tell_the_whole_run(
     assert (tmp_path / "page.html").read_text(encoding="utf-8").count('<polyline class="curve') >= 3
 
 
-def test_variables_and_secrets_reach_the_ranks_and_no_output(tmp_path: Path) -> None:
+def test_variables_secrets_and_the_run_s_key_reach_the_ranks_and_no_output(tmp_path: Path) -> None:
     secret, value = "s3cr3t-word", 'it\'s $(touch canary) "é"'
     (tmp_path / "token").write_text(secret, encoding="utf-8")
     launch = {"environment": {"MINE": value, "TAKEN": None}, "secrets": {"TOKEN": str(tmp_path / "token")}}
@@ -209,8 +210,12 @@ def test_variables_and_secrets_reach_the_ranks_and_no_output(tmp_path: Path) -> 
     assert len(ranks) == 2
     for variables in ranks:
         assert (variables["MINE"], variables["TAKEN"], variables["TOKEN"]) == (value, "from here", secret)
-    assert not any(secret.encode() in line for line in command_lines)
-    assert secret not in "".join(path.read_text(encoding="utf-8") for path in run_folder(tmp_path).glob("*.*"))
+    (key,) = {variables[KEY_VARIABLE] for variables in ranks}
+    assert len(bytes.fromhex(key)) == 32
+    written = "".join(path.read_text(encoding="utf-8") for path in run_folder(tmp_path).glob("*.*"))
+    for kept in (secret, key):
+        assert not any(kept.encode() in line for line in command_lines)
+        assert kept not in written
     assert list(tmp_path.rglob("canary")) == []
     assert nothing_is_left(tmp_path)
 
