@@ -21,13 +21,23 @@ WIDTH_WITHOUT_TERMINAL = 120
 # (Unicode 16, Default_Ignorable_Code_Point, but for variation selectors).
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
-    "\u3164\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+    "\u3164\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]+"
 )
+
+
+class _Written(dict[int, str]):
+    """How each control character is written out: of a log that holds nothing else, millions are."""
+
+    def __missing__(self, code: int) -> str:
+        return self.setdefault(code, f"\\x{code:02x}")
+
+
+_WRITTEN = _Written()
 
 
 def neutral(text: str) -> str:
     """The text with control characters written out, `\\x1b`: a terminal shows them and does nothing."""
-    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _CONTROLS.sub(lambda found: found[0].translate(_WRITTEN), text)
 
 
 class NeutralConsole(Console):
