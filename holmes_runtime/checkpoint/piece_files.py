@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +75,12 @@ def write_pieces(folder: Path, pieces: dict[str, TensorPiece], rank: int) -> tup
 
 def joined_boxes(written: Iterable[WrittenTensor]) -> tuple[WrittenTensor, ...]:
     """Each tensor once, with the boxes of all ranks that wrote of it."""
-    together: dict[str, WrittenTensor] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    boxes: dict[str, list[WrittenBox]] = {}
     for tensor in written:
-        before = together.get(tensor.name, replace(tensor, boxes=()))
-        together[tensor.name] = replace(before, boxes=before.boxes + tensor.boxes)
-    return tuple(together.values())
+        shapes.setdefault(tensor.name, tensor.shape)
+        boxes.setdefault(tensor.name, []).extend(tensor.boxes)
+    return tuple(WrittenTensor(name, shape, tuple(boxes[name])) for name, shape in shapes.items())
 
 
 def write_metadata(folder: Path, written: tuple[WrittenTensor, ...]) -> None:

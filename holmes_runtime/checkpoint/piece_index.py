@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import le, sub
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,10 +54,9 @@ class WrittenBox:
 
     def __post_init__(self) -> None:
         check_counts(self, MAX_SIZE, "offsets", "sizes", "first_byte", "size_bytes")
-        sizes = shown(self.sizes)
-        check("offsets", self.offsets, f"must be as many as sizes {sizes}", len(self.offsets) == len(self.sizes))
+        check("offsets", self.offsets, "must be as many as sizes", len(self.offsets) == len(self.sizes))
         around_bytes = self.size_bytes - VALUE_BYTES * math.prod(self.sizes)
-        rule = f"must be that of a saved box of fp32 numbers, sizes {sizes}"
+        rule = "must be that of a saved box of fp32 numbers of its sizes"
         check("size_bytes", self.size_bytes, rule, 0 <= around_bytes <= MAX_ARCHIVE_BYTES)
 
     @property
@@ -76,11 +76,11 @@ class WrittenTensor:
     def __post_init__(self) -> None:
         check_counts(self, MAX_SIZE, "shape")
         check("shape", self.shape, f"must have at most {MAX_DIMS} dimensions", len(self.shape) <= MAX_DIMS)
+        rule = f"must be inside of shape {shown(self.shape)}"
         for box in self.boxes:
-            check("boxes", box, f"must have {len(self.shape)} dimensions", len(box.sizes) == len(self.shape))
-            ends = (offset + size for offset, size in zip(box.offsets, box.sizes, strict=True))
-            is_inside = all(end <= size for end, size in zip(ends, self.shape, strict=True))
-            check("boxes", box, f"must be inside of shape {shown(self.shape)}", is_inside)
+            check("boxes", box, rule, len(box.sizes) == len(self.shape))
+            room = map(sub, self.shape, box.sizes)
+            check("boxes", box, rule, all(map(le, box.offsets, room)))
 
 
 @dataclass(frozen=True)

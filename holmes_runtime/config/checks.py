@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable
 
 SHOWN_CHARACTERS = 100  # of a text or a number in an error
 _REPR = reprlib.Repr()
@@ -33,5 +32,6 @@ def check_counts(record: object, max_value: int, *keys: str) -> None:
     """Raise ValueError for the first of the attributes `keys`, a number or several, that is not 0 to `max_value`."""
     for key in keys:
         value = getattr(record, key)
-        numbers: Iterable[int] = value if isinstance(value, tuple) else (value,)
-        check(key, value, f"must be 0 to {max_value}", all(0 <= number <= max_value for number in numbers))
+        numbers: tuple[int, ...] = value if isinstance(value, tuple) else (value,)
+        if numbers and not 0 <= min(numbers) <= max(numbers) <= max_value:
+            check(key, value, f"must be 0 to {max_value}", holds=False)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from holmes_runtime.checkpoint.checkpoint_names import CheckpointName, PieceName, SaveId
+from holmes_runtime.checkpoint.checkpoint_writer import check_written_by
 from holmes_runtime.checkpoint.host_folders import Mark
 from holmes_runtime.checkpoint.piece_index import (
     MAX_SIZE,
@@ -148,6 +149,12 @@ def test_a_box_beyond_the_end_of_its_file_takes_no_memory(tmp_path: Path) -> Non
     box = WrittenBox((0,), (1 << 48,), FIRST, 0, 1 << 50, "")
     with pytest.raises(DamagedPiece, match="ends after 5 bytes"):
         read_box(tmp_path, box)
+
+
+def test_a_rank_that_says_it_wrote_the_file_of_another_is_refused() -> None:
+    check_written_by(0, Written((replace(TENSORS[0], boxes=BOXES[:1]),), None))
+    with pytest.raises(ValueError, match=r"rank 0 says that it wrote __1_0\.distcp, another rank's file"):
+        check_written_by(0, Written(TENSORS, None))
 
 
 class Says:
