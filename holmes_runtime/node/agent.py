@@ -54,8 +54,8 @@ from holmes_runtime.config.messages import (
 from holmes_runtime.config.node_config import NodeConfig, memory_folder
 from holmes_runtime.config.rank_metrics import METRICS_FILE, NOTICES_FILE, RankMetrics, RankNotice
 from holmes_runtime.config.strict_json import parse
+from holmes_runtime.node.left_behind import hold, remove_memory, remove_unstarted
 from holmes_runtime.node.left_files import LeftFiles
-from holmes_runtime.node.left_memory import hold, remove_left
 from holmes_runtime.node.listeners import Listeners
 from holmes_runtime.node.mailbox import CommandPipe, MessageFile
 from holmes_runtime.node.node_facts import oom_kills, read_facts
@@ -99,7 +99,8 @@ class Agent:
         remembered = Path(memory_folder(self._config.run_id, self._config.host))
         held = hold(remembered)
         try:
-            remove_left(time.time())
+            remove_memory(time.time())
+            remove_unstarted(time.time(), self._folder.parents[1])
             facts = read_facts(self._config, self._folder)
             taken = self._gpu_claims.take(self._config.gpus, facts.gpus or (), self._config.run_id)
             listeners = self._listeners.open(facts.interfaces)

@@ -1,4 +1,4 @@
-"""Memory that a killed run has left is given back by the next run there, and a living run's is not."""
+"""What a killed run has left on a host is removed by the next run there, and what a living run has is not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from holmes_runtime.node.left_memory import LEFT_AFTER_S, hold, remove_left
+from holmes_runtime.node.left_behind import LEFT_AFTER_S, hold, remove_memory, remove_unstarted
+from holmes_runtime.node.relay import LOCK_FILE
 
 
 def left(within: Path, name: str, age_s: float) -> Path:
@@ -27,7 +28,7 @@ def test_an_old_folder_that_nobody_holds_is_removed(tmp_path: Path) -> None:
         left(tmp_path, "another-program", 2 * LEFT_AFTER_S),
     )
 
-    remove_left(time.time(), tmp_path)
+    remove_memory(time.time(), tmp_path)
 
     assert [path.exists() for path in (old, new, other)] == [False, True, True]
 
@@ -37,11 +38,11 @@ def test_an_old_folder_of_a_run_whose_agent_lives_stays(tmp_path: Path) -> None:
     held = hold(folder)
     assert held is not None
 
-    remove_left(time.time(), tmp_path)
+    remove_memory(time.time(), tmp_path)
     assert folder.exists()
 
     held.close()
-    remove_left(time.time(), tmp_path)
+    remove_memory(time.time(), tmp_path)
     assert not folder.exists()
 
 
@@ -49,6 +50,18 @@ def test_a_link_of_that_name_and_what_it_names_stay(tmp_path: Path) -> None:
     mine = left(tmp_path, "mine", 2 * LEFT_AFTER_S)
     (tmp_path / "holmes-link").symlink_to(mine)
 
-    remove_left(time.time(), tmp_path)
+    remove_memory(time.time(), tmp_path)
 
     assert (mine / "0" / "save" / "piece").exists()
+
+
+def test_an_old_folder_in_which_no_agent_began_is_removed(tmp_path: Path) -> None:
+    unstarted, started, new = (left(tmp_path, f"run-{each}", 2 * LEFT_AFTER_S) / "0" for each in range(3))
+    (started / LOCK_FILE).touch()
+    (new / "sent just now").touch()
+    for folder in (unstarted, started):
+        os.utime(folder, (time.time() - 2 * LEFT_AFTER_S,) * 2)
+
+    remove_unstarted(time.time(), tmp_path)
+
+    assert [path.exists() for path in (unstarted, unstarted.parent, started, new)] == [False, False, True, True]

@@ -1,8 +1,8 @@
-"""Folders in /dev/shm of runs whose processes were all killed at once: nobody was left to remove them.
+"""What runs have left on a host because all who would have removed it were killed at once: the next run there does.
 
-They hold the newest checkpoint (`checkpoint/memory_files.py`), up to half of a host's memory. An agent binds its
-run's name as a socket, which the kernel frees however the agent ends; so an old folder whose name is free is
-nobody's. Free of torch.
+In /dev/shm that is the newest checkpoint (`checkpoint/memory_files.py`), up to half of a host's memory. An agent binds
+its run's name as a socket, which the kernel frees however the agent ends; so an old folder whose name is free is
+nobody's. On the disk it is the files of an agent that was never started. Free of torch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holmes_runtime.config.node_config import MEMORY_FOLDERS
+from holmes_runtime.node.relay import LOCK_FILE
 
-LEFT_AFTER_S = 3600.0  # without a save: between two attempts of a run no agent lives, for seconds to minutes
+LEFT_AFTER_S = 3600.0  # without a change: between two attempts of a run no agent lives, for seconds to minutes
 
 
 def hold(folder: Path) -> socket.socket | None:
@@ -31,7 +32,16 @@ def hold(folder: Path) -> socket.socket | None:
     return held
 
 
-def remove_left(now_s: float, within: Path = MEMORY_FOLDERS) -> None:
+def remove_unstarted(now_s: float, runs: Path) -> None:
+    """Remove the node folders below `runs` that were sent LEFT_AFTER_S ago or before and in which no agent began."""
+    for folder in runs.glob("*/*"):
+        with contextlib.suppress(OSError):
+            if now_s - folder.lstat().st_mtime > LEFT_AFTER_S and not (folder / LOCK_FILE).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.parent.rmdir()
+
+
+def remove_memory(now_s: float, within: Path = MEMORY_FOLDERS) -> None:
     """Remove folders of this user that nobody has held or written into for LEFT_AFTER_S. `now_s`: Unix time."""
     for folder in within.glob("holmes-*"):
         with contextlib.suppress(OSError):
