@@ -347,11 +347,12 @@ def hard_linked(folder: Path, draw: random.Random) -> None:
 def chained_links(folder: Path, draw: random.Random) -> None:
     """The file is reached by links inside the folder: forty, or none that ends."""
     path = anywhere(folder, draw)
-    target = folder / "kept"
+    name = f"{draw.getrandbits(64):x}"  # it may be done more than once
+    target = folder / name
     path.rename(target)
     for number in range(draw.choice([1, 5, 60])):
-        (folder / f"l{number}").symlink_to(target.name)
-        target = folder / f"l{number}"
+        (folder / f"{name}-{number}").symlink_to(target.name)
+        target = folder / f"{name}-{number}"
     path.symlink_to(os.path.relpath(target, path.parent))
 
 
