@@ -180,7 +180,7 @@ def island_folders(path: Path) -> tuple[Path, ...]:
 
     A link is none: one that leads back would make islands without end.
     """
-    if is_island(path):
+    if is_island(path) or not is_there(path):
         return ()
     with reading(path):
         found = {int(name[1]): each for each in path.iterdir() if (name := _ISLAND.fullmatch(each.name))}

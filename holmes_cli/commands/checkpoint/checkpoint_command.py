@@ -14,6 +14,7 @@ from holmes_cli.commands.checkpoint.gathered import damaged, gather
 from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.records.regular_file import is_there
 from holmes_core.units import format_bytes
 from holmes_runtime.checkpoint.description import whose_weights
 from holmes_runtime.checkpoint.piece_index import DamagedPiece, PieceIndex
@@ -91,10 +92,10 @@ def _show(
     for each in found:
         missing = [file for file in each.offer.files if not each.holders[file.name]]
         for file, why in list(zip(missing, each.lacking, strict=True))[:MISSING_SHOWN]:
-            had = f"it was on {', '.join(file.hosts)}: {why}"
-            out.print(
-                f"{each.offer.name}: {file.name} is in none of these folders; {had}", markup=False, soft_wrap=True
-            )
+            lies_here = any(is_there(folders[at] / each.offer.name / file.name) for at in each.folders)
+            where = f"is not whole: {why}" if lies_here else "is in none of these folders"
+            had = f"it was on {', '.join(file.hosts)}"
+            out.print(f"{each.offer.name}: {file.name} {where}; {had}", markup=False, soft_wrap=True)
         if words := whose_weights(folders[each.folders[0]] / each.offer.name):
             out.print(f"{each.offer.name}: {words}", markup=False, soft_wrap=True)
     for fault in faults:
