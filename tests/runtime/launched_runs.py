@@ -247,7 +247,8 @@ def launch(
     path.write_text(config.to_json())
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(nproc or config.world_size)]
     command += ["--standalone", "--local-addr", "127.0.0.1"]  # torchrun binds a free port itself, so that none takes it
-    command += ["--log-dir", str(folder / "torchrun"), "-m", module, str(path), *arguments]
+    command += ["--log-dir", str(folder / "torchrun"), "-m", "holmes_runtime.node.lean_start", module]
+    command += [str(path), *arguments]
     environment = {
         **os.environ,
         "PYTHONPATH": str(REPOSITORY),
