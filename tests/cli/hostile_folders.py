@@ -41,13 +41,14 @@ NASTY: tuple[Any, ...] = (
     *("../../etc/passwd", "/dev/zero", "a" * 100_000, "<script>alert(1)</script>", "\u0000", "$(touch canary)", "; id"),
     *([[]], [None] * 1000, {"a": {"b": {"c": []}}}, ["x"] * 70_000),
 )
-FIVE_MB = 5 << 20
+FIVE_MB, MAX_CHANGED_BYTES = 5 << 20, 64 << 20
 RECORDS: dict[str, tuple[type[FileRecord], ...]] = {"run.json": (Run,), "plan.json": (Plan, IslandsPlan)}
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return every file of `folder`."""
-    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    """Return every file of `folder` that is small enough to be read and changed again."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return sorted(path for path in files if path.stat().st_size < MAX_CHANGED_BYTES)
 
 
 def put(path: Path, data: bytes) -> None:

@@ -148,7 +148,9 @@ def _watch(case: dict[str, Any], touched: list[str]) -> Callable[[str, tuple[Any
 
 
 def _check(event: str, name: str | bytes, case: dict[str, Any], touched: list[str]) -> None:
-    path = os.path.realpath(os.fsdecode(name))
+    given = Path(os.fsdecode(name))
+    # A link is removed, renamed or made itself.
+    path = os.path.realpath(given) if event == "open" else str(Path(os.path.realpath(given.parent), given.name))
     folder = f"{case['folder']}/"
     is_own = f"{path}/".startswith(folder) and not f"{path}/".startswith(f"{folder}{case['foreign']}/")
     if path != os.devnull and not is_own:
