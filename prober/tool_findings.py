@@ -110,8 +110,8 @@ def _broken_tools(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
         yield about.finding((name,), f"{tool}: {seen}")
 
 
-_BLOCK = re.compile(r"^\s*Port \d+:$|^\s*port:|^Infiniband device", re.MULTILINE)  # ibstat, ibv_devinfo, ibstatus
-_CLOSING = re.compile(r"^\s*link[ _]layer:\s*\w", re.MULTILINE | re.IGNORECASE)
+_BLOCK = re.compile(r"^[ \t]*Port \d+:$|^[ \t]*port:|^Infiniband device", re.MULTILINE)  # ibstat, ibv_devinfo, ibstatus
+_CLOSING = re.compile(r"^[ \t]*link[ _]layer:[ \t]*\w", re.MULTILINE | re.IGNORECASE)
 
 
 def _cut_block(output: Recorded) -> str | None:
@@ -133,9 +133,8 @@ def _nobodys_port(output: Recorded, before: str, blocks: Sequence[str]) -> bool:
     if output.tool == "ibv_devinfo":
         return bool(blocks) and "hca_id" not in before and "-d" not in output.words
     options = [word for word in output.words[1:] if not word.startswith("-")]
-    return (
-        output.tool == "ibstat" and bool(blocks) and not re.search(r"^\s*CA:? '", before, re.MULTILINE) and not options
-    )
+    has_card = re.search(r"^[ \t]*CA:? '", before, re.MULTILINE) is not None
+    return output.tool == "ibstat" and bool(blocks) and not has_card and not options
 
 
 def _fault(output: Recorded) -> tuple[About, str] | None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-_SETTING = re.compile(r"^\s*(?:export\s+|setenv\s+)?(NCCL_[A-Z0-9_]+)[= ](\S*)", re.MULTILINE)
+_SETTING = re.compile(r"^[ \t]*(?:export[ \t]+|setenv[ \t]+)?(NCCL_[A-Z0-9_]+)[= ](\S*)", re.MULTILINE)
 
 
 def conf_files(environ: Mapping[str, str]) -> tuple[Path, ...]:

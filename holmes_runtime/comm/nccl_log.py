@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_NETWORK = re.compile(r"NCCL INFO Using network (.+?)\s*$", re.MULTILINE)
+_NETWORK = re.compile(r"NCCL INFO Using network (.*\S)", re.MULTILINE)
 _NICS = re.compile(r"NCCL INFO NET/\S+ : Using (\[0\][^;\n]*)")
 _RDMA_PORT = re.compile(r"([\w.-]+:\d+)/(?:IB|RoCE)")
 _NETDEV = re.compile(r"\[\d+\]([\w.-]+):")
 _PATH = re.compile(r"NCCL INFO Channel .* via (NET/.+?)(?: comm .*)?$", re.MULTILINE)
-_WARNING = re.compile(r"NCCL WARN (.+?)\s*$", re.MULTILINE)
+_WARNING = re.compile(r"NCCL WARN (.*\S)", re.MULTILINE)
 _GPU_DIRECT = "/GDRDMA"
 
 

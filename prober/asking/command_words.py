@@ -70,7 +70,7 @@ _PREFIXES: dict[str, _Prefix] = {
     "clush": _Prefix(valued=("-w", "-x", "-g", "-X", "-l", "-f", "-t", "-u", "-o"), labels=True),
 }
 _GLOBAL_VALUED = (*_NAMESPACE, "--host", "-H")  # options of kubectl and docker that stand before `exec`
-PROMPT = r"\s*(?:\[[\w.-]+@[^\]\n]*\]|[\w.+-]+@[\w.\\-]+(?::[^\s#$]*)?|(?:ba|z|da)?sh-[\d.]+)"
+PROMPT = r"[ \t]*(?:\[[\w.-]+@[^\]\n]*\]|[\w.+-]+@[\w.\\-]+(?::[^\s#$]*)?|(?:ba|z|da)?sh-[\d.]+)"
 """A regular expression of what a shell writes before `#` or `$`: `root@node1:~`, `[me@node1 ~]`, `sh-5.1`."""
 _PROMPT = re.compile(rf"\s*(?:\([\w.-]+\)\s*)?(?:{PROMPT})?\s*[#$]\s+", re.ASCII)  # a Python environment before it
 _SIMPLE = re.compile(r"""(?:[^'"|;&\\]|\\.|'[^']*'|"(?:\\.|[^"\\])*"|&(?!&))*""", re.DOTALL)

@@ -16,7 +16,7 @@ def json_list(text: str) -> list[dict[str, Any]]:
     while at < len(text) and text[at] == "{":
         try:
             entry, at = decoder.raw_decode(text, at)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):  # a number of thousands of digits is no JSONDecodeError
             break
         entries.append(entry)
         while at < len(text) and text[at] in ", \t\r\n":

@@ -15,7 +15,7 @@ def number(text: str | None) -> float | None:
 
 def whole_number(text: str | None) -> int | None:
     """A decimal or 0x number with nothing after it but blanks or a bracket."""
-    match = re.fullmatch(r"\s*(0[xX][0-9a-fA-F]{1,16}|-?\d{1,18})\s*(?:\(.*\))?\s*", text or "")
+    match = re.fullmatch(r"(0[xX][0-9a-fA-F]{1,16}|-?\d{1,18})\s*(?:\(.*\))?", (text or "").strip())
     if not match:
         return None
     return int(match.group(1), 16) if match.group(1)[:2].lower() == "0x" else int(match.group(1))

@@ -6,7 +6,7 @@ import re
 
 from prober.asking.command_words import PROMPT, command_words
 
-_TYPED = re.compile(rf"^(?:{PROMPT})\s*[#$] +(\S.*)\n", re.MULTILINE | re.ASCII)
+_TYPED = re.compile(rf"^(?:{PROMPT})[ \t]*[#$] +(\S.*)\n", re.MULTILINE | re.ASCII)
 
 
 def typed_commands(command: str, text: str) -> tuple[tuple[str, str], ...]:

@@ -39,6 +39,7 @@ OTHER_QUERIES = (
 )
 
 
+MAX_ROW = 1 << 16  # characters; 25 fields take some hundred
 _HEADINGS = {"index", "name", "uuid", "pci.bus_id", "driver_version"}
 
 
@@ -52,7 +53,7 @@ def parse_query(output: Recorded) -> tuple[PartialGpu, ...]:
     if "," in last:  # its last cell may be cut, unless another row has the same
         before, _, cell = last.rpartition(",")
         lines.append(last if any(line.endswith(f",{cell}") for line in lines) else f"{before}, [not known]")
-    for row in csv.reader(lines, skipinitialspace=True):
+    for row in csv.reader((line for line in lines if len(line) <= MAX_ROW), skipinitialspace=True):
         cells = [cell.strip() for cell in row]
         names = [re.sub(r" \[[^\]]*\]$", "", cell) for cell in cells]
         if _HEADINGS & set(names):

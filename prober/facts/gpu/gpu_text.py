@@ -71,7 +71,7 @@ _NEAR = ("LOC", "PIX", "PXB", "PHB", "NODE", "SYS")
 def parse_topology(output: Recorded) -> tuple[PartialGpu, ...]:
     """GPUs of `topo -m`: nearest NICs by name, CPUs and NUMA node."""
     lines = [line.strip() for line in output.whole_lines]
-    legend = dict(re.findall(r"^\s*(NIC\d+): (\S+)$", output.plain, flags=re.MULTILINE))
+    legend = dict(re.findall(r"^[ \t]*(NIC\d+): (\S+)$", output.plain, flags=re.MULTILINE))
     columns: list[str] = []
     gpus = []
     for line in lines:

@@ -172,7 +172,7 @@ def _service(outputs: Sequence[Recorded], name: str) -> str | None:
     for output in outputs:
         asked = [word.removesuffix(".service") for word in output.words[2:] if not word.startswith("-")]
         if output.tool == "systemctl" and name in asked:
-            status = re.search(r"^\s*Active: (\w+)", output.plain, flags=re.MULTILINE) if len(asked) == 1 else None
+            status = re.search(r"^[ \t]*Active: (\w+)", output.plain, flags=re.MULTILINE) if len(asked) == 1 else None
             lines = [line.strip() for line in output.lines if line.strip()]
             word = status.group(1) if status else lines[asked.index(name)] if len(lines) == len(asked) else ""
             return word if re.fullmatch(_SERVICE_STATES, word) else None

@@ -28,7 +28,7 @@ def parse_ulimit(outputs: Sequence[Recorded], option: str, unit_bytes: int = 1) 
     """The limit in bytes (or pieces), UNLIMITED, or None if it was not read."""
     for output in outputs:
         if output.tool == "ulimit" and {option, "-a"} & set(output.words) and output.exit_code in (0, None):
-            listed = re.search(rf"\(.*{option}\)\s+(\S+)$", output.plain, flags=re.MULTILINE)
+            listed = re.search(rf"\([^()\n]*{option}\)[ \t]+(\S+)$", output.plain, flags=re.MULTILINE)
             word: str = listed.group(1) if listed else output.plain.strip()
             if word == "unlimited":
                 return UNLIMITED

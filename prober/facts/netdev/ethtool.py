@@ -27,8 +27,8 @@ def parse_ethtool(output: Recorded) -> tuple[PartialNetdev, ...]:
 
 
 def _settings(name: str, text: str) -> PartialNetdev:
-    speed = re.search(r"^\s*Speed:\s*(\d{1,9})\s*Mb/s", text, flags=re.MULTILINE)
-    link = re.search(r"^\s*Link detected:\s*(yes|no)\b", text, flags=re.MULTILINE)
+    speed = re.search(r"^[ \t]*Speed:[ \t]*(\d{1,9})[ \t]*Mb/s", text, flags=re.MULTILINE)
+    link = re.search(r"^[ \t]*Link detected:[ \t]*(yes|no)\b", text, flags=re.MULTILINE)
     modes = re.findall(r"\b(\d{1,7})base\w+/(?:Full|Half)", _supported(text))
     return PartialNetdev(
         name=name,
@@ -41,14 +41,14 @@ def _settings(name: str, text: str) -> PartialNetdev:
 
 def _supported(text: str) -> str:
     """The part with the supported modes; empty where it is cut off before its end."""
-    match = re.search(r"Supported link modes:(.*?)\n\s*Supported pause", text, flags=re.DOTALL)
+    match = re.search(r"Supported link modes:(.*?)\n[ \t]*Supported pause", text, flags=re.DOTALL)
     return match.group(1) if match else ""
 
 
 def _cut_by_grep(output: Recorded) -> tuple[PartialNetdev, ...]:
     """Speed lines without their interface: they belong to the interfaces of the command line, if as many."""
     names = re.findall(r"\bethtool\s+([^\s|;&<>-][^\s|;&<>]*)", output.command)
-    speeds = re.findall(r"^\s*Speed:\s*(?:(\d{1,9})Mb/s|Unknown!)", output.plain, flags=re.MULTILINE)
+    speeds = re.findall(r"^[ \t]*Speed:[ \t]*(?:(\d{1,9})Mb/s|Unknown!)", output.plain, flags=re.MULTILINE)
     if len(names) != len(speeds):
         return ()
     known = [(name, float(mbps)) for name, mbps in zip(names, speeds, strict=True) if mbps]
@@ -63,7 +63,8 @@ def _firmware(text: str) -> str | None:
 def _driver(output: Recorded) -> tuple[PartialNetdev, ...]:
     """One netdev; without its name where the command does not give it, to be found by its PCI address."""
     names = [word for word in output.words[1:] if not word.startswith(("-", "<")) and not word.endswith(">")]
-    lines = dict(re.findall(r"^([a-z-]+): *(.*?) *\n", output.plain, flags=re.MULTILINE))
+    found = re.findall(r"^([a-z-]+):(.*)\n", output.plain, flags=re.MULTILINE)
+    lines = {name: value.strip(" ") for name, value in found}
     bus = lines.get("bus-info", "").lower()
     netdev = PartialNetdev(
         name=names[-1] if names else "",

@@ -49,7 +49,7 @@ def parse_dcb(output: Recorded) -> tuple[PartialNetdev, ...]:
     if isinstance(states, list):
         on = tuple(number for number, state in enumerate(states) if state in (True, "on"))
         return (PartialNetdev(name=name.group(1), pfc_enabled_priorities=on),)
-    row = re.search(r"^\s*prio-pfc((?: \d:(?:on|off)){8})\s*$", output.plain, flags=re.MULTILINE)
+    row = re.search(r"^[ \t]*prio-pfc((?: \d:(?:on|off)){8})[ \t]*$", output.plain, flags=re.MULTILINE)
     if not row:
         return ()
     on = tuple(int(word[0]) for word in row.group(1).split() if word.endswith(":on"))

@@ -24,7 +24,8 @@ def parse_mlxlink(output: Recorded) -> tuple[PortFacts, ...]:
     """The port that `-d DEVICE` and `-p PORT` (1 if left out) of the command name."""
     device = re.search(r"(?:-d|--device)[ =]([A-Za-z][\w-]*)(?=\s|$)", output.call)
     port = re.search(r"(?:-p|--port)[ =]([0-9]{1,9})\b", output.call)
-    lines = dict(re.findall(r"^(\w[^:\n]*?)\s+: *(.*)\n", output.plain, flags=re.MULTILINE))
+    found = re.findall(r"^(\w[^:\n]*)\s: *(.*)\n", output.plain, flags=re.MULTILINE)
+    lines = {name.rstrip(): value for name, value in found}
     if not device or "State" not in lines:
         return ()
     # Where the link is not up, the tool prints the physical layer's state twice.
