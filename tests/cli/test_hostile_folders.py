@@ -19,7 +19,7 @@ from tests.cli.test_model_command import write_folder, write_tokenizer
 from tests.cli.watched_commands import WatchedCommands, watched_commands
 
 Honest = Callable[[Path], object]
-SEEDS = range(100)
+SEEDS = range(50)  # of each kind and set: 200 run folders, 300 others
 HOST_LIST = "NodeName=n1 NodeAddr=10.0.0.1 State=IDLE Gres=gpu:8 Partitions=a\n"
 NODE = {
     "metadata": {"name": "n1", "labels": {}},
