@@ -102,7 +102,7 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
         raise not_read(file, why) from None
     address, port = found["hostname"], access.port or _number(file, found, "port", SSH_PORT)
     user = access.user or found.get("user") or getpass.getuser()
-    check_login(host, address, user)
+    check_login(host, address, access.user)  # a `User` of the configuration is the operator's own: ssh takes any
     words = {"%%": "%", "%h": address, "%p": str(port), "%r": user, "%n": name, "%u": getpass.getuser()}
     words |= {"%d": str(Path.home()), "%k": found.get("hostkeyalias", name)}
     proxy_command = _proxy(found, "proxycommand")

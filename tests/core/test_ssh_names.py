@@ -130,7 +130,6 @@ def test_record_with_such_a_name_is_not_made(record: Any, values: dict[str, Any]
     ("lines", "word"),
     [
         ("HostName x;id", "';'"),
-        ("User x(id)", "'('"),
         ("Match originalhost a1\n HostName $HOME", "'$'"),
     ],
 )
