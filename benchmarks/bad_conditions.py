@@ -1,7 +1,7 @@
 """Launches in bad conditions: processes killed or stopped at any time, full and read-only disks, little of everything,
 and a tunnel under attack. Each must end with the right verdict and leave nothing on any host.
 
-`python -m benchmarks.bad_conditions [PART]`: only those whose name holds PART. Needs root, as beds do.
+`python -m benchmarks.bad_conditions [PART...]`: only those whose name holds one of the parts. Needs root, as beds do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -206,7 +206,7 @@ def reached_so(site: Site, condition: Condition) -> Path:
     return probed(replace(site, hosts_yaml=path), f"{name}.json")
 
 
-def main(part: str) -> int:
+def main(parts: Sequence[str]) -> int:
     """Print a line a launch; return how many were not as they should be."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background job; launches inherit it
     faults = count = 0
@@ -216,7 +216,7 @@ def main(part: str) -> int:
         bed_site(Path(name)) as site,
     ):
         for condition in conditions():
-            if part not in condition.ending.name:
+            if parts and not any(part in condition.ending.name for part in parts):
                 continue
             folder, way = site.folder / f"launch-{count}", Way(site)
             folder.mkdir()
@@ -231,5 +231,5 @@ def main(part: str) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", nargs="?", default="")
-    sys.exit(bool(main(parser.parse_args().part)))
+    parser.add_argument("parts", nargs="*")
+    sys.exit(bool(main(parser.parse_args().parts)))
