@@ -65,7 +65,7 @@ def job(**changes: Any) -> dict[str, Any]:
         "device": "cpu",
         "compute": {"flops_per_s": 1e10},
         "optimizer": {"learning_rate": 3e-3},
-        "timeout_s": 30,
+        "timeout_s": 60,
     }
     return {**base, **changes}
 
