@@ -29,7 +29,7 @@ from tests.eventually import eventually
 from tests.testbed.launch_ends import CLEAN_WITHIN_S, ENDINGS, Ending, Running, Way, end_so, small_disk
 from tests.testbed.own_disks import on_host
 from tests.testbed.rank_processes import agent_pids, rank_pids, torchrun_pids
-from tests.testbed.rehearsal import Site, bed_site
+from tests.testbed.rehearsal import Site, bed_site, only_run
 from tests.testbed.strangers import Strangers
 
 STEPS = {"steps": 300}
@@ -86,7 +86,7 @@ def killed_rank(run: Running) -> None:
 
 
 def filled_runs(run: Running) -> None:
-    with open(run.folder / "runs" / "filling", "wb", buffering=0) as file, contextlib.suppress(OSError):
+    with open(only_run(run.folder / "runs") / "filling", "wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(1 << 12))
 
