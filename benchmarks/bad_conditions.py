@@ -178,7 +178,7 @@ def conditions() -> Iterator[Condition]:
     yield Condition(Ending("SIGTERM", 130, "no rank is left running", lambda run: run.process.terminate()))
     saved = {**STEPS, "checkpoint": {"path": "/tmp/holmes-bad-conditions", "every_steps": 50}}
     yield Condition(Ending("rank killed, with a restart", 0, "", killed_rank, job=saved, options=("--restarts", "1")))
-    full = Ending("runs/ full", 0, "the disk is full: the run goes on", filled_runs, job=STEPS)
+    full = Ending("runs/ full", 0, "", filled_runs, job=STEPS)
     yield Condition(full, small_runs)
     refused = Ending("cache read-only", 1, f"host {HOST}", begins=False)
     yield Condition(refused, mounted(lambda way: str(way.cache(HOST)), "ro"))
