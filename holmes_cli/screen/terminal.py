@@ -17,7 +17,7 @@ from holmes_core.errors import HolmesError
 WIDTH_WITHOUT_TERMINAL = 120
 
 
-# All control characters but tab and newline, those that turn the direction of text around, and those that nobody sees
+# All control characters but tab and newline, those that change the direction of text, and invisible ones
 # (Unicode 16, Default_Ignorable_Code_Point, but for variation selectors).
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"

@@ -88,9 +88,8 @@ class Run(FileRecord):
     steps_done: int = 0  # of all attempts
     origin: str | None = None  # the sentence on where the last attempt took its weights from
     safe_steps: int | None = None  # after which the newest whole checkpoint was taken
-    compared_steps: int | None = (
-        None  # up to which both ends had what travelled between hosts alike; None: not compared
-    )
+    # The last step up to which digests of the traffic between hosts were equal at both ends; None: not compared.
+    compared_steps: int | None = None
     bad_lines_skipped: int = 0  # of the data, by the last attempt
     steps_skipped: int = 0  # of them those that an island did not take, as others had gone on without it
     missing_islands: tuple[int, ...] = ()  # of a run of islands, those that do not end with the common model

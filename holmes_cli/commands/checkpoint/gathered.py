@@ -27,7 +27,7 @@ COPY_BYTES = 1 << 20  # at a time
 
 
 def index_of(found: Found, folders: Sequence[Path]) -> PieceIndex:
-    """Of a checkpoint that the first of its folders describes. Raises HolmesError where it is no longer there."""
+    """Return the index of a checkpoint from the first of its folders. Raises HolmesError if it is no longer there."""
     checkpoint = folders[found.folders[0]] / found.offer.name
     try:
         index = read_index(checkpoint)
