@@ -55,7 +55,7 @@ def bundles_as_json(bundles: Sequence[NodeBundle], plan: Plan) -> None:
         _json({"parcel": parcel.digest, "files": parcel.files, "commands": [parcel.unpack_command]})
     for bundle in bundles:
         files = {name: None if name in bundle.secrets else text for name, text in bundle.files.items()}
-        commands = [bundle.unpack_command, bundle.start_command, bundle.remove_command]
+        commands = [bundle.hold_command, bundle.start_command, bundle.remove_command]
         environment = {variable.name: variable.value for variable in _planned(bundle, plan)}
         _json({"node": bundle.node.host, "environment": environment, "files": files, "commands": commands})
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from holmes_runtime.config.strict_json import encode, parse
 
 KEY_VARIABLE = "HOLMES_RANK_KEY"  # in ranks' environment until they read it; hexadecimal
+AGENT_LOCK_FILE = "agent.lock"  # in a node's folder, from when the agent begins
 MEMORY_FOLDERS = Path("/dev/shm")
 MEMORY_VARIABLE = "HOLMES_MEMORY_FOLDER"  # where ranks keep the newest checkpoint in memory, in their environment
 SHM_BYTES_PER_RANK = 128 << 20  # for NCCL, whose buffers of a rank stay well below; Docker's default of 64 MiB is short

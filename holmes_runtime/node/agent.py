@@ -51,7 +51,7 @@ from holmes_runtime.config.messages import (
     Stop,
     Stuck,
 )
-from holmes_runtime.config.node_config import NodeConfig, memory_folder
+from holmes_runtime.config.node_config import AGENT_LOCK_FILE, NodeConfig, memory_folder
 from holmes_runtime.config.rank_metrics import METRICS_FILE, NOTICES_FILE, RankMetrics, RankNotice
 from holmes_runtime.config.strict_json import parse
 from holmes_runtime.node.left_behind import hold, remove_memory, remove_unstarted
@@ -60,7 +60,7 @@ from holmes_runtime.node.listeners import Listeners
 from holmes_runtime.node.mailbox import CommandPipe, MessageFile
 from holmes_runtime.node.node_facts import oom_kills, read_facts
 from holmes_runtime.node.process_tree import adopt_orphans, descendants, end_descendants, local_rank_of, read_process
-from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, LOCK_FILE, WAKING_PIPE, AgentAsChild, relay, rouse
+from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, WAKING_PIPE, AgentAsChild, relay, rouse
 from holmes_runtime.node.start_torchrun import FAILURES_FILE, TEMPORARY_LINK, TORCHRUN_LOG, start_torchrun
 from holmes_runtime.node.tail import Tail
 
@@ -294,7 +294,7 @@ def _become_agent(folder: Path) -> None:
         log = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for target, source in ((0, nothing), (1, log), (2, log)):
             os.dup2(source, target)
-        lock = os.open(folder / LOCK_FILE, os.O_WRONLY | os.O_CREAT, 0o600)
+        lock = os.open(folder / AGENT_LOCK_FILE, os.O_WRONLY | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
         me = read_process(os.getpid())
         assert me is not None

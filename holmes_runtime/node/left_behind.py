@@ -15,8 +15,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from holmes_runtime.config.node_config import MEMORY_FOLDERS
-from holmes_runtime.node.relay import LOCK_FILE
+from holmes_runtime.config.node_config import AGENT_LOCK_FILE, MEMORY_FOLDERS
 
 LEFT_AFTER_S = 3600.0  # without a change: between two attempts of a run no agent lives, for seconds to minutes
 
@@ -36,7 +35,7 @@ def remove_unstarted(now_s: float, runs: Path) -> None:
     """Remove the node folders below `runs` that were sent LEFT_AFTER_S ago or before and in which no agent began."""
     for folder in runs.glob("*/*"):
         with contextlib.suppress(OSError):
-            if now_s - folder.lstat().st_mtime > LEFT_AFTER_S and not (folder / LOCK_FILE).exists():
+            if now_s - folder.lstat().st_mtime > LEFT_AFTER_S and not (folder / AGENT_LOCK_FILE).exists():
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.parent.rmdir()
 

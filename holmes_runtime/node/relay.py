@@ -18,12 +18,12 @@ from pathlib import Path
 
 from holmes_runtime.admission.tunnel import take_down
 from holmes_runtime.config.messages import NO_FOLDER, AgentEnded, encode
+from holmes_runtime.config.node_config import AGENT_LOCK_FILE
 from holmes_runtime.node.mailbox import MessageReader
 from holmes_runtime.node.process_tree import read_process
 
 COMMANDS_PIPE = "commands"
 WAKING_PIPE = "waking"  # where the agent rouses its relay for a message that does not wait
-LOCK_FILE = "agent.lock"
 AGENT_FILE = "agent.json"
 POLL_S = 0.1
 MOST_LOOK_S = 1.0
@@ -134,7 +134,7 @@ def _write(data: bytes) -> tuple[bytes, bool]:
 def _lock_is_free(folder: Path) -> bool:
     """Whether the agent, which holds its lock as long as it lives and removes the folder at its end, has ended."""
     try:
-        with open(folder / LOCK_FILE, "rb") as lock:
+        with open(folder / AGENT_LOCK_FILE, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
@@ -154,7 +154,7 @@ def _has_ended(folder: Path) -> bool:
 def main() -> int:
     """Relay in the folder this is started in; exit code NO_FOLDER when it is no node's folder any more."""
     folder = Path.cwd()
-    if not (folder / LOCK_FILE).exists():
+    if not (folder / AGENT_LOCK_FILE).exists():
         return NO_FOLDER
     relay(folder, int(sys.argv[1]), lambda: _has_ended(folder), leave_alone=True)
     return 0

@@ -95,6 +95,7 @@ class NodeLink:
         self._detached = detached
         self._connection: Connection | None = None
         self._stream: Stream | None = None
+        self._holding: Stream | None = None  # keeps the files on the host until the agent has begun
         self._seen = 0
         self._closing = threading.Event()
         self._writing = threading.Lock()
@@ -109,7 +110,7 @@ class NodeLink:
         self._tell(LinkState("connecting"))
         self._connection = connect(self.bundle.node.host, self.bundle.node.access)
         self._tell(LinkState("sending files"))
-        ship(self.bundle, self._connection)
+        self._holding = ship(self.bundle, self._connection)
         self._tell(LinkState("preflight"))
         self._open(self.bundle.start_command)
 
@@ -150,8 +151,9 @@ class NodeLink:
     def close(self) -> None:
         """Drop everything; the agent is not told."""
         self._closing.set()
-        if self._stream is not None:
-            self._stream.abandon()
+        for stream in (self._stream, self._holding):
+            if stream is not None:
+                stream.abandon()
         if self._connection is not None:
             self._connection.close()
 
@@ -193,6 +195,8 @@ class NodeLink:
             if first and not line.startswith("{"):
                 skipped.append(line[:MAX_SHOWN])
                 continue
+            if first and self._holding is not None:
+                self._holding.abandon()
             first = False
             try:
                 message = decode_message(line)

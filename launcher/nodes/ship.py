@@ -2,33 +2,73 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
+import threading
+
 from holmes_core.errors import HostError
-from holmes_core.remote.transport import Connection, last_lines
-from launcher.prepare.bundle import MISSING, NodeBundle
+from holmes_core.remote.transport import Connection, Stream, last_lines, timed_out
+from launcher.prepare.bundle import MISSING, UNPACKED, NodeBundle
 
 SHIP_TIMEOUT_S = 120.0
 SHOWN_LINES = 10
 
 
-def ship(bundle: NodeBundle, connection: Connection) -> int:
-    """Bytes sent. Unpacks the node's own files, then the parcels it lacks. Raises HostError with what the host said."""
-    said = _run(bundle, connection, bundle.unpack_command, bundle.archive)
-    sent = len(bundle.archive)
-    for parcel in bundle.parcels:
-        if f"{MISSING} {parcel.digest}" in said.splitlines():
-            _run(bundle, connection, parcel.unpack_command, parcel.archive)
-            sent += len(parcel.archive)
-    return sent
+def ship(bundle: NodeBundle, connection: Connection) -> Stream:
+    """Unpack the node's own files, then the parcels it lacks.
+
+    Return the session that holds the files. If it ends before the agent has begun, the host removes them.
+
+    Raises:
+        HostError: files could not be unpacked, with the words of the host.
+    """
+    holding = connection.open(bundle.hold_command)
+    try:
+        lacking = _unpack(bundle, holding)
+        for parcel in bundle.parcels:
+            if f"{MISSING} {parcel.digest}" in lacking:
+                done = connection.run(parcel.unpack_command, parcel.archive, SHIP_TIMEOUT_S)
+                if done.exit_code != 0:
+                    raise _not_unpacked(bundle, done.exit_code, done.stderr)
+    except HostError:
+        holding.abandon()
+        raise
+    return holding
 
 
-def _run(bundle: NodeBundle, connection: Connection, command: str, data: bytes) -> str:
-    done = connection.run(command, data, SHIP_TIMEOUT_S)
-    if done.exit_code != 0:
-        text = "\n".join(last_lines(done.stderr, SHOWN_LINES)) or f"exit code {done.exit_code}"
-        raise HostError(
-            bundle.node.host,
-            "files",
-            f"cannot unpack the run's files in {bundle.folder}: {text}",
-            "see that the home folder is writable, has space, and that `tar` is installed",
-        )
-    return done.stdout.decode(errors="replace")
+def _unpack(bundle: NodeBundle, holding: Stream) -> set[str]:
+    """Return the lines that name lacking parcels. Raises HostError."""
+    answers: queue.Queue[set[str] | HostError] = queue.Queue()
+
+    def listen() -> None:
+        lacking: set[str] = set()
+        try:
+            with contextlib.suppress(OSError, EOFError):  # the host says why it takes no more
+                holding.send(bundle.archive)
+            for line in holding.lines():
+                if line == UNPACKED:
+                    return answers.put(lacking)
+                if line.startswith(MISSING):
+                    lacking.add(line)
+            answers.put(_not_unpacked(bundle, *holding.wait()))
+        except HostError as error:
+            answers.put(error)
+
+    threading.Thread(target=listen, daemon=True).start()
+    try:
+        answer = answers.get(timeout=SHIP_TIMEOUT_S)
+    except queue.Empty:
+        answer = timed_out(bundle.node.host, SHIP_TIMEOUT_S)
+    if isinstance(answer, HostError):
+        raise answer
+    return answer
+
+
+def _not_unpacked(bundle: NodeBundle, exit_code: int, stderr: str | bytes) -> HostError:
+    text = "\n".join(last_lines(stderr, SHOWN_LINES)) or f"exit code {exit_code}"
+    return HostError(
+        bundle.node.host,
+        "files",
+        f"cannot unpack the run's files in {bundle.folder}: {text}",
+        "see that the home folder is writable, has space, and that `tar` is installed",
+    )

@@ -18,7 +18,7 @@ from functools import cached_property
 from holmes_core.records.access import Access
 from holmes_core.records.plan import Node
 from holmes_runtime.config.messages import NO_FOLDER
-from holmes_runtime.config.node_config import memory_folder
+from holmes_runtime.config.node_config import AGENT_LOCK_FILE, memory_folder
 from launcher.prepare.container import container_words
 
 RUN_CONFIG_FILE = "run_config.json"
@@ -28,6 +28,7 @@ RUNTIME_PACKAGE = "holmes_runtime"
 CACHE = "$HOME/.cache/holmes"
 FORGET_AFTER_DAYS = 30
 MISSING = "holmes: missing"
+UNPACKED = "holmes: unpacked"
 
 
 class Parcel:
@@ -50,7 +51,7 @@ class Parcel:
 
     @property
     def unpack_command(self) -> str:
-        """Reads the archive from standard input. The folder appears whole or not at all, whoever else sends it too.
+        """Read the archive from standard input. The folder appears whole or not at all, whoever else sends it too.
 
         Forgets parcels and compiled layers long unused; where homes are shared, others do the same and `find` trips
         over what they remove.
@@ -59,9 +60,9 @@ class Parcel:
         forget = f"find . -mindepth 1 -maxdepth 1 -mtime +{FORGET_AFTER_DAYS} -exec rm -rf -- {{}} +"
         unused = f"find ../inductor -type f -mtime +{FORGET_AFTER_DAYS} -atime +{FORGET_AFTER_DAYS} -delete"
         return shell(
-            f'umask 077 && mkdir -p "{new}" && cd "{new}" && tar -xzf - && cd .. && '
-            f'{{ mv -T "{new}" "{self.folder}" 2>/dev/null || rm -rf -- "{new}"; }} && test -d "{self.folder}" && '
-            f"{{ {forget} 2>/dev/null || true; }} && {{ {unused} 2>/dev/null || true; }}"
+            f'umask 077 && mkdir -p "{new}" && cd "{new}" && {{ tar -xzf - || {{ rm -rf -- "{new}"; exit 1; }}; }} && '
+            f'cd .. && {{ mv -T "{new}" "{self.folder}" 2>/dev/null || rm -rf -- "{new}"; }} && '
+            f'test -d "{self.folder}" && {{ {forget} 2>/dev/null || true; }} && {{ {unused} 2>/dev/null || true; }}'
         )
 
 
@@ -88,14 +89,23 @@ class NodeBundle:
         return archive(self.files)
 
     @property
-    def unpack_command(self) -> str:
-        """Reads the archive of `files` from standard input, and says which parcels the node does not have yet."""
+    def hold_command(self) -> str:
+        """Unpack the archive of `files` from standard input, and hold the files until an agent has begun there.
+
+        Print the parcels that the node lacks, then UNPACKED. Remove the folder when the archive is cut short, or the
+        input ends before an agent has locked the folder: the sender is gone.
+        """
         links = " ".join(f'"{parcel.folder}/{entry}"' for parcel in self.parcels for entry in parcel.entries)
         folders = " ".join(f'"{parcel.folder}"' for parcel in self.parcels)
         return shell(
-            f'umask 077 && mkdir -p "{self.folder}" && cd "{self.folder}" && tar -xzf - && ln -s {links} . && '
+            f"trap '' HUP INT PIPE TERM; umask 077; "
+            f'if mkdir -p "{self.folder}" && cd "{self.folder}" && head -c {len(self.archive)} | tar -xzf - && '
+            f"ln -s {links} .; then "
             f'for parcel in {folders}; do touch -c "$parcel"; '
-            f'test -d "$parcel" || echo "{MISSING} ${{parcel##*/}}"; done'
+            f'test -d "$parcel" || echo "{MISSING} ${{parcel##*/}}"; done; '
+            f'echo "{UNPACKED}"; cat >/dev/null; else failed=1; fi; '
+            f'test -e "{self.folder}/{AGENT_LOCK_FILE}" || {{ cd /; rm -rf -- "{self.folder}"; '
+            f'rmdir -- "{CACHE}/runs/{self.run_id}" 2>/dev/null; }}; exit "${{failed-0}}"'
         )
 
     @property

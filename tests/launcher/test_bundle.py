@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import signal
 import subprocess
 import tarfile
 import time
@@ -17,8 +18,8 @@ from hypothesis import strategies as st
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.access import Access, Container
-from holmes_runtime.config.node_config import NodeConfig, memory_folder
-from launcher.prepare.bundle import NodeBundle, archive
+from holmes_runtime.config.node_config import AGENT_LOCK_FILE, NodeConfig, memory_folder
+from launcher.prepare.bundle import MISSING, UNPACKED, NodeBundle, archive
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables, read_user_variables
 from tests.launcher.plans import cpu_plan, gpu_plan, with_access
@@ -45,6 +46,45 @@ def shell(command: str, home: Path, stdin: bytes = b"") -> subprocess.CompletedP
     return subprocess.run(arguments, input=stdin, capture_output=True, env=environment, cwd=home, check=False)
 
 
+def unpack(one: NodeBundle, home: Path) -> list[str]:
+    """Unpack the bundle's files where an agent then begins; return the lines that the node prints."""
+    with holding(one, home, one.archive) as session:
+        assert session.stdin is not None
+        lines = session_lines(session)
+        (only_folder(home) / AGENT_LOCK_FILE).touch(0o600)
+        session.stdin.close()
+        assert session.wait() == 0
+    return lines
+
+
+def holding(one: NodeBundle, home: Path, archive_bytes: bytes) -> subprocess.Popen[bytes]:
+    """The session that holds the bundle's files, with its archive sent and its input open."""
+    environment = {"HOME": str(home), "PATH": f"{home}/bin:{os.environ['PATH']}"}
+    pipe, arguments = subprocess.PIPE, ["/bin/sh", "-c", one.hold_command]
+    session = subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, cwd=home)
+    assert session.stdin is not None
+    session.stdin.write(archive_bytes)
+    session.stdin.flush()
+    return session
+
+
+def session_lines(session: subprocess.Popen[bytes]) -> list[str]:
+    """The lines before the one that ends unpacking."""
+    assert session.stdout is not None
+    lines: list[str] = []
+    for line in session.stdout:
+        if line.decode() == f"{UNPACKED}\n":
+            return lines
+        lines.append(line.decode().rstrip("\n"))
+    raise AssertionError(session.communicate()[1].decode())
+
+
+def only_folder(home: Path) -> Path:
+    """The folder of the only node that has one."""
+    (folder,) = (home / ".cache/holmes/runs").glob("*/*")
+    return folder
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
     """A home whose own name would run something if it were taken for words of a command."""
@@ -58,7 +98,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
 @given(root=st.sampled_from(("", "~")), python=one_line)
 def test_python_of_hosts_yaml_is_one_word(home: Path, root: str, python: str) -> None:
     one = bundle(Access(python=f"{root}/nowhere/{python}"))
-    assert shell(one.unpack_command, home, one.archive).returncode == 0
+    unpack(one, home)
     for command in (one.start_command, one.follow_command(3), one.end_command):
         assert shell(command, home).returncode in (126, 127)
     assert list(home.rglob("canary")) == []
@@ -72,23 +112,24 @@ def test_image_and_options_reach_docker_as_they_are(home: Path, image: str, opti
     (home / "bin" / "docker").chmod(0o755)
     container = Container(engine="docker", image=image, options=tuple(options))
     one = bundle(Access(container=container))
-    shell(one.unpack_command, home, one.archive)
+    unpack(one, home)
     said = shell(one.start_command, home).stdout.decode().split("\0")[:-1]
     assert said[said.index("--workdir") + 2 :] == [*options, image, "python3", "-m", "holmes_runtime.node.agent"]
     assert f"{home}/.cache/holmes:{home}/.cache/holmes" in said
     assert list(home.rglob("canary")) == []
+    shell(one.remove_command, home)
 
 
 @SHELL_WORDS
 @given(value=one_line, secret=words | nasty)
 def test_values_and_secrets_arrive_as_they_are_and_on_no_command_line(home: Path, value: str, secret: str) -> None:
     one = bundle(Access(), UserVariables({"MINE": value}, {"TOKEN": secret}))
-    assert shell(one.unpack_command, home, one.archive).returncode == 0
-    folder = next((home / ".cache/holmes/runs").glob("*/*"))
+    unpack(one, home)
+    folder = only_folder(home)
     config = NodeConfig.from_json((folder / "node.json").read_text(encoding="utf-8"))
     assert config.environment["MINE"] == value
     assert (folder / "secret-TOKEN").read_bytes().decode() == secret
-    commands = (one.unpack_command, one.start_command, one.follow_command(0), one.end_command, one.remove_command)
+    commands = (one.hold_command, one.start_command, one.follow_command(0), one.end_command, one.remove_command)
     assert len(secret) < 6 or not any(secret in command for command in commands)
     shell(one.remove_command, home)
 
@@ -110,9 +151,9 @@ def test_what_ranks_keep_in_memory_is_removed_by_the_run_s_own_name_alone(home: 
 
 def test_files_on_a_node_are_private(home: Path) -> None:
     one = bundle(Access(), UserVariables({}, {"TOKEN": "t"}))
-    said = shell(one.unpack_command, home, one.archive).stdout.decode()
+    said = unpack(one, home)
     for parcel in one.parcels:
-        assert parcel.digest in said
+        assert f"{MISSING} {parcel.digest}" in said
         assert shell(parcel.unpack_command, home, parcel.archive).returncode == 0
     for path in (home / ".cache").rglob("*"):
         if not path.is_symlink():
@@ -123,11 +164,43 @@ def test_second_launch_of_a_plan_sends_no_parcel(home: Path) -> None:
     first, second = bundle(Access()), prepare(PLAN, Attempt("20260101-000001-ffff"), NOTHING)[0]
     for parcel in first.parcels:
         shell(parcel.unpack_command, home, parcel.archive)
-    assert shell(second.unpack_command, home, second.archive).stdout == b""
-    folder = next((home / ".cache/holmes/runs").glob("*/*"))
+    assert unpack(second, home) == []
+    folder = only_folder(home)
     assert (folder / "holmes_runtime" / "node" / "agent.py").is_file()
     assert (folder / "run_config.json").is_file()
     assert len(second.archive) < 4096
+
+
+def test_files_that_no_agent_begins_with_are_removed_when_their_sender_is_gone(home: Path) -> None:
+    one = bundle(Access())
+    with holding(one, home, one.archive) as session:
+        session_lines(session)
+        assert (only_folder(home) / "node.json").is_file()
+        session.communicate()
+    assert list((home / ".cache/holmes/runs").iterdir()) == []
+
+
+def test_a_sender_that_is_gone_midway_leaves_nothing(home: Path) -> None:
+    one = bundle(Access())
+    with holding(one, home, one.archive[:100]) as session:
+        _, stderr = session.communicate()
+    assert session.returncode == 1
+    assert stderr != b""
+    assert list((home / ".cache/holmes/runs").iterdir()) == []
+    parcel = one.parcels[0]
+    assert shell(parcel.unpack_command, home, parcel.archive[:100]).returncode == 1
+    assert list((home / ".cache/holmes/parcels").iterdir()) == []
+
+
+def test_files_stay_while_their_sender_lives_and_signals_end_no_session(home: Path) -> None:
+    one = bundle(Access())
+    with holding(one, home, one.archive) as session:
+        session_lines(session)
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            session.send_signal(number)
+        assert (only_folder(home) / "node.json").is_file()
+        session.communicate()
+    assert list((home / ".cache/holmes/runs").iterdir()) == []
 
 
 def test_parcel_sent_twice_at_once_is_whole(home: Path) -> None:

@@ -132,7 +132,7 @@ def test_a_node_links_to_the_folder_and_the_run_configuration_names_the_model_in
     one = prepare(plan, Attempt("r"), read_user_variables(plan.job, {}, tmp_path))[0]
     code = one.parcels[2]
     assert code.entries == ("code",)
-    assert f'"{code.folder}/code"' in one.unpack_command
+    assert f'"{code.folder}/code"' in one.hold_command
     with tarfile.open(fileobj=BytesIO(code.archive)) as tar:
         assert sorted(tar.getnames()) == [f"code/{'a' * 90}/{'b' * 90}", "code/net/mine.py"]
     assert run_config_of(plan, "r").model.factory == "code/net/mine.py:build"

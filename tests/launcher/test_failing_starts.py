@@ -104,7 +104,7 @@ def test_host_that_answers_the_sending_of_files_without_an_end_is_named(
     monkeypatch.setenv("PATH", f"{tar.parent}:{os.environ['PATH']}")
     faults = started(tmp_path, monkeypatch, "exit 0").faults
     assert [fault.host for fault in faults] == HOSTS
-    assert all("its answer is longer than 64 MiB" in fault.evidence for fault in faults)
+    assert all("16 MiB without an end" in fault.evidence for fault in faults)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from holmes_runtime.config.node_config import AGENT_LOCK_FILE
 from holmes_runtime.node.left_behind import LEFT_AFTER_S, hold, remove_memory, remove_unstarted
-from holmes_runtime.node.relay import LOCK_FILE
 
 
 def left(within: Path, name: str, age_s: float) -> Path:
@@ -57,7 +57,7 @@ def test_a_link_of_that_name_and_what_it_names_stay(tmp_path: Path) -> None:
 
 def test_an_old_folder_in_which_no_agent_began_is_removed(tmp_path: Path) -> None:
     unstarted, started, new = (left(tmp_path, f"run-{each}", 2 * LEFT_AFTER_S) / "0" for each in range(3))
-    (started / LOCK_FILE).touch()
+    (started / AGENT_LOCK_FILE).touch()
     (new / "sent just now").touch()
     for folder in (unstarted, started):
         os.utime(folder, (time.time() - 2 * LEFT_AFTER_S,) * 2)

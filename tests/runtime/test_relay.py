@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from holmes_runtime.config.messages import AgentEnded, decode_message
-from holmes_runtime.node.relay import COMMANDS_PIPE, LOCK_FILE, WAKING_PIPE, rouse
+from holmes_runtime.config.node_config import AGENT_LOCK_FILE
+from holmes_runtime.node.relay import COMMANDS_PIPE, WAKING_PIPE, rouse
 
 # A parent of its own for the agent's stand-in, since relays take the exit statuses of all children. Ten looks are too
 # many for an agent that is stopped; one that goes on at the fifth is looked at until it would have been ended.
@@ -57,7 +58,7 @@ def test_relays_of_one_agent_do_not_disturb_each_other_and_end_when_it_has_remov
         os.mkfifo(folder / pipe)
     command = [sys.executable, "-m", "holmes_runtime.node.relay", "0"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    with open(folder / LOCK_FILE, "wb") as lock:
+    with open(folder / AGENT_LOCK_FILE, "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         relays = [
             subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
