@@ -86,3 +86,27 @@ def test_every_file_a_page_names_is_there(page: Path) -> None:
     named = re.findall(r"`([\w/]+/[\w/]*\w\.(?:py|yaml|md))`", page.read_text(encoding="utf-8"))
     ours = [name for name in named if (ROOT / name.split("/")[0]).is_dir()]
     assert [name for name in ours if not (ROOT / name).is_file()] == []
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_every_heading_a_page_links_to_is_there(page: Path) -> None:
+    links = re.findall(r"\]\(([\w./-]*)#([^)]+)\)", page.read_text(encoding="utf-8"))
+    targets = [(page.parent / name if name else page, anchor) for name, anchor in links]
+    assert [anchor for target, anchor in targets if anchor not in _anchors(target)] == []
+
+
+def test_decisions_are_indexed_and_sorted_by_date_within_a_topic() -> None:
+    index, *topics = re.split(r"^## .+\n", (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8"), flags=re.M)
+    titles = re.findall(r"^### (.+)$", "".join(topics), flags=re.MULTILINE)
+    assert re.findall(r"^- \[(.+)\]\(#", index, flags=re.MULTILINE) == titles
+    for topic in topics:
+        dates = re.findall(r"^### .+\n\n(\d{4}-\d\d-\d\d)\. ", topic, flags=re.MULTILINE)
+        assert len(dates) == topic.count("\n### ")
+        assert dates == sorted(dates)
