@@ -34,17 +34,11 @@ def inventory(site: Site, slurm: SlurmOnBed) -> Path:
 def test_nothing_is_left_and_slurm_is_named_where_it_is_the_cause(
     site: Site, slurm: SlurmOnBed, inventory: Path, tmp_path: Path, ending: Ending
 ) -> None:
+    assert site.bed is not None
+    remembering: list[str] = []
+    saves = ending.name == "job cancelled"
+    ending = saving(ending, tmp_path, remembering) if saves else ending
     with inside_job(site, slurm) as way:
         assert end_so(way, ending, tmp_path, inventory, tmp_path) == []
-
-
-def test_a_job_that_slurm_ends_leaves_no_checkpoint_in_the_memory_of_a_node(
-    site: Site, slurm: SlurmOnBed, inventory: Path, tmp_path: Path
-) -> None:
-    remembering: list[str] = []
-    (cancelled,) = (each for each in OWN_ENDINGS if each.name == "job cancelled")
-    with inside_job(site, slurm) as way:
-        assert end_so(way, saving(cancelled, tmp_path, remembering), tmp_path, inventory, tmp_path) == []
-    assert remembering
-    assert site.bed is not None
+    assert bool(remembering) is saves
     assert hosts_that_remember(site.bed, only_run(tmp_path / "runs").name) == []

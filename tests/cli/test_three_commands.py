@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +17,10 @@ import yaml
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Run
-from launcher.prepare.prepare import SILENCE_LIMIT_S
 from tests.eventually import eventually
 from tests.testbed.bed import Bed
 from tests.testbed.needs_bed import NEEDS_BED
-from tests.testbed.rank_processes import agent_pids, our_pids, rank_pids, torchrun_pids
-from tests.testbed.rehearsal import Site, bed_site, only_run, said_until, standard_library_corpus
+from tests.testbed.rehearsal import Site, bed_site, only_run, standard_library_corpus
 
 pytestmark = NEEDS_BED
 
@@ -179,90 +175,6 @@ def test_dry_run_shows_what_is_sent_and_touches_nothing(site: Site, bed: Bed, tm
     assert "holmes_runtime.node.agent" in done.stdout
     assert not (tmp_path / "runs").exists()
     assert nothing_is_left(bed)
-
-
-LONG = {"steps": 100000, "parallel": {"pp": 2, "dp": 2, "micro_batch_size": 1}}
-
-
-@pytest.fixture
-def long_run(site: Site, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A launch that has taken its first steps and would go on for hours."""
-    path = plan(site, tmp_path, job(**LONG))
-    command = site.command("launch", str(path), "--runs", str(tmp_path / "runs"))
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
-        said_until(process, "step 3/")
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Exit code and standard error of the launch, which ends by itself."""
-    _, stderr = process.communicate(timeout=120)
-    return process.returncode, stderr
-
-
-def read_parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
-
-
-def test_ctrl_c_ends_everything_everywhere(bed: Bed, long_run: subprocess.Popen[str]) -> None:
-    long_run.send_signal(signal.SIGINT)
-    code, stderr = ended(long_run)
-    assert code == 130
-    assert "no rank is left running" in stderr
-    assert nothing_is_left(bed)
-
-
-def test_killed_rank_is_named_first_and_ends_everything(bed: Bed, long_run: subprocess.Popen[str]) -> None:
-    (victim,) = rank_pids(bed, "b1")
-    os.kill(victim, signal.SIGKILL)
-    code, stderr = ended(long_run)
-    assert code == 128 + signal.SIGKILL
-    assert "error: host b1 (roce-1): rank 2 failed first: signal 9" in stderr
-    assert nothing_is_left(bed)
-
-
-def test_killed_torchrun_takes_its_ranks_along(bed: Bed, long_run: subprocess.Popen[str]) -> None:
-    (victim,) = torchrun_pids(bed, "a2")
-    os.kill(victim, signal.SIGKILL)
-    code, stderr = ended(long_run)
-    assert code == 128 + signal.SIGKILL
-    assert "error: host a2" in stderr
-    assert nothing_is_left(bed)
-
-
-def test_killed_controller_leaves_no_rank(bed: Bed, long_run: subprocess.Popen[str]) -> None:
-    long_run.kill()
-    assert nothing_is_left(bed, within_s=SILENCE_LIMIT_S + ENDED_WITHIN_S)
-
-
-def test_killed_agent_leaves_no_rank_and_no_file(bed: Bed, long_run: subprocess.Popen[str]) -> None:
-    relay, agent = agent_pids(bed, "b2")
-    assert read_parent(agent) == relay
-    os.kill(agent, signal.SIGKILL)
-    code, stderr = ended(long_run)
-    assert code != 0
-    assert "error: host b2" in stderr
-    assert nothing_is_left(bed)
-
-
-def test_host_without_a_link_is_noticed_and_ends_by_itself(bed: Bed, long_run: subprocess.Popen[str]) -> None:
-    away_s = time.monotonic()
-    bed.set_link("b2", "eno1", up=False)
-    try:
-        code, stderr = ended(long_run)
-        assert eventually(lambda: not our_pids(bed, "b2"))
-    finally:
-        bed.set_link("b2", "eno1", up=True)
-        away_s = time.monotonic() - away_s
-    # sshd's session is told by TCP, which tries again after a pause as long as the link was away.
-    assert nothing_is_left(bed, within_s=away_s + ENDED_WITHIN_S)
-    assert code == 1
-    assert "error: host b2 (roce-1): the node failed first" in stderr
-    assert "no word from the node agent" in stderr
 
 
 def refused(site: Site, tmp_path: Path, path: Path) -> subprocess.CompletedProcess[str]:

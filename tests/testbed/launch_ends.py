@@ -18,9 +18,10 @@ import yaml
 
 from launcher.journal.run_folder import read_run
 from launcher.prepare.prepare import SILENCE_LIMIT_S
+from tests.eventually import eventually
 from tests.testbed.bed import Bed
 from tests.testbed.own_disks import hosts_that_remember
-from tests.testbed.rank_processes import agent_pids, rank_pids, torchrun_pids
+from tests.testbed.rank_processes import agent_pids, our_pids, rank_pids, torchrun_pids
 from tests.testbed.rehearsal import Site, only_run, said_until, standard_library_corpus
 from tests.testbed.slurm_on_bed import SlurmOnBed
 
@@ -136,6 +137,13 @@ def _stop_agent(run: Running) -> None:
     os.kill(agent, signal.SIGSTOP)
 
 
+def _kill_agent(run: Running) -> None:
+    """The relay, which is the agent's parent, outlives it."""
+    relay, agent = agent_pids(run.bed, "b2")
+    assert f"PPid:\t{relay}\n" in Path(f"/proc/{agent}/status").read_text(encoding="utf-8")
+    os.kill(agent, signal.SIGKILL)
+
+
 def _ctrl_c(run: Running) -> None:
     run.process.send_signal(signal.SIGINT)
 
@@ -160,8 +168,16 @@ def _kill_sshd(run: Running) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _link(up: bool) -> Callable[[Running], None]:
-    return lambda run: run.bed.set_link("b2", "eno1", up)
+def _link_down(run: Running) -> None:
+    run.bed.set_link("b2", "eno1", up=False)
+
+
+def _link_up(run: Running) -> None:
+    """A host without a link has ended what runs on it before."""
+    try:
+        assert eventually(lambda: not our_pids(run.bed, "b2"))
+    finally:
+        run.bed.set_link("b2", "eno1", up=True)
 
 
 def _fill_home(run: Running) -> None:
@@ -207,6 +223,7 @@ ENDINGS = (
         "error: host a2",
         _kill_torchrun,
     ),
+    Ending("agent killed", 1, "error: host b2", _kill_agent),
     Ending(
         "sshd killed",
         1,
@@ -240,8 +257,8 @@ ENDINGS = (
         "interface down",
         1,
         "no word from the node agent",
-        _link(up=False),
-        _link(up=True),
+        _link_down,
+        _link_up,
         limit_s=SILENCE_LIMIT_S + CLEAN_WITHIN_S,
     ),
     Ending("disk full", 1, "No space left on device", options=("--force", "disk"), job={"steps": 5}),
