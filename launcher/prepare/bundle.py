@@ -93,7 +93,8 @@ class NodeBundle:
         """Unpack the archive of `files` from standard input, and hold the files until an agent has begun there.
 
         Print the parcels that the node lacks, then UNPACKED. Remove the folder when the archive is cut short, or the
-        input ends before an agent has locked the folder: the sender is gone.
+        input ends before an agent has locked the folder: the sender is gone. An agent that begins just then may still
+        write files; `rm` is tried again until it finds no new ones.
         """
         links = " ".join(f'"{parcel.folder}/{entry}"' for parcel in self.parcels for entry in parcel.entries)
         folders = " ".join(f'"{parcel.folder}"' for parcel in self.parcels)
@@ -104,7 +105,8 @@ class NodeBundle:
             f'for parcel in {folders}; do touch -c "$parcel"; '
             f'test -d "$parcel" || echo "{MISSING} ${{parcel##*/}}"; done; '
             f'echo "{UNPACKED}"; cat >/dev/null; else failed=1; fi; '
-            f'test -e "{self.folder}/{AGENT_LOCK_FILE}" || {{ cd /; rm -rf -- "{self.folder}"; '
+            f'test -e "{self.folder}/{AGENT_LOCK_FILE}" || {{ cd /; '
+            f'for _ in 1 2 3 4 5 6 7 8 9; do rm -rf -- "{self.folder}" && break; sleep 1; done 2>/dev/null; '
             f'rmdir -- "{CACHE}/runs/{self.run_id}" 2>/dev/null; }}; exit "${{failed-0}}"'
         )
 
