@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("no deadline", deadline=None)
@@ -16,5 +17,20 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Where torch keeps compiled layers, which would be a folder in the machine's temporary one that nobody removes.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "inductor"))
+# Tensors of tests are small: more threads would only wait for one another, and spin.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Where the tokens of text are kept, else in the home folder of whoever runs the tests.
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parent.parent / ".pytest_cache" / "cache")
+
+# The layers that a run may be of alone, each with the words one of which is in every file with a test of it.
+LAYERS: dict[str, tuple[str, ...]] = {layer: (f"mark.{layer}",) for layer in ("process", "torch", "slow", "cuda_build")}
+LAYERS["cluster"] = ("mark.cluster", "NEEDS_BED")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files without a test of the layer that runs: to import all costs most of a minute."""
+    words = LAYERS.get(config.option.markexpr)
+    if words is None or not collection_path.name.startswith("test_"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return None if any(word in text for word in words) else True
