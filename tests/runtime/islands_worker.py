@@ -187,10 +187,12 @@ class Worker:
         self.results[name].append(lost)
 
     def dies_within(self, name: str, **outer: Any) -> None:
-        """Island 1 dies within its second exchange, once it was agreed on."""
-        store = self.store()
+        """Island 1 dies within its second exchange, once it was agreed on; the controller notices later."""
+        store, folder = self.store(), self.folder / f"{name} 0".replace(" ", "-")
         first = self.start(f"{name} 0", store, self.config(REPLICAS, outer))
         second = self.start(f"{name} 1", store, self.config(PIPELINE, outer, 1), lambda: in_second_exchange(die))
+        until(lambda: has_held(folder, 1))()
+        store.meeting.lose(1)  # else the last exchange waits a minute for it
         self.note(name, first, second)
 
     def cut_off_within(self, name: str, **outer: Any) -> None:
