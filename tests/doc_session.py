@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+FIRST_PLAN = ROOT / "docs" / "first-plan.md"
 PLANNING = ROOT / "docs" / "planning.md"
 DATA = ROOT / "docs" / "data.md"
 CORES = 8  # that the machine of the documents has: plans of local hosts depend on it
@@ -34,8 +35,9 @@ def sessions(text: str) -> list[tuple[str, str]]:
 
 
 def prepare(document: Path, folder: Path) -> None:
-    """The YAML files the document shows, and for planning.md the inventory it speaks of and the examples."""
-    for text in blocks(document.read_text(encoding="utf-8"), "yaml"):
+    """Write the YAML files that the document shows, and what planning.md and first-plan.md take from elsewhere."""
+    shows_files = README if document == FIRST_PLAN else document
+    for text in blocks(shows_files.read_text(encoding="utf-8"), "yaml"):
         (folder / text.splitlines()[0].removeprefix("# ")).write_text(text, encoding="utf-8")
     (folder / "bin").mkdir()
     (folder / "bin" / "nproc").write_text(f"#!/bin/sh\necho {CORES}\n", encoding="utf-8")
@@ -73,6 +75,7 @@ def _refresh(document: Path, columns: int) -> None:
 
 if __name__ == "__main__":
     _refresh(README, 120)
+    _refresh(FIRST_PLAN, 120)
     if PLANNING.exists():
         _refresh(PLANNING, 100)
     _refresh(DATA, 120)

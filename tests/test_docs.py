@@ -34,6 +34,17 @@ def test_readme_session_works_and_shows_true_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_commands_of_the_first_plan_page_show_true_output(tmp_path: Path) -> None:
+    doc_session.prepare(doc_session.FIRST_PLAN, tmp_path)
+    commands = doc_session.sessions(doc_session.FIRST_PLAN.read_text(encoding="utf-8"))
+    assert [command.split()[0] for command, _ in commands] == ["python3", "holmes", "holmes"]
+    for command, shown in commands:
+        done = doc_session.run(command, tmp_path, columns=120)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        assert done.stdout.startswith(shown), f"{command}\n{done.stdout}"
+
+
+@pytest.mark.process
 def test_commands_of_the_planning_page_show_true_output(tmp_path: Path) -> None:
     doc_session.prepare(doc_session.PLANNING, tmp_path)
     commands = doc_session.sessions(doc_session.PLANNING.read_text(encoding="utf-8"))
