@@ -7,8 +7,9 @@ LOCK := requirements-dev.lock
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 OPTIONS :=  # more options for pytest
+PARALLEL := -n auto --dist worksteal
 
-.PHONY: lock demo test test-slow test-process test-torch test-cuda-build test-gpu test-cluster check bench bed clean
+.PHONY: lock demo test test-all test-slow test-process test-torch test-cuda-build test-gpu test-cluster check bench bed clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt $(LOCK)
@@ -34,12 +35,18 @@ demo: $(READY)
 
 # The tests for after every change: no root, no network, no GPU, and no run of several processes.
 test: $(READY)
-	$(BIN)/python -m pytest -q -o faulthandler_timeout=330 $(OPTIONS)
+	$(BIN)/python -m pytest -q $(PARALLEL) -o faulthandler_timeout=330 $(OPTIONS)
+
+# The same tests and those of test-slow, each at full size.
+test-all: $(READY)
+	$(BIN)/python -m pytest -q $(PARALLEL) --timeout=1800 --hypothesis-profile=full $(OPTIONS) \
+		-m 'not cluster and not process and not torch and not cuda_build'
 
 # The probe's parsers on every recording, cut at every byte and mutated; the audit on planted faults; the solvers against
-# brute force on every seed. A test may take half an hour, as CI runs these by what others leave of the processors.
+# brute force on every seed; the tests on drawn examples, with all of them. A test may take half an hour, as CI runs these
+# by what others leave of the processors.
 test-slow: $(READY)
-	$(BIN)/python -m pytest -q --timeout=1800 $(OPTIONS) -m slow
+	$(BIN)/python -m pytest -q --timeout=1800 --hypothesis-profile=full $(OPTIONS) -m 'slow or hypothesis'
 
 # Commands as processes, on processes of this machine: the sessions of README and docs, the demo, detached runs.
 test-process: $(READY)

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+# A few examples after every change; `make test-slow` and `make test-all` choose the full number. A test whose examples
+# are expensive names a number of its own.
+settings.register_profile("full", deadline=None)
+settings.register_profile("brief", deadline=None, max_examples=10)
+settings.load_profile("brief")
 
 # A shell's background job ignores Ctrl-C, and all that it starts inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from holmes_core.records.access import Access
@@ -16,6 +18,7 @@ from planner.make_plan import make_plan
 GBPS = 1e9 / 8
 A100 = "NVIDIA A100-SXM4-80GB"
 GIB = 2**30
+SOURCES = Source(path="inventory.json", digest="sha256:0"), Source(path="job.yaml", digest="sha256:1")
 
 
 def cpu_inventory(
@@ -114,14 +117,29 @@ def gpt_7b(**changes: Any) -> Job:
 
 
 def plan_for(inventory: Inventory, job: Job, **options: Any) -> Plan:
-    """The verified plan."""
-    return make_plan(
-        inventory,
-        job,
-        Source(path="inventory.json", digest="sha256:0"),
-        Source(path="job.yaml", digest="sha256:1"),
-        **options,
-    )
+    """Plan and verify."""
+    return make_plan(inventory, job, *SOURCES, **options)
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    """An inventory and a job as the key of a cache."""
+
+    inventory: Inventory
+    job: Job
+
+    def __hash__(self) -> int:
+        return hash((self.inventory.digest(), self.job.digest()))
+
+
+def plan_once(inventory: Inventory, job: Job) -> Plan:
+    """Return a plan for tests of what uses plans: planned once in this process, however many ask for it."""
+    return _plan_once(PlanInputs(inventory, job))
+
+
+@cache
+def _plan_once(inputs: PlanInputs) -> Plan:
+    return plan_for(inputs.inventory, inputs.job)
 
 
 def random_inventory(seed: int) -> Inventory:

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holmes_core.records.inventory import Finding, Host
@@ -268,7 +268,6 @@ def test_a_foreign_interface_address_breaks_nothing() -> None:
     assert clusters(*odd) == [("a",), ("b",)]
 
 
-@settings(max_examples=80, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_the_order_and_names_of_hosts_never_change_who_is_with_whom(seed: int) -> None:
     choose = random.Random(seed)

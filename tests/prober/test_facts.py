@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holmes_core.records.access import Access
@@ -29,7 +29,6 @@ def output(command: str, text: str, exit_code: int | None = 0) -> Recorded:
     return Recorded(command, text, exit_code)
 
 
-@settings(max_examples=200, deadline=None)
 @given(text=st.text(max_size=400), command=st.sampled_from([command.shell for command in commands(Access())]))
 def test_no_tool_s_foreign_output_crashes_the_reading(text: str, command: str) -> None:
     read(output(command, text, 1), output(command, text, None))

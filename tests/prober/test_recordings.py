@@ -196,7 +196,7 @@ def assert_nothing_is_invented(outputs: tuple[Recorded, ...]) -> None:
         assert name in text
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(folder=st.sampled_from(FUZZED), seed=st.integers(0, 2**32))
 def test_outputs_cut_anywhere_invent_nothing(folder: Path, seed: int) -> None:
     choose = random.Random(seed)
@@ -207,7 +207,7 @@ def test_outputs_cut_anywhere_invent_nothing(folder: Path, seed: int) -> None:
     assert_nothing_is_invented(outputs)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(folder=st.sampled_from(FUZZED), seed=st.integers(0, 2**32))
 def test_outputs_without_some_lines_invent_nothing(folder: Path, seed: int) -> None:
     choose = random.Random(seed)
@@ -222,7 +222,7 @@ def test_outputs_without_some_lines_invent_nothing(folder: Path, seed: int) -> N
     assert_nothing_is_invented(outputs)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(folder=st.sampled_from(FUZZED), seed=st.integers(0, 2**32))
 def test_outputs_with_flipped_bytes_never_crash(folder: Path, seed: int) -> None:
     choose = random.Random(seed)

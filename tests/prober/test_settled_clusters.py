@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holmes_core.records.inventory import Finding, Host
@@ -153,7 +153,6 @@ def some_pairs(choose: random.Random, names: Sequence[str]) -> list[tuple[str, s
     return [choose.choice(pairs) for _ in range(choose.randint(0, 8))]
 
 
-@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_the_order_of_hosts_and_trials_changes_nothing(seed: int) -> None:
     choose = random.Random(seed)
@@ -170,7 +169,6 @@ def test_the_order_of_hosts_and_trials_changes_nothing(seed: int) -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_trials_of_real_fabrics_never_join_two_and_leave_no_facts_behind(seed: int) -> None:
     """Whatever hosts show, and whichever machines are broken: who was together stays, and nobody strange comes in."""
@@ -188,7 +186,6 @@ def test_trials_of_real_fabrics_never_join_two_and_leave_no_facts_behind(seed: i
     assert told(hosts, [])[0] == [tuple(names) for _, names in placing.groups]
 
 
-@settings(max_examples=40, deadline=None)
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=5), seed=st.integers(0, 2**32))
 def test_hosts_with_a_subnet_a_port_are_put_as_they_are(sizes: list[int], seed: int) -> None:
     choose = random.Random(seed)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holmes_runtime.config.codec import CODECS, Codec, EdgeSettings
@@ -204,7 +204,6 @@ def situations(draw: st.DrawFn) -> tuple[RunConfig, RunConfig, Measured]:
     return plan, now, Measured(forward_s, backward_s, edges)
 
 
-@settings(max_examples=60, deadline=None)
 @given(situations())
 def test_whatever_is_measured_the_answer_is_allowed_and_no_slower(case: tuple[RunConfig, RunConfig, Measured]) -> None:
     plan, now, what = case
@@ -220,7 +219,6 @@ def test_whatever_is_measured_the_answer_is_allowed_and_no_slower(case: tuple[Ru
     assert estimate.step_s(found) <= estimate.step_s(now.edge_settings) * 1.02 + 1e-9
 
 
-@settings(max_examples=60, deadline=None)
 @given(situations())
 def test_measured_again_after_a_change_the_same_wires_change_nothing_more(
     case: tuple[RunConfig, RunConfig, Measured],

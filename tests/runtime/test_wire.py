@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -28,7 +28,6 @@ def random_values(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 37), st.integers(1, 41)),
     codec=st.sampled_from(["none", "bf16", "int8", "int4"]),
