@@ -76,13 +76,16 @@ def plans(site: Site) -> dict[str, Path]:
 
 
 def plan_of(site: Site, asked: str, job: dict[str, Any], name: str) -> Path:
-    """Probed and planned with that in hosts.yaml."""
-    hosts = {**yaml.safe_load(site.hosts_yaml.read_text()), "security": {"between_clusters": asked}}
-    hosts_yaml, inventory, plan = (site.folder / f"{name}.{kind}" for kind in ("hosts.yaml", "inv.json", "plan.json"))
-    hosts_yaml.write_text(yaml.safe_dump(hosts), encoding="utf-8")
-    planning = ("plan", str(site.write_job(name, job)), "-i", str(inventory), "-o", str(plan))
-    for command in (("probe", str(hosts_yaml), "-o", str(inventory)), planning):
-        subprocess.run(site.command(*command), check=True, capture_output=True)
+    """Planned with that in hosts.yaml, and probed where it was not yet."""
+    inventory, plan = site.folder / f"{asked}.inv.json", site.folder / f"{name}.plan.json"
+    if not inventory.exists():
+        hosts = {**yaml.safe_load(site.hosts_yaml.read_text()), "security": {"between_clusters": asked}}
+        hosts_yaml = site.folder / f"{asked}.hosts.yaml"
+        hosts_yaml.write_text(yaml.safe_dump(hosts), encoding="utf-8")
+        probe = site.command("probe", str(hosts_yaml), "-o", str(inventory))
+        subprocess.run(probe, check=True, capture_output=True)
+    planning = site.command("plan", str(site.write_job(name, job)), "-i", str(inventory), "-o", str(plan))
+    subprocess.run(planning, check=True, capture_output=True)
     return plan
 
 

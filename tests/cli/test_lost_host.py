@@ -33,7 +33,12 @@ def claim_cores(site: Site) -> None:
 
 
 def planned(site: Site, folder: Path, **changes: Any) -> Path:
-    claim_cores(site)
+    """The plan of a job that saves in `folder`, from an inventory that all plans of the site share."""
+    inventory = site.folder / "inventory.json"
+    if not inventory.exists():
+        claim_cores(site)
+        probe = site.command("probe", str(site.hosts_yaml), "-o", str(inventory))
+        subprocess.run(probe, check=True, capture_output=True, timeout=120)
     job = {
         "model": {"num_layers": 6, "hidden_size": 32, "num_heads": 2, "seq_length": 32},
         "data": standard_library_corpus(),
@@ -46,12 +51,9 @@ def planned(site: Site, folder: Path, **changes: Any) -> Path:
         **changes,
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
-    inventory, plan = str(folder / "inventory.json"), folder / "plan.json"
-    for command in (
-        site.command("probe", str(site.hosts_yaml), "-o", inventory),
-        site.command("plan", str(folder / "job.yaml"), "-i", inventory, "-o", str(plan)),
-    ):
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
+    plan = folder / "plan.json"
+    command = site.command("plan", str(folder / "job.yaml"), "-i", str(inventory), "-o", str(plan))
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
     return plan
 
 
