@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from launcher.journal.run_events import View
     from launcher.launch import Launch
     from launcher.launch_islands import IslandsView, LaunchIslands
-    from prober.islands.placing import Placing
-    from prober.islands.settle import Trial
+    from prober.fabrics.placing import Placing
+    from prober.fabrics.settle import Trial
 
 Tell = Callable[[str], None]
 """Takes a line for each thing that is begun or done."""
@@ -62,10 +62,10 @@ def probe(hosts: HostsFile, links: bool = False, record: Path | None = None, tel
 
 def _with_links(inventory: Inventory, tell: Tell) -> Inventory:
     """The inventory with measured links and trunks, and what they and the tests themselves showed."""
-    from prober.audit import joined
+    from prober.findings.audit import joined
+    from prober.findings.stated_trunks import with_measured
     from prober.links.link_audit import audit_links
     from prober.links.links import measure_links
-    from prober.stated_trunks import with_measured
 
     tell("measuring links")
     measured = measure_links(inventory, lambda pair, state: tell(f"{pair}: {state}"))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from holmes_core.records.inventory import Host, Inventory
 from holmes_core.records.link import Link
 from holmes_core.units import format_names
-from prober.audit import joined
+from prober.findings.audit import joined
+from prober.findings.stated_trunks import with_measured
 from prober.links.link_audit import audit_links
-from prober.stated_trunks import with_measured
 
 MAX_NAMED = 6
 

@@ -29,20 +29,20 @@ from prober.asking.recording import (
     write_security,
     write_stated_trunks,
 )
-from prober.audit import audit, joined
-from prober.clusters import find_clusters, find_shared_network, place_hosts
+from prober.fabrics.clusters import find_clusters, find_shared_network, place_hosts
+from prober.fabrics.nvlink_domains import domain_findings, find_nvlink_domains
+from prober.fabrics.placing import Placing
+from prober.fabrics.settle import Trial
 from prober.facts.machine.limits import parse_clock
-from prober.hint_findings import hint_findings
-from prober.islands.placing import Placing
-from prober.islands.settle import Trial
-from prober.nvlink_domains import domain_findings, find_nvlink_domains
+from prober.findings.audit import audit, joined
+from prober.findings.hint_findings import hint_findings
+from prober.findings.stated_trunks import find_stated_trunks
+from prober.findings.tool_findings import tool_findings
+from prober.findings.value_findings import value_findings
 from prober.rails.choose_rails import with_rails
 from prober.rails.stated_rails import stated_rail_findings
 from prober.read_host import commands, read_host
-from prober.rules.told_rules import RULE_OF_ERROR
-from prober.stated_trunks import find_stated_trunks
-from prober.tool_findings import tool_findings
-from prober.value_findings import value_findings
+from prober.rules.reported_rules import RULE_OF_ERROR
 
 HOST_TIMEOUT_S = 60.0
 MAX_AT_ONCE = 256  # most of them wait for the second reading of the NIC counters

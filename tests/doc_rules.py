@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from prober.about import About
-from prober.catalogue import CATALOGUE, SEVERITIES, when_found
+from prober.findings.catalogue import CATALOGUE, SEVERITIES, when_found
+from prober.rule_text import RuleText
 
 PAGE = Path(__file__).parent.parent / "docs" / "rules.md"
 _INTRODUCTION = """\
@@ -14,7 +14,8 @@ _INTRODUCTION = """\
 
 What `holmes probe` says of hosts, by rule; `holmes probe --explain RULE` prints the same. F refuses a launch: the run
 would fail or hang, or hardware that all ranks wait for is broken. W warns, I informs. A rule stands more than once
-where circumstances make it graver or lighter. Written from `prober/catalogue.py` by `python -m tests.doc_rules`.
+where circumstances make it graver or lighter. Written from `prober/findings/catalogue.py` by
+`python -m tests.doc_rules`.
 """
 
 
@@ -33,7 +34,7 @@ def _sections() -> Iterator[str]:
         yield from map(_entry, entries)
 
 
-def _entry(about: About) -> str:
+def _entry(about: RuleText) -> str:
     lines = [
         f"- **{about.severity}** ({SEVERITIES[about.severity]}): {when_found(about)}.",
         f"  - effect: {about.effect}",

@@ -58,7 +58,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "trainer",
         "train",
     ),
-    "prober": ("about", "asking", "facts", "rails", "islands", "clusters", "rules", "links", "probe"),
+    "prober": ("rule_text", "asking", "facts", "rails", "fabrics", "rules", "links", "findings", "probe"),
     "planner": ("cost", "problem", "search", "schedule", "layout", "make_plan", "islands", "advice"),
     "launcher": ("prepare", "emit", "journal", "nodes", "supervise", "islands", "launch", "launch_islands"),
     "holmes_cli": (

@@ -28,13 +28,13 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.parse_record import parse
 from holmes_core.records.record_file import read_file, read_signed, signed_parts, write_atomically
 from holmes_core.units import format_duration
-from prober.about import About
-from prober.audit import refuses
-from prober.catalogue import explain
 from prober.differences import changes
+from prober.findings.audit import refuses
+from prober.findings.catalogue import explain
 from prober.kept_links import WithKept, with_kept_links
 from prober.links.link_estimate import estimate_s
 from prober.probe import replay
+from prober.rule_text import RuleText
 
 _SIGNATURE = re.compile(rb'\n "signature": "[\w:-]+",')
 
@@ -101,7 +101,7 @@ def probe_command(
         raise typer.Exit(ANSWER_IS_NO)
 
 
-def _explained(rule: str, hosts: str | None) -> Sequence[About]:
+def _explained(rule: str, hosts: str | None) -> Sequence[RuleText]:
     if hosts is not None:
         raise HolmesError("--explain asks no host", "leave the hosts out, or leave out `--explain`")
     return explain(rule)

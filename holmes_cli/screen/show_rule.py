@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holmes_cli.screen.terminal import out
-from prober.about import About
-from prober.catalogue import SEVERITIES, when_found
+from prober.findings.catalogue import SEVERITIES, when_found
+from prober.rule_text import RuleText
 
 
-def show_rule(entries: Iterable[About]) -> None:
+def show_rule(entries: Iterable[RuleText]) -> None:
     """Print every entry of one id."""
     for number, about in enumerate(entries):
         gap = "\n" if number else ""

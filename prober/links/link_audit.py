@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from holmes_core.records.inventory import Finding, Inventory
 from holmes_core.records.link import TOOL_CEILING_BYTES_PER_S, Link
 from holmes_core.units import bytes_per_s_from_gbps, format_rate
-from prober.about import About
-from prober.rules.told_rules import GPU_RDMA_LOW, RDMA_LOW, TCP_LOW
+from prober.rule_text import RuleText
+from prober.rules.reported_rules import GPU_RDMA_LOW, RDMA_LOW, TCP_LOW
 
 TCP_SHARE = 0.70
 RDMA_SHARE = 0.90
@@ -75,7 +75,7 @@ def _hca_rate(inventory: Inventory, host: str, hca: str) -> float | None:
     return None if gbps is None else bytes_per_s_from_gbps(gbps)
 
 
-def _finding(about: About, link: Link, rate_bytes_per_s: float) -> Finding:
+def _finding(about: RuleText, link: Link, rate_bytes_per_s: float) -> Finding:
     sender, receiver = link.hosts if link.direction == "forward" else link.hosts[::-1]
     measured = format_rate(link.bandwidth_bytes_per_s.median)
     share = f"{link.bandwidth_bytes_per_s.median / rate_bytes_per_s:.0%} of {format_rate(rate_bytes_per_s)}"

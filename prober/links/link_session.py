@@ -17,7 +17,7 @@ from holmes_core.remote.connect import connect
 from holmes_core.remote.transport import Stream
 from holmes_runtime.admission import wireguard_tools
 from prober.links import link_node, tunnel_end
-from prober.rules.told_rules import TUNNEL_NOT_MEASURED
+from prober.rules.reported_rules import TUNNEL_NOT_MEASURED
 
 ANSWER_S = 15.0
 MAX_WAITING = 8  # answers that wait here; one is asked for at a time

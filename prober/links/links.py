@@ -16,7 +16,7 @@ from prober.links.pair_test import USUAL_LIMITS, LinkLimits, PairTest, Sessions,
 from prober.links.trunk_rate import alone_links, trunk_pairs
 from prober.links.trunk_test import measure_trunk
 from prober.links.tunnel_test import measure_in_tunnel
-from prober.rules.told_rules import RULE_OF_ERROR
+from prober.rules.reported_rules import RULE_OF_ERROR
 
 MAX_AT_ONCE = 64
 

@@ -1,4 +1,4 @@
-"""Trials of RDMA between hosts of which facts leave open whether they share a fabric; `islands/settle.py` judges them.
+"""Trials of RDMA between hosts of which facts leave open whether they share a fabric; `fabrics/settle.py` judges them.
 
 A trial counts as failed only where both ends' tools met over TCP and then nothing came through by RDMA: a tool that is
 missing or a closed port proves nothing, and TCP that works over the rails' netdevs proves nothing of RDMA.
@@ -15,9 +15,9 @@ from holmes_core.errors import HostError
 from holmes_core.records.inventory import Host, Inventory, NetworkPort
 from holmes_core.records.link import DIRECTIONS
 from holmes_core.units import format_rate
-from prober.islands.collisions import Pair as Names
-from prober.islands.placing import Placing
-from prober.islands.settle import Trial, next_pairs, settle
+from prober.fabrics.collisions import Pair as Names
+from prober.fabrics.placing import Placing
+from prober.fabrics.settle import Trial, next_pairs, settle
 from prober.links.link_pairs import Pair
 from prober.links.link_session import LinkProblem, LinkSession
 from prober.links.link_tools import gid_options, line_of_no_way

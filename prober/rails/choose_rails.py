@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from holmes_core.hosts.rail_pattern import named_by
 from holmes_core.records.devices import Gpu, Nic
 from holmes_core.records.inventory import Host
-from prober.efa import efa_rails
+from prober.rails.efa import efa_rails
 from prober.rails.nearness import BESIDE, Nearness, nearness_of, path_class, path_rank
 from prober.rails.port_groups import PortGroup, best_group, fabric_of_port, near_part, port_groups, ties
 from prober.rails.port_networks import default_route_netdevs, has_address, netdevs_of

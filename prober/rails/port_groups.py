@@ -71,8 +71,8 @@ def fabric_of_port(host: Host, port: Nic) -> Fabric:
 def _one_set(similar: Sequence[list[Nic]]) -> Iterable[list[Nic]]:
     """Groups with as many ports each are one set where each is a rail's subnet, and not one fabric beside another.
 
-    One port a subnet is what rails look like. Several InfiniBand ports a subnet are islands; on Ethernet, equal numbers
-    of ports in several networks are rails, as storage and front end have fewer.
+    One port a subnet is what rails look like. Several InfiniBand ports a subnet are fabrics of their own. On Ethernet,
+    equal numbers of ports in several networks are rails, as storage and front end have fewer.
     """
     by_count: dict[int, list[list[Nic]]] = {}
     for members in similar:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from holmes_core.hosts.rail_pattern import names_port
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Finding, Host
-from prober.about import About
 from prober.rails.choose_rails import IN_VAIN, RAIL_KINDS
+from prober.rule_text import RuleText
 
-SOME_STATED = About(
+SOME_STATED = RuleText(
     "NIC-RAILS-STATED",
     "W",
     "`rails:` of hosts.yaml names no port, or one that NCCL does not take, beside others",
@@ -31,7 +31,7 @@ STATED_IN_VAIN = replace(
     checks="`rails:` of hosts.yaml names ports of a host without RDMA ports",
     effect="none: the host has no RDMA ports",
 )
-ABOUT = (SOME_STATED, NONE_STATED, STATED_IN_VAIN)
+TEXTS = (SOME_STATED, NONE_STATED, STATED_IN_VAIN)
 
 
 def stated_rail_findings(host: Host, stated: Sequence[str] | None) -> Iterable[Finding]:

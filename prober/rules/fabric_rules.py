@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from holmes_core.records.inventory import Host
-from prober.efa import efa_plugin, efa_rails
+from prober.rails.efa import efa_plugin, efa_rails
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 
 SPEEDS = "`speeds_gbps` in hosts.yaml"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from holmes_core.records.devices import Gpu
 from holmes_core.records.inventory import Host
-from prober.about import FIELD, Seen
+from prober.rule_text import FIELD, Seen
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, majority
 
 NO_FABRIC = ("N/A", "Not Supported")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from holmes_core.records.inventory import Host
 from holmes_core.units import format_memory
-from prober.about import FIELD, Seen
+from prober.rule_text import FIELD, Seen
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below, differing
 
 BAD_THROTTLES = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")

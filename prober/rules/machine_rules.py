@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from holmes_core.records.inventory import Host
 from holmes_core.units import format_memory
-from prober.about import FIELD, Seen
 from prober.facts.machine.limits import UNLIMITED
+from prober.rule_text import FIELD, Seen
 from prober.rules.gpu_rules import is_given_a_part
 from prober.rules.port_rules import active_ports
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below, differing

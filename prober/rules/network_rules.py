@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from holmes_core.records.devices import Netdev
 from holmes_core.records.inventory import Cluster, Finding, Host, Network
 from holmes_core.units import format_rate
-from prober.about import FIELD, About
-from prober.clusters import VIRTUAL_NAMES, fabric_of
-from prober.islands.collisions import addresses_given_twice
-from prober.islands.same_fabric import overlap
+from prober.fabrics.clusters import VIRTUAL_NAMES, fabric_of
+from prober.fabrics.collisions import addresses_given_twice
+from prober.fabrics.same_fabric import overlap
 from prober.rails.choose_rails import rails_of
 from prober.rails.port_networks import netdevs_of, parsed
+from prober.rule_text import FIELD, RuleText
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below, differing, named
 
-NO_SHARED_NETWORK = About(
+NO_SHARED_NETWORK = RuleText(
     "NET-NO-SHARED-SUBNET",
     "F",
     "there are several clusters, no IPv4 network on which every host has an address, and not every host has a default "
@@ -25,7 +25,7 @@ NO_SHARED_NETWORK = About(
     "give every host an address on one Ethernet, or routes between the networks",
     "NVIDIA/nccl#878",
 )
-NAMES_DIFFER = About(
+NAMES_DIFFER = RuleText(
     "NET-IFNAME-DIFFERS",
     "I",
     "the interface on the shared network has different names on different hosts",
@@ -33,7 +33,7 @@ NAMES_DIFFER = About(
     "nothing with Holmes, which sets it for each host",
     "aws-samples/aws-do-eks#51",
 )
-SUBNET_CONFLICT = About(
+SUBNET_CONFLICT = RuleText(
     "NET-SUBNET-CONFLICT",
     "F",
     "two clusters use one prefix for different wires, or a container bridge's prefix holds a peer's address",
@@ -41,7 +41,7 @@ SUBNET_CONFLICT = About(
     "renumber one of the networks; of Docker's bridges `default-address-pools` in /etc/docker/daemon.json",
     "Docker documentation, daemon configuration (default-address-pools); Linux, ip-route(8)",
 )
-CONFLICT_ASIDE = About(
+CONFLICT_ASIDE = RuleText(
     "NET-SUBNET-CONFLICT",
     "I",
     "two clusters use one prefix for different wires, and have a shared network besides",
@@ -50,7 +50,7 @@ CONFLICT_ASIDE = About(
     "Linux, ip-route(8); " + FIELD,
 )
 POINT_TO_POINT = 30  # bits of an IPv4 prefix that holds a host and its switch port, and no other host
-ABOUT = (NO_SHARED_NETWORK, NAMES_DIFFER, SUBNET_CONFLICT, CONFLICT_ASIDE)
+TEXTS = (NO_SHARED_NETWORK, NAMES_DIFFER, SUBNET_CONFLICT, CONFLICT_ASIDE)
 
 
 def network_findings(hosts: Sequence[Host], clusters: Sequence[Cluster], shared: Network | None) -> list[Finding]:

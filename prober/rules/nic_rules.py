@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
-from prober.about import FIELD, Seen
 from prober.rails.choose_rails import rails_of, undecided_ports
+from prober.rule_text import FIELD, Seen
 from prober.rules.port_rules import RDMA, active_ports
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 
@@ -201,7 +201,7 @@ HOST_RULES = (
         "NIC-TWO-FABRICS",
         "W",
         "InfiniBand ports alike stand below different subnet managers, and nothing tells which of them are the rails",
-        "ports of different islands cannot talk to each other, and storage may be among them",
+        "ports of different fabrics cannot talk to each other, and storage may be among them",
         "name the rails with `rails:` in hosts.yaml",
         "InfiniBand architecture, subnet management: one master subnet manager a subnet; " + FIELD,
         _two_fabrics,

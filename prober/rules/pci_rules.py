@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from holmes_core.records.devices import PciDevice, PciLink
 from holmes_core.records.inventory import Host
-from prober.about import FIELD, Seen
 from prober.facts.machine.pci_paths import bridges_above
 from prober.rails.choose_rails import rails_of
+from prober.rule_text import FIELD, Seen
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below
 
 LARGE_READS_FROM_GBPS = 200

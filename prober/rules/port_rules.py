@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
-from prober.about import FIELD, Seen
-from prober.clusters import is_rail_class
+from prober.fabrics.clusters import is_rail_class
 from prober.rails.choose_rails import is_stated, rails_of
 from prober.rails.nearness import BESIDE, nearness_of, path_class
+from prober.rule_text import FIELD, Seen
 from prober.rules.rule import NAME_IT, NO_RAIL, Evidence, Rule
 
 RDMA = ("InfiniBand", "RoCE")

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from holmes_core.partition_keys import FULL_MEMBER, can_talk, full_member_indices, is_limited
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
-from prober.about import FIELD
-from prober.clusters import fabric_of
-from prober.islands.fabric import Fabric
+from prober.fabrics.clusters import fabric_of
+from prober.fabrics.fabric import Fabric
 from prober.rails.choose_rails import is_stated, ports_not_told, rails_of
 from prober.rails.port_networks import network_of
+from prober.rule_text import FIELD
 from prober.rules.port_rules import missing_rails, ports_down
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, majority, named
 

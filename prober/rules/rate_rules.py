@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
 from holmes_core.units import bytes_per_s_from_gbps, format_rate
-from prober.clusters import fabric_of
+from prober.fabrics.clusters import fabric_of
 from prober.rails.choose_rails import rails_of
 from prober.rules.port_rules import LEFT_OUT, active_ports
 from prober.rules.rule import NO_RAIL, Evidence, PeerEvidence, PeerRule, Rule, below, majority

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
-from prober.about import Seen
-from prober.clusters import fabric_of
+from prober.fabrics.clusters import fabric_of
 from prober.rails.choose_rails import rails_of
+from prober.rule_text import Seen
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 
 USUAL_GID = 3

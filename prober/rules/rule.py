@@ -12,7 +12,7 @@ from typing import Literal
 
 from holmes_core.records.inventory import Finding, Host
 from holmes_core.units import format_names
-from prober.about import About, Seen
+from prober.rule_text import RuleText, Seen
 
 _MOST_NAMED = 6
 NO_RAIL = "if it is to be no rail, leave it out of `rails:` in hosts.yaml"
@@ -25,7 +25,7 @@ Scope = Literal["cluster", "job"]
 
 
 @dataclass(frozen=True)
-class Rule(About):
+class Rule(RuleText):
     """A rule about one host. `check` yields a line of evidence for each fault, nothing where facts are unknown."""
 
     check: Callable[[Host], Evidence]
@@ -37,7 +37,7 @@ class Rule(About):
 
 
 @dataclass(frozen=True)
-class PeerRule(About):
+class PeerRule(RuleText):
     """A rule that compares hosts. `check` yields the hosts concerned and the evidence."""
 
     scope: Scope

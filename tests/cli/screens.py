@@ -46,9 +46,9 @@ from launcher.prepare.user_variables import UserVariables
 from planner.advice.changes import apply_changes
 from planner.advice.what_if import parse_changes
 from planner.islands.joined_alike import joined_alike
-from prober.catalogue import CATALOGUE
-from prober.clusters import find_clusters, find_shared_network
 from prober.differences import peer_differences
+from prober.fabrics.clusters import find_clusters, find_shared_network
+from prober.findings.catalogue import CATALOGUE
 from tests.cli.folder_screens import checkpoints, islands_status
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for, plan_once
 from tests.planner.islands_jobs import planned_mode

@@ -12,7 +12,7 @@ from holmes_cli.screen.show_inventory import show_inventory
 from holmes_core.records.access import Access
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network, Severity
 from holmes_core.records.link import Spread, Trunk
-from prober.clusters import find_clusters, find_shared_network
+from prober.fabrics.clusters import find_clusters, find_shared_network
 from tests.cli.browser import NEEDS_BROWSER, dumped, hidden_parts, screenshot
 from tests.planner.measured_links import measured, with_links
 from tests.prober.test_clusters import ib, roce

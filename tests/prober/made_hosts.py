@@ -7,8 +7,8 @@ from typing import Any
 from holmes_core.records.access import Access
 from holmes_core.records.devices import Gpu, Netdev, Nic
 from holmes_core.records.inventory import Finding, Host, Software
-from prober.audit import audit
-from prober.clusters import find_clusters, find_shared_network
+from prober.fabrics.clusters import find_clusters, find_shared_network
+from prober.findings.audit import audit
 
 GOOD = Software(python="3.11.7", torch="2.13.0", nccl="2.29.7")
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from prober.rules.told_rules import UNREACHABLE
+from prober.rules.reported_rules import UNREACHABLE
 from tests.prober.fleet_machine import Machine, Port
 
 Plant = Callable[[Machine, Machine, random.Random], None]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from holmes_core.errors import WRONG_USAGE, HolmesError
-from prober.about import About
-from prober.catalogue import CATALOGUE, explain
+from prober.findings.catalogue import CATALOGUE, explain
+from prober.rule_text import RuleText
 from tests import doc_rules
 
 PROBER = Path(__file__).parents[2] / "prober"
@@ -36,7 +36,7 @@ def test_every_rule_in_the_code_is_in_the_catalogue() -> None:
 
 
 @pytest.mark.parametrize("about", ENTRIES, ids=lambda about: f"{about.id}-{about.severity}")
-def test_every_rule_says_what_it_checks_does_and_needs_and_who_says_so(about: About) -> None:
+def test_every_rule_says_what_it_checks_does_and_needs_and_who_says_so(about: RuleText) -> None:
     for text in (about.checks, about.effect, about.remedy, about.source):
         assert len(text) > 3
         assert text == text.strip()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from holmes_core.records.access import Access
 from holmes_core.records.devices import Netdev, Nic, Route
 from holmes_core.records.inventory import Host, Software
-from prober.audit import audit
-from prober.clusters import find_clusters, find_shared_network
+from prober.fabrics.clusters import find_clusters, find_shared_network
+from prober.findings.audit import audit
 
 
 def netdev(name: str, *addresses: str, speed: float | None = 1.25e9, up: bool = True) -> Netdev:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holmes_core.records.inventory import Finding, Host
-from prober.audit import audit
-from prober.clusters import fabric_of, find_clusters, find_shared_network
+from prober.fabrics.clusters import fabric_of, find_clusters, find_shared_network
+from prober.findings.audit import audit
 from prober.rails.choose_rails import with_rails
 from tests.prober.machines import gid, gpus, host, ib, netdev, roce, route
 

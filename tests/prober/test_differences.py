@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from holmes_core.records.inventory import Host, Inventory, Software
-from prober.clusters import find_clusters
 from prober.differences import changes, peer_differences
+from prober.fabrics.clusters import find_clusters
 from tests.prober.test_clusters import ib
 
 

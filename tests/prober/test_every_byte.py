@@ -12,7 +12,7 @@ import pytest
 from holmes_core.records.devices import Netdev
 from holmes_core.records.inventory import Host
 from prober.asking.recording import Recorded
-from prober.tool_findings import tool_findings
+from prober.findings.tool_findings import tool_findings
 from tests.prober.test_recordings import read, recorded, scenarios
 
 SOME_CUTS = 60

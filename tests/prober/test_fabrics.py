@@ -11,12 +11,12 @@ import pytest
 
 from holmes_core.records.inventory import Host, Inventory, LibfabricDomain, OfiPlugin
 from prober.asking.recording import HostNotes, HostRecording, Recorded
-from prober.clusters import find_clusters
-from prober.efa import efa_rails
+from prober.fabrics.clusters import find_clusters
+from prober.fabrics.nvlink_domains import clique_of
 from prober.facts.machine.nccl_plugins import PLUGINS
-from prober.nvlink_domains import clique_of
 from prober.probe import inventory_of
 from prober.rails.choose_rails import WITH_PLUGIN, with_rails
+from prober.rails.efa import efa_rails
 from prober.rails.stated_rails import stated_rail_findings
 from prober.read_host import read_host
 from tests.prober.made_hosts import audited, gpu, host, netdev, nic, severities

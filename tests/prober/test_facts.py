@@ -17,8 +17,8 @@ from prober.asking.recording import CUT_OFF, HostNotes, Recorded
 from prober.facts.gpu.gpu_query import parse_query
 from prober.facts.machine.software import software_command
 from prober.facts.netdev import ip_routes, ip_tool
+from prober.findings.tool_findings import tool_findings
 from prober.read_host import commands, read_host
-from prober.tool_findings import tool_findings
 
 
 def read(*outputs: Recorded, **pinned: float) -> Host:

@@ -7,8 +7,8 @@ import pytest
 from holmes_core.records.inventory import Host
 from holmes_core.units import MIB
 from prober.asking.recording import HostNotes, Recorded
+from prober.findings.tool_findings import tool_findings
 from prober.read_host import read_host
-from prober.tool_findings import tool_findings
 
 GIB = 1024**3
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from holmes_core.hosts.hosts_file import HostsFile
 from holmes_core.records.devices import Gpu
 from holmes_core.records.inventory import Finding, Hints, Host
-from prober.clusters import find_clusters
-from prober.hint_findings import hint_findings
+from prober.fabrics.clusters import find_clusters
+from prober.findings.hint_findings import hint_findings
 from prober.probe import probe, replay
 from tests.prober.made_hosts import gpu, host, netdev, nic, nics, roce_host
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holmes_core.records.inventory import Host
-from prober.audit import audit
-from prober.clusters import find_clusters
+from prober.fabrics.clusters import find_clusters
+from prober.findings.audit import audit
 from prober.rails.choose_rails import rails_of, undecided_ports, with_rails
 from prober.rails.stated_rails import stated_rail_findings
 from tests.prober.machines import gid, gpus, host, ib, netdev, roce, switch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prober.clusters import fabric_of
+from prober.fabrics.clusters import fabric_of
 from prober.rails.choose_rails import rails_of, with_rails
 from tests.prober.test_expected_findings import audited, expected
 from tests.prober.test_recordings import with_scenarios
@@ -45,7 +45,7 @@ def test_where_the_ports_of_a_machine_lead(folder: Path) -> None:
     "sister", ["h100-ndr-8rail-bf3-bond", "h20-ib-eight-rails-pci-names", "epyc-four-ib-rails", "k8s-ipoib-one-port"]
 )
 def test_two_recorded_nodes_of_one_fabric_are_one_cluster_and_others_are_not(sister: str) -> None:
-    from prober.clusters import find_clusters
+    from prober.fabrics.clusters import find_clusters
 
     hosts = [audited(name).hosts[0] for name in ("h20-ib-eight-rails-front-end-bond", sister)]
     clusters, _ = find_clusters(hosts, {})

@@ -12,9 +12,9 @@ import pytest
 from holmes_core.errors import HostError
 from holmes_core.hosts.hosts_file import HostsFile
 from holmes_core.records.inventory import Host, Inventory
-from prober.clusters import find_clusters, find_shared_network, place_hosts
-from prober.islands.placing import Placing
-from prober.islands.settle import Trial
+from prober.fabrics.clusters import find_clusters, find_shared_network, place_hosts
+from prober.fabrics.placing import Placing
+from prober.fabrics.settle import Trial
 from prober.links.link_session import LinkProblem, LinkSession
 from prober.links.link_tools import line_of_no_way
 from prober.links.rdma_trials import try_open_pairs

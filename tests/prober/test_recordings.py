@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from holmes_core.records.inventory import Host
 from prober.asking.recording import HostNotes, Recorded
+from prober.findings.tool_findings import tool_findings
 from prober.read_host import read_host
-from prober.tool_findings import tool_findings
 
 COPIES = Path(__file__).parents[1] / "data" / "probe"
 SHARED = Path(__file__).parents[3] / "shared" / "probe-samples"

@@ -7,8 +7,8 @@ import pytest
 from holmes_core.records.access import Access
 from holmes_core.records.devices import BondSlave, Gid, Gpu, GpuProcess, PciDevice, PciLink
 from holmes_core.records.inventory import Conflict, Host, LibfabricDomain, NcclSetting, OfiPlugin, Software
-from prober.audit import HOST_RULES, PEER_RULES, audit, joined
-from prober.clusters import find_clusters, find_shared_network
+from prober.fabrics.clusters import find_clusters, find_shared_network
+from prober.findings.audit import HOST_RULES, PEER_RULES, audit, joined
 from prober.rules.rule import PeerRule, Rule
 from tests.prober.made_hosts import GOOD, gpu, gpus, host, netdev, nic, nics, roce, roce_host
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holmes_core.records.inventory import Finding, Host
-from prober.clusters import find_clusters, place_hosts
-from prober.islands.settle import Trial, Verdict, next_pairs, settle
+from prober.fabrics.clusters import find_clusters, place_hosts
+from prober.fabrics.settle import Trial, Verdict, next_pairs, settle
 from prober.rails.choose_rails import with_rails
 from tests.prober.machines import host, ib
 from tests.prober.test_clusters_by_proof import ib_host, leaf_routed, some_fleet

@@ -17,10 +17,10 @@ from holmes_core.hosts.hosts_file import HostsFile, StatedTrunk, read_hosts_file
 from holmes_core.records.link import DIRECTIONS, Link, Spread, Trunk
 from holmes_core.records.parse_record import parse
 from holmes_core.units import bytes_per_s_from_gbps
+from prober.findings.stated_trunks import find_stated_trunks, with_measured
 from prober.links.link_pairs import Pair, choose_pairs
 from prober.links.trunk_rate import Flow, alone_links, limiting_rate, rate_together, trunk_pairs
 from prober.probe import probe, replay
-from prober.stated_trunks import find_stated_trunks, with_measured
 from tests.planner.fleets import cpu_inventory
 
 SIZES = st.lists(st.integers(1, 12), min_size=2, max_size=4)

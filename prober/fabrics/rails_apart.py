@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prober.islands.fabric import Fabric
-from prober.islands.same_fabric import leads_to, overlap
+from prober.fabrics.fabric import Fabric
+from prober.fabrics.same_fabric import leads_to, overlap
 from prober.rails.port_networks import network_of
 
 

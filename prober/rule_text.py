@@ -1,4 +1,4 @@
-"""What is said of the findings of a rule, wherever they are made: one text for the finding and for the catalogue."""
+"""The text of a rule: one for its findings, wherever they are made, and for the catalogue."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class About:
-    """What is said of the findings of one rule, wherever they are made.
+class RuleText:
+    """The text that all findings of one rule share.
 
     `checks` ends the sentence "it is found when ..."; `source` names the document, file or thread that says so.
     """

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from prober.islands.same_fabric import Alike, Fabrics, Group, Islands, find_islands
+from prober.fabrics.same_fabric import Alike, FabricPartition, Fabrics, Group, partition_by_fabric
 
 Groups = Sequence[tuple[str | None, Group]]
 """Clusters as (label of hosts.yaml, names of hosts)."""
@@ -18,9 +18,9 @@ class Placing:
 
     groups: Groups  # in order of their first hosts
     fabrics: Fabrics
-    islands: Islands
+    partition: FabricPartition
     pinned: Mapping[str, str]
-    torn: Group  # hosts of islands of which hosts.yaml pins parts to several labels
+    torn: Group  # hosts of groups whose parts hosts.yaml pins to several labels
 
     def not_placed(self, alike: Alike) -> Group:
         """Hosts of fabrics that look alike, of which nothing tells on which they are."""
@@ -29,7 +29,7 @@ class Placing:
     @cached_property
     def fits_several(self) -> Group:
         """Hosts that fit several clusters."""
-        return self._left_to_us((*self.islands.fits_several, *self.torn))
+        return self._left_to_us((*self.partition.fits_several, *self.torn))
 
     @cached_property
     def without_network(self) -> Group:
@@ -45,15 +45,16 @@ class Placing:
     @cached_property
     def asked(self) -> frozenset[str]:
         """All of these: findings ask with whom they are."""
-        alike = (name for each in self.islands.looked_alike for name in self.not_placed(each))
+        alike = (name for each in self.partition.looked_alike for name in self.not_placed(each))
         return frozenset((*alike, *self.fits_several, *self.without_network, *self.nothing_in_common))
 
     @cached_property
     def _alone(self) -> Group:
-        told = {name for alike in self.islands.looked_alike for name in alike.hosts} | set(self.islands.fits_several)
+        explained = {name for alike in self.partition.looked_alike for name in alike.hosts}
+        explained.update(self.partition.fits_several)
         alone = [names[0] for label, names in self.groups if label is None and len(names) == 1]
         kinds = ("RoCE", "EFA", "Ethernet")
-        left = (name for name in alone if name not in told and self.fabrics[name].kind in kinds)
+        left = (name for name in alone if name not in explained and self.fabrics[name].kind in kinds)
         return tuple(left) if len(self.groups) > 1 else ()
 
     def _left_to_us(self, names: Iterable[str]) -> Group:
@@ -62,10 +63,10 @@ class Placing:
 
 def place(fabrics: Fabrics, pinned: Mapping[str, str]) -> Placing:
     """Hosts where their labels say, `pinned` by name; others where the facts put them, with a pinned host or not."""
-    islands = find_islands(fabrics)
+    partition = partition_by_fabric(fabrics)
     members: dict[tuple[str | None, str], list[str]] = {}
     torn: list[str] = []
-    for group in islands.groups:
+    for group in partition.groups:
         labels = {pinned[name] for name in group if name in pinned}
         theirs = next(iter(labels)) if len(labels) == 1 else None
         for name in group:
@@ -73,7 +74,7 @@ def place(fabrics: Fabrics, pinned: Mapping[str, str]) -> Placing:
             members.setdefault((label, "" if label else group[0]), []).append(name)
         torn += [name for name in group if name not in pinned and len(labels) > 1]
     groups = in_order(((label, names) for (label, _), names in members.items()), fabrics)
-    return Placing(groups, fabrics, islands, pinned, tuple(torn))
+    return Placing(groups, fabrics, partition, pinned, tuple(torn))
 
 
 def in_order(groups: Iterable[tuple[str | None, Collection[str]]], fabrics: Fabrics) -> Groups:

@@ -15,9 +15,9 @@ from bisect import bisect_left
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from prober.islands.collisions import Pair, collisions
-from prober.islands.fabric import Fabric
-from prober.islands.union_find import UnionFind
+from prober.fabrics.collisions import Pair, collisions
+from prober.fabrics.fabric import Fabric
+from prober.fabrics.union_find import UnionFind
 from prober.rails.port_networks import Network, parsed
 
 Fabrics = Mapping[str, Fabric]
@@ -26,7 +26,7 @@ Group = tuple[str, ...]
 
 
 @dataclass
-class Islands:
+class FabricPartition:
     """Hosts that share a fabric, in groups; and what was found on the way, of which the user should know."""
 
     groups: list[Group] = field(default_factory=list)
@@ -44,21 +44,21 @@ class Alike:
     not_placed: Group  # hosts of which nothing tells with whom they are
 
 
-def find_islands(fabrics: Fabrics) -> Islands:
+def partition_by_fabric(fabrics: Fabrics) -> FabricPartition:
     """The groups in order of their first hosts, as `fabrics` lists them."""
-    islands = Islands()
+    partition = FabricPartition()
     order = {name: position for position, name in enumerate(fabrics)}
     for transport in sorted({fabric.transport for fabric in fabrics.values()}):
         members = {name: fabric for name, fabric in fabrics.items() if fabric.transport == transport}
         if "loopback" in transport:
-            islands.groups.append(tuple(members))
+            partition.groups.append(tuple(members))
             continue
-        joined = _infiniband(members, islands) if "InfiniBand" in transport else _by_network(members)
+        joined = _infiniband(members, partition) if "InfiniBand" in transport else _by_network(members)
         for group in joined:
-            islands.groups += _split(group, fabrics, islands)
-    in_order = [tuple(sorted(group, key=order.__getitem__)) for group in islands.groups]
-    islands.groups = sorted(in_order, key=lambda group: order[group[0]])
-    return islands
+            partition.groups += _split(group, fabrics, partition)
+    in_order = [tuple(sorted(group, key=order.__getitem__)) for group in partition.groups]
+    partition.groups = sorted(in_order, key=lambda group: order[group[0]])
+    return partition
 
 
 def meet(one: Fabric, other: Fabric) -> bool:
@@ -156,7 +156,7 @@ def _join_equal(sets: UnionFind[str], of_hosts: Mapping[str, Iterable[Hashable]]
             sets.join([owners.setdefault(thing, name), name])
 
 
-def _infiniband(members: Fabrics, islands: Islands) -> list[Group]:
+def _infiniband(members: Fabrics, partition: FabricPartition) -> list[Group]:
     """Hosts that nothing speaks against; those that fit two fabrics that are not one are alone."""
     ipoib: UnionFind[str] = UnionFind(members)
     _join_networks(ipoib, members)
@@ -172,7 +172,7 @@ def _infiniband(members: Fabrics, islands: Islands) -> list[Group]:
     sets: UnionFind[_Item] = UnionFind(item for item in items if item not in torn)
     for item in items:
         if item in torn:
-            islands.fits_several += item.hosts
+            partition.fits_several += item.hosts
         else:
             sets.join([item, *(fitting[item] - torn)])
     alone: list[Group] = [(name,) for item in torn for name in item.hosts]
@@ -214,13 +214,13 @@ def _rails_with_network(fabrics: Iterable[Fabric]) -> frozenset[int]:
     return frozenset(number for fabric in fabrics for number, of_rail in enumerate(fabric.interfaces) if of_rail)
 
 
-def _split(group: Group, fabrics: Fabrics, islands: Islands) -> list[Group]:
+def _split(group: Group, fabrics: Fabrics, partition: FabricPartition) -> list[Group]:
     """The hosts of a group that looks like one fabric, apart where two of them prove that it is several."""
     members = {name: fabrics[name] for name in group}
     proofs = collisions(members)
     if not proofs:
         return [group]
-    islands.proved_apart.update(proofs)
+    partition.proved_apart.update(proofs)
     # A network that two hosts of different fabrics are both on tells nothing of the others.
     misleading = {network for pair in proofs for network in members[pair[0]].around & members[pair[1]].around}
     around: UnionFind[str] = UnionFind(members)
@@ -236,7 +236,7 @@ def _split(group: Group, fabrics: Fabrics, islands: Islands) -> list[Group]:
         else:
             alone += left
     not_placed = tuple(alone) if len(group) > 2 else ()
-    islands.looked_alike.append(Alike(group, "; ".join(proofs[pair] for pair in list(proofs)[:1]), not_placed))
+    partition.looked_alike.append(Alike(group, "; ".join(proofs[pair] for pair in list(proofs)[:1]), not_placed))
     return placed + [(name,) for name in alone]
 
 

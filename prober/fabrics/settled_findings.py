@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from holmes_core.records.inventory import Finding
-from prober.about import PIN, About
-from prober.islands.settle import Part, Settled, Trial
+from prober.fabrics.settle import Part, Settled, Trial
+from prober.rule_text import PIN, RuleText
 
 MOST_TRIALS_SHOWN = 4
 
 _RULE = "CLUSTER-BY-MEASUREMENT"
 _SOURCE = "perftest, ib_write_bw; Holmes, docs/probe.md (which hosts are one cluster)"
 
-ONE = About(
+ONE = RuleText(
     _RULE,
     "I",
     "with --links, RDMA works between hosts that facts left apart",
@@ -21,7 +21,7 @@ ONE = About(
     "nothing; `cluster:` in hosts.yaml pins it for later probes without --links",
     _SOURCE,
 )
-TWO = About(
+TWO = RuleText(
     _RULE,
     "I",
     "with --links, RDMA between two hosts fails both ways, though each works with another host",
@@ -29,7 +29,7 @@ TWO = About(
     f"nothing; if it is one fabric all the same, correct what keeps them apart, or {PIN}",
     _SOURCE,
 )
-CONTRADICTORY = About(
+CONTRADICTORY = RuleText(
     _RULE,
     "W",
     "with --links, trials of RDMA contradict one another, or what facts or pins prove",
@@ -37,7 +37,7 @@ CONTRADICTORY = About(
     f"look at routes, partitions and access lists between these hosts, then {PIN}",
     _SOURCE,
 )
-NOT_TOLD = About(
+NOT_TOLD = RuleText(
     _RULE,
     "W",
     "with --links, RDMA between hosts that facts left open could not be tried, or fails where neither works elsewhere",
@@ -45,7 +45,7 @@ NOT_TOLD = About(
     f"install perftest on both and open their ports to one another, or {PIN}",
     _SOURCE,
 )
-ABOUT = (ONE, TWO, CONTRADICTORY, NOT_TOLD)
+TEXTS = (ONE, TWO, CONTRADICTORY, NOT_TOLD)
 
 
 def settled_findings(settled: Settled) -> Iterator[Finding]:

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Sequence
 
 from holmes_core.records.inventory import Finding
-from prober.about import About
 from prober.asking.recording import CUT_OFF, TIMED_OUT, Recorded
 from prober.facts.gpu.gpu_query import lacks_field_names
 from prober.facts.gpu.gpus import read_failure
+from prober.rule_text import RuleText
 from prober.rules.gpu_rules import LOST_GPU
-from prober.rules.told_rules import (
+from prober.rules.reported_rules import (
     NO_PERMISSION,
     TOOL_FAILED,
     TOOL_MISSING,
@@ -137,7 +137,7 @@ def _nobodys_port(output: Recorded, before: str, blocks: Sequence[str]) -> bool:
     return output.tool == "ibstat" and bool(blocks) and not has_card and not options
 
 
-def _fault(output: Recorded) -> tuple[About, str] | None:
+def _fault(output: Recorded) -> tuple[RuleText, str] | None:
     if output.exit_code == CUT_OFF:
         return TRUNCATED, "its answer was cut off"
     if output.exit_code in (TIMED_OUT, 137) and output.tool in _READ:

@@ -6,29 +6,29 @@ import difflib
 from collections.abc import Mapping, Sequence
 
 from holmes_core.errors import HolmesError
-from prober import hint_findings, nvlink_domains
-from prober.about import About
-from prober.audit import HOST_RULES, PEER_RULES
-from prober.islands import island_findings, settled_findings
+from prober.fabrics import fabric_findings, nvlink_domains, settled_findings
+from prober.findings import hint_findings
+from prober.findings.audit import HOST_RULES, PEER_RULES
 from prober.rails import stated_rails
-from prober.rules import network_rules, told_rules
+from prober.rule_text import RuleText
+from prober.rules import network_rules, reported_rules
 from prober.rules.rule import PeerRule
 
 SEVERITIES = {"F": "refuses launch", "W": "warns", "I": "informs"}
 
 
-def _by_id() -> Mapping[str, tuple[About, ...]]:
-    found: dict[str, tuple[About, ...]] = {}
-    everything: tuple[About, ...] = (
+def _by_id() -> Mapping[str, tuple[RuleText, ...]]:
+    found: dict[str, tuple[RuleText, ...]] = {}
+    everything: tuple[RuleText, ...] = (
         *HOST_RULES,
         *PEER_RULES,
-        *network_rules.ABOUT,
-        *told_rules.ABOUT,
-        *nvlink_domains.ABOUT,
-        *hint_findings.ABOUT,
-        *island_findings.ABOUT,
-        *settled_findings.ABOUT,
-        *stated_rails.ABOUT,
+        *network_rules.TEXTS,
+        *reported_rules.TEXTS,
+        *nvlink_domains.TEXTS,
+        *hint_findings.TEXTS,
+        *fabric_findings.TEXTS,
+        *settled_findings.TEXTS,
+        *stated_rails.TEXTS,
     )
     for about in everything:
         found[about.id] = (*found.get(about.id, ()), about)
@@ -39,7 +39,7 @@ CATALOGUE = _by_id()
 """By id in alphabetic order. An id stands more than once where circumstances make it graver or lighter."""
 
 
-def explain(rule_id: str) -> Sequence[About]:
+def explain(rule_id: str) -> Sequence[RuleText]:
     """What is said of one rule, in any case of letters. Raises HolmesError naming the nearest ids."""
     known = CATALOGUE.get(rule_id.upper())
     if known is None:
@@ -49,7 +49,7 @@ def explain(rule_id: str) -> Sequence[About]:
     return known
 
 
-def when_found(about: About) -> str:
+def when_found(about: RuleText) -> str:
     """A sentence: what is checked, and over which hosts."""
     among = {"cluster": " (hosts of one cluster)", "job": " (all hosts of the job)"}
     return about.checks + (among[about.scope] if isinstance(about, PeerRule) else "")

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from prober.islands.collisions import Pair
-from prober.islands.placing import Groups, Placing, in_order
-from prober.islands.same_fabric import agree, fit
-from prober.islands.union_find import UnionFind
+from prober.fabrics.collisions import Pair
+from prober.fabrics.placing import Groups, Placing, in_order
+from prober.fabrics.same_fabric import agree, fit
+from prober.fabrics.union_find import UnionFind
 
 Verdict = Literal["works", "fails", "unknown"]
 """`fails`: asked to, nothing came through either way. `unknown`: it could not be tried."""
@@ -125,7 +125,7 @@ class Settled:
     def _against(self) -> dict[int, set[int]]:
         """By a cluster's number, those that proved facts or trials hold apart from it."""
         found: dict[int, set[int]] = {}
-        for one, other in (*self.placing.islands.proved_apart, *(trial.hosts for trial in self.apart)):
+        for one, other in (*self.placing.partition.proved_apart, *(trial.hosts for trial in self.apart)):
             found.setdefault(self.at[one], set()).add(self.at[other])
             found.setdefault(self.at[other], set()).add(self.at[one])
         return found

@@ -12,14 +12,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Cluster, FabricKind, Finding, Host, Network, NetworkPort
 from holmes_core.units import bytes_per_s_from_gbps
-from prober.efa import efa_plugin
-from prober.islands.fabric import VIRTUAL_NAMES, Fabric, carries_traffic, fabric_of
-from prober.islands.island_findings import island_findings, pin_findings
-from prober.islands.placing import Groups, Placing, place
-from prober.islands.rails_apart import rails_apart
-from prober.islands.settle import Trial, settle
-from prober.islands.settled_findings import settled_findings
+from prober.fabrics.fabric import VIRTUAL_NAMES, Fabric, carries_traffic, fabric_of
+from prober.fabrics.fabric_findings import fabric_findings, pin_findings
+from prober.fabrics.placing import Groups, Placing, place
+from prober.fabrics.rails_apart import rails_apart
+from prober.fabrics.settle import Trial, settle
+from prober.fabrics.settled_findings import settled_findings
 from prober.rails.choose_rails import is_stated
+from prober.rails.efa import efa_plugin
 from prober.rails.port_networks import network_of, parsed
 
 __all__ = ["VIRTUAL_NAMES", "fabric_of", "find_clusters", "find_shared_network", "is_rail_class"]
@@ -61,7 +61,7 @@ def find_clusters(
     clusters = tuple(_clusters(settled.groups, reachable, placing.fabrics))
     findings = (
         *pin_findings(placing),
-        *island_findings(placing, settled.answered),
+        *fabric_findings(placing, settled.answered),
         *settled_findings(settled),
     )
     return clusters, findings

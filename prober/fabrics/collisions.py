@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Hashable, Iterable, Mapping
 from typing import TypeVar
 
-from prober.islands.fabric import Fabric
+from prober.fabrics.fabric import Fabric
 
 Pair = tuple[str, str]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from holmes_core.records.inventory import Cluster, Finding, Host
 from holmes_core.units import format_names
-from prober.about import PIN, About
-from prober.islands.union_find import UnionFind
-from prober.nvlink_domains import clique_of
+from prober.fabrics.nvlink_domains import clique_of
+from prober.fabrics.union_find import UnionFind
+from prober.rule_text import PIN, RuleText
 
 MOST_NAMES = 4
 
@@ -16,7 +16,7 @@ _RULE = "CLUSTER-HINT-CONTRADICTS"
 _REMEDY = f"find out which is right: `holmes probe --links` measures; then correct `hints:`, or {PIN}"
 _SOURCE = "Holmes, docs/integrations.md (hosts from labels)"
 
-ONE_SWITCH = About(
+ONE_SWITCH = RuleText(
     _RULE,
     "W",
     "hints put hosts on one switch, and they were found in several clusters",
@@ -24,7 +24,7 @@ ONE_SWITCH = About(
     _REMEDY,
     _SOURCE,
 )
-OTHER_FABRIC = About(
+OTHER_FABRIC = RuleText(
     _RULE,
     "W",
     "a hint names another kind of fabric than was found",
@@ -32,7 +32,7 @@ OTHER_FABRIC = About(
     _REMEDY,
     _SOURCE,
 )
-NO_SWITCH = About(
+NO_SWITCH = RuleText(
     _RULE,
     "I",
     "hints of several levels give hosts of one cluster no switch in common",
@@ -40,7 +40,7 @@ NO_SWITCH = About(
     _REMEDY,
     _SOURCE,
 )
-ONE_NVLINK = About(
+ONE_NVLINK = RuleText(
     _RULE,
     "W",
     "hints put hosts into one NVLink domain, and their GPUs say that they are in several",
@@ -48,7 +48,7 @@ ONE_NVLINK = About(
     "compare `nvidia-smi -q` (ClusterUUID) of these hosts, then correct `hints:` in hosts.yaml",
     _SOURCE,
 )
-ABOUT = (ONE_SWITCH, OTHER_FABRIC, NO_SWITCH, ONE_NVLINK)
+TEXTS = (ONE_SWITCH, OTHER_FABRIC, NO_SWITCH, ONE_NVLINK)
 
 
 def hint_findings(hosts: Sequence[Host], clusters: Sequence[Cluster]) -> Iterator[Finding]:

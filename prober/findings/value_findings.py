@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from holmes_core.records.inventory import Finding, Host
 from prober.asking.plain_text import lines_with_other_digits
 from prober.asking.recording import Recorded
-from prober.rules.told_rules import HOSTS_MIXED, VALUE_IMPOSSIBLE
+from prober.rules.reported_rules import HOSTS_MIXED, VALUE_IMPOSSIBLE
 
 _SHOWN = 6  # of many values
 

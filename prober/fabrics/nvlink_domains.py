@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from holmes_core.records.inventory import Cluster, Finding, Host, NvlinkDomain
-from prober.about import About
+from prober.rule_text import RuleText
 
-IMEX_DOWN = About(
+IMEX_DOWN = RuleText(
     "NVLINK-IMEX-DOWN",
     "W",
     "hosts are one NVLink domain, and nvidia-imex does not run on one of them",
@@ -16,7 +16,7 @@ IMEX_DOWN = About(
     "`nvidia-imex-ctl -N` shows whether they found one another",
     "NVIDIA IMEX service guide; NCCL, src/mnnvl.cc",
 )
-IMEX_NOT_KNOWN = About(
+IMEX_NOT_KNOWN = RuleText(
     "NVLINK-IMEX-NOT-KNOWN",
     "I",
     "hosts are one NVLink domain, and whether nvidia-imex runs on all of them is not known",
@@ -24,7 +24,7 @@ IMEX_NOT_KNOWN = About(
     "`systemctl is-active nvidia-imex` on each; in a container, a channel in /dev/nvidia-caps-imex-channels",
     "NVIDIA IMEX service guide",
 )
-NOT_ONE_CLUSTER = About(
+NOT_ONE_CLUSTER = RuleText(
     "NVLINK-NOT-ONE-CLUSTER",
     "I",
     "the hosts of an NVLink domain are in several clusters, or in one with others",
@@ -32,7 +32,7 @@ NOT_ONE_CLUSTER = About(
     "if NVLink weighs more than the NICs' fabric to the others: one `cluster:` of their own in hosts.yaml",
     "docs/planning.md of this project",
 )
-ABOUT = (IMEX_DOWN, IMEX_NOT_KNOWN, NOT_ONE_CLUSTER)
+TEXTS = (IMEX_DOWN, IMEX_NOT_KNOWN, NOT_ONE_CLUSTER)
 
 Clique = tuple[str, int]
 """Cluster UUID and clique id. Neither alone is unique: a rack may be cut into several cliques."""

@@ -1,15 +1,15 @@
-"""What is said of findings that no check of facts makes: of access, tools, trunks and measured links."""
+"""Rules whose findings are reported from outside the audit: access, tools, trunks and measured links."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from holmes_core.errors import HostErrorKind
-from prober.about import FIELD, About
+from prober.rule_text import FIELD, RuleText
 
 _LEFT_OUT = "nothing is known of this host; the plan leaves it out"
 
-UNREACHABLE = About(
+UNREACHABLE = RuleText(
     "HOST-UNREACHABLE",
     "F",
     "no connection to the host's SSH port was made",
@@ -17,7 +17,7 @@ UNREACHABLE = About(
     "ping it, see that sshd listens there, and that address, port and jump hosts are right",
     "ssh(1), ssh_config(5)",
 )
-KEY_UNKNOWN = About(
+KEY_UNKNOWN = RuleText(
     "SSH-HOSTKEY-UNKNOWN",
     "F",
     "no known_hosts file proves the host by its key or certificate",
@@ -25,7 +25,7 @@ KEY_UNKNOWN = About(
     "`holmes trust hosts.yaml` shows the keys and adds them when told to",
     "sshd(8), SSH_KNOWN_HOSTS FILE FORMAT",
 )
-KEY_CHANGED = About(
+KEY_CHANGED = RuleText(
     "SSH-HOSTKEY-CHANGED",
     "F",
     "the host's key is another than known_hosts has, or revoked",
@@ -33,7 +33,7 @@ KEY_CHANGED = About(
     "ask who reinstalled the host; then `ssh-keygen -R HOST`, and trust the new key",
     "ssh-keygen(1), ssh(1) (verifying host keys)",
 )
-NO_LOGIN = About(
+NO_LOGIN = RuleText(
     "SSH-AUTH",
     "F",
     "the host does not take this user's key",
@@ -42,7 +42,7 @@ NO_LOGIN = About(
     "ssh(1), ssh-copy-id(1), sshd_config(5)",
 )
 
-TOOL_MISSING = About(
+TOOL_MISSING = RuleText(
     "PROBE-TOOL-MISSING",
     "I",
     "the shell did not find a tool that was asked (status 127)",
@@ -50,7 +50,7 @@ TOOL_MISSING = About(
     "install rdma-core, infiniband-diags, iproute2, ethtool or the GPU driver where they apply",
     "POSIX, Shell command language (exit status 127)",
 )
-TOOL_UNREAD = About(
+TOOL_UNREAD = RuleText(
     "PROBE-TOOL-UNREAD",
     "I",
     "a recording holds outputs of tools that Holmes does not read",
@@ -58,7 +58,7 @@ TOOL_UNREAD = About(
     "nothing to do; docs/probe.md says how to add a fact",
     "Holmes, docs/probe.md",
 )
-NO_PERMISSION = About(
+NO_PERMISSION = RuleText(
     "PROBE-NO-PERMISSION",
     "I",
     "a tool says that only root may see what was asked",
@@ -66,7 +66,7 @@ NO_PERMISSION = About(
     "probe as root, or record these tools with sudo",
     "lspci(8) (capabilities need root), dmesg(1) (kernel.dmesg_restrict)",
 )
-TOOL_FAILED = About(
+TOOL_FAILED = RuleText(
     "PROBE-TOOL-FAILED",
     "W",
     "a tool ended with an error or died half way",
@@ -74,7 +74,7 @@ TOOL_FAILED = About(
     "run the tool on the host by hand and read its message",
     "Azure/azhpc-images#213; leptonai/gpud PR 752",
 )
-TRUNCATED = About(
+TRUNCATED = RuleText(
     "PROBE-TRUNCATED",
     "W",
     "an answer was cut off, or a tool did not end in time",
@@ -82,7 +82,7 @@ TRUNCATED = About(
     "run the tool on the host by hand: one that hangs often means a device that does",
     "linux-rdma/rdma-core PR 847",
 )
-VALUE_IMPOSSIBLE = About(
+VALUE_IMPOSSIBLE = RuleText(
     "PROBE-VALUE-IMPOSSIBLE",
     "W",
     "a tool's answer has a value out of bounds, or digits of another script",
@@ -90,7 +90,7 @@ VALUE_IMPOSSIBLE = About(
     "run the tool again by hand, or correct the recording",
     "Holmes, prober/asking (bounds of what hardware can be)",
 )
-HOSTS_MIXED = About(
+HOSTS_MIXED = RuleText(
     "PROBE-HOSTS-MIXED",
     "W",
     "an output has lines of several hosts, as parallel shells print them, and none is called like this one",
@@ -98,7 +98,7 @@ HOSTS_MIXED = About(
     "name the recording's folder as the parallel shell names the host",
     "pdsh(1), clush(1) (the host's name before each line)",
 )
-TRUNK_UNKNOWN = About(
+TRUNK_UNKNOWN = RuleText(
     "NET-TRUNK-UNKNOWN",
     "W",
     "`trunks:` in hosts.yaml names a cluster that was not found",
@@ -106,7 +106,7 @@ TRUNK_UNKNOWN = About(
     "name clusters as they are found, or pin their hosts with `cluster:` in hosts.yaml",
     "Holmes, docs/probe.md (trunks)",
 )
-TRUNK_LOW = About(
+TRUNK_LOW = RuleText(
     "NET-TRUNK-LOW",
     "W",
     "a measured trunk carries less than 80 % of what hosts.yaml states",
@@ -114,7 +114,7 @@ TRUNK_LOW = About(
     "look at what else uses the way; correct `trunks:` in hosts.yaml, or leave it out to go by the measured",
     "Holmes, docs/probe.md (trunks)",
 )
-TUNNEL_NOT_MEASURED = About(
+TUNNEL_NOT_MEASURED = RuleText(
     "NET-TUNNEL-NOT-MEASURED",
     "W",
     "hosts.yaml asks for WireGuard between clusters, and `--links` could make no tunnel between two hosts, or nothing "
@@ -124,7 +124,7 @@ TUNNEL_NOT_MEASURED = About(
     "do what the finding says; where nothing passed, open UDP port 51820 and those after it between all hosts",
     "Holmes, docs/security.md (encryption between clusters); wg(8)",
 )
-TCP_LOW = About(
+TCP_LOW = RuleText(
     "NET-BW-LOW",
     "W",
     "TCP between two hosts stays below 70 % of the slower interface's rate, and of what the tool can do",
@@ -133,7 +133,7 @@ TCP_LOW = About(
     "the plan goes by the measured value",
     "IBM/autopilot, iperf check; " + FIELD,
 )
-RDMA_LOW = About(
+RDMA_LOW = RuleText(
     "RDMA-BW-LOW",
     "W",
     "ib_write_bw between two rails stays below 90 % of the slower rail's rate",
@@ -141,7 +141,7 @@ RDMA_LOW = About(
     "compare PCIe width and speed, ACS and the cable of both HCAs",
     "Azure/azurehpc-health-checks (380 of 400 Gbit/s); NCCL user guide, networking troubleshooting (ib_write_bw)",
 )
-GPU_RDMA_LOW = About(
+GPU_RDMA_LOW = RuleText(
     "RDMA-GPU-BW-LOW",
     "W",
     "ib_write_bw from GPU memory stays below 80 % of the same way from host memory",
@@ -149,7 +149,7 @@ GPU_RDMA_LOW = About(
     "look at PCI-ACS-ON-PATH, PCI-IOMMU-ON, TOPO-FAR-NIC and GDR-NO-PEERMEM of both hosts",
     "NCCL user guide, networking troubleshooting (compare host-memory with GPU-memory results)",
 )
-PORT_CLOSED = About(
+PORT_CLOSED = RuleText(
     "NET-PORT-CLOSED",
     "F",
     "a connection between two hosts to a free port was refused or filtered",
@@ -158,7 +158,7 @@ PORT_CLOSED = About(
     "NCCL user guide, networking troubleshooting (IP ports)",
 )
 
-ABOUT = (
+TEXTS = (
     *(UNREACHABLE, KEY_UNKNOWN, KEY_CHANGED, NO_LOGIN),
     *(TOOL_MISSING, TOOL_UNREAD, NO_PERMISSION, TOOL_FAILED, TRUNCATED, VALUE_IMPOSSIBLE, HOSTS_MIXED),
     *(TRUNK_UNKNOWN, TRUNK_LOW, TUNNEL_NOT_MEASURED, TCP_LOW, RDMA_LOW, GPU_RDMA_LOW, PORT_CLOSED),

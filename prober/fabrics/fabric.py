@@ -8,8 +8,8 @@ from functools import cached_property
 
 from holmes_core.records.devices import Netdev, NetName, Nic
 from holmes_core.records.inventory import FabricKind, Host
-from prober.efa import efa_plugin
 from prober.rails.choose_rails import rails_of
+from prober.rails.efa import efa_plugin
 from prober.rails.port_groups import PKEY_MEMBERSHIP
 from prober.rails.port_networks import interfaces_of, netdevs_of, network_of, networks_of
 

@@ -7,15 +7,15 @@ from collections.abc import Collection, Iterable, Sequence
 
 from holmes_core.records.inventory import Finding
 from holmes_core.units import format_names
-from prober.about import PIN, About
-from prober.islands.fabric import Fabric
-from prober.islands.placing import Placing
-from prober.islands.same_fabric import Alike, contradict, find_islands
+from prober.fabrics.fabric import Fabric
+from prober.fabrics.placing import Placing
+from prober.fabrics.same_fabric import Alike, contradict, partition_by_fabric
+from prober.rule_text import PIN, RuleText
 
 _PROOF = "Holmes, docs/probe.md (which hosts are one cluster)"
 _ASK = f"`holmes probe --links` tries it by RDMA; or {PIN}"
 
-PIN_CONTRADICTS = About(
+PIN_CONTRADICTS = RuleText(
     "CLUSTER-PIN-CONTRADICTS",
     "W",
     "hosts.yaml pins a host to a cluster whose fabric is another than the host's",
@@ -23,7 +23,7 @@ PIN_CONTRADICTS = About(
     "correct `cluster:` in hosts.yaml, or leave it out and let the probe find it",
     _PROOF,
 )
-FITS_SEVERAL = About(
+FITS_SEVERAL = RuleText(
     "CLUSTER-NOT-KNOWN",
     "W",
     "a host's networks fit several clusters",
@@ -31,7 +31,7 @@ FITS_SEVERAL = About(
     _ASK,
     _PROOF,
 )
-NO_NETWORK = About(
+NO_NETWORK = RuleText(
     "CLUSTER-NOT-KNOWN",
     "W",
     "no network of a host's RDMA interfaces is known",
@@ -39,7 +39,7 @@ NO_NETWORK = About(
     f"give the interfaces addresses; {_ASK}",
     _PROOF,
 )
-NOTHING_IN_COMMON = About(
+NOTHING_IN_COMMON = RuleText(
     "CLUSTER-NOT-KNOWN",
     "W",
     "no other host's networks meet a host's by a proved route",
@@ -47,7 +47,7 @@ NOTHING_IN_COMMON = About(
     f"if `ping -I ADDRESS` reaches another host's rail: {_ASK}; otherwise nothing",
     _PROOF,
 )
-ALIKE = About(
+ALIKE = RuleText(
     "CLUSTER-LOOKS-ALIKE",
     "I",
     "a LID or all addresses of a host are another's too, and the networks around them tell the fabrics apart",
@@ -55,7 +55,7 @@ ALIKE = About(
     f"nothing; if it is one fabric all the same, correct what is set twice, or {PIN}",
     f"InfiniBand architecture (a LID is unique in its subnet); {_PROOF}",
 )
-ALIKE_NOT_PLACED = About(
+ALIKE_NOT_PLACED = RuleText(
     "CLUSTER-LOOKS-ALIKE",
     "W",
     "a LID or all addresses of a host are another's too, and nothing tells with whom some of the hosts are",
@@ -64,7 +64,7 @@ ALIKE_NOT_PLACED = About(
     "which tells fabrics apart, where the user may write to /dev/infiniband/umad*",
     "InfiniBand architecture (a LID is unique in its subnet); infiniband-diags, sminfo(8)",
 )
-ABOUT = (PIN_CONTRADICTS, FITS_SEVERAL, NO_NETWORK, NOTHING_IN_COMMON, ALIKE, ALIKE_NOT_PLACED)
+TEXTS = (PIN_CONTRADICTS, FITS_SEVERAL, NO_NETWORK, NOTHING_IN_COMMON, ALIKE, ALIKE_NOT_PLACED)
 
 
 def pin_findings(placing: Placing) -> Iterable[Finding]:
@@ -73,19 +73,19 @@ def pin_findings(placing: Placing) -> Iterable[Finding]:
     for label, names in placing.groups:
         if label is None:
             continue
-        islands = find_islands({name: fabrics[name] for name in names}).groups
-        main = next((group for group in islands if any(fabrics[name].networks for name in group)), islands[0])
+        groups = partition_by_fabric({name: fabrics[name] for name in names}).groups
+        main = next((group for group in groups if any(fabrics[name].networks for name in group)), groups[0])
         known = next((fabrics[name] for name in main if fabrics[name].networks), fabrics[main[0]])
-        for name in (name for group in islands if group is not main for name in group):
+        for name in (name for group in groups if group is not main for name in group):
             if name in placing.pinned and contradict(known, fabrics[name]):
                 seen = f"pinned to {label}: it shows {_shown(fabrics[name])}, the cluster {_shown(known)}"
                 yield PIN_CONTRADICTS.finding((name,), seen)
 
 
-def island_findings(placing: Placing, answered: Collection[str]) -> Iterable[Finding]:
+def fabric_findings(placing: Placing, answered: Collection[str]) -> Iterable[Finding]:
     """Findings about hosts that hosts.yaml leaves to the probe; no question about those of which it is `answered`."""
     fabrics = placing.fabrics
-    for alike in placing.islands.looked_alike:
+    for alike in placing.partition.looked_alike:
         if not set(alike.hosts) <= set(placing.pinned):
             yield _looked_alike(alike, [name for name in placing.not_placed(alike) if name not in answered])
     questions = (
