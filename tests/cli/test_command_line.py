@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import yaml
 from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Run
 from tests.cli.conftest import Command
+from tests.free_ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 HOSTS: dict[str, Any] = {
@@ -27,11 +27,6 @@ HOSTS: dict[str, Any] = {
     "speeds_gbps": {"lo": 20},
     "hosts": [{"name": "a1", "cluster": "a"}, {"name": "b1", "cluster": "b"}],
 }
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def job(folder: Path, **changes: Any) -> dict[str, Any]:

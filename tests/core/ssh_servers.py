@@ -26,13 +26,6 @@ def make_key(path: Path, *options: str) -> str:
     return path.with_suffix(".pub").read_text(encoding="utf-8")
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on."""
-    with contextlib.ExitStack() as held:
-        servers = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [server.getsockname()[1] for server in servers]
-
-
 @contextlib.contextmanager
 def sshds(folder: Path, settings: Mapping[int, str]) -> Iterator[None]:
     """An sshd at each port, with those settings; unless they say otherwise, keys of `folder`/authorized may log in."""

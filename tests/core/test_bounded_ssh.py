@@ -17,7 +17,8 @@ from holmes_core.errors import HostError
 from holmes_core.records.access import Access
 from holmes_core.remote.connect import connect
 from holmes_core.remote.transport import KEPT_STDERR_BYTES
-from tests.core.ssh_servers import free_ports, make_key, needs_sshd, sshds
+from tests.core.ssh_servers import make_key, needs_sshd, sshds
+from tests.free_ports import free_port
 
 GREETING = b"SSH-2.0-OpenSSH_9.2\r\n"
 CHUNK = b"x" * 65536
@@ -71,7 +72,7 @@ def test_impostor_that_sends_without_end_is_refused(tmp_path: Path, greeting: by
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Access]:
     """How to reach an sshd of our own."""
-    (port,) = free_ports(1)
+    port = free_port()
     (tmp_path / "authorized").write_text(make_key(tmp_path / "client"), encoding="utf-8")
     (tmp_path / "known_hosts").write_text(f"[127.0.0.1]:{port} {make_key(tmp_path / 'own')}", encoding="utf-8")
     lines = f"UserKnownHostsFile {tmp_path}/known_hosts\nIdentityFile {tmp_path}/client\nIdentitiesOnly yes\n"

@@ -13,13 +13,14 @@ from holmes_core.records.access import Access
 from holmes_core.remote.connect import connect
 from holmes_core.remote.host_keys import offered_key
 from holmes_core.remote.ssh_settings import name_and_port
-from tests.core.ssh_servers import free_ports, make_key, needs_sshd, sshds
+from tests.core.ssh_servers import make_key, needs_sshd, sshds
+from tests.free_ports import free_port
 
 
 @pytest.fixture
 def ssh_config(tmp_path: Path) -> Iterator[Path]:
     """An SSH configuration with hosts `first`, `second` and `target`, which is reached through the other two."""
-    ports = free_ports(3)
+    ports = [free_port() for _ in range(3)]
     (tmp_path / "authorized").write_text(make_key(tmp_path / "client"), encoding="utf-8")
     lines, known, settings = [], [], {}
     for name, port, onward in zip(("first", "second", "target"), ports, (*ports[1:], None), strict=True):

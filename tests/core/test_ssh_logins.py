@@ -16,9 +16,10 @@ import pytest
 from holmes_core.errors import HolmesError
 from holmes_core.records.access import Access
 from holmes_core.remote.connect import connect
-from tests.core.ssh_servers import free_ports, make_key, needs_sshd, sshds
+from tests.core.ssh_servers import make_key, needs_sshd, sshds
 from tests.core.test_ssh_matrix import ssh_accepts
 from tests.eventually import eventually
+from tests.free_ports import free_port
 
 pytestmark = [pytest.mark.process, needs_sshd, pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh here")]
 KEYS = {
@@ -131,7 +132,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     for name in ("locked", "locked_rsa"):
         subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "a secret", "-f", folder / name], check=True)
     (folder / "authorized").write_text(public["client"] + public["late"] + public["unlocked"], encoding="utf-8")
-    ports = dict(zip(("keys", "authority"), free_ports(2), strict=True))
+    ports = {name: free_port() for name in ("keys", "authority")}
     settings = {
         ports["keys"]: f"HostKey {folder}/host",
         ports["authority"]: f"HostKey {folder}/host\nTrustedUserCAKeys {folder}/authority.pub\nAuthorizedKeysFile none",

@@ -17,7 +17,8 @@ from holmes_core.records.access import Access
 from holmes_core.remote.connect import connect
 from holmes_core.remote.host_keys import offered_key
 from holmes_core.remote.host_proof import UnknownHost
-from tests.core.ssh_servers import free_ports, make_key, needs_sshd, sshds
+from tests.core.ssh_servers import make_key, needs_sshd, sshds
+from tests.free_ports import free_port
 
 pytestmark = [
     pytest.mark.process,
@@ -228,7 +229,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     for name in ("ecdsa", "ca_ecdsa"):
         words[name] = _words(make_key(folder / name, "-t", "ecdsa"))
     (folder / "authorized").write_text(make_key(folder / "client"), encoding="utf-8")
-    ports = dict(zip((*PLAIN, *CERTIFICATES), free_ports(len(PLAIN) + len(CERTIFICATES)), strict=True))
+    ports = {name: free_port() for name in (*PLAIN, *CERTIFICATES)}
     settings = {ports[name]: "".join(f"HostKey {folder}/{key}\n" for key in keys) for name, keys in PLAIN.items()}
     for serial, (name, (authority, key, options)) in enumerate(CERTIFICATES.items(), 1):
         certificate = _certify(folder, name, serial, authority, key, options)

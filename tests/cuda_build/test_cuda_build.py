@@ -22,7 +22,7 @@ from holmes_runtime.comm.flight_record import dump_flight_record, parse_flight_r
 from holmes_runtime.comm.group_opening import Calls, nccl_fields
 from holmes_runtime.node.node_facts import read_facts
 from holmes_runtime.node.start_torchrun import rank_environment
-from tests.runtime.launched_runs import free_port
+from tests.free_ports import free_port
 from tests.runtime.test_node_facts import CONFIG
 
 pytestmark = [

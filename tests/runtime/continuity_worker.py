@@ -26,8 +26,9 @@ from torch.distributed import distributed_c10d
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing, Evaluation
 from holmes_runtime.train import Launched, train
+from tests.free_ports import free_port
 
-from .launched_runs import free_port, make_config, read_metrics, write_corpus
+from .launched_runs import make_config, read_metrics, write_corpus
 
 STOPPED_AFTER, STEPS = 3, 6
 # Plans to go on with: keyword arguments of `make_config`.

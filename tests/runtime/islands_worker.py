@@ -29,9 +29,10 @@ from holmes_runtime.outer import giving, island_exchange
 from holmes_runtime.outer.lane_exchange import carry
 from holmes_runtime.outer.meeting_store import islands_store
 from holmes_runtime.trainer import StepResult, Trainer
+from tests.free_ports import free_port
 
 from .continuity_worker import enter
-from .launched_runs import ONE_ISLAND, free_port, make_config, read_metrics
+from .launched_runs import ONE_ISLAND, make_config, read_metrics
 from .meeting_place import MeetingPlace
 
 LIMIT_S = 300.0  # of anything that is waited for, however busy the machine

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Checkpointing
+from tests.free_ports import free_port
 
 from .continuity_worker import enter, run
-from .launched_runs import free_port
 from .own_folders_worker import CLUSTERS, FOUR, HOSTS, THREE, Worker, own_folder
 
 LEAST_STEPS, MOST_STEPS = 4, 12  # of a start that is killed and saves every step; by the fourth its first is whole

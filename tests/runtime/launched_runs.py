@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -264,11 +263,3 @@ def read_metrics(folder: Path) -> dict[int, list[dict[str, Any]]]:
     """The lines of every `metrics-rank<k>.jsonl` in `folder`."""
     files = {int(path.stem.removeprefix("metrics-rank")): path for path in folder.glob("metrics-rank*.jsonl")}
     return {rank: [json.loads(line) for line in path.read_text().splitlines()] for rank, path in files.items()}
-
-
-def free_port() -> int:
-    """A TCP port nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

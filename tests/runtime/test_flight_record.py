@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 from holmes_runtime.comm.flight_record import dump_flight_record, parse_flight_record
 from holmes_runtime.config.messages import GroupProgress
-
-from .launched_runs import free_port
+from tests.free_ports import free_port
 
 
 def entry(
