@@ -20,6 +20,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Where torch keeps compiled layers, which would be a folder in the machine's temporary one that nobody removes.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "inductor"))
+# A pool of processes that compile would start for each process, and each of them imports torch.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Tensors of tests are small: more threads would only wait for one another, and spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Where the tokens of text are kept, else in the home folder of whoever runs the tests.
