@@ -45,6 +45,14 @@ class Condition(NamedTuple):
     around: Callable[[Way, Path], AbstractContextManager[None]] = lambda _way, _folder: contextlib.nullcontext()
     activate: str | None = None
     encrypted: bool = False
+    saves: bool = False
+
+    def ending_in(self, folder: Path) -> Ending:
+        """The ending of a launch of that folder, where its checkpoints go too."""
+        if not self.saves:
+            return self.ending
+        checkpoint = {"path": str(folder / "saved"), "every_steps": 50}
+        return replace(self.ending, job={**self.ending.job, "checkpoint": checkpoint})
 
 
 def killed_agent(host: str) -> Callable[[Running], None]:
@@ -149,7 +157,7 @@ for number in range(120_000):
 
 
 def conditions() -> Iterator[Condition]:
-    """Thirty-three of them."""
+    """Thirty-four of them."""
     known = {ending.name: ending for ending in ENDINGS}
     silent_s = SILENCE_LIMIT_S + CLEAN_WITHIN_S
     for name in ("rank killed", "torchrun killed", "controller killed"):
@@ -176,8 +184,8 @@ def conditions() -> Iterator[Condition]:
     ten_seconds = stopped_for(10.0, lambda run: [run.process.pid])
     yield Condition(Ending("controller stopped for a while", 0, "", ten_seconds, job=STEPS))
     yield Condition(Ending("SIGTERM", 130, "no rank is left running", lambda run: run.process.terminate()))
-    saved = {**STEPS, "checkpoint": {"path": "/tmp/holmes-bad-conditions", "every_steps": 50}}
-    yield Condition(Ending("rank killed, with a restart", 0, "", killed_rank, job=saved, options=("--restarts", "1")))
+    restarted = Ending("rank killed, with a restart", 0, "", killed_rank, job=STEPS, options=("--restarts", "1"))
+    yield Condition(restarted, saves=True)
     full = Ending("runs/ full", 0, "", filled_runs, job=STEPS)
     yield Condition(full, small_runs)
     refused = Ending("cache read-only", 1, f"host {HOST}", begins=False)
@@ -222,7 +230,7 @@ def main(parts: Sequence[str]) -> int:
             folder.mkdir()
             inventory = reached_so(site, condition)
             with condition.around(way, folder):
-                wrong = end_so(way, condition.ending, folder, inventory, disk)
+                wrong = end_so(way, condition.ending_in(folder), folder, inventory, disk)
             count, faults = count + 1, faults + bool(wrong)
             print(f"{count} {condition.ending.name}: {'; '.join(wrong) or 'as it should be'}", flush=True)
     print_figure("bad_conditions.faults", faults, f"of {count} launches")
