@@ -65,9 +65,10 @@ test-cuda-build: $(READY)
 test-gpu: $(READY)
 	$(BIN)/python -m benchmarks.on_gpus $(OPTIONS)
 
-# Tests on the network-namespace bed; needs root, iproute2 and openssh-server.
+# Tests on network-namespace beds, two side by side, as each mostly waits; needs root, iproute2 and openssh-server. The
+# tests of a file share a bed.
 test-cluster: $(READY)
-	$(BIN)/python -m pytest -q $(OPTIONS) -m cluster
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(OPTIONS) -m cluster
 
 check: $(READY)
 	$(BIN)/ruff check .
