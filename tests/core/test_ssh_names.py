@@ -90,6 +90,7 @@ def test_what_ssh_refuses_is_refused_and_runs_nothing(tmp_path: Path, monkeypatc
     assert not canary.exists()
 
 
+@pytest.mark.slow
 @needs_ssh
 def test_plain_letters_are_taken_where_ssh_takes_them(tmp_path: Path) -> None:
     config = tmp_path / "ssh_config"

@@ -18,6 +18,7 @@ from planner.problem.candidates import class_rooms
 from planner.problem.problem import read_problem
 from planner.search.branch_and_bound import search
 from tests.planner.fleets import bed_job, cpu_inventory, plan_for, random_inventory
+from tests.seeds import seeds
 
 LIMIT_S = 3600.0  # however busy the machine
 
@@ -77,7 +78,7 @@ def emulated(seed: int) -> Job:
     return bed_job(model=model, compute={"emulate": emulate}, parallel={}, global_batch_size=batch)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12, few=2))
 def test_no_number_of_replicas_that_is_left_out_would_be_better(seed: int) -> None:
     inventory, job = random_inventory(seed), emulated(seed)
     bests_s = []
@@ -87,6 +88,7 @@ def test_no_number_of_replicas_that_is_left_out_would_be_better(seed: int) -> No
     assert best_s == pytest.approx(min(bests_s), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_on_three_to_fifteen_hosts_the_plan_is_the_best_of_all_numbers_of_replicas() -> None:
     """A batch of 512, by the simulated step, against the plans of each dp, and of those that divide it."""
     gains = []

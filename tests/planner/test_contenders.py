@@ -17,6 +17,7 @@ from planner.schedule.runners_up import NEXT_BEST, Contender, fastest_first, ran
 from planner.search.branch_and_bound import search
 from planner.search.placement import Placement, PricedPlacement
 from tests.planner.fleets import bed_job, cpu_inventory, random_inventory
+from tests.seeds import seeds
 
 
 def searched(seed: int) -> tuple[Problem, tuple[PricedPlacement, ...]]:
@@ -48,13 +49,13 @@ def exhaustive(problem: Problem, found: tuple[PricedPlacement, ...]) -> list[Con
     return ranked
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30, few=3))
 def test_bounds_leave_out_nothing_that_would_be_told(seed: int) -> None:
     problem, found = searched(seed)
     assert rank_contenders(problem, found) == exhaustive(problem, found)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10, few=2))
 def test_no_way_is_faster_than_its_bound(seed: int) -> None:
     problem, found = searched(seed)
     for each in found:

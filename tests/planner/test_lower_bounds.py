@@ -13,6 +13,7 @@ from planner.problem.coefficients import Coefficients
 from planner.search.closed_form import Block, blocks_step_s, layers_within, site_stage_s
 from planner.search.lower_bounds import LayerLimits, LowerBounds
 from tests.planner.enumerator import all_blocks, random_coefficients
+from tests.seeds import seed_ranges
 
 
 def slowest_stage_s(coeffs: Coefficients, blocks: Sequence[Block]) -> float:
@@ -61,9 +62,10 @@ def test_a_bound_from_a_pace_is_no_higher_than_the_bound_at_it() -> None:
             assert bounds.from_pace_s(pace_s) <= bounds.at_pace_s(pace_s) * (1 + 1e-9), seed
 
 
+@pytest.mark.parametrize("of", seed_ranges(150, few=15))
 @pytest.mark.parametrize("mixed", [False, True])
-def test_no_placement_beats_the_bound_at_its_pace(mixed: bool) -> None:
-    for seed in range(150):
+def test_no_placement_beats_the_bound_at_its_pace(mixed: bool, of: range) -> None:
+    for seed in of:
         coeffs = random_coefficients(seed)
         bounds = LowerBounds(coeffs, mixed)
         for blocks in all_blocks(coeffs, mixed):

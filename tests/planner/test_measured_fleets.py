@@ -13,6 +13,7 @@ from launcher.prepare.expectation import expectation_of
 from launcher.prepare.prepare import run_config_of
 from planner.layout.reprice import reprice
 from tests.planner.fleets import bed_job, gpt_7b, gpu_inventory, plan_for, random_inventory
+from tests.seeds import seeds
 
 SMALL = {"num_layers": 8, "hidden_size": 1024, "num_heads": 16, "seq_length": 512, "vocab_size": 1000}
 FABRICS: tuple[FabricKind, ...] = ("InfiniBand", "RoCE", "Ethernet")
@@ -63,7 +64,7 @@ def _link(draw: random.Random, fleet: Inventory) -> Link:
     )
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60, few=6))
 def test_any_measurement_leads_to_a_plan_that_verifies_and_runs(seed: int) -> None:
     inventory, job = drawn(seed)
     plan = plan_for(inventory, job)  # which raises where it does not verify

@@ -15,7 +15,7 @@ from prober.asking.recording import Recorded
 from prober.findings.tool_findings import tool_findings
 from tests.prober.test_recordings import read, recorded, scenarios
 
-SOME_CUTS = 60
+SOME_CUTS = 6
 LONG_CHARS = 9000  # of a longer output, only so much as a parser looks back is read again for every cut
 LOOK_BACK_CHARS = 1500
 TOLD_IN_FULL_OR_NOT_AT_ALL = (
