@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +68,23 @@ def write_inputs(folder: Path, **changes: Any) -> None:
     (folder / "job.yaml").write_text(yaml.safe_dump(job(folder, **changes)), encoding="utf-8")
 
 
+@cache
+def probed() -> tempfile.TemporaryDirectory[str]:
+    """A folder with one probe of the local hosts for all tests of this process, and the home that has its key."""
+    folder = tempfile.TemporaryDirectory()
+    write_inputs(Path(folder.name))
+    done = holmes(Path(folder.name), "probe", "hosts.yaml")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
 def planned(folder: Path, **changes: Any) -> None:
     """inventory.json and plan.json of the local hosts in `folder`."""
     write_inputs(folder, **changes)
-    for arguments in (("probe", "hosts.yaml"), ("plan", "job.yaml")):
-        done = holmes(folder, *arguments)
-        assert done.returncode == 0, done.stderr
+    shutil.copy(Path(probed().name) / "inventory.json", folder)
+    shutil.copytree(Path(probed().name) / "home", folder / "home", dirs_exist_ok=True)
+    done = holmes(folder, "plan", "job.yaml")
+    assert done.returncode == 0, done.stderr
 
 
 def nothing_is_left(folder: Path) -> bool:
@@ -79,9 +93,10 @@ def nothing_is_left(folder: Path) -> bool:
 
 @pytest.mark.process
 def test_three_commands_train_on_local_processes(tmp_path: Path) -> None:
-    planned(tmp_path)
-    done = holmes(tmp_path, "launch", "plan.json")
-    assert done.returncode == 0, done.stderr
+    write_inputs(tmp_path)
+    for arguments in (("probe", "hosts.yaml"), ("plan", "job.yaml"), ("launch", "plan.json")):
+        done = holmes(tmp_path, *arguments)
+        assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     run = read_file(Run, folder / "run.json")
     assert (run.state, run.exit_code, run.steps_done) == ("done", 0, 4)
