@@ -8,6 +8,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 OPTIONS :=  # more options for pytest
 PARALLEL := -n auto --dist worksteal
+# For layers whose tests mostly wait, and share what a file has started.
+PARALLEL_FILES := -n 2 --dist loadfile
 
 .PHONY: lock demo test test-all test-slow test-process test-torch test-cuda-build test-gpu test-cluster check bench bed clean
 .DEFAULT_GOAL := test
@@ -50,11 +52,11 @@ test-slow: $(READY)
 
 # Commands as processes, on processes of this machine: the sessions of README and docs, the demo, detached runs.
 test-process: $(READY)
-	$(BIN)/python -m pytest -q $(OPTIONS) -m process
+	$(BIN)/python -m pytest -q $(PARALLEL_FILES) $(OPTIONS) -m process
 
 # The training runtime on several processes against one.
 test-torch: $(READY)
-	$(BIN)/python -m pytest -q $(OPTIONS) -m torch
+	$(BIN)/python -m pytest -q $(PARALLEL_FILES) $(OPTIONS) -m torch
 
 # What torch's CUDA build and its NCCL show without a GPU; left out, and said so, where torch is built without CUDA.
 test-cuda-build: $(READY)
