@@ -56,7 +56,7 @@ test-process: $(READY)
 
 # The training runtime on several processes against one.
 test-torch: $(READY)
-	$(BIN)/python -m pytest -q $(PARALLEL_FILES) $(OPTIONS) -m torch
+	$(BIN)/python -m pytest -q $(OPTIONS) -m torch
 
 # What torch's CUDA build and its NCCL show without a GPU; left out, and said so, where torch is built without CUDA.
 test-cuda-build: $(READY)
@@ -70,7 +70,7 @@ test-gpu: $(READY)
 # Tests on network-namespace beds, two side by side, as each mostly waits; needs root, iproute2 and openssh-server. The
 # tests of a file share a bed.
 test-cluster: $(READY)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(OPTIONS) -m cluster
+	$(BIN)/python -m pytest -q $(PARALLEL_FILES) $(OPTIONS) -m cluster
 
 check: $(READY)
 	$(BIN)/ruff check .
