@@ -18,6 +18,10 @@ settings.load_profile("brief")
 # A shell's background job ignores Ctrl-C, and all that it starts inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# pytest-xdist gives its workers the terminal's size; output that tests read has no terminal.
+for size in ("COLUMNS", "LINES"):
+    os.environ.pop(size, None)
+
 # Where torch keeps compiled layers, which would be a folder in the machine's temporary one that nobody removes.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "inductor"))
 # A pool of processes that compile would start for each process, and each of them imports torch.
