@@ -1,4 +1,4 @@
 """Holmes as an installed package: `holmes.api` from Python, `python -m holmes` from a shell.
 
-A wheel holds the folders beside this one inside it, so that nothing else is put among a site's packages; see setup.py.
+In a wheel, the other top-level folders lie inside this one, so that a site's packages gain one name only; see setup.py.
 """

@@ -1,4 +1,4 @@
-"""The one error users see: what happened, to whom, and what to do about it."""
+"""The one error users see: the host, file or key at fault, and the remedy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HolmesError(Exception):
 
 
 class HostError(HolmesError):
-    """A host that could not be reached, entered or used. `evidence` is what happened, without the host's name."""
+    """A host that could not be reached, entered or used. `evidence` is the failure without the host's name."""
 
     def __init__(self, host: str, kind: HostErrorKind, what: str, hint: str) -> None:
         super().__init__(f"host {host}: {what}", hint, ANSWER_IS_NO)

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from holmes_core.units import format_duration
 
-SOON_S = 60.0  # of this probe
+SOON_S = 60.0  # of the time of this probe
 
 
 def measured_ago(moments_s: Iterable[float | None], now_s: float | None) -> str:
-    """Return `3.0 days ago` for the oldest of them; nothing where none is known, or all are of this minute."""
+    """Return `3.0 days ago` for the oldest moment; nothing where none is known or all are less than a minute old."""
     known = [moment for moment in moments_s if moment is not None]
     if not known or now_s is None or now_s - min(known) < SOON_S:
         return ""

@@ -1,7 +1,7 @@
-"""The variables that a plan sets for the ranks of a node: value, when, why, and whose word counts. The only table.
+"""The only table of the variables that a plan sets for a node's ranks: value, condition, reason, and who may override.
 
-The planner takes constant values from it, the launcher whether job.yaml may say otherwise, and docs/settings.md is
-written from it. What NCCL and torch do with a variable was read in their own documents, named in `source`.
+The planner takes constant values from it, the launcher whether job.yaml may override them, and docs/settings.md is
+written from it. The effect of a variable was read in the documents of NCCL and torch named in `source`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ ON_GPUS = "device is cuda"
 
 @dataclass(frozen=True)
 class Setting:
-    """One variable. `value` is what it is set to, or in words what decides it; `reason` stands in plan.json.
+    """One variable. `value` is the constant, or a description of the value; `reason` stands in plan.json.
 
-    The plan counts on those that are `fixed`: `launch.environment` of job.yaml may not set them otherwise. Of all
-    others its value is taken, and what it says by `older_name`.
+    The plan relies on `fixed` variables: `launch.environment` of job.yaml may not set them otherwise. For all others, a
+    value in job.yaml wins, also one given under `older_name`.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Setting:
     reason: str
     source: str
     fixed: bool = False
-    older_name: str | None = None  # which what reads it takes, too
+    older_name: str | None = None  # an earlier name, which is read too
 
 
 CONSTANT = (
@@ -199,11 +199,11 @@ BY_PLAN = (
         "NCCL, src/transport/net_ib/connect.cc",
     ),
 )
-"""What the plan decides, node by node."""
+"""Set by the plan, node by node."""
 
 SETTINGS = {setting.name: setting for setting in (*BY_PLAN, *CONSTANT)}
 
 
 def is_fixed(name: str) -> bool:
-    """Whether the plan counts on the value it gives to variable `name`."""
+    """Return True if the plan relies on the value it gives to variable `name`."""
     return name in SETTINGS and SETTINGS[name].fixed

@@ -1,6 +1,6 @@
-"""Which files this user's Holmes wrote here: it signs them with a key that lies in the user's state folder.
+"""This user's signature on files that this user's Holmes wrote here, by a key in the user's state folder.
 
-A digest shows that a file is as somebody wrote it; anybody can compute one. The signature shows who that was.
+Anybody can compute a digest: it shows only that a file is as it was written. The signature shows who wrote it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _SCHEME = "hmac-sha256:"
 
 
 def state_folder() -> Path:
-    """Where this user's Holmes keeps what outlives a command: `$XDG_STATE_HOME/holmes`, ~/.local/state/holmes."""
+    """Return the folder for state that outlives a command: `$XDG_STATE_HOME/holmes`, ~/.local/state/holmes."""
     state = os.environ.get("XDG_STATE_HOME")
     return (Path(state) if state else Path.home() / ".local" / "state") / "holmes"
 
 
 def signature(kind: str, digest: str) -> str:
-    """`hmac-sha256:...` of a record's kind and digest. Raises HolmesError where the key cannot be used or made."""
+    """Return `hmac-sha256:...` of a record's kind and digest. Raises HolmesError where the key is unusable."""
     return _signature(own_key(), kind, digest)
 
 
 def is_own(kind: str, digest: str, claimed: object) -> bool:
-    """Whether `claimed` is this user's signature of a record. Raises HolmesError for a key that others can read."""
+    """Return True if `claimed` is this user's signature of a record. Raises HolmesError if others can read the key."""
     if not isinstance(claimed, str):
         return False
     key = _read_key(_key_file())
@@ -41,7 +41,7 @@ def is_own(kind: str, digest: str, claimed: object) -> bool:
 
 
 def own_key() -> bytes:
-    """This user's key, made on first use: `KEY_BYTES` at random. Raises HolmesError where that cannot be."""
+    """Return this user's key, `KEY_BYTES` at random, made on first use. Raises HolmesError where it cannot be made."""
     file = _key_file()
     key = _read_key(file)
     if key is not None:
@@ -67,7 +67,7 @@ def _signature(key: bytes, kind: str, digest: str) -> str:
 
 
 def _make_key(file: Path) -> None:
-    """Another command may make one at the same time: the first whole key that bears the name stays."""
+    """Make the key file. Of two commands that do so at once, the first to link its whole key to the name wins."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = file.with_name(f".key.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -83,7 +83,7 @@ def _make_key(file: Path) -> None:
 
 
 def _read_key(file: Path) -> bytes | None:
-    """The key, None where there is none yet. Raises HolmesError for one that is not this user's secret."""
+    """Return the key, None where there is none yet. Raises HolmesError for one that is not this user's secret."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""InfiniBand's P_Keys: which partition the ports of some hosts can talk in, and where it stands in their tables."""
+"""InfiniBand's P_Keys: the partition in which hosts' ports can talk, and its index in their tables."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Tables = Mapping[str, Sequence[Sequence[int]]]
 
 
 def can_talk(keys: Mapping[str, set[int]]) -> bool:
-    """Whether hosts whose ports use these keys all can; a host without any is not known.
+    """Return True if all hosts whose ports use these keys can talk. A host without keys is not known and left out.
 
-    All are in the same partitions, and at most one of them has keys of limited members alone.
+    All must be in the same partitions, and at most one of them may have keys of limited members alone.
     """
     known = [of_host for of_host in keys.values() if of_host]
     partitions = {frozenset(key & ~FULL_MEMBER for key in of_host) for of_host in known}
@@ -21,14 +21,14 @@ def can_talk(keys: Mapping[str, set[int]]) -> bool:
 
 
 def is_limited(keys: set[int]) -> bool:
-    """Whether none of them is a full member's."""
+    """Return True if none of the keys is a full member's."""
     return all(not key & FULL_MEMBER for key in keys)
 
 
 def full_member_indices(tables: Tables) -> dict[str, int] | None:
-    """By host, the index at which all its ports are full members of the one partition in which all hosts have that.
+    """Return by host the index at which all its ports are full members of the one partition common to all hosts.
 
-    None where there is no such partition, or several: which one is meant, only the fabric's owner knows.
+    None where no partition is common, or several are: only the fabric's owner knows which one is meant.
     """
     of_hosts = [_indices(ports) for ports in tables.values()]
     if not of_hosts or not all(tables.values()):
@@ -41,7 +41,7 @@ def full_member_indices(tables: Tables) -> dict[str, int] | None:
 
 
 def _indices(ports: Sequence[Sequence[int]]) -> dict[int, int]:
-    """By full member's key, the lowest index that it has in the tables of all `ports`."""
+    """Return by full member's key the lowest index that it has in the tables of all `ports`."""
     found: dict[int, int] = {}
     for index, entries in enumerate(zip(*ports, strict=False)):
         if len(set(entries)) == 1 and entries[0] & FULL_MEMBER:

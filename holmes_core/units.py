@@ -6,21 +6,21 @@ from collections.abc import Sequence
 
 MIB = 1024**2
 GIB = 1024**3
-ROUNDS_TO_A_SECOND = 0.9995  # the least seconds that three digits do not show as 999 ms
+ROUNDS_TO_A_SECOND = 0.9995  # the fewest seconds that three digits do not show as 999 ms
 
 
 def bytes_per_s_from_gbps(gbps: float) -> float:
-    """Bytes per second of a line rate in gigabits per second (10**9 bits)."""
+    """Return the bytes per second of a line rate in gigabits per second (10**9 bits)."""
     return gbps * 1e9 / 8
 
 
 def bytes_per_s_from_mbps(mbps: float) -> float:
-    """Bytes per second of a line rate in megabits per second (10**6 bits), the unit of ethtool."""
+    """Return the bytes per second of a line rate in megabits per second (10**6 bits), the unit of ethtool."""
     return mbps * 1e6 / 8
 
 
 def format_rate(bytes_per_s: float | None) -> str:
-    """A line rate as people say it: `100 Mbit/s`, `2 Gbit/s`; `unknown` for None."""
+    """Return a line rate for display: `100 Mbit/s`, `2 Gbit/s`; `unknown` for None."""
     if bytes_per_s is None:
         return "unknown"
     bits = bytes_per_s * 8
@@ -28,7 +28,7 @@ def format_rate(bytes_per_s: float | None) -> str:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """An amount of data in decimal units: `31.3 MB`."""
+    """Return an amount of data in decimal units: `31.3 MB`."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= scale:
             return f"{size_bytes / scale:.2f} {unit}"
@@ -36,12 +36,12 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration: `1.24 s`, `35 ms`."""
+    """Return a duration: `1.24 s`, `35 ms`."""
     return f"{seconds:.2f} s" if seconds >= ROUNDS_TO_A_SECOND else f"{seconds * 1e3:.3g} ms"
 
 
 def format_duration(seconds: float) -> str:
-    """How long something lasts, as people say it: `45 s`, `5.2 min`, `3.1 h`, `12.0 days`."""
+    """Return a long duration for display: `45 s`, `5.2 min`, `3.1 h`, `12.0 days`."""
     if seconds < 10:
         return format_seconds(seconds)
     if seconds < 120:
@@ -52,13 +52,13 @@ def format_duration(seconds: float) -> str:
 
 
 def format_memory(size_bytes: float | None) -> str:
-    """An amount of memory in GiB, or MiB where that says more; `unknown` for None."""
+    """Return an amount of memory in GiB, or MiB below one GiB; `unknown` for None."""
     if size_bytes is None:
         return "unknown"
     return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes / MIB:.0f} MiB"
 
 
 def format_names(names: Sequence[str], most: int) -> str:
-    """All names, or of more than `most` the first ones and how many more: `a1, a2 and 6 more`."""
+    """Return all names, or the first `most` and the number of the rest: `a1, a2 and 6 more`."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -1,1 +1,1 @@
-"""Which hosts: hosts.yaml, patterns of names, hostfiles and Slurm's lists."""
+"""Lists of hosts: hosts.yaml, patterns of names, hostfiles and Slurm's lists."""

@@ -17,14 +17,15 @@ COMPONENTS = "SLURM_HET_SIZE"
 
 
 def is_in_allocation(environ: Mapping[str, str]) -> bool:
-    """Whether this process runs inside a Slurm job."""
+    """Return True if this process runs inside a Slurm job."""
     return NODES in environ
 
 
 def allocated_nodes(environ: Mapping[str, str]) -> dict[str, int | None]:
-    """Slurm's names of the job's nodes, in its order, each with its component of a heterogeneous job, or None.
+    """Return Slurm's names of the job's nodes, in its order, each with its component of a heterogeneous job, or None.
 
-    Raises HolmesError outside a job, and where a component's list is not there.
+    Raises:
+       HolmesError: This is not inside a job, or a component's list is missing.
     """
     if COMPONENTS not in environ:
         return dict.fromkeys(expand_pattern(_variable(NODES, environ)))
@@ -36,7 +37,7 @@ def allocated_nodes(environ: Mapping[str, str]) -> dict[str, int | None]:
 
 
 def allocation_hosts(environ: Mapping[str, str]) -> HostsFile:
-    """The job's nodes as hosts.yaml would list them, reached by steps of the job, with the Python that asks."""
+    """Return the job's nodes as hosts.yaml would list them, reached by job steps that use this process's Python."""
     hosts = tuple(HostEntry(name=name) for name in allocated_nodes(environ))
     return HostsFile(hosts=hosts, transport="slurm", python=sys.executable)
 

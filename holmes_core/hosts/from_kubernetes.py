@@ -14,7 +14,7 @@ _GPUS = "nvidia.com/gpu"
 
 
 class _Foreign(Record, extra="ignore"):
-    """What is read of another program's record; the rest is that program's business."""
+    """A part of another program's record. Keys that Holmes does not need are ignored."""
 
 
 class _Metadata(_Foreign):
@@ -50,7 +50,7 @@ class _Node(_Foreign):
 
     @property
     def unfit(self) -> str | None:
-        """Why no pod would be put there."""
+        """The reason why Kubernetes would schedule no pod there; None where it would."""
         if self.spec.unschedulable:
             return "cordoned"
         ready = next((each.status for each in self.status.conditions if each.type == "Ready"), "True")
@@ -58,7 +58,7 @@ class _Node(_Foreign):
 
     @property
     def address(self) -> str | None:
-        """The one inside the cluster."""
+        """The address inside the cluster."""
         return next((each.address for each in self.status.addresses if each.type == "InternalIP"), None)
 
 
@@ -68,7 +68,7 @@ class _Nodes(_Foreign):
 
 
 def hosts_from_kubernetes(text: str, source: str) -> Imported:
-    """The nodes that are ready and take pods, by their names. Raises HolmesError naming `source`, key and value."""
+    """Return the nodes that are ready and take pods, by name. Raises HolmesError naming `source`, key and value."""
     data = parse_foreign_json(text, source)
     is_one = isinstance(data, dict) and data.get("kind") == "Node"
     nodes = (parse(_Node, data, source),) if is_one else parse(_Nodes, data, source).items

@@ -1,4 +1,4 @@
-"""Hosts from `scontrol show nodes`, on one line a node or several, and switches from `scontrol show topology` after it.
+"""Hosts from `scontrol show nodes`, one line per node or several, and switches from `scontrol show topology` after it.
 
 Sources: Slurm 22.05, scontrol(1) and topology.conf(5); outputs of Slurm 22.05.8.
 """
@@ -15,7 +15,7 @@ from holmes_core.records.inventory import FabricKind
 
 _RECORD = re.compile(r"^[ \t]*(?=NodeName=|SwitchName=)", flags=re.MULTILINE)
 _VALUE = re.compile(r"(?:^|\s)([A-Z][A-Za-z_]*)=(\S*)")
-# What a node in such a state cannot do now: run steps, or be reached. Source: sinfo(1), "NODE STATE CODES".
+# States in which a node cannot run steps now, or cannot be reached. Source: sinfo(1), "NODE STATE CODES".
 _UNFIT = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE", "UNKNOWN", "INVAL", "INVALID_REG"}
 _UNFIT |= {"NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "REBOOT_ISSUED", "REBOOT"}
 _NOT_RESPONDING = "*"
@@ -29,9 +29,10 @@ _FABRICS: Mapping[str, FabricKind] = {
 
 
 def hosts_from_slurm(text: str, source: str) -> Imported:
-    """The nodes by Slurm's names, with the switches above them, and the fabric that their features name.
+    """Return the nodes by Slurm's names, with the switches above them and the fabric that their features name.
 
-    Raises HolmesError naming `source` where the text is something else, or names what cannot be.
+    Raises:
+       HolmesError: The text is something else, or gives an impossible name. It names `source`.
     """
     records = [_values(record) for record in _RECORD.split(text) if record.startswith(("NodeName=", "SwitchName="))]
     above = _above([record for record in records if "SwitchName" in record], source)
@@ -42,7 +43,7 @@ def hosts_from_slurm(text: str, source: str) -> Imported:
 
 
 def _values(record: str) -> Mapping[str, str]:
-    """The values by key; of a key that stands twice the first, as free text (OS, Reason, Comment) comes later."""
+    """Return the values by key. The first of a repeated key counts: free text (OS, Reason, Comment) comes later."""
     values: dict[str, str] = {}
     for key, value in _VALUE.findall(record):
         values.setdefault(key, value)
@@ -69,18 +70,18 @@ def _listed(text: str) -> list[str]:
 
 
 def _unfit(state: str) -> str | None:
-    """The state, of a node that cannot take part now."""
+    """Return the state of a node that cannot take part now, else None."""
     words = set(re.split(r"[+*~#!%$@^-]", state))
     return state if words & _UNFIT or _NOT_RESPONDING in state else None
 
 
 def _above(switches: Iterable[Mapping[str, str]], source: str) -> Mapping[str, tuple[str, ...]]:
-    """By node, the switches above it, nearest first; of several above one switch the first that is listed."""
+    """Return by node the switches above it, nearest first. Of several above one switch, the first listed counts."""
     parents: dict[str, str] = {}
     leaves: dict[str, str] = {}
     count = 0
     for switch in switches:
-        is_leaf = "Switches" not in switch  # what `scontrol` lists of another are all nodes below it
+        is_leaf = "Switches" not in switch  # for any other switch, `scontrol` lists all nodes below it
         names = _names(switch.get("Nodes" if is_leaf else "Switches", ""), source)
         count += len(names)
         if count > MAX_HOSTS:
@@ -91,7 +92,7 @@ def _above(switches: Iterable[Mapping[str, str]], source: str) -> Mapping[str, t
 
 
 def _chain(leaf: str, parents: Mapping[str, str], source: str) -> Iterator[str]:
-    """The switch and all above it."""
+    """Yield the switch and all above it. Raises HolmesError for a loop."""
     seen: set[str] = set()
     switch: str | None = leaf
     while switch is not None:

@@ -1,7 +1,7 @@
-"""Host lists that are not hosts.yaml: MPI and DeepSpeed hostfiles, Slurm node lists, one name a line.
+"""Host lists other than hosts.yaml: MPI and DeepSpeed hostfiles, Slurm node lists, one name a line.
 
-Of a line `user@node[01-16] slots=8 max_slots=8  # comment` the names and the user are kept. Process counts are
-checked and left aside: the probe counts the GPUs itself. `host:8` is a process count too, as MPICH's Hydra reads it.
+The names and the user of a line `user@node[01-16] slots=8 max_slots=8  # comment` are kept. Process counts are checked
+and ignored: the probe counts the GPUs itself. `host:8` is a process count too, as MPICH's Hydra reads it.
 Grammar: Open MPI 5 `mpirun` manual on hostfiles; MPICH "Using the Hydra Process Manager"; DeepSpeed "Resource
 Configuration"; Slurm `scontrol show hostnames`.
 """
@@ -28,9 +28,10 @@ _USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]*")
 
 
 def read_host_list(path: Path) -> tuple[HostEntry, ...]:
-    """The hosts of a hostfile or node list, in its order.
+    """Return the hosts of a hostfile or node list, in its order.
 
-    Raises HolmesError naming file and line where a line is malformed or a host is listed twice.
+    Raises:
+       HolmesError: A line is malformed or a host is listed twice. It names file and line.
     """
     first_lines: dict[str, int] = {}
     entries: list[HostEntry] = []
@@ -49,7 +50,7 @@ def read_host_list(path: Path) -> tuple[HostEntry, ...]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Line numbers from 1 and what they hold before any comment; empty ones left out."""
+    """Yield line numbers from 1, and the text of each line before any comment; skip empty lines."""
     text = read_text(path, MOST_BYTES)
     for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
         content = line.partition("#")[0].strip()
@@ -58,7 +59,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _entries(line: str, where: str) -> Iterator[HostEntry]:
-    """The hosts of one line."""
+    """Yield the hosts of one line."""
     hosts, *settings = re.sub(r" *, *", ",", line).split()
     named_user, pattern = _user_and_pattern(hosts, where)
     set_user = _settings(settings, where)
@@ -73,7 +74,7 @@ def _entries(line: str, where: str) -> Iterator[HostEntry]:
 
 
 def _user_and_pattern(hosts: str, where: str) -> tuple[str | None, str]:
-    """`user@pattern:8` as user and pattern; the count after the colon is checked."""
+    """Split `user@pattern:8` into user and pattern, and check the count after the colon."""
     user, at, rest = hosts.rpartition("@")
     if at:
         _check_user(user, where)
@@ -85,7 +86,7 @@ def _user_and_pattern(hosts: str, where: str) -> tuple[str | None, str]:
 
 
 def _settings(settings: list[str], where: str) -> str | None:
-    """The user among `key=value` words; counts are checked."""
+    """Return the user among `key=value` words, and check the counts."""
     user = None
     for word in settings:
         key, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""Host patterns: `node[01-16]`, `rack[1-2]-n[1,3,5-7],login1`. The grammar of Slurm's node lists, and pdsh's."""
+"""Host patterns: `node[01-16]`, `rack[1-2]-n[1,3,5-7],login1`. The grammar is that of Slurm's node lists and of pdsh."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Numbers:
 
     @property
     def count(self) -> int:
-        """How many numbers."""
+        """The length of the range."""
         return self.high - self.low + 1
 
     def __iter__(self) -> Iterator[str]:
@@ -40,15 +40,16 @@ _Piece = str | tuple[_Numbers, ...]
 
 
 def is_pattern(text: str) -> bool:
-    """Whether `text` is more than one plain name."""
+    """Return True if `text` is more than one plain name."""
     return "[" in text or "]" in text or "," in text
 
 
 def expand_pattern(text: str) -> tuple[str, ...]:
-    """The host names `text` stands for, in its order, numbers as wide as they are written.
+    """Return the host names that `text` stands for, in its order, numbers as wide as they are written.
 
-    Raises HolmesError naming text and column where it is malformed, names a host twice, makes a name no host can
-    have, or stands for more than 100,000 hosts.
+    Raises:
+       HolmesError: `text` is malformed, names a host twice, makes an impossible name, or stands for more than 100,000
+       hosts. It names text and column.
     """
     hosts = _parse(text)
     count = sum(math.prod(_count(piece) for piece in pieces) for pieces in hosts)
@@ -66,7 +67,7 @@ def expand_pattern(text: str) -> tuple[str, ...]:
 
 
 def _parse(text: str) -> list[list[_Piece]]:
-    """Each host of the list as its pieces: plain text, or the numbers of a bracket."""
+    """Return each host of the list as its pieces: plain text, or the numbers of a bracket."""
     hosts: list[list[_Piece]] = [[]]
     position, end = len(text) - len(text.lstrip(" ")), len(text.rstrip(" "))
     while position < end:
@@ -88,7 +89,7 @@ def _parse(text: str) -> list[list[_Piece]]:
 
 
 def _numbers(text: str, position: int, inside: str) -> Iterator[_Numbers]:
-    """The ranges between two brackets, which start at `position` in `text`."""
+    """Yield the ranges between two brackets, which start at `position` in `text`."""
     for part in inside.split(","):
         match = _RANGE.fullmatch(part)
         if match is None:

@@ -1,4 +1,4 @@
-"""hosts.yaml: which machines to look at and how to reach them. All but the names is optional."""
+"""hosts.yaml: the machines to probe and the access to them. All but the names is optional."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RailPatterns = Annotated[tuple[Annotated[str, AfterValidator(checked_rail_patter
 
 
 class HostEntry(Record):
-    """One host of hosts.yaml. What it leaves out is as the whole file or the SSH configuration says."""
+    """One host of hosts.yaml. Missing keys are taken from the top of the file, then from the SSH configuration."""
 
     name: Name
     """Of the host on every screen, and for SSH where there is no `address`; a pattern stands for several.
@@ -76,15 +76,17 @@ class StatedTrunk(Record):
 
 
 def _entry(value: Any) -> Any:
-    """A bare string is a host's name."""
+    """Return a bare string as the entry of the host with that name."""
     return {"name": value} if isinstance(value, str) else value
 
 
 def expand_entries(entries: Iterable[Any]) -> Iterator[Any]:
-    """The entries of `hosts:` as written, each whose name is a pattern once for every host it stands for.
+    """Yield the entries of `hosts:`. An entry whose name is a pattern is repeated for every host of the pattern.
 
-    `address` may be a pattern of as many addresses, taken in order. What is no entry passes, to be refused as such.
-    Raises HolmesError for a malformed pattern.
+    `address` may be a pattern of as many addresses, taken in order. A malformed entry passes, to be refused later.
+
+    Raises:
+       HolmesError: A pattern is malformed.
     """
     for entry in map(_entry, entries):
         name = entry.get("name") if isinstance(entry, dict) else None
@@ -97,7 +99,7 @@ def expand_entries(entries: Iterable[Any]) -> Iterator[Any]:
 
 
 def _addresses(name: str, count: int, address: Any) -> tuple[str | None, ...]:
-    """One address for each of the `count` hosts of pattern `name`, None where there are none."""
+    """Return one address for each of the `count` hosts of pattern `name`, None where there are none."""
     if address is None:
         return (None,) * count
     addresses = expand_pattern(str(address))
@@ -170,7 +172,7 @@ class HostsFile(Record):
         return trunks
 
     def access(self, entry: HostEntry) -> Access:
-        """How to reach `entry`: its own settings, then the file's."""
+        """Return the access to `entry`: its own settings, then the file's."""
         return Access(
             transport=self.transport,
             address=entry.address,
@@ -184,20 +186,20 @@ class HostsFile(Record):
         )
 
     def _usual_python(self, entry: HostEntry) -> str:
-        """A shell that nobody prepared has none of this Python's packages on its path."""
+        """Return the default Python: this process's own on this machine, unless a shell line or container provides one."""
         prepared = entry.activate or self.activate or entry.container or self.container
         return sys.executable if self.transport == "local" and prepared is None else "python3"
 
 
 def read_hosts_file(path: Path) -> HostsFile:
-    """hosts.yaml, with relative paths taken from the file's own folder."""
+    """Read hosts.yaml, with relative paths taken from the file's own folder."""
     hosts = read_user_file(HostsFile, path)
     entries = tuple(_with_full_paths(entry, ("identity_file",), path, f"hosts.{entry.name}.") for entry in hosts.hosts)
     return _with_full_paths(hosts, ("ssh_config", "identity_file"), path).model_copy(update={"hosts": entries})
 
 
 def _with_full_paths(record: Section, keys: Sequence[str], path: Path, prefix: str = "") -> Section:
-    """The section of the file at `path` with the files that `keys` name by their whole paths; raises HolmesError."""
+    """Return the record with absolute paths for the files that `keys` name. Raises HolmesError for a missing file."""
     updates = {}
     for key in keys:
         value = getattr(record, key)

@@ -1,4 +1,4 @@
-"""What comes of another program's list of machines: hosts with hints for hosts.yaml, and machines left out."""
+"""Hosts imported from another program's list of machines, with hints for hosts.yaml, and the machines left out."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from holmes_core.records.parse_record import parse
 from holmes_core.records.plain_data import MOST_YAML_BYTES
 from holmes_core.units import format_names
 
-MOST_HOSTS = 4_500  # of which hosts.yaml with all their hints is still read
-MOST_NAMES = 8  # that a line shows
+MOST_HOSTS = 4_500  # hosts.yaml with all their hints can still be read
+MOST_NAMES = 8  # shown in one line
 MOST_REASONS = 5
 MOST_CHARACTERS = 60
 
@@ -33,8 +33,8 @@ class Machine:
 
     name: str
     address: str | None = None
-    has_gpus: bool | None = None  # None where the list does not say
-    unfit: str | None = None  # why it cannot be used now, `DRAIN`
+    has_gpus: bool | None = None  # None where the list has no such fact
+    unfit: str | None = None  # the reason why it cannot be used now, `DRAIN`
     network: tuple[str, ...] = ()  # switches above it, nearest first
     nvlink: str | None = None
     fabric: str | None = None
@@ -42,16 +42,17 @@ class Machine:
 
 @dataclass(frozen=True)
 class Imported:
-    """The hosts for hosts.yaml, and by reason a line of machines that are left out."""
+    """The hosts for hosts.yaml, and one line per reason for the machines that are left out."""
 
     hosts: HostsFile
     left_out: tuple[str, ...]
 
 
 def take_machines(machines: Iterable[Machine], source: str) -> Imported:
-    """The machines that can be used; those without GPUs are left out where others are known to have some.
+    """Return the usable machines. Those without GPUs are left out where others are known to have some.
 
-    Raises HolmesError naming `source` where a name or address cannot be one, a name is listed twice, or none is left.
+    Raises:
+       HolmesError: A name or address is impossible, a name is listed twice, or no machine is left. It names `source`.
     """
     machines = tuple(machines)
     some_have_gpus = any(machine.has_gpus for machine in machines)
@@ -77,7 +78,7 @@ def take_machines(machines: Iterable[Machine], source: str) -> Imported:
 
 
 def hosts_yaml(hosts: HostsFile, source: str) -> str:
-    """The text of hosts.yaml, which names what it is from. Raises HolmesError where it would be too large to read."""
+    """Return the text of hosts.yaml, with its source in the header. Raises HolmesError where it would be too large."""
     data = {"hosts": [_plain(entry) for entry in hosts.hosts]}
     named = re.sub(r"[^ -~]", "?", source)
     text = _HEADER.format(source=named) + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=120)
@@ -92,7 +93,7 @@ def _plain(entry: HostEntry) -> object:
 
 
 def _entry(machine: Machine) -> dict[str, object]:
-    """Without what is not known."""
+    """Return the machine as an entry of hosts.yaml, without unknown values."""
     hints = _known(network=machine.network, nvlink=machine.nvlink, fabric=machine.fabric)
     return _known(name=machine.name, address=machine.address, hints=hints)
 
@@ -102,7 +103,11 @@ def _known(**values: object) -> dict[str, object]:
 
 
 def _check(machine: Machine, source: str) -> None:
-    """Raises HolmesError for what no host is called; an address may come from a machine's own agent."""
+    """Check that the name and the address are possible; an address may come from the machine's own agent.
+
+    Raises:
+       HolmesError: One of them is impossible.
+    """
     if len(machine.name) > NAME_LENGTH or not re.fullmatch(NAME_PATTERN, machine.name):
         raise HolmesError(
             f"{source}: {machine.name[:MOST_CHARACTERS]!r} is no host name", "take that machine out of the list"
@@ -116,6 +121,6 @@ def _check(machine: Machine, source: str) -> None:
     except ValueError:
         what = f"{source}: {machine.name}: {address[:MOST_CHARACTERS]!r} is no address"
         raise HolmesError(what, hint) from None
-    if has_scope:  # the machine's own word for one of its interfaces, in which anything may stand
+    if has_scope:  # the scope names one of the machine's own interfaces, and may hold any text
         what = f"{source}: {machine.name}: address {address[:MOST_CHARACTERS]!r} holds on that machine alone"
         raise HolmesError(f"{what}: it has a scope behind `%`", hint)

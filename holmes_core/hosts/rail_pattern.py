@@ -16,19 +16,19 @@ _PORT = re.compile(r"[0-9]{1,3}")
 
 
 def checked_rail_pattern(text: str) -> str:
-    """`text`, if it is a pattern. Raises ValueError saying what of it is none."""
+    """Return `text` if it is a pattern. Raises ValueError naming the wrong part."""
     _compiled(text)
     return text
 
 
 def names_port(pattern: str, device: str, port: int) -> bool:
-    """Whether the pattern names that port; one without `:port` names every port of its devices."""
+    """Return True if the pattern names that port. Without `:port` it names every port of its devices."""
     device_pattern, _, number = pattern.partition(":")
     return bool(_compiled(device_pattern).fullmatch(device)) and (not number or int(number) == port)
 
 
 def named_by(patterns: Iterable[str], device: str, port: int) -> bool:
-    """Whether one of the patterns names that port."""
+    """Return True if one of the patterns names that port."""
     return any(names_port(pattern, device, port) for pattern in patterns)
 
 
@@ -57,7 +57,7 @@ def _compiled(text: str) -> re.Pattern[str]:
 
 
 def _numbers(text: str, inside: str) -> Iterable[str]:
-    """The numbers between two brackets, as wide as they are written."""
+    """Return the numbers between two brackets, as wide as they are written."""
     found: list[str] = []
     for part in inside.split(","):
         match = _RANGE.fullmatch(part)

@@ -1,7 +1,7 @@
-"""Slurm's topology.conf from an inventory: a switch a cluster, and below it those of hints, where they are a tree.
+"""Slurm's topology.conf from an inventory: one switch per cluster, above the switches of hints where these form a tree.
 
-Source: topology.conf(5) of Slurm 22.05: a switch has nodes or switches below it, not both; jobs span only nodes that
-some switch joins, so one stands above all clusters, and hosts that were not reached are below it too.
+Source: topology.conf(5) of Slurm 22.05. A switch has nodes or switches below it, not both. Jobs span only nodes that a
+switch joins, so one switch stands above all clusters. Hosts that were not reached are below it too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holmes_core.records.inventory import Host, Inventory
 
 TOP = "holmes-all"
 NOT_REACHED = "holmes-not-reached"
-_REST = "{}-rest"  # below a switch that has switches below it, the hosts of which no hint names one of these
+_REST = "{}-rest"  # holds the hosts that hang directly on a switch with switches below it
 _HEADER = """\
 # Slurm topology.conf, from inventory {digest}
 # A switch a cluster, as the probe found them; below it those that `hints:` of hosts.yaml name. {top} joins all.
@@ -27,9 +27,10 @@ Path = tuple[str, ...]
 
 
 def slurm_topology(inventory: Inventory) -> str:
-    """The text of topology.conf with all hosts of the inventory, by Slurm's names for them.
+    """Return the text of topology.conf with all hosts of the inventory, by Slurm's names for them.
 
-    Raises HolmesError naming what Slurm could not read, and where two things would have one name.
+    Raises:
+       HolmesError: Slurm could not read a name, or two things would have one name.
     """
     cluster_of = {name: cluster.name for cluster in inventory.clusters for name in cluster.hosts}
     own = {*cluster_of.values(), TOP, NOT_REACHED}
@@ -57,13 +58,13 @@ def slurm_topology(inventory: Inventory) -> str:
 
 
 def _slurm_name(host: Host) -> str:
-    """With Slurm as the way to hosts, their addresses are its names."""
+    """Return Slurm's name for the host: its address where it is reached through Slurm, else its name."""
     by_slurm = host.access.transport == "slurm" and host.access.address
     return by_slurm or host.name
 
 
 def _as_trees(paths: Mapping[str, Path], cluster_of: Mapping[str, str]) -> Mapping[str, Path]:
-    """The paths without switches that are in several clusters or below several switches."""
+    """Return the paths without switches that are in several clusters or below several switches."""
     while True:
         above: dict[str, set[tuple[str, str]]] = {}
         for host, path in paths.items():
@@ -77,7 +78,7 @@ def _as_trees(paths: Mapping[str, Path], cluster_of: Mapping[str, str]) -> Mappi
 
 
 def _lines(paths: Mapping[str, Path]) -> Iterator[str]:
-    """Switches with nodes first, then those above them."""
+    """Yield the switches with nodes first, then those above them."""
     inner = {switch: None for path in paths.values() for switch in path[1:]}
     nodes: dict[str, list[str]] = {}
     switches: dict[str, dict[str, None]] = {}
@@ -93,5 +94,5 @@ def _lines(paths: Mapping[str, Path]) -> Iterator[str]:
 
 
 def _free(name: str, taken: Collection[str]) -> str:
-    """The name, with as many letters more as it takes for no switch to have it."""
+    """Return the name, with as many `x` added as it takes to be unused."""
     return _free(f"{name}x", taken) if name in taken else name

@@ -1,4 +1,4 @@
-"""Where a machine hangs, by the labels that topograph, clouds and NVIDIA's device plugin give it.
+"""The position of a machine in the network, by the labels of topograph, clouds and NVIDIA's device plugin.
 
 Topograph has renamed its labels twice; keys of one row stand for the same level.
 Sources: topograph, "Node labels and annotations" of 0.1, 0.5 and 1.0; Amazon EKS user guide, "network topology labels";
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 TOPOGRAPH_TIERS = 10
 _TOPOGRAPH = "network.topology.nvidia.com"
 
-# Levels from the nearest to the farthest, each the keys that stand for it. A machine takes the first family it has.
+# Levels from nearest to farthest, each with its keys. A machine takes the first family that it has labels of.
 _NETWORKS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (
         ("fabric.topograph.run/tier-0", f"{_TOPOGRAPH}/leaf", f"{_TOPOGRAPH}/block"),
@@ -24,7 +24,7 @@ _NETWORKS: tuple[tuple[tuple[str, ...], ...], ...] = (
     tuple((f"cloud.google.com/gce-topology-{level}",) for level in ("host", "subblock", "block")),
     (("oci.oraclecloud.com/host.rack_id",), ("oci.oraclecloud.com/host.network_block_id",)),
 )
-# Keys of one row stand for the same. Values of different rows are not comparable: a fleet takes the row that most have.
+# Keys of one row mean the same. Values of different rows are not comparable: a fleet takes its most common row.
 _NVLINK: tuple[tuple[str, ...], ...] = (
     ("nvidia.com/gpu.clique",),
     ("accelerator.topograph.run/domain", f"{_TOPOGRAPH}/accelerator"),
@@ -32,7 +32,7 @@ _NVLINK: tuple[tuple[str, ...], ...] = (
 
 
 def switches_of(labels: Mapping[str, str]) -> tuple[str, ...]:
-    """The switches above a machine, nearest first; empty where no label says."""
+    """Return the switches above a machine, nearest first; empty where no label names any."""
     for levels in _NETWORKS:
         found = [switch for keys in levels if (switch := _first(labels, keys))]
         if found:
@@ -41,7 +41,7 @@ def switches_of(labels: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def nvlink_domains(machines: Iterable[Mapping[str, str]]) -> tuple[str | None, ...]:
-    """The NVLink domain of each machine, of which these are the labels; all by the same kind of label."""
+    """Return the NVLink domain of each machine by its labels, all from the same kind of label."""
     of_machines = tuple(machines)
     rows = [tuple(_first(labels, keys) for labels in of_machines) for keys in _NVLINK]
     return max(rows, key=lambda row: sum(domain is not None for domain in row))

@@ -1,4 +1,4 @@
-"""`--via slurm`: the way to all hosts, whatever hosts.yaml says of it."""
+"""`--via slurm`: the transport to all hosts, in place of the one in hosts.yaml."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from holmes_core.records.plan import Plan
 
 
 def checked_via(via: str) -> TransportName:
-    """The way that `--via` names."""
+    """Return the transport that `--via` names."""
     if via != "slurm":
         raise HolmesError(f"--via {via}: no such way", "`--via slurm`, or none; hosts.yaml says the rest")
     return "slurm"
 
 
 def hosts_reached_by(hosts: HostsFile, via: str | None) -> HostsFile:
-    """The hosts reached that way. Addresses for another way are not Slurm's names, which are the hosts'."""
+    """Return the hosts with that transport. Addresses of another transport are dropped: Slurm uses the hosts' names."""
     if via is None:
         return hosts
     transport = checked_via(via)
@@ -27,7 +27,7 @@ def hosts_reached_by(hosts: HostsFile, via: str | None) -> HostsFile:
 
 
 def reached_by(plan: Plan, via: str | None) -> Plan:
-    """The plan with every node reached that way. Slurm knows the nodes by the hosts' names."""
+    """Return the plan with that transport to every node. Slurm knows the nodes by the hosts' names."""
     if via is None:
         return plan
     access = {"transport": checked_via(via), "address": None}
