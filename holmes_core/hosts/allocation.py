@@ -25,7 +25,7 @@ def allocated_nodes(environ: Mapping[str, str]) -> dict[str, int | None]:
     """Return Slurm's names of the job's nodes, in its order, each with its component of a heterogeneous job, or None.
 
     Raises:
-       HolmesError: This is not inside a job, or a component's list is missing.
+        HolmesError: This is not inside a job, or a component's list is missing.
     """
     if COMPONENTS not in environ:
         return dict.fromkeys(expand_pattern(_variable(NODES, environ)))

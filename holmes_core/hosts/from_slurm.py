@@ -32,7 +32,7 @@ def hosts_from_slurm(text: str, source: str) -> Imported:
     """Return the nodes by Slurm's names, with the switches above them and the fabric that their features name.
 
     Raises:
-       HolmesError: The text is something else, or gives an impossible name. It names `source`.
+        HolmesError: The text is something else, or gives an impossible name. It names `source`.
     """
     records = [_values(record) for record in _RECORD.split(text) if record.startswith(("NodeName=", "SwitchName="))]
     above = _above([record for record in records if "SwitchName" in record], source)

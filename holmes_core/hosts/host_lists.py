@@ -31,7 +31,7 @@ def read_host_list(path: Path) -> tuple[HostEntry, ...]:
     """Return the hosts of a hostfile or node list, in its order.
 
     Raises:
-       HolmesError: A line is malformed or a host is listed twice. It names file and line.
+        HolmesError: A line is malformed or a host is listed twice. It names file and line.
     """
     first_lines: dict[str, int] = {}
     entries: list[HostEntry] = []

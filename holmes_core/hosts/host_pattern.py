@@ -1,4 +1,4 @@
-"""Host patterns: `node[01-16]`, `rack[1-2]-n[1,3,5-7],login1`. The grammar is that of Slurm's node lists and of pdsh."""
+"""Host patterns in the grammar of Slurm's node lists and of pdsh: `node[01-16]`, `rack[1-2]-n[1,3,5-7],login1`."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def expand_pattern(text: str) -> tuple[str, ...]:
     """Return the host names that `text` stands for, in its order, numbers as wide as they are written.
 
     Raises:
-       HolmesError: `text` is malformed, names a host twice, makes an impossible name, or stands for more than 100,000
-       hosts. It names text and column.
+        HolmesError: `text` is malformed, names a host twice, makes an impossible name, or stands for more than 100,000
+        hosts. It names text and column.
     """
     hosts = _parse(text)
     count = sum(math.prod(_count(piece) for piece in pieces) for pieces in hosts)

@@ -86,7 +86,7 @@ def expand_entries(entries: Iterable[Any]) -> Iterator[Any]:
     `address` may be a pattern of as many addresses, taken in order. A malformed entry passes, to be refused later.
 
     Raises:
-       HolmesError: A pattern is malformed.
+        HolmesError: A pattern is malformed.
     """
     for entry in map(_entry, entries):
         name = entry.get("name") if isinstance(entry, dict) else None
@@ -186,7 +186,7 @@ class HostsFile(Record):
         )
 
     def _usual_python(self, entry: HostEntry) -> str:
-        """Return the default Python: this process's own on this machine, unless a shell line or container provides one."""
+        """Return the default Python: this process's own on this machine, unless a shell line or container has one."""
         prepared = entry.activate or self.activate or entry.container or self.container
         return sys.executable if self.transport == "local" and prepared is None else "python3"
 

@@ -52,7 +52,7 @@ def take_machines(machines: Iterable[Machine], source: str) -> Imported:
     """Return the usable machines. Those without GPUs are left out where others are known to have some.
 
     Raises:
-       HolmesError: A name or address is impossible, a name is listed twice, or no machine is left. It names `source`.
+        HolmesError: A name or address is impossible, a name is listed twice, or no machine is left. It names `source`.
     """
     machines = tuple(machines)
     some_have_gpus = any(machine.has_gpus for machine in machines)
@@ -106,7 +106,7 @@ def _check(machine: Machine, source: str) -> None:
     """Check that the name and the address are possible; an address may come from the machine's own agent.
 
     Raises:
-       HolmesError: One of them is impossible.
+        HolmesError: One of them is impossible.
     """
     if len(machine.name) > NAME_LENGTH or not re.fullmatch(NAME_PATTERN, machine.name):
         raise HolmesError(

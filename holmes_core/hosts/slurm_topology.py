@@ -30,7 +30,7 @@ def slurm_topology(inventory: Inventory) -> str:
     """Return the text of topology.conf with all hosts of the inventory, by Slurm's names for them.
 
     Raises:
-       HolmesError: Slurm could not read a name, or two things would have one name.
+        HolmesError: Slurm could not read a name, or two things would have one name.
     """
     cluster_of = {name: cluster.name for cluster in inventory.clusters for name in cluster.hosts}
     own = {*cluster_of.values(), TOP, NOT_REACHED}

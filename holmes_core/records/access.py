@@ -1,6 +1,6 @@
-"""Access: how to reach a host and its Python, and what travels to its ranks.
+"""Access: the connection to a host, its Python, and the settings sent to its ranks.
 
-What is left out of an address comes from the SSH configuration.
+Parts of an address that are left out come from the SSH configuration.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _program(name: str) -> str:
 Program = Annotated[
     OneLine, AfterValidator(_program), Field(json_schema_extra={"format": "name of a program, or its whole path"})
 ]
-"""The name of a program that PATH finds, or its whole path."""
+"""A program's name, found by PATH, or its whole path."""
 
 
 class Container(Record):
@@ -44,7 +44,7 @@ class Container(Record):
 
 
 class Access(Record):
-    """How to reach one host and its Python."""
+    """The connection to one host, and its Python."""
 
     transport: TransportName = "ssh"
     address: SshHost | None = None  # with Slurm its name for the node
@@ -58,7 +58,7 @@ class Access(Record):
 
     @property
     def python_in_words(self) -> str:
-        """The Python of the host, and what it runs after and in."""
+        """The host's Python with its shell line and its container, for messages."""
         after = f" after `{self.activate}`" if self.activate else ""
         inside = f" in {self.container.engine} image {self.container.image}" if self.container else ""
         return f"`{self.python}`{after}{inside}"

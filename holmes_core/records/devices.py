@@ -1,4 +1,4 @@
-"""What is in a host: GPUs, PCI Express, NICs and network interfaces, as its tools show them; None is not known."""
+"""A host's devices: GPUs, PCI Express, NICs and network interfaces, as its tools show them. None is not known."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from holmes_core.records.record import Record
 
 NicKind = Literal["InfiniBand", "RoCE", "Ethernet", "Omni-Path", "EFA", "iWARP", "SoftRoCE", "unknown"]
 NetName = Literal["IB", "Socket", "AWS Libfabric", "Libfabric"]
-"""NCCL's names of networks: its own transports, of which "IB" covers RoCE, and aws-ofi-nccl's by its version."""
+"""NCCL's names of networks: its own transports ("IB" covers RoCE), and the two names that aws-ofi-nccl has had."""
 GidType = Literal["IB", "RoCE v1", "RoCE v2"]
 NetdevKind = Literal["physical", "virtual function", "bond", "vlan", "bridge", "ipoib", "loopback", "virtual"]
 
 
 class PciLink(Record):
-    """A PCI Express link: how it runs now, and the most that the device can do."""
+    """A PCI Express link: its present speed and width, and the device's maximum."""
 
     speed_gts: float | None = None  # GT/s a lane
     width: int | None = None  # lanes
@@ -37,7 +37,7 @@ class PciDevice(Record):
 
 
 class Gpu(Record):
-    """One GPU as nvidia-smi shows it; as lspci does where nvidia-smi was not asked."""
+    """One GPU as nvidia-smi shows it, or lspci where nvidia-smi was not asked."""
 
     index: int = Field(ge=0)
     name: str | None
@@ -45,7 +45,7 @@ class Gpu(Record):
     memory_bytes: int | None
     pci_address: str | None
     driver_version: str | None = None
-    mig: bool | None = None  # it is in MIG mode
+    mig: bool | None = None  # the GPU is in MIG mode
     mig_devices: int | None = None
     nvlinks_up: int | None = None
     nvlinks_total: int | None = None  # 0: it has no NVLink; None with `nvlinks_up` 0: it has, and none is up
@@ -96,23 +96,23 @@ class Nic(Record):
     port: int
     kind: NicKind
     rate_gbps: float | None  # void unless the port is Active
-    state: str | None  # in ibstat's words, as `phys_state`
+    state: str | None  # as ibstat names it, like `phys_state`
     phys_state: str | None
     netdev: str | None
     subnet_prefix: str | None  # of InfiniBand, `fe80:0000:0000:0000`
     sm_lid: int | None  # of the subnet manager
     usable_by_nccl_ib: bool | None  # NCCL's verbs transport takes it
-    why: str  # it is usable or not
+    why: str  # the reason why it is usable or not
     rail: int | None = Field(default=None, ge=0)  # its number among the host's rails, in order of the GPUs they serve
-    rail_why: str = ""  # it is a rail or not; empty where nobody has chosen yet
+    rail_why: str = ""  # the reason why it is a rail or not; empty before rails are chosen
     lid: int | None = None
-    sm_guid: str | None = None  # of the subnet manager's port: the one thing about a fabric that no other has
+    sm_guid: str | None = None  # of the subnet manager's port: unique to a fabric
     driver: str | None = None
     firmware: str | None = None
     hca_type: str | None = None
     board_id: str | None = None
     vendor_id: str | None = None  # `0x15b3`
-    transport: str | None = None  # in ibv_devinfo's words
+    transport: str | None = None  # as ibv_devinfo names it
     node_type: str | None = None  # ca, rnic, ...
     node_guid: str | None = None
     sys_image_guid: str | None = None  # the same for all ports and devices of a card
@@ -124,12 +124,12 @@ class Nic(Record):
     virtual_function: bool | None = None
     bond: bool = False
     gids: tuple[Gid, ...] = ()
-    gid_choice: int | None = None  # index of the RoCE v2 entry with an IPv4 address, which NCCL chooses by itself
+    gid_choice: int | None = None  # index of the RoCE v2 entry with an IPv4 address, which is NCCL's default
     pkeys: tuple[int, ...] | None = None
     """P_Keys of InfiniBand by index, as NCCL_IB_PKEY counts; bit 0x8000 is full membership, 0 a void entry."""
     counters: tuple[tuple[str, int], ...] = ()  # (name, errors since boot)
     counter_growth: tuple[tuple[str, int], ...] | None = None
-    """(name, by how much it grew) of those that grew between two readings of one probe; None where read once."""
+    """(name, growth) of counters that grew between two readings of one probe; None where read once."""
 
     @property
     def hca(self) -> str:
@@ -141,7 +141,7 @@ class BondSlave(Record):
     """One member of a bond."""
 
     name: str
-    mii_status: str | None  # `up`, in words of /proc/net/bonding
+    mii_status: str | None  # `up`, as /proc/net/bonding has it
 
 
 class Netdev(Record):
@@ -164,17 +164,17 @@ class Netdev(Record):
     operstate: str | None = None  # `up`, `down`, `unknown`, as the kernel says
     link_detected: bool | None = None
     max_speed_bytes_per_s: float | None = None  # of the fastest mode that the card supports
-    bond_slaves: tuple[BondSlave, ...] | None = None  # None where it is no bond, too
-    rp_filter: int | None = None  # these three: what the kernel goes by, `all` included
+    bond_slaves: tuple[BondSlave, ...] | None = None  # None also where it is no bond
+    rp_filter: int | None = None  # these three: the kernel's effective values, `all` included
     arp_ignore: int | None = None
     arp_announce: int | None = None
     pfc_enabled_priorities: tuple[int, ...] | None = None  # () where PFC is off
-    trust: Literal["pcp", "dscp"] | None = None  # where the card takes a packet's priority from
+    trust: Literal["pcp", "dscp"] | None = None  # the field that the card takes a packet's priority from
 
 
 class Route(Record):
-    """An IPv4 or IPv6 route of the kernel other than the default one of the main table."""
+    """An IPv4 or IPv6 route of the kernel, without the default route of the main table."""
 
-    prefix: str  # it leads to, `10.2.0.0/16`
+    prefix: str  # the destination, `10.2.0.0/16`
     netdev: str
     table: str | None = None  # the policy table or VRF it stands in; None for the main one

@@ -1,4 +1,4 @@
-"""Inventory: who has which GPUs and NICs, which hosts share a fabric, and what is wrong."""
+"""Inventory: the GPUs and NICs of all hosts, the hosts that share a fabric, and the findings."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class Hints(Record):
 
 
 class Finding(Record):
-    """Something the user should know."""
+    """A fault or a fact that the user should know."""
 
     rule: str  # id in the catalogue of rules, `NIC-PORT-DOWN`
     severity: Severity
     hosts: tuple[str, ...]
     evidence: str  # what was seen
-    effect: str  # what it does to training
+    effect: str  # its effect on training
     remedy: str
 
 
 class Software(Record):
-    """What the run would use there."""
+    """The versions of software that the run would use on the host."""
 
     python: str | None
     torch: str | None  # None where it cannot be imported
@@ -54,7 +54,7 @@ class Software(Record):
 
 
 class NcclSetting(Record):
-    """A NCCL variable set already."""
+    """A NCCL variable that is already set."""
 
     where: str  # `environment`, or the conf file that sets it
     name: str
@@ -65,17 +65,17 @@ class OfiPlugin(Record):
     """A library of aws-ofi-nccl, through which NCCL reaches the networks that libfabric knows."""
 
     path: str
-    version: str | None  # as it calls itself, `1.14.0`; None where it does not say a number
+    version: str | None  # its own version, `1.14.0`; None where it shows no number
 
     @property
     def net_name(self) -> NetName:
-        """What NCCL calls its network. Source: aws-ofi-nccl, nccl_ofi_interface_nvidia: renamed after 1.11.0."""
+        """NCCL's name of its network. Source: aws-ofi-nccl, nccl_ofi_interface_nvidia: renamed after 1.11.0."""
         numbers = re.findall(r"\d+", self.version or "")
         return "AWS Libfabric" if numbers and [int(each) for each in numbers[:2]] <= [1, 11] else "Libfabric"
 
 
 class LibfabricDomain(Record):
-    """What libfabric can open on a host, as `fi_info` lists it."""
+    """A domain that libfabric can open on a host, as `fi_info` lists it."""
 
     provider: str  # `efa`
     device: str  # `rdmap16s27`, without the endpoint's ending
@@ -93,22 +93,22 @@ class Conflict(Record):
 
 
 class Impossible(Record):
-    """A value that cannot be, so that it was taken for not known."""
+    """An impossible value, which was taken for not known."""
 
     source: str  # the tool that showed it
-    subject: str  # `mlx5_0:1`, a netdev, `GPU0`, or what kind of thing has the name
+    subject: str  # `mlx5_0:1`, a netdev, `GPU0`, or the kind of thing that has the name
     fact: str
     value: str
 
 
 class Host(Record):
-    """One machine. One that could not be reached stays in the inventory, with nothing known and a finding."""
+    """One machine. An unreachable one stays in the inventory, with nothing known and a finding."""
 
     name: str
     access: Access
     reachable: bool
     hints: Hints = Hints()
-    hostname: str | None = None  # what it calls itself
+    hostname: str | None = None  # its own name
     gpus: tuple[Gpu, ...] = ()
     nics: tuple[Nic, ...] = ()
     netdevs: tuple[Netdev, ...] = ()
@@ -116,21 +116,21 @@ class Host(Record):
     routes: tuple[Route, ...] = ()
     software: Software = Software(python=None, torch=None)
     python_asked: bool = False  # else `software` says nothing
-    python_failure: str | None = None  # the last that was said where it did not run
+    python_failure: str | None = None  # the last line of output where it did not run
     kernel: str | None = None  # its release
     boot_id: str | None = None  # of the kernel that runs: hosts with the same one are the same machine
     cpu_count: int | None = None
     memory_bytes: int | None = None
     hugepages: int | None = None
     kernel_modules: tuple[str, ...] | None = None  # what the outputs show loaded
-    kernel_modules_complete: bool = False  # only then is one that is not among them not loaded
+    kernel_modules_complete: bool = False  # only then is a module that is not listed surely not loaded
     peermem: bool | None = None  # GPUDirect RDMA through nvidia_peermem or nv_peer_mem
     open_gpu_driver: bool | None = None  # the open kernel module, which has DMA-BUF
     gpu_driver_version: str | None = None
     other_accelerators: tuple[str, ...] = ()  # of makers that Holmes does not support: "AMD Instinct MI300X"
     gpu_count_lspci: int | None = None  # None where lspci was not read
-    nvidia_smi_failure: str | None = None  # what it said when it failed as a whole
-    gpu_processes: tuple[GpuProcess, ...] | None = None  # None where nobody asked for them
+    nvidia_smi_failure: str | None = None  # its message when it failed as a whole
+    gpu_processes: tuple[GpuProcess, ...] | None = None  # None where they were not queried
     fabric_manager: str | None = None  # state of its service, `active`
     imex: str | None = None  # state of the nvidia-imex service, `active`
     warnings: tuple[str, ...] = ()  # lines of tools that are faults in themselves (infoROM, Xid)
@@ -155,7 +155,7 @@ class Host(Record):
     uverbs_openable: int | None = None  # how many of them this user may open
     nccl_settings: tuple[NcclSetting, ...] = ()
     nccl_net_plugins: tuple[str, ...] | None = None  # libnccl-net*.so files where a loader would look
-    ofi_plugins: tuple[OfiPlugin, ...] | None = None  # of those, aws-ofi-nccl; None where nobody looked
+    ofi_plugins: tuple[OfiPlugin, ...] | None = None  # of aws-ofi-nccl; None where not searched
     libfabric: tuple[LibfabricDomain, ...] | None = None  # None where fi_info was not asked
     sources: tuple[str, ...] = ()  # tools that gave something
     conflicts: tuple[Conflict, ...] = ()
@@ -163,12 +163,12 @@ class Host(Record):
 
     @property
     def may_lock_memory(self) -> bool | None:
-        """Whether the probing process is free of the limit on locked memory: it has CAP_IPC_LOCK."""
+        """True if the probing process is free of the limit on locked memory (CAP_IPC_LOCK). None is not known."""
         return None if self.capabilities_effective is None else bool(self.capabilities_effective >> CAP_IPC_LOCK & 1)
 
 
 class NetworkPort(Record):
-    """Where a host touches a network."""
+    """A host's attachment to a network."""
 
     host: str
     netdev: str | None  # for TCP
@@ -190,7 +190,7 @@ class Network(Record):
     net_name: NetName | None = None  # NCCL's name for it, where a plugin brings it
 
     def port_of(self, host: str) -> NetworkPort | None:
-        """The port of `host` on this network, None if it has none."""
+        """Return the port of `host` on this network, None if it has none."""
         return next((port for port in self.ports if port.host == host), None)
 
 
@@ -204,7 +204,7 @@ class Cluster(Record):
 
 
 class NvlinkDomain(Record):
-    """Hosts whose GPUs are one NVLink fabric, as those of an NVL72 rack: one cluster UUID and clique."""
+    """Hosts whose GPUs share one NVLink fabric, such as an NVL72 rack: one cluster UUID and clique."""
 
     name: str
     hosts: tuple[str, ...] = Field(min_length=2)
@@ -213,7 +213,7 @@ class NvlinkDomain(Record):
 
 
 class Inventory(FileRecord):
-    """Everything `holmes probe` found. Every reachable host is in exactly one cluster."""
+    """Everything that `holmes probe` found. Every reachable host is in exactly one cluster."""
 
     KIND: ClassVar[str] = "inventory"
     RENEW: ClassVar[str] = "holmes probe hosts.yaml -o inventory.json"
@@ -223,7 +223,7 @@ class Inventory(FileRecord):
     clusters: tuple[Cluster, ...]
     shared: Network | None
     links: tuple[Link, ...] = ()
-    trunks: tuple[Trunk, ...] = ()  # one for two clusters at most
+    trunks: tuple[Trunk, ...] = ()  # at most one for two clusters
     nvlink_domains: tuple[NvlinkDomain, ...] = ()
     security: Security = IN_THE_CLEAR  # as hosts.yaml asks
     findings: tuple[Finding, ...]
@@ -245,7 +245,7 @@ class Inventory(FileRecord):
         return self
 
     def source_digest(self) -> str:
-        """Without what was so at the moment of the probe alone: another probe that finds nothing new leaves it."""
+        """Return the digest without momentary facts: another probe that finds nothing new leaves it unchanged."""
         refusing = (finding for finding in self.findings if finding.severity == "F")
         update = {
             "hosts": tuple(_lasting(host) for host in self.hosts),
@@ -255,20 +255,20 @@ class Inventory(FileRecord):
 
     @property
     def encrypts(self) -> bool:
-        """Whether what goes over the network that all clusters share goes through a tunnel."""
+        """True if traffic over the network that all clusters share goes through a tunnel."""
         return self.security.between_clusters == "wireguard" and len(self.clusters) > 1
 
     @property
     def refusals(self) -> dict[str, Finding]:
-        """By name of a host on which nothing can be launched, the finding that refuses it and no other host.
+        """By name of a host on which nothing can be launched, the finding that refuses this host alone.
 
-        What refuses several hosts at once may be mended at one of them, and is the preflight's to judge.
+        A finding that refuses several hosts may be mended at one of them, so the preflight judges it.
         """
         alone = (finding for finding in self.findings if finding.severity == "F" and len(finding.hosts) == 1)
         return {finding.hosts[0]: finding for finding in alone}
 
     def host(self, name: str) -> Host:
-        """The host of that name. Raises KeyError."""
+        """Return the host of that name. Raises KeyError."""
         for host in self.hosts:
             if host.name == name:
                 return host
@@ -276,7 +276,7 @@ class Inventory(FileRecord):
 
 
 def _lasting(host: Host) -> Host:
-    """Without what no plan is made with: clocks, the way there, counters of errors, who computes, and why slowly."""
+    """Return the host without facts that no plan uses: clocks, round trip, error counters, GPU processes, throttle."""
     passing = ("clock_skew_s", "round_trip_s", "counter_interval_s", "gpu_processes", "python_failure")
     update = dict.fromkeys(passing)
     gpus = tuple(gpu.model_copy(update={"throttle_reasons": ()}) if gpu.throttle_reasons else gpu for gpu in host.gpus)

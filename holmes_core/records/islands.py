@@ -1,4 +1,4 @@
-"""Islands: clusters that train apart and exchange how their parameters changed; and what each mode of a job costs."""
+"""Islands: clusters that train apart and exchange pseudo-gradients (DiLoCo); and the cost of each mode of a job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holmes_core.records.model import Positive
 from holmes_core.records.record import Record
 
 Mode = Literal["pipeline", "data", "both", "islands", "one cluster"]
-"""What crosses between clusters: a pipeline's messages, gradients, both, islands' changes once a round, or nothing."""
+"""The traffic between clusters: a pipeline's messages, gradients, both, islands' outer syncs once a round, or none."""
 
 
 class IslandsSection(Record):
@@ -46,29 +46,29 @@ class IslandsSection(Record):
 
 
 class Round(Record):
-    """What a round of islands should cost."""
+    """The predicted cost of a round of islands."""
 
-    round_s: float  # inner steps, and what of the exchange they do not hide
-    exposed_s: float  # of it
+    round_s: float  # inner steps, and the part of the outer syncs that they do not hide
+    exposed_s: float  # part of `round_s`
     exchange_s: float  # all fragments, one after another
-    end_s: float = 0.0  # of the run's last exchange, which no inner steps hide as they do others
+    end_s: float = 0.0  # the run's last outer sync, which no inner steps hide
     sent_bytes: tuple[int, ...]  # between clusters, by island
     tokens_per_s: float
 
 
 class ModePrice(Record):
-    """One mode of the job on these hosts at its best, or why it is out of the question."""
+    """One mode of the job on these hosts at its best, or the reason that rules it out."""
 
     mode: Mode
     clusters: tuple[str, ...] = ()  # that train
-    seconds: float | None = None  # of a step, or of a round of islands; None where it is out of the question
+    seconds: float | None = None  # of a step, or of a round of islands; None where the mode is ruled out
     tokens_per_s: float | None = None
     across_bytes: int | None = None  # sent between clusters in those seconds
-    why: str = ""  # it is not the plan's
+    why: str = ""  # the reason why it is not the plan's
 
 
 class BestMode(Record):
-    """The mode that is best where every two clusters are joined so."""
+    """The best mode if every two clusters were joined by such a link."""
 
     bandwidth_bytes_per_s: float  # of payload, a host
     latency_s: float
@@ -78,7 +78,7 @@ class BestMode(Record):
 
 
 class Modes(Record):
-    """The modes of a job on some hosts, best first, and which would be best if clusters were joined otherwise."""
+    """The modes of a job on some hosts, best first, and the best mode under other links between clusters."""
 
     prices: tuple[ModePrice, ...]
     by_network: tuple[BestMode, ...] = ()  # bandwidth by bandwidth, latencies ascending

@@ -1,4 +1,4 @@
-"""Job: what to train, and what the user wants fixed. All else is the planner's."""
+"""Job: what to train, and the choices that the user fixes. The planner makes all others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holmes_core.records.model import Model, Positive, RopeScaling
 from holmes_core.records.record import FileRecord, Record
 from holmes_core.records.rooted_path import RootedPath
 
-__all__ = ["Model", "RopeScaling"]  # of job.yaml too, so that they are imported from here as well
+__all__ = ["Model", "RopeScaling"]  # also keys of job.yaml, so that they can be imported from here
 Seconds = Annotated[float, Field(ge=0)]
 Precision = Literal["fp32", "bf16", "fp16"]
 Recompute = Literal["none", "selective", "full"]
@@ -29,7 +29,7 @@ Device = Literal["cuda", "cpu"]
 Codec = Literal["none", "bf16", "int8", "int4"]
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 BYTES_VOCABULARY = 4096
-"""Entries of a vocabulary that is still one of bytes and some more; published tokenizers have several times as many."""
+"""The most entries of a vocabulary of bytes with some extra tokens; published tokenizers have several times as many."""
 Zero = Literal[1, 3]
 """The stage of ZeRO: 1 shards optimizer states over replicas; 3 also weights and gradients, inside a cluster."""
 ScheduleName = Literal["gpipe", "1f1b", "eager", "interleaved", "zero-bubble"]
@@ -228,7 +228,7 @@ class Compute(Record):
 
 
 class Job(FileRecord):
-    """job.yaml: what to train, on what, how long, and what the user wants fixed."""
+    """job.yaml: model, data, length of the training, and the choices that the user fixes."""
 
     KIND: ClassVar[str] = "job"
     RENEW: ClassVar[str] = "your editor"
@@ -278,7 +278,7 @@ class Job(FileRecord):
 
     @property
     def is_launched(self) -> bool:
-        """Whether the bundled runtime trains, and not software of which only predictions are made."""
+        """True if the bundled runtime trains; other engines are only predicted."""
         return self.engine == "holmes"
 
     @property
@@ -288,14 +288,14 @@ class Job(FileRecord):
 
     @property
     def compiles(self) -> bool:
-        """Whether layers are compiled. A rehearsal has none, and a model of one's own decides by what is said alone."""
+        """True if layers are compiled: never in a rehearsal; a model of the user's own only by `compile: true`."""
         if self.compute.emulate is not None:
             return False
         return self.compile if self.compile is not None else self.device == "cuda" and self.model.factory is None
 
     @property
     def expected_tokenizer(self) -> str | None:
-        """The tokenizer that text needs, as the model's tokens are no bytes; None where they are, or may be."""
+        """The tokenizer that text needs where the model's tokens are not bytes; None where they are, or may be."""
         if self.data.bytes or self.data.tokenizer is not None or self.compute.emulate is not None:
             return None
         if self.weights is not None:
@@ -304,7 +304,7 @@ class Job(FileRecord):
 
     @model_validator(mode="after")
     def _text_has_a_tokenizer(self) -> Job:
-        """Folders are looked into by preflight."""
+        """Check what names show; preflight looks into folders."""
         paths = (self.data.path,) if isinstance(self.data.path, str) else [each.path for each in self.data.path]
         text = next((name for name in (*paths, self.data.pattern) if name.endswith(TEXT_SUFFIXES)), None)
         if text is not None and self.is_launched and self.expected_tokenizer is not None:
@@ -378,7 +378,7 @@ class Job(FileRecord):
         return self
 
     def _check_batch(self) -> None:
-        """Replicas run whole micro-batches, one at least; under ZeRO-3 and interleaved equally many."""
+        """Check that replicas run whole micro-batches, one at least, and equally many under ZeRO-3 and interleaved."""
         fixed, batch = self.parallel, self.global_batch_size
         samples = (fixed.dp or 1) * (fixed.micro_batch_size or 1)
         if batch % (fixed.micro_batch_size or 1):

@@ -1,4 +1,4 @@
-"""Link: what one test between two hosts measured. Trunk: what all flows between two clusters share. Security: how."""
+"""Link: the result of one test between two hosts. Trunk: the bandwidth that two clusters share. Security."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ LinkMethod = Literal["ib_write_bw", "iperf3", "tcp"]
 Direction = Literal["forward", "backward"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 Memory = Literal["host", "gpu"]
-"""What is sent from and to."""
+"""The memory at both ends of the transfer."""
 
 TOOL_CEILING_BYTES_PER_S: Mapping[LinkMethod, float] = {
     "tcp": bytes_per_s_from_gbps(10),
     "iperf3": bytes_per_s_from_gbps(20),
     "ib_write_bw": inf,
 }
-"""What the tool surely moves on one core; a slower figure on a faster link says nothing about the link."""
+"""The rate that the tool surely reaches on one core. A slower result on a faster link says nothing about the link."""
 
 
 class Spread(Record):
@@ -59,15 +59,15 @@ class Link(Record):
 
     @property
     def way(self) -> tuple[str, tuple[str, str], tuple[str, str], Direction, bool, Memory]:
-        """What tests that differ in streams alone have in common."""
+        """The key shared by tests that differ only in streams."""
         return self.network, self.hosts, self.devices, self.direction, self.tunnel, self.memory
 
 
 class Trunk(Record):
-    """What all traffic from one cluster to another shares, each way at once."""
+    """The bandwidth that all traffic from one cluster to another shares, in each direction at once."""
 
     clusters: tuple[str, str]
-    bandwidth_bytes_per_s: float = Field(gt=0)  # of payload, the slower way; a stated one is a line rate
+    bandwidth_bytes_per_s: float = Field(gt=0)  # of payload, the slower direction; a stated one is a line rate
     source: Literal["hosts.yaml", "measured"]
     pairs: int = Field(ge=0)  # of hosts that sent at once, for a measured one
     measured_at_s: float | None = None  # by the controller's clock, since 1970

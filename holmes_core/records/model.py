@@ -1,8 +1,8 @@
-"""Model: the shape of a decoder, as job.yaml says it, and published shapes by name (`model: {preset: llama-3-8b}`).
+"""Model: the shape of a decoder in job.yaml, and published shapes by name (`model: {preset: llama-3-8b}`).
 
 Sources: gpt-3.6b, gpt-7.5b and gpt-39.1b are the Holmes paper's (arXiv 2312.03549, table 2); gpt-175b and gpt-1t
-Megatron-LM's (Narayanan et al., SC 2021, table 1); the Llama shapes are those of Meta's published configurations.
-Any other published model's shape is what `holmes model FOLDER` reads from its config.json.
+Megatron-LM's (Narayanan et al., SC 2021, table 1); the Llama shapes are Meta's published configurations.
+`holmes model FOLDER` reads any other published model's shape from its config.json.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from holmes_core.records.record import Record
 
-MOST = 10**9  # of anything that is counted: more is a slip
+MOST = 10**9  # the greatest count of anything: more is a slip
 Positive = Annotated[int, Field(ge=1, le=MOST)]
 RopeKind = Literal["linear", "llama3"]
 

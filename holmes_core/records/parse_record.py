@@ -1,4 +1,4 @@
-"""Plain data to a record, or an error that names source, key and value, and the nearest valid key."""
+"""Conversion of plain data to a record, with errors that name source, key, value and the nearest valid key."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from holmes_core.records.plain_data import YamlLines
 from holmes_core.records.record import FileRecord, Record
 
 SCHEMA_VERSION = 1
-MOST_FAULTS = 10  # that one message lists
+MOST_FAULTS = 10  # in one message
 MOST_CHARACTERS = 60  # of a key or value it shows
 _KINDS = {type(None): "is empty", list: "holds a list", str: "holds a text"}
 
-# pydantic's own words are of tuples and regular expressions.
+# pydantic's own messages speak of tuples and regular expressions.
 _WORDS = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
@@ -54,7 +54,7 @@ R = TypeVar("R", bound=Record)
 
 
 def parse(cls: type[R], data: object, source: str, lines: YamlLines | None = None) -> R:
-    """`data` as a record of `cls`; `source` (a file name) is named in the errors, with the `lines` of a YAML file."""
+    """Return `data` as a record of `cls`. Errors name `source` (a file name) and the `lines` of a YAML file."""
     if not isinstance(data, dict):
         kind = _KINDS.get(type(data), "holds a value")
         raise HolmesError(f"{source}: {kind}, not keys and values", _hint(cls, _needed(cls)))
@@ -71,7 +71,7 @@ def parse(cls: type[R], data: object, source: str, lines: YamlLines | None = Non
 
 
 def _explain(cls: type[BaseModel], error: ValidationError, source: str, lines: YamlLines | None) -> HolmesError:
-    """For each fault line, key path, value seen, what is wrong; the hint is the nearest valid key of an unknown one."""
+    """Return the error: line, key path, value and rule of each fault. The hint has the nearest valid key."""
     faults, hints = [], []
     found = _without_echoes(error.errors())
     for fault in found[:MOST_FAULTS]:
@@ -96,7 +96,7 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str, lines: Y
 
 
 def _fault_words(fault: ErrorDetails) -> str:
-    """What the value must be."""
+    """Return the rule that the value breaks."""
     context, said = fault.get("ctx", {}), fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "string_pattern_mismatch":
         return PATTERNS.get(str(context["pattern"]), said)
@@ -106,19 +106,19 @@ def _fault_words(fault: ErrorDetails) -> str:
 
 
 def _plain(value: object) -> object:
-    """A limit as one writes it: 0, where the key's numbers are broken ones."""
+    """Return a whole float as an int, so that limits read 0, not 0.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _without_echoes(faults: Iterable[ErrorDetails]) -> list[ErrorDetails]:
-    """All but that a list is too short for want of the entries that are at fault themselves."""
+    """Drop "too short" faults of lists whose own entries are at fault."""
     faults = list(faults)
     above = {fault["loc"][:end] for fault in faults for end in range(len(fault["loc"]))}
     return [fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in above]
 
 
 def _hint(cls: type[BaseModel], hint: str) -> str:
-    """That, or how to make a file again that is not the user's to edit."""
+    """Return the hint, or for a file that Holmes writes, the command that makes it again."""
     if issubclass(cls, FileRecord) and cls.RENEW.startswith("holmes "):
         return f"make it again with `{cls.RENEW}`"
     return hint or "correct the value"
@@ -130,14 +130,14 @@ def _needed(cls: type[BaseModel]) -> str:
 
 
 def _is_float(value: object) -> bool:
-    """Whether that is the text of a whole number with a point or an exponent, `1e3`."""
+    """Return True if `value` is text of a whole number with a point or an exponent, `1e3`."""
     with contextlib.suppress(ValueError):
         return isinstance(value, str) and float(value).is_integer()
     return False
 
 
 def _record_at(cls: type[BaseModel], location: list[int | str]) -> type[BaseModel]:
-    """The model whose keys stand at `location` below `cls`."""
+    """Return the model whose keys stand at `location` below `cls`."""
     for part in location:
         if isinstance(part, str) and part in cls.model_fields:
             found = record_in(cls.model_fields[part].annotation)
@@ -146,7 +146,7 @@ def _record_at(cls: type[BaseModel], location: list[int | str]) -> type[BaseMode
 
 
 def record_in(annotation: Any) -> type[BaseModel] | None:
-    """The record class inside an annotation such as `tuple[Host, ...]` or `Parallel | None`."""
+    """Return the record class inside an annotation such as `tuple[Host, ...]` or `Parallel | None`."""
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return annotation if issubclass(annotation, BaseModel) else None
     if typing.get_origin(annotation) in (tuple, list, dict, Union, types.UnionType, typing.Annotated):

@@ -1,6 +1,6 @@
-"""Plain data in JSON and YAML files, whoever wrote them: bounded in size, in values, in depth, in length of numbers.
+"""Plain data in JSON and YAML files from any writer: bounded in size, in values, in depth, in length of numbers.
 
-YAML's aliases and merge keys count as often as they stand for something, so that a short file stays small when read.
+YAML's aliases and merge keys count as often as they are expanded, so that a short file stays small when read.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ MOST_YAML_MARKS = 150_000  # between its values; 12,500 hosts with addresses hav
 MOST_LEVELS = 60
 MOST_WHOLE_NUMBER = 2**63
 MAX_SHOWN = 60  # characters of a value, in an error
-MOST_NUMBER_LENGTH = 64  # characters of a number in YAML, whose sums of powers of 60 take time
+MOST_NUMBER_LENGTH = 64  # characters of a number in YAML: base-60 numbers take time
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 def read_plain(path: Path, make: str = "", inside: Path | None = None) -> object:
-    """The data in a JSON or YAML file; `make` is added to the hint when there is none.
+    """Read the data in a JSON or YAML file; `make` is added to the hint when the file cannot be read.
 
-    Raises HolmesError naming the file and what is wrong, also where it leads out of the folder `inside`.
+    Raises:
+        HolmesError: The file is malformed, or leads out of the folder `inside`. It names the file.
     """
     is_json = path.suffix in (".json", ".jsonl")
     text = read_text(path, MOST_JSON_BYTES if is_json else MOST_YAML_BYTES, make, inside)
@@ -41,17 +42,17 @@ def read_plain(path: Path, make: str = "", inside: Path | None = None) -> object
 
 
 def parse_yaml(text: str, source: str) -> object:
-    """The data in YAML, of which errors say that it is `source`'s. Raises HolmesError as `read_plain` does."""
+    """Parse YAML from `source`, which errors name. Raises HolmesError as `read_plain` does."""
     return _explained(_yaml_values, text, source)
 
 
 def parse_foreign_json(text: str, source: str) -> object:
-    """The data in JSON that another program wrote, `source`. Raises HolmesError naming it and what is wrong."""
+    """Parse JSON that another program, `source`, wrote. Raises HolmesError naming it and the fault."""
     return _explained(lambda text: json_values(text, MOST_FOREIGN_VALUES), text, source)
 
 
 def _explained(read: Callable[[str], object], text: str, source: str) -> object:
-    """What is read from `text`. Raises HolmesError naming `source` and what is wrong."""
+    """Return `read(text)`. Raises HolmesError naming `source` and the fault."""
     try:
         return read(text)
     except json.JSONDecodeError as error:
@@ -70,7 +71,7 @@ def _explained(read: Callable[[str], object], text: str, source: str) -> object:
 
 
 def read_text(path: Path, most_bytes: int, make: str = "", inside: Path | None = None) -> str:
-    """The text of a file. Raises HolmesError as `read_plain` does."""
+    """Read the text of a file. Raises HolmesError as `read_plain` does."""
     try:
         return read_regular(path, most_bytes, inside).decode("utf-8")
     except OSError as error:
@@ -81,7 +82,7 @@ def read_text(path: Path, most_bytes: int, make: str = "", inside: Path | None =
 
 
 def json_values(text: str, most: int = MOST_VALUES) -> Any:
-    """The data in JSON. Raises ValueError alone (JSONDecodeError), before much memory is spent."""
+    """Parse JSON. Raises only ValueError (JSONDecodeError), before much memory is spent."""
     if sum(map(text.count, (",", "[", "{"))) > most:
         raise ValueError(_too_many(most))
     try:
@@ -107,7 +108,7 @@ def _yaml_values(text: str) -> object:
 
 
 def _check(data: object, most: int = MOST_VALUES) -> None:
-    """Raises ValueError where plain data, or the nodes of it, are too many, too deep or too long."""
+    """Raise ValueError where plain data, or its YAML nodes, are too many, too deep or too long."""
     waiting, count = [iter((data,))], 0
     while waiting:
         value = next(waiting[-1], waiting)
@@ -128,7 +129,7 @@ def _check(data: object, most: int = MOST_VALUES) -> None:
 
 
 def _inside(value: object) -> Iterator[object] | None:
-    """What a value holds, None for one that holds nothing."""
+    """Return the values inside `value`, None where it is no container."""
     if isinstance(value, dict):
         return chain.from_iterable(value.items())
     if isinstance(value, yaml.MappingNode):
@@ -145,7 +146,7 @@ def _check_number(value: object) -> None:
 
 
 def _check_text(value: object) -> None:
-    """Raises ValueError for text with half of a surrogate pair, which no file or digest takes."""
+    """Raise ValueError for text with half of a surrogate pair, which no file or digest takes."""
     if isinstance(value, str) and not value.isascii():
         try:
             value.encode()
@@ -154,7 +155,7 @@ def _check_text(value: object) -> None:
 
 
 def _check_keys(node: object) -> None:
-    """Raises YAMLError where a mapping's key is written twice, of which YAML would silently take the last."""
+    """Raise YAMLError where a mapping has a key twice; YAML itself would silently take the last one."""
     keys = [key for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
     seen: set[str] = set()
     for key in keys:
@@ -173,13 +174,13 @@ def _too_deep() -> str:
 
 
 class YamlLines:
-    """Lines of a file that `read_plain` takes. It is read when first asked, as few files are at fault."""
+    """Line numbers in a file for `read_plain`. The file is read when first asked, since few files are at fault."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def where(self, location: Sequence[int | str]) -> str:
-        """`line 9: `, where that stands (keys, indices of lists) or what is around it; nothing where it is not YAML."""
+        """Return `line 9: ` for `location` (keys, indices of lists) or its nearest parent; nothing outside YAML."""
         inner: yaml.Node | None = self._root
         if inner is None:
             return ""
@@ -192,13 +193,13 @@ class YamlLines:
     def _root(self) -> yaml.Node | None:
         if self._path.suffix in (".json", ".jsonl"):
             return None
-        with contextlib.suppress(yaml.YAMLError):  # somebody may write it meanwhile
+        with contextlib.suppress(yaml.YAMLError):  # the file may be half written
             return yaml.compose(read_text(self._path, MOST_YAML_BYTES), yaml.SafeLoader)
         return None
 
 
 def _step(node: yaml.Node | None, part: int | str, line: int) -> tuple[int, yaml.Node | None]:
-    """Where the part of a node is, from 0, and its node; the line before and None, where there is no such part."""
+    """Return the line (from 0) and the node of a part; the line before and None where there is no such part."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             if key.value == str(part):

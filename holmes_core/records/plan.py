@@ -1,4 +1,4 @@
-"""Plan: every rank, every group and its network, every variable with its reason, and what it should cost."""
+"""Plan: every rank, every group with its network, every variable with its reason, and the predicted cost."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from holmes_core.records.record import FileRecord, Record
 
 Axis = Literal["tp", "dp", "dp_across", "tied", "pp_forward", "pp_backward"]
 DataParallel = Literal["flat", "hierarchical"]
-"""Gradients are added up over all replicas at once, or inside clusters and then across them."""
+"""Gradients are summed over all replicas at once, or inside clusters and then across them."""
 Order = Literal["holmes", "usual"]
 Crossing = Literal["nothing", "pipeline", "data", "both"]
-"""What travels between clusters: messages between stages, the gradients of replicas."""
+"""The traffic between clusters: messages between stages, the gradients of replicas."""
 
 
 TUNNEL_NETDEV = "holmes-wg"
 
 
 def tunnel_address(node_rank: int) -> str:
-    """Of a node in the tunnel: from the block for tests between networks (RFC 2544), which no site routes."""
+    """Return a node's address in the tunnel, from the block for network tests (RFC 2544), which no site routes."""
     return str(IPv4Address("198.18.0.0") + 1 + node_rank)
 
 
@@ -47,12 +47,12 @@ class Node(Record):
     num_ranks: int
     shared_netdev: str  # the interface on the network all clusters share
     shared_address: str  # where the other nodes reach it for control traffic
-    tunnel_endpoint: str | None = None  # where they send what is encrypted; None where nothing is
+    tunnel_endpoint: str | None = None  # where they send encrypted traffic; None without a tunnel
     environment: tuple[EnvironmentVariable, ...]
 
 
 class PlanStage(Record):
-    """Consecutive layers, and where they are."""
+    """Consecutive layers, and the clusters that hold them."""
 
     index: int  # the stage is on pipeline rank index % pp
     first_layer: int
@@ -61,7 +61,7 @@ class PlanStage(Record):
 
     @property
     def num_layers(self) -> int:
-        """How many layers the stage holds."""
+        """The number of layers that the stage holds."""
         return self.stop_layer - self.first_layer
 
 
@@ -89,23 +89,23 @@ class PlanGroup(Record):
     network: str  # a cluster's fabric, or "shared"
     interfaces: tuple[str, ...]  # netdevs on it, one a member in the order of `ranks`
     net_name: NetName | None  # NCCL's name for the transport
-    nvlink: bool = False  # NCCL goes before that by NVLink, which joins all its hosts, and the rate is NVLink's
+    nvlink: bool = False  # NCCL prefers NVLink, which joins all hosts of the group, and the rate is NVLink's
     bandwidth_bytes_per_s: float | None
     """The least share of a NIC that a member gets; None where all are on one host and the NIC's rate is not known."""
     trunk_bytes_per_s: float | None = None
-    """The least share of a trunk between clusters, until the group's exchange is done; None where none is known."""
-    latency_s: float = 0.0  # a message is under way for as long at most; 0 where it was not measured
-    streams: int = 1  # TCP connections side by side that it takes to get the rate
+    """The least share of a trunk between clusters while the group communicates; None where none is known."""
+    latency_s: float = 0.0  # the longest latency between two members; 0 where it was not measured
+    streams: int = 1  # parallel TCP connections that it takes to reach the rate
     codec: Codec = "none"  # of the messages on an edge, axis pp_forward or pp_backward; others are sent as they are
 
     @property
     def rate_bytes_per_s(self) -> float | None:
-        """What the group gets: the lesser of both shares; None where neither is known."""
+        """The group's bandwidth: the lesser of both shares; None where neither is known."""
         return min((r for r in (self.bandwidth_bytes_per_s, self.trunk_bytes_per_s) if r is not None), default=None)
 
 
 class InterfaceTraffic(Record):
-    """Bytes one interface carries per step."""
+    """Bytes that one interface carries per step."""
 
     host: str
     netdev: str
@@ -115,18 +115,18 @@ class InterfaceTraffic(Record):
 
 
 class Prediction(Record):
-    """Seconds of one step and its parts, which add up to it along the critical path; and what travels."""
+    """Seconds of one step and its parts, which add up to it along the critical path; memory and traffic."""
 
     step_s: float
     compute_s: float  # of the busiest rank
     bubble_s: float
-    exposed_tp_s: float  # these three: what each kind of traffic adds
+    exposed_tp_s: float  # these three: the time that each kind of traffic adds
     exposed_edge_s: float
     exposed_dp_s: float
     optimizer_s: float
     tokens_per_s: float
     memory_bytes: tuple[int, ...]  # of a rank, by pipeline rank
-    host_memory_bytes: tuple[int, ...] = ()  # likewise, of optimizer states there and of what an island keeps; or empty
+    host_memory_bytes: tuple[int, ...] = ()  # likewise, for offloaded states and an island's copies; or empty
     microbatch_compute_s: tuple[tuple[float, ...], ...]
     """By pipeline rank and replica: forward and backward of one micro-batch, without tensor parallel collectives."""
     traffic: tuple[InterfaceTraffic, ...]
@@ -145,7 +145,7 @@ class Alternative(Record):
     zero: Zero = 1
     crossing: Crossing
     step_s: float
-    why: str  # it is slower
+    why: str  # the reason why it is slower
 
 
 class BlockDegrees(Record):
@@ -166,12 +166,12 @@ class UnequalDegrees(Record):
 
 
 class SolveReport(Record):
-    """How the answer was found. Its seconds are closed forms; `step_bound_s` and the prediction's are simulated."""
+    """The result of the search. Its seconds are closed forms; `step_bound_s` and the prediction's are simulated."""
 
     solver: str
     status: Literal["optimal", "near optimal", "time limit", "fixed"]
-    objective_s: float  # the least found, which the integer program minimises
-    bound_s: float  # no placement of any candidate takes less; none without ZeRO-3, where the plan is without
+    objective_s: float  # the least found, which the integer program minimizes
+    bound_s: float  # no placement of any candidate takes less; where the plan is without ZeRO-3, none without it
     gap: float  # (objective - bound) / objective; 0 is a proof
     placement_s: float  # of this plan; larger than the objective where simulation preferred another of the best
     candidates: int
@@ -180,7 +180,7 @@ class SolveReport(Record):
     step_gap: float | None = None  # (prediction's step - step_bound) / step
     crossing: Crossing
     alternatives: tuple[Alternative, ...] = ()  # the next best and the best of every other crossing, best first
-    unequal: UnequalDegrees | None = None  # one that would be faster than the objective, as far as was looked
+    unequal: UnequalDegrees | None = None  # one that would be faster than the objective, among those that were searched
 
 
 class Source(Record):
@@ -189,7 +189,7 @@ class Source(Record):
     path: str  # as seen from the plan's folder
     digest: str  # with the overrides
     overrides: tuple[OneLine, ...] = ()
-    """KEY=VALUE, put over what the file says, as `--set` gave them."""
+    """KEY=VALUE, put over the file's values, as `--set` gave them."""
 
 
 class Plan(FileRecord):
@@ -209,14 +209,15 @@ class Plan(FileRecord):
     data_parallel: DataParallel = "flat"
     zero: Zero = 1
     micro_batch_size: int
-    microbatches: tuple[int, ...]  # how many each replica runs per step
+    microbatches: tuple[int, ...]  # of each replica per step
     schedule: ScheduleName
     chunks: int  # stages that a pipeline rank holds
     extra_in_flight: tuple[int, ...]
-    """For the schedule "eager", by edge: micro-batches under way beyond those of 1F1B. Else empty."""
+    """For the schedule "eager", by edge: micro-batches in flight in addition to 1F1B's. Else empty."""
     room_in_flight: tuple[int, ...] = ()
-    """By pipeline rank, how many micro-batches memory has room for under "eager" or "1f1b": a run under way may have as
-    many in flight. Empty for other schedules, and where memory is not known."""
+    """By pipeline rank, the micro-batches that memory has room for under "eager" or "1f1b": a run may adapt up to as
+    many in flight. Empty for other schedules, and where memory is not known.
+    """
     recompute: Recompute
     optimizer_offload: bool = False
     nodes: tuple[Node, ...]
@@ -226,16 +227,16 @@ class Plan(FileRecord):
     prediction: Prediction
     solve: SolveReport
     usual_order: Prediction | None  # of the same job with ranks in the order of hosts
-    modes: Modes | None = None  # what else was possible where job.yaml allows islands
+    modes: Modes | None = None  # the other options where job.yaml allows islands
 
     @property
     def world_size(self) -> int:
-        """How many ranks the job has."""
+        """The number of ranks of the job."""
         return self.tp * self.pp * self.dp
 
     @property
     def weight_shards(self) -> int:
-        """How many ranks hold a layer's weights together: under ZeRO-3 those of a group of replicas, else 1."""
+        """The number of ranks that hold a layer's weights together: a group of replicas under ZeRO-3, else 1."""
         sizes = [len(group.ranks) for group in self.groups if group.axis == "dp"]
         return min(sizes, default=1) if self.zero == 3 else 1
 
@@ -263,7 +264,7 @@ class Plan(FileRecord):
 
 
 class IslandsPlan(FileRecord):
-    """Clusters that train apart: an ordinary plan each, and a round after which all have the same parameters.
+    """Clusters that train apart: an ordinary plan each, and rounds after which all have the same parameters.
 
     The job of an island's plan is the whole job with the island's own batch, steps and `islands.inner_steps`.
     """
@@ -275,7 +276,7 @@ class IslandsPlan(FileRecord):
     inventory: Source
     job_source: Source
     job: Job
-    rounds: int  # after which as many samples as the job's steps have are read
+    rounds: int  # enough to read as many samples as the job's steps do
     islands: tuple[Plan, ...]
     prediction: Round
     modes: Modes
@@ -287,13 +288,13 @@ class IslandsPlan(FileRecord):
 
     @property
     def num_exchanges(self) -> int:
-        """Exchanges of a run that nothing happens to, in the last of which all parameters travel."""
+        """The outer syncs of an undisturbed run. The last one carries all parameters."""
         assert self.job.islands is not None  # the record holds it
         return self.rounds * self.job.islands.fragments
 
     @property
     def round_samples(self) -> tuple[int, ...]:
-        """Samples a round, by island: its weight in the mean."""
+        """The samples of a round, by island: its weight in the mean."""
         batches = (plan.job.global_batch_size for plan in self.islands)
         return tuple(steps * batch for steps, batch in zip(self.inner_steps, batches, strict=True))
 

@@ -1,7 +1,7 @@
-"""Records: frozen, strict about keys, and, where they have a file of their own, with a digest and a text.
+"""Records: frozen and strict about keys; those with a file of their own have a digest and a text.
 
-A record's file holds a header as well: which record it is, the digest of the rest, so that a hand edit is noticed, and
-the signature of who wrote it (`own_key.py`).
+A record's file also holds a header: the kind of record, a digest of the rest that reveals a hand edit, and the
+writer's signature (`own_key.py`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def model_post_init(self, _: object, /) -> None:
-        """Shares the set of keys given, which records that look alike have in common.
+        """Share the set of given keys among records that have the same ones.
 
-        Pydantic keeps one for each record, and in a large inventory they are three quarters of its memory.
+        Pydantic keeps one set for each record: three quarters of a large inventory's memory.
         """
         given = self.model_fields_set
         object.__setattr__(self, "__pydantic_fields_set__", _GIVEN.setdefault(frozenset(given), given))
@@ -41,14 +41,14 @@ class FileRecord(Record):
     RENEW: ClassVar[str]
 
     def digest(self) -> str:
-        """`sha256:...` over the record as canonical JSON: sorted keys, no spaces, nothing that is at its default.
+        """Return `sha256:...` of the record as canonical JSON: sorted keys, no spaces, no values at their defaults.
 
         A file therefore stays valid when a later Holmes gives the record one more key with a default.
         """
         return self._digest
 
     def source_digest(self) -> str:
-        """The digest by which what is made from this record names it: while it stays, that is not stale."""
+        """Return the digest that things made from this record keep of it. While it is unchanged, they are not stale."""
         return self.digest()
 
     @cached_property
@@ -63,13 +63,13 @@ class FileRecord(Record):
         return "sha256:" + found.hexdigest()
 
     def model_copy(self: F, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> F:
-        """A copy, with `update`; it computes its digest anew."""
+        """Return a copy with `update`, which computes its digest anew."""
         copied = super().model_copy(update=update, deep=deep)
         copied.__dict__.pop("_digest", None)
         return copied
 
     def _canonical(self, name: str) -> Iterator[str]:
-        """One field as canonical JSON, in parts, since a large plan is too large for copies; nothing at its default."""
+        """Yield one field as canonical JSON in parts, as a large plan is too large for copies; no defaults."""
         value = getattr(self, name)
         if isinstance(value, tuple) and value and all(isinstance(each, Record) for each in value):
             if value != type(self).model_fields[name].default:
@@ -83,11 +83,11 @@ class FileRecord(Record):
             yield f'"{name}":' + _canonical(body[name])
 
     def to_json(self) -> str:
-        """The text of the record's file: header, then the record, readable and diffable."""
+        """Return the text of the record's file: header, then the record, readable and diffable."""
         return "".join(self.json_parts())
 
     def json_parts(self, signature: str | None = None) -> Iterator[str]:
-        """That text in parts, since a large plan is too large to be held as text as well; signed, if it is to be."""
+        """Yield that text in parts, as a large plan is too large to be held as text as well; signed if asked."""
         header = {"kind": self.KIND, "digest": self.digest()} | ({"signature": signature} if signature else {})
         yield json.dumps(header, indent=1).removesuffix("\n}")
         for name in type(self).model_fields:
@@ -99,7 +99,7 @@ class FileRecord(Record):
                 yield "\n ]"
             else:
                 body = self.model_dump_json(indent=1, include={name}).removeprefix("{").removesuffix("}")
-                yield "," * bool(body) + body.removesuffix("\n")  # nothing of a field that is written only where it is
+                yield "," * bool(body) + body.removesuffix("\n")  # nothing where the serializer leaves the field out
         yield "\n}\n"
 
 

@@ -1,8 +1,8 @@
-"""Files of records: atomic writing, and reading that notices what is not as it was written.
+"""Files of records: atomic writing, and reading that notices any change.
 
 Files people write (hosts.yaml, job.yaml) hold the record alone; files Holmes writes (inventory, plan, run) its header
-too. The latter are read record by record: the text of a large inventory, and what a parser makes of it, is several
-times as large as the inventory.
+too. The latter are read record by record: the text of a large inventory, and the objects a parser makes of it, are
+several times as large as the inventory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NEXT_KEY = re.compile(rb'\n(?= "|})')
 
 @dataclass(frozen=True)
 class Signed(Generic[F]):
-    """A record, and whether this user's Holmes wrote its file here."""
+    """A record; `is_own` if this user's Holmes wrote its file here."""
 
     record: F
     is_own: bool
@@ -48,8 +48,10 @@ class Signed(Generic[F]):
 def write_atomically(path: Path, text: str | Iterable[str], private: bool = False) -> None:
     """Write `text`, whole or in parts, to `path` so that readers see the old file or the new one, never a part.
 
-    `private`: readable by this user alone. A lone surrogate is a byte, as `surrogateescape` reads what is not UTF-8.
-    Raises HolmesError when the folder is missing or not writable.
+    `private`: readable by this user alone. A lone surrogate becomes a byte, as `surrogateescape` reads non-UTF-8 bytes.
+
+    Raises:
+        HolmesError: The folder is missing or not writable.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -68,7 +70,7 @@ def write_atomically(path: Path, text: str | Iterable[str], private: bool = Fals
 
 
 def private_opener(path: str, flags: int) -> int:
-    """For `open`: a new file is readable and writable by this user alone, whatever the umask."""
+    """Open a file for `open`, a new one readable and writable by this user alone, whatever the umask."""
     return os.open(path, flags, 0o600)
 
 
@@ -78,25 +80,26 @@ def write_signed(path: Path, record: FileRecord, private: bool = False) -> None:
 
 
 def signed_parts(record: FileRecord) -> Iterator[str]:
-    """The text of the record's file in parts, signed as this user's own. Raises HolmesError where it cannot be."""
+    """Yield the text of the record's file in parts, signed as this user's own. Raises HolmesError where that fails."""
     return record.json_parts(signature(record.KIND, record.digest()))
 
 
 def read_user_file(cls: type[R], path: Path) -> R:
-    """The record in a YAML or JSON file a person wrote. Raises HolmesError naming file, line of YAML, key and value."""
+    """Read the record in a file a person wrote. Raises HolmesError naming file, line of YAML, key and value."""
     return parse(cls, read_plain(path), str(path), YamlLines(path))
 
 
 def read_file(cls: type[F], path: Path, inside: Path | None = None) -> F:
-    """The record in a file some Holmes wrote, with kind and digest checked; `inside`: the folder it must lie in.
+    """Read the record in a file that Holmes wrote, and check kind and digest. `inside`: the folder it must lie in.
 
-    Raises HolmesError if it is another kind of file, or was changed since it was written.
+    Raises:
+        HolmesError: It is another kind of file, or was changed since it was written.
     """
     return read_signed(cls, path, inside).record
 
 
 def read_signed(cls: type[F], path: Path, inside: Path | None = None) -> Signed[F]:
-    """As `read_file`, and whether this user's Holmes wrote it here."""
+    """Read as `read_file` does, and check if this user's Holmes wrote the file here."""
     as_written = _read_as_written(cls, path, inside)
     if as_written is not None:
         return as_written
@@ -116,12 +119,12 @@ def read_signed(cls: type[F], path: Path, inside: Path | None = None) -> Signed[
 
 
 def read_any(classes: Sequence[type[FileRecord]], path: Path, inside: Path | None = None) -> Signed[FileRecord]:
-    """As `read_signed`, for a file of any of these kinds; one of another kind is refused as not of the first."""
+    """Read as `read_signed` does, a file of any of these kinds. Another kind is refused as not of the first."""
     return read_signed(next((cls for cls in classes if _kind_of(path, inside) == cls.KIND), classes[0]), path, inside)
 
 
 def _kind_of(path: Path, inside: Path | None) -> str | None:
-    """The kind that a file's first lines claim; None where they claim none, or cannot be read."""
+    """Return the kind that the file's first lines claim; None where they claim none, or cannot be read."""
     try:
         with open_regular(path, MOST_OWN_BYTES, inside) as file:
             claimed = _KIND.search(file.read(_HEADER_BYTES))
@@ -131,9 +134,9 @@ def _kind_of(path: Path, inside: Path | None) -> str | None:
 
 
 def _read_as_written(cls: type[F], path: Path, inside: Path | None) -> Signed[F] | None:
-    """The record in a file that is as Holmes wrote it.
+    """Read the record in a file that is exactly as Holmes wrote it.
 
-    None for any other file, which is then read with more patience, for the sake of its errors.
+    None for any other file: the caller then reads it by the slower way, which explains its errors.
     """
     if path.suffix != ".json":
         return None
@@ -155,16 +158,18 @@ def _read_as_written(cls: type[F], path: Path, inside: Path | None) -> Signed[F]
 
 
 def _claims_to_be_own(text: mmap.mmap) -> bool:
-    """Whether the digest in a file's first lines bears this user's signature; the file may yet hold something else."""
+    """Return True if the first lines hold this user's signature of their digest; the content is not yet checked."""
     header = _SIGNED.match(text)
     return header is not None and is_own(*(part.decode() for part in header.groups()))
 
 
 def _fields_as_written(cls: type[F], text: mmap.mmap) -> Iterator[tuple[str, object]]:
-    """The fields of a file that `json_parts` wrote: names at one space of indentation, the records in them at two.
+    """Yield the fields of a file that `json_parts` wrote: names at one space of indentation, their records at two.
 
-    One record is read at a time: the text of a large inventory, and what a parser makes of it, is several times as
-    large as the inventory. Raises ValueError for a file that is laid out otherwise.
+    One record is read at a time, since all of a large inventory's text and objects would take several times its memory.
+
+    Raises:
+        ValueError: The file is laid out otherwise.
     """
     at = 1
     while (key := _KEY.match(text, at)) is not None:
@@ -191,7 +196,11 @@ def _fields_as_written(cls: type[F], text: mmap.mmap) -> Iterator[tuple[str, obj
 
 
 def _bounded(text: bytes) -> bytes:
-    """Raises ValueError for one record of more values than any has: each could be an error of the parser."""
+    """Return `text` unless it holds more values than any record: each could be an error of the parser.
+
+    Raises:
+        ValueError: It holds more.
+    """
     if text.count(b",") + text.count(b"[") > MOST_VALUES:
         raise ValueError("more values than a record has")
     return text

@@ -1,7 +1,7 @@
-"""Keys of the files people write, with type, default, meaning and example: what docs and `holmes job --explain` print.
+"""Keys of the files people write, with type, default, meaning and example, for docs and `holmes job --explain`.
 
-The meaning is the docstring below a record's field, or of a section's record; the example is at its end. They are read
-from the source when somebody asks, since reading them costs more than a start of `holmes` may.
+The meaning is the docstring below a record's field, or that of a section's record; the example is at its end. They are
+read from the source on demand, since every start of `holmes` would pay for reading them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LIMITS = (
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a file. `name` is dotted, `[]` after what is a list of sections; `example` is YAML."""
+    """One key of a file. `name` is dotted, with `[]` after a list of sections; `example` is YAML."""
 
     name: str
     type: str
@@ -44,11 +44,11 @@ class Key:
 
     @property
     def section(self) -> str:
-        """The name of the section it is in; empty at the top."""
+        """The name of its section; empty at the top."""
         return self.name.rpartition(".")[0]
 
     def written(self) -> str:
-        """The example below its sections, as it stands in the file; nothing of a section, whose keys have theirs."""
+        """Return the example inside its sections, as in the file; nothing for a section, whose keys have theirs."""
         if not self.example:
             return ""
         value = yaml.safe_load(self.example)
@@ -58,7 +58,7 @@ class Key:
 
 
 def keys_of(cls: type[BaseModel]) -> tuple[Key, ...]:
-    """Return all keys of the record's file, those of a section after its own."""
+    """Return all keys of the record's file, the keys of a section after the section."""
     schema = cls.model_json_schema()
     return tuple(_keys(cls, schema, schema.get("$defs", {}), ""))
 
@@ -78,7 +78,7 @@ def _keys(cls: type[BaseModel], schema: Mapping[str, Any], known: Mapping[str, A
 
 
 def _documented(cls: type[BaseModel]) -> dict[str, str]:
-    """The docstrings below the fields of a record, each on one line."""
+    """Return the docstrings below the fields of a record, each on one line."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(body, ast.ClassDef)
     found = {}
@@ -99,7 +99,7 @@ def _default(value: object) -> str:
 
 
 def _type_words(schema: Mapping[str, Any]) -> str:
-    """The type in JSON schema as a person says it; of what may be null the rest, as that is a default's word."""
+    """Return a JSON schema's type in words. Null is left out, as it only expresses a default."""
     options = [option for option in schema.get("anyOf", schema.get("oneOf", ())) if option.get("type") != "null"]
     if options:
         return ", or ".join(map(_type_words, options))
@@ -125,7 +125,7 @@ def _list_words(items: Mapping[str, Any]) -> str:
 
 
 def _limits(schema: Mapping[str, Any]) -> Iterator[str]:
-    """`at least 1`, `below 5`; the most that anything is counted to is left out."""
+    """Yield `at least 1`, `below 5`; the general limit on counts is left out."""
     for key, words in _LIMITS:
         if key in schema and schema[key] != MOST:
             limit = schema[key]

@@ -1,6 +1,6 @@
-"""Open and read a file somebody else may have made: a regular file, of bounded size, in the folder it is said to be in.
+"""Open and read a file that others may have made: a regular file, of bounded size, in the expected folder.
 
-OSError is the only error: a name no file can have, such as one with a NUL character, is one too.
+OSError is the only error, also for a name that no file can have, such as one with a NUL character.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 MIB = 1 << 20
-# A pipe put in a file's place after the look at it does not hold the opening up.
+# O_NONBLOCK: a pipe put in the file's place after the check does not block the opening.
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 def open_regular(path: Path, max_bytes: int, inside: Path | None = None) -> BinaryIO:
-    """Open a regular file of at most `max_bytes`, in the folder `inside` where one is given, whatever links lead there.
+    """Open a regular file of at most `max_bytes`; after following links it must lie in `inside`, if given.
 
-    A pipe or a device is not opened: that may wait for ever, or do something.
+    A pipe or a device is not opened: that may block for ever, or have side effects.
 
     Raises:
-        OSError: it is none, or cannot be read.
+        OSError: It is no such file, or cannot be read.
     """
     try:
         _check_status(path.stat(), path, max_bytes)
@@ -41,7 +41,7 @@ def read_regular(path: Path, max_bytes: int, inside: Path | None = None) -> byte
     """Return all bytes of a file.
 
     Raises:
-        OSError: as `open_regular`; also where the file grows beyond `max_bytes` meanwhile.
+        OSError: As `open_regular`; also where the file grows beyond `max_bytes` while it is read.
     """
     with open_regular(path, max_bytes, inside) as file:
         data = file.read(max_bytes + 1)
@@ -51,7 +51,7 @@ def read_regular(path: Path, max_bytes: int, inside: Path | None = None) -> byte
 
 
 def is_there(path: Path) -> bool:
-    """Return whether anything is at `path`, be it a link to nothing or something that cannot be opened."""
+    """Return True if anything is at `path`, even a dangling link or something that cannot be opened."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -62,7 +62,7 @@ def is_there(path: Path) -> bool:
 
 
 def _open_inside(path: Path, inside: Path) -> int:
-    """Open the file that links of `path` lead to, step by step below `inside`, so that no later link leads out."""
+    """Open the target of `path` step by step below `inside`, so that no later link leads out."""
     folder, file = Path(os.path.realpath(inside, strict=True)), Path(os.path.realpath(path, strict=True))
     if not file.is_relative_to(folder):
         raise OSError(errno.ELOOP, f"leads out of {inside}, to {file}", str(path))

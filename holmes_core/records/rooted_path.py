@@ -1,4 +1,4 @@
-"""A path that means the same wherever a command starts: absolute, or in the home folder of the user who reads it."""
+"""A path with one meaning wherever a command starts: absolute, or in the home folder of the user who reads it."""
 
 from __future__ import annotations
 

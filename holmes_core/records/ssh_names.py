@@ -1,4 +1,4 @@
-"""Names of hosts and users as `ssh` takes them on its command line, also in commands that stand in its configuration.
+"""Names of hosts and users as `ssh` takes them on its command line, and in the commands of its configuration.
 
 A `Match exec` or a ProxyCommand may hand them to a shell. Source: OpenSSH, ssh.c, valid_hostname and valid_ruser; seen
 on 9.2p1-2+deb12u10.
@@ -18,7 +18,7 @@ _BAD_END_OR_OPTION = re.compile(r"\\\Z| -")
 
 
 def checked_ssh_host(name: str) -> str:
-    """The name or address of a host. Raises ValueError where ssh would not take it as one."""
+    """Return the name or address of a host. Raises ValueError where ssh would not take it as one."""
     for letter in name:
         if letter in _NOT_IN_HOSTS or letter.isspace() or not letter.isprintable():
             raise ValueError(f"{name[:MAX_SHOWN]!r} is no name or address of a host: {letter!r} cannot be in one")
@@ -26,7 +26,7 @@ def checked_ssh_host(name: str) -> str:
 
 
 def checked_ssh_user(name: str) -> str:
-    """The name of a user to log in as. Raises ValueError where ssh would not take it as one."""
+    """Return the name of a user to log in as. Raises ValueError where ssh would not take it as one."""
     for letter in name:
         if letter in _NOT_IN_USERS or not letter.isprintable():
             raise ValueError(f"{name[:MAX_SHOWN]!r} is no user's name: {letter!r} cannot be in one")
