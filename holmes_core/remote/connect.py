@@ -1,4 +1,4 @@
-"""Log in to a host, open a shell on this one, or start steps of a Slurm job: all give a `Connection`."""
+"""A `Connection` to a host: an SSH login, a shell on this machine, or steps of a Slurm job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holmes_core.remote.transport import Connection
 
 
 def connect(host: str, access: Access) -> Connection:
-    """An open connection to `host`. Raises HostError naming the remedy."""
+    """Return an open connection to `host`. Raises HostError naming the remedy."""
     if access.transport == "slurm":
         return connect_by_slurm(host, access)
     return LocalConnection(host) if access.transport == "local" else SshConnection(host, access)

@@ -17,7 +17,7 @@ _MOST_PRINCIPALS = 256  # as in OpenSSH's sshkey.c
 
 @dataclass(frozen=True)
 class HostCertificate:
-    """What a certificate says; its signature is right where it can be checked here."""
+    """The fields of a certificate. Its signature has been verified where its algorithm can be checked here."""
 
     key: bytes
     """The key it is for, as it travels in SSH without a certificate."""
@@ -33,7 +33,7 @@ class HostCertificate:
     signature_algorithm: str
 
     def fault(self, name: str, now_s: float, algorithms: tuple[str, ...] = ALGORITHMS) -> str | None:
-        """Why a trusted authority's certificate does not prove a host of that name now; None where it does."""
+        """Return why a trusted authority's certificate does not prove a host of that name now; None where it does."""
         if self.kind != _HOST:
             return "is for a user, not for a host"
         if now_s < self.valid_after_s:
@@ -50,7 +50,7 @@ class HostCertificate:
 
 
 def read_certificate(data: bytes) -> HostCertificate:
-    """The certificate in these bytes. Raises ValueError where they are none, or its authority did not sign them."""
+    """Parse a certificate. Raises ValueError if the bytes are none, or its authority did not sign them."""
     reader = _Reader(data)
     key_type = reader.text().removesuffix(CERTIFICATE)
     if key_type not in _KEY_FIELDS:
@@ -59,7 +59,7 @@ def read_certificate(data: bytes) -> HostCertificate:
     key = _packed(key_type.encode(), *(reader.string() for _ in range(_KEY_FIELDS[key_type])))
     reader.number(8)  # serial
     kind = reader.number(4)
-    reader.string()  # what the authority calls it
+    reader.string()  # the key id, a label that the authority chose
     principals = _texts(reader.string())
     after_s, before_s = reader.number(8), reader.number(8)
     critical, extensions = reader.string(), reader.string()
@@ -83,7 +83,7 @@ def _check_signature(authority: bytes, signed: bytes, signature: bytes) -> None:
     try:
         key = paramiko.PKey.from_type_string(_Reader(authority).text(), authority)
         right = key.get_name() in _KEY_FIELDS and key.verify_ssh_sig(signed, paramiko.Message(signature))
-    except Exception as error:  # of what libraries raise at keys and signatures made to harm there is no list
+    except Exception as error:  # libraries raise all kinds of errors at keys and signatures made to harm
         raise ValueError(f"its authority's key or signature cannot be read: {error}") from None
     if not right:
         raise ValueError("its signature is not its authority's")
@@ -99,7 +99,7 @@ def _texts(data: bytes) -> tuple[str, ...]:
 
 
 def _strings(data: bytes, count: int) -> list[bytes]:
-    """All there is in `data`, which paramiko would fill up with zeros."""
+    """Return exactly `count` strings of `data`; paramiko would pad missing ones with zeros."""
     reader = _Reader(data)
     found = [reader.string() for _ in range(count)]
     if reader.at != len(data):
@@ -108,7 +108,7 @@ def _strings(data: bytes, count: int) -> list[bytes]:
 
 
 def _check_whole(options: bytes) -> None:
-    """Options are pairs of a name and its value; for hosts ssh heeds none of them."""
+    """Check that options are pairs of a name and its value; for hosts ssh uses none of them."""
     reader = _Reader(options)
     while reader.at < len(options):
         reader.string()
@@ -116,7 +116,7 @@ def _check_whole(options: bytes) -> None:
 
 
 class _Reader:
-    """Reads the fields of SSH's binary format one after the other. Raises ValueError where one is cut short."""
+    """A reader of the fields of SSH's binary format, one after the other. Raises ValueError where one is cut short."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -129,7 +129,7 @@ class _Reader:
         return self._take(self.number(4))
 
     def text(self) -> str:
-        """A string; a NUL in it could hide the rest from others."""
+        """Read a string without NUL, which could hide the rest from other readers."""
         data = self.string()
         if b"\0" in data:
             raise ValueError("a NUL in a name")

@@ -1,4 +1,4 @@
-"""The key a host offers, compared with the known ones: what `holmes trust` shows and adds."""
+"""The key that a host offers, compared with the known ones: `holmes trust` shows and adds it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class HostKey:
     """The host's name in known-hosts files."""
     fingerprint: str
     line: str
-    """What a known-hosts file has to hold for the key to be known."""
+    """The line for a known-hosts file that makes the key known."""
     file: Path
     """The known-hosts file a new key goes to."""
     is_known: bool
 
 
 def offered_key(host: str, access: Access) -> HostKey:
-    """The key `host` offers. Raises HostError when it is not reached, or is known and not believed."""
+    """Return the key `host` offers. Raises HostError if it is not reached, or another key of it is known."""
     settings = ssh_settings(host, access)
     try:
         with _session(host, settings, access) as session:
@@ -46,7 +46,7 @@ def offered_key(host: str, access: Access) -> HostKey:
 
 
 def _session(host: str, settings: SshSettings, access: Access) -> contextlib.closing[paramiko.Transport]:
-    """One that nobody logs in to."""
+    """Open a session without logging in."""
     proxy = open_proxy(settings, access, (host,))
     channel = proxy or socket.create_connection((settings.address, settings.port), CONNECT_TIMEOUT_S)
     return contextlib.closing(transport_factory(host, settings)(channel))
@@ -61,7 +61,7 @@ def _is_known(host: str, settings: SshSettings, key: paramiko.PKey, address: str
 
 
 def add_host_key(key: HostKey) -> None:
-    """Append the key to its file, which is made if it is missing."""
+    """Append the key to its file, which is created if missing."""
     key.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(key.file, "a", encoding="utf-8") as file:
         file.write(key.line + "\n")

@@ -1,6 +1,6 @@
-"""Whether a host is the one it says: the key or certificate it offers against known-hosts files, as ssh decides.
+"""Proof of a host's identity: the key or certificate it offers against known-hosts files, as ssh decides.
 
-Always strict, whatever StrictHostKeyChecking says: what is not known is refused. Source: OpenSSH's sshconnect.c.
+Always strict, whatever StrictHostKeyChecking says: an unknown key is refused. Source: OpenSSH's sshconnect.c.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from holmes_core.remote.ssh_settings import CERTIFICATE, SshSettings
 
 
 class UnknownHost(HostError):
-    """Nothing is known of the host, by which it could be proven or not."""
+    """No known-hosts entry of the host could prove or disprove its key."""
 
 
 @dataclass(frozen=True)
 class _Refusal:
-    """Why a host is not believed."""
+    """The reason to refuse a host, with the hint for the user."""
 
     is_unknown: bool
     what: str
@@ -41,14 +41,15 @@ class _Refusal:
 
 
 def reached_address(session: paramiko.Transport) -> str | None:
-    """The address at the other end; None where a proxy finds it."""
+    """Return the address at the other end; None where a proxy resolves it."""
     return session.sock.getpeername()[0] if isinstance(session.sock, socket.socket) else None
 
 
 def key_algorithms(host: str, settings: SshSettings) -> tuple[str, ...]:
-    """The host key algorithms to ask for: those by which the host can be proven come first.
+    """Return the host key algorithms to ask for, those that can prove the host first.
 
-    Raises HostError when a known-hosts file cannot be read.
+    Raises:
+        HostError: A known-hosts file cannot be read.
     """
     wanted = settings.key_algorithms
     lines = known_lines(host, settings, settings.known_name)
@@ -65,9 +66,13 @@ def _key_type(algorithm: str) -> str:
 
 
 def check_host(host: str, settings: SshSettings, key: paramiko.PKey, address: str | None) -> None:
-    """Raises HostError unless known-hosts files prove `host` by the key it offers, or by its certificate.
+    """Check that known-hosts files prove `host` by the key it offers, or by its certificate.
 
-    UnknownHost where nothing is known of it. `address`: where it was reached, None by a proxy.
+    `address`: where it was reached, None through a proxy.
+
+    Raises:
+        UnknownHost: Nothing is known of the host.
+        HostError: The host is not proven.
     """
     plain, offered = key.asbytes(), _offered(key)
     if key.get_name() == "ssh-rsa" and key.get_bits() < settings.least_rsa_bits:
@@ -96,7 +101,7 @@ def check_host(host: str, settings: SshSettings, key: paramiko.PKey, address: st
 
 
 def _offered(key: paramiko.PKey) -> bytes:
-    """The key as the host sent it, with its certificate if it has one."""
+    """Return the key as the host sent it, with its certificate if it has one."""
     blob = key.public_blob
     return key.asbytes() if blob is None else blob.key_blob
 
@@ -120,7 +125,7 @@ def _revoked(settings: SshSettings, key: bytes, where: str) -> _Refusal:
 
 
 def _other_at_address(host: str, settings: SshSettings, key: bytes, address: str) -> _Refusal | None:
-    """Where another key than the host's is known of the address that its name leads to, and not that one."""
+    """Refuse a host if its name leads to an address whose known keys do not include the offered one."""
     if address == settings.address or ip_address(address.partition("%")[0]).is_loopback:
         return None
     names = [settings.with_port(address)]
@@ -143,17 +148,17 @@ def _plain_lines(host: str, settings: SshSettings, name: str) -> list[KnownLine]
 
 
 class _Proof:
-    """One key of one host, held against what is known of it."""
+    """The check of one host's key against the known-hosts lines."""
 
     def __init__(self, host: str, settings: SshSettings, key: bytes) -> None:
         self._host = host
         self._settings = settings
         self._key = key
         self._aside = ""
-        """What was wrong with the certificate, for who is refused in the end."""
+        """The fault of the certificate, for the message of a final refusal."""
 
     def refusal(self, name: str, certificate: HostCertificate | None) -> _Refusal | None:
-        """None where the host is proven. A certificate that does not prove it leaves the key itself to do so."""
+        """Return None where the host is proven. If the certificate does not prove it, the key itself may."""
         lines = known_lines(self._host, self._settings, name)
         keys = (self._key,) if certificate is None else (self._key, certificate.authority)
         revoking = next((line for line in lines if line.marker == REVOKED and line.key in keys), None)
@@ -194,7 +199,7 @@ class _Proof:
         return self._unknown(lines) if bare is None else self.refusal(bare, None)
 
     def _name_without_port(self, name: str) -> str | None:
-        """ssh falls back to what it knows of an address whatever the port."""
+        """Return the bare address, which ssh falls back to whatever the port; None where it was tried already."""
         return self._settings.address if name not in (self._settings.address, self._settings.key_alias) else None
 
     def _changed(self, known: list[KnownLine]) -> _Refusal:
@@ -223,7 +228,7 @@ class _Proof:
 
 
 def forget(name: str, line: KnownLine) -> str:
-    """How to remove the key that is known of a name: the command, or the line where there is none."""
+    """Return the way to remove the known key of a name: the command, or the line where no command can."""
     if line.is_pattern or not line.file.is_file():
         return f"remove line {line.number} of {line.file}"
     return f"`ssh-keygen -R {shlex.quote(name)} -f {shlex.quote(str(line.file))}`"

@@ -1,7 +1,7 @@
-"""Known-hosts files, read as ssh reads them: which keys they have for a host, which they revoke, and who certifies it.
+"""Known-hosts files, read as ssh reads them: a host's known keys, its revoked keys and its certificate authorities.
 
 A line is `[@cert-authority|@revoked] NAMES TYPE KEY`; NAMES are joined by commas, may hold `*` and `?`, may be negated
-by `!`, or are one hash. A line that cannot be read is passed over. Source: sshd(8), SSH_KNOWN_HOSTS FILE FORMAT.
+by `!`, or are one hash. A malformed line is skipped. Source: sshd(8), SSH_KNOWN_HOSTS FILE FORMAT.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class KnownLine:
     """As it travels in SSH, its type first."""
 
     def is_for(self, name: str) -> bool:
-        """Whether it speaks of the host known by that name; one negated pattern that fits is enough for a no."""
+        """Return True if the line is for the host known by that name. A negated pattern that fits makes it False."""
         if self.names.startswith(_HASHED):
             return _is_hash_of(self.names, name.lower())
         exact, patterns, negated = _patterns(self.names)
@@ -52,7 +52,7 @@ class KnownLine:
 
     @property
     def is_pattern(self) -> bool:
-        """Whether it may be for other hosts too, and `ssh-keygen -R` leaves it."""
+        """True if the line may be for other hosts too, so that `ssh-keygen -R` leaves it."""
         return any(sign in self.names for sign in "*?!")
 
     def __str__(self) -> str:
@@ -60,21 +60,21 @@ class KnownLine:
 
 
 def fingerprint(key: bytes) -> str:
-    """`ssh-ed25519 SHA256:...`, as ssh shows it."""
+    """Return `ssh-ed25519 SHA256:...`, as ssh shows it."""
     digest = base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
     return f"{type_of(key)} SHA256:{digest}"
 
 
 def type_of(key: bytes) -> str:
-    """The type that a key as it travels in SSH says it has; empty where it says none."""
+    """Return the type named inside a key in its wire format; empty where none is named."""
     length = int.from_bytes(key[:4], "big")
     return key[4 : 4 + length].decode(errors="replace") if len(key) >= 4 + length else ""
 
 
 def fits(pattern: str, name: str) -> bool:
-    """Whether `name` is of that pattern, in which `*` stands for any letters and `?` for one.
+    """Return True if `name` matches the pattern, in which `*` stands for any letters and `?` for one.
 
-    Where letters do not fit, the last star takes one more: at most pattern times name steps, unlike an expression's.
+    After a mismatch the last star takes one more letter: at most pattern times name steps, unlike a regular expression.
     """
     at = place = 0
     after_star, taken = -1, 0
@@ -92,7 +92,7 @@ def fits(pattern: str, name: str) -> bool:
 
 
 def known_lines(host: str, settings: SshSettings, name: str) -> tuple[KnownLine, ...]:
-    """What files and KnownHostsCommand say of the host known by `name`. Raises HostError where one cannot be read."""
+    """Return the lines of files and KnownHostsCommand for the host `name`. Raises HostError where reading fails."""
     found = []
     for file in settings.known_hosts:
         try:
@@ -104,7 +104,7 @@ def known_lines(host: str, settings: SshSettings, name: str) -> tuple[KnownLine,
 
 
 def parsed_key(words: str) -> tuple[str, bytes] | None:
-    """Type and key of `TYPE KEY` and whatever follows; None where it is none."""
+    """Return type and key of `TYPE KEY`, with any text after it; None where it is malformed."""
     key_type, _, rest = words.partition(" ")
     try:
         key = base64.b64decode(rest.split()[0], validate=True)
@@ -114,7 +114,7 @@ def parsed_key(words: str) -> tuple[str, bytes] | None:
 
 
 def _lines_in(file: Path) -> tuple[KnownLine, ...]:
-    """The lines of `file`, parsed once for all hosts, of which there may be hundreds."""
+    """Return the lines of `file`, parsed once for all of perhaps hundreds of hosts."""
     if file == Path(os.devnull):
         return ()
     with _ONE_AT_A_TIME:
@@ -127,16 +127,17 @@ def _lines_in(file: Path) -> tuple[KnownLine, ...]:
 
 @functools.lru_cache(maxsize=16)
 def _parsed(file: Path, _mtime_ns: int, _size_bytes: int) -> tuple[KnownLine, ...]:
-    """Parsed anew when the file has changed."""
+    """Parse the file. Time and size are arguments so that a changed file is parsed anew."""
     text = read_regular(file, MOST_BYTES).decode(errors="replace")
     found = (_parsed_line(file, number, line) for number, line in enumerate(text.split("\n"), 1))
     return tuple(line for line in found if line is not None)
 
 
 def _lines_of_command(host: str, settings: SshSettings, name: str) -> Iterator[KnownLine]:
-    """What KnownHostsCommand prints; ssh goes on without one that is not there, and believes no host where it fails.
+    """Yield the lines that KnownHostsCommand prints; a program that does not exist is skipped, as by ssh.
 
-    Raises HostError where it fails.
+    Raises:
+        HostError: The command fails. ssh trusts no host then either.
     """
     program = Path(*settings.known_hosts_command[:1])
     if not program.is_absolute() or not program.exists():
@@ -154,7 +155,7 @@ def _lines_of_command(host: str, settings: SshSettings, name: str) -> Iterator[K
 
 
 def _parsed_line(file: Path, number: int, line: str) -> KnownLine | None:
-    """None for a comment, a marker that is not known, and what is no line of such a file."""
+    """Parse a line; None for a comment, an unknown marker or a malformed line."""
     words = line.split(maxsplit=1)
     marker = words.pop(0) if words and words[0].startswith("@") else None
     if marker is not None:
@@ -162,14 +163,14 @@ def _parsed_line(file: Path, number: int, line: str) -> KnownLine | None:
     if len(words) < 2 or words[0].startswith("#") or marker not in (None, CERTIFICATE_AUTHORITY, REVOKED):
         return None
     if marker == CERTIFICATE_AUTHORITY and " " in line and f"{marker} " not in line:
-        return None  # ssh takes all before the first space for the marker, and passes over the line
+        return None  # ssh takes all before the first space for the marker, and skips the line
     key = parsed_key(" ".join(words[1].split(maxsplit=2)))
     return None if key is None else KnownLine(file, number, marker, words[0], *key)
 
 
 @functools.lru_cache(maxsize=16384)
 def _patterns(names: str) -> tuple[frozenset[str], tuple[str, ...], tuple[str, ...]]:
-    """Names that are for one host each, patterns, and negated ones: a file of a thousand hosts is asked by each."""
+    """Split names into exact ones, patterns and negated ones. Cached: each of a thousand hosts tests every line."""
     words = names.lower().split(",")
     negated = tuple(each[1:] for each in words if each.startswith("!"))
     wanted = [each for each in words if not each.startswith("!")]
@@ -178,7 +179,7 @@ def _patterns(names: str) -> tuple[frozenset[str], tuple[str, ...], tuple[str, .
 
 
 def _is_hash_of(hashed: str, name: str) -> bool:
-    """Whether `|1|SALT|HASH` stands for that name."""
+    """Return True if `|1|SALT|HASH` is the hash of that name."""
     try:
         salt, digest = (base64.b64decode(part, validate=True) for part in hashed.removeprefix(_HASHED).split("|"))
     except (binascii.Error, ValueError):

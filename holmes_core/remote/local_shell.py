@@ -1,4 +1,4 @@
-"""Commands that a process of this machine runs: in a shell here, for hosts with `transport: local`, or by `srun`."""
+"""Commands run by a process of this machine: in a shell here, for hosts with `transport: local`, or by `srun`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from holmes_core.remote.transport import (
     timed_out,
 )
 
-END_S = 2.0  # for a command to end when it is asked to
+END_S = 2.0  # for a command to end after a signal
 
 
 class LocalConnection(Connection):
-    """This machine, under the name of a host, or the host that the words `before` a command bring it to."""
+    """This machine under the name of a host, or the host that the words `before` a command (`srun ...`) lead to."""
 
     def __init__(self, host: str, before: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> None:
         self._host, self._before, self._environ = host, before, environ
@@ -45,7 +45,7 @@ class LocalConnection(Connection):
         try:
             stdout = read_answer(self._host, partial(_read_until, process.stdout, deadline))
             process.wait(max(0.0, deadline - time.monotonic()))
-        except BaseException as error:  # Ctrl-C reaches it only through us
+        except BaseException as error:  # Ctrl-C reaches the command only through this process
             _end(process)
             if isinstance(error, TimeoutError | subprocess.TimeoutExpired):
                 raise timed_out(self._host, timeout_s) from None
@@ -58,16 +58,16 @@ class LocalConnection(Connection):
         return _LocalStream(self._host, self._spawn(command))
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resource is held open."""
 
     def _spawn(self, command: str) -> subprocess.Popen[bytes]:
-        """The command in a session of its own, so that Ctrl-C here reaches it only through us."""
+        """Start the command in a session of its own, so that Ctrl-C here reaches it only through this process."""
         pipe, words = subprocess.PIPE, [*self._before, "/bin/sh", "-c", command]
         return subprocess.Popen(words, env=self._environ, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
 
 
 def _feed(pipe: IO[bytes], data: bytes) -> None:
-    """Write all of a command's input and close it; a command need not read it."""
+    """Write all of a command's input and close it; the command need not read it."""
     with contextlib.suppress(OSError):
         pipe.write(data)
     with contextlib.suppress(OSError):
@@ -75,7 +75,7 @@ def _feed(pipe: IO[bytes], data: bytes) -> None:
 
 
 def _read_until(pipe: IO[bytes], deadline: float) -> bytes:
-    """The next bytes of a pipe, none at its end. Raises TimeoutError where none come by then."""
+    """Return the next bytes of a pipe, none at its end. Raises TimeoutError where none arrive before the deadline."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
@@ -84,14 +84,14 @@ def _read_until(pipe: IO[bytes], deadline: float) -> bytes:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command and what it started; `srun` ends what runs elsewhere when it is asked to, and not when killed."""
+    """End a command and its children; `srun` ends its remote processes on SIGTERM, not on SIGKILL."""
     assert process.stdout is not None
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         deadline = time.monotonic() + END_S
         with contextlib.suppress(TimeoutError, subprocess.TimeoutExpired):
-            while _read_until(process.stdout, deadline):  # to its end: all that had it open is gone then
+            while _read_until(process.stdout, deadline):  # end of file: all processes that had it open are gone
                 if time.monotonic() > deadline:
                     raise TimeoutError
             process.wait(END_S)
@@ -120,7 +120,7 @@ class _LocalStream(Stream):
             yield from read_lines(self._host, partial(self._stdout.read1, CHUNK_BYTES))  # type: ignore[attr-defined]
         except HostError:
             self.abandon()
-            self._stdout.close()  # the signal of a broken pipe ends what writes on
+            self._stdout.close()  # the signal of a broken pipe ends a process that goes on writing
             raise
 
     def wait(self) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""Files of `RevokedHostKeys`: keys, or a KRL made by `ssh-keygen -k`, that no host is believed by."""
+"""Files of `RevokedHostKeys`: keys, or a KRL made by `ssh-keygen -k`, that prove no host."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from holmes_core.errors import HostError
 from holmes_core.records.regular_file import read_regular
 from holmes_core.remote.known_hosts import MOST_BYTES, parsed_key, type_of
 
-_KRL = b"SSHKRL\n\0"  # how one begins: OpenSSH, PROTOCOL.krl
+_KRL = b"SSHKRL\n\0"  # the first bytes of one: OpenSSH, PROTOCOL.krl
 _ANSWER_S = 30.0
 
 
 def is_revoked(host: str, file: Path, offered: bytes, keys: tuple[bytes, ...]) -> bool:
-    """Whether `file` revokes what a host offers: a key, or a certificate with `keys` its own and its authority's.
+    """Return True if `file` revokes the key or certificate a host offers. `keys`: its own and its authority's.
 
-    As ssh does, believes no host by a file that cannot be read: raises HostError.
+    Raises:
+        HostError: The file cannot be read. ssh trusts no host then either.
     """
     try:
         data = read_regular(file, MOST_BYTES)
@@ -40,7 +41,7 @@ def is_revoked(host: str, file: Path, offered: bytes, keys: tuple[bytes, ...]) -
 
 
 def _is_in_krl(host: str, file: Path, offered: bytes) -> bool:
-    """What `ssh-keygen -Q` says, as OpenSSH alone reads all that a KRL may hold."""
+    """Ask `ssh-keygen -Q`, since only OpenSSH reads all that a KRL may hold."""
     program = shutil.which("ssh-keygen")
     if program is None:
         raise _not_read(host, file, "is a KRL, and there is no `ssh-keygen` here to read it")

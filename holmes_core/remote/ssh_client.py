@@ -38,7 +38,7 @@ MOST_JUMPS = 16
 
 
 class SshConnection(Connection):
-    """One paramiko client; each command is a channel of it."""
+    """One paramiko client; each command is a channel of its transport."""
 
     def __init__(self, host: str, access: Access) -> None:
         self._host = host
@@ -114,7 +114,7 @@ class _SshStream(Stream):
 def _log_in(
     host: str, access: Access, jumps_before: str | None = None, onward: tuple[str, ...] = ()
 ) -> paramiko.SSHClient:
-    """A client that is logged in to `host`, or a HostError that says what to do.
+    """Return a client that is logged in to `host`. Raises HostError with the remedy.
 
     `jumps_before`: hosts of a ProxyJump list to pass before this one, instead of its own proxy.
     `onward`: the hosts that are reached through this one.
@@ -128,7 +128,7 @@ def _log_in(
     if jumps_before:
         settings = replace(settings, proxy_jump=jumps_before, proxy_command=None)
     client = paramiko.SSHClient()
-    client.set_missing_host_key_policy(_ProveHost(host, settings))  # the client has no known keys: all are missing
+    client.set_missing_host_key_policy(_ProveHost(host, settings))  # it has no known keys, so it asks for every host
     try:
         client.connect(
             settings.address,
@@ -148,7 +148,7 @@ def _log_in(
 
 
 class _ProveHost(paramiko.MissingHostKeyPolicy):
-    """Asked after the key exchange, before anything is sent of the user; to return is to believe the host."""
+    """Called after the key exchange, before any user data is sent. Returning means that the host is trusted."""
 
     def __init__(self, host: str, settings: SshSettings) -> None:
         self._host = host
@@ -161,30 +161,31 @@ class _ProveHost(paramiko.MissingHostKeyPolicy):
 
 
 def transport_factory(host: str, settings: SshSettings) -> Callable[..., paramiko.Transport]:
-    """Makes transports that ask for the host keys and certificates by which this host can be proven.
+    """Return a maker of transports that prefer host keys and certificates that can prove this host.
 
-    Raises HostError when a known-hosts file cannot be read.
+    Raises:
+        HostError: A known-hosts file cannot be read.
     """
     algorithms = key_algorithms(host, settings)
 
     class ProvableTransport(paramiko.Transport):
-        preferred_keys = algorithms  # paramiko's own puts certificates last
+        preferred_keys = algorithms  # paramiko's own order puts certificates last
 
     return partial(ProvableTransport, packetizer_class=_BoundedPacketizer)
 
 
 class _BoundedPacketizer(Packetizer):
-    """Takes no more of a host at a time than OpenSSH does, before it has proven who it is as well as after."""
+    """A packetizer that accepts no larger packet or greeting than OpenSSH does, before and after the host is proven."""
 
     _greeting_bytes = 0
 
     def read_all(self, n: int, check_rekey: bool = False) -> bytes:
-        """The next `n` bytes. Raises SSHException where no packet is of that size."""
+        """Return the next `n` bytes. Raises SSHException where no packet may be of that size."""
         if n > MAX_PACKET_BYTES:
             raise paramiko.SSHException(f"it sent a packet of {n} bytes; none has more than {MAX_PACKET_BYTES}")
         return super().read_all(n, check_rekey)
 
-    def _read_timeout(self, timeout: float) -> bytes:  # by which paramiko reads the lines before the first packet
+    def _read_timeout(self, timeout: float) -> bytes:  # paramiko reads the lines before the first packet by this
         data: bytes = super()._read_timeout(timeout)  # type: ignore[misc]
         self._greeting_bytes += len(data)
         if self._greeting_bytes > MAX_PACKET_BYTES:
@@ -195,7 +196,7 @@ class _BoundedPacketizer(Packetizer):
 def open_proxy(
     settings: SshSettings, access: Access, onward: tuple[str, ...]
 ) -> paramiko.ProxyCommand | paramiko.Channel | None:
-    """The socket to the first `onward` by a proxy command or a chain of jump hosts; None for a direct connection."""
+    """Open a socket to the first `onward` by proxy command or jump hosts; None for a direct connection."""
     if settings.proxy_command:
         return paramiko.ProxyCommand(settings.proxy_command)
     if not settings.proxy_jump:
@@ -207,7 +208,7 @@ def open_proxy(
 
 
 def _close(client: paramiko.SSHClient) -> None:
-    """End the connection, and those to the jump hosts it passes."""
+    """End the connection, and the connections to the jump hosts it passes."""
     transport = client.get_transport()
     client.close()
     while transport is not None and isinstance(transport.sock, paramiko.Channel):

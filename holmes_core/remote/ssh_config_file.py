@@ -1,4 +1,4 @@
-"""SSH configurations with what they include, which paramiko's own reading passes over. Source: ssh_config(5)."""
+"""SSH configurations with their included files, which paramiko's own reader skips. Source: ssh_config(5)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ DEEPEST = 16  # as in OpenSSH's readconf.c
 _CRITERIA = {"host", "originalhost", "user", "localuser", "exec"}
 _ALONE = {"all", "canonical", "final"}
 _LINE = re.compile(r'"?(\w+)"?(?:\s*=\s*|\s+)(.+)')
-_COMMANDS = {"proxycommand", "knownhostscommand", "localcommand", "remotecommand"}  # a shell reads all of the line
+_COMMANDS = {"proxycommand", "knownhostscommand", "localcommand", "remotecommand"}  # a shell reads the rest of the line
 _LISTS = {"userknownhostsfile", "globalknownhostsfile", "revokedhostkeys", "certificatefile"}
 _QUOTED = re.compile(r"""["'\\#]""")
 _NOT_PLAIN = re.compile(r"""include|match|proxycommand|%|["'\\]|\S[ \t]+#""", re.IGNORECASE)
-PERCENT = "\ue000"  # in a ProxyCommand, where paramiko would write out what stands behind before it knows it
+PERCENT = "\ue000"  # stands for `%` in a ProxyCommand, which paramiko would expand too early
 
 
 def read_ssh_config(name: str | None, host: str) -> paramiko.SSHConfig:
-    """The SSH configuration `name`, or else the user's and then the system's, for `host`; what is missing is empty.
+    """Read the SSH configuration `name`, or the user's and then the system's, for `host`; a missing file is empty.
 
     In a ProxyCommand `PERCENT` stands for each percent sign.
 
-    Raises HolmesError naming the file, and the line if there is one, that cannot be read.
+    Raises:
+        HolmesError: A file cannot be read or parsed. It names the file, and the line if there is one.
     """
     user_file = Path(name or "~/.ssh/config").expanduser()
     reader = _Reader(Path("~/.ssh").expanduser(), host)
@@ -47,33 +48,33 @@ def read_ssh_config(name: str | None, host: str) -> paramiko.SSHConfig:
 
 
 def not_read(file: Path | str, why: object) -> HolmesError:
-    """The error for a configuration that says nothing that can be used."""
+    """Return the error for a configuration that cannot be used."""
     hint = "correct it, `ssh -G HOST` checks it; or name another by `ssh_config:` in hosts.yaml"
     return HolmesError(f"{file}: not an SSH configuration: {str(why)[:200]}", hint)
 
 
 def written_out(text: str, words: dict[str, str]) -> str:
-    """What ssh makes of its `%` words, those not known here left as they are."""
+    """Expand ssh's `%` words; unknown ones stay as they are."""
     return re.sub("%.", lambda match: words.get(match.group(), match.group()), text)
 
 
 class _Reader:
-    """Writes a file and those it includes as one: an included block counts where the including one does too."""
+    """A reader that merges a file and its includes. An included block applies only where the including block does."""
 
     def __init__(self, base: Path, host: str) -> None:
         self._base = base
-        """Of paths that are relative."""
+        """The folder of relative paths."""
         self._host = host
         self._count = 0
 
     def lines(self, file: Path, outer: str, depth: int) -> Iterator[str]:
-        """The lines of `file`, which counts where the criteria `outer` of a `Match` are met."""
+        """Yield the lines of `file`, which apply where the criteria `outer` of a `Match` are met."""
         self._count += 1
         if depth > DEEPEST or self._count > MOST_FILES:
             raise not_read(file, f"files include one another, more than {DEEPEST} deep or {MOST_FILES} in all")
         text = _text(file)
         if not _NOT_PLAIN.search(text) and not outer:
-            yield from text.split("\n")  # the usual file, of hundreds of hosts
+            yield from text.split("\n")  # the usual file, with hundreds of hosts
             return
         block = outer
         for number, line in enumerate(text.split("\n"), 1):
@@ -91,10 +92,10 @@ class _Reader:
                 hosts = ["originalhost", ",".join(each for each in words if "," not in each) or "!*"]
                 block = _joined(outer, hosts if key == "host" else _criteria(f"{file}:{number}", words))
                 yield f"Host {shlex.join(words)}" if key == "host" and not outer else _header(block)
-            elif key == "hostname":  # paramiko would compare it as it stands, `%h.example`, where `Match host` asks
+            elif key == "hostname":  # `Match host` in paramiko would compare the text itself, `%h.example`
                 yield f'HostName "{written_out(words[0], {"%%": "%", "%h": self._host})}"'
             else:
-                value = shlex.join(words) if key in _LISTS else f'"{" ".join(words)}"'  # paramiko takes these off
+                value = shlex.join(words) if key in _LISTS else f'"{" ".join(words)}"'  # paramiko removes these quotes
                 yield f"{key} {value}"
 
     def _included(self, patterns: Sequence[str]) -> Iterator[Path]:
@@ -104,7 +105,7 @@ class _Reader:
 
 
 def _proxy_command(value: str) -> str:
-    """Of `none` paramiko would forget that it was said, and a later ProxyJump would count."""
+    """Return the line. paramiko drops a bare `none`, and a later ProxyJump would then count."""
     return 'ProxyCommand "none"' if value.lower() == "none" else f"ProxyCommand {value.replace('%', PERCENT)}"
 
 
@@ -118,7 +119,7 @@ def _text(file: Path) -> str:
 
 
 def _words(where: str, value: str) -> list[str]:
-    """The words of a line's value without its comment, as OpenSSH's argv_split finds them; there is at least one."""
+    """Split a line's value into words, without its comment, as OpenSSH's argv_split does; there is at least one."""
     if not _QUOTED.search(value):
         return value.split()
     found, word, quote, at, is_inside = list[str](), list[str](), "", 0, False
@@ -145,7 +146,7 @@ def _words(where: str, value: str) -> list[str]:
 
 
 def _criteria(where: str, line: Sequence[str]) -> list[str]:
-    """The words of a `Match` line, but for `all`; paramiko would take one it does not know for one that is met."""
+    """Return the words of a `Match` line without `all`. Unknown ones are refused: paramiko would take them as met."""
     found: list[str] = []
     words = iter(line)
     for word in words:
@@ -163,7 +164,7 @@ def _criteria(where: str, line: Sequence[str]) -> list[str]:
 
 
 def _joined(outer: str, criteria: list[str]) -> str:
-    """Criteria that are all to be met."""
+    """Join criteria that must all be met."""
     return f"{outer} {shlex.join(criteria)}".strip()
 
 

@@ -1,4 +1,4 @@
-"""Why a login failed: paramiko's exceptions as errors that say what to do."""
+"""The causes of failed logins: paramiko's exceptions as errors with remedies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holmes_core.remote.ssh_settings import SshSettings
 
 @dataclass(frozen=True)
 class _Explanation:
-    """What to say of an exception. `what` and `hint` have holes for the names in `_words`."""
+    """The message for an exception. `what` and `hint` have holes for the names in `_words`."""
 
     exception: type[Exception]
     kind: HostErrorKind
@@ -47,7 +47,7 @@ _EXPLANATIONS = (  # the first that fits counts, so a class comes before its bas
 
 
 def explain_login(host: str, settings: SshSettings, error: Exception) -> HolmesError:
-    """What went wrong at logging in to `host`, in words that say what to do."""
+    """Return the error for a failed login to `host`, with a remedy."""
     if isinstance(error, HolmesError):
         return error
     explanation = _explanation(error)
@@ -56,7 +56,7 @@ def explain_login(host: str, settings: SshSettings, error: Exception) -> HolmesE
 
 
 def explain_session(host: str, error: Exception) -> HostError:
-    """Why a connection that stands gave no session for another command, in words that say what to do.
+    """Return the error for an open connection that gives no further session, with a remedy.
 
     sshd answers "connect failed" (2) for a session beyond its limit. Source: OpenSSH, serverloop.c; RFC 4254, 5.1.
     """
@@ -69,7 +69,7 @@ def explain_session(host: str, error: Exception) -> HostError:
 
 
 def _explanation(error: Exception) -> _Explanation:
-    """paramiko raises a plain SSHException when it has no usable key at all."""
+    """Return the first explanation that fits. paramiko raises a plain SSHException when it has no usable key at all."""
     if type(error) is paramiko.SSHException and "uthentication" in str(error):
         return _REFUSED
     return next(each for each in _EXPLANATIONS if isinstance(error, each.exception))

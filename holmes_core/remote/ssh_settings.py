@@ -1,4 +1,4 @@
-"""Where and as whom to log in to a host: hosts.yaml first, then the SSH configuration, then ssh's own defaults."""
+"""Address, user and keys of an SSH login: from hosts.yaml, then the SSH configuration, then ssh's own defaults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALGORITHMS = (
     "rsa-sha2-512",
     "rsa-sha2-256",
 )
-"""Those of ssh's own that paramiko has, in ssh's order: no SHA-1, no keys on hardware tokens."""
+"""ssh's algorithms that paramiko has, in ssh's order: no SHA-1, no keys on hardware tokens."""
 KNOWN_HOSTS = {
     "user": "~/.ssh/known_hosts ~/.ssh/known_hosts2",
     "global": "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2",
@@ -36,14 +36,14 @@ CERTIFIED = tuple(name + CERTIFICATE for name in ALGORITHMS)
 
 @dataclass(frozen=True)
 class SshSettings:
-    """What ssh needs to log in to one host."""
+    """The settings that ssh needs to log in to one host."""
 
     address: str
     port: int
     user: str
     key_files: tuple[str, ...]
     use_agent: bool
-    """Whether any key of the agent may be tried; else those alone whose public half is beside a key file."""
+    """True if any key of the agent may be tried; else only keys whose public half lies next to a key file."""
     known_hosts: tuple[Path, ...]
     """Files of known host keys; a new key goes to the first."""
     proxy_command: str | None
@@ -52,21 +52,21 @@ class SshSettings:
     key_alias: str | None = None
     """HostKeyAlias: the name in known-hosts files where that is not the address."""
     revoked: tuple[Path, ...] = ()
-    """RevokedHostKeys: files of keys that no host is believed by."""
+    """RevokedHostKeys: files of keys that prove no host."""
     key_algorithms: tuple[str, ...] = (*CERTIFIED, *ALGORITHMS)
-    """HostKeyAlgorithms, those preferred first."""
+    """HostKeyAlgorithms in order of preference."""
     keeps_order: bool = False
-    """Whether HostKeyAlgorithms says in which order; else those by which the host is known come first."""
+    """True if HostKeyAlgorithms fixes the order; else algorithms of the host's known keys come first."""
     authority_algorithms: tuple[str, ...] = ALGORITHMS
-    """CASignatureAlgorithms: how the authority of a host's certificate may have signed it."""
+    """CASignatureAlgorithms: the signatures that the authority of a host's certificate may use."""
     least_rsa_bits: int = LEAST_RSA_BITS
     """RequiredRSASize."""
     known_hosts_command: tuple[str, ...] = ()
-    """KnownHostsCommand: prints lines of such files; `%H` in it stands for the name that is looked for."""
+    """KnownHostsCommand, which prints known-hosts lines; `%H` in it stands for the name that is looked up."""
     certificate_files: tuple[str, ...] = ()
-    """CertificateFile: of the user's keys, beside `KEY-cert.pub`."""
+    """CertificateFile: certificates of the user's keys, in addition to `KEY-cert.pub`."""
     checks_address: bool = False
-    """CheckHostIP: whether what is known of the address behind the host's name must not be another key either."""
+    """CheckHostIP: the address behind the host's name must not be known by another key either."""
 
     @property
     def target(self) -> str:
@@ -80,24 +80,24 @@ class SshSettings:
 
     @property
     def address_and_port(self) -> str:
-        """The name by which paramiko looks for the host's key."""
+        """The host's name in known-hosts files without HostKeyAlias."""
         return self.with_port(self.address)
 
     def with_port(self, address: str) -> str:
-        """An address as known-hosts files name it at this port."""
+        """Return an address as known-hosts files name it at this port."""
         return address if self.port == SSH_PORT else f"[{address}]:{self.port}"
 
 
 def ssh_settings(host: str, access: Access) -> SshSettings:
-    """The settings of `host`. Raises HolmesError naming the SSH configuration that cannot be read."""
+    """Return the settings of `host`. Raises HolmesError naming the SSH configuration that cannot be read."""
     name = access.address or host
     file = access.ssh_config or "~/.ssh/config"
-    check_login(host, name, access.user)  # before `Match exec` sees them
+    check_login(host, name, access.user)  # before `Match exec` gets them
     try:
         found = read_ssh_config(access.ssh_config, name).lookup(name)
     except HolmesError:
         raise
-    except Exception as error:  # paramiko's: of a number that is none, a key that is missing, a command that failed
+    except Exception as error:  # paramiko's own errors: a malformed number, a missing key, a failed command
         why = f"what it says of {name} cannot be used: {type(error).__name__}: {error}"
         raise not_read(file, why) from None
     address, port = found["hostname"], access.port or _number(file, found, "port", SSH_PORT)
@@ -131,7 +131,7 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
 
 
 def check_login(host: str, address: str, user: str | None) -> None:
-    """Raises HolmesError where `ssh` would take that address, or that user, of `host` for none."""
+    """Raise HolmesError where `ssh` would not take the address or the user of `host` as one."""
     try:
         checked_ssh_host(address)
         checked_ssh_user(user or "")
@@ -148,13 +148,13 @@ def _number(file: str, found: dict[str, str], key: str, usual: int) -> int:
 
 
 def _paths(value: str, words: dict[str, str]) -> tuple[Path, ...]:
-    """The files that a value names; `none` for no file."""
+    """Return the files that a value names; `none` is no file."""
     found = (written_out(each, words) for each in shlex.split(value))
     return tuple(Path(each).expanduser() for each in found if each.lower() != "none")
 
 
 def _command(file: str, value: str, words: dict[str, str]) -> tuple[str, ...]:
-    """The words of a command. It is told of no key, as it is asked before one is offered."""
+    """Return the words of a command. Words about a key have no value, as the command runs before a key is offered."""
     if value.lower() == "none":
         return ()
     words = {**words, "%I": "HOSTNAME", "%K": "NONE", "%f": "NONE", "%t": "NONE"}
@@ -165,7 +165,7 @@ def _command(file: str, value: str, words: dict[str, str]) -> tuple[str, ...]:
 
 
 def _assembled(words: str, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """The algorithms that a list of ssh's chooses of the `usual` ones: `+` adds, `-` takes away, `^` puts first."""
+    """Apply ssh's list of algorithms to the `usual` ones: `+` adds, `-` takes away, `^` puts first."""
     patterns = words.lstrip("+-^").split(",")
     named = tuple(dict.fromkeys(each for pattern in patterns for each in usual if fnmatchcase(each, pattern)))
     if words.startswith("+"):
@@ -176,19 +176,19 @@ def _assembled(words: str, usual: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _is_yes(found: dict[str, str], key: str) -> bool:
-    """In either of ssh's words for it, however they are written."""
+    """Return True if the value is `yes` or `true` in any case."""
     return found.get(key, "no").lower() in ("yes", "true")
 
 
 def _proxy(found: dict[str, str], key: str) -> str | None:
-    """Of ProxyCommand and ProxyJump the one that is said first counts, but for `ProxyJump none`."""
+    """Return the value of ProxyCommand or ProxyJump, whichever comes first; `ProxyJump none` does not count."""
     said = {each: value for each, value in found.items() if each in ("proxycommand", "proxyjump")}
     first = next((each for each, value in said.items() if (each, value.lower()) != ("proxyjump", "none")), None)
     return said[key] if key == first and said[key].lower() != "none" else None
 
 
 def last_jump(settings: SshSettings, access: Access) -> tuple[str, Access, str]:
-    """The last host of the ProxyJump list, how to log in to it, and the list of those before it."""
+    """Return the last host of the ProxyJump list, the access to it, and the list of the hosts before it."""
     before, _, last = (settings.proxy_jump or "").rpartition(",")
     user, _, address = last.strip().removeprefix("ssh://").rpartition("@")
     name, port = name_and_port(address)
@@ -197,6 +197,6 @@ def last_jump(settings: SshSettings, access: Access) -> tuple[str, Access, str]:
 
 
 def name_and_port(address: str) -> tuple[str, int | None]:
-    """Host and port of `host`, `host:port`, `[2001:db8::1]:port` and `2001:db8::1`."""
+    """Return host and port of `host`, `host:port`, `[2001:db8::1]:port` or `2001:db8::1`."""
     match = re.fullmatch(r"\[?((?<=\[)[^\]]+|[^:\]]+)\]?:(\d+)", address)
     return (match.group(1), int(match.group(2))) if match else (address.strip("[]"), None)

@@ -1,4 +1,4 @@
-"""Running commands on a host, by SSH or in a local shell: the interface both have, and the reading of output."""
+"""Commands on a host, by SSH or in a local shell: their common interface, and the reading of output."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from holmes_core.records.regular_file import MIB
 
 CHUNK_BYTES = 65536
 MAX_ANSWER_BYTES = 64 * MIB
-MAX_LINE_BYTES = 16 * MIB  # the longest of an agent's is a rank's line of 2 MiB with an escape of six for each byte
+MAX_LINE_BYTES = 16 * MIB  # an agent's longest line: a rank's 2 MiB with six bytes of escape for each
 KEPT_STDERR_BYTES = MIB
-MAX_SHOWN = 300  # characters of a line that a message shows
+MAX_SHOWN = 300  # characters of a line in a message
 
 Read = Callable[[], bytes]
-"""The next bytes of an output, as soon as there are any; none at its end."""
+"""Returns the next bytes of an output as soon as there are any; none at its end."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Completed:
 
 
 class Stream(Protocol):
-    """A running command. Closing its input is the sign that nobody listens any more."""
+    """A running command. Closing its input signals that the controller has stopped listening."""
 
     def send(self, data: bytes) -> None:
         """Write to the command's standard input. Raises OSError if it is gone."""
@@ -39,30 +39,30 @@ class Stream(Protocol):
         """Close the command's standard input; harmless when already closed."""
 
     def lines(self) -> Iterator[str]:
-        """Lines of standard output until it ends. Raises HostError where one is too long, and ends the command."""
+        """Yield lines of standard output to its end. Raises HostError where one is too long, and ends the command."""
 
     def wait(self) -> tuple[int, str]:
-        """Exit code (negative: signal, None known: 255) and the last of the standard error, after the output ended."""
+        """Return exit code (negative: signal, unknown: 255) and the last of standard error, after the output ended."""
 
     def abandon(self) -> None:
         """Drop the connection to the command; its input closes."""
 
 
 class Connection(Protocol):
-    """A host that is logged in to."""
+    """A host with an open login."""
 
     def run(self, command: str, stdin: bytes, timeout_s: float) -> Completed:
-        """Run a shell command to its end. Raises HostError when it takes longer than `timeout_s` or says too much."""
+        """Run a shell command to its end. Raises HostError when it exceeds `timeout_s` or prints too much."""
 
     def open(self, command: str) -> Stream:
-        """Start a shell command and keep talking to it."""
+        """Start a shell command that stays connected to its caller."""
 
     def close(self) -> None:
         """End the connection."""
 
 
 class BackgroundReader:
-    """Reads one output of a command in a thread, so that the command never waits for it. Keeps the last MiB."""
+    """A thread that reads one output of a command, so that the command never blocks on it. Keeps the last MiB."""
 
     def __init__(self, read: Read) -> None:
         self._data = bytearray()
@@ -76,13 +76,13 @@ class BackgroundReader:
                 del self._data[:-KEPT_STDERR_BYTES]
 
     def text(self) -> str:
-        """The end of the output, once it ended; of what came so far where it does not end within 5 s."""
+        """Return the end of the output once it ended, or of the part so far where it does not end within 5 s."""
         self._thread.join(timeout=5.0)
         return self._data[-KEPT_STDERR_BYTES:].decode(errors="replace")
 
 
 def read_answer(host: str, read: Read) -> bytes:
-    """All of an output. Raises HostError naming the host where it is longer than an answer may be."""
+    """Read all of an output. Raises HostError naming the host where it is longer than an answer may be."""
     data = bytearray()
     while chunk := read():
         data += chunk
@@ -92,9 +92,10 @@ def read_answer(host: str, read: Read) -> bytes:
 
 
 def read_lines(host: str, read: Read) -> Iterator[str]:
-    """Lines of an output until it ends or breaks off; a last line without a newline counts.
+    """Yield lines of an output until it ends or breaks off; a last line without a newline counts.
 
-    Raises HostError naming the host where a line is longer than any may be.
+    Raises:
+        HostError: A line is longer than allowed. It names the host.
     """
     rest = bytearray()
     while chunk := _read_or_end(read):
@@ -111,7 +112,7 @@ def read_lines(host: str, read: Read) -> Iterator[str]:
 
 
 def last_lines(said: bytes | str, most: int) -> list[str]:
-    """The last lines of an output that hold something, each cut, for a message."""
+    """Return the last non-empty lines of an output, each cut, for a message."""
     text = said if isinstance(said, str) else said.decode(errors="replace")
     return [line.strip()[:MAX_SHOWN] for line in text.splitlines() if line.strip()][-most:]
 
@@ -129,6 +130,6 @@ def _too_much(host: str, what: str) -> HostError:
 
 
 def timed_out(host: str, timeout_s: float) -> HostError:
-    """The error for a command that took longer than it may."""
+    """Return the error for a command that took longer than allowed."""
     hint = "see what hangs there: log in and look at its load and at file systems that do not answer; then try again"
     return HostError(host, "timed out", f"no answer within {timeout_s:g} s", hint)

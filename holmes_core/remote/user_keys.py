@@ -1,4 +1,4 @@
-"""The keys a user logs in by, as ssh tries them: each with its certificates first, then alone; then the agent's."""
+"""The keys a user logs in by, in ssh's order: each with its certificates first, then alone; then the agent's."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _CLASSES = (paramiko.RSAKey, paramiko.ECDSAKey, paramiko.Ed25519Key)
 
 
 class UserKeys:
-    """Tries the user's keys one after the other at a host that has been proven."""
+    """A login that tries the user's keys one after the other, at a host that has been proven."""
 
     def __init__(self, settings: SshSettings) -> None:
         self._settings = settings
         self._fault: Exception | None = None
-        """What stood in the way of a key, for who is refused in the end."""
+        """The last error with a key, for the message of a final refusal."""
 
     def authenticate(self, transport: paramiko.Transport) -> None:
-        """Logs in. Raises what was said to the last key, or why it was not tried."""
+        """Log in. Raises the server's answer to the last key, or the reason why that was not tried."""
         for key in self._keys():
             try:
                 more = transport.auth_publickey(self._settings.user, key)
@@ -43,7 +43,7 @@ class UserKeys:
             key = self._read_key(file)
             if key is not None:
                 for certificate in _certificates(file, settings):
-                    with contextlib.suppress(ValueError):  # one for another type of key
+                    with contextlib.suppress(ValueError):  # it is for another type of key
                         key.load_certificate(str(certificate))
                         yield key
                 key.public_blob = None
@@ -57,7 +57,7 @@ class UserKeys:
                     yield held
 
     def _read_key(self, file: Path) -> paramiko.PKey | None:
-        """None where it cannot be read, which ssh passes over too."""
+        """Read a private key; None where it cannot be read, as ssh skips it too."""
         if not file.is_file():
             return None
         for key_class in _CLASSES:
@@ -67,7 +67,7 @@ class UserKeys:
                 self._fault = error
                 return None
             except (paramiko.SSHException, OSError, ValueError, IndexError):
-                continue  # one of another class
+                continue  # a key of another class
         self._fault = paramiko.AuthenticationException(f"{file} holds no private key that is read here")
         return None
 

@@ -1,1 +1,1 @@
-"""Slurm: steps of its job as the way to hosts, and what it says of job and nodes."""
+"""Slurm: job steps as the transport to hosts, and Slurm's state of job and nodes."""

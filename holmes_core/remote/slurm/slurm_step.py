@@ -1,7 +1,7 @@
 """Commands as steps of the Slurm job this process runs in, for hosts with `transport: slurm`.
 
-Slurm ends what a step started, however it daemonised, when the step's `srun` goes: an agent lives as long as its
-controller, which therefore runs inside the job. Source: Slurm 22.05, srun(1); seen on Slurm 22.05.8.
+When a step's `srun` ends, Slurm ends all of its processes, even daemons. An agent thus lives as long as its controller,
+which therefore runs inside the job. Source: Slurm 22.05, srun(1); seen on Slurm 22.05.8.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from holmes_core.remote.transport import last_lines
 
 ANSWER_S = 60.0  # a node that boots or drains takes its time
 GPUS = "SLURM_GPUS_ON_NODE"  # of the node where the batch script runs
-# What the job asked for each of its tasks would divide the node among tasks that a step here does not have.
+# The job's options per task would divide the node among tasks that a step here does not have.
 OF_A_TASK = ("SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_GPUS_PER_TASK")
 
 
 def slurm_name(host: str, access: Access) -> str:
-    """Slurm's name of the host."""
+    """Return Slurm's name of the host."""
     return access.address or host
 
 
 def connect_by_slurm(host: str, access: Access, environ: Mapping[str, str] = os.environ) -> LocalConnection:
-    """A way to run commands on `host`, one of the job's nodes; `address` is Slurm's name for it where that differs.
+    """Return a connection to `host`, one of the job's nodes; `address` is Slurm's name for it where that differs.
 
-    Raises HostError where it is no node of the job, there is no job, or Slurm starts no step on it.
+    Raises:
+        HostError: There is no job, the host is not one of its nodes, or Slurm starts no step on it.
     """
     node = slurm_name(host, access)
     try:
@@ -46,18 +47,18 @@ def connect_by_slurm(host: str, access: Access, environ: Mapping[str, str] = os.
 
 
 def step_words(node: str, component: int | None, gpus: str | None) -> tuple[str, ...]:
-    """The words before a command that start it on `node` with all the job has there, beside other steps."""
+    """Return the words before a command that start it on `node` with all the job's resources, next to other steps."""
     words = ["srun", "--quiet", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--unbuffered"]
     words += ["--chdir=/", "--export=ALL", "--cpu-bind=none", "--mem=0"]
     if component is not None:
         words.append(f"--het-group={component}")
-    elif gpus is not None:  # in an exclusive job a step has none of the GPUs unless it asks
+    elif gpus is not None:  # in an exclusive job a step has no GPUs unless it asks
         words += [f"--gpus-per-node={gpus}", "--gpu-bind=none"]
     return tuple(words)
 
 
 def _try(host: str, connection: LocalConnection) -> None:
-    """Raises HostError where no step starts."""
+    """Raise HostError where no step starts."""
     try:
         done = connection.run("exit 0", b"", ANSWER_S)
     except FileNotFoundError:

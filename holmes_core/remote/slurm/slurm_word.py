@@ -1,4 +1,4 @@
-"""What Slurm says of the job this process runs in, and of its nodes: asked once something in it has ended.
+"""Slurm's state of the job this process runs in, and of its nodes: queried once a part of it has ended.
 
 Source: Slurm 22.05, squeue(1), "JOB STATE CODES", and sinfo(1), "NODE STATE CODES"; seen on Slurm 22.05.8.
 """
@@ -15,9 +15,9 @@ from holmes_core.errors import HostError
 from holmes_core.remote.local_shell import LocalConnection
 
 JOB = "SLURM_JOB_ID"
-ANSWER_S = 5.0  # slurmctld that does not answer is not waited for
+ANSWER_S = 5.0  # for slurmctld, which may not answer at all
 LOOK_AGAIN_S = 0.5
-_COMPLETING = "COMPLETING"  # hides how the job ends, until all its processes have
+_COMPLETING = "COMPLETING"  # hides the job's final state until all its processes have ended
 _UNDER_WAY = {"CONFIGURING", "RESIZING", "RUNNING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"}
 _ENDS: Mapping[str, str] = {
     _COMPLETING: "is being ended",
@@ -33,16 +33,16 @@ _GONE = {"DOWN", "FAIL", "FAILING", "POWERED_DOWN", "POWERING_DOWN", "REBOOT"}
 
 @dataclass(frozen=True)
 class SlurmWord:
-    """`job_end`: how the job ended, in words; None while it is under way. `down`: why a host's node is, by host."""
+    """`job_end`: the job's end as a sentence, None while it runs. `down`: by host, the reason why its node is down."""
 
     job_end: str | None = None
     down: Mapping[str, str] = field(default_factory=dict)
 
 
 def slurm_word(nodes: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> SlurmWord:
-    """What Slurm says of this job and of hosts, given by its names of them. What it does not say in time is left out.
+    """Query Slurm for this job and for hosts, given with its names of them. Answers that come too late are left out.
 
-    It is asked once for the job, again while that is ending, and once for all nodes.
+    One query for the job, repeated while the job is ending, and one for all nodes.
     """
     job = environ.get(JOB)
     if job is None:
@@ -52,7 +52,7 @@ def slurm_word(nodes: Mapping[str, str], environ: Mapping[str, str] = os.environ
 
 
 def _job_end(job: str, environ: Mapping[str, str]) -> str | None:
-    """Of a heterogeneous job, the end of the first component that has ended."""
+    """Return the job's end, of a heterogeneous job that of the first component that has ended."""
     deadline = time.monotonic() + ANSWER_S
     while True:
         states = _answer(("squeue", f"--jobs={job}", "--states=all", "--format=%T"), environ)
@@ -76,7 +76,7 @@ def _down(nodes: Iterable[str], environ: Mapping[str, str]) -> Mapping[str, str]
 
 
 def _answer(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The lines of one of Slurm's commands; none where it fails, takes too long or says too much."""
+    """Return the lines of a Slurm command; none where it fails, takes too long or prints too much."""
     command = shlex.join((words[0], "--noheader", *words[1:]))
     try:
         done = LocalConnection(words[0], environ=environ).run(command, b"", ANSWER_S)
