@@ -284,7 +284,7 @@ SCREENS: dict[str, Callable[[], None]] = {
 def _captured(width: int, colours: ColorSystem | None) -> Iterator[io.StringIO]:
     """Both consoles write into one text, so many columns wide; with colours as on a terminal."""
     written = io.StringIO()
-    before = [(console, console.width, console._color_system) for console in (terminal.out, terminal.err)]
+    before = [(console, console._width, console._color_system) for console in (terminal.out, terminal.err)]
     for console, *_ in before:
         console.file, console.width, console._color_system = written, width, colours
     try:
@@ -292,7 +292,7 @@ def _captured(width: int, colours: ColorSystem | None) -> Iterator[io.StringIO]:
     finally:
         for console, old_width, old_colours in before:
             console.file = None  # type: ignore[assignment]  # whatever standard output is then
-            console.width, console._color_system = old_width, old_colours
+            console._width, console._color_system = old_width, old_colours  # None: the terminal's, or that of COLUMNS
 
 
 def shown(name: str, width: int, colours: ColorSystem | None = None) -> str:
