@@ -11,7 +11,7 @@ from hypothesis import settings
 
 # A few examples after every change; `make test-slow` and `make test-all` choose the full number. A test whose examples
 # are expensive names a number of its own.
-settings.register_profile("full", deadline=None)
+settings.register_profile("full", deadline=None, max_examples=150)
 settings.register_profile("brief", deadline=None, max_examples=10)
 settings.load_profile("brief")
 
