@@ -1,4 +1,6 @@
-"""Carries bytes both ways between pairs of sockets, many pairs in one thread; to other hosts in keyed frames."""
+"""A proxy that carries bytes both ways between pairs of sockets, many pairs in one thread; to other hosts in keyed
+frames.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,21 @@ from holmes_runtime.admission.keyed_frames import MAX_FRAME_BYTES, ChangedOnTheW
 
 
 class Side(NamedTuple):
-    """A socket to carry to and from; `keys` of its frames, None where it leaves this host with none."""
+    """A socket to carry to and from. `keys` of its frames; None for traffic within this host."""
 
     socket: socket.socket
     keys: FrameKeys | None = None
 
 
 class _End:
-    """One socket of a pair; `waiting` is what it has still to take. While there is some, the other is not read."""
+    """One socket of a pair. While `waiting` holds bytes not yet sent to it, the other socket is not read."""
 
     def __init__(self, side: Side) -> None:
         self.socket = side.socket
         self.peer = ""
         self.reader = self.writer = None
         if side.keys is not None:
-            with contextlib.suppress(OSError):  # it has gone again
+            with contextlib.suppress(OSError):  # it has closed again
                 self.peer = str(side.socket.getpeername()[0])
             self.reader, self.writer = FrameReader(side.keys.received), FrameWriter(side.keys.sent)
         self.other = self
@@ -40,9 +42,9 @@ class _End:
 
 
 class Carrier:
-    """Where one socket of a pair ends, the other is ended too: by `close`, as each of the two.
+    """A carrier of many pairs. When one socket of a pair ends, `close` is called for both.
 
-    So is a pair to which frames come that were changed on the way; `changed` is given the address they came from.
+    A pair with a frame that was changed on the way is closed too, after `changed` got the address the frame came from.
     """
 
     def __init__(self, close: Callable[[socket.socket], None], changed: Callable[[str], None]) -> None:
@@ -51,11 +53,11 @@ class Carrier:
         self._lock = Lock()
 
     def start(self) -> None:
-        """From now on pairs are carried, by a thread that ends with the process."""
+        """Start to carry pairs, in a thread that ends with the process."""
         Thread(target=self._carry, daemon=True).start()
 
     def join(self, one: Side, another: Side) -> None:
-        """Carry between these two."""
+        """Carry bytes between these two."""
         ends = _End(one), _End(another)
         ends[0].other, ends[1].other = ends[1], ends[0]
         for end in ends:

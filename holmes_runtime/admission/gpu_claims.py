@@ -1,9 +1,8 @@
-"""Which run has which GPU of this host: names of sockets, which the kernel forgets with the process that holds them.
+"""Claims of runs on this host's GPUs: names of sockets, which the kernel releases with the process that holds them.
 
-`holmes-gpu/UUID` is bound by one process at a time: that is the claim. A second name says which run it is for, in
-/proc/net/unix, which every user of the host reads; any user can bind such a name, so the kernel is asked who has bound
-it. There is no file to own, to leave behind or to find too old; and
-containers on the host's network, as ours are, see the same names. Free of torch.
+The claim: only one process at a time can bind `holmes-gpu/UUID`. A second name has the run, in /proc/net/unix, which
+every user of the host can read. Any user can bind such a name, so the kernel is asked for its owner. No file can be
+left behind or grow stale, and containers on the host's network, as ours are, see the same names. Free of torch.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class GpuClaims:
         self._held: list[socket.socket] = []
 
     def take(self, gpus: Sequence[int], known: Sequence[NodeGpu], run_id: str) -> tuple[GpuClaim, ...]:
-        """Claim GPUs by index for a run; returns the claims of other runs that are in the way.
+        """Claim GPUs by index for a run, and return the conflicting claims of other runs.
 
         `known` are the GPUs that the host lists: the same GPU has another index in another job of Slurm. Several nodes
         of one run may share a machine, and with it a GPU.
@@ -52,12 +51,12 @@ class GpuClaims:
         return tuple(taken)
 
     def let_go(self) -> None:
-        """Give all back."""
+        """Release all claims."""
         while self._held:
             self._held.pop().close()
 
     def _bind(self, name: str) -> bool:
-        """Whether the name was free; it is held then."""
+        """Bind the name and keep it; return False if it was taken."""
         held = socket.socket(socket.AF_UNIX)
         try:
             held.bind(f"\0{name}")
@@ -72,7 +71,7 @@ class GpuClaims:
 
 
 def _holder(wanted: GpuClaim) -> GpuClaim:
-    """The claim of the process that has bound the name of `wanted`, as it says, and its user, as the kernel says."""
+    """Return the claim on the GPU of `wanted`: the run as its process claims, the user as the kernel says."""
     owner = _owner(f"holmes-gpu/{wanted.uuid}")
     if owner is None:
         return wanted._replace(user=NOT_KNOWN, run_id=NOT_KNOWN)
@@ -82,7 +81,7 @@ def _holder(wanted: GpuClaim) -> GpuClaim:
 
 
 def _owner(name: str) -> tuple[int, int] | None:
-    """Process and user id of who has bound `name`; None where that cannot be asked."""
+    """Return process and user id of the owner of `name`; None where the kernel cannot be asked."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.setblocking(False)
         try:
@@ -98,7 +97,7 @@ def _name(claim: GpuClaim) -> str:
 
 
 def _user(uid: int) -> str:
-    """The name of a user; the number where it has none, as in some containers."""
+    """Return the name of a user; the number where it has none, as in some containers."""
     try:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -107,9 +106,9 @@ def _user(uid: int) -> str:
 
 
 def read_claims(sockets: str) -> Iterator[GpuClaim]:
-    """The claims in the text of a host's /proc/net/unix, whose users and runs are as their processes say.
+    """Yield the claims in the text of a host's /proc/net/unix, with users and runs as their processes claim.
 
-    A name stands there once more for each connection that asked who has bound it.
+    A name is listed once more for each connection that asked for its owner.
     """
     names = (found.groups() for line in sockets.splitlines() if (found := _NAME.search(line)) is not None)
     for uuid, index, user, run_id, since_s in dict.fromkeys(names):

@@ -1,8 +1,8 @@
-"""Members of a Gloo group prove to one another who they are. Gloo itself takes whoever connects to it first.
+"""Mutual authentication of a Gloo group's members. Gloo itself accepts any process that connects to it first.
 
-They meet in the store, which only this run's processes reach. Each says there where it listens, and then from which
-addresses it will come; the kernel lets through these alone. When all are connected, nobody gets through any more, and
-each says which connections it holds: every one must be held at both ends.
+Members meet in the store, which only this run's processes reach. Each publishes its listening addresses, then the
+source addresses it will connect from, and the kernel admits these alone. Once all are connected, no further connection
+is admitted, and each member publishes a digest of its connections: every connection must be held at both ends.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from holmes_runtime.config.messages import SocketAddress
 Device = TypeVar("Device")
 TRIES = 10
 _DIGEST_BYTES = 32
-_MAKING = Lock()  # what is made is told by the sockets there are since
+_MAKING = Lock()  # a new device is recognized by its new sockets
 
 
 def closed_device(make: Callable[[], Device]) -> tuple[Device, socket.socket]:
-    """What `make` gives, which listens on one socket, and that socket, which nobody reaches yet.
+    """Return the device from `make`, which listens on one socket, and that socket, which admits no connection yet.
 
-    Between listening and closing it to all, somebody may have come: then that device is thrown away. Threads make
-    theirs one after the other. Raises RuntimeError when somebody comes each time, or no socket listens.
+    If a connection came between listening and closing, the device is thrown away. Threads make theirs one by one.
+
+    Raises:
+        RuntimeError: A connection came each time, or not exactly one socket listens.
     """
     for _ in range(TRIES):
         with ExitStack() as looked_at:
@@ -48,16 +50,16 @@ def closed_device(make: Callable[[], Device]) -> tuple[Device, socket.socket]:
 
 
 def _made(make: Callable[[], Device], looked_at: ExitStack) -> tuple[Device, list[socket.socket]]:
-    """What `make` gives, and the IP sockets that there are since; some may be other threads'."""
+    """Return the device from `make` and the IP sockets opened meanwhile; some may be other threads'."""
     with _MAKING:
         before = own_sockets()
         device = make()
         numbers = {inode: number for inode, number in own_sockets().items() if inode not in before}
     found = []
     for inode, number in numbers.items():
-        with suppress(OSError):  # another thread's, and gone
+        with suppress(OSError):  # another thread's, closed by now
             one = looked_at.enter_context(socket.socket(fileno=os.dup(number)))
-            if os.fstat(one.fileno()).st_ino == inode:  # or its number is another's by now
+            if os.fstat(one.fileno()).st_ino == inode:  # else the number has been reused
                 found.append(one)
     return device, [each for each in found if each.family in (socket.AF_INET, socket.AF_INET6)]
 
@@ -75,7 +77,7 @@ class GroupMembers:
         self._addresses: frozenset[SocketAddress] = frozenset()
 
     def admit(self) -> None:
-        """Let through what comes from the addresses by which the members' hosts reach this one, and nothing else."""
+        """Admit only the addresses from which the members' hosts reach this one."""
         listening = self._exchange_lists("listens", [_address(listener) for listener in self._listeners])
         self._addresses = frozenset(SocketAddress(*each) for each in listening)
         sources = {source for each in self._addresses if (source := _source_to(each)) is not None}
@@ -84,7 +86,7 @@ class GroupMembers:
             admit_only(listener, [SocketAddress(each, ANY_PORT) for each in admitted])
 
     def check(self) -> None:
-        """Let nobody through any more. Raises RuntimeError if a connection of the group is not held at both ends."""
+        """Admit no more connections. Raises RuntimeError if a connection of the group is not held at both ends."""
         for listener in self._listeners:
             admit_only(listener, ())
         mine = [each for each in own_connections() if each.local in self._addresses or each.remote in self._addresses]
@@ -96,11 +98,11 @@ class GroupMembers:
             )
 
     def _exchange_lists(self, what: str, mine: Sequence[Any]) -> list[Any]:
-        """What all members list, one list after the other."""
+        """Return the lists of all members, one after the other."""
         return [each for said in self._exchange(what, json.dumps(mine).encode()) for each in json.loads(said)]
 
     def _exchange(self, what: str, mine: bytes) -> list[bytes]:
-        """What every member says, in order."""
+        """Return the message of every member, in the order of ranks."""
         self._store.set(f"holmes/{what}/{self._rank}", mine)
         keys = [f"holmes/{what}/{rank}" for rank in range(self._size)]
         if self._store.has_extended_api():
@@ -109,7 +111,7 @@ class GroupMembers:
 
 
 def _source_to(where: SocketAddress) -> str | None:
-    """The address of this host that a connection to `where` would come from; None where there is no way."""
+    """Return this host's source address of a connection to `where`; None where no route leads there."""
     with socket.socket(socket.AF_INET6 if ":" in where.address else socket.AF_INET, socket.SOCK_DGRAM) as one:
         try:
             one.connect(where)  # sends nothing
@@ -119,13 +121,13 @@ def _source_to(where: SocketAddress) -> str | None:
 
 
 def _digest(connection: Connection) -> bytes:
-    """The same at both ends."""
+    """Return a digest that is the same at both ends."""
     ends = sorted((connection.local, connection.remote))
     return hashlib.sha256(json.dumps(ends).encode()).digest()
 
 
 def _sum_of(digests: Iterable[bytes]) -> bytes:
-    """Exclusive or: zero when each of them comes twice."""
+    """Return the exclusive or: zero when each digest comes twice."""
     total = 0
     for digest in digests:
         total ^= int.from_bytes(digest, "big")

@@ -1,7 +1,7 @@
-"""Frames of bytes between two gates, with tags by which whoever takes them notices that they were changed on the way.
+"""Frames of bytes between two gates, with tags by which the receiver notices any change on the way.
 
-A frame is a length, a tag of it, the bytes, and a tag of these. A tag is HMAC-SHA256, cut to 16 bytes, and covers the
-frame's number in its direction, so that a frame left out, repeated or swapped is noticed as well.
+A frame is a length, its tag, the bytes, and their tag. A tag is HMAC-SHA256, cut to 16 bytes. It also covers the
+frame's number in its direction, so that a dropped, repeated or swapped frame is noticed too.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ TAG_BYTES = 16
 MAX_FRAME_BYTES = 1 << 18
 _LENGTH = struct.Struct(">I")
 _HEAD_BYTES = _LENGTH.size + TAG_BYTES
-_PLACE = struct.Struct(">Q?")  # number of the frame, and whether it is the tag of its bytes
+_PLACE = struct.Struct(">Q?")  # number of the frame; False for its length, True for its bytes
 
 
 class ChangedOnTheWay(RuntimeError):
-    """What came is not what the other end sent, or not the next that it sent."""
+    """A frame is not the next one that the other end sent."""
 
 
 class FrameKeys(NamedTuple):
@@ -30,12 +30,12 @@ class FrameKeys(NamedTuple):
 
 
 def rank_key(secret: bytes) -> bytes:
-    """Return the key that an attempt's ranks have in common, from which nobody learns the secret."""
+    """Return the key that an attempt's ranks share. It does not reveal the secret."""
     return hmac.digest(secret, b"key of the ranks", hashlib.sha256)
 
 
 def tag_of(key: bytes, *parts: bytes | memoryview) -> bytes:
-    """Return the tag of parts, of which all but the last have a length that both ends know."""
+    """Return the tag of the parts. All but the last must have lengths known to both ends."""
     hashed = hmac.new(key, digestmod=hashlib.sha256)
     for part in parts:
         hashed.update(part)
@@ -43,7 +43,7 @@ def tag_of(key: bytes, *parts: bytes | memoryview) -> bytes:
 
 
 class FrameWriter:
-    """Makes frames of what goes in one direction."""
+    """A maker of the frames of one direction."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._number = key, 0
@@ -59,7 +59,7 @@ class FrameWriter:
 
 
 class FrameReader:
-    """Takes the frames of one direction apart."""
+    """A reader of the frames of one direction."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._number = key, 0
@@ -67,7 +67,7 @@ class FrameReader:
         self._length: int | None = None
 
     def take(self, came: bytes) -> bytes:
-        """Return the bytes of the frames that are whole now. Raises ChangedOnTheWay, before any of a changed one."""
+        """Return the bytes of all complete frames. Raises ChangedOnTheWay before any byte of a changed frame."""
         self._came += came
         whole = bytearray()
         while len(self._came) >= (_HEAD_BYTES if self._length is None else self._length + TAG_BYTES):

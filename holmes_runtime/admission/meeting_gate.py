@@ -1,7 +1,7 @@
-"""Where the ranks of a node reach the meeting of islands: a port of the loopback whose lines go to the controller.
+"""The gate to the rendezvous of islands: a loopback port on each node whose lines go to the controller.
 
-It takes processes of its own user alone. From here on the lines are the agent's messages and the controller's commands,
-so they travel the way that is there already, and the controller need not be reachable from any host.
+It accepts only processes of its own user. The lines travel as messages of the agent and commands of the controller, so
+they use the existing connection, and no host needs a route to the controller.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SEND_S = 5
 
 
 class MeetingGate:
-    """One node's gate. `report` takes what is for the controller, from any thread."""
+    """One node's gate. `report` passes lines to the controller, and is called from any thread."""
 
     def __init__(self, report: Callable[[ToMeeting], None]) -> None:
-        """Takes connections, by threads that end with the process. Raises OSError where nothing can listen."""
+        """Start to accept connections, in threads that end with the process. Raises OSError where it cannot listen."""
         self._report = report
         self._listener = listening(GATE_ADDRESS, 0)
         self._connections: dict[int, socket.socket] = {}
@@ -35,11 +35,11 @@ class MeetingGate:
 
     @property
     def port(self) -> int:
-        """Where processes of this node find the meeting, at GATE_ADDRESS."""
+        """The port of the rendezvous for processes of this node, at GATE_ADDRESS."""
         return int(self._listener.getsockname()[1])
 
     def hand_on(self, command: FromMeeting) -> None:
-        """A line to the connection it is for; one that does not take it is ended."""
+        """Send a line to its connection; a connection that does not take it is closed."""
         with self._lock:
             known = self._connections
             every = command.connection == EVERY_CONNECTION
@@ -57,7 +57,7 @@ class MeetingGate:
         for number in count(1):
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # it has gone again, or there are too many
+            except OSError:  # it has closed again, or too many files are open
                 time.sleep(PAUSE_S)
                 continue
             Thread(target=self._hear, args=(number, connection), daemon=True).start()

@@ -17,14 +17,14 @@ PROC = Path("/proc/self")
 TCP_FILES = ("net/tcp", "net/tcp6")
 ESTABLISHED, LISTENS = 1, 10  # include/net/tcp_states.h
 SIOCOUTQNSD = 0x894B  # include/uapi/linux/sockios.h
-# include/uapi/linux/tcp.h: where tcpi_last_data_sent and _recv are, tcpi_min_rtt and tcpi_delivery_rate.
+# include/uapi/linux/tcp.h: offsets of tcpi_last_data_sent and _recv, tcpi_min_rtt and tcpi_delivery_rate.
 TCP_INFO_BYTES, LAST_DATA, ROUND_TRIP, RATE = 168, (44, 52), 148, 160
-JUST_MS = 6  # a queue of 256 KiB leaves a NIC of 400 Mbit/s in as long
+JUST_MS = 6  # a NIC of 400 Mbit/s sends a queue of 256 KiB in that time
 _MAPPED = "::ffff:"
 
 
 class Connection(NamedTuple):
-    """One end of a TCP connection of this host, or a socket that listens for some.
+    """One end of a TCP connection of this host, or a listening socket.
 
     `uid` owns it; `inode` is 0 while no process has accepted it.
     """
@@ -37,8 +37,10 @@ class Connection(NamedTuple):
 
 
 def parse_tcp(text: str) -> list[Connection]:
-    """What is in the text of /proc/net/tcp or tcp6: addresses in hexadecimal, 32-bit words each in the machine's order
-    (Documentation/networking/proc_net_tcp.rst)."""
+    """Parse /proc/net/tcp or tcp6, with hexadecimal addresses of 32-bit words in the machine's byte order.
+
+    Source: Documentation/networking/proc_net_tcp.rst.
+    """
     found = []
     for line in text.splitlines()[1:]:
         columns = line.split()
@@ -55,16 +57,16 @@ def _address(text: str) -> SocketAddress:
 
 
 def all_connections() -> list[Connection]:
-    """Those of this host, or of the network namespace that this process is in; none where the system has no /proc."""
+    """Return the TCP connections of this host or network namespace; none on a system without /proc."""
     texts = [(PROC / name).read_text() for name in TCP_FILES if (PROC / name).exists()]
     return [connection for text in texts for connection in parse_tcp(text)]
 
 
 def own_sockets() -> dict[int, int]:
-    """The descriptor of every socket of this process, by inode."""
+    """Return the descriptor of every socket of this process, by inode."""
     found = {}
     for descriptor in (PROC / "fd").iterdir() if (PROC / "fd").is_dir() else ():
-        with contextlib.suppress(OSError):  # that of the folder itself is closed by now
+        with contextlib.suppress(OSError):  # the folder's own descriptor is closed by now
             target = str(descriptor.readlink())
             if target.startswith("socket:["):
                 found[int(target[len("socket:[") : -1])] = int(descriptor.name)
@@ -72,13 +74,13 @@ def own_sockets() -> dict[int, int]:
 
 
 def own_connections() -> set[Connection]:
-    """The established TCP connections of this process."""
+    """Return the established TCP connections of this process."""
     mine = own_sockets()
     return {each for each in all_connections() if each.state == ESTABLISHED and each.inode in mine}
 
 
 def beside_newer(connections: Iterable[Connection]) -> list[socket.socket]:
-    """Those `connections` of this process that leave from where newer ones of its leave, to be looked at."""
+    """Return duplicates of the process's `connections` whose local address newer connections of it use too."""
     older = set(connections)
     addresses = {each.local.address for each in own_connections() - older}
     sockets = own_sockets()
@@ -87,9 +89,9 @@ def beside_newer(connections: Iterable[Connection]) -> list[socket.socket]:
 
 
 def is_moving(connection: socket.socket) -> bool:
-    """Whether a TCP connection has something to send, or has just sent or received; no where the system says nothing.
+    """Return True if a TCP connection has unsent data, or has just sent or received; False if the system cannot say.
 
-    What has left the socket waits for the interface, and what comes needs answers that pass it.
+    Data that left the socket waits for the interface, and received data needs acknowledgements that pass it.
     """
     with contextlib.suppress(OSError):
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
@@ -99,9 +101,9 @@ def is_moving(connection: socket.socket) -> bool:
 
 
 def bytes_on_way(connection: socket.socket) -> int:
-    """What fills the way of a TCP connection: bytes that arrive within its shortest round trip, at its latest rate.
+    """Return the bytes in flight that fill a TCP connection: its delivery rate times its shortest round trip.
 
-    0 where the system says nothing.
+    0 where the system cannot say.
     """
     with contextlib.suppress(OSError, struct.error):
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)

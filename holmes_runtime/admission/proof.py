@@ -1,8 +1,8 @@
-"""Two sides of a connection show each other that they know a secret, and neither sends it.
+"""Mutual proof of a secret over a connection, without sending it.
 
-Who connects begins, so a stranger that connects hears nothing. Each proof is an HMAC-SHA256 over what both sides have
-drawn for this connection, so one that was overheard proves nothing on another. What both have drawn also makes the keys
-of the frames that follow.
+The connecting side begins, so a stranger that connects receives nothing. Each proof is an HMAC-SHA256 over the nonces
+of both sides, so a proof that was overheard is useless on another connection. The nonces also make the keys of the
+frames that follow.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ DIGEST_BYTES = 32
 
 
 class NotProven(Exception):
-    """The other side does not know the secret, or has gone, or took too long."""
+    """The other side does not know the secret, has closed the connection, or took too long."""
 
 
 def prove(peer: socket.socket, secret: bytes, limit_s: float) -> FrameKeys:
-    """The side that connects. Raises NotProven."""
+    """Prove the secret from the connecting side, and check the other's proof. Raises NotProven."""
     deadline = time.monotonic() + limit_s
     try:
         mine = os.urandom(NONCE_BYTES)
@@ -39,7 +39,7 @@ def prove(peer: socket.socket, secret: bytes, limit_s: float) -> FrameKeys:
 
 
 def demand_proof(peer: socket.socket, secret: bytes, limit_s: float) -> FrameKeys:
-    """The side that listens; sends nothing before the other has shown that it knows the secret. Raises NotProven."""
+    """Check the connecting side's proof, sending nothing before, then prove the secret too. Raises NotProven."""
     deadline = time.monotonic() + limit_s
     try:
         question = _read(peer, NONCE_BYTES + DIGEST_BYTES, deadline)
@@ -64,7 +64,7 @@ def _check(given: bytes, expected: bytes) -> None:
 
 
 def _read(peer: socket.socket, size: int, deadline: float) -> bytes:
-    """So many bytes. Raises OSError if they do not come in time."""
+    """Read exactly `size` bytes. Raises OSError if they do not arrive in time."""
     data = b""
     while len(data) < size:
         peer.settimeout(max(deadline - time.monotonic(), 0.001))

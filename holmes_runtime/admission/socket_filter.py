@@ -1,7 +1,7 @@
-"""Which connections the kernel lets reach a listening socket. All others get no answer, as if nothing listened there.
+"""A kernel filter of the connections to a listening socket. Others get no answer, as if nothing listened there.
 
-A classic BPF program on the socket looks at every packet before TCP does; attaching one needs no privilege, but on
-kernels that were hardened against it. A socket that was accepted keeps the program that the listening one had.
+A classic BPF program on the socket sees every packet before TCP does; attaching one needs no privilege, except on
+hardened kernels. An accepted socket keeps the program that the listening one had.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ _WHOLE_PACKET = 0xFFFFFFFF
 
 
 def admit_only(listener: socket.socket, sources: Iterable[SocketAddress]) -> None:
-    """From now on connections come from `sources` alone, each an address and a port or ANY_PORT.
+    """Admit connections from `sources` alone from now on, each an address and a port or ANY_PORT.
 
-    Thousands of hosts fit where their addresses follow one another, as those of a rack do: a run of them costs three of
-    the kernel's 4,096 instructions. Raises RuntimeError where the kernel refuses, as it does for too many of them.
+    Thousands of hosts fit where their addresses are consecutive, as in a rack: a run of addresses costs three of the
+    kernel's 4,096 instructions.
+
+    Raises:
+        RuntimeError: The kernel refuses the filter, as it does for too many sources.
     """
     sources = list(sources)
     whole = {each.address for each in sources if each.port == ANY_PORT and ":" not in each.address}
@@ -47,7 +50,7 @@ def admit_only(listener: socket.socket, sources: Iterable[SocketAddress]) -> Non
 
 
 def may_filter() -> bool:
-    """Whether this kernel lets this user say who may reach a socket."""
+    """Return True if this kernel lets this user filter the connections to a socket."""
     with socket.socket() as listener:
         try:
             admit_only(listener, [SocketAddress("127.0.0.1", ANY_PORT)])
@@ -57,7 +60,7 @@ def may_filter() -> bool:
 
 
 def _runs(addresses: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """The first and the last of each run of addresses of version 4 that follow one another."""
+    """Yield the first and the last of each run of consecutive IPv4 addresses."""
     first = last = None
     for number in sorted(int.from_bytes(socket.inet_aton(each), "big") for each in addresses):
         if first is not None and last is not None and number > last + 1:
@@ -69,7 +72,7 @@ def _runs(addresses: Iterable[str]) -> Iterator[tuple[int, int]]:
 
 
 def _program_of_runs(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
-    """Instructions as `_program` has them; a source that is in no run falls through."""
+    """Yield instructions as `_program` does; a source in no run falls through."""
     for index, (first, last) in enumerate(runs):
         if index == 0:
             yield _LOAD_WORD, 0, 0, _SOURCE[4]
@@ -82,7 +85,7 @@ def _program_of_runs(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int
 
 
 def _program(sources: Iterable[SocketAddress]) -> Iterator[tuple[int, int, int, int]]:
-    """Instructions as (code, steps to jump if equal, if not, value). A source that is not it falls to the next one."""
+    """Yield instructions (code, steps to jump if equal, if not, value). A mismatch falls to the next source."""
     loaded = None
     for source in sources:
         tests = list(_tests(source))
@@ -96,7 +99,7 @@ def _program(sources: Iterable[SocketAddress]) -> Iterator[tuple[int, int, int, 
 
 
 def _tests(source: SocketAddress) -> Iterator[tuple[int, int, int]]:
-    """How to load a part of a packet's source, where it lies, and what it is to be."""
+    """Yield load instruction, offset and expected value for each part of a packet's source."""
     packed = socket.inet_pton(socket.AF_INET6 if ":" in source.address else socket.AF_INET, source.address)
     for at in range(0, len(packed), 4):
         yield _LOAD_WORD, _SOURCE[len(packed)] + at, int.from_bytes(packed[at : at + 4], "big")

@@ -1,9 +1,9 @@
-"""The way to torchrun's store, which itself asks nobody who he is: through here, or not at all.
+"""The gate to torchrun's store, which has no authentication of its own: no other connection reaches the store.
 
-torchrun and the ranks of a node connect to their agent's gate on the loopback, which takes processes of its own user
-alone. The gates of other nodes connect to that of the first, show that they know the run's secret, and only then is
-anything carried, in frames that nobody else can make or change unnoticed. The store listens on the loopback of the
-first node, and the kernel lets through to it what comes from the sockets that the gate holds.
+torchrun and the ranks of a node connect to their agent's gate on the loopback, which accepts only processes of its own
+user. Other nodes' gates connect to the first node's and prove the run's secret before anything is carried, in frames
+that an outsider can neither make nor change unnoticed. The store listens on the first node's loopback, where the kernel
+admits only the sockets that the gate holds.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ STORE_ADDRESS = "127.0.0.1"
 GATE_ADDRESS = "127.0.0.2"  # all of 127.0.0.0/8 is the loopback; torch's store looks for itself under one port
 CONNECT_S = 5.0
 PROOF_S = 10.0
-FIRST_NODE_S = 300.0  # another node may be told to go that much earlier than the first
+FIRST_NODE_S = 300.0  # another node may be started that much earlier than the first
 AT_ONCE = 256
-LAST_ADMITTED = 32  # whose first packets may still be on their way
+LAST_ADMITTED = 32  # their first packets may still be on their way
 MOST_FILES = 1 << 16
 PORTS_TRIED = 100
 _BACKLOG = 1024
 
 
 class StoreDoor:
-    """The socket that the store listens on, and the only way to connect to it."""
+    """The socket that the store listens on, and the only access to it."""
 
     def __init__(self) -> None:
         self.listener = _bound(STORE_ADDRESS, 0)
@@ -47,11 +47,11 @@ class StoreDoor:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that the store listens on."""
         return int(self.listener.getsockname()[1])
 
     def connect(self) -> socket.socket:
-        """A connection from a port that nobody else can have while it is open. Raises OSError."""
+        """Connect from a port that no other process can have while it is open. Raises OSError."""
         connection = _bound(STORE_ADDRESS, 0)
         with self._lock:
             self._admitted.append(connection)
@@ -67,7 +67,7 @@ class StoreDoor:
         return connection
 
     def close(self, connection: socket.socket) -> None:
-        """Close it, and let nobody through from its port."""
+        """Close the connection, and admit its port no longer."""
         with self._lock:
             if connection in self._admitted:
                 self._admitted.remove(connection)
@@ -79,9 +79,9 @@ class StoreDoor:
 
 
 class StoreGate:
-    """One node's gate. `entrance` is the socket on which the first node's hears the others, None on those.
+    """One node's gate. `entrance` is the first node's socket for other nodes' gates, None on those nodes.
 
-    `fault` says that what came from another node was changed on the way, once it was.
+    `fault` is set once data from another node was changed on the way.
     """
 
     def __init__(
@@ -100,16 +100,16 @@ class StoreGate:
 
     @property
     def port(self) -> int:
-        """Where processes of this node find the store, at GATE_ADDRESS."""
+        """The port of the store for processes of this node, at GATE_ADDRESS."""
         return int(self._listener.getsockname()[1])
 
     @property
     def store_descriptor(self) -> int | None:
-        """That of the socket for the store to listen on; None but on the first node."""
+        """The descriptor of the socket for the store to listen on; None except on the first node."""
         return self._door.listener.fileno() if self._door else None
 
     def open(self) -> None:
-        """From now on connections are carried, by threads that end with the process."""
+        """Start to carry connections, in threads that end with the process."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most if 0 <= most < MOST_FILES else MOST_FILES, most))
         self._carrier.start()
@@ -118,13 +118,13 @@ class StoreGate:
             Thread(target=self._take, args=(self._entrance, self._see_proof), daemon=True).start()
 
     def _take(self, listener: socket.socket, see: Callable[[socket.socket], FrameKeys | None]) -> None:
-        """Take whoever connects, and let through those at whom `see` raises nothing."""
+        """Accept connections, and carry those for which `see` raises nothing."""
         listener.settimeout(None)
         while True:
             self._free.acquire()
             try:
                 connection, _ = listener.accept()
-            except OSError:  # it has gone again, or there are too many
+            except OSError:  # it has closed again, or too many files are open
                 self._free.release()
                 time.sleep(0.1)
                 continue
@@ -146,7 +146,7 @@ class StoreGate:
         return demand_proof(connection, self._secret, PROOF_S)
 
     def _to_first_node(self) -> Side:
-        """A proven connection to the first node's gate, which thousands of ranks come to at once. Raises OSError."""
+        """Return a proven connection to the first node's gate, where thousands may queue at once. Raises OSError."""
         deadline = time.monotonic() + FIRST_NODE_S
         while True:
             try:
@@ -163,14 +163,14 @@ class StoreGate:
 
 
 def see_user(connection: socket.socket) -> None:
-    """Raises NotProven for a process of another user."""
+    """Raise NotProven if the connection is from a process of another user."""
     ends = SocketAddress(*connection.getpeername()), SocketAddress(*connection.getsockname())
     if not any((each.local, each.remote) == ends and each.uid == os.getuid() for each in all_connections()):
         raise NotProven("it is another user's")
 
 
 def _open_both() -> tuple[StoreDoor, socket.socket]:
-    """The store's door, and the socket of the gate under the same port. Raises OSError when no port is free twice."""
+    """Return the store's door and the gate's socket, on the same port. Raises OSError when no port is free on both."""
     for tries_left in range(PORTS_TRIED, 0, -1):
         door = StoreDoor()
         try:
@@ -193,7 +193,7 @@ def _bound(address: str, port: int) -> socket.socket:
 
 
 def listening(address: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises OSError."""
+    """Return a socket that listens there. Raises OSError."""
     listener = _bound(address, port)
     listener.listen(_BACKLOG)
     return listener

@@ -1,8 +1,8 @@
-"""The encrypted way between the nodes of a run: a WireGuard interface on each, with keys of this run alone.
+"""The encrypted tunnel between the nodes of a run: a WireGuard interface on each, with keys of this run alone.
 
-The private key is made here, goes from one tool's output to another's input, and is kept by the kernel or wireguard-go
-alone. What is made is recorded in a file of this host, which the agent holds locked while it lives. Whoever finds it
-unlocked takes down what it names: the agent's relay, `end_agent`, the next run. wireguard-go ends with its interface.
+The private key is made here, piped from one tool to another, and kept only by the kernel or wireguard-go. The interface
+is recorded in a file of this host that the agent holds locked while it lives. The agent's relay, `end_agent` and the
+next run each remove the recorded interface when they find the file unlocked. wireguard-go ends with its interface.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from holmes_runtime.config.node_config import NodeConfig, TunnelConfig, TunnelEn
 LOCK_TIMEOUT_S = 3.0
 DRAIN_S = 1.0
 POLL_S = 0.02
-UNSENT = (ESTABLISHED, 4, 9, 11)  # FIN_WAIT1, LAST_ACK and CLOSING of net/tcp_states.h: the peer lacks something yet
+UNSENT = (ESTABLISHED, 4, 9, 11)  # FIN_WAIT1, LAST_ACK and CLOSING of net/tcp_states.h: the peer lacks data still
 
 
 class Tunnel:
-    """This node's end for as long as its agent lives. `folder` is the node's own."""
+    """This node's end of the tunnel, for the life of its agent. `folder` is the node's own."""
 
     def __init__(self, config: NodeConfig, tunnel: TunnelConfig, folder: Path) -> None:
         self._interface, self._endpoints = tunnel.interface, tunnel.endpoints
@@ -44,7 +44,7 @@ class Tunnel:
         self._record: int | None = None
 
     def open(self) -> TunnelEnd | TunnelFault:
-        """Make the interface, with a key and a port of its own, that knows nobody yet; or why it cannot be made."""
+        """Make the interface, with its own key and port and no peers yet. Return the fault where it cannot be made."""
         try:
             return self._open()
         except TunnelRefused as refused:
@@ -65,7 +65,7 @@ class Tunnel:
         try:
             make_interface(self._interface)
         except TunnelRefused:
-            os.ftruncate(self._record, 0)  # one of that name, if there is any by now, is somebody else's
+            os.ftruncate(self._record, 0)  # an interface of that name, if there is one by now, is not ours
             raise
         index = interfaces().get(self._interface)
         if index is None:
@@ -75,7 +75,7 @@ class Tunnel:
         return TunnelEnd(*set_up(self._interface, f"{address}/{prefix}"))
 
     def meet(self, ends: Sequence[TunnelEnd]) -> TunnelFault | None:
-        """Take `ends`, by node rank, for the peers, each alone with its own address; why that failed, if it did."""
+        """Set `ends`, by node rank, as the peers, each with its own address only. Return the fault if that fails."""
         try:
             peers = [
                 Peer(end.public_key, self._endpoints[rank], end.port, self._addresses[rank])
@@ -90,19 +90,19 @@ class Tunnel:
         return None
 
     def let_go(self) -> None:
-        """Leave it to whoever cleans up after this agent."""
+        """Release the lock; the interface is left for the relay, `end_agent` or the next run to remove."""
         if self._record is not None:
             os.close(self._record)
             self._record = None
 
 
 def take_down(folder: Path) -> bool:
-    """Remove the tunnel that an agent, now ended, has made for `folder`; whether none is left."""
+    """Remove the tunnel that an agent, now ended, has made for `folder`. Return True if none is left."""
     file = _record_file(folder)
     if not file.exists():
         return True
     record = _locked(file, 0.0)
-    if record is None:  # of an agent that lives
+    if record is None:  # its agent lives
         return False
     try:
         recorded = _read(record)
@@ -117,12 +117,12 @@ def take_down(folder: Path) -> bool:
 
 
 def _record_file(folder: Path) -> Path:
-    """A file of this host, wherever homes lie: it is two folders above those of runs."""
+    """Return the record's path, one per host even where homes are shared: two folders above all runs' folders."""
     return folder.parents[2] / f"tunnel-{socket.gethostname()}.json"
 
 
 def _locked(file: Path, limit_s: float) -> int | None:
-    """A descriptor of the file that is locked as long as it is open; None if another's is."""
+    """Return a descriptor of the file that holds its lock while open; None if another process holds the lock."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + limit_s
     while True:
@@ -138,7 +138,7 @@ def _locked(file: Path, limit_s: float) -> int | None:
 
 
 def _write(record: int, text: str) -> None:
-    """Make `text` all that is in the record, by one call, so that nobody finds half of it."""
+    """Overwrite the record with `text` by one call, so that a reader never finds half of it."""
     os.pwrite(record, text.encode().ljust(os.fstat(record).st_size), 0)
     os.fsync(record)
 
@@ -152,7 +152,7 @@ def _read(record: int) -> dict[str, object] | None:
 
 
 def _remove_recorded(record: int) -> None:
-    """Remove the interface that is recorded, unless another has its name by now. Raises TunnelRefused."""
+    """Remove the recorded interface, unless its name now belongs to another. Raises TunnelRefused."""
     recorded = _read(record)
     if recorded is not None:
         name = str(recorded["interface"])
@@ -163,7 +163,7 @@ def _remove_recorded(record: int) -> None:
 
 
 def _drain(address: str) -> None:
-    """Wait, not for long, until peers have got what processes that ended have sent from `address`."""
+    """Wait up to DRAIN_S until peers have received all that ended processes sent from `address`."""
     deadline = time.monotonic() + DRAIN_S
     while time.monotonic() < deadline:
         if not any(each.local.address == address and each.state in UNSENT for each in all_connections()):

@@ -1,6 +1,6 @@
-"""WireGuard by its tools: `wg`, `ip`, and where the kernel has none wireguard-go, as root or by `sudo -n`.
+"""WireGuard by its tools: `wg`, `ip`, and wireguard-go where the kernel has no WireGuard, as root or by `sudo -n`.
 
-Of the standard library alone and for Python >= 3.7: a probe sends this file to hosts on which nothing is installed.
+Standard library only and for Python >= 3.7: a probe sends this file to hosts on which nothing is installed.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 FIRST_PORT = 51820  # WireGuard's own
 PORTS_TRIED = 100
-HEADERS_BYTES = 80  # of the way's MTU, as `wg-quick` leaves for IPv6, UDP and WireGuard
+HEADERS_BYTES = 80  # of the MTU to the peer, as `wg-quick` leaves for IPv6, UDP and WireGuard
 TOOL_TIMEOUT_S = 20.0
 IP_MTU = 14  # linux/in.h
-TOOL_FOLDERS = "/usr/local/sbin:/usr/sbin:/sbin"  # where others than root do not look
+TOOL_FOLDERS = "/usr/local/sbin:/usr/sbin:/sbin"  # not in the PATH of users other than root
 PACKAGES = {"wg": "wireguard-tools", "ip": "iproute2 (iproute on RHEL)", "wireguard-go": "wireguard-go"}
 
 
 class TunnelRefused(Exception):
-    """There can be no tunnel: why, and the remedy."""
+    """The reason why no tunnel can be made, and the remedy."""
 
     def __init__(self, evidence: str, remedy: str) -> None:
         super().__init__(evidence)
@@ -31,7 +31,7 @@ class TunnelRefused(Exception):
 
 
 class Peer(NamedTuple):
-    """Another end: its public key, the address and UDP port where it takes packets, and its address in the tunnel."""
+    """Another end: its public key, the address and UDP port where it receives, and its address in the tunnel."""
 
     public_key: str
     endpoint: str
@@ -40,7 +40,7 @@ class Peer(NamedTuple):
 
 
 def make_interface(name: str) -> None:
-    """By the kernel where it can, else by wireguard-go, which ends with the interface. Raises TunnelRefused."""
+    """Make an interface by the kernel, or else by wireguard-go, which ends with the interface. Raises TunnelRefused."""
     _tool("wg")
     if _try_as_root("ip", "link", "add", "dev", name, "type", "wireguard") is None:
         return
@@ -51,14 +51,17 @@ def make_interface(name: str) -> None:
 
 
 def remove_interface(name: str) -> None:
-    """And with it wireguard-go, where it made it. Raises TunnelRefused."""
+    """Remove the interface, and with it its wireguard-go if it has one. Raises TunnelRefused."""
     as_root("ip", "link", "delete", "dev", name)
 
 
 def set_up(name: str, address: str) -> tuple[str, int]:
-    """Give the interface a new key, `address` with its prefix and a free port: the public key and the port.
+    """Give the interface a new key, `address` with its prefix and a free port; return the public key and the port.
 
-    The private key goes from one tool's output to another's input. Raises TunnelRefused.
+    The private key is piped from one tool to another.
+
+    Raises:
+        TunnelRefused: A tool fails or is missing.
     """
     private_key = run("wg", "genkey")
     as_root("wg", "set", name, "private-key", "/dev/stdin", given=private_key)
@@ -68,7 +71,7 @@ def set_up(name: str, address: str) -> tuple[str, int]:
 
 
 def meet(name: str, peers: Sequence[Peer]) -> None:
-    """Let the interface take the peers' packets, each from its own address alone. Raises TunnelRefused, OSError."""
+    """Accept the peers' packets on the interface, each from its own address only. Raises TunnelRefused, OSError."""
     if not peers:
         return
     words = []
@@ -81,12 +84,12 @@ def meet(name: str, peers: Sequence[Peer]) -> None:
 
 
 def interfaces() -> dict[str, int]:
-    """The index of every interface, by name."""
+    """Return the index of every interface, by name."""
     return {name: index for index, name in socket.if_nameindex()}
 
 
 def run(*command: str, given: str = "") -> str:
-    """What the tool prints. Raises TunnelRefused with what it said."""
+    """Return the tool's output. Raises TunnelRefused with its error."""
     done = _finished([_tool(command[0]), *command[1:]], given)
     if done.returncode != 0:
         raise TunnelRefused(_said(command, done), "see that it works there by hand")
@@ -94,14 +97,14 @@ def run(*command: str, given: str = "") -> str:
 
 
 def as_root(*command: str, given: str = "") -> None:
-    """Run the tool as root. Raises TunnelRefused with what it said, and how to get the rights if they lack."""
+    """Run the tool as root. Raises TunnelRefused with its error, and the way to get missing rights."""
     refusal = _try_as_root(*command, given=given)
     if refusal is not None:
         raise TunnelRefused(refusal, "see that it works there by hand")
 
 
 def _listen(name: str) -> int:
-    """The first free UDP port from WireGuard's own on, so that a firewall can be opened for it."""
+    """Set and return the first free UDP port from WireGuard's own on, so that a firewall can be opened for it."""
     for port in range(FIRST_PORT, FIRST_PORT + PORTS_TRIED):
         if _try_as_root("wg", "set", name, "listen-port", str(port)) is None:
             return port
@@ -110,7 +113,7 @@ def _listen(name: str) -> int:
 
 
 def _mtu_to(address: str) -> int:
-    """The MTU of the way there, as far as the kernel knows it."""
+    """Return the kernel's MTU of the path to `address`."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         one.connect((address, FIRST_PORT))  # sends nothing
         return one.getsockopt(socket.IPPROTO_IP, IP_MTU)
@@ -121,7 +124,7 @@ def _path() -> str:
 
 
 def _tool(name: str) -> str:
-    """Where the tool is. Raises TunnelRefused with the package that has it."""
+    """Return the path of the tool. Raises TunnelRefused with the package that has it."""
     found = shutil.which(name, path=_path())
     if found is None:
         raise TunnelRefused(f"`{name}` is not installed", f"install the package {PACKAGES[name]}")
@@ -129,7 +132,7 @@ def _tool(name: str) -> str:
 
 
 def _try_as_root(*command: str, given: str = "") -> str | None:
-    """What the tool said when it failed, None if it did not. Raises TunnelRefused where the rights lack."""
+    """Run the tool as root; return its error, None if it succeeds. Raises TunnelRefused where rights are missing."""
     tool = [_tool(command[0]), *command[1:]]
     if os.geteuid() == 0:
         done = _finished(tool, given)
@@ -149,7 +152,7 @@ def _try_as_root(*command: str, given: str = "") -> str | None:
 
 
 def _finished(command: Sequence[str], given: str) -> subprocess.CompletedProcess[str]:
-    """The command, run to its end. Raises TunnelRefused where it has none."""
+    """Run the command to its end. Raises TunnelRefused if that takes longer than TOOL_TIMEOUT_S."""
     environment = {**os.environ, "LC_ALL": "C"}
     try:
         return subprocess.run(
